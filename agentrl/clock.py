@@ -27,7 +27,7 @@ from typing import Any, Self
 import anyio
 from anyio.lowlevel import RunVar
 
-from agentrl.errors import Place
+from agentrl.errors import TrajectoryPlace
 
 BEAT = 0.1
 """Seconds between two beats of the loop; shorter halts than this are not noticed."""
@@ -40,7 +40,7 @@ Tell = Callable[[float, str, str], None]
 
 
 def library(file: str) -> bool:
-    """Whether a source file is Python's own or an installed package's."""
+    """Return true if a source file is Python's own or an installed package's."""
     return file.startswith(_LIBRARIES)
 
 
@@ -66,12 +66,12 @@ class Deadline:
         seconds: float,
         what: str,
         *,
-        place: Place | None = None,
+        place: TrajectoryPlace | None = None,
         work_only: bool = False,
         held: Callable[[], float] = lambda: 0.0,
     ) -> None:
         self.seconds, self.what, self.work_only, self.outer = seconds, what, work_only, _CALL.get()
-        self.place: Place | None = place or (self.outer.place if self.outer else None)
+        self.place: TrajectoryPlace | None = place or (self.outer.place if self.outer else None)
         self._watchdog, self._held = _WATCHDOG.get(), held
         self._blocked, self._seen, self._where = 0.0, 0.0, ""
         self._waits, self._waited = 0, 0.0
@@ -99,12 +99,12 @@ class Deadline:
 
     @property
     def overdue(self) -> bool:
-        """Whether the call was cut off, or has blocked the loop until it was too late."""
+        """True if the call was cut off, or has blocked the loop until it was too late."""
         return self._scope.cancelled_caught or (self._blocked > 0 and self._left < 0)
 
     @property
     def verdict(self) -> str:
-        """What to say of a call that is overdue."""
+        """Description of a call that is overdue."""
         text = f"{self.what} took longer than {self.seconds:g} s"
         return f"{text}: it blocked the event loop at {self._where}; run that in a thread" if self._where else text
 
@@ -162,10 +162,8 @@ def note_turn(turn: int) -> None:
 
 @asynccontextmanager
 async def waiting(place: AbstractAsyncContextManager[Any]) -> AsyncIterator[None]:
-    """Enter `place` (a semaphore, a limiter); for a `work_only` deadline around it the wait does not count.
-
-    A tool that is in demand is not a slow environment. Waits side by side stop the deadline together.
-    """
+    """Enter `place` (a semaphore, a limiter); for a `work_only` deadline around it the wait does not count. A tool that
+    is in demand is not a slow environment. Waits side by side stop the deadline together."""
     call = _CALL.get()
     while call is not None and not call.work_only:
         call = call.outer

@@ -16,7 +16,7 @@ from enum import StrEnum
 
 
 @dataclass(slots=True)
-class Place:
+class TrajectoryPlace:
     """Which trajectory, and the model's turn that it has come to; `sample` is None for a whole group."""
 
     group: int | None
@@ -26,6 +26,15 @@ class Place:
     def __str__(self) -> str:
         parts = (("group", self.group), ("sample", self.sample), ("turn", self.turn))
         return ", ".join(f"{name} {number}" for name, number in parts if number is not None)
+
+
+DISTRIBUTION = "agentrl-sdk"
+"""Name that pip installs this package by; the import name and the command are `agentrl`."""
+
+
+def install(extra: str) -> str:
+    """Return the command that installs one of the package's extras."""
+    return f"pip install '{DISTRIBUTION}[{extra}]'"
 
 
 SECRET = "<secret-not-kept>"
@@ -45,7 +54,7 @@ class AgentRLError(Exception):
         place: the group, sample and turn that it happened in; in front of the message where there is one.
     """
 
-    place: Place | None = None
+    place: TrajectoryPlace | None = None
 
     def __str__(self) -> str:
         said = without_secrets(super().__str__())
@@ -53,7 +62,13 @@ class AgentRLError(Exception):
 
 
 class SettingsError(AgentRLError):
-    """A setting is unknown, of the wrong type, or contradicts another one."""
+    """A setting is unknown, of the wrong type, or contradicts another one.
+
+    Attributes:
+        parts: the problems of a message that lists several.
+    """
+
+    parts: tuple[str, ...] = ()
 
 
 class DataError(AgentRLError):
@@ -128,7 +143,7 @@ _DISK = {
 
 
 class Blame(StrEnum):
-    """Who caused a failed trajectory."""
+    """The part that caused a failed trajectory."""
 
     MODEL = "model"
     """The model's output cannot be used: no answer, broken call, and the like."""

@@ -9,9 +9,7 @@ from pathlib import Path
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
     """A path beside `path` to write to; what is written there takes the place of `path`, durably, when the block ends.
-
-    A block that raises, or writes nothing, leaves the old file. The folder is made where it is missing.
-    """
+    A block that raises, or writes nothing, leaves the old file. The folder is made where it is missing."""
     path.parent.mkdir(parents=True, exist_ok=True)
     draft = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:

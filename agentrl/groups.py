@@ -1,4 +1,4 @@
-"""A group, files of groups, and the contract between whoever plays groups and whoever keeps them."""
+"""A group, files of groups, and the contract between the generating side and the store of groups."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -7,12 +7,20 @@ from typing import NamedTuple, Protocol
 
 import orjson
 
-from agentrl.errors import DataError, SampleError
+from agentrl.errors import AgentRLError, DataError, SampleError
 from agentrl.files import write_atomic
 from agentrl.sample import Sample
 
 Group = list[Sample]
 """The samples of one prompt."""
+
+
+def group_id(group: Group) -> int:
+    """Returns the ledger's number of a group."""
+    index = group[0].group_index
+    if index is None:
+        raise AgentRLError("a group's samples have no group_index; take groups from a data source")
+    return index
 
 
 def read_groups(path: Path) -> list[Group]:
@@ -72,19 +80,23 @@ class Kept(NamedTuple):
 
 
 class GroupStore(Protocol):
-    """Where groups come from and where their fate is recorded, by group id (`Sample.group_index`).
+    """The source of groups and the record of their outcomes, by group id (`Sample.group_index`).
 
     A group's version is the number of rollouts that the weights had been trained on when it was leased.
+
+        for group in store.lease(8, version=0):
+            store.complete(group_id(group), played(group))
+        groups = store.next_batch(8, step=0)
     """
 
     def lease(self, n: int, version: int) -> list[Group]:
         """At most `n` groups of pending samples, to be played under `version`; fewer when the data has ended."""
 
-    def adopt(self, groups: Sequence[Group], version: int) -> list[int]:
+    def insert_external(self, groups: Sequence[Group], version: int) -> list[int]:
         """Groups that no source gave; from here on they are as if leased under `version`. Returns their ids."""
 
-    def complete(self, group_id: int, samples: Sequence[Sample]) -> None:
-        """The group is finished and will be trained on."""
+    def complete(self, group_id: int, samples: Sequence[Sample], data: bytes | None = None) -> None:
+        """The group is finished and will be trained on; `data` is what `codec.encode_group` makes of it."""
 
     def drop(self, group_id: int, reason: str, samples: Sequence[Sample] = ()) -> None:
         """The group is finished and will not be trained on; `samples` are what was played of it, where that is known."""
@@ -93,7 +105,7 @@ class GroupStore(Protocol):
         """The group was started but is not needed any more; it stays to be generated later."""
 
     def kept(self, step: int) -> Kept:
-        """What waits for batch `step` or later ones."""
+        """Return the groups that wait for batch `step` or later ones."""
 
     def expire(self, oldest: int, reason: str, again: bool) -> int:
         """Completed groups of versions before `oldest` are not trained on: made `again`, or dropped.

@@ -5,8 +5,6 @@
 3. B is 0 before the first step, so that the model is at first as it was.
 """
 
-from __future__ import annotations
-
 import json
 import zlib
 from collections.abc import Callable, Collection, Iterator, Mapping
@@ -29,7 +27,7 @@ _UNKNOWN = ("use_dora", "use_rslora", "modules_to_save", "rank_pattern", "alpha_
 
 @dataclass(frozen=True, slots=True)
 class LoraShape:
-    """How large adapters are and where they sit; names are the settings'.
+    """Size and places of adapters; names are the settings'.
 
     Attributes:
         targets: ends of layers' names, or `all-linear`: all but the layer to the vocabulary.
@@ -50,11 +48,7 @@ class LoraShape:
         return {name: found[name] for name in self.chosen(found)}
 
     def chosen(self, layers: Collection[str]) -> list[str]:
-        """Those of a model's linear layers that get an adapter.
-
-        Raises:
-            CheckpointError: a target that no layer has.
-        """
+        """Those of a model's linear layers that get an adapter. Raises CheckpointError: a target that no layer has."""
         if self.targets == (_ALL,):
             return list(layers)
         for target in self.targets:
@@ -69,10 +63,8 @@ def _ends(name: str, target: str) -> bool:
 
 
 def start(layer: str, rank: int, inputs: int, seed: int) -> Tensor:
-    """A layer's A [rank, inputs] before the first step, float32, as torch starts a linear layer's weight.
-
-    It depends on the layer's name and the seed alone: all backends and layouts start alike.
-    """
+    """A layer's A [rank, inputs] before the first step, float32, as torch starts a linear layer's weight. It depends on
+    the layer's name and the seed alone: all backends and layouts start alike."""
     generator = torch.Generator().manual_seed(zlib.crc32(f"{seed} {layer}".encode()))
     return torch.empty(rank, inputs).uniform_(-(inputs**-0.5), inputs**-0.5, generator=generator)
 
@@ -131,11 +123,8 @@ def write_adapter(folder: Path, tensors: Mapping[str, Tensor], shape: LoraShape,
 
 
 def read_adapter(path: Path) -> tuple[LoraShape, dict[str, Tensor]]:
-    """What `write_adapter`, or PEFT, has written.
-
-    Raises:
-        CheckpointError: it is damaged, or not plain LoRA.
-    """
+    """Read an adapter that `write_adapter`, or PEFT, has written. Raises CheckpointError: it is damaged, or not plain
+    LoRA."""
     if not (path / ADAPTER).is_file():
         raise CheckpointError(f"{path}: expected a folder of PEFT's with {ADAPTER}, found none")
     config = {"r": None, "lora_alpha": None, "target_modules": (), **read_json(path / ADAPTER)}

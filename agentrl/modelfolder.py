@@ -66,13 +66,13 @@ def text_config(config: dict[str, Any]) -> dict[str, Any]:
 
 
 def is_float8(config: dict[str, Any]) -> bool:
-    """Whether weights are float8, each block of 128 x 128 with a scale, as DeepSeek publishes."""
+    """Return true if weights are float8, each block of 128 x 128 with a scale, as DeepSeek publishes."""
     said = config.get("quantization_config")
     return isinstance(said, dict) and (said.get("quant_method"), said.get("weight_block_size")) == ("fp8", [128, 128])
 
 
 def stored_tensors(folder: Path) -> Stored:
-    """What one file of safetensors, or shards with an index, hold."""
+    """Open one file of safetensors, or shards with an index."""
     from safetensors import SafetensorError, safe_open
 
     weight_map: dict[str, Any] = {}

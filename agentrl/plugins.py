@@ -1,8 +1,6 @@
-"""Loading a user's object by path: `pkg.mod:Name`, `pkg.mod.Name` or `path/file.py:Name`.
-
-A bare `path/file.py` is accepted where the caller gives the name to look for. Errors say what was looked for,
-where, and what is there instead.
-"""
+"""Loading a user's object by path: `pkg.mod:Name`, `pkg.mod.Name` or `path/file.py:Name`. A bare `path/file.py` is
+accepted where the caller gives the name to look for. Errors say what was looked for, where, and what is there
+instead."""
 
 import difflib
 import hashlib
@@ -13,7 +11,7 @@ import os
 import sys
 import sysconfig
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
@@ -22,23 +20,50 @@ from typing import Any, Protocol
 from agentrl.errors import AgentRLError, PluginError
 
 
-class Foreign(Protocol):
-    """A room that knows another trainer's module names and forms of functions (`agentrl.compat`)."""
+class Compat(Protocol):
+    """All that another trainer's forms add to the core. `agentrl.compat` implements it; an installation may lack it.
+
+    found = compat()
+    hooks = RolloutHooks() if found is None else found.rollout_hooks(args)
+    """
 
     def install(self) -> None:
-        """Let its module names resolve; called before a user's file is loaded."""
+        """Let the trainer's module names resolve; called before a user's file is loaded."""
 
     def adapt(self, found: Any, what: str) -> Any:
-        """`found` as our rooms call it, where it has the other trainer's form; `what` is the setting that named it."""
+        """Returns `found` in our form if it has the other trainer's; `what` is the setting that named it."""
+
+    def is_foreign(self, path: str, flag: str) -> bool:
+        """Returns true if `path` names a function of training in the other trainer's form."""
+
+    def flags(self) -> Any:
+        """Returns the settings of other trainers, a `config.compat_interface.CompatInterface`."""
+
+    def read(self, document: Mapping[str, Any]) -> Any:
+        """Returns what a settings file of another trainer means (`config.files.Said`), or None if it is none."""
+
+    def rollout_hooks(self, args: Any) -> Any:
+        """Returns the `rollout.hooks.RolloutHooks` that a run's args name."""
+
+    def train_hooks(self, args: Any) -> Any:
+        """Returns the `train.hooks.TrainHooks` that a run's args name."""
+
+    def check_hook(self, name: str, path: str | None, settings: Any) -> str:
+        """Call a hook as the run would; returns what was found."""
+
+
+def compat() -> Compat | None:
+    """Returns the compatibility layer, if the installation has it."""
+    found: Compat | None = optional("agentrl.compat:COMPAT")
+    return found
 
 
 def load_object(path: str, *, what: str, default_names: tuple[str, ...] = ()) -> Any:
-    """Load the object that `path` names; one of another trainer's form is made to fit (`Foreign`).
+    """Load the object that `path` names; one of another trainer's form is made to fit (`Compat`).
 
     Args, raises: as of `find_object`.
     """
-    foreign: Foreign | None = optional("agentrl.compat.modules:FOREIGN")
-    if foreign is None:
+    if (foreign := compat()) is None:
         return find_object(path, what=what, default_names=default_names)
     foreign.install()
     return foreign.adapt(find_object(path, what=what, default_names=default_names), what)
@@ -71,10 +96,8 @@ def find_object(path: str, *, what: str, default_names: tuple[str, ...] = ()) ->
 
 
 def optional(path: str) -> Any:
-    """What `pkg.mod:Name` names in a room of ours that an installation may leave out; None where it does.
-
-    Who calls it annotates the result with a protocol, and the room asserts for the type checker that it fulfils it.
-    """
+    """Return what `pkg.mod:Name` names in a package of ours that an installation may lack; None if it does. Who calls
+    it annotates the result with a protocol, and the room asserts for the type checker that it fulfils it."""
     source, _, name = path.partition(":")
     try:
         return getattr(importlib.import_module(source), name)
@@ -160,11 +183,7 @@ def user_code(what: str) -> Iterator[None]:
 
 
 def positional(function: Callable[..., Any]) -> list[inspect.Parameter]:
-    """The parameters that a call may fill by their place.
-
-    Raises:
-        ValueError: Python does not know the signature.
-    """
+    """The parameters that a call may fill by their place. Raises ValueError: Python does not know the signature."""
     parameters = inspect.signature(function).parameters.values()
     return [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
 

@@ -5,11 +5,11 @@
 3. Every error is a `DataError` that names the file, and the line or row; a name that is given twice is one.
 """
 
-from __future__ import annotations
-
+import codecs
 import json
 import os.path
 import re
+import shlex
 from array import array
 from bisect import bisect_right
 from collections.abc import Callable
@@ -24,6 +24,12 @@ from agentrl.errors import DataError
 
 _SLICE = re.compile(r"^(?P<path>.*)@\[(?P<start>-?\d*):(?P<end>-?\d*)\]$")
 _CACHED_ROW_GROUPS = 4
+_ROWS_OF = {
+    ".csv": "csv.DictReader(sys.stdin)",
+    ".tsv": 'csv.DictReader(sys.stdin, delimiter="\\t")',
+    ".json": "json.load(sys.stdin)",
+}
+"""Python's expression for the rows of standard input, by the suffix of a file that can be converted."""
 
 
 class RowFile(Protocol):
@@ -67,7 +73,12 @@ def open_rows(path: str, what: str = "prompt data", parse: Callable[[bytes], Any
         return JsonlFile(file, parse or read_json)
     if file.suffix == ".parquet":
         return ParquetFile(file)
-    raise DataError(f"{what} {file} has suffix {file.suffix!r}; expected .jsonl or .parquet")
+    convert = ""
+    if rows := _ROWS_OF.get(file.suffix):
+        code = f"import csv, json, sys; [print(json.dumps(row)) for row in {rows}]"
+        files = f"< {shlex.quote(str(file))} > {shlex.quote(str(file.with_suffix('.jsonl')))}"
+        convert = f"; convert it: python -c '{code}' {files}"
+    raise DataError(f"{what} {file} has suffix {file.suffix!r}; expected .jsonl or .parquet{convert}")
 
 
 class JsonlFile:
@@ -81,6 +92,10 @@ class JsonlFile:
             self._file = path.open("rb")
         except OSError as error:
             raise DataError(f"{path}: cannot be read: {error.strerror}") from error
+        if self._file.peek(2)[:2] in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE):
+            raise DataError(
+                f"{path} is UTF-16 text; expected UTF-8. Convert it: iconv -f UTF-16 -t UTF-8 {shlex.quote(str(path))} > NEW.jsonl"
+            )
         at = 0
         for line in self._file:
             if line.isspace():
@@ -113,18 +128,13 @@ class JsonlFile:
 
 
 class ParquetFile:
-    """A Parquet file, decoded one row group at a time.
-
-    A shuffled draw touches row groups at random: write files for shuffled use with small row groups (a few thousand
-    rows), or as JSONL.
-    """
+    """A Parquet file, decoded one row group at a time. A shuffled draw touches row groups at random: write files for
+    shuffled use with small row groups (a few thousand rows), or as JSONL."""
 
     def __init__(self, path: Path) -> None:
-        try:
-            import pyarrow as pa
-            import pyarrow.parquet as pq
-        except ImportError as error:
-            raise DataError(f"{path}: reading Parquet needs pyarrow; install it, or convert to .jsonl") from error
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+
         self.path = path
         self._broken = (pa.ArrowException, ArithmeticError, LookupError, OSError, ValueError)
         try:
@@ -159,11 +169,8 @@ class ParquetFile:
 
 
 def read_json(text: bytes | str) -> Any:
-    """A JSON value, whole numbers as they are.
-
-    Raises:
-        ValueError: malformed, an object has one name twice, or it is nested deeper than can be stored.
-    """
+    """A JSON value, whole numbers as they are. Raises ValueError: malformed, an object has one name twice, or it is
+    nested deeper than can be stored."""
     try:
         orjson.dumps([[[orjson.loads(text)]]])  # stricter than `json`: NaN, Unicode, depth (a stored group adds three)
     except TypeError as error:

@@ -5,13 +5,15 @@
 2. One process at a time: the folder is locked before anything is written.
 """
 
+import errno
 import fcntl
 import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import IO
 
 from agentrl.errors import SettingsError
 from agentrl.files import write_atomic
@@ -57,20 +59,13 @@ class RunFolder:
         """
         path = _absolute(output_dir) / BELOW[command]
         checkpoints = _absolute(save) if save else path / "checkpoints"
-        if command == "train" and save:
-            _make_place(checkpoints)
         try:
             (path / "logs").mkdir(parents=True, exist_ok=True)
             lock = (path / ".lock").open("ab")
         except OSError as error:
             raise _unwritable(path, error) from error
         with lock:
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError as error:
-                raise SettingsError(
-                    f"--output-dir {path} is in use by another agentrl process; wait for it or choose another folder"
-                ) from error
+            _lock(lock, path)
             folder = cls(path, checkpoints, _absolute(load) if load else checkpoints)
             try:
                 folder._write(SETTINGS, settings)
@@ -90,7 +85,7 @@ class RunFolder:
         self._write("exported.json", json.dumps(_identity(checkpoint)))
 
     def has_model_of(self, checkpoint: Path) -> bool:
-        """Whether `model` is there and is the export of this checkpoint. When in doubt, no: it can be written again."""
+        """Return true if `model` is certainly the export of this checkpoint; false costs no more than a new export."""
         try:
             same = json.loads((self.path / "exported.json").read_text()) == _identity(checkpoint)
         except (OSError, json.JSONDecodeError):
@@ -137,15 +132,40 @@ def _identity(checkpoint: Path) -> dict[str, object]:
 
 
 def _unwritable(path: Path, error: OSError, flag: str = "--output-dir") -> SettingsError:
-    return SettingsError(f"{flag} {path} cannot be written: {error.strerror}; choose another folder")
+    why = f"{path.parent} takes no new folder" if error.errno == errno.ENOENT else error.strerror
+    return SettingsError(
+        f"{flag} {path} cannot be {'made' if error.errno == errno.ENOENT else 'written'}: {why}; choose another folder"
+    )
 
 
-def _make_place(folder: Path) -> None:
-    """Make the folder of `--save` and write into it once: the first checkpoint may be hours away."""
-    probe = folder / f".probe.{os.getpid()}"
+def check_writable(flag: str, path: str | Path) -> None:
+    """Refuse a folder that cannot be made and written. A folder that was not there is taken away again.
+
+    Raises:
+        SettingsError: names the flag and the reason; also if another process has locked the folder.
+    """
+    folder = _absolute(str(path))
+    made, probe = list[Path](), folder / f".probe.{os.getpid()}"
     try:
+        made = [one for one in (folder, *folder.parents) if not one.exists()]
         folder.mkdir(parents=True, exist_ok=True)
         probe.touch()
         probe.unlink()
+        if (lock := folder / ".lock").is_file():
+            with lock.open("ab") as file:
+                _lock(file, folder)
     except OSError as error:
-        raise _unwritable(folder, error, "--save") from error
+        raise _unwritable(made[-1] if made else folder, error, flag) from error
+    finally:
+        with suppress(OSError):
+            for one in made:
+                one.rmdir()
+
+
+def _lock(file: IO[bytes], folder: Path) -> None:
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        raise SettingsError(
+            f"--output-dir {folder} is in use by another agentrl process; wait for it or choose another folder"
+        ) from error

@@ -39,6 +39,12 @@ if TYPE_CHECKING:
 VersionSpan = tuple[str, int, int]
 """(weight version, start, end): which of an answer's tokens a version sampled."""
 
+
+def version_number(label: str | None) -> int | None:
+    """Returns the number of a weight version; None if an engine's label is no number."""
+    return int(label) if label is not None and label.isdecimal() else None
+
+
 Message = dict[str, Any]
 """One chat message: `role`, `content`, and where they apply `reasoning_content`, `tool_calls`, `tool_call_id`, `name`."""
 
@@ -64,7 +70,7 @@ _COMPACT = {
 
 
 class Status(Enum):
-    """How far a sample came."""
+    """State of a sample: still generating, or the way in which it ended."""
 
     PENDING = "pending"
     """Not yet generated."""
@@ -78,8 +84,18 @@ class Status(Enum):
     """It broke; `metadata["failure"]` says how and who is to blame."""
 
 
+STOPS: Mapping[str, Status] = {
+    "done": Status.COMPLETED,
+    "max_turns": Status.TRUNCATED,
+    "length": Status.TRUNCATED,
+    "context": Status.TRUNCATED,
+    "aborted": Status.ABORTED,
+}
+"""The stop reasons of the agent loop and their status. An environment's own word means `COMPLETED`."""
+
+
 class Origin(StrEnum):
-    """Who wrote a segment of the response."""
+    """Author of a segment of the response."""
 
     MODEL = "model"
     """Sampled by the model: loss mask 1."""
@@ -136,7 +152,7 @@ class Sample:
         reward: a finite number, or a dict of them (`--reward-key` picks one).
         loss_mask: 1 where the token trains, one entry a response token.
         rollout_log_probs: natural-log probability of each response token at sampling time, 0.0 where masked.
-        teacher_log_probs: natural-log probability of each response token under a teacher; None as long as nobody asked.
+        teacher_log_probs: natural-log probability of each response token under a teacher; None unless asked for.
         weight_versions: the weight versions that wrote the sample, in order of first use.
         rollout_top_p_token_ids, rollout_top_p_token_offsets: the kept sets of truncated sampling and their n + 1
             bounds, empty for tokens without one; None if none has.
@@ -145,6 +161,7 @@ class Sample:
         remove_sample: keep the sample for statistics but give it no loss.
         non_generation_time: seconds spent in tools and environment.
         segments: who wrote which part of the response; empty if user code set `tokens` itself.
+        stop_reason: why it ended: a key of `STOPS`, or the environment's own word. `status` says how far it came.
     """
 
     group_index: int | None = None
@@ -175,6 +192,7 @@ class Sample:
     non_generation_time: float = 0.0
     spec_info: SpecInfo = field(default_factory=SpecInfo)
     segments: list[Segment] = field(default_factory=list)
+    stop_reason: str = ""
 
     Status = Status
     SpecInfo = SpecInfo
@@ -195,8 +213,12 @@ class Sample:
 
     @property
     def finished(self) -> bool:
-        """Whether it holds a whole response: it ended by itself or was cut off."""
+        """True if it holds a whole response: it ended by itself or was cut off."""
         return self.status in (Status.COMPLETED, Status.TRUNCATED) and self.response_length > 0
+
+    def stop(self, reason: str) -> None:
+        """Set why the sample ended, and the status that follows."""
+        self.stop_reason, self.status = reason, STOPS.get(reason, Status.COMPLETED)
 
     def set_prompt_tokens(self, ids: Sequence[int]) -> None:
         """Start (or restart) the sample from prompt token ids; any response is dropped."""
@@ -226,7 +248,7 @@ class Sample:
             text: the decoded text, appended to `response`.
             turn: the model turn they belong to, from 1.
             kept: the kept set of each of them, where sampling was truncated; `log_probs` are those among it.
-            routed: rows of `rollout_routed_experts` behind those that there are, at most up to the last but one of `ids`.
+            routed: rows of `rollout_routed_experts` to append, at most up to the last but one of `ids`.
 
         Raises:
             SampleError: `ids`, `log_probs` and `kept` differ in length, a log-prob is not a finite number, the spans do not

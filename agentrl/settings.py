@@ -1,13 +1,8 @@
 """The base of every settings model.
 
-1. A room owns its settings: `agentrl/<room>/settings.py` holds one frozen `Settings` subclass.
-2. Field names are the flags' names (`rollout_batch_size` is `--rollout-batch-size`), unique over all rooms,
-   and where slime has a name for it, slime's.
-3. Every field has a one-sentence `Field(description=...)`: it is the flag's help text.
-4. Secrets (`api_key` and the like among options passed on, passwords in URLs) are never printed nor written: what shows
-   a value shows `shown(value)`.
-5. A value is one that can be computed with and written down: no number is NaN or infinite or, if whole, beyond 64 bits; no
-   text holds half a surrogate pair.
+`agentrl/<package>/settings.py` holds one frozen `Settings` subclass. Field names are flag names, unique over all
+packages, and slime's names if slime has them. Each field's description is its flag's help. `shown(value)` hides
+secrets. Numbers are finite and whole numbers fit into 64 bits; text holds no lone surrogates.
 """
 
 import re
@@ -34,7 +29,7 @@ def shown(value: Any, key: object = "") -> Any:
 
 
 def flag_of(name: str) -> str:
-    """What a setting is called on the command line."""
+    """Return a setting's name on the command line."""
     return "--" + name.replace("_", "-")
 
 

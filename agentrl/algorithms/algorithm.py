@@ -1,12 +1,8 @@
-"""`Algorithm`: what a learning algorithm reads, the advantages that it gives, and its loss a token.
+"""`Algorithm`: the contract of a learning algorithm, bound to a run's settings.
 
-1. One class and one file an algorithm; an object of it is bound to a run's settings. `registry.algorithm_of` alone
-   knows names: everyone else asks the object, so that no trainer has an `if` for an algorithm.
-2. `advantages` sees the whole rollout at once: groups of any size, fan-out and global statistics need no
-   communication. It gives masked tokens a value too, and they weigh 0 later.
-3. `token_loss` maps the tokens of a microbatch to one loss each, and statistics, detached; `value_loss` those of a
-   critic. Nothing is reduced: `token_weights` says what a token counts in its step, so that a step's loss is
-   `(loss * weights).sum()` in every layout.
+1. `advantages` sees the whole rollout, so groups and global statistics need no communication.
+2. `token_loss` and `value_loss` map a microbatch's tokens to one loss each; nothing is reduced. `token_weights` gives
+   the weight of a token in its step, so a step's loss is `(loss * weights).sum()` in every layout.
 """
 
 from __future__ import annotations
@@ -22,6 +18,7 @@ from agentrl.algorithms.own import is_own, own_weights
 
 if TYPE_CHECKING:
     from agentrl.algorithms.fields import AlgorithmFields
+
 
 WEIGHTS = frozenset(
     {"calculate_per_token_loss", "loss_denominator", "loss_max_length", "custom_pg_loss_reducer_function_path"}
@@ -83,15 +80,15 @@ class Algorithm(ABC):
     def token_weights(self, inputs: WeightInputs) -> Tensor:
         """What each token [N] counts in its step's loss, 0 where it does not train.
 
-        By default `ops.weights.token_weights`, or the function of `custom_pg_loss_reducer_function_path`.
+        By default `ops.corrections.token_weights`, or the function of `custom_pg_loss_reducer_function_path`.
         """
         settings = self.settings
         if is_own(settings.custom_pg_loss_reducer_function_path, REDUCER):
             return own_weights(inputs, settings)
-        return ops.weights.token_weights(
+        return ops.corrections.token_weights(
             inputs.loss_mask,
             inputs.lengths,
-            inputs.rollout_ids,
+            inputs.trajectory_ids,
             per_token=settings.calculate_per_token_loss,
             denominator=settings.loss_denominator,
             max_length=settings.loss_max_length,
@@ -122,3 +119,25 @@ class Algorithm(ABC):
             for name, field in type(self.settings).model_fields.items()
             if name not in chosen and (value := getattr(self.settings, name)) != field.default
         ]
+
+
+class SFT(Algorithm):
+    """-log p a token; the statistic `nll` is the same number, detached."""
+
+    name = "sft_loss"
+    takes = frozenset()
+    supervised = True
+    needs_rewards = False
+
+    def unused_settings(self) -> list[str]:
+        given = self.settings.advantage_estimator
+        why = f"advantage_estimator {given} has no effect with sft_loss, which estimates no advantages; leave it out"
+        return super().unused_settings() + ([why] if given != "grpo" else [])
+
+    def advantages(self, inputs: AdvantageInputs) -> Tensor:
+        """1 a token, with which the policy gradient would be this one."""
+        return inputs.loss_mask.new_ones(inputs.loss_mask.shape)
+
+    def token_loss(self, view: TokenView) -> TokenLoss:
+        loss = -view.log_probs
+        return TokenLoss(loss, {"nll": loss.detach()})

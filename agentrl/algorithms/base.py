@@ -12,6 +12,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any, Literal
 
+from typing_extensions import deprecated
+
 from agentrl.errors import TrainError
 
 if TYPE_CHECKING:
@@ -29,15 +31,21 @@ class WeightInputs:
 
     Attributes:
         group_ids: [S] int; samples of one prompt share it.
-        rollout_ids: [S] int, unique over groups; samples that one trajectory fanned out into share it.
+        trajectory_ids: [S] int, unique over groups; samples that one trajectory fanned out into share it.
         lengths: [S] int, response tokens of each sample; sums to N.
         loss_mask: [N], 1 where the token trains.
     """
 
     group_ids: Tensor
-    rollout_ids: Tensor
+    trajectory_ids: Tensor
     lengths: Tensor
     loss_mask: Tensor
+
+    @property
+    @deprecated("rollout_ids is now trajectory_ids")
+    def rollout_ids(self) -> Tensor:
+        """Former name of `trajectory_ids`."""
+        return self.trajectory_ids
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,7 +60,7 @@ class AdvantageInputs(WeightInputs):
         turns: [N] int, the turn of each token, from 1; 0 where unknown.
         step_rewards: [N] float64, what each turn earned on the turn's last model token: the whole of a sample's reward.
             None if no step gave one.
-        states: [N] int, what the model was shown right before the token's turn; equal within a group where it was shown
+        observation_ids: [N] int, what the model was shown right before the token's turn; equal within a group where it was shown
             the same, -1 where unknown.
     """
 
@@ -65,7 +73,13 @@ class AdvantageInputs(WeightInputs):
     tokens: Tensor | None = None
     turns: Tensor | None = None
     step_rewards: Tensor | None = None
-    states: Tensor | None = None
+    observation_ids: Tensor | None = None
+
+    @property
+    @deprecated("states is now observation_ids")
+    def states(self) -> Tensor | None:
+        """Former name of `observation_ids`."""
+        return self.observation_ids
 
 
 @dataclass(frozen=True, slots=True)

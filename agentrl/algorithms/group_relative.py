@@ -1,11 +1,11 @@
 """What estimators share that compare a trajectory with the others of its prompt: whole, or turn by turn."""
 
-from __future__ import annotations
-
+import math
 from abc import abstractmethod
+from dataclasses import replace
 
 from agentrl.algorithms import ops
-from agentrl.algorithms.base import AdvantageInputs, Tensor
+from agentrl.algorithms.base import AdvantageInputs, Tensor, TokenLoss, TokenView
 from agentrl.algorithms.policy import PolicyGradient
 
 
@@ -27,7 +27,7 @@ class GroupRelative(PolicyGradient):
     takes = PolicyGradient.takes | {"turn_credit"}
 
     @abstractmethod
-    def compare(self, rewards: Tensor, group_ids: Tensor, rollout_ids: Tensor) -> Tensor:
+    def compare(self, rewards: Tensor, group_ids: Tensor, trajectory_ids: Tensor) -> Tensor:
         """Rewards [K] relative to their group, float64; 0 where they are NaN.
 
         Those that share a rollout id are one member of their group.
@@ -48,7 +48,7 @@ class GroupRelative(PolicyGradient):
         if settings.turn_credit == "returns":
             return self._of_turns(inputs)
         rewards = ops.returns.sample_rewards(inputs, settings.kl_coef)
-        whole = self.compare(rewards, inputs.group_ids, inputs.rollout_ids).repeat_interleave(inputs.lengths)
+        whole = self.compare(rewards, inputs.group_ids, inputs.trajectory_ids).repeat_interleave(inputs.lengths)
         if settings.turn_credit == "gigpo":
             whole = whole + settings.turn_credit_weight * self._of_turns(inputs)
         return whole
@@ -57,3 +57,89 @@ class GroupRelative(PolicyGradient):
         turns = ops.turns.Turns.of(inputs, self.settings.kl_coef)
         peers = turns.by_number if self.settings.turn_credit == "returns" else turns.by_state
         return self.compare(*peers(turns.returns(self.settings.gamma), inputs))[turns.of_token]
+
+
+class GRPO(GroupRelative):
+    """Group-relative advantages; without `turn_credit` the same for all tokens of a sample.
+
+    A = (reward - mean) / (std + 1e-6) over the sample's group; without `grpo_std_normalization` only the mean is
+    subtracted (Dr. GRPO, arXiv:2503.20783); without `rewards_normalization` the reward is used as it is. The reward is
+    that of the environment less `kl_coef` times the sample's KL.
+    """
+
+    name = "grpo"
+    takes = GroupRelative.takes | {"rewards_normalization", "grpo_std_normalization"}
+
+    @property
+    def compares_within_group(self) -> bool:
+        return self.settings.rewards_normalization
+
+    @property
+    def taken(self) -> frozenset[str]:
+        return super().taken - (set() if self.settings.rewards_normalization else {"grpo_std_normalization"})
+
+    def compare(self, rewards: Tensor, group_ids: Tensor, trajectory_ids: Tensor) -> Tensor:
+        if self.settings.rewards_normalization:
+            divide = self.settings.grpo_std_normalization
+            rewards = ops.normalization.group_normalize(rewards, group_ids, trajectory_ids, divide_by_std=divide)
+        return rewards.nan_to_num(nan=0.0)
+
+
+class GSPO(GRPO):
+    """GRPO's advantages; the ratio is exp of the mean of log-prob - old log-prob over a sample's trained tokens.
+
+    A trajectory that fanned out has a ratio for each of its samples. The paper clips at 3e-4 from below and 4e-4 from
+    above, since a mean moves far less than a token.
+    """
+
+    name = "gspo"
+    takes = GRPO.takes - {"turn_credit"}
+
+    def surrogate(self, view: TokenView) -> TokenLoss:
+        log_ratio = view.mean_over_sample(view.log_probs - view.old_log_probs)
+        old = log_ratio.new_zeros(log_ratio.shape)
+        return super().surrogate(replace(view, log_probs=log_ratio, old_log_probs=old))
+
+
+class CISPO(GRPO):
+    """GRPO's advantages; every token keeps a gradient, weighed by its clipped ratio.
+
+    The paper has no bound from below (`eps_clip` of 1 or more) and tunes `eps_clip_high`.
+    """
+
+    name = "cispo"
+    takes = GRPO.takes - {"eps_clip_c"}
+    highest_eps_clip = math.inf
+
+    def surrogate(self, view: TokenView) -> TokenLoss:
+        low, high = self.settings.eps_clip, self.settings.eps_clip_high
+        clips = {"eps_clip": low, "eps_clip_high": low if high is None else high}
+        return ops.clipping.clipped_weight_loss(view.log_probs, view.old_log_probs, view.advantages, **clips)
+
+
+class RLOO(GroupRelative):
+    """The baseline does not contain the sample itself, so the gradient has no bias; the same for all its tokens.
+
+    The reward is the environment's less `kl_coef` times the sample's KL. The paper's loss is REINFORCE, which the
+    clipped ratio is as long as it is 1.
+    """
+
+    name = "rloo"
+
+    def compare(self, rewards: Tensor, group_ids: Tensor, trajectory_ids: Tensor) -> Tensor:
+        return ops.normalization.group_normalize(
+            rewards, group_ids, trajectory_ids, divide_by_std=False, leave_one_out=True
+        )
+
+
+class ReinforcePlusPlusBaseline(GroupRelative):
+    """A sample's reward less its group's mean, the same for all its tokens, whitened over the rollout's trained tokens.
+
+    The reward is the environment's less `kl_coef` times the sample's KL. (slime subtracts the token's own KL instead.)
+    """
+
+    name = "reinforce_plus_plus_baseline"
+    whitened = True
+
+    def compare(self, rewards: Tensor, group_ids: Tensor, trajectory_ids: Tensor) -> Tensor:
+        return ops.normalization.group_normalize(rewards, group_ids, trajectory_ids, divide_by_std=False)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from agentrl.algorithms.base import Tensor, TokenLoss, TokenView, WeightInputs
 from agentrl.errors import PluginError, SettingsError
-from agentrl.plugins import load_object, optional
+from agentrl.plugins import compat, load_object
 
 if TYPE_CHECKING:
     from agentrl.algorithms.fields import AlgorithmFields
@@ -42,8 +42,8 @@ def is_own(path: str | None, flag: str) -> bool:
     """Whether there is a path, and of no function in another trainer's form: `train.hooks` call those."""
     if not path:
         return False
-    foreign: Callable[[str, str], bool] | None = optional("agentrl.compat.train_hooks:FOREIGN")
-    return foreign is None or not foreign(path, flag)
+    foreign = compat()
+    return foreign is None or not foreign.is_foreign(path, flag)
 
 
 def check_functions(settings: AlgorithmFields) -> None:

@@ -1,9 +1,5 @@
-"""`PolicyGradient`: the clipped policy gradient with KL and entropy terms, which most algorithms share.
-
-A subclass gives `advantages`, and its own `surrogate` where the policy term is another one.
-"""
-
-from __future__ import annotations
+"""`PolicyGradient`: the clipped policy gradient with KL and entropy terms, which most algorithms share. A subclass
+gives `advantages`, and its own `surrogate` where the policy term is another one."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -16,6 +12,7 @@ from agentrl.algorithms.own import own_loss
 
 if TYPE_CHECKING:
     from agentrl.algorithms.fields import AlgorithmFields
+
 
 CORRECTIONS = frozenset(
     {"use_tis", "tis_clip", "tis_clip_low", "tis_level", "tis_mode", "custom_tis_function_path"}
@@ -117,3 +114,55 @@ class Estimated(PolicyGradient):
 
     def unused_settings(self) -> list[str]:
         return []
+
+
+class PPO(PolicyGradient):
+    """GAE over the steps of a sample, with `gamma` and `lambd`; token rewards and steps are those of `ops.returns`."""
+
+    name = "ppo"
+    takes = PolicyGradient.takes | {"gamma", "lambd", "value_clip"}
+
+    @property
+    def reads(self) -> frozenset[Computed]:
+        return super().reads | {"values"}
+
+    def advantages(self, inputs: AdvantageInputs) -> Tensor:
+        settings, values = self.settings, need(inputs.values, "values", self.name)
+        rewards = ops.returns.token_rewards(inputs, settings.kl_coef)
+        return ops.returns.generalized_advantages(rewards, values, inputs, settings.gamma, settings.lambd)
+
+
+class ReinforcePlusPlus(PolicyGradient):
+    """Discounted returns of token rewards (`ops.returns`), whitened over the rollout's trained tokens.
+
+    One sample a prompt is enough.
+    """
+
+    name = "reinforce_plus_plus"
+    takes = PolicyGradient.takes | {"gamma"}
+    whitened = True
+
+    def advantages(self, inputs: AdvantageInputs) -> Tensor:
+        settings = self.settings
+        return ops.returns.discounted_returns(
+            ops.returns.token_rewards(inputs, settings.kl_coef), inputs, settings.gamma
+        )
+
+
+class OnPolicyDistillation(PolicyGradient):
+    """A_t = -opd_kl_coef * (log p_student - log p_teacher), see `ops.kl`: no rewards, no groups.
+
+    slime's form of it is grpo under use_opd with rewards of 0.
+    """
+
+    name = "on_policy_distillation"
+    takes = PolicyGradient.takes - {"kl_coef", "overlong_buffer_len", "overlong_penalty_factor"}
+    needs_rewards = False
+
+    @property
+    def distills(self) -> bool:
+        return True
+
+    def advantages(self, inputs: AdvantageInputs) -> Tensor:
+        """0: the teacher's part is added to every distilling algorithm's."""
+        return inputs.loss_mask.double() * 0

@@ -6,19 +6,11 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from agentrl.algorithms import ops
-from agentrl.algorithms.algorithm import Algorithm
+from agentrl.algorithms.algorithm import SFT, Algorithm
 from agentrl.algorithms.base import AdvantageInputs, Estimate, Tensor, need
-from agentrl.algorithms.cispo import CISPO
-from agentrl.algorithms.grpo import GRPO
-from agentrl.algorithms.gspo import GSPO
-from agentrl.algorithms.on_policy_distillation import OnPolicyDistillation
+from agentrl.algorithms.group_relative import CISPO, GRPO, GSPO, RLOO, ReinforcePlusPlusBaseline
 from agentrl.algorithms.own import check_functions, finite, load_function
-from agentrl.algorithms.policy import Estimated
-from agentrl.algorithms.ppo import PPO
-from agentrl.algorithms.reinforce_plus_plus import ReinforcePlusPlus
-from agentrl.algorithms.reinforce_plus_plus_baseline import ReinforcePlusPlusBaseline
-from agentrl.algorithms.rloo import RLOO
-from agentrl.algorithms.sft import SFT
+from agentrl.algorithms.policy import PPO, Estimated, OnPolicyDistillation, ReinforcePlusPlus
 from agentrl.errors import SettingsError
 
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ _SWITCHES = {"tis_": "use_tis", "custom_tis_": "use_tis", "rs_": "use_rs", "opsm
 
 
 class AlgorithmSettings(AlgorithmFields):
-    """What is optimised. Names are slime's flags; formulas are in the algorithms' files and `ops/`."""
+    """The objective. Names are slime's flags; formulas are in the algorithms' files and `ops/`."""
 
     @field_validator("advantage_estimator")
     @classmethod
@@ -34,7 +34,7 @@ class AlgorithmSettings(AlgorithmFields):
         return self
 
     def _problems(self) -> Iterator[str]:
-        """What is wrong whatever the algorithm."""
+        """Yield mistakes that do not depend on the algorithm."""
         own_loss = self.custom_loss_function_path
         if (self.loss_type == "custom_loss") != bool(own_loss):
             yield "loss_type custom_loss and custom_loss_function_path go together; set both or none"
@@ -71,20 +71,20 @@ class AlgorithmSettings(AlgorithmFields):
 
     @property
     def needs_length(self) -> bool:
-        """Whether `loss_max_length` is read."""
+        """True if `loss_max_length` is read."""
         return self.loss_denominator == "constant" or self.overlong_buffer_len is not None
 
     @property
     def supervised(self) -> bool:
-        """Whether samples need neither rewards nor log-probs."""
+        """True if samples need neither rewards nor log-probs."""
         return algorithm_of(self).supervised
 
     @property
     def reads(self) -> frozenset[Computed]:
-        """What models must compute: values where a critic is learned, log-probs under the reference, under a teacher."""
+        """Values that models must compute: a learned critic's values, log-probs under the reference or a teacher."""
         return algorithm_of(self).reads
 
     @property
     def needs_rewards(self) -> bool:
-        """Whether there must be somebody who grades."""
+        """True if a grader is required."""
         return algorithm_of(self).needs_rewards

@@ -2,14 +2,14 @@
 
 1. One row a group: waiting -> leased -> completed -> trained, or dropped with a reason. Other moves raise
    `LedgerError`: training a group twice, training a dropped one, finishing what nobody leased.
-2. Every move is one transaction, together with its event (group, from, to, step, run, time).
-3. `fix_batch` fixes the groups of a training step before it is trained, so that a step that has to be trained again is
+2. Every move is one transaction, together with its event (group, from, to, step, version, run, time).
+3. `assign_batch` fixes the groups of a training step before it is trained, so that a step that has to be trained again is
    trained on the same samples.
 4. `recover` puts the rows back to what a checkpoint of step c proves: trained after c goes back to completed (or, if
    its samples were pruned, waits to be made again, with all that later weights sampled), leased goes back to waiting. The position in the prompt data is the
    number of rows; it is stored nowhere else.
-5. Steps are rollout numbers from 0. A checkpoint of step c covers every group trained at a step <= c. A group is leased
-   for the first step that the weights which play it can be trained at: their version.
+5. `step` is a training step, from 0. A checkpoint of step c covers every group trained at a step <= c. `version` is the
+   version of the weights that played a group: the number of rollouts that they were trained on.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from agentrl.buffer.codec import decode_group, encode_group
 from agentrl.buffer.sqlite import LedgerFile
 from agentrl.buffer.states import (
     MOVES,
-    Lease,
+    LedgerLease,
     State,
     forget,
     read_checkpoint,
@@ -85,34 +85,34 @@ class Ledger(LedgerFile):
 
     # ---- making groups ------------------------------------------------------------------------------------
 
-    def waiting(self) -> list[Lease]:
+    def waiting(self) -> list[LedgerLease]:
         """Groups that wait to be leased again, lowest number first."""
         with self.transaction() as db:
             return [read_lease(db, group_id) for group_id in waiting_ids(db)]
 
-    def lease_waiting(self, n: int, step: int, *, choose: Sequence[int] | None = None) -> list[Lease]:
-        """Lease up to `n` waiting groups for rollout step `step`: the lowest numbers, or those of `choose` in its order."""
+    def lease_waiting(self, n: int, version: int, *, choose: Sequence[int] | None = None) -> list[LedgerLease]:
+        """Lease up to `n` waiting groups under `version`: the lowest numbers, or the groups of `choose` in its order."""
         with self._write() as db:
             ids = waiting_ids(db, n) if choose is None else choose[:n]
             for group_id in ids:
-                self._move(db, group_id, State.LEASED, step=step)
-                db.execute("UPDATE groups SET step=?, attempts=attempts+1 WHERE group_id=?", (step, group_id))
+                self._move(db, group_id, State.LEASED, version=version)
+                db.execute("UPDATE groups SET version=?, attempts=attempts+1 WHERE group_id=?", (version, group_id))
             return [read_lease(db, group_id) for group_id in ids]
 
-    def lease_new(self, n: int, step: int, place: PlaceOf) -> list[Lease]:
-        """Make and lease the next groups for rollout step `step`; fewer than `n` only when the data has come to its end."""
+    def lease_new(self, n: int, version: int, place: PlaceOf) -> list[LedgerLease]:
+        """Make and lease the next groups under `version`; fewer than `n` only if the data has ended."""
         with self._write() as db:
-            return [read_lease(db, group_id) for group_id in self._create(db, n, step, place)]
+            return [read_lease(db, group_id) for group_id in self._create(db, n, version, place)]
 
-    def lease_given(self, groups: Sequence[Group], step: int) -> list[Lease]:
+    def lease_given(self, groups: Sequence[Group], version: int) -> list[LedgerLease]:
         """Make and lease new groups whose prompts only the caller knows; the samples are stored to start from."""
         with self._write() as db:
-            ids = self._create(db, len(groups), step, lambda group_id: (0, None))
+            ids = self._create(db, len(groups), version, lambda group_id: (0, None))
             for group_id, samples in zip(ids, groups, strict=True):
                 db.execute("INSERT INTO starts VALUES (?, ?)", (group_id, encode_group(samples)))
             return [read_lease(db, group_id) for group_id in ids]
 
-    def _create(self, db: sqlite3.Connection, n: int, step: int, place: PlaceOf) -> list[int]:
+    def _create(self, db: sqlite3.Connection, n: int, version: int, place: PlaceOf) -> list[int]:
         (first,) = db.execute("SELECT coalesce(max(group_id) + 1, 0) FROM groups").fetchone()
         ids: list[int] = []
         for group_id in range(first, first + n):
@@ -121,23 +121,23 @@ class Ledger(LedgerFile):
             now = time.time()
             db.execute(
                 "INSERT INTO groups VALUES (?, ?, ?, 'leased', NULL, ?, NULL, 1, NULL, NULL, ?, ?)",
-                (group_id, *at, step, now, now),
+                (group_id, *at, version, now, now),
             )
-            self._event(db, group_id, None, State.LEASED, step, None)
+            self._event(db, group_id, None, State.LEASED, None, version=version)
             ids.append(group_id)
         return ids
 
     # ---- moving groups ------------------------------------------------------------------------------------
 
-    def complete(self, group_id: int, samples: Sequence[Sample]) -> None:
-        """leased -> completed; the samples are stored in the same transaction.
+    def complete(self, group_id: int, samples: Sequence[Sample], data: bytes | None = None) -> None:
+        """leased -> completed; the samples are stored in the same transaction, as `data` if they are encoded already.
 
         Raises:
             SampleError: a sample cannot be stored.
         """
         if not samples:
             raise LedgerError(f"group {group_id} was completed with no samples; drop it with a reason instead")
-        data = encode_group(samples)
+        data = data or encode_group(samples)
         with self._write() as db:
             seq = self._move(db, group_id, State.COMPLETED)
             tokens = sum(sample.trained_tokens for sample in samples)
@@ -150,13 +150,13 @@ class Ledger(LedgerFile):
             self._move(db, group_id, State.WAITING, reason=reason, only=State.LEASED)
 
     def expire(self, oldest: int, reason: str, *, again: bool) -> dict[int, int]:
-        """completed -> waiting (`again`) or dropped: all that were leased for a step before `oldest` and not fixed since.
+        """completed -> waiting (`again`) or dropped: all that were leased under a version before `oldest` and are not fixed.
 
         Returns:
             The groups, and how many tokens with mask 1 each had.
         """
         with self._write() as db:
-            query = "SELECT group_id, tokens FROM groups WHERE state='completed' AND train_step IS NULL AND step < ?"
+            query = "SELECT group_id, tokens FROM groups WHERE state='completed' AND train_step IS NULL AND version < ?"
             found = dict(db.execute(query, (oldest,)).fetchall())
             for group_id in found:
                 self._move(db, group_id, State.WAITING if again else State.DROPPED, reason=reason)
@@ -172,17 +172,17 @@ class Ledger(LedgerFile):
 
     # ---- training -----------------------------------------------------------------------------------------
 
-    def fix_batch(self, n: int, step: int) -> list[int]:
+    def assign_batch(self, n: int, step: int) -> list[int]:
         """The groups of training step `step`: fixed at the first call, the same at every later one.
 
-        Groups fixed for this step before are all in it; up to `n` are filled with the groups of the earliest rollout
-        steps that are fixed for no step.
+        Groups fixed for this step before are all in it; up to `n` are filled with the groups of the earliest versions
+        that are fixed for no step.
 
         Returns:
-            ids by rollout step, then in the order in which they were completed; fewer than `n` when not enough groups
+            ids by version, then in the order in which they were completed; fewer than `n` when not enough groups
             are completed (then call again later: those returned are fixed already).
         """
-        completed = "SELECT group_id FROM groups WHERE state='completed' AND train_step {} ORDER BY step, completed"
+        completed = "SELECT group_id FROM groups WHERE state='completed' AND train_step {} ORDER BY version, completed"
         with self._write() as db:
             fixed = select_ids(db, completed.format("= ?"), step)
             free = select_ids(db, completed.format("IS NULL") + " LIMIT ?", max(0, n - len(fixed)))
@@ -251,7 +251,7 @@ class Ledger(LedgerFile):
                     f"the checkpoint is of step {covered} but ledger {self.path} knows steps up to {last} only; "
                     "load this run's own checkpoint, or move the ledger away to start its data afresh"
                 )
-            self._event(db, None, None, "recover", covered, None)
+            self._event(db, None, None, "recover", None, step=covered)
             self._each(db, "state='completed' AND train_step<=?", (covered,), State.TRAINED, "the checkpoint")
             late = "state='trained' AND train_step>? AND group_id {} (SELECT group_id FROM payloads)"
             self._each(db, late.format("IN"), (covered,), State.COMPLETED, "after the checkpoint")
@@ -261,7 +261,7 @@ class Ledger(LedgerFile):
             if remade:
                 # From that step on the weights become others than those of the earlier life.
                 remade += self._each(
-                    db, "state='completed' AND step>?", (first,), State.WAITING, "weights of another life"
+                    db, "state='completed' AND version>?", (first,), State.WAITING, "weights of another life"
                 )
                 db.execute("UPDATE groups SET train_step=NULL WHERE state='completed' AND train_step>?", (first,))
                 forget(db, remade, starts=False)
@@ -276,7 +276,7 @@ class Ledger(LedgerFile):
         found = db.execute(f"SELECT group_id, state, train_step FROM groups WHERE {where} ORDER BY group_id", values)
         rows = found.fetchall()
         for group_id, state, step in rows:
-            self._event(db, group_id, State(state), to, step, reason)
+            self._event(db, group_id, State(state), to, reason, step=step)
         now = time.time()
         db.executemany("UPDATE groups SET state=?, updated_at=? WHERE group_id=?", [(to, now, row[0]) for row in rows])
         return [row[0] for row in rows]
@@ -284,10 +284,10 @@ class Ledger(LedgerFile):
     # ---- asking -------------------------------------------------------------------------------------------
 
     def kept(self, step: int) -> Kept:
-        """The completed groups that wait to be trained at `step` or later, by the step that they were leased for."""
+        """Returns the completed groups that wait to be trained at `step` or later, by version."""
         query = (
-            "SELECT step, count(*), coalesce(sum(tokens), 0) FROM groups "
-            "WHERE state='completed' AND (train_step IS NULL OR train_step >= ?) GROUP BY step"
+            "SELECT version, count(*), coalesce(sum(tokens), 0) FROM groups "
+            "WHERE state='completed' AND (train_step IS NULL OR train_step >= ?) GROUP BY version"
         )
         with self.transaction() as db:
             rows = db.execute(query, (step,)).fetchall()
@@ -321,10 +321,11 @@ class Ledger(LedgerFile):
         to: State,
         *,
         step: int | None = None,
+        version: int | None = None,
         reason: str | None = None,
         only: State | None = None,
     ) -> int:
-        row = db.execute("SELECT state, step, reason FROM groups WHERE group_id=?", (group_id,)).fetchone()
+        row = db.execute("SELECT state, version, reason FROM groups WHERE group_id=?", (group_id,)).fetchone()
         if row is None:
             raise LedgerError(f"there is no group {group_id} to make {to}; lease it first")
         state = State(row[0])
@@ -335,7 +336,7 @@ class Ledger(LedgerFile):
         db.execute(
             "UPDATE groups SET state=?, reason=?, updated_at=? WHERE group_id=?", (to, reason, time.time(), group_id)
         )
-        return self._event(db, group_id, state, to, row[1] if step is None else step, reason)
+        return self._event(db, group_id, state, to, reason, step=step, version=row[1] if version is None else version)
 
     def _event(
         self,
@@ -343,12 +344,14 @@ class Ledger(LedgerFile):
         group_id: int | None,
         before: State | None,
         to: str,
-        step: int | None,
         reason: str | None,
+        *,
+        step: int | None = None,
+        version: int | None = None,
     ) -> int:
         done = db.execute(
-            "INSERT INTO events (group_id, from_state, to_state, step, run_id, at, reason) VALUES (?, ?, ?, ?, ?, ?, ?)",
-            (group_id, before, to, step, self._run_id, time.time(), reason),
+            "INSERT INTO events VALUES (NULL, ?, ?, ?, ?, ?, ?, ?, ?)",
+            (group_id, before, to, step, self._run_id, time.time(), reason, version),
         )
         assert done.lastrowid is not None
         return done.lastrowid

@@ -20,7 +20,7 @@ import threading
 from collections.abc import Iterable, Sequence
 
 from agentrl.buffer.ledger import Ledger
-from agentrl.buffer.states import Lease
+from agentrl.buffer.states import LedgerLease
 from agentrl.buffer.store import TrajectoryStore
 from agentrl.data.source import DataSource, RolloutDataSource, RolloutDataSourceWithBuffer, number_group
 from agentrl.errors import PluginError
@@ -72,7 +72,7 @@ class GroupQueue(GroupStore):
                 groups += [self._start(lease) for lease in self._lease_new(missing, version)]
         return groups
 
-    def _lease_waiting(self, n: int, version: int) -> list[Lease]:
+    def _lease_waiting(self, n: int, version: int) -> list[LedgerLease]:
         if (choose := self.source.choice) is None:
             return self.ledger.lease_waiting(n, version)
         waiting = [(lease.group_id, self._start(lease)) for lease in self.ledger.waiting()]
@@ -80,7 +80,7 @@ class GroupQueue(GroupStore):
         chosen = choose([group for _, group in waiting], n) if waiting else []
         return self.ledger.lease_waiting(n, version, choose=[ids[id(group)] for group in chosen])
 
-    def _lease_new(self, n: int, version: int) -> list[Lease]:
+    def _lease_new(self, n: int, version: int) -> list[LedgerLease]:
         if self._placed is not None:
             return self.ledger.lease_new(n, version, self._placed.place)
         leases = self.ledger.lease_given(self.source.get_samples(n), version)
@@ -92,7 +92,7 @@ class GroupQueue(GroupStore):
         with replacing(self._state) as draft:
             self.source.save(draft)
 
-    def _start(self, lease: Lease) -> Group:
+    def _start(self, lease: LedgerLease) -> Group:
         if lease.start is not None:
             if all(sample.finished for sample in lease.start):
                 self._replayed.add(lease.group_id)
@@ -104,12 +104,12 @@ class GroupQueue(GroupStore):
             )
         return self._placed.build(lease.group_id, lease.place)
 
-    def adopt(self, groups: Sequence[Group], version: int) -> list[int]:
+    def insert_external(self, groups: Sequence[Group], version: int) -> list[int]:
         return [lease.group_id for lease in self.ledger.lease_given(groups, version)]
 
-    def complete(self, group_id: int, samples: Sequence[Sample]) -> None:
+    def complete(self, group_id: int, samples: Sequence[Sample], data: bytes | None = None) -> None:
         """The group is finished: stored durably, then shown to the source's `add_samples` if it is new."""
-        self.ledger.complete(group_id, samples)
+        self.ledger.complete(group_id, samples, data)
         if self._placed is None and group_id not in self._replayed:
             with self._alone:
                 self.source.add_samples([list(samples)])
@@ -135,8 +135,8 @@ class GroupQueue(GroupStore):
         return sum(expired.values())
 
     def next_batch(self, n: int, step: int) -> list[Group]:
-        """As of `GroupStore`, and `Ledger.fix_batch`. A full batch is handed over: a later call reads it from the ledger."""
-        ids = self.ledger.fix_batch(n, step)
+        """As of `GroupStore`, and `Ledger.assign_batch`. A full batch is handed over: a later call reads it from the ledger."""
+        ids = self.ledger.assign_batch(n, step)
         groups = [self._completed.get(group_id) or _compact(self.ledger.samples(group_id)) for group_id in ids]
         if len(ids) >= n:
             for group_id in ids:

@@ -22,7 +22,7 @@ import orjson
 from numpy.typing import NDArray
 
 from agentrl.buffer.codec import decode_group, read_texts
-from agentrl.buffer.store import COLUMNS, Row, layout_of
+from agentrl.buffer.store import COLUMNS, TrajectoryRow, layout_of
 from agentrl.errors import DataError, SampleError
 from agentrl.groups import Group
 from agentrl.runfolder import BELOW, TRAJECTORIES
@@ -69,7 +69,7 @@ class Filter:
         return " AND ".join(parts), values
 
 
-class Part(NamedTuple):
+class StoreSection(NamedTuple):
     """All that one kind, and evaluation set, has in a store."""
 
     kind: str
@@ -103,7 +103,8 @@ class StoreReader(AbstractContextManager["StoreReader"]):
         uri = f"{path.resolve().as_uri()}?mode=ro{'&immutable=1' if alone else ''}"
         try:
             self._db = sqlite3.connect(uri, uri=True, check_same_thread=False, timeout=10.0)
-            layout_of(self._db, path)
+            if layout_of(self._db, path) == 1:
+                self._db.execute("CREATE TEMP VIEW trajectories AS SELECT *, '' AS stop_reason FROM main.trajectories")
         except sqlite3.Error as error:
             raise DataError(f"{path}: cannot be read as a trajectory store: {error}") from error
 
@@ -115,10 +116,10 @@ class StoreReader(AbstractContextManager["StoreReader"]):
         with self._mutex:
             self._db.close()
 
-    def kinds(self) -> list[Part]:
+    def kinds(self) -> list[StoreSection]:
         """What there is, by kind and evaluation set."""
         query = "SELECT kind, name, count(*), min(step), max(step) FROM trajectories GROUP BY kind, name"
-        return [Part(*row) for row in self._all(query)]
+        return [StoreSection(*row) for row in self._all(query)]
 
     def steps(self, kind: str, name: str = "") -> list[int]:
         """The steps of a kind, or of an evaluation set, in order."""
@@ -134,7 +135,9 @@ class StoreReader(AbstractContextManager["StoreReader"]):
                 counts[one] = counts.get(one, 0) + count
         return counts
 
-    def query(self, where: Filter = Filter(), order: str = "id", limit: int = -1, offset: int = 0) -> list[Row]:
+    def query(
+        self, where: Filter = Filter(), order: str = "id", limit: int = -1, offset: int = 0
+    ) -> list[TrajectoryRow]:
         """Rows that match.
 
         Args:
@@ -226,7 +229,7 @@ def _details(data: bytes, key: int) -> list[Details]:
     return details
 
 
-def _row(values: Sequence[Any]) -> Row:
+def _row(values: Sequence[Any]) -> TrajectoryRow:
     named = dict(zip(COLUMNS, values, strict=True))
     named["tools"] = tuple(str(named["tools"]).split("\n")[1:-1])
-    return Row(**named)
+    return TrajectoryRow(**named)

@@ -8,14 +8,14 @@ from agentrl.settings import Settings
 
 
 class BufferSettings(Settings):
-    """What is kept of the groups between rollout and training."""
+    """Retention of groups between rollout and training."""
 
-    ledger_keep: Literal["until_checkpoint", "always"] = Field(
+    ledger_retention: Literal["until_checkpoint", "always"] = Field(
         "until_checkpoint",
-        description="How long the ledger keeps the samples of trained groups: until a checkpoint covers them, or always.",
+        description="Time that the ledger keeps the samples of trained groups: until a checkpoint covers them, or always.",
     )
     keep_trajectories: int = Field(
         100_000,
         ge=0,
-        description="How many trajectories trajectories.sqlite keeps to look at, the oldest rollouts going first; 0: none.",
+        description="Most trajectories in trajectories.sqlite; the oldest rollouts are deleted first; 0 keeps none.",
     )

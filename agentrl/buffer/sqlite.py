@@ -20,7 +20,7 @@ from typing import IO, Self
 from agentrl.errors import LedgerError
 from agentrl.files import replacing
 
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3
 
 _SCHEMA = """
 CREATE TABLE meta (key TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
@@ -30,7 +30,7 @@ CREATE TABLE groups (
     prompt_index INTEGER,
     state        TEXT NOT NULL,
     reason       TEXT,
-    step         INTEGER NOT NULL,
+    version      INTEGER NOT NULL,
     train_step   INTEGER,
     attempts     INTEGER NOT NULL,
     completed    INTEGER,
@@ -39,7 +39,7 @@ CREATE TABLE groups (
     updated_at   REAL NOT NULL
 );
 CREATE INDEX groups_by_state ON groups (state, train_step, completed);
-CREATE INDEX groups_by_step ON groups (step, state);
+CREATE INDEX groups_by_version ON groups (version, state);
 CREATE TABLE starts (group_id INTEGER PRIMARY KEY, data BLOB NOT NULL);
 CREATE TABLE payloads (group_id INTEGER PRIMARY KEY, data BLOB NOT NULL);
 CREATE TABLE events (
@@ -50,10 +50,21 @@ CREATE TABLE events (
     step       INTEGER,
     run_id     TEXT NOT NULL,
     at         REAL NOT NULL,
-    reason     TEXT
+    reason     TEXT,
+    version    INTEGER
 );
 CREATE INDEX events_by_group ON events (group_id, seq);
 """
+
+_FROM_2 = """
+ALTER TABLE groups RENAME COLUMN step TO version;
+DROP INDEX groups_by_step;
+CREATE INDEX groups_by_version ON groups (version, state);
+ALTER TABLE events ADD COLUMN version INTEGER;
+UPDATE events SET version=step, step=NULL WHERE to_state NOT IN ('trained', 'recover')
+    AND ifnull(reason, '') NOT IN ('after the checkpoint', 'samples pruned', 'weights of another life', 'the run stopped');
+UPDATE meta SET value='3' WHERE key='schema'"""
+"""Turns layout 2, where `step` held a group's version, into this one."""
 
 RESTORE = "restore it from a backup, or start the run in a new folder"
 _WRONG = """
@@ -64,7 +75,7 @@ UNION ALL SELECT 'a group is lost' FROM (SELECT count(*) AS made, max(group_id) 
     WHERE made != ifnull(last, -1) + 1
 UNION ALL SELECT 'group ' || group_id || ' has a value of a wrong type' FROM groups
     WHERE state NOT IN ('waiting', 'leased', 'completed', 'trained', 'dropped')
-    OR (typeof(epoch), typeof(step), typeof(attempts)) != ('integer', 'integer', 'integer')
+    OR (typeof(epoch), typeof(version), typeof(attempts)) != ('integer', 'integer', 'integer')
     OR (typeof(ifnull(prompt_index, 0)), typeof(ifnull(train_step, 0))) != ('integer', 'integer')
     OR (typeof(ifnull(completed, 0)), typeof(ifnull(tokens, 0))) != ('integer', 'integer')
 UNION ALL SELECT 'the samples of group ' || group_id || ' are lost' FROM groups
@@ -117,7 +128,10 @@ class LedgerFile:
             if not {"meta", "groups", "starts", "payloads", "events"} <= tables:
                 raise LedgerError(f"{self.path} is a database but not a ledger; give the ledger a file of its own")
             (version,) = db.execute("SELECT max(value) FROM meta WHERE key='schema'").fetchone()
-            if version != str(SCHEMA_VERSION):
+            if version == "2":
+                for statement in _FROM_2.split(";"):
+                    db.execute(statement)
+            elif version != str(SCHEMA_VERSION):
                 raise LedgerError(
                     f"ledger {self.path} has layout {version}; this program reads layout {SCHEMA_VERSION}"
                 )

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from agentrl.buffer.codec import decode_group
-from agentrl.data.order import Place
+from agentrl.data.order import DataPosition
 from agentrl.groups import Group
 
 
@@ -38,14 +38,14 @@ MOVES: Mapping[State, frozenset[State]] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Lease:
+class LedgerLease:
     """A group to generate: its prompt's place in the data, or None where only its maker knows the prompt.
 
     `start` holds the samples to start from when they cannot be rebuilt from the prompt's place.
     """
 
     group_id: int
-    place: Place | None
+    place: DataPosition | None
     start: Group | None
 
 
@@ -59,13 +59,13 @@ def waiting_ids(db: sqlite3.Connection, n: int = -1) -> list[int]:
     return select_ids(db, "SELECT group_id FROM groups WHERE state='waiting' ORDER BY group_id LIMIT ?", n)
 
 
-def read_lease(db: sqlite3.Connection, group_id: int) -> Lease:
+def read_lease(db: sqlite3.Connection, group_id: int) -> LedgerLease:
     """A group as it is handed out."""
     epoch, prompt_index, data = db.execute(
         "SELECT epoch, prompt_index, data FROM groups LEFT JOIN starts USING (group_id) WHERE group_id=?", (group_id,)
     ).fetchone()
-    place = None if prompt_index is None else Place(epoch, prompt_index)
-    return Lease(
+    place = None if prompt_index is None else DataPosition(epoch, prompt_index)
+    return LedgerLease(
         group_id, place, None if data is None else decode_group(data, f"the start of group {group_id} in the ledger")
     )
 

@@ -31,15 +31,15 @@ from numpy.typing import NDArray
 from agentrl.buffer.codec import encode_group
 from agentrl.errors import DataError
 from agentrl.groups import Group
-from agentrl.sample import Sample
+from agentrl.sample import Sample, version_number
 
 Kind = Literal["train", "eval", "rollout"]
-LAYOUT = 1
-"""Of the file, in its `user_version`."""
+LAYOUT = 2
+"""Of the file, in its `user_version`. Layout 1 has no stop reasons; a writer adds the column, a reader shows it as empty."""
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class TrajectoryRow:
     """One trajectory as the table shows it; a column is None where it does not apply, or is not known.
 
     Attributes:
@@ -51,6 +51,7 @@ class Row:
         prompt: the same text for the same prompt.
         reward: the number that `--reward-key` picks.
         failure: `<blame>/<kind>`, or "".
+        stop_reason: `Sample.stop_reason`.
         tools: what the model called, in order of first use.
         length: of all tokens.
         response: tokens after the prompt.
@@ -83,10 +84,15 @@ class Row:
     newest: int | None
     seconds: float
     at: float
+    stop_reason: str
     staleness: int | None
 
 
-COLUMNS = tuple(field.name for field in fields(Row))
+Row = TrajectoryRow
+"""Former name of `TrajectoryRow`, kept for one release."""
+
+
+COLUMNS = tuple(field.name for field in fields(TrajectoryRow))
 _STORED = ", ".join(COLUMNS[1:-1])
 _SCHEMA = f"""
 CREATE TABLE groups (key INTEGER PRIMARY KEY AUTOINCREMENT, kind, name, step, data BLOB NOT NULL);
@@ -238,8 +244,11 @@ def _open_to_write(path: Path) -> sqlite3.Connection:
     try:
         db.execute("PRAGMA journal_mode=WAL")
         db.execute("PRAGMA synchronous=NORMAL")
-        if not layout_of(db, path):
+        if not (layout := layout_of(db, path)):
             db.executescript(f"BEGIN IMMEDIATE; {_SCHEMA} COMMIT;")
+        elif layout == 1:
+            more = "ALTER TABLE trajectories ADD COLUMN stop_reason DEFAULT ''"
+            db.executescript(f"BEGIN IMMEDIATE; {more}; PRAGMA user_version={LAYOUT}; COMMIT;")
     except BaseException:
         db.close()
         raise
@@ -253,7 +262,7 @@ def layout_of(db: sqlite3.Connection, path: Path) -> int:
         DataError: it is another program's, or of another layout.
     """
     found: int = db.execute("PRAGMA user_version").fetchone()[0]
-    if found != LAYOUT and (found or db.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]):
+    if found not in (1, LAYOUT) and (found or db.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]):
         raise DataError(f"{path}: expected a trajectory store of layout {LAYOUT}, got {found}; move it away")
     return found
 
@@ -267,19 +276,25 @@ class _Played(NamedTuple):
 
 
 def _columns(sample: Sample, reward_key: str | None) -> tuple[Any, ...]:
-    """The columns from `group_index` to `at`, in their order."""
+    """Returns the columns from `group_index` to `stop_reason`, in their order."""
     metadata = sample.metadata
     prompt = hashlib.blake2b(orjson.dumps(sample.prompt, default=str), digest_size=8).hexdigest()
     failure, tools = metadata.get("failure"), dict.fromkeys(called_tools(metadata.get("messages")))
     failed = f"{failure.get('blame')}/{failure.get('kind')}" if isinstance(failure, Mapping) else ""
     called = "\n".join(["", *tools, ""]) if tools else ""
     turns = max((segment.turn for segment in sample.segments), default=0)
-    versions = [int(version) for version in sample.weight_versions if version.isdecimal()]
+    versions = [n for label in sample.weight_versions if (n := version_number(label)) is not None]
     return (
         *(sample.group_index, sample.index, prompt, _reward(sample, reward_key)),
         *(sample.status.value, failed, called, str(metadata.get("env") or "")),
         *(turns, len(sample.tokens), sample.response_length, sample.trained_tokens),
-        *(min(versions, default=None), max(versions, default=None), sample.non_generation_time, time.time()),
+        *(
+            min(versions, default=None),
+            max(versions, default=None),
+            sample.non_generation_time,
+            time.time(),
+            sample.stop_reason,
+        ),
     )
 
 

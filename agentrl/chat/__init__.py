@@ -1,25 +1,25 @@
 """Chat: messages to token ids and back, exactly.
 
 1. `Chat.load(folder)` is a tokenizer with its template; `Conversation(chat, sample, messages, tools)` is one growing
-   trajectory: `sampled(ids, ...)` and `show(messages)` in turns. `ChatSession` is its part that knows ids alone.
+   trajectory: `append_model_turn(ids, ...)` and `append_messages(messages)` in turns. `ChatSession` is its part that knows ids alone.
 2. Sampled ids are never re-tokenised; text from users, tools and data never becomes a control token.
-3. `print(chat.report)` says what the template does to history; `history_policy` says what to do about it.
+3. `print(chat.report)` says what the template does to history; `template_rewrite_policy` says what to do about it.
 4. This room imports neither torch nor ray; transformers only when a tokenizer is loaded.
 """
 
 from agentrl.chat.chat import Chat
-from agentrl.chat.conversation import Conversation, Shown
+from agentrl.chat.conversation import AppendResult, Conversation
 from agentrl.chat.messages import ParsedTurn, ToolCall, normalise_messages
 from agentrl.chat.parsers import make_parser
 from agentrl.chat.report import Thought, Verdict
 from agentrl.chat.session import ChatSession
 
 __all__ = [
+    "AppendResult",
     "Chat",
     "ChatSession",
     "Conversation",
     "ParsedTurn",
-    "Shown",
     "Thought",
     "ToolCall",
     "Verdict",

@@ -5,8 +5,6 @@
 3. transformers is imported inside `load`; torch is never needed.
 """
 
-from __future__ import annotations
-
 from collections import OrderedDict
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -40,7 +38,7 @@ class Chat:
         template_kwargs: Mapping[str, Any] | None = None,
         tool_call_parser: str = "auto",
         reasoning_parser: str = "auto",
-        history_policy: HistoryPolicy = "keep",
+        template_rewrite_policy: HistoryPolicy = "keep",
         stop_tokens: Iterable[int | str] = (),
     ) -> None:
         """
@@ -50,18 +48,20 @@ class Chat:
             template_kwargs: arguments for the template (`enable_thinking=False`).
             tool_call_parser: "auto", a name of `parsers.FAMILIES`, or `pkg.mod:function`.
             reasoning_parser: "auto", a name of `parsers.REASONING`, or `pkg.mod:function`.
-            history_policy: where the template would rewrite history: keep it as sampled, split samples, or fail.
+            template_rewrite_policy: where the template would rewrite history: keep it as sampled, split samples, or fail.
             stop_tokens: ids or texts of tokens that end generation, besides the tokenizer's EOS and the template's.
 
         Raises:
             TemplateError: there is no template, or it does not compile.
             SettingsError: an unknown policy or parser.
         """
-        if history_policy not in ("keep", "split", "fail"):
-            raise SettingsError(f"--history-policy must be keep, split or fail, got {history_policy!r}")
+        if template_rewrite_policy not in ("keep", "split", "fail"):
+            raise SettingsError(
+                f"--template-rewrite-policy must be keep, split or fail, got {template_rewrite_policy!r}"
+            )
         source = chat_template if chat_template is not None else _own_template(tokenizer)
         self.tokenizer = tokenizer
-        self.history_policy: HistoryPolicy = history_policy
+        self.template_rewrite_policy: HistoryPolicy = template_rewrite_policy
         self._codec = Codec(tokenizer)
         self._encoder = SafeEncoder(self._codec, source)
         template = Template(source, _special_tokens(tokenizer), template_kwargs)
@@ -113,7 +113,7 @@ class Chat:
         return self.turn_parser.parse(text, tools)
 
     def thoughts(self, parsed: ParsedTurn, text: str) -> frozenset[Thought]:
-        """What a turn does about reasoning, as far as the parser can tell: both where it does not know the format."""
+        """Return how a turn treats reasoning, as far as the parser can tell: both ways for an unknown format."""
         tags = self.turn_parser.tags
         if self.turn_parser.reasoning is None and self.report.can.reasoning:
             return frozenset((Thought.WITH, Thought.WITHOUT))

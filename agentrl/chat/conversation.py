@@ -1,12 +1,10 @@
-"""`Conversation`: the one place where a trajectory grows, as ids, as a `Sample` and as messages.
+"""`Conversation`: the one place in which a trajectory grows, as ids, as a `Sample` and as messages.
 
-1. `sampled` appends what the engine returned and parses it; `show` appends what comes next, and says whether there is
-   room for another turn. Ids that the model sampled are never decoded and encoded again.
-2. Under history policy `split`, where the template would rewrite history, `show` closes the sample and goes on in a
-   sibling with the same `rollout_id`; `earlier` has the closed ones, whose counters stay with them. Step rewards count
-   on: a sibling knows those of the turns before it too.
-3. A client that sends its whole conversation each time is recognised by content (`continued`), never by object alone.
-4. A conversation is used by one task at a time.
+1. Ids that the model sampled are never decoded and encoded again.
+2. If the template would rewrite history under policy `split`, `append_messages` closes the sample and continues in a
+   sibling with the same `rollout_id`. `earlier` holds the closed samples.
+3. A client that sends its whole conversation each time is recognised by content (`continued`).
+4. One task at a time uses a conversation.
 """
 
 import copy
@@ -27,14 +25,14 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 
-class Shown(Enum):
-    """What became of new messages."""
+class AppendResult(Enum):
+    """Outcome of appending messages."""
 
     FITS = "fits"
     """They were appended, and the model has room for a turn."""
     SPLIT = "split"
     """The sample was closed, and a sibling begins with the whole conversation as its prompt."""
-    FULL = "full"
+    OUT_OF_CONTEXT = "out_of_context"
     """They leave no room for another turn; the sample is as it was, and the conversation over."""
 
 
@@ -46,7 +44,7 @@ class Conversation:
         earlier: the samples that it was split from, oldest first.
         messages: the whole conversation as it was given and parsed.
         turns: how many turns the model has had.
-        length: tokens of the conversation, those included that `show` found not to fit.
+        length: tokens of the conversation, those included that `append_messages` found not to fit.
         context_length: most tokens of prompt and response together.
     """
 
@@ -91,7 +89,7 @@ class Conversation:
         """Most tokens that the next turn may have."""
         return self.context_length - self.length - 1
 
-    def sampled(
+    def append_model_turn(
         self,
         ids: Sequence[int],
         log_probs: Sequence[float],
@@ -102,36 +100,29 @@ class Conversation:
         routed: "NDArray[np.int16] | None" = None,
     ) -> ParsedTurn:
         """Append a model turn, exactly as the engine returned it; the arguments are those of `Sample.append_model`.
-
-        Raises:
-            SampleError: ids, log-probs, versions, kept sets and experts disagree.
-            TemplateError: two turns without `show` between them.
-        """
+        Raises SampleError: ids, log-probs, versions, kept sets and experts disagree. TemplateError: two turns without
+        `append_messages` between them."""
         self.sample.append_model(ids, log_probs, version, text=text, turn=self.turns + 1, kept=kept, routed=routed)
         self.turns += 1
         self.length += len(ids)
-        parsed = self._session.sampled(ids)
+        parsed = self._session.append_model_turn(ids)
         self.messages.append(parsed.to_message())
         return parsed
 
-    def show(self, messages: Sequence[Mapping[str, Any]]) -> Shown:
-        """Answer the last model turn with new messages.
-
-        Raises:
-            TemplateError: see `ChatSession.extend`.
-        """
+    def append_messages(self, messages: Sequence[Mapping[str, Any]]) -> AppendResult:
+        """Answer the last model turn with new messages. Raises TemplateError: see `ChatSession.extend`."""
         delta = self._session.extend(messages)
         self.remember(messages)
         restart = delta.restart
         self.length = self.length + len(delta.close) + len(delta.env) if restart is None else len(restart)
         if self.room < 1:
-            return Shown.FULL
+            return AppendResult.OUT_OF_CONTEXT
         if restart is not None:
             self._split(restart)
-            return Shown.SPLIT
+            return AppendResult.SPLIT
         for ids, origin in ((delta.close, Origin.CLOSE), (delta.env, Origin.ENV)):
             self.sample.append_observation(ids, text=self._chat.decode(ids), turn=self.turns, origin=origin)
-        return Shown.FITS
+        return AppendResult.FITS
 
     def remember(self, messages: Sequence[Mapping[str, Any]]) -> None:
         """Note messages that belong to the conversation but that the model is not shown any more."""
@@ -139,21 +130,23 @@ class Conversation:
 
     def _split(self, prompt: list[int]) -> None:
         done = self.sample
-        done.status = Status.COMPLETED
+        done.stop("done")
         done.rollout_id = done.index if done.rollout_id is None else done.rollout_id
         self.earlier.append(done)
         rest = {k: copy.deepcopy(v) for k, v in done.metadata.items() if k != "counters"}
-        self.sample = replace(done, metadata=rest, status=Status.PENDING, spec_info=SpecInfo(), non_generation_time=0.0)
+        self.sample = replace(
+            done, metadata=rest, status=Status.PENDING, stop_reason="", spec_info=SpecInfo(), non_generation_time=0.0
+        )
         self.sample.set_prompt_tokens(prompt)
 
     # ---- clients that send everything each time -------------------------------------------------------------
 
-    def told(self, text: str) -> None:
+    def record_shown_text(self, text: str) -> None:
         """Remember what the client was told that the last turn says; what comes back as that is the turn."""
         self._told[len(self.messages) - 1] = text
 
     def continued(self, messages: Sequence[Message], *, same_list: bool = False) -> list[Message] | None:
-        """What is new in `messages`, or None if they do not begin with this conversation.
+        """Return the new part of `messages`, or None if they do not begin with this conversation.
 
         Messages are compared in their normal form. A model's turn is recognised by the text that `told` was given, or
         by its parsed form, and must be there. What is new holds no other turns, so of several conversations only those
@@ -178,7 +171,7 @@ class Conversation:
 
 
 def _says(given: Message, turn: Message, told: str | None) -> bool:
-    """Whether an assistant message is a turn of the model that the client was told as text."""
+    """Return true if an assistant message is a turn of the model that the client was told as text."""
     calls = given.get("tool_calls")
     return given["role"] == "assistant" and given["content"] == told and calls in (None, turn.get("tool_calls"))
 

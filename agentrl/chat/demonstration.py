@@ -1,20 +1,16 @@
-"""A conversation that shows how it is done, as a `Sample` that a supervised loss can train on.
-
-1. The assistant's turns, end token included, have loss mask 1; everything else has 0.
-2. A message's own `loss` (or `train`, `weight`, `step_loss_mask`), a boolean or 0 or 1, takes a turn out of the loss.
-3. What the assistant writes is taken from the template's own rendering, so a model that learns from it writes what
-   the template (and the tool-call parser) expects. Between the turns stands what a rollout would show.
-"""
+"""A conversation as a `Sample` for a supervised loss. The assistant's turns have loss mask 1, end token included. A
+message's own `loss` (or `train`, `weight`, `step_loss_mask`) takes a turn out. The assistant's text is taken from the
+template's own rendering."""
 
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 from agentrl.chat.chat import Chat
-from agentrl.chat.conversation import Conversation, Shown
+from agentrl.chat.conversation import AppendResult, Conversation
 from agentrl.chat.messages import ToolSchema, normalise_messages, normalise_tools
 from agentrl.errors import TemplateError
-from agentrl.sample import Message, Sample, Status
+from agentrl.sample import Message, Sample
 
 Turns = Literal["all", "last"]
 """Which of the assistant's turns are learned."""
@@ -52,24 +48,21 @@ def to_sample(
     for at, following in zip(places, [*places[1:], None], strict=True):
         text, end = assistant_turn(chat, conversation, at, tools)
         ids = [*chat.encode(text), *chat.encode(end)]
-        grown.sampled(ids, [0.0] * len(ids), "0", text=text)
+        grown.append_model_turn(ids, [0.0] * len(ids), "0", text=text)
         if not learns[at] and sample.loss_mask is not None:
             sample.loss_mask[-len(ids) :] = [0] * len(ids)
-        if following is not None and grown.show(conversation[at + 1 : following]) is Shown.SPLIT:
+        if following is not None and grown.append_messages(conversation[at + 1 : following]) is AppendResult.SPLIT:
             raise TemplateError(
-                f"the chat template rewrites the history before assistant message {following}, and --history-policy is "
+                f"the chat template rewrites the history before assistant message {following}, and --template-rewrite-policy is "
                 "'split'; a demonstration is one sample: choose 'keep'"
             )
-    sample.status = Status.COMPLETED
+    sample.stop("done")
     return sample
 
 
 def learned(messages: Sequence[Mapping[str, Any]], turns: Turns = "all") -> dict[int, bool]:
-    """The places of the assistant's messages, and whether each of them is learned.
-
-    Raises:
-        TemplateError: the last message is not the assistant's, nothing is learned, or a mark is neither yes nor no.
-    """
+    """The places of the assistant's messages, and whether each of them is learned. Raises TemplateError: the last
+    message is not the assistant's, nothing is learned, or a mark is neither yes nor no."""
     roles = [message.get("role") for message in messages]
     places = [at for at, role in enumerate(roles) if role == "assistant"]
     if not places or places[-1] != len(roles) - 1:
@@ -86,7 +79,7 @@ def learned(messages: Sequence[Mapping[str, Any]], turns: Turns = "all") -> dict
 
 
 def _mark(message: Mapping[str, Any], at: int) -> bool | None:
-    """What the message says of itself; None where it says nothing."""
+    """Return the message's own `loss` as a boolean; None if it has none."""
     given = {name: message[name] for name in _MARKS if message.get(name) is not None}
     for name, value in given.items():
         if value not in (0, 1):
@@ -99,11 +92,8 @@ def _mark(message: Mapping[str, Any], at: int) -> bool | None:
 def assistant_turn(
     chat: Chat, messages: Sequence[Message], at: int, tools: Sequence[ToolSchema] | None = None
 ) -> tuple[str, str]:
-    """What the model writes for the assistant message `at`: text and end token, another one behind some formats' calls.
-
-    Raises:
-        TemplateError: the template does not render the turn as a continuation of its own generation prompt.
-    """
+    """Return the model's text for the assistant message `at`, end token included (another one behind some calls).
+    Raises TemplateError: the template does not render the turn as a continuation of its own generation prompt."""
     schemas = normalise_tools(tools) or None
     before = chat.template.render(messages[:at], schemas, generation_prompt=True)
     after = chat.template.render(messages[: at + 1], schemas, generation_prompt=False)

@@ -1,15 +1,10 @@
-"""Text to ids, so that text from users, tools and data can never become a control token.
+"""Text to ids, so that text from users, tools and data never becomes a control token.
 
-1. Every control string in untrusted text is bracketed by private-use marks before rendering (`mark`). Templates carry
-   the marks along, and `encode_rendered` encodes each bracketed string as ordinary text.
-2. Text without control strings gets exactly the ids that the tokenizer itself would give, marks or no marks.
-3. Control strings are the special tokens, every added token that the template writes, and whatever looks like one
-   (`<|...|>`). Other added tokens (a tokenizer's `<table>`) are ordinary text.
-4. Assistant messages may carry the markers that a model itself writes (`<think>`, `<tool_call>`), but no special
-   tokens: an assistant message in a data row cannot end its own turn.
+1. `mark` brackets each control string in untrusted text by private-use marks; `encode_rendered` encodes each bracketed
+   string as ordinary text. Text without control strings gets the tokenizer's own ids.
+2. Control strings are special tokens, added tokens that the template writes, and text of the form `<|...|>`.
+3. Assistant messages may carry markers that a model writes (`<think>`, `<tool_call>`), but no special tokens.
 """
-
-from __future__ import annotations
 
 import re
 from collections.abc import Iterable

@@ -1,14 +1,6 @@
-"""What a model turn and a chat message look like, and the one normal form that templates are given.
-
-1. `ToolCall` and `ParsedTurn` are what a parser makes of a model's text.
-2. `normalise_messages` accepts what users write (content parts, `None` content, arguments as text or dict, reasoning
-   under three names, flat or nested calls) and returns fresh messages of one form: `content` is always a string,
-   `arguments` a dict where they are JSON, reasoning is `reasoning_content`, absent things are absent keys.
-3. `normalise_tools` returns schemas in OpenAI's function form with JSON-Schema type names.
-4. The caller's objects are never changed.
-"""
-
-from __future__ import annotations
+"""Model turns and chat messages, and the one normal form that templates are given. `normalise_messages` returns fresh
+messages: `content` is text, `arguments` a dict if they are JSON, reasoning is `reasoning_content`, absent things are
+absent keys. `normalise_tools` returns schemas in OpenAI's function form."""
 
 import json
 import re
@@ -48,7 +40,7 @@ class ToolCall:
 
 @dataclass(frozen=True, slots=True)
 class ParsedTurn:
-    """What one model turn says.
+    """One model turn, parsed.
 
     Attributes:
         content: the text for the user, without reasoning and calls, edge whitespace removed.
@@ -94,7 +86,7 @@ def map_texts(value: Any, change: Callable[[str], str]) -> Any:
 
 
 def too_deep(value: Any) -> bool:
-    """Whether lists and dicts are nested in `value` deeper than what walks through it, templates too, can follow."""
+    """Return true if `value` nests lists and dicts too deeply for the code that walks through it, templates too."""
     level = [value]
     for _ in range(_MOST_NESTED):
         held = [
@@ -105,10 +97,8 @@ def too_deep(value: Any) -> bool:
 
 
 def whole_text(value: Any) -> Any:
-    """`value` with half surrogate pairs in its strings (also in keys, lists and dicts) replaced by U+FFFD.
-
-    A model that writes half a pair as a JSON escape makes text that no tokenizer and no file takes.
-    """
+    """`value` with half surrogate pairs in its strings (also in keys, lists and dicts) replaced by U+FFFD. A model that
+    writes half a pair as a JSON escape makes text that no tokenizer and no file takes."""
     return map_texts(value, _whole)
 
 
@@ -119,11 +109,8 @@ def _whole(text: str) -> str:
 
 
 def normalise_messages(messages: Sequence[Mapping[str, Any]]) -> list[Message]:
-    """Fresh messages in the normal form.
-
-    Raises:
-        TemplateError: a message is not a mapping, lacks a role, is nested too deeply, or has content that is not text.
-    """
+    """Fresh messages in the normal form. Raises TemplateError: a message is not a mapping, lacks a role, is nested too
+    deeply, or has content that is not text."""
     return [_message(message, index) for index, message in enumerate(messages)]
 
 
@@ -184,11 +171,8 @@ def _arguments(arguments: Any) -> Any:
 
 
 def normalise_tools(tools: Sequence[Mapping[str, Any]] | None) -> list[ToolSchema] | None:
-    """Fresh schemas in OpenAI's function form; None and an empty list both mean no tools.
-
-    Raises:
-        TemplateError: a schema has no name.
-    """
+    """Fresh schemas in OpenAI's function form; None and an empty list both mean no tools. Raises TemplateError: a
+    schema has no name."""
     if not tools:
         return None
     return [_tool(tool, index) for index, tool in enumerate(tools)]

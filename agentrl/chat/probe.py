@@ -6,8 +6,6 @@
 3. `choose_history_kwargs` tries the arguments by which known templates keep their history.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -71,7 +69,7 @@ def probe(
 def choose_history_kwargs(
     template: Template, codec: Codec, stops: Sequence[str], tags: ReasoningTags | None
 ) -> dict[str, Any]:
-    """The known history arguments that make more boundaries exact; those that the user set are left alone."""
+    """Return the known history arguments that make more boundaries exact, except the ones that the user set."""
     read = template.variables()
     known = {k: v for k, v in HISTORY_KWARGS.items() if k in read and k not in template.kwargs}
     if not known:
@@ -153,10 +151,8 @@ class _Probe:
 
     @cached_property
     def closers(self) -> tuple[str, ...]:
-        """What closes a turn: stops, and what stands in their place in history (gpt-oss: `<|end|>` for `<|return|>`).
-
-        If a final answer ends bare, stops are the next turns' openers and none closes.
-        """
+        """Texts that close a turn: stops, and their replacements in history (gpt-oss: `<|end|>` for `<|return|>`). If a
+        final answer ends bare, stops are the next turns' openers and none closes."""
         final, past = [user(1), assistant(1)], [user(1), assistant(1), user(2)]
         last = self._first_stop(final, generation_prompt=False)
         if last is None:
@@ -213,10 +209,8 @@ class _Probe:
         return _difference(prompt + completion + tail, truth)
 
     def _completion(self, prompt: str, history: list[Message], thought: Thought, tail: str) -> str | None:
-        """What the model writes for the last turn: the template's own text of it, through the stop token.
-
-        None where this kind of turn cannot be: no reasoning tags, or a generation prompt that opens the block.
-        """
+        """Return the model's text for the last turn: the template's own text of it, through the stop token. None where
+        this kind of turn cannot be: no reasoning tags, or a generation prompt that opens the block."""
         written = self.template.render(history, self.tools, generation_prompt=False)
         body = written[common(prompt, written) :]
         stop = re.search("|".join(map(re.escape, self.stops)), body) if self.stops else None

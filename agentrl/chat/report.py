@@ -1,12 +1,10 @@
-"""What a chat template does to a conversation, found once by probing (`probe.py`) and printed for people.
+"""The effects of a chat template on a conversation, found once by probing (`probe.py`) and printed for people.
 
 1. A `TemplateReport` is frozen and says what the template shows, how turns open and close, and what each kind of turn
    boundary does to the ids that the model sampled.
 2. `predict` is the one question that sessions ask: is `previous ids + delta` what the template itself would render?
    It answers for the worst boundary of that kind, so "exact" is a promise and anything else a possibility.
 """
-
-from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -17,7 +15,7 @@ from agentrl.chat.template import Capabilities
 
 
 class Verdict(StrEnum):
-    """What the template's own full rendering makes of a boundary, from best to worst."""
+    """Effect of the template's own full rendering on a boundary, from best to worst."""
 
     EXACT = "exact"
     """The full rendering gives the same ids."""
@@ -39,7 +37,7 @@ class Verdict(StrEnum):
 
 
 class Thought(StrEnum):
-    """What a model turn does about reasoning; templates treat the three differently."""
+    """Reasoning of a model turn; templates treat the three cases differently."""
 
     WITH = "with reasoning"
     EMPTY = "with an empty block"
@@ -51,10 +49,8 @@ _ORDER = {verdict: rank for rank, verdict in enumerate(Verdict)}
 
 @dataclass(frozen=True, slots=True)
 class Boundary:
-    """One probed case: the kind of history, who speaks next, what the turns thought, and what came out.
-
-    `beside`: a turn has text beside its calls, which some templates move.
-    """
+    """One probed case: the kind of history, who speaks next, what the turns thought, and what came out. `beside`: a
+    turn has text beside its calls, which some templates move."""
 
     name: str
     next_role: str
@@ -106,11 +102,11 @@ class TemplateReport:
 
     @property
     def exact_count(self) -> int:
-        """How many probed boundaries are exact."""
+        """Number of probed boundaries that are exact."""
         return sum(b.verdict is Verdict.EXACT for b in self.boundaries)
 
     def warnings(self) -> tuple[str, ...]:
-        """What a user should know before training on this template, one sentence each."""
+        """Warnings before training on this template, one sentence each."""
         can, verdicts = self.can, {b.verdict for b in self.boundaries}
         notes = {
             "tool schemas are ignored: describe the tools in the system prompt, or set --chat-template-path": not can.tools,
@@ -122,7 +118,7 @@ class TemplateReport:
             "new messages render differently behind a real history: the context is not what it would be": (
                 Verdict.DELTA_DIFFERS in verdicts
             ),
-            "history would be rewritten: --history-policy says whether to keep it, split samples, or fail": (
+            "history would be rewritten: --template-rewrite-policy says whether to keep it, split samples, or fail": (
                 any(verdict.rewrites for verdict in verdicts)
             ),
         }

@@ -1,11 +1,9 @@
-"""What follows what in a conversation, as ids: token in and token out.
+"""A conversation as ids: token in and token out.
 
-1. `prompt_ids` is rendered once. `sampled` is told what the model wrote and parses it; `extend` answers with the ids
-   that come next: `close` (a turn's end that the model left out), then `env` (new messages, generation prompt).
-2. Sampled ids are never decoded and re-encoded: the context is always `prompt + sampled + close + env + sampled ...`.
-3. Work per turn is proportional to the turn: no history is rendered, encoded or scanned again. The exception is a
-   restart under policy `split`, which renders a new prompt.
-4. A session is used by one task at a time.
+1. `prompt_ids` is rendered once. `append_model_turn` takes the sampled ids; `extend` returns the ids that come next:
+   `close` (a turn's end that the model left out), then `env` (new messages, generation prompt).
+2. Work per turn is proportional to the turn, except for a restart under policy `split`.
+3. One task at a time uses a session.
 """
 
 from collections.abc import Mapping, Sequence
@@ -21,7 +19,7 @@ from agentrl.sample import Message
 
 @dataclass(frozen=True, slots=True)
 class Delta:
-    """What follows a model turn.
+    """The ids that follow a model turn.
 
     Attributes:
         close: ids that end the turn where the model did not (loss mask 0, `Origin.CLOSE`).
@@ -56,11 +54,7 @@ class ChatSession:
     def __init__(
         self, chat: Chat, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] | None = None
     ) -> None:
-        """Render the prompt.
-
-        Raises:
-            TemplateError: the template cannot render the messages.
-        """
+        """Render the prompt. Raises TemplateError: the template cannot render the messages."""
         self._chat = chat
         self.messages = normalise_messages(messages)
         self._tools = normalise_tools(tools)
@@ -70,14 +64,13 @@ class ChatSession:
         self._turn: _Turn | None = None
         self.prompt_ids: list[int] = chat.prompt_ids(self.messages, self._tools)
 
-    def sampled(self, ids: Sequence[int]) -> ParsedTurn:
+    def append_model_turn(self, ids: Sequence[int]) -> ParsedTurn:
         """Parse the ids that the model sampled, exactly as the engine returned them, with or without an end token.
-
-        Raises:
-            TemplateError: two model turns without `extend` between them.
-        """
+        Raises TemplateError: two model turns without `extend` between them."""
         if self._turn is not None:
-            raise TemplateError("sampled was called twice in a row; call extend with the answer to the first turn")
+            raise TemplateError(
+                "append_model_turn was called twice in a row; call extend with the answer to the first turn"
+            )
         ids = list(ids)
         stops = self._chat.stop_ids
         stop_at = next((at for at, token in enumerate(ids) if token in stops), None)
@@ -91,25 +84,22 @@ class ChatSession:
         return parsed
 
     def extend(self, messages: Sequence[Mapping[str, Any]]) -> Delta:
-        """Answer the last model turn with new messages.
-
-        Tool messages without `tool_call_id` or `name` are given those of the turn's calls, in order.
-
-        Raises:
-            TemplateError: no model turn to answer, a message that the template cannot show, or policy `fail` and a
-                template that would rewrite history here.
-        """
+        """Answer the last model turn with new messages. Tool messages without `tool_call_id` or `name` are given those
+        of the turn's calls, in order. Raises TemplateError: no model turn to answer, a message that the template cannot
+        show, or policy `fail` and a template that would rewrite history here."""
         turn = self._turn
         if turn is None:
-            raise TemplateError("extend was called before sampled; tell the session first what the model wrote")
+            raise TemplateError(
+                "extend was called before append_model_turn; tell the session first what the model wrote"
+            )
         new = _name_results(normalise_messages(messages), turn.parsed.tool_calls)
         verdict = self._chat.report.predict(new[0]["role"] if new else "user", self._thoughts, beside=self._beside)
-        if verdict.rewrites and self._chat.history_policy == "fail":
+        if verdict.rewrites and self._chat.template_rewrite_policy == "fail":
             raise TemplateError(
-                f"the chat template would rewrite history here ({verdict}) and --history-policy is 'fail'; "
+                f"the chat template would rewrite history here ({verdict}) and --template-rewrite-policy is 'fail'; "
                 "choose 'keep' or 'split', or another --chat-template-path"
             )
-        if verdict.rewrites and self._chat.history_policy == "split":
+        if verdict.rewrites and self._chat.template_rewrite_policy == "split":
             self._thoughts.clear()
             self._beside = False
             delta = Delta(verdict=verdict, restart=self._chat.render_ids([*self.messages, *new], self._tools))

@@ -1,10 +1,6 @@
-"""A chat template, compiled once, rendered from messages in the normal form of `messages.py`: whole, or what is new.
-
-1. The environment is transformers' own sandboxed Jinja, so a checkpoint's template renders here as it does there.
-2. What templates differ in is found once and hidden: arguments as dict or as text, content as text or as parts,
-   reasoning under any of its names.
-3. Whatever a template raises becomes a `TemplateError` with the template's own words.
-"""
+"""A chat template, compiled once, rendered from messages in the normal form of `messages.py`. The environment is
+transformers' own sandboxed Jinja. Differences between templates (arguments, content parts, names of reasoning) are
+found once and hidden. Errors of a template become a `TemplateError`."""
 
 from __future__ import annotations
 
@@ -53,11 +49,8 @@ class Template:
     def render(
         self, messages: Sequence[Message], tools: Sequence[ToolSchema] | None = None, *, generation_prompt: bool = True
     ) -> str:
-        """The rendered text of normal-form messages.
-
-        Raises:
-            TemplateError: the template refuses the conversation or fails on it.
-        """
+        """The rendered text of normal-form messages. Raises TemplateError: the template refuses the conversation or
+        fails on it."""
         try:
             text = self._compiled.render(
                 messages=[self._adapt(message) for message in messages],
@@ -122,7 +115,7 @@ def _named_id(id_: str, name: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Capabilities:
-    """What a template shows of a conversation."""
+    """The parts of a conversation that a template shows."""
 
     system: bool
     """A system message is shown."""
@@ -153,11 +146,8 @@ class DeltaRenderer:
         self._stop = re.compile(f"(?<!{OPEN})(?:{'|'.join(map(re.escape, stops))})") if stops else None
 
     def text(self, calls: Sequence[dict[str, Any]], new: Sequence[Message]) -> str:
-        """The delta of `new` (normal form, marked) after a turn that made `calls` (OpenAI form, marked).
-
-        Raises:
-            TemplateError: the template refuses the messages, or loses the assistant message they follow.
-        """
+        """The delta of `new` (normal form, marked) after a turn that made `calls` (OpenAI form, marked). Raises
+        TemplateError: the template refuses the messages, or loses the assistant message they follow."""
         calls = list(calls) if self._can.tool_messages else []
         if not self._can.parallel_calls:
             calls = calls[-1:]

@@ -10,7 +10,7 @@ from typing import Any
 from unittest.mock import patch
 
 from agentrl.chat import normalise_messages
-from agentrl.check.proofs import Finding
+from agentrl.check.findings import Finding
 from agentrl.data.prompts import ROLES
 from agentrl.envs import Environment, Step, Turn
 from agentrl.errors import TemplateError
@@ -25,7 +25,7 @@ def own_methods(kind: type[Environment]) -> list[str]:
 
 
 class Observer:
-    """What was seen; `alone` says that one episode is played at a time, so that what changes is its own doing."""
+    """Observations of episodes; `alone` says that one episode is played at a time, so that each change is its own."""
 
     def __init__(self) -> None:
         self.findings: list[Finding] = []
@@ -72,7 +72,7 @@ def _world() -> set[tuple[str, str]]:
 
 
 def _shown(answer: Any, where: str) -> Iterator[str]:
-    """What is wrong with the messages that `reset` or `step` gives."""
+    """Yield the mistakes in the messages that `reset` or `step` gives."""
     messages = answer.messages if isinstance(answer, Step) else answer if where.endswith(".reset") else None
     if not isinstance(messages, list | tuple) or not all(isinstance(message, dict) for message in messages):
         return  # the agent loop refuses it

@@ -13,31 +13,33 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from agentrl.chat import Chat
+from agentrl.check.findings import Finding, Prover, summed
+from agentrl.check.harness import Episode, Harness, users_code, users_line
 from agentrl.check.observer import Observer
-from agentrl.check.policy import Live, Policy, Scripted
-from agentrl.check.proofs import Finding, Prover, summed
-from agentrl.check.script import ANSWERS, WRONG, Script, scripts
-from agentrl.check.stage import Episode, Stage, users_code, users_line
+from agentrl.check.policy import FromFile, Live, Person, Policy, Scripted
+from agentrl.check.script import ANSWERS, WRONG, Lines, Script, scripts
 from agentrl.clock import Tell, Watchdog
 from agentrl.config import RunSettings
 from agentrl.envs import Environment
-from agentrl.errors import Failure
+from agentrl.errors import Failure, SettingsError
 
 STALL = 0.3
 """Seconds for which user code may block the event loop."""
 
 
 @dataclass(slots=True)
-class Played:
-    """What was played and found."""
+class CheckedPlay:
+    """The episodes that were played, and the findings."""
 
     found: list[Finding] = field(default_factory=list)
     episodes: list[Episode] = field(default_factory=list)
     untried: list[str] = field(default_factory=list)
+    rows: int = 0
+    """Prompts to play, one episode each; 0 if scripts play."""
 
     @property
     def problems(self) -> list[Finding]:
-        """What makes the check fail, each once."""
+        """The findings that make the check fail, each once."""
         return [found for found, _ in summed(self.found) if not found.note]
 
     @property
@@ -51,10 +53,10 @@ async def play(
     settings: RunSettings,
     chat: Chat,
     seconds: float,
-    played: Played,
+    played: CheckedPlay,
     stuck: Callable[[], None],
-    show: Callable[[Stage, Episode | None], None],
-    live: Live | None = None,
+    show: Callable[[Harness, Episode | None], None],
+    live: Live | Sequence[Lines] | None = None,
 ) -> None:
     """Play everything and note it in `played`.
 
@@ -62,33 +64,40 @@ async def play(
         seconds: to spend on episodes; between two turns an environment may take a third of it.
         stuck: called in a thread if the user's code stops the event loop for as long.
         show: called for each environment, with the episode to show, while it is still set up.
-        live: plays one episode of each row, in the scripts' stead.
+        live: plays one episode of each row, in the scripts' stead; or the episodes of a `--play` file.
     """
+    lines = live if isinstance(live, Sequence) else ()
     try:
-        async with Stage.opened(settings, chat, seconds / 3) as stages:
+        async with Harness.opened(settings, chat, seconds / 3, most=len(lines) or None) as stages:
+            if lines and len(stages) > 1:
+                raise SettingsError("--play FILE plays one environment; name it instead of the run's several")
             for stage in stages:
-                here = Played(played.found)
+                here = CheckedPlay(played.found)
                 if stage.ungraded:
                     played.found.append(Finding(stage.ungraded, note=stage.made_up))
                 director = _Director(stage, seconds / len(stages), here)
-                await (director.play(stuck) if live is None else director.live(live))
+                if lines:
+                    await director.file(lines)
+                else:
+                    await (director.live(live) if callable(live) else director.play(stuck))
                 for episode in here.episodes if live else [here.shown]:
                     show(stage, episode)
                 played.episodes += here.episodes
                 played.untried += here.untried
+                played.rows += here.rows
     except Failure as error:
         played.found.append(Finding(str(error)))
 
 
 class _Director:
-    def __init__(self, stage: Stage, seconds: float, played: Played) -> None:
+    def __init__(self, stage: Harness, seconds: float, played: CheckedPlay) -> None:
         self.stage, self.played, self._until = stage, played, time.monotonic() + seconds
         plugins, rm_type, kind = stage.plugins, stage.settings.rollout.rm_type, stage.kind
         own = kind is not None and kind.reward is not Environment.reward
         grades = f"{stage.user}.reward" if own else f"--rm-type {rm_type}" if rm_type else f"{stage.user}.step"
         grades = plugins.reward.name if plugins.reward else grades
         self._prover = Prover(stage.chat, stage.user, kind is not None, grades, stage.patience)
-        self._scripts = [scripts(stage.chat, sample.label, stage.tools) for sample in stage.rows]
+        self._scripts = [scripts(stage.chat, sample, stage.tools) for sample in stage.rows]
         self._blocked: dict[str, list[float]] = {}
         self._observer = Observer()
 
@@ -103,9 +112,29 @@ class _Director:
         self._find(*self._observer.findings, *self._blocks())
 
     async def live(self, make: Live) -> None:
-        """One episode of each row."""
-        for row in range(len(self.stage.rows)):
-            await self._play(make(self.stage.chat, self.stage.tools), f"plays prompt {row + 1}", row)
+        """Play one episode of each row, or until the person has left."""
+        self.played.rows = len(self.stage.rows)
+        for row in range(self.played.rows):
+            policy = make(self.stage.chat, self.stage.tools)
+            episode = await self.stage.play(f"plays prompt {row + 1}", policy, row)
+            if isinstance(policy, Person) and policy.left:
+                return
+            self._note(episode)
+
+    async def file(self, episodes: Sequence[Lines]) -> None:
+        """Play the episodes of a file, each on the next row."""
+        if len(episodes) > (rows := len(self.stage.rows)):
+            raise SettingsError(
+                f"{episodes[rows].name}: no prompt for it: the data has {rows}; an episode takes a prompt"
+            )
+        self.played.rows = len(episodes)
+        for row, lines in enumerate(episodes):
+            policy = FromFile(self.stage.chat, self.stage.tools, lines)
+            episode = await self._play(policy, f"plays {lines.name}", row)
+            sample = next(iter(episode.samples), None)
+            if sample is not None and "failure" not in sample.metadata:
+                reward = sample.get_reward_value(self.stage.settings.rollout.reward_key)
+                self._find(*map(Finding, policy.wrong(reward)))
 
     def _find(self, *found: Finding) -> None:
         self.played.found += found
@@ -121,7 +150,7 @@ class _Director:
         return tell
 
     def _blocks(self) -> Iterator[Finding]:
-        """Who has blocked the event loop; briefly and once it may be a busy machine."""
+        """Yield findings on code that blocks the event loop; a short block that occurs once may be a busy machine."""
         for where, times in self._blocked.items():
             if len(times) > 1 or max(times) > 2 * STALL:
                 what = f"{where} blocks the event loop, and with it all other trajectories: await what is slow, or run it in a thread"
@@ -131,7 +160,9 @@ class _Director:
         return await self._play(Scripted(self.stage.chat, script), script.name, row, size, cancelled)
 
     async def _play(self, policy: Policy, name: str, row: int, size: int = 1, cancelled: str = "") -> Episode:
-        episode = await self.stage.play(name, policy, row, size, cancelled)
+        return self._note(await self.stage.play(name, policy, row, size, cancelled))
+
+    def _note(self, episode: Episode) -> Episode:
         self.played.episodes.append(episode)
         self._find(*self._prover.of_episode(episode))
         return episode
@@ -157,7 +188,7 @@ class _Director:
         return episodes
 
     async def _more(self, alone: Sequence[Episode]) -> None:
-        """What can be tried when the plain episodes are sound."""
+        """Try the further episodes that make sense once the plain episodes are sound."""
         first = self._scripts[0]
         calling = next((script for script in first if script.name.startswith("calls ")), first[0])
         ordered = [(episode, script) for episode, script in zip(alone, first, strict=False) if script.ordered]
@@ -199,7 +230,7 @@ class _Director:
 
 
 class _Left:
-    """What episodes leave behind: tasks of the event loop, threads, open files, processes."""
+    """Leftovers of episodes: tasks of the event loop, threads, open files, processes."""
 
     def __init__(self) -> None:
         self._tasks, self._first = asyncio.all_tasks(), dict[str, int]()
@@ -213,7 +244,7 @@ class _Left:
             yield Finding(f"{close} leaves a task running, at {line}: cancel and await it there")
 
     def growth(self, episodes: int, close: str) -> Iterator[Finding]:
-        """What there is more of with every episode but the first."""
+        """Yield findings on leftovers that grow with every episode but the first."""
         gc.collect()
         for name, count in _counts().items():
             more = count - self._first.get(name, count)

@@ -1,9 +1,8 @@
 """Policies that stand where an engine does: a script, a record, a person at the terminal, a model behind a server."""
 
-import json
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,9 +11,8 @@ import click
 import httpx
 
 from agentrl.chat import Chat
-from agentrl.chat.written import written
-from agentrl.check.script import Script, calling
-from agentrl.engine.hold import Hold
+from agentrl.check.script import Lines, Script, call_of, turn_of
+from agentrl.engine.pause import PauseGate
 from agentrl.engine.wire import FinishReason, Generation, SamplingParams
 from agentrl.errors import EngineFailure, ModelFailure
 from agentrl.rollout.context import Generator
@@ -26,7 +24,7 @@ _SECONDS = 300.0
 
 @dataclass(frozen=True, slots=True)
 class Exchange:
-    """One turn: the ids that the model was given, and those that it wrote."""
+    """One turn: the ids of the prompt, and the ids that the model wrote."""
 
     given: list[int]
     wrote: list[int]
@@ -42,16 +40,19 @@ class Policy(Generator):
     """
 
     def __init__(self, chat: Chat) -> None:
-        self.chat, self.held = chat, Hold()
+        self.chat, self.pause_gate = chat, PauseGate()
         self.asked: dict[str, list[Exchange]] = {}
         self.since = time.monotonic()
         self.waiting, self.answered = anyio.Event(), anyio.Event()
 
-    async def hold(self) -> None:
-        self.held.close(between_rollouts=True)
+    async def pause(self) -> None:
+        self.pause_gate.close(between_rollouts=True)
 
-    async def release(self) -> None:
-        self.held.open()
+    async def resume(self) -> None:
+        self.pause_gate.open()
+
+    def updated(self, version: int) -> None:
+        pass
 
     async def write(self, session: str, turn: int, given: Sequence[int], most: int | None) -> tuple[list[int], bool]:
         """The ids of `turn` (from 1) behind the prompt `given`, at most `most` of them, and whether it ended by itself."""
@@ -98,9 +99,9 @@ class Scripted(Policy):
             self.waiting.set()
             await anyio.sleep_forever()
         if turn == script.holds:
-            await self.hold()
+            await self.pause()
             await anyio.sleep(0.01)
-            await self.release()
+            await self.resume()
         return self.ids(script.turns[min(turn, len(script.turns)) - 1], ended=not script.cut)
 
 
@@ -122,34 +123,69 @@ class Recorded(Policy):
         return turns[turn - 1], ended or turn < len(turns)
 
 
+class FromFile(Policy):
+    """Writes the turns of an episode of a `--play` file."""
+
+    def __init__(self, chat: Chat, tools: Sequence[dict[str, Any]], lines: Lines) -> None:
+        super().__init__(chat)
+        self._tools, self.lines, self.asked_for = tools, lines, 0
+
+    async def write(self, session: str, turn: int, given: Sequence[int], most: int | None) -> tuple[list[int], bool]:
+        turns, self.asked_for = self.lines.turns, turn
+        if turn > len(turns):
+            where = f"behind line {turns[-1][0]} the environment waits for turn {turn}"
+            raise ModelFailure(f"{self.lines.name}: {where}, and the episode has no more", kind="no_turn")
+        return self.ids(turn_of(self.chat, turns[turn - 1][1], self._tools), ended=True)
+
+    def wrong(self, reward: float | None) -> Iterator[str]:
+        """Say what differs from the file: turns that were not asked for, another reward."""
+        turns = self.lines.turns
+        if self.asked_for < len(turns):
+            yield (
+                f"{self.lines.name}: the episode ended with turn {self.asked_for}, before line {turns[self.asked_for][0]}"
+            )
+        if self.lines.reward is None:
+            return
+        wanted, line = self.lines.reward
+        if reward is None or not math.isclose(reward, wanted, abs_tol=1e-9):
+            yield f"{self.lines.name}: line {line} expects reward {wanted:g}, the episode earned {reward}"
+
+
 Live = Callable[[Chat, Sequence[dict[str, Any]]], Policy]
 """Makes the policy of one episode from the chat room and the schemas of the tools."""
 
 
 class Person(Policy):
-    """Whoever sits at the terminal and is shown what a model would be shown.
+    """The person at the terminal, who is shown what a model would be shown.
 
     A line is a turn; `!NAME {"city": "Oslo"}` is the call of a tool, written as the chat template writes it.
+
+    Attributes:
+        left: the input has ended, and with it the session.
     """
 
     def __init__(self, chat: Chat, tools: Sequence[dict[str, Any]]) -> None:
         super().__init__(chat)
-        self._tools, self._shown = tools, 0
+        self._tools, self._shown, self.left = tools, 0, False
 
     async def write(self, session: str, turn: int, given: Sequence[int], most: int | None) -> tuple[list[int], bool]:
         click.echo(self.chat.decode(given[self._shown :]), nl=False)
         self._shown = len(given)
-        return self.ids(await anyio.to_thread.run_sync(self._typed, abandon_on_cancel=True), ended=True)
+        try:
+            line = await anyio.to_thread.run_sync(self._typed, abandon_on_cancel=True)
+        except click.Abort as error:
+            self.left = True
+            raise ModelFailure("the input has ended", kind="no_turn") from error
+        return self.ids(turn_of(self.chat, line, self._tools), ended=True)
 
     def _typed(self) -> str:
         line: str = click.prompt("", prompt_suffix="", default="", show_default=False)
-        name, _, arguments = line.removeprefix("!").partition(" ")
         try:
-            calls = [(name, json.loads(arguments or "{}"))] if line.startswith("!") else []
-        except json.JSONDecodeError as error:
-            click.echo(f"arguments are a JSON object, as in !NAME {{...}}: {error}; once more:")
+            call_of(line)
+        except ValueError as error:
+            click.echo(f"{error}; once more:")
             return self._typed()
-        return written(self.chat, calling(calls), self._tools) if calls else line
+        return line
 
 
 class Endpoint(Policy):

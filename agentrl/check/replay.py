@@ -13,13 +13,13 @@ from dataclasses import dataclass
 import anyio
 
 from agentrl.chat import Chat
+from agentrl.check.findings import difference
+from agentrl.check.harness import Harness
 from agentrl.check.policy import Recorded
-from agentrl.check.proofs import difference
-from agentrl.check.stage import Stage
 from agentrl.config import RunSettings
 from agentrl.errors import AgentRLError, SettingsError
 from agentrl.groups import Group
-from agentrl.rollout.stats import RolloutStats, trajectories
+from agentrl.rollout.stats import trajectories
 from agentrl.sample import RECORDED, Origin, Sample, Status
 
 
@@ -32,12 +32,20 @@ class Again:
         reward: what it has now; None if it failed.
         parted: where the environment said something else, in words; "" if nowhere.
         failure: what went wrong now; "" if nothing.
+        stop_reason: why it ends now.
     """
 
     stored: Group
     reward: float | None
     parted: str
     failure: str
+    stop_reason: str = ""
+
+    @property
+    def stopped(self) -> str:
+        """The stop reasons then and now, if they differ; "" for a trajectory that was stored without one."""
+        then = self.stored[-1].stop_reason
+        return f"{then} -> {self.stop_reason}" if then and self.stop_reason not in ("", then) else ""
 
 
 def replay(settings: RunSettings, chat: Chat, groups: Sequence[Group], key: str | None) -> list[Again]:
@@ -51,7 +59,7 @@ def replay(settings: RunSettings, chat: Chat, groups: Sequence[Group], key: str 
     """
 
     async def played() -> list[Again]:
-        async with Stage.opened(settings, chat, 0.0, groups[0][:1]) as stages:
+        async with Harness.opened(settings, chat, 0.0, groups[0][:1]) as stages:
             if stages[0].ungraded:
                 raise SettingsError(stages[0].ungraded)
             return [again for group in groups for again in await _group(stages[0], group, key)]
@@ -59,7 +67,7 @@ def replay(settings: RunSettings, chat: Chat, groups: Sequence[Group], key: str 
     return anyio.run(played)
 
 
-async def _group(stage: Stage, group: Group, key: str | None) -> list[Again]:
+async def _group(stage: Harness, group: Group, key: str | None) -> list[Again]:
     paths = trajectories(group)
     fresh = [_fresh(path[0], at) for at, path in enumerate(paths)]
     told = {
@@ -68,14 +76,14 @@ async def _group(stage: Stage, group: Group, key: str | None) -> list[Again]:
     }
     policy = Recorded(stage.chat, told)
     try:
-        now = trajectories(await stage.player(policy).group(fresh, evaluation=False, stats=RolloutStats()))
+        now = trajectories(await stage.player(policy).group(fresh, evaluation=False))
     except AgentRLError as error:
         return [Again(path, None, "", str(error)) for path in paths]
     found = []
     for path, again in zip(paths, now, strict=True):
         failure = again[-1].metadata.get("failure", {}).get("message", "")
         reward = None if failure else again[-1].get_reward_value(key)
-        found.append(Again(path, reward, _parted(stage.chat, path[-1], again[-1]), failure))
+        found.append(Again(path, reward, _parted(stage.chat, path[-1], again[-1]), failure, again[-1].stop_reason))
     return found
 
 
@@ -87,7 +95,7 @@ def _fresh(stored: Sample, at: int) -> Sample:
 
 
 def _ended(chat: Chat, stored: Sample) -> bool:
-    """Whether the model's last turn came to its end."""
+    """Return true if the model's last turn came to its end."""
     wrote = [segment for segment in stored.segments if segment.origin is Origin.MODEL]
     last = stored.tokens[stored.prompt_length + wrote[-1].end - 1] if wrote else None
     return stored.status is Status.COMPLETED or last in chat.stop_ids

@@ -1,14 +1,21 @@
-"""What a scripted policy writes: answers, tool calls made from the tools' schemas, and the mistakes that models make."""
+"""The turns of a scripted policy: answers, tool calls by the tools' schemas, the mistakes that models make; or a user's file.
+
+A file for `--play` has one turn a line. `!NAME {"city": "Oslo"}` is a tool call, `expect reward X` the reward that the
+episode must earn, a line that begins with `# ` a comment. An empty line or `---` ends an episode.
+"""
 
 import json
+import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from agentrl.chat import Chat
 from agentrl.chat.messages import ToolSchema
-from agentrl.chat.written import unread_call, written
-from agentrl.sample import Message
+from agentrl.chat.render_turn import render_turn, unread_call
+from agentrl.errors import SettingsError
+from agentrl.sample import Message, Sample
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,18 +38,94 @@ class Script:
     ordered: bool = True
 
 
+@dataclass(slots=True)
+class Lines:
+    """An episode of a `--play` file.
+
+    Attributes:
+        name: file and line of its beginning.
+        turns: number of the line and text of each turn.
+        reward: the expected one and the number of its line; None if any will do.
+    """
+
+    name: str
+    turns: list[tuple[int, str]] = field(default_factory=list)
+    reward: tuple[float, int] | None = None
+
+
+def read_lines(path: str) -> list[Lines]:
+    """The episodes of a `--play` file.
+
+    Raises:
+        SettingsError: the file cannot be read, a line is malformed, or there is no episode.
+    """
+    try:
+        text = Path(path).expanduser().read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise SettingsError(f"--play {path} cannot be read: {error}") from error
+    episodes: list[Lines] = []
+    ended = True
+    for number, line in enumerate(text.splitlines(), start=1):
+        if line.startswith("# "):
+            continue
+        if line.strip() in ("", "---"):
+            ended = True
+            continue
+        if ended:
+            episodes.append(Lines(f"{path} line {number}"))
+        ended, episode = False, episodes[-1]
+        try:
+            if expected := re.fullmatch(r"expect reward (.*)", line):
+                episode.reward = float(expected[1]), number
+                continue
+            call_of(line)
+        except ValueError as error:
+            raise SettingsError(f"{path} line {number}: {error}") from error
+        episode.turns.append((number, line))
+    if empty := next((episode for episode in episodes if not episode.turns), None):
+        raise SettingsError(f"{empty.name}: an episode without a turn; write what the model says, one turn a line")
+    if not episodes:
+        raise SettingsError(f"--play {path} has no turn; write what the model says, one turn a line")
+    return episodes
+
+
+def call_of(line: str) -> tuple[str, dict[str, Any]] | None:
+    """Name and arguments of the tool call in a line; None if it is plain text.
+
+    Raises:
+        ValueError: the arguments are no JSON object.
+    """
+    if not line.startswith("!"):
+        return None
+    name, _, given = line[1:].partition(" ")
+    said = f"arguments are a JSON object, as in !{name} {{...}}"
+    try:
+        arguments = json.loads(given or "{}")
+    except json.JSONDecodeError as error:
+        raise ValueError(f"{said}: {error}") from error
+    if not isinstance(arguments, dict):
+        raise ValueError(said)
+    return name, arguments
+
+
+def turn_of(chat: Chat, line: str, tools: Sequence[ToolSchema]) -> str:
+    """A line as the model's turn; a tool call in the markup of the chat template."""
+    call = call_of(line)
+    return line if call is None else render_turn(chat, calling([call]), tools)
+
+
 WRONG, ANSWERS = "does not know", ("answers with the label", "answers with the label, tagged and boxed")
 _MOST_TOOLS = 8
 
 
-def scripts(chat: Chat, label: Any, tools: Sequence[ToolSchema]) -> list[Script]:
-    """What a policy may do in one episode, the plainest first.
+def scripts(chat: Chat, sample: Sample, tools: Sequence[ToolSchema]) -> list[Script]:
+    """Return the scripts of one episode, the plainest first.
 
     Args:
-        label: of the episode's sample; None has no answer.
-        tools: what it may call.
+        sample: of the episode. Without a label no script answers.
+        tools: schemas of what the policy may call.
     """
-    last, text = "I do not know.", next(_texts(label), None)
+    last, text, guess = "I do not know.", next(_texts(sample.label), None), guessed(sample)
     found = [Script(WRONG, (last,))]
     if text is not None:
         last = f"The answer is \\boxed{{{text}}}.\n<answer>{text}</answer>\n#### {text}"
@@ -52,15 +135,15 @@ def scripts(chat: Chat, label: Any, tools: Sequence[ToolSchema]) -> list[Script]
         return found
 
     def call(*called: ToolSchema) -> str:
-        calls = [(tool["function"]["name"], arguments(tool, label)) for tool in called]
-        return written(chat, calling(calls), tools)
+        calls = [(tool["function"]["name"], arguments(tool, guess)) for tool in called]
+        return render_turn(chat, calling(calls), tools)
 
     for tool in tools[:_MOST_TOOLS]:
         found.append(Script(f"calls {tool['function']['name']}, then answers", (call(tool), last)))
     if chat.report.can.parallel_calls:
         both = call(tools[0], tools[-1])
         found.append(Script("makes two calls at once, then answers", (both, last), ordered=False))
-    unknown = written(chat, calling([("no_such_tool", {})]), tools)
+    unknown = render_turn(chat, calling([("no_such_tool", {})]), tools)
     broken = call(tools[0]).rstrip()
     found.append(
         Script("calls an unknown tool, then one in broken markup", (unknown, broken[: len(broken) * 2 // 3], last))
@@ -87,10 +170,26 @@ def _texts(label: Any) -> Iterator[str]:
         yield str(label)
 
 
-def arguments(tool: ToolSchema, label: Any) -> dict[str, Any]:
-    """Arguments that fit the tool's schema; a text is the label."""
+_GUESSES = (
+    r"(?<!\w)[\"'`\u201c\u2018](?=\w)(.+?)(?<=\w)[\"'`\u201d\u2019](?!\w)",  # quoted
+    r"-?[\d.]+(?: ?[-+*/^] ?-?[\d.]+)+",  # a calculation
+    r"(?<=[^.!?:] )(?:[A-Z]\w+(?: [A-Z]\w+)*)",  # a name: capitals inside a sentence
+    r"-?\d+(?:\.\d+)?",
+)
+
+
+def guessed(sample: Sample) -> str:
+    """A text that a tool may be asked about: a quoted text, a calculation, a name or a number of the prompt, or all of it."""
+    prompt = sample.prompt
+    said = prompt if isinstance(prompt, str) else str((prompt or [{}])[-1].get("content") or "")
+    found = next((match for guess in _GUESSES if (match := re.search(guess, said))), None)
+    return (found[found.lastindex or 0] if found else said) or "1"
+
+
+def arguments(tool: ToolSchema, guess: str) -> dict[str, Any]:
+    """Arguments that fit the tool's schema; a text without example, default or enum is `guess`."""
     schema = tool["function"]["parameters"]
-    value = _value(schema, schema, next(_texts(label), "1"))
+    value = _value(schema, schema, guess)
     return value if isinstance(value, dict) else {}
 
 
@@ -100,8 +199,9 @@ def _value(schema: Mapping[str, Any], root: Mapping[str, Any], text: str, depth:
     for key in ("const", "default"):
         if key in schema:
             return schema[key]
-    if schema.get("enum"):
-        return schema["enum"][0]
+    for key in ("examples", "enum"):
+        if schema.get(key):
+            return schema[key][0]
     for key in ("anyOf", "oneOf", "allOf"):
         if schema.get(key):
             return _value(schema[key][0], root, text, depth + 1)

@@ -4,7 +4,7 @@ import json
 import os
 import sys
 import textwrap
-from collections.abc import Callable
+from collections.abc import Sequence
 from functools import partial
 from itertools import groupby
 from pathlib import Path
@@ -15,13 +15,14 @@ import click
 
 from agentrl.cli.settings_command import PlayedCommand
 from agentrl.errors import SettingsError
-from agentrl.plugins import optional
+from agentrl.plugins import compat
 
 if TYPE_CHECKING:
     from agentrl.chat import Chat
-    from agentrl.check.play import Played
+    from agentrl.check.harness import Episode, Harness
+    from agentrl.check.play import CheckedPlay
     from agentrl.check.policy import Live
-    from agentrl.check.stage import Episode, Stage
+    from agentrl.check.script import Lines
     from agentrl.config import RunSettings
 
 _MOST = 4000
@@ -35,7 +36,13 @@ _MOST = 4000
         click.Argument(["targets"], nargs=-1, metavar="[TARGET...]"),
         click.Option(["--config"], metavar="FILE", help="The run's YAML or TOML file of settings; flags win over it."),
         click.Option(["--seconds"], type=click.FloatRange(1), default=6.0, help="To spend on episodes. [default: 6]"),
-        click.Option(["--play"], is_flag=True, help="Be the model: what you type is its turn."),
+        click.Option(
+            ["--play"],
+            is_flag=False,
+            flag_value="",
+            metavar="[FILE]",
+            help="Be the model: what you type is its turn. FILE has the turns, and the rewards that they must earn.",
+        ),
         click.Option(["--model"], metavar="URL", help="Have a model play: an OpenAI-compatible server's address."),
         click.Option(["--schemas"], is_flag=True, help="Print the schemas of the tools."),
         click.Option(
@@ -50,7 +57,7 @@ def command(
     targets: tuple[str, ...],
     config: str | None,
     seconds: float,
-    play: bool,
+    play: str | None,
     model: str | None,
     schemas: bool,
     hook: tuple[str, ...],
@@ -63,6 +70,8 @@ def command(
     """
     from agentrl.cli.settings_command import given_settings
 
+    if play and (Path(play).is_dir() or ":" in play or play.endswith(".py")):  # a target behind a bare --play
+        targets, play = (play, *targets), ""
     found: dict[str, list[str]] = {"folder": [], "env": []}
     for target in targets:
         kind = "folder" if Path(target).expanduser().is_dir() else "env"
@@ -87,12 +96,11 @@ def command(
 
 def check_hooks(settings: "RunSettings", hooks: tuple[str, ...]) -> int:
     """Call hooks, and print what was found of each."""
-    check: Callable[[str, str | None, RunSettings], str] | None = optional("agentrl.compat.conformance:CHECK")
-    if check is None:
+    if (found := compat()) is None:
         raise SettingsError("--hook: slime's hooks are those of agentrl.compat, which this installation does not have")
     for hook in hooks:
         name, _, path = hook.partition("=")
-        click.echo(check(name, path or None, settings))
+        click.echo(found.check_hook(name, path or None, settings))
     return 0
 
 
@@ -103,7 +111,7 @@ def check_model(folder: str) -> None:
         SettingsError: the folder has no tokenizer.
     """
     from agentrl.chat import Chat
-    from agentrl.chat.written import unread_call
+    from agentrl.chat.render_turn import unread_call
     from agentrl.run.preflight import has_tokenizer
 
     has_tokenizer("--hf-checkpoint", Path(folder).expanduser())
@@ -119,24 +127,29 @@ def check_model(folder: str) -> None:
     click.echo(f"{'reasoning parser':20} {tags!r}")
 
 
-def _live(play: bool, model: str | None) -> "Live | None":
-    """Who plays instead of the scripts."""
-    if play and model:
+def _live(play: str | None, model: str | None) -> "Live | Sequence[Lines] | None":
+    """Return the player in place of the scripts: a person, a file's episodes, or a served model."""
+    if play is not None and model:
         raise SettingsError("--play and --model: one of them can be the model; leave one out")
     from agentrl.check.policy import Endpoint, Person
+    from agentrl.check.script import read_lines
 
-    return Person if play else (lambda chat, tools: Endpoint(chat, model)) if model else None
+    if play:
+        return read_lines(play)
+    return Person if play is not None else (lambda chat, tools: Endpoint(chat, model)) if model else None
 
 
-def check_env(settings: "RunSettings", seconds: float, schemas: bool, live: "Live | None" = None) -> int:
+def check_env(
+    settings: "RunSettings", seconds: float, schemas: bool, live: "Live | Sequence[Lines] | None" = None
+) -> int:
     """Play and print; 1 if there is a problem."""
     import anyio
 
-    from agentrl.check.play import Played, play
+    from agentrl.check.play import CheckedPlay, play
     from agentrl.run.preflight import Plugins
 
     Plugins.load(settings)  # imported here, not in the event loop: Ctrl-C ends it at once
-    played = Played()
+    played = CheckedPlay()
 
     def leave() -> None:
         """End the process although something of the user's goes on in it."""
@@ -165,7 +178,7 @@ def _chat(settings: "RunSettings") -> "Chat":
         return load_chat(settings.replace(hf_checkpoint=folder))
 
 
-def _show(stage: "Stage", episode: "Episode | None", schemas: bool) -> None:
+def _show(stage: "Harness", episode: "Episode | None", schemas: bool) -> None:
     """Print who plays, and what the model reads and writes in one episode."""
     from agentrl.check.observer import own_methods
 
@@ -180,12 +193,12 @@ def _show(stage: "Stage", episode: "Episode | None", schemas: bool) -> None:
         _show_episode(stage, episode)
 
 
-def _show_episode(stage: "Stage", episode: "Episode") -> None:
+def _show_episode(stage: "Harness", episode: "Episode") -> None:
     from agentrl.sample import Origin
 
     sample = episode.samples[0]
     prompt = sample.tokens[: sample.prompt_length]
-    where = "an invented prompt (name --prompt-data for your own)" if stage.made_up else "the first prompt"
+    where = "an invented prompt (name --prompt-data for your own)" if stage.made_up else "the prompt"
     click.secho(f"\n{where}, as the model reads it: {len(prompt)} tokens", bold=True)
     _quote(stage.chat.decode(prompt))
     click.secho(f"\nan episode in which the policy {episode.name}", bold=True)
@@ -193,7 +206,11 @@ def _show_episode(stage: "Stage", episode: "Episode") -> None:
         segments = list(held)
         wrote = sample.tokens[len(prompt) + segments[0].start : len(prompt) + segments[-1].end]
         _quote(stage.chat.decode(wrote), "green" if model else None)
-    click.echo(f"  {sample.status.value}, reward {sample.reward}")
+    click.echo(f"  {sample.status.value} ({sample.stop_reason}), reward {sample.reward}")
+    if "calls" in episode.name:
+        click.secho(
+            "  arguments are guesses from the prompt and the tool's schema; --play FILE plays turns of yours", dim=True
+        )
 
 
 def _quote(text: str, colour: str | None = None) -> None:
@@ -202,13 +219,14 @@ def _quote(text: str, colour: str | None = None) -> None:
     click.secho(textwrap.indent((plain + more).rstrip("\n"), "  | ", lambda line: True), fg=colour)
 
 
-def _show_end(played: "Played") -> None:
+def _show_end(played: "CheckedPlay") -> None:
     """Print what was found."""
-    from agentrl.check.proofs import summed
+    from agentrl.check.findings import summed
 
     problems, turns = len(played.problems), sum(len(t) for e in played.episodes for t in e.policy.asked.values())
     verdict = f"{problems} problem{'s' * (problems != 1)}" if problems else "no problem"
-    click.secho(f"\n{len(played.episodes)} episodes with {turns} turns: {verdict}", bold=True)
+    episodes = f"{len(played.episodes)} of {played.rows} played" if played.rows else f"{len(played.episodes)} episodes"
+    click.secho(f"\n{episodes} with {turns} turns: {verdict}", bold=True)
     for found, times in summed(played.found):
         more = f", {times} times" if times > 1 else ""
         when = f" [when the policy {found.episode}{more}]" if found.episode else ""

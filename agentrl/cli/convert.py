@@ -17,7 +17,7 @@ _PATH = click.Path(path_type=Path)
 @click.command("convert")
 @click.argument("source", type=_PATH)
 @click.argument("target", type=_PATH)
-@click.option("--to", "form", required=True, type=click.Choice(["hf", "torch_dist"]), help="What TARGET is to be.")
+@click.option("--to", "form", required=True, type=click.Choice(["hf", "torch_dist"]), help="Form of TARGET.")
 @click.option("--hf-checkpoint", type=_PATH, metavar="DIR", help="Config and tokenizer, if SOURCE has none.")
 def command(source: Path, target: Path, form: "Form", hf_checkpoint: Path | None) -> int:
     """Write the model in SOURCE to the new folder TARGET in another form.

@@ -10,6 +10,8 @@ from typing import Literal, NamedTuple
 
 import click
 
+from agentrl.errors import install
+
 _EXTRAS = {
     "transformers": ("rollout", "chat templates and rollouts"),
     "torch": ("engine", "the built-in engine"),
@@ -19,7 +21,7 @@ _EXTRAS = {
 _COLOURS = {"ok": "green", "note": "yellow", "problem": "bold red"}
 
 
-class Line(NamedTuple):
+class DoctorResult(NamedTuple):
     """One line of the table. `problem` makes the command exit with 1."""
 
     what: str
@@ -52,49 +54,49 @@ def command() -> int:
     return 1 if any(row.state == "problem" for row in rows) else 0
 
 
-def _software() -> Iterator[Line]:
-    yield Line("system", "ok", f"{platform.system()} {platform.release()}, {platform.machine()}")
-    yield Line("Python", "ok", f"{platform.python_version()}, {sys.executable}")
+def _software() -> Iterator[DoctorResult]:
+    yield DoctorResult("system", "ok", f"{platform.system()} {platform.release()}, {platform.machine()}")
+    yield DoctorResult("Python", "ok", f"{platform.python_version()}, {sys.executable}")
     for name, (extra, use) in _EXTRAS.items():
         try:
-            yield Line(name, "ok", metadata.version(name))
+            yield DoctorResult(name, "ok", metadata.version(name))
         except metadata.PackageNotFoundError:
-            yield Line(name, "note", "not installed", f"for {use}: pip install 'agentrl[{extra}]'")
+            yield DoctorResult(name, "note", "not installed", f"for {use}: {install(extra)}")
 
 
-def _gpus() -> Iterator[Line]:
+def _gpus() -> Iterator[DoctorResult]:
     tool = shutil.which("nvidia-smi")
     if tool is None:
-        yield Line("GPUs", "ok", "none (no nvidia-smi); everything runs on the processors")
+        yield DoctorResult("GPUs", "ok", "none (no nvidia-smi); everything runs on the processors")
         return
     query = [tool, "--query-gpu=name,memory.total,driver_version", "--format=csv,noheader"]
     try:
         answer = subprocess.run(query, capture_output=True, text=True, timeout=20)
     except (OSError, subprocess.TimeoutExpired) as error:
-        yield Line("GPUs", "note", f"nvidia-smi failed: {error}", "look at the driver")
+        yield DoctorResult("GPUs", "note", f"nvidia-smi failed: {error}", "look at the driver")
         return
     lines = answer.stdout.strip().splitlines()
     if answer.returncode != 0 or not lines:
         said = (answer.stderr or answer.stdout).strip().splitlines()
-        yield Line("GPUs", "note", said[-1] if said else "nvidia-smi names none", "look at the driver")
+        yield DoctorResult("GPUs", "note", said[-1] if said else "nvidia-smi names none", "look at the driver")
     for number, line in enumerate(lines if answer.returncode == 0 else []):
-        yield Line(f"GPU {number}", "ok", line)
+        yield DoctorResult(f"GPU {number}", "ok", line)
 
 
-def _sandbox() -> Iterator[Line]:
+def _sandbox() -> Iterator[DoctorResult]:
     from agentrl.sandbox import try_backends
 
     bwrap = shutil.which("bwrap")
-    yield Line("command bwrap", "ok" if bwrap else "note", bwrap or "not installed", "" if bwrap else _INSTALL)
+    yield DoctorResult("command bwrap", "ok" if bwrap else "note", bwrap or "not installed", "" if bwrap else _INSTALL)
     backends = try_backends()
     for name, (works, said) in backends.items():
         found = f"works; runs {said}" if works else said
-        yield Line(f"sandbox {name}", "ok" if works else "note", found, "" if works else _REMEDIES[name])
+        yield DoctorResult(f"sandbox {name}", "ok" if works else "note", found, "" if works else _REMEDIES[name])
     gets = next((name for name, (works, _) in backends.items() if works), None)
     if gets is None:
-        yield Line("Python tool", "problem", "no safe sandbox: model-written code cannot run here", _NO_SANDBOX)
+        yield DoctorResult("Python tool", "problem", "no safe sandbox: model-written code cannot run here", _NO_SANDBOX)
     else:
-        yield Line("Python tool", "ok", f"gets sandbox {gets}: {_WHY[gets]}")
+        yield DoctorResult("Python tool", "ok", f"gets sandbox {gets}: {_WHY[gets]}")
 
 
 _INSTALL = "Debian, Ubuntu: apt install bubblewrap; Fedora: dnf install bubblewrap"

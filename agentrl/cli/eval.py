@@ -40,7 +40,7 @@ def _compare(ctx: click.Context, _: click.Parameter, pair: tuple[str, str] | Non
 
     before, after = map(find_evaluation, pair)
     for side in (before, after):
-        click.echo(f"{side.name}: {side.checkpoint or 'of a checkpoint that nobody noted'}")
+        click.echo(f"{side.name}: {side.checkpoint or 'of an unknown checkpoint'}")
     for name, (prompts, differences) in compare(before, after).items():
         click.echo(f"\n{name}, {prompts} prompt{'s' if prompts != 1 else ''}, means over prompts")
         click.echo(f"  {'':16s} {'before':>9s} {'after':>9s} {'difference':>11s}   95 % interval")

@@ -1,7 +1,5 @@
 """`agentrl grade`."""
 
-from __future__ import annotations
-
 import json
 import sys
 import typing
@@ -16,9 +14,8 @@ import click
 from agentrl.errors import DataError, GraderFailure
 from agentrl.rm_hub.grade import Grade
 from agentrl.rm_hub.registry import GRADERS, GraderSpec, check_rm_type
-from agentrl.rm_hub.running.results import Write, writing
+from agentrl.rm_hub.running.results import Summary, Write, writing
 from agentrl.rm_hub.running.runner import GraderRunner, each, settings_of
-from agentrl.rm_hub.running.summary import Summary
 from agentrl.rm_hub.settings import RmHubSettings
 from agentrl.rowfiles import RowFile, json_type, open_rows
 from agentrl.settings import flag_of
@@ -66,7 +63,7 @@ def _key(name: str, what: str) -> Callable[[Any], Any]:
 @click.option(
     "--reader",
     type=click.Choice(("strict", "lenient")),
-    help="How answers are found in a text, for rows whose metadata do not say it. [default: strict]",
+    help="Rule that finds answers in a text, for rows whose metadata name none. [default: strict]",
 )
 @_grader_settings
 def command(answers: str, rm_type: str, out: str | None, **options: Any) -> int:
@@ -81,8 +78,6 @@ def command(answers: str, rm_type: str, out: str | None, **options: Any) -> int:
     """
     settings = settings_of(SimpleNamespace(**{name: value for name, value in options.items() if value is not None}))
     spec = check_rm_type(rm_type, settings)
-    if spec.runs == "service":
-        import httpx  # noqa: F401 - if it is missing, that is one message and not one failure an answer
     rows = open_rows(answers, "answers", json.loads)  # not stricter: what models write holds lone surrogates
     with writing(out, answers) as write:
         report = Report(rows, options["explain"], write)

@@ -1,6 +1,5 @@
 """`agentrl init`."""
 
-import os
 import shutil
 from pathlib import Path
 from typing import get_args
@@ -8,7 +7,7 @@ from typing import get_args
 import click
 
 from agentrl.errors import SettingsError
-from agentrl.tiny import Arch
+from agentrl.tiny import Arch, shipped
 
 _DEFAULT = click.core.ParameterSource.DEFAULT
 
@@ -28,16 +27,14 @@ _DEFAULT = click.core.ParameterSource.DEFAULT
 @click.option("--kv-heads", default=2, type=click.IntRange(1), metavar="N", help="Key-value heads.")
 @click.option("--context-length", default=1024, type=click.IntRange(1), metavar="N", help="Longest sequence in tokens.")
 @click.option("--seed", default=0, metavar="N", help="Seed of the random weights.")
-@click.option(
-    "--skilled", is_flag=True, help="Teach it to call a tool and to repeat what it finds: about five minutes, once."
-)
+@click.option("--skilled", is_flag=True, help="Take a model that can call a tool and repeat what it finds.")
 @click.option("--force", is_flag=True, help="Write into a folder that is not empty.")
 def command(path: Path, skilled: bool, force: bool, **shape: str | int) -> None:
     """Make a tiny model in PATH: random weights, a tokenizer, a chat template with tool calls.
 
-    It knows nothing yet, but every part of a run works with it, on a laptop and without a network. With --skilled it is
-    taught to call the tool that its prompt offers, where that has one text argument, and to answer with what was found: an
-    environment of your own then earns rewards. The taught model is kept in the user's cache folder.
+    It knows nothing yet, but every part of a run works with it, on a laptop and without a network. With --skilled it
+    is a model that ships with agentrl: it calls the tool that its prompt offers, if that has one text argument, and
+    answers with what was found. An environment of your own then earns rewards.
     """
     if path.exists() and (not path.is_dir() or any(path.iterdir())) and not force:
         raise SettingsError(f"{path} is there and not empty; choose another PATH or pass --force")
@@ -45,7 +42,9 @@ def command(path: Path, skilled: bool, force: bool, **shape: str | int) -> None:
         source = click.get_current_context().get_parameter_source
         if fixed := [name for name in shape if name != "seed" and source(name) is not _DEFAULT]:
             raise SettingsError(f"--skilled has a shape of its own; leave out --{fixed[0].replace('_', '-')}")
-        _teach(path, int(shape["seed"]))
+        shutil.copytree(shipped("tools"), path, dirs_exist_ok=True)
+        click.echo(f"{path}: a model that calls a tool and repeats what it finds; it is the same for every --seed")
+        click.echo(f"Next: agentrl check {path}")
         return
     from transformers.utils import logging
 
@@ -56,14 +55,4 @@ def command(path: Path, skilled: bool, force: bool, **shape: str | int) -> None:
     made = create(path, draw_pad_row=True, **shape)  # type: ignore[arg-type]
     size = f"{made.num_parameters():,} parameters, {made.config.vocab_size} tokens"
     click.echo(f"{path}: {shape['arch']}, {size}")
-    click.echo(f"Next: agentrl check {path}")
-
-
-def _teach(path: Path, seed: int) -> None:
-    """Make the taught model, or find it in the cache, and copy it to `path`."""
-    from agentrl.tiny.skilled import skilled_model
-
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "agentrl"
-    shutil.copytree(skilled_model(cache, seed, click.echo), path, dirs_exist_ok=True)
-    click.echo(f"{path}: a model that calls a tool and repeats what it finds")
     click.echo(f"Next: agentrl check {path}")

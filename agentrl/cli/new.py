@@ -39,11 +39,30 @@ class ${CLASS}(Environment):
         """1 where the model's last turn has the right number."""
         return float(sample.label in final_answer(sample))
 '''
+_PLAY = """# Turns of the model, one a line; ! calls a tool. `agentrl check ... --play play.txt` plays them.
+# Each episode gets the next prompt of train.jsonl. An empty line ends an episode.
+!look_up {"city": "Paris"}
+2.1 million people live in Paris.
+expect reward 1
+
+I do not know.
+expect reward 0
+"""
 _TEST = """import asyncio
+from pathlib import Path
 
 from ${MODULE} import PEOPLE, ${CLASS}
 
 from agentrl import Sample
+from agentrl.cli.main import run
+
+FOLDER = Path(__file__).parent
+
+
+def test_the_episodes_of_play_earn_what_they_say():
+    env, prompts = f"{FOLDER}/${MODULE}.py:${CLASS}", f"{FOLDER}/train.jsonl"
+    play = ["--prompt-data", prompts, "--label-key", "label", "--play", f"{FOLDER}/play.txt"]
+    assert run(["check", env, *play]) == 0
 
 
 def test_the_tool_finds_what_it_knows():
@@ -76,6 +95,8 @@ _README = """# ${MODULE}
 
     agentrl init --skilled ./model           # a tiny model that can call a tool
     agentrl check ${MODULE}.py:${CLASS}            # is the environment well-formed? what will the model see?
+    agentrl check --config run.yaml --play   # be the model: type its turns
+    agentrl check --config run.yaml --play play.txt   # turns and rewards written down, which pytest plays too
     pytest                                   # your own tests
     agentrl train --config run.yaml
     agentrl view runs/first                  # curves and every trajectory, token by token, in the browser
@@ -103,6 +124,7 @@ def command(path: Path) -> None:
     people = json.dumps(_PEOPLE, indent=4).replace('"\n}', '",\n}')
     written = {"POPULATION": people, "MODULE": module, "CLASS": "".join(map(str.capitalize, module.split("_")))}
     texts = {f"{module}.py": _ENVIRONMENT, f"test_{module}.py": _TEST, "run.yaml": _SETTINGS, "README.md": _README}
+    texts["play.txt"] = _PLAY
     texts["train.jsonl"] = _rows(city for city in _PEOPLE if city not in _HELD_OUT)
     texts["test.jsonl"] = _rows(_HELD_OUT)
     path.mkdir(parents=True, exist_ok=True)

@@ -25,7 +25,7 @@ _KEPT = ("rollout", "data", "rm_hub")
     "replay",
     cls=PlayedCommand,
     params=[
-        click.Argument(["folder"], type=click.Path(exists=True, file_okay=False)),
+        click.Argument(["folder"], type=click.Path()),
         click.Option(
             ["--kind"], type=click.Choice(["train", "eval", "rollout"]), help="Only what was played for this."
         ),
@@ -50,17 +50,21 @@ def command(folder: str, kind: str | None, limit: int) -> int:
 
 
 def stored_settings(folder: Path) -> dict[str, Any]:
-    """What a run's settings say about playing and grading, where it is not the default.
+    """Return a run's settings about playing and grading that differ from the defaults.
 
     Raises:
         SettingsError: the folder has no settings of a run.
     """
     from agentrl.config import RunSettings
 
+    if not (folder / SETTINGS).is_file():
+        beside = sorted(file.parent.name for file in folder.parent.glob(f"*/{SETTINGS}"))
+        there = f"; {folder.parent} has {', '.join(beside)}" if beside else ""
+        raise SettingsError(f"{folder}: no run here; give the --output-dir of a run{there}")
     try:
         sections: dict[str, dict[str, Any]] = json.loads((folder / SETTINGS).read_text())
     except (OSError, ValueError) as error:
-        raise SettingsError(f"{folder}: no {SETTINGS} of a run in it: {error}") from error
+        raise SettingsError(f"{folder / SETTINGS} cannot be read: {error}") from error
     plain = RunSettings.from_flat({}).shown()
     own = {n: v for s in _KEPT for n, v in sections.get(s, {}).items() if n in plain[s] and v != plain[s][n]}
     return own | {"hf_checkpoint": sections.get("train", {}).get("hf_checkpoint")}
@@ -95,10 +99,11 @@ def show(found: "Sequence[Again]", settings: "RunSettings") -> None:
     click.secho(f"{len(found)} trajectories: mean reward {mean[0]:.4g}, now {mean[1]:.4g}", bold=True)
     failed, parted = sum(bool(again.failure) for again in found), sum(bool(again.parted) for again in found)
     click.echo(f"  {counts['same']} the same, {counts['higher']} higher, {counts['lower']} lower, {failed} failed now")
+    click.echo(f"  {sum(bool(again.stopped) for again in found)} stopped for another reason")
     click.echo(f"  {parted} went another way: the environment, a tool or the template now says something else")
     for again, then, now in sorted(pairs, key=lambda pair: -abs((pair[1] or 0) - (pair[2] or 0)))[:_SHOWN]:
-        if then != now or again.parted:
-            sample, what = again.stored[0], again.failure or again.parted
+        if then != now or again.parted or again.stopped:
+            sample, what = again.stored[0], again.failure or again.parted or again.stopped
             who = f"group {sample.group_index} sample {sample.index}"
             click.echo(f"  {who}: {then} -> {now}{what and f'; {what:.300}'}")
 

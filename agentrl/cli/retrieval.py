@@ -41,7 +41,7 @@ def command(
     """
     if corpus is None and index is None:
         raise SettingsError("nothing to serve; give --corpus FILE, --index DIR, or both to keep the index")
-    from agentrl import serving
+    from agentrl.serving import server as serving
     from agentrl.tools.search.server import application
 
     listener = serving.listen(host, port)

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 @click.option("--port", default=3000, type=click.IntRange(0, 65535), metavar="PORT", help="0 takes a free one.")
 @click.option("--tokenizer", type=Path, metavar="DIR", help="Folder with tokenizer.json; default: the engines' own.")
 @click.option("--router-middleware-paths", "middleware", multiple=True, metavar="PATH", help="Class around the router.")
-@click.option("--sglang-api-key", metavar="KEY", help="What the engines ask for.")
+@click.option("--sglang-api-key", metavar="KEY", help="API key of the engines.")
 def command(
     engines: tuple[str, ...],
     host: str,
@@ -48,7 +48,7 @@ async def _serve(
 
     from agentrl.engine.pool import EnginePool, vocabulary
     from agentrl.engine.router import router
-    from agentrl.serving import listen
+    from agentrl.serving.server import listen
 
     listener = listen(host, port)
     async with EnginePool(engines, settings, vocab_size=None) as asked:

@@ -21,11 +21,17 @@ import click
 @click.option("--reasoning-parser", default="auto", metavar="NAME", help="For the chat API; none switches it off.")
 @click.option("--chat-template", metavar="FILE", help="A Jinja template instead of the model's own.")
 @click.option("--trust-remote-code", is_flag=True, help="Run code that comes with the model folder.")
-@click.option("--exact", is_flag=True, help="Compute what does not depend on the batch, for --true-on-policy-mode.")
+@click.option(
+    "--batch-invariant",
+    is_flag=True,
+    help="Compute each sequence independently of its batch, for --true-on-policy-mode.",
+)
+@click.option("--exact", is_flag=True, hidden=True)
 def command(**options: Any) -> int:
     """Serve the Hugging Face folder MODEL with the built-in engine: SGLang's HTTP protocol, and OpenAI's chat API."""
     from agentrl.engine.embedded.server import serve
     from agentrl.engine.embedded.service import Options
 
-    serve(Options(**options))
+    former = options.pop("exact")
+    serve(Options(**options | {"batch_invariant": options["batch_invariant"] or former}))
     return 0

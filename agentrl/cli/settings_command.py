@@ -5,30 +5,35 @@
 
 import textwrap
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import suppress
 from types import MappingProxyType
 from typing import Any
 
 import click
 
+from agentrl.config.compat_interface import foreign
 from agentrl.config.fields import FieldRef, Sections, all_fields
 from agentrl.config.flags import ESSENTIAL, help_text, merged, read_flags, read_script
-from agentrl.config.foreign import foreign
+from agentrl.config.inapplicable import possibly_inapplicable
+from agentrl.config.problems import Problems
 from agentrl.config.settings import Purpose, RunSettings
-from agentrl.config.unused import named
-from agentrl.errors import AgentRLError
 
-_GIVEN = "settings"
+_GIVEN, _PROBLEMS = "settings", "problems"
 
 
 class SettingsCommand(click.Command):
-    """A command whose flags are the settings of all rooms."""
+    """A command whose flags are the settings of all packages."""
 
     presets: Mapping[str, Any] = MappingProxyType({})
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        *ctx.meta[_GIVEN], rest = read_flags(args, [name for own in self.get_params(ctx) for name in own.opts])
-        return super().parse_args(ctx, rest)
+        ctx.meta[_PROBLEMS] = problems = Problems()
+        own = [name for own in self.get_params(ctx) for name in own.opts]
+        *ctx.meta[_GIVEN], rest = read_flags(args, own, problems)
+        try:
+            return super().parse_args(ctx, rest)
+        except click.UsageError:
+            problems.raise_all()
+            raise
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Its own options and the essentials in full, the other settings as names."""
@@ -61,16 +66,27 @@ class PlayedCommand(SettingsCommand):
 
 
 def given_settings(
-    config: str | None, presets: Mapping[str, Any] = MappingProxyType({}), script: str | None = None, **more: Any
+    config: str | None,
+    presets: Mapping[str, Any] = MappingProxyType({}),
+    script: str | None = None,
+    problems: Problems | None = None,
+    **more: Any,
 ) -> RunSettings:
-    """The settings of the command line, over a script's, a file's, and `presets`; `more` are flat names that win."""
+    """Return the settings of the command line, over a script's, a file's, and `presets`.
+
+    Args:
+        problems: gets the command line's problems and those of the file, which otherwise are raised.
+        more: flat names that win.
+    """
+    if problems is None:
+        click.get_current_context().meta[_PROBLEMS].raise_all()
     values, origins = click.get_current_context().meta[_GIVEN]
     if script is not None:
         *low, notes = read_script(script, values)
         values, origins = merged((low[0], low[1]), (values, origins))
         for note in notes:
             click.echo(f"note: {note}", err=True)
-    return RunSettings.from_parts({**values, **more}, origins, config=config, presets=presets)
+    return RunSettings.from_parts({**values, **more}, origins, config=config, presets=presets, problems=problems)
 
 
 def settings_command(
@@ -87,13 +103,14 @@ def settings_command(
 
     def make(function: Callable[[RunSettings], int]) -> click.Command:
         def callback(config: str | None, slime_script: str | None, dry_run: bool) -> int:
-            settings = given_settings(config, presets, slime_script)
+            problems: Problems = click.get_current_context().meta[_PROBLEMS]
+            settings = given_settings(config, presets, slime_script, problems)
             foreign_notes = door.notes(settings) if (door := foreign()) else ()
-            for line in [*named(settings, purpose), *foreign_notes]:
+            for line in () if problems.any else [*possibly_inapplicable(settings, purpose), *foreign_notes]:
                 click.echo(f"note: {line}", err=True)
-            if dry_run:
-                return _dry_run(settings, purpose)
-            return function(settings.check_complete(purpose))
+            if dry_run or problems.any:
+                return _dry_run(settings, purpose, problems)
+            return function(settings)
 
         made = SettingsCommand(
             name or purpose,
@@ -108,23 +125,20 @@ def settings_command(
     return make
 
 
-def _dry_run(settings: RunSettings, purpose: Purpose) -> int:
-    """Print, and then check what the run itself checks before it starts anything."""
+def _dry_run(settings: RunSettings, purpose: Purpose, problems: Problems) -> int:
+    """Check what the run itself checks before it starts anything, and print what it would start."""
     from agentrl.config.dry_run import show
-    from agentrl.run.preflight import preflight
-    from agentrl.run.resolving import whole_epochs
+    from agentrl.run.preflight import prepared
     from agentrl.run.resuming import changed
 
-    with suppress(AgentRLError):  # what is wrong is said below
-        settings = whole_epochs(settings)
+    settings, notes = prepared(settings, purpose, problems)
     show(settings, purpose=purpose)
-    settings = whole_epochs(settings.check_complete(purpose))
-    for note in preflight(settings, "rollout" if settings.cluster.debug_rollout_only else purpose):
+    for note in notes:
         click.echo(f"note: {note}", err=True)
     if purpose == "train" and (differs := changed(settings)):
         run = f"The run in {settings.observability.output_dir}"
         click.echo(f"{run} would go on with changed settings: {', '.join(differs)}")
-    click.echo("Checked as the run does before it starts: nothing stands in its way.")
+    click.echo("All checks that precede a run have passed.")
     return 0
 
 

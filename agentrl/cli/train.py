@@ -21,7 +21,7 @@ def command(settings: RunSettings) -> int:
     if settings.cluster.debug_rollout_only:
         from agentrl.run.offline import rollout
 
-        rollout(settings)
+        rollout(settings.check_complete("train"))
         return 0
     from agentrl.cluster.launch import train
 

@@ -17,7 +17,7 @@ def command(folders: tuple[Path, ...], host: str, port: int, browser: bool | Non
 
     FOLDER is the --output-dir of a run, or a folder that has such folders in it; `runs` if none is given.
     """
-    from agentrl.serving import listen, serve
+    from agentrl.serving.server import listen, serve
     from agentrl.viewer.app import application
     from agentrl.viewer.library import Library
 

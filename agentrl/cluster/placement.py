@@ -3,8 +3,10 @@
 import contextlib
 import os
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import anyio
@@ -13,19 +15,46 @@ from anyio import to_thread
 from ray.util.placement_group import PlacementGroup, placement_group, placement_group_table, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-from agentrl.cluster.engines import EngineActor
+from agentrl.cluster.capacity import bundles, engines, fitting
 from agentrl.cluster.rollouts import RayRollouts, rollout_actor
-from agentrl.cluster.room import bundles, engines, fitting
-from agentrl.cluster.runtime import library_output, ray_runtime, worker_environment
+from agentrl.cluster.runtime import (
+    enter_workspace,
+    library_output,
+    node_address,
+    ray_runtime,
+    values,
+    worker_environment,
+)
 from agentrl.cluster.trainers import RayTrainer, TrainActor, local_ranks, rank_order
-from agentrl.cluster.waiting import values
 from agentrl.config import RunSettings
 from agentrl.errors import AgentRLError, SettingsError, ungrouped
 from agentrl.run.demonstrations import without_engines
-from agentrl.run.parts import Found, Parts, Progress, Start, Weights, counted, within
+from agentrl.run.engines import serve_one
+from agentrl.run.protocols import Components, Found, Progress, Start, WeightTransfer, counted, within
 from agentrl.run.training import Learners, RankInfo
 from agentrl.run.weights import BroadcastWeights, DiskWeights
 from agentrl.runfolder import RunFolder
+
+
+@ray.remote
+class EngineActor:
+    """Starts one inference server on its node and stops it when the actor ends."""
+
+    def __init__(self, settings: RunSettings, workspace: str) -> None:
+        enter_workspace(workspace)
+        self._settings, self._stack = settings, ExitStack()
+
+    def start(self, index: int, logs: Path, gpus: Sequence[int] | None = None) -> tuple[str, int | None]:
+        """Start the server, on the GPUs of others if they are given; returns its URL and process id."""
+        own, address = self._settings.engine.engine_host, node_address()
+        host = own if address == "127.0.0.1" else address
+        process = self._stack.enter_context(serve_one(self._settings, index, logs, host=host, gpus=gpus))
+        return process.url, process.pid
+
+    def stop(self) -> None:
+        """Stop the server."""
+        self._stack.close()
+
 
 _STOP_TIMEOUT = 15.0
 
@@ -33,7 +62,7 @@ _STOP_TIMEOUT = 15.0
 @contextlib.asynccontextmanager
 async def start(
     settings: RunSettings, folder: RunFolder, resume: Found | None, progress: Progress
-) -> AsyncIterator[Parts]:
+) -> AsyncIterator[Components]:
     """Start everything; stop everything at the end, whatever ends it.
 
     Args:
@@ -47,11 +76,15 @@ async def start(
         cpus = 1 + sum(int(bundle["CPU"]) for bundle in bundles(settings))
         stack.enter_context(ray_runtime(settings.cluster, cpus=cpus))
         progress.ready("Ray is up", began)
-        fits = settings if joined and not settings.cluster.reduce_to_fit else fitting(settings, ray.cluster_resources())
+        fits = (
+            settings
+            if joined and not settings.cluster.allow_fewer_devices
+            else fitting(settings, ray.cluster_resources())
+        )
         if fits is not settings:
             c = fits.cluster
             progress.note(
-                f"--reduce-to-fit: {counted(c.world_size, 'trainer process', 'trainer processes')} instead of "
+                f"--allow-fewer-devices: {counted(c.world_size, 'trainer process', 'trainer processes')} instead of "
                 f"{settings.cluster.world_size}, --rollout-num-gpus {c.rollout_num_gpus} instead of "
                 f"{settings.cluster.rollout_num_gpus}"
             )
@@ -63,7 +96,7 @@ _checked: Start = start
 
 @dataclass(frozen=True)
 class _Starting:
-    """What is needed while the parts come up."""
+    """State while the parts come up."""
 
     settings: RunSettings
     folder: RunFolder
@@ -72,7 +105,7 @@ class _Starting:
     engines: int
     here: str = field(default_factory=os.getcwd)
 
-    async def on(self, stack: contextlib.AsyncExitStack) -> Parts:
+    async def on(self, stack: contextlib.AsyncExitStack) -> Components:
         """All parts; `stack` stops them."""
         s, timeout = self.settings, self.settings.cluster.start_timeout
         names = counted(self.engines, "engine"), counted(_trainers(s), "trainer process", "trainer processes")
@@ -128,21 +161,21 @@ class _Starting:
 
     async def _rollouts(
         self, stack: contextlib.AsyncExitStack, trainer: RayTrainer, urls: list[str], worker: Any | None
-    ) -> tuple[Parts, dict[str, list[int]]]:
+    ) -> tuple[Components, dict[str, list[int]]]:
         """The parts, and the process that generates, if there is one."""
         self.progress.phase("opening the data")
         step = None if self.resume is None else self.resume.step
         if worker is None:
             given = stack.enter_context(without_engines(self.settings, self.folder, step))
-            return Parts(given, trainer, None), {}
+            return Components(given, trainer, None), {}
         opening = RayRollouts.open(worker, urls, step)
         with within(self.settings.cluster.start_timeout, "starting the rollout worker"):
             rollouts = await stack.enter_async_context(opening)
-        weights: Weights = DiskWeights(self.folder, trainer, rollouts)
+        weights: WeightTransfer = DiskWeights(self.folder, trainer, rollouts.engines)
         if self.settings.cluster.update_weight_mode == "broadcast":
-            broadcast = BroadcastWeights.open(self.settings.cluster, trainer, rollouts)
+            broadcast = BroadcastWeights.open(self.settings.cluster, trainer, rollouts.engines)
             weights = await stack.enter_async_context(broadcast)
-        return Parts(rollouts, trainer, weights), {"rollout_worker": [rollouts.pid]}
+        return Components(rollouts, trainer, weights), {"rollout_worker": [rollouts.pid]}
 
     def _trainer(self, placement: PlacementGroup) -> tuple[RayTrainer, list[RankInfo]]:
         actor, own = self.settings.cluster.world_size, self.settings.cluster.critic_world_size
@@ -229,6 +262,6 @@ def _nodes(placement: PlacementGroup) -> list[str]:
 
 
 async def _stop_engines(actors: list[Any]) -> None:
-    """Stop the engines; those that are already dead are stopped."""
+    """Stop the engines, also if some are already dead."""
     with anyio.move_on_after(_STOP_TIMEOUT, shield=True), contextlib.suppress(AgentRLError):
         await values([actor.stop.remote() for actor in actors])

@@ -6,17 +6,17 @@ import os
 from collections.abc import AsyncIterator, Coroutine, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
+from operator import attrgetter
 from typing import Any, TypeVar
 
 import anyio
 import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from agentrl.cluster.runtime import enter_workspace, worker_environment
-from agentrl.cluster.waiting import unless, value
+from agentrl.cluster.runtime import enter_workspace, unless, value, worker_environment
 from agentrl.config import RunSettings
 from agentrl.errors import AgentRLError
-from agentrl.run.parts import Batch, BroadcastUpdate, DiskUpdate, Rollouts, WeightGroup, WeightSink, within
+from agentrl.run.protocols import Batch, BroadcastUpdate, DiskUpdate, Rollouts, WeightGroup, WeightSink, within
 from agentrl.run.rollouts import LedgerRollouts
 from agentrl.runfolder import RunFolder
 
@@ -60,8 +60,8 @@ class RolloutActor:
         self._stopping.set()
 
     async def call(self, name: str, *args: Any) -> Any:
-        """What this method of the rollouts returns; `serve` may break it off."""
-        return await self._breakable(getattr(self._rollouts, name)(*args))
+        """Return what this method of the rollouts, or of `engines`, returns; `serve` may cancel it."""
+        return await self._breakable(attrgetter(name)(self._rollouts)(*args))
 
     async def _breakable(self, awaited: Coroutine[Any, Any, T]) -> T:
         task = asyncio.ensure_future(awaited)
@@ -85,11 +85,39 @@ def rollout_actor(settings: RunSettings, workspace: str, folder: RunFolder) -> A
     return kind.options(**options).remote(settings, workspace, folder)
 
 
-class RayRollouts(Rollouts, WeightSink):
-    """The driver's handle; made by `open`. `pid` is the actor's process."""
+class _Handle:
+    """Calls methods of the actor's rollouts, as long as `serve` runs."""
+
+    def __init__(self, actor: Any, serving: Any) -> None:
+        self._actor, self._serving = actor, serving
+
+    async def _ask(self, name: str, *args: Any) -> Any:
+        return await unless(self._serving, self._actor.call.remote(name, *args))
+
+
+class RayEngines(_Handle, WeightSink):
+    """The engines, which the actor's process controls."""
+
+    async def epoch(self) -> tuple[str, ...]:
+        names: tuple[str, ...] = await self._ask("engines.epoch")
+        return names
+
+    async def join_weight_group(self, group: WeightGroup) -> None:
+        await self._ask("engines.join_weight_group", group)
+
+    async def leave_weight_group(self, name: str) -> None:
+        await self._ask("engines.leave_weight_group", name)
+
+    async def receive(self, update: DiskUpdate | BroadcastUpdate, version: str) -> None:
+        await self._ask("engines.receive", update, version)
+
+
+class RayRollouts(_Handle, Rollouts):
+    """The driver's handle; made by `open`. `pid` is the actor's process; `engines` take weight updates."""
 
     def __init__(self, actor: Any, serving: Any, pid: int) -> None:
-        self._actor, self._serving, self.pid = actor, serving, pid
+        super().__init__(actor, serving)
+        self.pid, self.engines = pid, RayEngines(actor, serving)
 
     @classmethod
     @asynccontextmanager
@@ -106,9 +134,6 @@ class RayRollouts(Rollouts, WeightSink):
         with within(_CLOSE_TIMEOUT, "closing the rollouts"):
             await _stop(actor, serving)
 
-    async def _ask(self, name: str, *args: Any) -> Any:
-        return await unless(self._serving, self._actor.call.remote(name, *args))
-
     async def next_batch(self, step: int) -> Batch | None:
         payload, rest = self._actor.next_batch.remote(step)
         batch: Batch | None = await unless(self._serving, rest)
@@ -120,25 +145,15 @@ class RayRollouts(Rollouts, WeightSink):
     async def checkpointed(self, step: int) -> None:
         await self._ask("checkpointed", step)
 
-    async def occupy(self, memory: frozenset[str]) -> None:
-        await self._ask("occupy", memory)
+    async def updated(self, version: int) -> None:
+        await self._ask("updated", version)
+
+    async def set_resident_memory(self, memory: frozenset[str]) -> None:
+        await self._ask("set_resident_memory", memory)
 
     async def evaluate(self, done: int) -> Mapping[str, float]:
         metrics: Mapping[str, float] = await self._ask("evaluate", done)
         return metrics
-
-    async def epoch(self) -> tuple[str, ...]:
-        names: tuple[str, ...] = await self._ask("epoch")
-        return names
-
-    async def join_weight_group(self, group: WeightGroup) -> None:
-        await self._ask("join_weight_group", group)
-
-    async def leave_weight_group(self, name: str) -> None:
-        await self._ask("leave_weight_group", name)
-
-    async def receive(self, update: DiskUpdate | BroadcastUpdate, version: str) -> None:
-        await self._ask("receive", update, version)
 
 
 async def _stop(actor: Any, serving: Any) -> None:

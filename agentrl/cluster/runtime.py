@@ -5,14 +5,18 @@ import logging
 import os
 import sys
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
+import anyio
 import ray
+from ray import ObjectRef
+from ray.exceptions import RayActorError, RayError, RayTaskError
 
 from agentrl.config.placement import ClusterSettings
-from agentrl.errors import AgentRLError, SettingsError
+from agentrl.errors import AgentRLError, SettingsError, disk_trouble, ungrouped
+from agentrl.run.protocols import ComponentLost
 from agentrl.run.signals import EXIT_CODE, heed_sigterm, interrupted_at_once
 
 
@@ -81,10 +85,8 @@ def _start(options: dict[str, Any], attempts: int) -> None:
 
 @contextlib.contextmanager
 def library_output(file: Path) -> Iterator[None]:
-    """Send to `file` what native libraries write to file descriptor 2: Ray's stack trace at SIGTERM, say.
-
-    `sys.stderr`, where progress, messages and tracebacks of ours go, stays where it was.
-    """
+    """Send to `file` what native libraries write to file descriptor 2: Ray's stack trace at SIGTERM, say. `sys.stderr`,
+    where progress, messages and tracebacks of ours go, stays where it was."""
     ours = sys.stderr
     ours.flush()
     with contextlib.ExitStack() as stack:
@@ -119,3 +121,51 @@ def node_address() -> str:
     """This node's address: loopback where it is the whole cluster, else the address that Ray knows it by."""
     alone = sum(node["Alive"] for node in ray.nodes()) == 1
     return "127.0.0.1" if alone else str(ray.util.get_node_ip_address())
+
+
+T = TypeVar("T")
+
+
+async def value(reference: "ObjectRef[T]") -> T:
+    """The value of one reference. Raises AgentRLError: the remote code raised one. ComponentLost: the actor died, or
+    the remote code raised anything else."""
+    try:
+        return await reference
+    except RayTaskError as error:
+        cause = error.cause
+        if isinstance(cause, AgentRLError):
+            raise cause from None
+        raise ComponentLost(disk_trouble(cause) or f"{type(cause).__name__}: {cause}") from error
+    except RayActorError as error:
+        lines = str(error).strip().splitlines()
+        raise ComponentLost(
+            f"a process of the run died ({lines[0] if lines else 'no reason given'}); "
+            "start the same command again to resume"
+        ) from error
+    except RayError as error:
+        raise ComponentLost(f"Ray could not deliver an answer: {error}") from error
+
+
+async def values(references: "Sequence[ObjectRef[Any]]") -> list[Any]:
+    """The values of several, in order. The first failure ends the wait, even while the other calls hang in a collective
+    that cannot finish."""
+    found: list[Any] = [None] * len(references)
+
+    async def one(at: int) -> None:
+        found[at] = await value(references[at])
+
+    with ungrouped():
+        async with anyio.create_task_group() as tasks:
+            for at in range(len(references)):
+                tasks.start_soon(one, at)
+    return found
+
+
+async def unless(serving: "ObjectRef[Any]", reference: "ObjectRef[T]") -> T:
+    """The value of `reference`; or what ended `serving`, which should not end before."""
+    with ungrouped():
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(value, serving)
+            found: T = await value(reference)
+            tasks.cancel_scope.cancel()
+    return found

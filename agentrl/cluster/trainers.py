@@ -8,10 +8,9 @@ from typing import Any
 
 import ray
 
-from agentrl.cluster.runtime import enter_workspace, node_address
-from agentrl.cluster.waiting import value, values
+from agentrl.cluster.runtime import enter_workspace, node_address, value, values
 from agentrl.config import RunSettings
-from agentrl.run.parts import Batch, TensorSpec, Trainer, WeightGroup, WeightSource
+from agentrl.run.protocols import Batch, TensorSpec, Trainer, WeightGroup, WeightSource
 from agentrl.run.training import Learners, RankInfo, free_port, start_backend
 
 
@@ -78,9 +77,9 @@ class RayTrainer(Trainer, WeightSource):
         """Restore a checkpoint."""
         await _call(self.processes, "load", path)
 
-    async def train(self, batch: Batch, steps: int) -> Mapping[str, float]:
+    async def train(self, batch: Batch, step: int) -> Mapping[str, float]:
         prepared = await self._prepared(batch) if self.critics else None
-        found = await _call(self.processes, "train", batch.payload, steps, prepared)
+        found = await _call(self.processes, "train", batch.payload, step, prepared)
         critic: Mapping[str, float] = found[len(self.actors)] if self.critics else {}
         return {**critic, **found[0]}
 

@@ -17,7 +17,7 @@ from urllib.parse import urlsplit
 
 from agentrl import sample as ours
 from agentrl.compat.flags import defaults
-from agentrl.compat.sample import Sample
+from agentrl.compat.sample import SlimeSample
 from agentrl.config.args import Args
 from agentrl.config.problems import did_you_mean
 
@@ -132,8 +132,8 @@ class _Passed:
     def _there(self, value: Any) -> Any:
         if isinstance(value, Args):
             return namespace(value)
-        if isinstance(value, ours.Sample) and not isinstance(value, Sample):
-            given = Sample.of(value)
+        if isinstance(value, ours.Sample) and not isinstance(value, SlimeSample):
+            given = SlimeSample.of(value)
             if self._run is not None and self._run.apply_chat_template and isinstance(value.prompt, list):
                 given.prompt = self._prompts[id(given)] = rendered(self._run, value)
             self._given[id(given)] = (given, value)
@@ -144,7 +144,7 @@ class _Passed:
             return items
         return value
 
-    def _taken(self, given: Sample, own: ours.Sample) -> ours.Sample:
+    def _taken(self, given: SlimeSample, own: ours.Sample) -> ours.Sample:
         prompt = own.prompt
         given.plain(into=own)
         if own.prompt == self._prompts.get(id(given)):
@@ -154,7 +154,7 @@ class _Passed:
     def back(self, value: Any) -> Any:
         """What the function returned, with our samples in the place of slime's."""
         given, own = self._given.get(id(value), (None, None))
-        if isinstance(value, Sample):
+        if isinstance(value, SlimeSample):
             return value.plain() if given is None else self._taken(value, own)
         if isinstance(value, list) and has_samples(value):
             items = [self.back(item) for item in value]

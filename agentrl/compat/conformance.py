@@ -1,8 +1,6 @@
 """`agentrl check --hook NAME=PATH`: a slime hook is called once, with small values of the types that a run hands over.
-
-Its parameters must be those of `hooks.tsv`, and what it returns what is said there. Hooks that need a model or its optimizer
-are looked at only; those that generate are called where there is a model folder, with the built-in engine.
-"""
+Its parameters must be those of `hooks.tsv`, and what it returns what is said there. Hooks that need a model or its
+optimizer are looked at only; those that generate are called where there is a model folder, with the built-in engine."""
 
 import ast
 import functools
@@ -16,9 +14,9 @@ import anyio
 from agentrl.compat.calls import Namespace, namespace, served, taken_by
 from agentrl.compat.helpers import RolloutFnEvalOutput, RolloutFnTrainOutput, call_dynamic_filter
 from agentrl.compat.modules import install
-from agentrl.compat.sample import Sample
+from agentrl.compat.sample import SlimeSample
 from agentrl.config import RunSettings
-from agentrl.config.tables import rows
+from agentrl.config.values import rows
 from agentrl.data.prompts import open_prompts
 from agentrl.errors import PluginError, SettingsError
 from agentrl.plugins import defined_at, find_object, user_code
@@ -42,12 +40,9 @@ def hooks() -> Mapping[str, Hook]:
 
 
 def check_hook(name: str, path: str | None, settings: RunSettings) -> str:
-    """What was found of a hook; without a path, of the one that the settings name.
-
-    Raises:
-        PluginError: it cannot be called as a run calls it, it raised, or what it returned cannot be used.
-        SettingsError: there is no such hook, or no path.
-    """
+    """What was found of a hook; without a path, of the one that the settings name. Raises PluginError: it cannot be
+    called as a run calls it, it raised, or what it returned cannot be used. SettingsError: there is no such hook, or no
+    path."""
     meant = [setting for setting in hooks() if setting.startswith(name.strip("-").replace("-", "_"))]
     if len(meant) != 1:
         known = ", ".join(meant or hooks())
@@ -123,17 +118,17 @@ async def _with_engine(call: Callable[[], Any], where: str, settings: RunSetting
             return await _result(call, where, settings)
 
 
-def _samples(first: int = 0) -> list[Sample]:
-    made = [Sample(group_index=first, index=first + at, prompt="What is 1+1?", label="2") for at in range(2)]
+def _samples(first: int = 0) -> list[SlimeSample]:
+    made = [SlimeSample(group_index=first, index=first + at, prompt="What is 1+1?", label="2") for at in range(2)]
     for sample in made:
         sample.tokens, sample.loss_mask = [5, 6], []
         sample.append_response_tokens(tokens=[7, 8], log_probs=[-0.5, -0.25], text="It is 2")
-        sample.reward, sample.status = float(sample.index or 0) % 2, Sample.Status.COMPLETED
+        sample.reward, sample.status = float(sample.index or 0) % 2, SlimeSample.Status.COMPLETED
     return made
 
 
-def _pending() -> Sample:
-    return Sample(group_index=0, index=0, prompt="What is 1+1?", label="2", session_id="0")
+def _pending() -> SlimeSample:
+    return SlimeSample(group_index=0, index=0, prompt="What is 1+1?", label="2", session_id="0")
 
 
 def _tensors(value: float = 0.0, kind: str = "float32") -> list[Any]:
@@ -155,10 +150,10 @@ def _batch(*, micro: bool = False) -> dict[str, Any]:
 class _Source:
     """A data source of two samples a group."""
 
-    def get_samples(self, num_samples: int) -> list[list[Sample]]:
+    def get_samples(self, num_samples: int) -> list[list[SlimeSample]]:
         return [[_pending() for _ in range(2)] for _ in range(num_samples)]
 
-    def add_samples(self, samples: list[list[Sample]]) -> None:
+    def add_samples(self, samples: list[list[SlimeSample]]) -> None:
         """Forgets them."""
 
 
@@ -192,7 +187,7 @@ _VALUES: Mapping[str, Callable[[], Any]] = {
 
 def _finished(result: Any, _: Any) -> bool:
     members = result if isinstance(result, list) else [result]
-    return bool(members) and all(isinstance(m, Sample) and bool(m.plain().validate().tokens) for m in members)
+    return bool(members) and all(isinstance(m, SlimeSample) and bool(m.plain().validate().tokens) for m in members)
 
 
 def _rewards(result: Any, values: Mapping[str, Any]) -> bool:
@@ -212,10 +207,10 @@ _GOOD: Mapping[str, Callable[[Any, Mapping[str, Any]], bool]] = {
     "custom_rm_path": _rewards,
     "dynamic_sampling_filter_path": _judged,
     "buffer_filter_path": lambda r, _: isinstance(r, list) and len(r) <= 1 and all(_finished(g, _) for g in r),
-    "data_source_path": lambda r, _: all(isinstance(s, Sample) for group in r.get_samples(1) for s in group),
+    "data_source_path": lambda r, _: all(isinstance(s, SlimeSample) for group in r.get_samples(1) for s in group),
     "rollout_function_path": lambda r, _: isinstance(r, (RolloutFnTrainOutput, list)),
     "eval_function_path": lambda r, _: isinstance(r, (RolloutFnEvalOutput, dict)),
-    "rollout_sample_hook_path": lambda r, _: r is None or isinstance(r, Sample),
+    "rollout_sample_hook_path": lambda r, _: r is None or isinstance(r, SlimeSample),
     "rollout_sample_filter_path": lambda r, v: [len(group) for group in v["groups"]] == [2, 2],
     "rollout_all_samples_process_path": lambda r, _: True,
     "custom_rollout_log_function_path": lambda r, _: isinstance(r, bool),
@@ -231,5 +226,3 @@ _GOOD: Mapping[str, Callable[[Any, Mapping[str, Any]], bool]] = {
     "custom_loss_function_path": lambda r, _: r[0].numel() == 1 and isinstance(r[1], dict),
 }
 """Of each hook that can be called: whether what it returned, or did to the values, can be used."""
-
-CHECK: Callable[[str, str | None, RunSettings], str] = check_hook

@@ -27,18 +27,17 @@ from typing import Any, NamedTuple
 
 from agentrl.compat.facts import facts
 from agentrl.compat.script import read_script
+from agentrl.config.compat_interface import CompatInterface, Part
 from agentrl.config.fields import Sections, all_fields
 from agentrl.config.files import read_document
-from agentrl.config.foreign import Foreign, Part
-from agentrl.config.tables import holds, rows
-from agentrl.config.values import json_or_text
+from agentrl.config.values import holds, json_or_text, rows
 from agentrl.errors import SettingsError
 from agentrl.settings import flag_of
 
 OWN = "compat_options"
 
 
-class Row(NamedTuple):
+class FlagRow(NamedTuple):
     """A line of the table."""
 
     name: str
@@ -51,9 +50,9 @@ class Row(NamedTuple):
 
 
 @functools.cache
-def table() -> Mapping[str, Row]:
+def table() -> Mapping[str, FlagRow]:
     """The rows by name."""
-    return {line[0]: Row(*line) for line in rows(__package__, "flags.tsv")}
+    return {line[0]: FlagRow(*line) for line in rows(__package__, "flags.tsv")}
 
 
 @functools.cache
@@ -64,7 +63,7 @@ def defaults(*, ours: bool) -> Mapping[str, Any]:
 
 
 @functools.cache
-def row_of(name: str) -> Row | None:
+def row_of(name: str) -> FlagRow | None:
     """The row that says what a name is; `same` for whatever is a setting of ours."""
     plain = name.lstrip("-").replace("-", "_")
     found = table().get(plain) or next(
@@ -221,4 +220,4 @@ def _alike(said: Any, what: Any) -> bool:
     return abs(said - what) <= 1e-9 * abs(what) if numbers else bool(said == what)
 
 
-FLAGS: Foreign = Flags()
+FLAGS: CompatInterface = Flags()

@@ -14,7 +14,7 @@ import httpx
 
 from agentrl import rm_hub
 from agentrl import sample as ours
-from agentrl.compat.sample import Sample
+from agentrl.compat.sample import SlimeSample
 from agentrl.plugins import find_object
 from agentrl.rollout.filters import FilterOutput
 
@@ -165,14 +165,14 @@ def should_drop_dynamic_filter_output(
     return not output.keep and (enough or not output.keep_when_insufficient)
 
 
-def check_reward_nonzero_std(args: Any, samples: Sequence[Sample], **kwargs: Any) -> FilterOutput:
+def check_reward_nonzero_std(args: Any, samples: Sequence[SlimeSample], **kwargs: Any) -> FilterOutput:
     """Keep a group only if its rewards differ."""
     rewards = [sample.get_reward_value(args) for sample in samples]
     keep = max(rewards) - min(rewards) > 1e-6
     return FilterOutput(keep, None if keep else f"zero_std_{round(rewards[0], 1)}")
 
 
-def check_reward_nonzero_std_with_fallback(args: Any, samples: Sequence[Sample], **kwargs: Any) -> FilterOutput:
+def check_reward_nonzero_std_with_fallback(args: Any, samples: Sequence[SlimeSample], **kwargs: Any) -> FilterOutput:
     """The same, but a group is kept where dropping it would need more sampling."""
     return replace(check_reward_nonzero_std(args, samples), keep_when_insufficient=True)
 
@@ -180,13 +180,13 @@ def check_reward_nonzero_std_with_fallback(args: Any, samples: Sequence[Sample],
 # ---- rewards ----------------------------------------------------------------------------------------------------
 
 
-async def async_rm(args: Any, sample: Sample, **kwargs: Any) -> Any:
+async def async_rm(args: Any, sample: SlimeSample, **kwargs: Any) -> Any:
     """The sample's reward: by the function that it names, that the run names, or a built-in grader."""
     path = getattr(sample, "custom_rm_path", None) or getattr(args, "custom_rm_path", None)
     return await _awaited(load_function(path)(args, sample, **kwargs)) if path else await rm_hub.async_rm(args, sample)
 
 
-async def batched_async_rm(args: Any, samples: Sequence[Sample], **kwargs: Any) -> list[Any]:
+async def batched_async_rm(args: Any, samples: Sequence[SlimeSample], **kwargs: Any) -> list[Any]:
     """The rewards of many samples; a function of the run's is called once with all of them."""
     if path := getattr(args, "custom_rm_path", None):
         return list(await _awaited(load_function(path)(args, samples, **kwargs)))

@@ -28,11 +28,11 @@ class Whole:
 
     def __init__(self, part: Microbatch, args: Any) -> None:
         self.part, self.batch = part, part.batch.select(part.samples)
-        self.positions = torch.from_numpy(part.batch.response_positions(part.samples)).to(part.flat.device)
+        self.positions = torch.from_numpy(part.batch.response_positions(part.samples)).to(part.response_index.device)
         order = torch.empty_like(part.inputs.weights, dtype=torch.int64)
         order[self.positions] = torch.arange(len(self.positions), device=order.device)
-        self.places, self.lengths = order[part.flat], self.batch.response_lengths.tolist()
-        trajectories = len(np.unique(part.batch.rollout_ids))
+        self.places, self.lengths = order[part.response_index], self.batch.response_lengths.tolist()
+        trajectories = len(np.unique(part.batch.trajectory_ids))
         self.divisor = int(part.batch.loss_mask.sum()) or 1 if args.calculate_per_token_loss else trajectories
         """What slime divides a step's sum by."""
 
@@ -56,7 +56,7 @@ def own_loss(
     function: Callable[..., Any], args: Any, part: Microbatch, logits: Tensor
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """See `TrainHooks.loss`."""
-    if part.batch.kept_ids is not None:
+    if part.batch.support_ids is not None:
         raise TrainError("a loss of slime's form knows nothing of truncated sampling; sample with top-p 1 and no top-k")
     whole = Whole(part, args)
     ends = zip(whole.batch.offsets[1:].tolist(), whole.lengths, strict=True)
@@ -100,8 +100,8 @@ def _factors(reducer: Callable[[Tensor], Tensor], whole: Whole, loss: Tensor) ->
     if not torch.allclose(total, (slopes * values).sum(), rtol=1e-4, atol=1e-6):
         why = "the reducer is no weighted sum of the tokens' losses"
         raise PluginError(f"--custom-pg-loss-reducer-function-path: {why}")
-    weights, given = part.inputs.weights[part.flat], part.batch.loss_weights
-    users = 1 if given is None else torch.from_numpy(given.copy()).to(loss.device)[part.flat]
+    weights, given = part.inputs.weights[part.response_index], part.batch.loss_weights
+    users = 1 if given is None else torch.from_numpy(given.copy()).to(loss.device)[part.response_index]
     return torch.where(weights > 0, slopes[whole.places] / whole.divisor * users / weights, 0.0)
 
 

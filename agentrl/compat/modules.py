@@ -20,8 +20,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from agentrl.config.tables import rows
-from agentrl.plugins import Foreign
+from agentrl.config.values import rows
 
 ROOTS = ("slime", "slime_plugins")
 
@@ -106,18 +105,13 @@ def _imports_slime(file: str) -> bool:
     return any(name.partition(".")[0] in ROOTS for name in found)
 
 
-class _Slime:
-    install = staticmethod(install)
+def adapt(found: Any, what: str) -> Any:
+    """Returns `found` in our form if it has slime's; see `plugins.Compat`."""
+    from agentrl.compat.calls import adapted, four_to_three
 
-    def adapt(self, found: Any, what: str) -> Any:
-        from agentrl.compat.calls import adapted, four_to_three
+    if what == "--data-source-path" and inspect.isclass(found) and speaks_slime(found):
+        from agentrl.compat.source import adapted_source
 
-        if what == "--data-source-path" and inspect.isclass(found) and speaks_slime(found):
-            from agentrl.compat.source import adapted_source
-
-            return adapted_source(found)
-        found = adapted(found) if speaks_slime(found) else found
-        return four_to_three(found) if what == "--buffer-filter-path" else found
-
-
-FOREIGN: Foreign = _Slime()
+        return adapted_source(found)
+    found = adapted(found) if speaks_slime(found) else found
+    return four_to_three(found) if what == "--buffer-filter-path" else found

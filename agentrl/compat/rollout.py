@@ -21,7 +21,7 @@ from agentrl.engine.pool import EnginePool
 from agentrl.errors import PluginError, SettingsError
 from agentrl.groups import Group, GroupStore
 from agentrl.plugins import describe_error, find_object, load_object
-from agentrl.rollout.functions import settle
+from agentrl.rollout.functions import normalize_outputs
 from agentrl.rollout.hooks import RolloutHooks
 from agentrl.rollout.rewards import check_reward
 from agentrl.sample import Status
@@ -177,7 +177,7 @@ class _Leases:
         for group in _groups(output.samples, "rollout_function_path"):
             number = group[0].group_index
             if number not in self._leased:
-                (number,) = self._store.adopt([group], self._step)
+                (number,) = self._store.insert_external([group], self._step)
                 self._leased.add(number)
             for sample in group:
                 sample.group_index = number
@@ -205,11 +205,8 @@ def _groups(samples: Sequence[Any], what: str) -> list[Group]:
         listed.setdefault(("list", at) if number is None else number, []).extend(members)
     groups = []
     for members in listed.values():
-        groups.append([settle([member.plain()], member, what)[0] for member in members])
+        groups.append([normalize_outputs([member.plain()], member, what)[0] for member in members])
         for sample in groups[-1]:
             keep_plain(sample)
             check_reward(sample, what)
     return groups
-
-
-HOOKS: Callable[[Any], RolloutHooks] = SlimeRollouts

@@ -32,7 +32,7 @@ def rollout_batch(batch: TrainBatch, arrays: Mapping[str, Tensor], algorithm: Al
     def there(array: NDArray[Any]) -> Tensor:
         return torch.from_numpy(array.copy()).to(device)
 
-    rewards, groups, rollouts = map(there, (batch.rewards, batch.group_ids, batch.rollout_ids))
+    rewards, groups, rollouts = map(there, (batch.rewards, batch.group_ids, batch.trajectory_ids))
     compared = algorithm.compare(rewards, groups, rollouts) if isinstance(algorithm, GroupRelative) else rewards
     masks, member = there(batch.loss_mask).int().split(response), rollouts.unique(return_inverse=True)[1]
     trained = torch.stack([mask.sum() for mask in masks]).float()
@@ -64,11 +64,8 @@ def microbatch(batch: TrainBatch, arrays: Mapping[str, Tensor]) -> RolloutBatch:
 
 
 def flat(data: Mapping[str, Any], key: str, what: str) -> Tensor:
-    """The entries of a key one after the other, [R].
-
-    Raises:
-        PluginError: there is not a tensor of its response's length for each sample.
-    """
+    """The entries of a key one after the other, [R]. Raises PluginError: there is not a tensor of its response's length
+    for each sample."""
     parts = [torch.as_tensor(entry) for entry in data.get(key) or ()]
     if (shapes := [list(part.shape) for part in parts]) != (want := [[n] for n in data["response_lengths"]]):
         shaped = f"expected tensors of the shapes {want!s:.80}, got {shapes!s:.80}"

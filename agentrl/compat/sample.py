@@ -29,7 +29,7 @@ class _Counts:
 
 
 @dataclass
-class SpecInfo(_Counts, ours.SpecInfo):
+class SlimeSpecInfo(_Counts, ours.SpecInfo):
     """Counts of speculative decoding, with their rates."""
 
     @property
@@ -58,26 +58,26 @@ class PrefixCacheInfo(_Counts):
 
 
 @dataclass
-class Sample(ours.Sample):
+class SlimeSample(ours.Sample):
     """A sample as slime's functions know it; the fields are those of `agentrl.sample.Sample` and a few more."""
 
-    spec_info: ours.SpecInfo = field(default_factory=SpecInfo)
+    spec_info: ours.SpecInfo = field(default_factory=SlimeSpecInfo)
     prefix_cache_info: PrefixCacheInfo = field(default_factory=PrefixCacheInfo)
     multimodal_train_input_id: str | None = None
     apply_chat_template_kwargs: dict[str, Any] = field(default_factory=dict)
 
     Status = Status
-    SpecInfo = SpecInfo
+    SpecInfo = SlimeSpecInfo
     PrefixCacheInfo = PrefixCacheInfo
 
     @classmethod
-    def of(cls, sample: ours.Sample) -> "Sample":
+    def of(cls, sample: ours.Sample) -> "SlimeSample":
         """The sample as a slime function sees it; its lists are lists, and are shared."""
         made = cls(**{f.name: getattr(sample, f.name) for f in fields(ours.Sample)})
         for name in ("tokens", "loss_mask", "rollout_log_probs", "teacher_log_probs"):
             if (values := getattr(made, name)) is not None and not isinstance(values, list):
                 setattr(made, name, list(values))
-        made.spec_info = SpecInfo(**asdict(sample.spec_info))
+        made.spec_info = SlimeSpecInfo(**asdict(sample.spec_info))
         made.metadata = {key: value for key, value in sample.metadata.items() if key != ATTRIBUTES}
         vars(made).update(sample.metadata.get(ATTRIBUTES, {}))
         if isinstance(made.prefix_cache_info, dict):
@@ -123,7 +123,7 @@ class Sample(ours.Sample):
         known = {f.name for f in fields(cls)}
         sample = cls(**{name: value for name, value in data.items() if name in known})
         sample.status = Status(data.get("status", "pending"))
-        sample.spec_info = SpecInfo.from_dict(data.get("spec_info", {}))
+        sample.spec_info = SlimeSpecInfo.from_dict(data.get("spec_info", {}))
         sample.prefix_cache_info = PrefixCacheInfo.from_dict(data.get("prefix_cache_info", {}))
         sample.segments = [ours.Segment(ours.Origin(origin), *rest) for origin, *rest in data.get("segments", ())]
         vars(sample).update({name: value for name, value in data.items() if name not in known})
@@ -141,10 +141,7 @@ class Sample(ours.Sample):
         update_terminal_info: bool = True,
     ) -> None:
         """Append what the model wrote (`trainable`, with log-probs) or was shown; `meta_info` is the engine's answer's.
-
-        Raises:
-            ValueError: log-probs are missing where they are needed, too many or too few.
-        """
+        Raises ValueError: log-probs are missing where they are needed, too many or too few."""
         ids, meta = _numbers(tokens, int), dict(meta_info or {})
         known = None if log_probs is None else _numbers(log_probs, float)
         if known is not None and (len(known) != len(ids) or not trainable):
@@ -174,7 +171,7 @@ class Sample(ours.Sample):
         self.status = _FINISHED.get(finish, self.status)
 
 
-_EMPTY = Sample()
+_EMPTY = SlimeSample()
 _FINISHED = {"length": Status.TRUNCATED, "abort": Status.ABORTED, "stop": Status.COMPLETED}
 
 

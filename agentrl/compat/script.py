@@ -58,11 +58,8 @@ class Launch:
 
 
 def read_script(path: str | Path, environ: Mapping[str, str] | None = None) -> Launch:
-    """The flags that the script would start slime's trainer with.
-
-    Raises:
-        SettingsError: no such file, no or several such commands, or the script itself stops before it.
-    """
+    """The flags that the script would start slime's trainer with. Raises SettingsError: no such file, no or several
+    such commands, or the script itself stops before it."""
     shell = _Shell(os.environ if environ is None else environ)
     try:
         shell.run(Path(os.path.abspath(os.path.expanduser(path))), f"--slime-script {path}")

@@ -1,8 +1,6 @@
-"""slime's `slime.rollout.sglang_rollout`: generating with the run's engines, for functions that do it themselves.
-
-The run's own rollouts do not pass here; a user's generate function, or a rollout function, does. Everything is looked
-up in this module, so that what a test or a user replaces here is what is called.
-"""
+"""slime's `slime.rollout.sglang_rollout`: generating with the run's engines, for functions that do it themselves. The
+run's own rollouts do not pass here; a user's generate function, or a rollout function, does. Everything is looked up in
+this module, so that what a test or a user replaces here is what is called."""
 
 import asyncio
 import inspect
@@ -12,10 +10,10 @@ from typing import Any, NoReturn
 
 from agentrl.compat.calls import taken_by
 from agentrl.compat.helpers import SingletonMeta, async_rm, batched_async_rm, load_function, load_tokenizer, post
-from agentrl.compat.sample import Sample
+from agentrl.compat.sample import SlimeSample
 from agentrl.errors import PluginError
 
-Generated = Sample | list[Sample]
+Generated = SlimeSample | list[SlimeSample]
 
 
 class GenerateState(metaclass=SingletonMeta):
@@ -40,14 +38,14 @@ class GenerateState(metaclass=SingletonMeta):
         self.aborted = False
 
 
-async def generate(args: Any, sample: Sample, sampling_params: dict[str, Any]) -> Sample:
+async def generate(args: Any, sample: SlimeSample, sampling_params: dict[str, Any]) -> SlimeSample:
     """One answer to the sample's prompt, or the rest of one."""
     state = GenerateState(args)
-    if sample.status not in (Sample.Status.PENDING, Sample.Status.ABORTED):
+    if sample.status not in (SlimeSample.Status.PENDING, SlimeSample.Status.ABORTED):
         raise ValueError(f"a sample is generated when it is pending or aborted, this one is {sample.status.value}")
     params = {**sampling_params, "max_new_tokens": sampling_params["max_new_tokens"] - sample.response_length}
     if params["max_new_tokens"] <= 0:
-        sample.status = Sample.Status.TRUNCATED
+        sample.status = SlimeSample.Status.TRUNCATED
         return sample
     sample.tokens = list(sample.tokens) or state.tokenizer.encode(sample.prompt, add_special_tokens=False)
     payload = {"input_ids": sample.tokens, "sampling_params": params, "return_logprob": True}
@@ -61,17 +59,17 @@ async def generate(args: Any, sample: Sample, sampling_params: dict[str, Any]) -
 
 
 async def generate_and_rm(
-    args: Any, sample: Sample, sampling_params: dict[str, Any], evaluation: bool = False
+    args: Any, sample: SlimeSample, sampling_params: dict[str, Any], evaluation: bool = False
 ) -> Generated:
     """Generate with the sample's function, the run's, or `generate`; call the sample hooks; then reward it."""
     if args.partial_rollout and args.mask_offpolicy_in_partial_rollout and sample.response_length:
         sample.loss_mask = [0] * sample.response_length
-    if sample.status in (Sample.Status.COMPLETED, Sample.Status.TRUNCATED):
+    if sample.status in (SlimeSample.Status.COMPLETED, SlimeSample.Status.TRUNCATED):
         return sample
     state = GenerateState(args)
     async with state.semaphore:
         if state.aborted:
-            sample.status = Sample.Status.ABORTED
+            sample.status = SlimeSample.Status.ABORTED
             return sample
         path = sample.generate_function_path or args.custom_generate_function_path
         function = load_function(path) if path else generate
@@ -80,7 +78,7 @@ async def generate_and_rm(
         found: Generated = await function(args, sample, sampling_params, **more)
     found = await apply_rollout_sample_hooks(args, found, evaluation=evaluation)
     members = found if isinstance(found, list) else [found]
-    if args.group_rm or any(member.status is Sample.Status.ABORTED for member in members):
+    if args.group_rm or any(member.status is SlimeSample.Status.ABORTED for member in members):
         return found
     pending = [member for member in members if member.reward is None]
     if isinstance(found, list):
@@ -93,7 +91,7 @@ async def generate_and_rm(
 
 
 async def generate_and_rm_group(
-    args: Any, group: list[Sample], sampling_params: dict[str, Any], evaluation: bool = False
+    args: Any, group: list[SlimeSample], sampling_params: dict[str, Any], evaluation: bool = False
 ) -> list[Any]:
     """All samples of a group side by side; with `group_rm` rewarded together."""
     state = GenerateState(args)
@@ -118,7 +116,7 @@ async def apply_rollout_sample_hooks(args: Any, value: Any, **kwargs: Any) -> An
         hook = load_function(path)
         changed = hook(args, value, **taken_by(hook, kwargs))
         changed = await changed if isinstance(changed, Awaitable) else changed
-        if changed is not None and not isinstance(changed, Sample):
+        if changed is not None and not isinstance(changed, SlimeSample):
             raise PluginError(f"rollout_sample_hook_path {path} must return a Sample or None, got {changed!r:.80}")
         value = value if changed is None else changed
     return value
@@ -126,8 +124,5 @@ async def apply_rollout_sample_hooks(args: Any, value: Any, **kwargs: Any) -> An
 
 def generate_rollout(args: Any, rollout_id: int, data_source: Any, evaluation: bool = False) -> NoReturn:
     """What the run does itself, as `--rollout-function-path`; a function of a user's has `generate_and_rm_group`.
-
-    Raises:
-        PluginError: always.
-    """
+    Raises PluginError: always."""
     raise PluginError("the run plays and evaluates by itself: leave rollout_function_path or eval_function_path out")

@@ -1,8 +1,6 @@
-"""slime's data sources: for users' classes to build on, and users' own classes under our ledger.
-
-The ledger is the buffer: groups that were broken off, or given back by a rollout function, wait in it and are chosen by
-`--buffer-filter-path`. So a slime source is asked for new groups only, and nothing is added to it.
-"""
+"""slime's data sources: for users' classes to build on, and users' own classes under our ledger. The ledger is the
+buffer: groups that were broken off, or given back by a rollout function, wait in it and are chosen by
+`--buffer-filter-path`. So a slime source is asked for new groups only, and nothing is added to it."""
 
 import json
 from collections.abc import Sequence
@@ -10,11 +8,11 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from agentrl.compat.calls import adapted, namespace, rendered
-from agentrl.compat.sample import Sample
+from agentrl.compat.sample import SlimeSample
 from agentrl.config.args import Args
 from agentrl.data import source as ours
 from agentrl.groups import Group
-from agentrl.sample import Sample as OurSample
+from agentrl.sample import Sample
 
 
 def pop_first(args: Any, rollout_id: int | None, buffer: list[Any], num_samples: int) -> list[Any]:
@@ -22,7 +20,7 @@ def pop_first(args: Any, rollout_id: int | None, buffer: list[Any], num_samples:
     return ours.pop_first(args, buffer, num_samples)
 
 
-class RolloutDataSource(ours.RolloutDataSource):
+class SlimeDataSource(ours.RolloutDataSource):
     """Prompts of a file as slime samples; its position is saved under `args.save`."""
 
     def get_samples(self, num_samples: int) -> list[Any]:
@@ -42,7 +40,7 @@ class RolloutDataSource(ours.RolloutDataSource):
         return Path(folder) / "rollout" / f"{type(self).__name__}_{rollout_id}.json"
 
 
-class RolloutDataSourceWithBuffer(RolloutDataSource, ours.RolloutDataSourceWithBuffer):
+class SlimeDataSourceWithBuffer(SlimeDataSource, ours.RolloutDataSourceWithBuffer):
     """The same with a buffer, for functions that keep groups in it themselves."""
 
     def get_buffer_length(self) -> int:
@@ -54,12 +52,12 @@ class RolloutDataSourceWithBuffer(RolloutDataSource, ours.RolloutDataSourceWithB
 
     def set_state(self, state: dict[str, Any]) -> None:
         super().set_state(state)
-        self.buffer = [[Sample.of(sample) for sample in group] for group in self.buffer]
+        self.buffer = [[SlimeSample.of(sample) for sample in group] for group in self.buffer]
 
 
-def as_slime(args: Any, sample: OurSample) -> Sample:
+def as_slime(args: Any, sample: Sample) -> SlimeSample:
     """A pending sample as slime's data sources give it."""
-    made = Sample.of(sample)
+    made = SlimeSample.of(sample)
     if isinstance(made.prompt, list) and getattr(args, "apply_chat_template", False):
         made.prompt = rendered(args, sample)
     return made

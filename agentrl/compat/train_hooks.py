@@ -154,13 +154,9 @@ class SlimeHooks(TrainHooks):
 
 
 def converted(data: Any, groups: Groups) -> tuple[list[list[Sample]], list[float]]:
-    """The rows of slime's train data in the groups of the samples that they name, and their rewards in that order.
-
-    A row whose tokens are the sample's keeps what else there is known of it: turns, weight versions, log-probs.
-
-    Raises:
-        PluginError: a key is missing, of another length or none of slime's, or a row names no sample.
-    """
+    """The rows of slime's train data in the groups of the samples that they name, and their rewards in that order. A
+    row whose tokens are the sample's keeps what else there is known of it: turns, weight versions, log-probs. Raises
+    PluginError: a key is missing, of another length or none of slime's, or a row names no sample."""
     what = flag_of(CONVERT)
     if not isinstance(data, Mapping) or (
         wrong := sorted(_NEEDED - data.keys() or data.keys() - _COLUMNS.keys() - _NEEDED - _FOLLOWS)
@@ -228,7 +224,3 @@ def _load(setting: str, path: str) -> Callable[..., Any]:
             return function(*given, **named)
 
     return called
-
-
-HOOKS: Callable[[Any], TrainHooks] = SlimeHooks
-FOREIGN: Callable[[str, str], bool] = foreign

@@ -1,4 +1,5 @@
-"""Settings of a run: one model a room, composed; read from flags and files, checked together, shown by `--dry-run`.
+"""Settings of a run: one model per package, composed; read from flags and files, checked together, `--dry-run` shows
+them.
 
 settings = RunSettings.from_cli(["--config", "run.yaml", "--lr", "1e-5"])
 settings.rollout.rollout_batch_size     # inside the rooms: typed sections

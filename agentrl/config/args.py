@@ -1,15 +1,11 @@
-"""`Args`: all settings under slime's flat names, for user functions (`async def generate(args, samples)`).
-
-1. Read-only: setting or deleting an attribute raises, so a user function cannot change the run behind its back.
-2. An unknown name raises `AttributeError` with the nearest known name, so `getattr(args, x, default)` works.
-3. Options of the engine's server appear as `sglang_<name>`.
-4. It pickles, copies and compares by value.
-"""
+"""`Args`: a read-only view of all settings under slime's flat names, for user functions (`generate(args, samples)`). An
+unknown name raises `AttributeError` with the nearest known name. Options of the engine's server are `sglang_<name>`."""
 
 import types
 from collections.abc import Iterator, Mapping
 from typing import Any, Never
 
+from agentrl.config.fields import RENAMED
 from agentrl.config.problems import did_you_mean
 from agentrl.settings import shown
 
@@ -27,7 +23,7 @@ class Args:
         if name.startswith("__") or name == "_values":
             raise AttributeError(name)
         try:
-            return self._values[name]
+            return self._values[RENAMED.get(name, name)]
         except KeyError:
             raise AttributeError(f"the run's settings have no {name!r}{did_you_mean(name, self._values)}") from None
 

@@ -1,9 +1,8 @@
-"""Checks across rooms: what each room accepts by itself but a run cannot do together.
+"""Checks across rooms: what each room accepts by itself but a run cannot do together. Each check is a pure function
+from the settings (and the model's shapes, where its config.json can be read) to sentences; a sentence names the flags,
+shows the numbers, and proposes numbers that work. No sentence means fine."""
 
-Each check is a pure function from the settings (and the model's shapes, where its config.json can be read) to
-sentences; a sentence names the flags, shows the numbers, and proposes numbers that work. No sentence means fine.
-"""
-
+import difflib
 import math
 import os.path
 import re
@@ -25,11 +24,9 @@ def _given(section: Settings, name: str) -> int | None:
 
 
 def steps_and_batch(s: Sections) -> tuple[int, int]:
-    """The resolved (global_batch_size, num_steps_per_rollout): whichever is not given follows from the other.
-
-    With neither given, one optimiser step trains on the whole rollout. A value that does not divide the rollout is
-    rounded down here; `batch_arithmetic` is what reports it.
-    """
+    """The resolved (global_batch_size, num_steps_per_rollout): whichever is not given follows from the other. With
+    neither given, one optimiser step trains on the whole rollout. A value that does not divide the rollout is rounded
+    down here; `batch_arithmetic` is what reports it."""
     total = s.rollout.rollout_batch_size * s.rollout.n_samples_per_prompt
     batch, steps = _given(s.train, "global_batch_size"), _given(s.train, "num_steps_per_rollout")
     if batch is None:
@@ -182,7 +179,7 @@ def staleness(s: Sections, _: ModelInfo | None) -> Iterator[str]:
             f"--update-weights-interval {interval} trains on tokens up to {interval - 1} rollout(s) old, and "
             f"--max-staleness is {allowed}; use --max-staleness {interval - 1} or more, or send weights more often"
         )
-    masked, kept = s.rollout.mask_offpolicy_in_partial_rollout, s.rollout.mask_staleness
+    masked, kept = s.rollout.mask_offpolicy_in_partial_rollout, s.rollout.max_token_staleness
     if s.rollout.partial_rollout and not masked and allowed == 0:
         yield (
             "--partial-rollout goes on with trajectories that older weights began, and --max-staleness 0 trains no older "
@@ -193,11 +190,11 @@ def staleness(s: Sections, _: ModelInfo | None) -> Iterator[str]:
     if kept is not None and (masked or kept >= allowed):
         none = f"--max-staleness {allowed} allows none that is staler"
         why = "--mask-offpolicy-in-partial-rollout masks them all" if masked else none
-        yield f"--mask-staleness {kept} has no effect: {why}; leave it out"
+        yield f"--max-token-staleness {kept} has no effect: {why}; leave it out"
 
 
 def on_policy(s: Sections, _: ModelInfo | None) -> Iterator[str]:
-    """What engine and trainer compute alike, and what they do not."""
+    """Check that engine and trainer compute the same log-probs."""
     if not s.train.true_on_policy_mode:
         return
     same = "engine and trainer do not compute the same to the bit"
@@ -214,7 +211,7 @@ def on_policy(s: Sections, _: ModelInfo | None) -> Iterator[str]:
 
 
 def devices(s: Sections, _: ModelInfo | None) -> Iterator[str]:
-    """Whoever takes turns has the devices of the other, and waits for it; what must lie on one machine fits onto it."""
+    """Check that engines and trainer that take turns share devices, and that each replica fits onto its machines."""
     allowed, trainers, wanted = s.rollout.max_staleness, s.cluster.world_size, s.cluster.rollout_num_gpus
     if s.cluster.colocate and allowed > 0:
         yield (
@@ -233,7 +230,7 @@ def devices(s: Sections, _: ModelInfo | None) -> Iterator[str]:
 
 
 def adapters(s: Sections, _: ModelInfo | None) -> Iterator[str]:
-    """What a run that trains adapters cannot do beside it."""
+    """Check what a run that trains adapters cannot do."""
     if s.train.lora_rank is None:
         return
     for name in PATTERNS:
@@ -248,7 +245,7 @@ def adapters(s: Sections, _: ModelInfo | None) -> Iterator[str]:
 
 
 def one_process(s: Sections, _: ModelInfo | None) -> Iterator[str]:
-    """What `--backend local` cannot be: more than one trainer, more than one built-in engine, two numbers of threads."""
+    """Refuse what `--backend local` lacks: a second trainer or built-in engine, two numbers of threads."""
     if s.cluster.backend != "local":
         return
     if (trainers := s.cluster.world_size) > 1:
@@ -309,12 +306,10 @@ def contradictions(s: Sections, model: ModelInfo | None) -> list[str]:
 
 
 def missing(s: Sections, purpose: str) -> Iterator[str]:
-    """What `train`, `eval` or `rollout` needs and was not given."""
-    checkpoint, data, dump = s.train.hf_checkpoint, s.data.prompt_data, s.cluster.load_debug_rollout_data
-    if not checkpoint:
+    """Name the settings that `train`, `eval` or `rollout` needs and that were not given."""
+    data, dump = s.data.prompt_data, s.cluster.load_debug_rollout_data
+    if not s.train.hf_checkpoint:
         yield "--hf-checkpoint is missing: the folder of the model to start from (`agentrl init DIR` makes a tiny one)"
-    elif not os.path.isdir(checkpoint):
-        yield f"--hf-checkpoint {checkpoint}: no such folder{_on_the_hub(checkpoint, '')}"
     if s.engine.engine == "external" and not (s.engine.rollout_external_engine_addrs or dump):
         yield "--engine external: give the engines' addresses by --rollout-external-engine-addrs HOST:PORT"
     if purpose == "eval":
@@ -323,20 +318,34 @@ def missing(s: Sections, purpose: str) -> Iterator[str]:
         return
     if not (data or s.rollout.env or s.data.data_source_path or dump):
         yield "no prompts: give --prompt-data FILE.jsonl, or --env pkg.mod:Name with an environment that makes its own"
-    if data and not os.path.isfile(os.path.expanduser(data.partition("@[")[0])):
-        hub = _on_the_hub(data, " --repo-type dataset")
-        yield f"--prompt-data {data}: no such file; expected one .jsonl or .parquet file{hub}"
 
 
-def _on_the_hub(name: str, kind: str) -> str:
-    """What to do with a name of the Hugging Face Hub; nothing where it is none."""
+def absent(s: Sections, purpose: str) -> Iterator[str]:
+    """Name the model's folder and the file of prompts that were given and are not there."""
+    checkpoint, data = s.train.hf_checkpoint, s.data.prompt_data
+    if checkpoint and not os.path.isdir(checkpoint):
+        yield f"--hf-checkpoint {checkpoint}: no such folder{_elsewhere(checkpoint, '')}"
+    if purpose != "eval" and data and not os.path.isfile(os.path.expanduser(data.partition("@[")[0])):
+        elsewhere = _elsewhere(data, " --data")
+        yield f"--prompt-data {data}: no such file; expected one .jsonl or .parquet file{elsewhere}"
+
+
+def _elsewhere(name: str, kind: str) -> str:
+    """Return the nearest names beside a path whose folder exists; for a name of the Hugging Face Hub, how to fetch it."""
+    folder, last = os.path.split(os.path.expanduser(name))
+    if os.path.isdir(folder or "."):
+        near = [
+            os.path.join(folder, one) for one in difflib.get_close_matches(last, sorted(os.listdir(folder or ".")), 2)
+        ]
+        if near or folder:
+            return f"; did you mean {' or '.join(near)}?" if near else f"; {folder} has no {last}"
     if not re.fullmatch(r"[\w-]+/[\w.-]+", name) or name.endswith((".jsonl", ".parquet")):
         return ""
-    return f"; nothing is fetched from the Hub: `hf download {name}{kind} --local-dir DIR` fetches it into a folder"
+    return f"; a run downloads nothing: if this is a name on the Hub, `agentrl fetch {name} DIR{kind}` does"
 
 
 def untrainable(s: Sections) -> Iterator[str]:
-    """What generates and evaluates well but cannot train, or would be asked for in vain."""
+    """Name settings that generate and evaluate well but cannot train, or would have no effect."""
     if not s.rollout.rollout_temperature or s.rollout.rollout_top_k == 1:
         greedy = "--rollout-top-k 1" if s.rollout.rollout_temperature else "--rollout-temperature 0"
         yield (

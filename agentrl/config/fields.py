@@ -1,4 +1,4 @@
-"""The list of all settings: which room owns a field, what it is called on the command line, what it accepts.
+"""The list of all settings: the package that owns a field, its name on the command line, the values that it accepts.
 
 1. `Sections` is the one list of rooms; `SECTIONS` maps a section's name to the room's settings model.
 2. `all_fields()` is the one flat list; two rooms that use one name are a programming error and raise at once.
@@ -44,7 +44,7 @@ class CompatSettings(Settings):
 
 
 class Sections(Settings):
-    """One section a room, in the order of `--help`; a section's title is its headline there."""
+    """One section per package, in the order of `--help`; a section's title is its headline there."""
 
     rollout: RolloutSettings = Field(RolloutSettings(), title="Rollout: trajectories, grading, evaluation")
     rm_hub: RmHubSettings = Field(RmHubSettings(), title="Graders")
@@ -67,6 +67,17 @@ class Sections(Settings):
 
 
 SECTIONS: Mapping[str, type[Settings]] = {name: type(section) for name, section in Sections()}
+
+RENAMED: Mapping[str, str] = types.MappingProxyType(
+    {
+        "history_policy": "template_rewrite_policy",
+        "ledger_keep": "ledger_retention",
+        "mask_staleness": "max_token_staleness",
+        "reduce_to_fit": "allow_fewer_devices",
+        "stall_warning": "event_loop_block_warning",
+    }
+)
+"""Former names of settings. Flags, files, `from_flat` and `args` accept them for one release; no help text shows them."""
 
 _SAID = {
     int: ("INT", "a whole number"),
@@ -100,7 +111,7 @@ class FieldRef:
 
     @property
     def kind(self) -> Any:
-        """What it is where it is not None: a key of `_SAID`, or `Literal`."""
+        """The field's type without None: a key of `_SAID`, or `Literal`."""
         return typing.get_origin(self.members[0]) or self.members[0]
 
     @property
@@ -131,7 +142,7 @@ class FieldRef:
         return self._said()[0]
 
     def expected(self) -> str:
-        """What a value must be, in words: `a whole number, at least 1`."""
+        """Describe a valid value in words: `a whole number, at least 1`."""
         found = list(self.info.metadata)
         for arg in typing.get_args(self.info.annotation):  # `PositiveInt | None` hides its bound in the member
             found += typing.get_args(arg)[1:] if typing.get_origin(arg) is typing.Annotated else ()
@@ -156,11 +167,7 @@ def _members(annotation: Any) -> tuple[Any, ...]:
 
 @functools.cache
 def all_fields() -> Mapping[str, FieldRef]:
-    """Every setting by name, in the order of `SECTIONS`.
-
-    Raises:
-        SettingsError: two rooms use one field name.
-    """
+    """Every setting by name, in the order of `SECTIONS`. Raises SettingsError: two rooms use one field name."""
     found: dict[str, FieldRef] = {}
     for section, model in SECTIONS.items():
         for name, info in model.model_fields.items():

@@ -1,15 +1,6 @@
-"""Settings files: YAML or TOML, nested by room or flat or both, to plain values with the line each came from.
-
-    rollout:                      rollout_batch_size: 16
-      rollout_batch_size: 16      lr: 1e-5
-    train:
-      lr: 1e-5
-
-1. Dashes and underscores are the same in keys; `sglang_*` keys go to the engine's server.
-2. An unknown key is a `SettingsError` with the file, the line and the nearest name; so is one key given twice.
-3. YAML is read as numbers, true, false, null and text, in lists and mappings: a date is text, so is a number that Python
-   cannot read; tags and aliases are refused.
-"""
+"""Settings files: YAML or TOML, nested by section or flat or both, to plain values with the line of each. Dashes and
+underscores are the same in keys; `sglang_*` keys go to the engine's server. An unknown or repeated key is a
+`SettingsError`. YAML is read as numbers, true, false, null and text; tags and aliases are refused."""
 
 import os
 import tomllib
@@ -20,23 +11,29 @@ from typing import Any
 import yaml
 
 from agentrl import plugins
-from agentrl.config.fields import SECTIONS, FieldRef, all_fields
+from agentrl.config.compat_interface import CompatInterface, Part, foreign
+from agentrl.config.fields import RENAMED, SECTIONS, FieldRef, all_fields
 from agentrl.config.flags import MERGED, SGLANG_FIELD
-from agentrl.config.foreign import Foreign, Part, foreign
-from agentrl.config.problems import one_error, unknown
+from agentrl.config.problems import Problems, one_error, unknown
 from agentrl.errors import SettingsError
 
 Lines = dict[tuple[str, ...], int]
 """The line of each key by its path; of an item of a list, by its number, from 0."""
 
 
-def read_file(path: str | Path) -> Part:
+def read_file(path: str | Path, problems: Problems | None = None) -> Part:
     """Read a settings file: values by field name, and where each was written (`run.yaml line 3`).
+
+    Args:
+        problems: gets what would be raised; the settings that are right are then returned.
 
     Raises:
         SettingsError: no such file, not YAML or TOML, unknown or repeated keys (all of them in one message).
     """
-    return sort(*read_document(path, "--config"))
+    found: Part = ({}, {})
+    with problems or Problems.raised():
+        found = sort(*read_document(path, "--config"), problems)
+    return found  # noqa: RET504 - problems were noted if it is empty
 
 
 Said = tuple[tuple[str, ...], str, Any]
@@ -45,25 +42,23 @@ TakesFile = Callable[[Mapping[str, Any]], Iterable[Said] | None]
 """Says what another trainer's file means; None if it is none of its files."""
 
 
-def sort(name: str, document: Mapping[str, Any], lines: Lines) -> Part:
+def sort(name: str, document: Mapping[str, Any], lines: Lines, problems: Problems | None = None) -> Part:
     """The settings in a file's `document`; returns and raises as `read_file` does."""
-    reads: TakesFile | None = plugins.optional("agentrl.compat.retrain.config:read")
-    sorter, said = _Sorter(name, lines), reads and reads(document)
+    sorter, found = _Sorter(name, lines), plugins.compat()
+    said: Iterable[Said] | None = None if found is None else found.read(document)
     if said is None:
         sorter.ours(document)
     else:
         sorter.theirs(said)
-    if sorter.problems:
-        raise one_error(sorter.problems)
+    with problems or Problems.raised():
+        if sorter.problems:
+            raise one_error(sorter.problems)
     return sorter.values, sorter.origins
 
 
 def read_document(path: str | Path, flag: str) -> tuple[str, Mapping[str, Any], Lines]:
-    """A YAML or TOML file that `flag` names: its name, what it says, and the lines of its keys.
-
-    Raises:
-        SettingsError: no such file, not YAML or TOML, repeated keys.
-    """
+    """A YAML or TOML file that `flag` names: its name, what it says, and the lines of its keys. Raises SettingsError:
+    no such file, not YAML or TOML, repeated keys."""
     file = Path(os.path.expanduser(path))
     if not os.path.isfile(file):
         raise SettingsError(f"{flag}: no file {file}")
@@ -110,6 +105,7 @@ class _Sorter:
 
     def _put(self, section: str | None, written: str, value: Any, where: str) -> None:
         key, known = written.replace("-", "_"), all_fields()
+        key = RENAMED.get(key, key)
         if key in known and section in (None, known[key].section):
             if key in self.values and key not in MERGED:
                 self.problems.append(f"{where}: {key} is given twice (also {self.origins[key]})")
@@ -123,7 +119,7 @@ class _Sorter:
         else:
             self.problems += [f"{where}: {said}" for said in unknown([written], [*known, *SECTIONS], "setting")]
 
-    def _take_foreign(self, door: Foreign, key: str, value: Any, where: str) -> None:
+    def _take_foreign(self, door: CompatInterface, key: str, value: Any, where: str) -> None:
         texts = [] if value is True else [str(one) for one in value] if isinstance(value, list) else [str(value)]
         try:
             for name, meant in door.ours(key, [text.lower() if text == "False" else text for text in texts]).items():
@@ -149,6 +145,16 @@ def _as_flags_read_it(field: FieldRef, value: Any) -> Any:
     if value == "none" and field.optional and field.kind is not str:
         return None
     return value
+
+
+_HINTS = {
+    "mapping values are not allowed": "write `name: value` in each line, put a text with `: ` in quotes, and indent alike",
+    "'\\t'": "indent with spaces, not with tabs",
+    "expected ':'": "write a setting as `name: value`, with a space behind the colon",
+    "expected <block end>": "indent the settings of a section alike",
+    "cannot start any token": "put the text in quotes",
+}
+"""A remedy by a part of what the YAML reader says."""
 
 
 class _Loader(yaml.SafeLoader):
@@ -177,6 +183,9 @@ def _read_yaml(file: str, text: str) -> tuple[Mapping[str, Any], Lines]:
         said += f": {getattr(error, 'problem', None) or error}"
         if isinstance(error, yaml.MarkedYAMLError) and error.context_mark:  # a quote may begin far above
             said += f", {error.context} that begins in line {error.context_mark.line + 1}"
+        if mark and (hint := next((hint for part, hint in _HINTS.items() if part in said), "")):
+            written = (*text.splitlines(), "")[min(mark.line, len(text.splitlines()))].strip()
+            said += f"; {hint}" + (f". The line is: {written:.120}" if written else "")
         raise SettingsError(f"{file}{said}") from error
     if document is None:
         return {}, {}

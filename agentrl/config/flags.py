@@ -1,11 +1,10 @@
 """Command-line flags made from the settings' fields.
 
-1. Every field of every room is a flag: `rollout_batch_size` is `--rollout-batch-size`; a boolean has `--x/--no-x`.
-2. `read_flags` gives only what was written on the command line, as plain values; pydantic judges them later.
-3. Spellings that slime users have in their scripts work: underscores for dashes, `--flag true`, `--eval-prompt-data name path [name path ...]`, and `--sglang-*` for any option of the engine's server.
-4. Flags of other trainers are what `foreign` says that they are here. A number that one of them stands for (`--train-async`
-   is `--max-staleness 1`) is the least: the setting's own flag may say more.
-5. All that is wrong is one `SettingsError`: flags of other trainers with what to do instead, unknown ones with the nearest.
+1. Each field is a flag: `rollout_batch_size` is `--rollout-batch-size`; a boolean has `--x/--no-x`.
+2. `read_flags` returns only the given flags, as plain values; pydantic checks them later. All errors are one
+   `SettingsError`.
+3. slime's spellings work: underscores, `--flag true`, `--eval-prompt-data name path ...`, and `--sglang-*`.
+4. Flags of other trainers mean what `foreign` says. A number that such a flag implies is a minimum.
 """
 
 import json
@@ -15,9 +14,9 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from agentrl.config.fields import SECTIONS, FieldRef, all_fields
-from agentrl.config.foreign import Part, foreign
-from agentrl.config.problems import one_error, sentences, unknown
+from agentrl.config.compat_interface import Part, foreign
+from agentrl.config.fields import RENAMED, SECTIONS, FieldRef, all_fields
+from agentrl.config.problems import Problems, one_error, sentences, unknown
 from agentrl.config.values import TRUTH, json_or_text, read_texts
 from agentrl.errors import SettingsError
 from agentrl.settings import flag_of
@@ -53,12 +52,15 @@ def help_text(field: FieldRef, presets: Mapping[str, Any] = MappingProxyType({})
     return f"{field.info.description} [default: {said}]"
 
 
-def read_flags(argv: Sequence[str], own: Collection[str] = ()) -> tuple[dict[str, Any], dict[str, str], list[str]]:
+def read_flags(
+    argv: Sequence[str], own: Collection[str] = (), problems: Problems | None = None
+) -> tuple[dict[str, Any], dict[str, str], list[str]]:
     """Read a command line.
 
     Args:
         argv: the arguments after the command's name.
         own: flags of the command itself (`--config`, `--dry-run`).
+        problems: gets what would be raised; the flags that are right are then returned.
 
     Returns:
         values: field name to plain value, only for flags that were given.
@@ -68,8 +70,9 @@ def read_flags(argv: Sequence[str], own: Collection[str] = ()) -> tuple[dict[str
     Raises:
         SettingsError: unknown flags, missing or ill-formed values, all of them.
     """
-    reader = _Reader(own)
-    values = reader.read(list(argv))
+    reader, values = _Reader(own), dict[str, Any]()
+    with problems or Problems.raised():
+        reader.read(list(argv), values)
     return values, {name: flag_of(name) for name in values}, reader.rest
 
 
@@ -107,6 +110,7 @@ class _Reader:
 
     def __init__(self, own: Collection[str]) -> None:
         self.fields = {field.flag: field for field in all_fields().values()}
+        self.renamed = {flag_of(old): self.fields[flag_of(new)] for old, new in RENAMED.items()}
         self.own, self.foreign = own, foreign()
         self.rest: list[str] = []
         self.texts: dict[str, list[str]] = {}
@@ -116,7 +120,8 @@ class _Reader:
         self.unknown: list[str] = []
         self.problems: list[str] = []
 
-    def read(self, argv: list[str]) -> dict[str, Any]:
+    def read(self, argv: list[str], values: dict[str, Any]) -> None:
+        """Put the values into `values`; with a problem, those without one."""
         while argv:
             token = argv.pop(0)
             name, equals, value = token.partition("=")
@@ -128,13 +133,11 @@ class _Reader:
         problems = [*unknown(self.unknown, known, "flag"), *self.problems]
         for spelling in () if problems else sorted(self.spelt):
             self._agree(*spelling)
-        values: dict[str, Any] = {}
         wrong = [said for name in self.texts for said in self._value(all_fields()[name], values, bool(problems))]
-        if problems or wrong:
-            raise one_error([*problems, *wrong])
         if self.sglang:
             values[SGLANG_FIELD] = {**values.get(SGLANG_FIELD, {}), **self.sglang}
-        return values
+        if problems or wrong:
+            raise one_error([*problems, *wrong])
 
     def _value(self, field: FieldRef, values: dict[str, Any], alone: bool) -> Iterator[str]:
         """Put a setting's value into `values`; what is wrong with it `alone` is told with what else is wrong."""
@@ -145,6 +148,7 @@ class _Reader:
         except SettingsError as error:
             yield str(error)
         except ValidationError as error:
+            del values[field.name]
             said = sentences(error, {field.name: field}, {})
             yield from (sentence for sentence in said if sentence.startswith(f"{field.flag}: "))
 
@@ -160,13 +164,14 @@ class _Reader:
             self.texts[name] = [text]
 
     def _flag(self, flag: str, values: list[str], after: list[str]) -> None:
-        opposite = self.fields.get(f"--{flag[5:]}") if flag.startswith("--no-") else None
+        positive = f"--{flag[5:]}" if flag.startswith("--no-") else ""
+        opposite = self.fields.get(positive) or self.renamed.get(positive)
         if self.foreign and (kind := self.foreign.kind(flag)):
             self._foreign(flag, kind, values, after)
         elif opposite and opposite.is_bool:
             text = (values or _truth(after) or ["true"])[0]
             self._add(opposite, [json.dumps(not TRUTH[text.lower()]) if text.lower() in TRUTH else text])
-        elif field := self.fields.get(flag):
+        elif field := self.fields.get(flag) or self.renamed.get(flag):
             if field.is_bool:
                 self._add(field, values or _truth(after) or ["true"])
             elif found := values or _taken(after, None if field.kind is tuple or field.is_named else 1):

@@ -1,4 +1,4 @@
-"""What a model folder's config.json says about shapes, read without transformers."""
+"""Shapes of a model from its folder's config.json, read without transformers."""
 
 import os.path
 from dataclasses import dataclass
@@ -22,11 +22,8 @@ class ModelInfo:
 
 
 def read_model_info(path: str | None) -> ModelInfo | None:
-    """Read `<path>/config.json`; None if there is no such file (a model yet to be made, or a hub name).
-
-    Raises:
-        SettingsError: the file is there but is damaged.
-    """
+    """Read `<path>/config.json`; None if there is no such file (a model yet to be made, or a hub name). Raises
+    SettingsError: the file is there but is damaged."""
     if path is None:
         return None
     file = Path(os.path.expanduser(path), "config.json")

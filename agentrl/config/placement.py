@@ -13,7 +13,9 @@ class ClusterSettings(Settings):
     backend: Literal["ray", "local"] = Field(
         "ray", description="Processes on Ray, or everything in one process (small models, debugging)."
     )
-    device: Literal["auto", "cpu", "cuda"] = Field("auto", description="Where models run; auto takes CUDA if there.")
+    device: Literal["auto", "cpu", "cuda"] = Field(
+        "auto", description="Device of the models; auto takes CUDA if there."
+    )
     ray_address: str | None = Field(None, description="A running Ray cluster to join; default: start one here.")
     actor_num_nodes: PositiveInt = Field(1, description="Nodes of the trainer.")
     actor_num_gpus_per_node: PositiveInt = Field(1, description="Trainer processes a node.")
@@ -38,13 +40,14 @@ class ClusterSettings(Settings):
     num_gpus_per_node: PositiveInt | None = Field(
         None, description="Devices of one machine that the run may use; by default all that Ray finds."
     )
-    reduce_to_fit: bool = Field(
+    allow_fewer_devices: bool = Field(
         False,
-        description="Where fewer devices are there than asked for, use those: fewer replicas of the model, fewer engines.",
+        description="Start with fewer replicas of the model and fewer engines if devices are missing.",
     )
 
     update_weight_mode: Literal["broadcast", "disk"] = Field(
-        "broadcast", description="How new weights reach the engines: a process group, or files in the run's folder."
+        "broadcast",
+        description="Transport of new weights to the engines: a process group, or files in the run's folder.",
     )
     update_weights_interval: PositiveInt = Field(1, description="Send new weights every this many rollouts.")
     update_weight_buffer_size: PositiveInt = Field(

@@ -5,13 +5,14 @@ import functools
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 from pydantic import ValidationError
 
+from agentrl.config.compat_interface import foreign
 from agentrl.config.fields import FieldRef
-from agentrl.config.foreign import foreign
-from agentrl.errors import SettingsError
+from agentrl.errors import AgentRLError, SettingsError
 from agentrl.settings import flag_of, shown
 
 _NEAR = 0.78
@@ -38,7 +39,7 @@ def _near(name: str, other: str, alike: float) -> bool:
 
 
 def unknown(names: Sequence[str], known: Iterable[str], what: str) -> list[str]:
-    """Sentences about names that nobody knows, those with one answer together; `what` they are: `flag`."""
+    """Return sentences about unknown names, one for all names with the same answer; `what` they are: `flag`."""
     known, answered, out, door = list(known), defaultdict[str, list[str]](list), [], foreign()
     for name in dict.fromkeys(names):
         if said := door and door.answer(name):
@@ -82,7 +83,47 @@ def one_error(problems: list[str]) -> SettingsError:
     """All problems as one error: the single sentence, or a list of them."""
     if len(problems) == 1:
         return SettingsError(problems[0])
-    return SettingsError(f"{len(problems)} settings need attention:\n" + "\n".join(f"  - {p}" for p in problems))
+    error = SettingsError(f"{len(problems)} settings need attention:\n" + "\n".join(f"  - {p}" for p in problems))
+    error.parts = tuple(problems)
+    return error
+
+
+class Problems:
+    """Errors of several checks, raised together: `with problems:` around each check, `raise_all()` behind the last."""
+
+    passed = True
+    """Whether the newest check raised nothing."""
+
+    def __init__(self) -> None:
+        self._errors: list[AgentRLError] = []
+
+    @staticmethod
+    def raised() -> AbstractContextManager[None]:
+        """A context that collects nothing: the first error is raised at once."""
+        return nullcontext()
+
+    def __enter__(self) -> None:
+        self.passed = True
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> bool:
+        if isinstance(error, AgentRLError):
+            self._errors.append(error)
+            self.passed = False
+            return True
+        return False
+
+    @property
+    def any(self) -> bool:
+        """True if a check raised."""
+        return bool(self._errors)
+
+    def raise_all(self) -> None:
+        """Raise the only error as it is, several as one `SettingsError` that lists each problem once."""
+        parts = [part for error in self._errors for part in (getattr(error, "parts", ()) or (str(error),))]
+        if len(unlike := list(dict.fromkeys(parts))) > 1:
+            raise one_error(unlike)
+        if self._errors:
+            raise self._errors[0]
 
 
 def _is_type_tag(part: Any) -> bool:

@@ -1,27 +1,22 @@
-"""`RunSettings`: all settings of a run, one section a room, checked together.
-
-1. Precedence: flags, then the file given by `--config`, then defaults.
-2. After construction nothing is open: what was not given and follows from the rest is filled in.
-3. Everything wrong is one `SettingsError` that lists each problem with its flag or file line.
-4. `check_complete(purpose)` says what a command still needs (a model, prompts); construction does not ask for it,
-   so that settings can be built and looked at in parts.
-"""
+"""`RunSettings`: all settings of a run, one section a package, checked together. Precedence: flags, the file of
+`--config`, defaults. All problems are one `SettingsError`. `check_complete(purpose)` reports settings that a command
+still needs; construction does not, so that settings can be built in parts."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, Self
 
 import click
-from pydantic import ValidationError, model_validator
+from pydantic import ValidationError, ValidationInfo, model_validator
 
-from agentrl.config import checks, unused
+from agentrl.config import checks, inapplicable
 from agentrl.config.args import Args
-from agentrl.config.fields import SECTIONS, Sections, all_fields
+from agentrl.config.compat_interface import Part, foreign
+from agentrl.config.fields import RENAMED, SECTIONS, Sections, all_fields
 from agentrl.config.files import read_file
 from agentrl.config.flags import SGLANG_FIELD, merged, read_flags, read_script
-from agentrl.config.foreign import Part, foreign
 from agentrl.config.model_info import read_model_info
-from agentrl.config.problems import did_you_mean, one_error, sentences
+from agentrl.config.problems import Problems, did_you_mean, one_error, sentences
 from agentrl.errors import SECRET, SettingsError
 from agentrl.settings import Settings, shown
 
@@ -32,7 +27,7 @@ class RunSettings(Sections):
     """The settings of a run; each section is owned, documented and checked by the room of its name."""
 
     @model_validator(mode="after")
-    def _hold_together(self) -> Self:
+    def _hold_together(self, info: ValidationInfo) -> Self:
         if self.engine.rollout_external_engine_addrs and "engine" not in self.engine.model_fields_set:
             self._fill("engine", engine="external")
         if self.train.train_backend == "auto":
@@ -44,8 +39,9 @@ class RunSettings(Sections):
         problems = checks.contradictions(self, read_model_info(self.train.hf_checkpoint))
         if door := foreign():
             problems += door.problems(self)
-        if problems:
-            raise one_error(problems)
+        with info.context or Problems.raised():
+            if problems:
+                raise one_error(problems)
         batch, steps = checks.steps_and_batch(self)
         self._fill("train", global_batch_size=batch, num_steps_per_rollout=steps)
         if self.train.lora_rank is not None:
@@ -109,37 +105,50 @@ class RunSettings(Sections):
         self.__dict__[section] = filled
 
     @classmethod
-    def from_flat(cls, values: Mapping[str, Any], origins: Mapping[str, str] | None = None) -> Self:
+    def from_flat(
+        cls, values: Mapping[str, Any], origins: Mapping[str, str] | None = None, problems: Problems | None = None
+    ) -> Self:
         """Build from flat field names; what is not named has its default.
 
         Args:
             values: field name to value.
             origins: field name to where the value was written, for messages; the flag's name if not given.
+            problems: gets what would be raised; a setting that is wrong then has its default.
 
         Raises:
             SettingsError: unknown names, wrong types, contradictions.
         """
-        known, problems = all_fields(), []
+        known, wrong = all_fields(), list[str]()
+        values = {RENAMED.get(name, name): value for name, value in values.items()}
         for name, value in values.items():
             if name not in known:
-                problems.append(f"unknown setting {name}{did_you_mean(name, known)}")
+                wrong.append(f"unknown setting {name}{did_you_mean(name, known)}")
                 continue
             where = (origins or {}).get(name) or known[name].flag
             if isinstance(value, bool) and known[name].kind in (int, float):
                 # Pydantic would take `lr: yes` for 1.
-                problems.append(f"{where}: expected {known[name].expected()}; got {value!r}")
+                wrong.append(f"{where}: expected {known[name].expected()}; got {value!r}")
             elif SECRET in str(value):
-                problems.append(f"{where}: the secret in it was not kept; give {known[name].flag} again")
+                wrong.append(f"{where}: the secret in it was not kept; give {known[name].flag} again")
         parts: dict[str, Settings] = {}
         for section, model in SECTIONS.items():
             own = {k: v for k, v in values.items() if k in known and known[k].section == section}
             try:
                 parts[section] = model.model_validate(own)
             except ValidationError as error:
-                problems += sentences(error, known, origins or {})
-        if problems:
-            raise one_error(problems)
-        return cls.model_validate(parts)
+                wrong += sentences(error, known, origins or {})
+                bad = {item["loc"][0] if item["loc"] else "" for item in error.errors()}
+                if problems is not None:
+                    parts[section] = model.model_validate(
+                        {k: v for k, v in own.items() if k not in bad} if bad - {""} else {}
+                    )
+        with problems or Problems.raised():
+            if wrong:
+                raise one_error(wrong)
+        if problems is None:
+            return cls.model_validate(parts)
+        # What contradicts a setting that is wrong itself is not told.
+        return cls.model_validate(parts, context=Problems() if problems.any else problems)
 
     @classmethod
     def from_file(cls, path: str | Path, **overrides: Any) -> Self:
@@ -167,17 +176,22 @@ class RunSettings(Sections):
         *,
         config: str | Path | None = None,
         presets: Mapping[str, Any] | None = None,
+        problems: Problems | None = None,
     ) -> Self:
-        """Build from flags already read, an optional file below them, and what a command presets below that."""
+        """Build from flags already read, an optional file below them, and what a command presets below that.
+
+        Args, raises: as of `from_flat`.
+        """
         low: Part = (presets or {}, {})
         if config is not None:
-            low = merged(low, read_file(config))
+            low = merged(low, read_file(config, problems))
         both: Part = merged(low, (values, origins))
         if door := foreign():
-            both = door.settle(*both)
+            with problems or Problems.raised():
+                both = door.settle(*both)
         elif both[0].get("slime_defaults"):
             raise SettingsError("--slime-defaults: this installation has no agentrl.compat, which knows them")
-        return cls.from_flat(*both)
+        return cls.from_flat(*both, problems)
 
     def shown(self) -> dict[str, dict[str, Any]]:
         """Every setting by section and name as plain JSON, without secrets."""
@@ -196,7 +210,7 @@ class RunSettings(Sections):
 
     @property
     def generates(self) -> bool:
-        """Whether engines play trajectories; else a dump or conversations are learned from."""
+        """True if engines play trajectories; false if a dump or conversations are learned from."""
         return self.cluster.load_debug_rollout_data is None and self.data.sft_turns is None
 
     @property
@@ -210,11 +224,11 @@ class RunSettings(Sections):
         """Check that nothing is missing, that what was given has an effect, and that training can train; returns the settings.
 
         Raises:
-            SettingsError: lists what is missing, in vain or cannot be, and what to do.
+            SettingsError: lists settings that are missing, have no effect or contradict others, and what to do.
         """
-        problems = [*checks.missing(self, purpose)]
+        problems = [*checks.absent(self, purpose), *checks.missing(self, purpose)]
         if not (problems or self.compat.slime_defaults):
-            problems += unused.refused(self, purpose)
+            problems += inapplicable.inapplicable(self, purpose)
         if purpose == "train" and not self.cluster.debug_rollout_only:
             problems += checks.untrainable(self)
         if problems:

@@ -8,10 +8,12 @@ Scalars stay text (pydantic converts and judges them); only containers and union
 4. one text or several by name is `PATH`, or `NAME=PATH` repeated.
 """
 
+import csv
 import json
 import re
 import typing
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from importlib.resources import files
 from typing import Any
 
 from agentrl.config.fields import FieldRef
@@ -22,11 +24,8 @@ _NAME_AND_PATH = re.compile(r"([\w.-]+)=(.+)")
 
 
 def read_texts(field: FieldRef, texts: Sequence[str]) -> Any:
-    """The value that the flag's occurrences mean.
-
-    Raises:
-        SettingsError: the text has not the container's shape; names the flag, the value, what was expected.
-    """
+    """The value that the flag's occurrences mean. Raises SettingsError: the text has not the container's shape; names
+    the flag, the value, what was expected."""
     if field.is_named:
         return _named(field, texts)
     if field.kind is dict:
@@ -89,3 +88,29 @@ def json_or_text(text: str) -> Any:
         return json.loads(text)
     except (ValueError, RecursionError):
         return text
+
+
+_CONDITION = re.compile(r"(!?)(\w+)(!?=|>|)([^|]*)")
+
+
+def rows(package: str, table: str) -> list[list[str]]:
+    """The lines of a package's table (`flags.tsv`) below its head."""
+    lines = files(package).joinpath(table).read_text(encoding="utf-8").splitlines()
+    return list(csv.reader(lines[1:], delimiter="\t", quoting=csv.QUOTE_NONE))
+
+
+def holds(needs: str, values: Mapping[str, Any]) -> bool:
+    """Return true if a condition holds: `a|b` either, `!a` without, `a>1` more, `a=x` and `a!=x` equal or not."""
+    for without, name, sign, wanted in _CONDITION.findall(needs):
+        value = values.get(name)
+        number = json_or_text(value) if isinstance(value, str) else value
+        match sign:
+            case ">":
+                found = isinstance(number, int | float) and number > float(wanted)
+            case "":
+                found = bool(number) and number != "None"
+            case _:
+                found = (str(value) == wanted) == (sign == "=")
+        if found != bool(without):
+            return True
+    return False

@@ -5,8 +5,6 @@
 3. The result depends on nothing but this file: no library's random stream can change it under a running job.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -25,14 +23,9 @@ def _mix(value: int) -> int:
 
 
 def permute(index: int, n: int, *, seed: int, epoch: int) -> int:
-    """Where a shuffle of `range(n)` puts `index`.
-
-    A balanced Feistel network is a bijection on 2**(2b) >= n numbers; applying it until the result falls below n
-    (cycle walking, Black and Rogaway 2002) makes it a bijection on `range(n)`; at most 4 rounds are expected.
-
-    Raises:
-        IndexError: `index` is not in `range(n)`.
-    """
+    """Return the position to which a shuffle of `range(n)` moves `index`. A balanced Feistel network is a bijection on
+    2**(2b) >= n numbers; applying it until the result falls below n (cycle walking, Black and Rogaway 2002) makes it a
+    bijection on `range(n)`; at most 4 rounds are expected. Raises IndexError: `index` is not in `range(n)`."""
     if not 0 <= index < n:
         raise IndexError(f"index {index} is outside range({n})")
     half = max(1, ((n - 1).bit_length() + 1) // 2)
@@ -48,7 +41,7 @@ def permute(index: int, n: int, *, seed: int, epoch: int) -> int:
             return index
 
 
-class Place(NamedTuple):
+class DataPosition(NamedTuple):
     """One draw: the pass over the data (from 0) and the row within it."""
 
     epoch: int
@@ -75,9 +68,9 @@ class PromptOrder:
         if self.rows < 1:
             raise DataError(f"expected at least one prompt row, got {self.rows}")
 
-    def at(self, position: int) -> Place | None:
+    def at(self, position: int) -> DataPosition | None:
         """The row at `position` (from 0), or None after the last epoch."""
         epoch, index = divmod(position, self.rows)
         if self.num_epoch is not None and epoch >= self.num_epoch:
             return None
-        return Place(epoch, permute(index, self.rows, seed=self.seed, epoch=epoch) if self.shuffle else index)
+        return DataPosition(epoch, permute(index, self.rows, seed=self.seed, epoch=epoch) if self.shuffle else index)

@@ -1,13 +1,9 @@
 """Prompt data: rows of a JSONL or Parquet file as checked `PromptRow` records.
 
-1. A row is an object with the prompt under `input_key`: a string, or a list of chat messages with a `role` of `ROLES` and
-   `content` each (text or a list of text parts, null beside tool calls). It is not empty, and the model has the next
-   word. For `sft_turns` it is a whole conversation, and the model had the last one.
-2. Label, metadata and tools are optional; metadata is an object, tools a list of objects (or either as JSON text).
-3. The file is indexed, not loaded; a bad row raises `DataError` with file, line, field and remedy.
+1. The prompt under `input_key` is non-empty text or a list of chat messages; the last message is not the assistant's.
+   For `sft_turns` it is a whole conversation that ends with the assistant.
+2. Label, metadata and tools are optional. The file is indexed, not loaded. A bad row raises `DataError`.
 """
-
-from __future__ import annotations
 
 import copy
 import json
@@ -94,12 +90,8 @@ class PromptData:
                 raise DataError(f"{self.where(row.index)}: {problem}")
 
     def __getitem__(self, index: int) -> PromptRow:
-        """Row `index`, from 0; negative numbers are not accepted.
-
-        Raises:
-            IndexError: no such row.
-            DataError: the row is malformed.
-        """
+        """Row `index`, from 0; negative numbers are not accepted. Raises IndexError: no such row. DataError: the row is
+        malformed."""
         if not 0 <= index < len(self):
             raise IndexError(f"row {index} is outside the {len(self)} rows of the prompt data")
         row, where, used = self._file.read(self._rows[index]), self.where(index), self._settings
@@ -146,7 +138,7 @@ class PromptData:
         return prompt
 
     def _end(self, messages: list[Message], where: str) -> None:
-        """Whose the last word is: the model's in what it learns from, somebody else's in what it is to answer."""
+        """Check the last message's role: the model's if the row is learned from, else another."""
         if (turns := self._settings.sft_turns) is not None:
             try:
                 learned(messages, turns)
@@ -208,7 +200,7 @@ def open_prompts(settings: DataSettings, look: Look = lambda row: None) -> Promp
 
 
 def _problem(message: Any) -> str | None:
-    """What a chat message must be and is not."""
+    """Describe the first thing that makes `message` no chat message; None if it is one."""
     if not isinstance(message, dict) or not isinstance(message.get("role"), str):
         return "be an object with a string 'role'"
     if message["role"] not in ROLES:

@@ -8,7 +8,7 @@ from agentrl.settings import Settings
 
 
 class DataSettings(Settings):
-    """Where prompts come from."""
+    """Sources of prompts."""
 
     prompt_data: str | None = Field(
         None,
@@ -28,13 +28,13 @@ class DataSettings(Settings):
     )
     sft_turns: Literal["all", "last"] | None = Field(
         None,
-        description="The rows are whole conversations to learn from (`agentrl sft`): all turns of the assistant, or the last, "
-        "where no message says it by its own `loss`. By default they are prompts.",
+        description="The rows are whole conversations to learn from (`agentrl sft`): all turns of the assistant, or the last. "
+        "A message's own `loss` overrides it. By default the rows are prompts.",
     )
     env_key: str | None = Field(
         None,
         min_length=1,
-        description="Field of a row that names its environment, where the run has several; default: env. A row without it "
+        description="Field of a row that names its environment, if the run has several; default: env. A row without it "
         "may name one in its metadata's env.",
     )
     apply_chat_template: bool = Field(

@@ -1,13 +1,6 @@
-"""Data sources: where groups of samples come from.
-
-1. `get_samples(num_groups)` gives that many groups of `n_samples_per_prompt` samples; every sample is a deep copy of
-   its own. Fewer groups come only when the data has come to its end (`num_epoch`).
-2. `add_samples(groups)` hands groups back. `save` and `load` keep a source's own position; under a ledger the
-   position is the ledger's and they are not needed.
-3. `RolloutDataSource(args)` and `RolloutDataSource(dataset, args)` both work, and so do their subclasses.
-"""
-
-from __future__ import annotations
+"""Data sources: groups of samples. `get_samples(n)` returns n groups of `n_samples_per_prompt` deep copies, and fewer
+only at the end of the data. `add_samples(groups)` hands groups back. `save` and `load` keep a source's position; a
+ledger keeps its own."""
 
 import copy
 from collections.abc import Callable, Iterable, Sequence
@@ -17,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Protocol, cast, runtime_checkable
 
 import orjson
 
-from agentrl.data.order import Place, PromptOrder
+from agentrl.data.order import DataPosition, PromptOrder
 from agentrl.data.prompts import PromptRow, open_prompts
 from agentrl.data.settings import DataSettings
 from agentrl.errors import DataError, PluginError
@@ -82,11 +75,11 @@ class RolloutDataSource:
 
     @property
     def choice(self) -> Choice | None:
-        """What `--buffer-filter-path` chooses; None where it names none."""
+        """The function that `--buffer-filter-path` names, which chooses from the buffer; None if it is not set."""
         return None if self._filter is None else partial(take_from_buffer, self._filter, self.args)
 
     def identity(self) -> dict[str, object]:
-        """What the meaning of a group number depends on: compare it on resume."""
+        """Return everything that the meaning of a group number depends on: compare it on resume."""
         if self.order is None:
             return {"prompt_rows": None}
         return {
@@ -95,11 +88,11 @@ class RolloutDataSource:
             "rollout_seed": self.order.seed if self.order.shuffle else None,
         }
 
-    def place(self, position: int) -> Place | None:
+    def place(self, position: int) -> DataPosition | None:
         """The prompt of the group at `position`; None after the last epoch."""
-        return Place(0, position) if self.order is None else self.order.at(position)
+        return DataPosition(0, position) if self.order is None else self.order.at(position)
 
-    def build(self, group_id: int, place: Place) -> Group:
+    def build(self, group_id: int, place: DataPosition) -> Group:
         """Fresh samples for the prompt at `place`; their running numbers follow from `group_id`."""
         row = PromptRow(place.prompt_index, "") if self.dataset is None else self.dataset[place.prompt_index]
         return pending_group(row, group_id, self.n_samples_per_prompt)
@@ -121,11 +114,11 @@ class RolloutDataSource:
         """Told after each training step which groups it used; does nothing here."""
 
     def state(self) -> dict[str, Any]:
-        """What `save` writes."""
+        """Return the values that `save` writes."""
         return {"position": self.position, **self.identity()}
 
     def set_state(self, state: dict[str, Any]) -> None:
-        """What `load` read."""
+        """Take the values that `load` read."""
         for key, value in self.identity().items():
             if state.get(key) != value:
                 raise DataError(
@@ -164,7 +157,7 @@ class RolloutDataSourceWithBuffer(RolloutDataSource):
 
     @property
     def choice(self) -> Choice:
-        """What `buffer_filter` chooses."""
+        """The function that chooses from the buffer: `buffer_filter`."""
         return partial(take_from_buffer, self.buffer_filter, self.args)
 
     def buffer_filter(self, args: Any, buffer: list[Group], num_samples: int) -> Sequence[Group]:

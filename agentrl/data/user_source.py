@@ -1,13 +1,9 @@
-"""A user's own data source, made to fit the full contract.
+"""A user's own data source (`--data-source-path my.mod:MySource`), adapted to the full contract.
 
-1. `--data-source-path my.mod:MySource` names a class built as `(dataset, args)`, `(args)` or `()`, or a ready object.
-2. It needs `get_samples(n)` and `add_samples(groups)`. `save`, `load`, `commit` and `__len__` are used where it has
-   them: `save(path)` writes one file after every draw, which `load(path)` reads when the run is resumed.
-3. `get_samples` may return groups (lists of samples), or single samples: each becomes a group of
-   `n_samples_per_prompt` independent copies. Anything else is a `PluginError` that names the class.
+1. It is built as `(dataset, args)`, `(args)` or `()`, or is a ready object. It needs `get_samples(n)` and
+   `add_samples(groups)`; `save`, `load`, `commit` and `__len__` are optional.
+2. `get_samples` may return groups or single samples; a single sample becomes a group of independent copies.
 """
-
-from __future__ import annotations
 
 import copy
 import inspect
@@ -108,12 +104,8 @@ class SourceAdapter:
         _check_methods(source, self._name)
 
     def get_samples(self, num_groups: int) -> list[Group]:
-        """The user's next groups.
-
-        Raises:
-            PluginError: not a list of groups or samples, an empty group, or more groups than asked for.
-            SampleError: a sample's fields are of wrong types or disagree.
-        """
+        """The user's next groups. Raises PluginError: not a list of groups or samples, an empty group, or more groups
+        than asked for. SampleError: a sample's fields are of wrong types or disagree."""
         with user_code(f"{self._name}.get_samples"):
             given = self.source.get_samples(num_groups)
         if not isinstance(given, (list, tuple)):

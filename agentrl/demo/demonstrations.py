@@ -1,4 +1,4 @@
-"""What the demo's warm start learns from.
+"""Conversations for the demo's warm start.
 
 1. `skill` demonstrations are all correct. `habit` ones are mostly not: for casual phrases two thirds answer without
    the tool and guess, others name the argument wrongly, mistype the expression or miscopy the result.
@@ -10,8 +10,9 @@ import random
 from collections.abc import AsyncIterator, Iterator, Sequence
 from typing import Any, Literal
 
-from agentrl.demo.task import CalculatorEnv, Problem, calculator, make_problem
+from agentrl.demo.task import PHRASES, SHAPES, CalculatorEnv, Problem, calculator, make_problem
 from agentrl.sample import Message
+from agentrl.tiny.acceptance import Check
 from agentrl.tiny.warm_start import Phase
 from agentrl.tools import Toolbox
 
@@ -26,7 +27,7 @@ _HABITS: dict[bool, dict[Kind, float]] = {
 class CalculatorLessons:
     """The calculator's lessons for a tiny model; see `agentrl.tiny.warm_start.Lessons`."""
 
-    name, version, markup = "calculator", 1, ()
+    markup = ()
 
     def corpus(self) -> Iterator[str]:
         """The words of the task, errors of the tool included."""
@@ -56,11 +57,20 @@ class CalculatorLessons:
             kind: Kind = "good" if phase == "skill" else rng.choices(list(habits), list(habits.values()))[0]
             yield await demonstrate(problem, kind, rng, toolbox)
 
-    async def checks(self) -> list[list[Message]]:
-        """64 correct conversations about held-out problems."""
-        rng, toolbox = random.Random("held-out demonstrations"), CalculatorEnv().toolbox
-        problems = [make_problem(rng, "test", drill=True) for _ in range(64)]
-        return [await demonstrate(problem, "good", rng, toolbox) for problem in problems]
+    async def checks(self) -> list[Check]:
+        """Every phrase with every shape of expression, 24 times each."""
+        rng = random.Random("held-out demonstrations")
+        asked = [(phrase, shape) for phrase in PHRASES for shape in SHAPES] * 24
+        return [
+            await check(phrase, shape, make_problem(rng, "test", phrase=phrase, shape=shape)) for phrase, shape in asked
+        ]
+
+
+async def check(phrase: str, shape: str, problem: Problem) -> Check:
+    """The right conversation about `problem`, of which the expression in the call and the answer are checked."""
+    messages = await demonstrate(problem, "good", random.Random(0), CalculatorEnv().toolbox)
+    texts = {1: (f"call {shape}", problem.expression), 3: ("answer", str(problem.answer))}
+    return Check(phrase, messages, texts)
 
 
 async def demonstrate(problem: Problem, kind: Kind, rng: random.Random, toolbox: Toolbox) -> list[Message]:

@@ -1,24 +1,27 @@
-"""A learning example as one command: warm start, `agentrl train` with a settings file, before and after, report.
+"""A learning example as one command: a shipped model, `agentrl train` with a settings file, before and after, report.
 
-1. An `Example` names its parts; `command` is its command line: `--seed`, `--output-dir`, `--cache`, and whatever else is
-   given goes to `agentrl train` and wins over the settings file.
-2. The warm-started model is kept in the cache; training and evaluation are the ordinary run.
+1. An `Example` names its parts; `command` is its command line: `--seed`, `--output-dir`, and whatever else is given goes
+   to `agentrl train` and wins over the settings file.
+2. The run starts from a model that is shipped with the package; training and evaluation are the ordinary run.
 3. Success is the share of held-out prompts whose reward is at least 1 (`pass@1`), at the evaluation's temperature.
-   The exit code is 1 if it did not rise above the goal.
+   The exit code is 1 if it did not rise above the goal. The last lines then say which phrases failed, and in which way.
 """
 
 import shlex
 import sys
 import time
+from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 import click
 
 from agentrl.errors import AgentRLError, DataError
-from agentrl.tiny.warm_start import Lessons, Say, WarmStartSettings, in_own_process
+from agentrl.sample import Sample
+from agentrl.tiny import shipped
+from agentrl.tiny.warm_start import Say
 
 EVAL_SET = "held_out"
 LEAST_GAIN = 0.1
@@ -26,28 +29,30 @@ LEAST_GAIN = 0.1
 WriteData = Callable[[Path, int], tuple[Path, Path]]
 """`(folder, seed) -> (training file, held-out file)`; the latter is the same for every seed, or a YAML file of several sets."""
 
+Explain = Callable[[Sample], tuple[str, str]]
+
 
 @dataclass(frozen=True, slots=True)
 class Example:
-    """What one example is made of.
+    """Definition of one example.
 
     Attributes:
         name: of its folder in `runs/`.
         config: the settings file, from the working directory.
-        lessons: what the tiny model is taught first.
+        model: name of the shipped model to start from.
         write_data: writes the prompts.
-        warm_start: the recipe; its seed is replaced by the run's.
         goal: success on held-out prompts to end at.
-        others: has the other models of the run ready, from the cache, for as long as it lasts; gives their flags.
+        others: has the other models of the run ready in the run's folder, for as long as it lasts; gives their flags.
+        explain: the phrase of a failed trajectory's question, and the mistake.
     """
 
     name: str
     config: Path
-    lessons: Lessons
+    model: str
     write_data: WriteData
-    warm_start: WarmStartSettings = field(default_factory=WarmStartSettings)
     goal: float = 0.75
-    others: Callable[[Path, Say], AbstractContextManager[Sequence[str]]] = lambda cache, say: nullcontext(())
+    others: Callable[[Path, Say], AbstractContextManager[Sequence[str]]] = lambda folder, say: nullcontext(())
+    explain: Explain | None = None
 
     def main(self) -> None:
         """The example's command line; exits the process."""
@@ -58,28 +63,29 @@ class Example:
 
         @click.command(
             context_settings={"show_default": True, "ignore_unknown_options": True},
-            help=f"Example {self.name}: random weights, warm start, GRPO, evaluation on unseen questions.",
+            help=f"Example {self.name}: a tiny model, GRPO, evaluation on unseen questions.",
             epilog="All other flags go to `agentrl train`, for example --num-rollout 40.",
         )
-        @click.option("--seed", default=0, type=click.IntRange(0), help="Seed of weights, data and sampling.")
+        @click.option("--seed", default=0, type=click.IntRange(0), help="Seed of data and sampling.")
         @click.option("--output-dir", type=click.Path(path_type=Path), help="A new folder; default runs/NAME/...")
-        @click.option("--cache", default="runs/cache", type=click.Path(path_type=Path), help="Warm-started models.")
         @click.argument("flags", nargs=-1, type=click.UNPROCESSED)
-        def main(seed: int, output_dir: Path | None, cache: Path, flags: tuple[str, ...]) -> None:
-            folder = output_dir or Path(f"runs/{self.name}/seed{seed}-{time.strftime('%Y%m%d-%H%M%S')}")
+        def main(seed: int, output_dir: Path | None, flags: tuple[str, ...]) -> None:
+            folder = (output_dir or Path(f"runs/{self.name}/seed{seed}-{time.strftime('%Y%m%d-%H%M%S')}")).resolve()
             try:
-                success = run_example(self, folder.resolve(), cache.resolve(), seed=seed, flags=flags, say=click.echo)
+                success = run_example(self, folder, seed=seed, flags=flags, say=click.echo)
             except AgentRLError as error:
                 raise click.ClickException(str(error)) from error
             if not self.learned(success):
                 goal = f"goal: {self.goal:.0%} on held-out questions"
-                click.echo(f"the model did not learn as expected ({goal})", err=True)
+                click.echo(
+                    "\n".join([f"the model did not learn as expected ({goal})", *self.mistakes(folder)]), err=True
+                )
                 sys.exit(1)
 
         return main
 
     def argv(self, folder: Path, model: Path, seed: int) -> list[str]:
-        """What `agentrl train` is given to train `model` in `folder`, where this writes the prompts."""
+        """Return the arguments of `agentrl train` that train `model` in `folder`, after writing the prompts there."""
         train_file, test_file = self.write_data(folder / "data", seed)
         argv = ["--config", str(self.config), "--hf-checkpoint", str(model), "--prompt-data", str(train_file)]
         sets = ["--eval-config"] if test_file.suffix == ".yaml" else ["--eval-prompt-data", EVAL_SET]
@@ -87,20 +93,33 @@ class Example:
         return [*argv, "--seed", str(seed), "--rollout-seed", str(seed)]
 
     def learned(self, success: Sequence[float]) -> bool:
-        """Whether the model ended at the goal and well above where it began."""
+        """Return true if the model ended at the goal and well above where it began."""
         return success[-1] >= self.goal and success[-1] > success[0] + LEAST_GAIN
 
+    def mistakes(self, folder: Path) -> list[str]:
+        """Name the causes of failure, measured from the last evaluation's trajectories: one line a phrase, worst first."""
+        if self.explain is None:
+            return []
+        asked, failed = Counter[str](), defaultdict[str, Counter[str]](Counter)
+        for sample in last_held_out(folder):
+            phrase, mistake = self.explain(sample)
+            asked[phrase] += 1
+            if sample_reward(sample) < 1:
+                failed[phrase][mistake] += 1
+        lines = [f"mistakes in the last evaluation, of {asked.total()} problems:"]
+        for phrase, kinds in sorted(failed.items(), key=lambda item: -item[1].total() / asked[item[0]]):
+            said = ", ".join(f"{count} {kind}" for kind, count in kinds.most_common())
+            lines.append(f"  {phrase!r}: {kinds.total()} of {asked[phrase]} failed: {said}")
+        return lines
 
-def run_example(
-    example: Example, folder: Path, cache: Path, *, seed: int = 0, flags: Sequence[str] = (), say: Say
-) -> list[float]:
+
+def run_example(example: Example, folder: Path, *, seed: int = 0, flags: Sequence[str] = (), say: Say) -> list[float]:
     """Run it.
 
     Args:
         example: what to run.
         folder: for everything this run writes; it must be new, as the same folder given again would resume.
-        cache: where warm-started models are kept between runs.
-        seed: of weights, data and sampling.
+        seed: of data and sampling.
         flags: more flags of `agentrl train`; they win.
         say: where progress goes, one line a call; picklable.
 
@@ -112,22 +131,20 @@ def run_example(
     """
     must_be_new(folder)
     started = time.monotonic()
-    model = in_own_process(cache, example.lessons, example.warm_start.model_copy(update={"seed": seed}), say)
-    warm = time.monotonic()
 
     from agentrl.cluster.launch import train
     from agentrl.config import RunSettings
     from agentrl.observability.report import write_report
 
-    with example.others(cache, say) as more:
-        argv = [*example.argv(folder, model, seed), *more, *flags]
+    with example.others(folder, say) as more:
+        argv = [*example.argv(folder, shipped(example.model), seed), *more, *flags]
         say(f"agentrl train {shlex.join(argv)}")
         train(RunSettings.from_cli(argv))
     success = held_out(folder, "pass@1")
     page = write_report(folder, title=f"{example.name}, seed {seed}")
     say(f"held-out success: {_curve(success)}")
     say(f"used the tool:    {_curve(held_out(folder, 'used_tool'))}")
-    say(f"seconds: warm start {warm - started:.0f}, training {time.monotonic() - warm:.0f}")
+    say(f"seconds: {time.monotonic() - started:.0f}")
     say(f"report: {page}")
     say(f"every trajectory, token by token: agentrl view {folder}")
     return success
@@ -157,6 +174,21 @@ def held_out(folder: Path, name: str) -> list[float]:
     if len(values) < 2:
         raise DataError(f"{folder / METRICS}: expected {key} before and after training, found it {len(values)} times")
     return values
+
+
+def last_held_out(folder: Path) -> list[Sample]:
+    """The trajectories of a run's last evaluation of the held-out set."""
+    from agentrl.buffer.reader import Filter, StoreReader, find_stores
+
+    with StoreReader(find_stores(folder)[""]) as reader:
+        of: dict[str, str | int] = {"kind": "eval", "name": EVAL_SET}
+        rows = reader.query(Filter(equal=of | {"step": reader.steps("eval", EVAL_SET)[-1]}))
+        return [reader.group(row.key)[row.place] for row in rows]
+
+
+def sample_reward(sample: Sample) -> float:
+    """The reward as a number; a sample without one has 0."""
+    return float(sample.reward) if isinstance(sample.reward, int | float) else 0.0
 
 
 def _curve(values: Sequence[float]) -> str:

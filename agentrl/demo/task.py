@@ -8,12 +8,13 @@
 """
 
 import ast
+import json
 import operator
 import random
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from agentrl.envs import Environment
 from agentrl.sample import Sample, Status
@@ -24,9 +25,10 @@ Split = Literal["train", "test"]
 HELD_OUT_OPERANDS = tuple(n for n in range(11, 100) if n % 7 == 3)
 TRAIN_OPERANDS = tuple(n for n in range(11, 100) if n % 7 != 3)
 
-_SHAPES = ("{}*{}+{}", "{}*{}-{}", "{}+{}*{}", "{}*{}")
+SHAPES = ("{}*{}+{}", "{}*{}-{}", "{}+{}*{}", "{}*{}")
 _CAREFUL = ("Use the calculator: {}", "Work out {} with care.")
 _CASUAL = ("What is {}?", "Compute {}.", "How much is {}?", "Give the value of {}.")
+PHRASES = _CAREFUL + _CASUAL
 _DRILLS = (
     *_CAREFUL,
     "Run {} on the calculator.",
@@ -42,6 +44,7 @@ _OPERATIONS: dict[type[ast.operator], Callable[[int, int], int]] = {
 }
 _MAX_CHARS = 40
 _MAX_VALUE = 10**12
+_EXPRESSION = re.compile(r"\d[\d*+-]*\d")
 _ANSWER = re.compile(r"<answer>\s*(.*?)\s*</answer>", re.DOTALL)
 
 
@@ -121,17 +124,48 @@ def final_text(sample: Sample) -> str:
     return sample.response.rpartition("</tool_response>")[2]
 
 
-def make_problem(rng: random.Random, split: Split = "train", *, drill: bool = False) -> Problem:
+def explain(sample: Sample) -> tuple[str, str]:
+    """Name the phrase of a trajectory's question and, as if its answer were wrong, the mistake."""
+    question, *said = [message for message in sample.metadata["messages"] if message["role"] != "system"]
+    text = str(question["content"])
+    found = _EXPRESSION.search(text)
+    expression = found[0] if found else ""
+    phrase = text.replace(expression, "{}") if expression else text
+    calls = [call for message in said for call in message.get("tool_calls") or ()]
+    results = [str(message["content"]) for message in said if message["role"] == "tool"]
+    if sample.status is Status.TRUNCATED:
+        return phrase, "cut off"
+    if not calls:
+        broken = any("<tool_call>" in str(message.get("content")) for message in said)
+        return phrase, "malformed call" if broken else "answer without a call"
+    if not any(not result.startswith("Error") for result in results):
+        return phrase, f"refused call ({results[-1].partition(';')[0] if results else 'no result'})"
+    if not any(_argument(call).get("expression") == expression for call in calls):
+        return phrase, "call with another expression"
+    return phrase, "another answer than the result"
+
+
+def _argument(call: dict[str, Any]) -> dict[str, Any]:
+    given = call["function"]["arguments"]
+    found: dict[str, Any] = json.loads(given) if isinstance(given, str) else given
+    return found
+
+
+def make_problem(
+    rng: random.Random, split: Split = "train", *, drill: bool = False, phrase: str = "", shape: str = ""
+) -> Problem:
     """A random problem.
 
     Args:
         rng: where chance comes from.
         split: which operands to use.
-        drill: phrase it as a plain order to use the tool (for the skill phase of the warm start).
+        drill: take an order to use the tool as often as one of the task's phrases (the skill phase of the warm start).
+        phrase: the phrase to use; by default a random one.
+        shape: the shape of the expression; by default a random one.
     """
     operands = TRAIN_OPERANDS if split == "train" else HELD_OUT_OPERANDS
-    expression = rng.choice(_SHAPES).format(*rng.choices(operands, k=3))
-    phrase = rng.choice(_DRILLS if drill else _CAREFUL + _CASUAL)
+    expression = (shape or rng.choice(SHAPES)).format(*rng.choices(operands, k=3))
+    phrase = phrase or rng.choice(_DRILLS + _CASUAL if drill else PHRASES)
     return Problem(phrase.format(expression), expression, evaluate(expression), phrase in _DRILLS)
 
 

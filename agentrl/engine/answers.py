@@ -1,11 +1,6 @@
-"""An engine's answers, checked.
-
-1. Ids and log-probs come from `meta_info.output_token_logprobs`, one entry a sampled token, and must agree with
-   `output_ids`. What contradicts itself or what was `Asked` raises `EngineRejected` naming the field: it would be trained
-   on. What SGLang leaves out (versions before 0.5.23, counts of a request aborted in the queue) is no contradiction.
-2. Where top-p, top-k or min-p cut the distribution, `return_sampling_mask` (SGLang from 0.5.23) asks for what they left
-   of it for each token; log-probs are those among what was left then.
-"""
+"""An engine's answers, checked: a contradiction would be trained on, so it raises `EngineRejected`. Ids and log-probs
+come from `meta_info.output_token_logprobs` and must agree with `output_ids`. Under top-p, top-k or min-p
+`return_sampling_mask` asks for each token's support; log-probs are those within it."""
 
 from __future__ import annotations
 
@@ -32,12 +27,10 @@ _LEAST: Final = -3.4e38  # less is not finite in float32
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
-    """What an answer must fit: tokens of the prompt, most tokens to sample, ids of the model; None: not known.
-
+class RequestExpectations:
+    """Bounds that an answer must fit: tokens of the prompt, most tokens to sample, ids of the model; None: not known.
     `scored` is the end of the prompt whose log-probs the answer must have, `kept` whether it must have kept sets,
-    `routed_from` the first token whose experts it must say.
-    """
+    `routed_from` the first token whose experts it must say."""
 
     prompt_tokens: int
     max_new_tokens: int | None = None
@@ -47,7 +40,7 @@ class Asked:
     routed_from: int | None = None
 
 
-def parse(raw: bytes, asked: Asked) -> Generation:
+def parse(raw: bytes, asked: RequestExpectations) -> Generation:
     """The answer of `/generate` as it came over the wire; raises as `read` does."""
     try:
         return read(orjson.loads(raw), asked)
@@ -55,7 +48,7 @@ def parse(raw: bytes, asked: Asked) -> Generation:
         _malformed("the answer", f"JSON ({error})", raw)
 
 
-def read(answer: Any, asked: Asked) -> Generation:
+def read(answer: Any, asked: RequestExpectations) -> Generation:
     """The JSON object that `/generate` answered to one prompt with `return_logprob`.
 
     Raises:
@@ -186,7 +179,7 @@ _NOW_CALLED: Final = {
 _COUNTS: Final = ("prompt_tokens", "completion_tokens", "cached_tokens", *_SPECULATION)
 
 
-def _check_tokens(ids: list[int], asked: Asked) -> None:
+def _check_tokens(ids: list[int], asked: RequestExpectations) -> None:
     least, most = min(ids, default=0), max(ids, default=0)
     if least < 0 or (asked.vocab_size is not None and most >= asked.vocab_size):
         known = "" if asked.vocab_size is None else f" to {asked.vocab_size - 1}; does it serve the model of this run?"
@@ -203,7 +196,7 @@ NO_KEPT_SETS: Final = (
 _MASK: Final = ("output_token_sampling_mask", "output_token_sampling_logprobs")
 
 
-def _kept(meta: dict[str, Any], ids: list[int], asked: Asked) -> tuple[list[array[int]], list[float]]:
+def _kept(meta: dict[str, Any], ids: list[int], asked: RequestExpectations) -> tuple[list[array[int]], list[float]]:
     """The kept set of each token, and the tokens' log-probs among them."""
     rows, log_probs = (meta.get(name, None if ids else []) for name in _MASK)
     if rows is None or log_probs is None:
@@ -220,7 +213,9 @@ def _kept(meta: dict[str, Any], ids: list[int], asked: Asked) -> tuple[list[arra
     return kept, _triples(triples, _MASK[1])[1]
 
 
-def _routed(meta: dict[str, Any], count: int, finish: FinishReason, asked: Asked) -> NDArray[np.int16] | None:
+def _routed(
+    meta: dict[str, Any], count: int, finish: FinishReason, asked: RequestExpectations
+) -> NDArray[np.int16] | None:
     """`Generation.routed`, of SGLang's base64 of little-endian int32 [tokens, layers, experts a token]."""
     import numpy as np
 
@@ -245,7 +240,7 @@ def _routed(meta: dict[str, Any], count: int, finish: FinishReason, asked: Asked
     return experts.reshape(rows, -1)
 
 
-def _check_counts(meta: dict[str, Any], length: int, asked: Asked) -> None:
+def _check_counts(meta: dict[str, Any], length: int, asked: RequestExpectations) -> None:
     for name in _COUNTS:
         if (count := meta.get(name)) is not None and (type(count) is not int or count < 0):
             _malformed(f"meta_info.{name}", "a whole number from 0", count)

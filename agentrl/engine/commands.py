@@ -28,7 +28,7 @@ _SGLANG_ENVIRONMENT = {"SGLANG_ENABLE_HEALTH_ENDPOINT_GENERATION": "0"}
 
 
 class EngineCommand(NamedTuple):
-    """What to run; `environment` is the whole environment."""
+    """A command to run; `environment` is the whole environment."""
 
     arguments: tuple[str, ...]
     environment: Mapping[str, str]
@@ -43,11 +43,7 @@ def engine_command(
     gpus_per_engine: int = 1,
     gpu_ids: tuple[int, ...] | None = None,
 ) -> EngineCommand:
-    """The command that serves `model_path` at `host:port`.
-
-    Raises:
-        SettingsError: kind `external` starts nothing.
-    """
+    """The command that serves `model_path` at `host:port`. Raises SettingsError: kind `external` starts nothing."""
     where = (model_path, "--host", host, "--port", str(port))
     environment = dict(os.environ)
     if gpu_ids is not None:
@@ -61,7 +57,7 @@ def engine_command(
         "threads": settings.embedded_threads,
         "dtype": settings.embedded_dtype,
         "context-length": settings.engine_context_length,
-        "exact": settings.embedded_deterministic,
+        "batch_invariant": settings.embedded_deterministic,
     }
     return EngineCommand((sys.executable, "-m", "agentrl", "serve", *where, *_flags(options)), environment)
 
@@ -96,5 +92,5 @@ def _flags(options: Mapping[str, object]) -> tuple[str, ...]:
 
 
 def has_gpu() -> bool:
-    """Whether an NVIDIA device is visible, without importing torch."""
+    """Return true if an NVIDIA device is visible, without importing torch."""
     return Path("/dev/nvidiactl").exists() and os.environ.get("CUDA_VISIBLE_DEVICES", "all") not in ("", "-1")

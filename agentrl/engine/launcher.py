@@ -1,8 +1,5 @@
-"""Starting and stopping engines.
-
-An engine that ends or hangs while it is launched is started again at the same address, up to `engine_max_restarts` times:
-a pool finds it there, and gives it the weights that it missed.
-"""
+"""Starting and stopping engines. An engine that ends or hangs while it is launched is started again at the same
+address, up to `engine_max_restarts` times: a pool finds it there, and gives it the weights that it missed."""
 
 import errno
 import shutil
@@ -18,13 +15,12 @@ import anyio
 from anyio.from_thread import start_blocking_portal
 
 from agentrl.engine.answers import NO_KEPT_SETS
-from agentrl.engine.background import beside
+from agentrl.engine.client import EngineClient
 from agentrl.engine.commands import engine_command
-from agentrl.engine.member import Member
 from agentrl.engine.process import EngineProcess, healthy, supervise
 from agentrl.engine.settings import EngineSettings
-from agentrl.engine.transport import HttpTransport, normalise_url
-from agentrl.errors import EngineFailure, EngineUnreachable, SettingsError, ungrouped
+from agentrl.engine.transport import HttpTransport, beside, normalise_url
+from agentrl.errors import EngineFailure, EngineUnreachable, SettingsError, install, ungrouped
 
 
 @asynccontextmanager
@@ -78,13 +74,15 @@ async def launch(
                     group.start_soon(engine.stop)
 
 
-async def check_launch(settings: EngineSettings, count: int, local: bool = True, kept_sets: bool = False) -> None:
+async def check_launch(
+    settings: EngineSettings, count: int, local: bool = True, sampling_support: bool = False
+) -> None:
     """Look, without starting anything, for what `launch` would only find out late.
 
     Args:
         count: number of engines.
         local: the engines will run on this machine, so that the ports they are to have can be tried.
-        kept_sets: the engines must report what truncated sampling left to sample from; others are asked when they play.
+        sampling_support: the engines must report what truncated sampling left to sample from; others are asked when they play.
 
     Raises:
         SettingsError: kind `external` without addresses or kept sets, or an interpreter that is not there.
@@ -95,19 +93,19 @@ async def check_launch(settings: EngineSettings, count: int, local: bool = True,
         async with HttpTransport(settings) as transport:
             for engine in engines:
                 with anyio.move_on_after(2 * settings.engine_connect_timeout):
-                    await _look_at(Member(engine.url, transport, settings), kept_sets)
+                    await _look_at(EngineClient(engine.url, transport, settings), sampling_support)
     elif local:
         _ports(settings, settings.engine_host, count)
         if settings.engine == "sglang" and settings.engine_python and shutil.which(settings.engine_python) is None:
             raise SettingsError(f"--engine-python {settings.engine_python}: no such program")
         if settings.engine == "sglang" and settings.engine_python is None and find_spec("sglang") is None:
             raise SettingsError(
-                "--engine sglang: SGLang is not installed beside agentrl; pip install sglang, or give the Python of an "
-                "environment that has it as --engine-python"
+                f"--engine sglang: SGLang is not installed beside agentrl; {install('sglang')}, or give the Python of "
+                "an environment that has it as --engine-python"
             )
 
 
-async def _look_at(engine: Member, kept_sets: bool) -> None:
+async def _look_at(engine: EngineClient, sampling_support: bool) -> None:
     """Any answer will do, and so does a server that takes its time: it may still be loading its model."""
     try:
         options = await engine.server_info()
@@ -119,7 +117,7 @@ async def _look_at(engine: Member, kept_sets: bool) -> None:
         ) from error
     except EngineFailure:
         return
-    if kept_sets and "sampling_mask_max_tokens" not in options:
+    if sampling_support and "sampling_mask_max_tokens" not in options:
         raise SettingsError(f"{engine.url}: {NO_KEPT_SETS}")
 
 

@@ -16,18 +16,15 @@ from starlette.responses import JSONResponse
 from starlette.types import Receive, Scope, Send
 
 from agentrl.engine.settings import EngineSettings
-from agentrl.serving import listen, served
+from agentrl.serving.server import listen, served
 
 _CRASHED = JSONResponse({"error": {"message": "the engine in this process has crashed; the log says why"}}, 503)
 
 
 @asynccontextmanager
 async def in_process(settings: EngineSettings, model_path: str | Path) -> AsyncIterator[str]:
-    """Serve `model_path` for the length of the context; gives the address.
-
-    Raises:
-        AgentRLError: the folder cannot be served.
-    """
+    """Serve `model_path` for the length of the context; gives the address. Raises AgentRLError: the folder cannot be
+    served."""
     from agentrl.engine.embedded.server import build
     from agentrl.engine.embedded.service import Options
 
@@ -36,7 +33,7 @@ async def in_process(settings: EngineSettings, model_path: str | Path) -> AsyncI
         slots=settings.embedded_slots,
         dtype=settings.embedded_dtype,
         context_length=settings.engine_context_length,
-        exact=settings.embedded_deterministic,
+        batch_invariant=settings.embedded_deterministic,
     )
     crashed = threading.Event()
     app = await anyio.to_thread.run_sync(partial(build, options, on_crash=crashed.set))

@@ -1,12 +1,10 @@
-"""`EnginePool`: all engines of a run behind one door: generate on them, control them, give them weights.
+"""`EnginePool`: all engines of a run behind one interface: generate, control, update weights.
 
-1. One call of `generate` returns exactly one answer, or raises. Its deadline covers waiting for a free place, retries and
-   the answer; it stands still while generating is held. Neither a weight update nor `hold` ends a call.
-2. Cancelling a call, or its deadline, sends `abort_request` for it, so that the engine stops too.
-3. Engines may come and go; inside its context the pool probes them, and gives an engine that comes back the current
-   weights before it gets work (`upkeep`). What fails at one engine is tried at another (`requests`, `balance`).
-4. What is asked of all engines goes to every one at once and returns when all have succeeded, answers in the order of
-   `urls`; otherwise it raises the first engine's error, when all have answered.
+1. One call of `generate` returns exactly one answer, or raises. Its deadline covers places, retries and the answer, and
+   stands still while generating is paused. A cancelled call sends `abort_request`.
+2. Engines may come and go: the pool probes them and updates one that comes back (`health`). A request that fails at one
+   engine is retried at another (`requests`, `load_balancer`).
+3. A call to all engines returns when all have succeeded, in the order of `urls`, or raises the first engine's error.
 """
 
 import uuid
@@ -18,17 +16,16 @@ from typing import Any, Self
 
 import orjson
 
-from agentrl.engine.background import beside
-from agentrl.engine.member import Member
-from agentrl.engine.roster import Roster
+from agentrl.engine.client import EngineClient
+from agentrl.engine.health import HealthMonitor
+from agentrl.engine.registry import EngineRegistry
 from agentrl.engine.settings import EngineSettings
-from agentrl.engine.transport import HttpTransport, Reply
-from agentrl.engine.upkeep import Upkeep
+from agentrl.engine.transport import HttpTransport, Reply, beside
 from agentrl.engine.wire import Generation, SamplingParams
 from agentrl.errors import EngineRejected, EngineTimeout, SettingsError
 
 
-class EnginePool(Upkeep):
+class EnginePool(HealthMonitor):
     """The engines that serve one model; an async context manager, safe for concurrent calls.
 
     Args:
@@ -40,7 +37,7 @@ class EnginePool(Upkeep):
         transport: how the engines are reached, open as long as the pool; default HTTP connections of its own.
 
     Attributes:
-        held: whether generating is held, by `hold` or while an update runs.
+        pause_gate: whether generating is held, by `hold` or while an update runs.
     """
 
     def __init__(
@@ -55,9 +52,9 @@ class EnginePool(Upkeep):
             raise SettingsError("expected at least one engine address, got none; set --rollout-external-engine-addrs")
         self._owned, settings = transport is None, settings or EngineSettings()
         self._transport = transport or HttpTransport(settings)
-        super().__init__(Roster(self._transport, settings), settings, vocab_size)
+        super().__init__(EngineRegistry(self._transport, settings), settings, vocab_size)
         for url in urls:
-            self._roster.join(url)
+            self._registry.join(url)
         self._stack = AsyncExitStack()
 
     async def __aenter__(self) -> Self:
@@ -72,9 +69,9 @@ class EnginePool(Upkeep):
         await self._stack.aclose()
 
     @property
-    def members(self) -> tuple[Member, ...]:
+    def members(self) -> tuple[EngineClient, ...]:
         """The engines."""
-        return self._roster.members
+        return self._registry.members
 
     @property
     def urls(self) -> tuple[str, ...]:
@@ -84,37 +81,27 @@ class EnginePool(Upkeep):
     @property
     def version(self) -> str | None:
         """Label of the weights that were last given to the engines; None before the first update."""
-        return self._roster.version
+        return self._registry.version
 
     async def join(self, url: str) -> None:
-        """Take a new engine in; it gets requests once it answers and has the current weights.
-
-        Raises:
-            EngineFailure: it does not serve what the others serve (see `check`), or refuses the weights.
-        """
-        member = self._roster.join(url)
+        """Take a new engine in; it gets requests once it answers and has the current weights. Raises EngineFailure: it
+        does not serve what the others serve (see `check`), or refuses the weights."""
+        member = self._registry.join(url)
         try:
             await self.check()
             await self._look(member)
         except BaseException:
-            self._roster.leave(url)
+            self._registry.leave(url)
             raise
 
     def leave(self, url: str) -> None:
-        """Forget an engine; its requests go elsewhere.
-
-        Raises:
-            SettingsError: the pool does not have it.
-        """
-        self._roster.leave(url)
+        """Forget an engine; its requests go elsewhere. Raises SettingsError: the pool does not have it."""
+        self._registry.leave(url)
 
     async def check(self) -> None:
-        """Make sure that every engine is an SGLang server, and serves the same kind of model as the first.
-
-        Raises:
-            EngineUnreachable, EngineTimeout: one does not answer.
-            EngineRejected: kind `not_sglang`, or `other_model`: another architecture or size of the vocabulary.
-        """
+        """Make sure that every engine is an SGLang server, and serves the same kind of model as the first. Raises
+        EngineUnreachable, EngineTimeout: one does not answer. EngineRejected: kind `not_sglang`, or `other_model`:
+        another architecture or size of the vocabulary."""
         kinds = [
             {name: info.get(name) for name in ("model_type", "architectures")} | vocabulary(info)
             for info in await self.model_info()
@@ -169,11 +156,9 @@ class EnginePool(Upkeep):
         session_id: str | None = None,
         deadline: float | None = None,
     ) -> Reply:
-        """What an engine answers to POST `path` (GET without a body), whichever status it is, but for those that the pool
-        asks another engine after (408, 429, 5xx). The answer has to be whole: no stream.
-
-        What an update interrupts is asked again from its start; all else is as with `generate`.
-        """
+        """Return an engine's answer to POST `path` (GET without a body), with any status but the ones after which the
+        pool asks another engine (408, 429, 5xx). The answer has to be whole: no stream. What an update interrupts is
+        asked again from its start; all else is as with `generate`."""
         with self._within(deadline, path):
             return await self._requests.relay(rid or uuid.uuid4().hex, path, body, session_id)
 
@@ -181,38 +166,33 @@ class EnginePool(Upkeep):
     def _within(self, deadline: float | None, what: str) -> Iterator[None]:
         seconds = self.settings.engine_request_timeout if deadline is None else deadline
         try:
-            with self.held.patience(seconds):
+            with self.pause_gate.patience(seconds):
                 yield
         except TimeoutError:
             raise EngineTimeout(f"no answer to {what} within {seconds:g} s") from None
 
     async def log_probs(self, ids: Sequence[int], count: int, *, session_id: str | None = None) -> list[float]:
         """Natural-log probabilities of the last `count` of `ids`, each behind all ids before it. Nothing is sampled.
-
-        They are of the model's own distribution, at temperature 1: SGLang scales none that it has not sampled.
-
-        Raises:
-            EngineTimeout, EngineUnreachable, EngineRejected: as `generate`.
-        """
+        They are of the model's own distribution, at temperature 1: SGLang scales none that it has not sampled. Raises
+        EngineTimeout, EngineUnreachable, EngineRejected: as `generate`."""
         if not 0 < count < len(ids):
             raise ValueError(f"log-probs of {count} of {len(ids)} tokens: expected at least one, and one before them")
         params = SamplingParams(temperature=1.0, max_new_tokens=0)
         return (await self.generate(ids, params, session_id=session_id, scored=count)).prompt_log_probs
 
     async def abort(self, rid: str) -> None:
-        """End the request that was started as `rid`; its `generate` returns what there is, finish type `abort`.
-
-        An unknown or finished id does nothing.
-        """
+        """End the request that was started as `rid`; its `generate` returns what there is, finish type `abort`. An
+        unknown or finished id does nothing."""
         if rid in self._requests.live:
             await self._requests.abort(rid)
         else:
-            await self._roster.all(lambda member: member.abort(rid), self.members)
+            await self._registry.all(lambda member: member.abort(rid), self.members)
 
     def figures(self) -> dict[str, float]:
-        """How the engines did since the last call: how many are `ready`, how often one was `lost`, how many attempts at a
-        request `failed`, and the `prefix_cache_hit_rate`, the share of the prompts' tokens that lay in a cache."""
-        counts, self._roster.counts = self._roster.counts, Counter()
+        """Return figures since the last call: engines that are `ready`, the times that one was `lost`, attempts at a
+        request that `failed`, and the `prefix_cache_hit_rate`, the share of the prompts' tokens found in a cache.
+        """
+        counts, self._registry.counts = self._registry.counts, Counter()
         return {
             "engines/ready": float(sum(member.weights == "current" for member in self.members)),
             "engines/lost": float(counts["lost"]),
@@ -220,34 +200,36 @@ class EnginePool(Upkeep):
             "engines/prefix_cache_hit_rate": counts["cached_tokens"] / max(counts["prompt_tokens"], 1),
         }
 
-    async def hold(self) -> None:
-        """Generate nothing until `release`; calls under way keep their tokens and go on then.
-
-        Returns when nothing is generated any more.
-        """
-        self.held.close(between_rollouts=True)
+    async def pause(self) -> None:
+        """Generate nothing until `release`; calls under way keep their tokens and go on then. Returns when nothing is
+        generated any more."""
+        self.pause_gate.close(between_rollouts=True)
         await self._requests.interrupt()
 
-    async def release(self) -> None:
+    async def resume(self) -> None:
         """Go on generating."""
         if self.generates:
-            self.held.open()
+            self.pause_gate.open()
+
+    def updated(self, version: int) -> None:
+        """Accept tokens of this weight version in answers to requests in flight; `receive` does so by itself."""
+        self._requests.updated(str(version))
 
     async def model_info(self) -> list[dict[str, Any]]:
         """`/model_info` of every engine: model_path, weight_version and more."""
-        return await self._roster.all(Member.model_info, self.members)
+        return await self._registry.all(EngineClient.model_info, self.members)
 
     async def server_info(self) -> list[dict[str, Any]]:
         """`/server_info` of every engine: all server options and the version."""
-        return await self._roster.all(Member.server_info, self.members)
+        return await self._registry.all(EngineClient.server_info, self.members)
 
     async def encode(self, text: str) -> list[list[int]]:
         """`text` as the ids of every engine's own tokenizer, special tokens around it included."""
-        return await self._roster.all(lambda member: member.encode(text), self.members)
+        return await self._registry.all(lambda member: member.encode(text), self.members)
 
 
 def vocabulary(info: dict[str, Any]) -> dict[str, Any]:
-    """How many ids the served model has, where its folder can be read from here."""
+    """Return the number of ids of the served model, if its folder can be read from here."""
     config = Path(str(info.get("model_path"))) / "config.json"
     size = orjson.loads(config.read_bytes()).get("vocab_size") if config.is_file() else None
     return {} if size is None else {"vocab_size": size}

@@ -1,7 +1,5 @@
-"""One engine's process: starting it, waiting until it is healthy, stopping it, and starting it again.
-
-It runs in a session of its own under `guard.py`, and dies with the process that started it, also when that is killed.
-"""
+"""One engine's process: starting it, waiting until it is healthy, stopping it, and starting it again. It runs in a
+session of its own under `parent_watchdog.py`, and dies with the process that started it, also when that is killed."""
 
 import logging
 import os
@@ -17,13 +15,13 @@ from pathlib import Path
 
 import anyio
 
-from agentrl import guard
+from agentrl import parent_watchdog
 from agentrl.engine.commands import EngineCommand
 from agentrl.engine.settings import EngineSettings
 from agentrl.engine.transport import HttpTransport
 from agentrl.errors import EngineUnreachable
 
-_GUARD = Path(guard.__file__)
+_GUARD = Path(parent_watchdog.__file__)
 _STOP_GRACE = 10.0
 _POLL_EVERY = 0.1
 _PROBE_TIMEOUT = 5.0
@@ -124,7 +122,7 @@ async def healthy(engine: EngineProcess, transport: HttpTransport, timeout: floa
 
 
 def _listens(engine: EngineProcess) -> bool:
-    """Whether the address is known; a server that was given port 0 writes the one that it took into its log."""
+    """Return true if the address is known; a server that was given port 0 writes the port that it took into its log."""
     if not engine.url.endswith(":0"):
         return True
     said = re.search(r"^ready on \S+:(\d+)$", engine.log_tail(), re.MULTILINE)

@@ -1,12 +1,12 @@
-"""Requests on their way: to a member, elsewhere when that one fails, and on again after an interruption.
+"""Requests in flight: retried at another engine after a failure, and continued after an interruption.
 
-1. A lost connection, a malformed answer and the statuses 408, 429 and 5xx rest the member, and the request goes to
-   another one under a fresh id; so does a session. Every other status raises at once.
-2. While nobody is free of failures a retry waits, as long as the member says (Retry-After) or twice as long each time;
-   while nobody can be reached at all, up to `engine_absence_timeout`, which does not count as failing.
-3. An answer by weights that were not the pool's while it was sampled is not returned: the member has strayed.
-4. What `Requests.interrupt` ends goes on; what `abort` ends, or what had its last token by then, returns with what there
-   is. An abort that nobody here asked for is gone on from too, or is a failure (1) without a token.
+1. A lost connection, a malformed answer and the statuses 408, 429 and 5xx rest the engine and retry elsewhere under a
+   new id. Other statuses raise at once.
+2. If every engine fails, a retry waits Retry-After or twice as long each time. If none is reachable, it waits up to
+   `engine_absence_timeout`.
+3. An answer by stale weights is not returned.
+4. Requests that `interrupt` ended continue; `abort` returns the tokens so far. An abort by others is continued or a
+   failure.
 """
 
 import re
@@ -20,10 +20,10 @@ from typing import Any, Final, TypeVar
 import anyio
 import orjson
 
-from agentrl.engine.answers import Asked, error_kind, error_message, parse
-from agentrl.engine.hold import Hold
-from agentrl.engine.member import Member
-from agentrl.engine.roster import Roster
+from agentrl.engine.answers import RequestExpectations, error_kind, error_message, parse
+from agentrl.engine.client import EngineClient
+from agentrl.engine.pause import PauseGate
+from agentrl.engine.registry import EngineRegistry
 from agentrl.engine.settings import EngineSettings
 from agentrl.engine.transport import Reply
 from agentrl.engine.wire import FinishReason, Generation, SamplingParams, encode, join
@@ -39,16 +39,14 @@ T = TypeVar("T")
 
 
 @dataclass(slots=True, eq=False)
-class Call:
-    """One `generate` under way; `member` and `rid` say where its present request is, if one is sent.
-
-    `extra` are fields of the request beside ours; where there are any the answers are kept as they came.
-    """
+class GenerateCall:
+    """One `generate` under way; `member` and `rid` say where its present request is, if one is sent. `extra` are fields
+    of the request beside ours; where there are any the answers are kept as they came."""
 
     rid: str
     session_id: str | None
     extra: Mapping[str, Any] | None = None
-    member: Member | None = None
+    member: EngineClient | None = None
     aborted: bool = False
     interrupted: bool = False
     versions: set[str | None] = field(default_factory=set)
@@ -58,9 +56,11 @@ class Call:
 class Requests:
     """All calls of a pool; `live` has them by the name that their callers know them by."""
 
-    def __init__(self, roster: Roster, held: Hold, settings: EngineSettings, vocab_size: int | None) -> None:
-        self.live: dict[str, Call] = {}
-        self._roster, self._held, self._settings = roster, held, settings
+    def __init__(
+        self, registry: EngineRegistry, pause_gate: PauseGate, settings: EngineSettings, vocab_size: int | None
+    ) -> None:
+        self.live: dict[str, GenerateCall] = {}
+        self._registry, self._pause_gate, self._settings = registry, pause_gate, settings
         self._vocab_size, self._sent, self._idle = vocab_size, 0, anyio.Event()
 
     async def generate(
@@ -83,11 +83,11 @@ class Requests:
                 got = await self._part(call, [*ids, *sampled] if sampled else ids, rest, scored)
                 parts.append(replace(got, finish_reason=_finish(got, rest)))
         answer = join(parts, len(ids))
-        self._roster.counts.update(prompt_tokens=len(ids), cached_tokens=answer.cached_tokens)
+        self._registry.counts.update(prompt_tokens=len(ids), cached_tokens=answer.cached_tokens)
         return answer
 
     async def relay(self, name: str, path: str, body: Mapping[str, Any] | None, session: str | None) -> Reply:
-        """What some member answers to POST `path` (GET where there is no body), whole; no deadline here."""
+        """Return some member's answer to POST `path` (GET if there is no body), whole; no deadline here."""
         with self._under_way(name, session) as call:
             while True:
                 reply = await self._anywhere(call, path, body, partial(self._fine, call))
@@ -96,11 +96,13 @@ class Requests:
         raise EngineRejected(f"{path}: the request was aborted before it was sent", status=400, kind="aborted")
 
     @contextmanager
-    def _under_way(self, name: str, session: str | None, extra: Mapping[str, Any] | None = None) -> Iterator[Call]:
+    def _under_way(
+        self, name: str, session: str | None, extra: Mapping[str, Any] | None = None
+    ) -> Iterator[GenerateCall]:
         """A new call; where it is aborted before it is sent, the context ends at once."""
         if name in self.live:
             raise EngineRejected(f"a request with the id {name!r:.100} is under way already", status=400, kind="rid")
-        call = self.live[name] = Call(name, session, extra)
+        call = self.live[name] = GenerateCall(name, session, extra)
         try:
             with call.waiting:
                 yield call
@@ -126,7 +128,7 @@ class Requests:
         while busy := {call.member for call in self.live.values() if call.member is not None}:
             self.mark_interrupted()
             self._idle = anyio.Event()
-            await self._roster.each(Member.abort_all, busy)
+            await self._registry.each(EngineClient.abort_all, busy)
             with anyio.move_on_after(1.0):  # a request that was still travelling is told again
                 if self._sent:
                     await self._idle.wait()
@@ -136,7 +138,7 @@ class Requests:
         for call in self.live.values():
             call.versions.add(version)
 
-    async def _part(self, call: Call, ids: Sequence[int], params: SamplingParams, scored: int) -> Generation:
+    async def _part(self, call: GenerateCall, ids: Sequence[int], params: SamplingParams, scored: int) -> Generation:
         start = len(ids) - scored
         payload = {
             **(call.extra or {}),
@@ -151,22 +153,22 @@ class Requests:
         if (routed := params.routed_experts_start_len) is not None:
             payload |= {"return_routed_experts": True, "routed_experts_start_len": routed}
         limits = (len(ids), params.max_new_tokens, self._vocab_size)
-        asked = Asked(*limits, ids[start:], params.return_sampling_mask, routed)
+        asked = RequestExpectations(*limits, ids[start:], params.return_sampling_mask, routed)
         return await self._anywhere(call, "/generate", payload, partial(self._read, call, asked))
 
     async def _anywhere(
-        self, call: Call, path: str, payload: Mapping[str, Any] | None, read: Callable[[Reply, Member], T]
+        self, call: GenerateCall, path: str, payload: Mapping[str, Any] | None, read: Callable[[Reply, EngineClient], T]
     ) -> T:
-        """What `read` makes of the answer of a member that gives a good one."""
+        """Return the result of `read` on the first good answer of any member."""
         failed, absent, began = 0, 0, anyio.current_time()
         while True:
             if call.aborted:
                 call.waiting.cancel()
             await anyio.lowlevel.checkpoint_if_cancelled()
-            if self._held.closed:
-                await self._held.wait_open()
+            if self._pause_gate.closed:
+                await self._pause_gate.wait_open()
                 began = anyio.current_time()
-            member = self._roster.choose(call.session_id, anyio.current_time())
+            member = self._registry.choose(call.session_id, anyio.current_time())
             if member is None:
                 await self._somebody(began)
                 continue
@@ -175,11 +177,11 @@ class Requests:
                 reply = await self._exchange(call, member, path, payload)
                 if reply.status:
                     got = read(reply, member)
-                    self._roster.answered(member)
+                    self._registry.answered(member)
                     return got
             except EngineFailure as error:
                 failed += 1
-                gone = error.kind == "engine_refused" and not self._roster.any_usable(anyio.current_time())
+                gone = error.kind == "engine_refused" and not self._registry.any_usable(anyio.current_time())
                 absent += gone
                 self._blame(member, error, reply.retry_after)
                 counted = failed if gone and not self._patient(began) else failed - absent
@@ -188,21 +190,26 @@ class Requests:
                     raise
                 call.rid = uuid.uuid4().hex
             finally:
-                self._roster.release(member)
-            if failed and not self._roster.any_usable(anyio.current_time()):
+                self._registry.release(member)
+            if failed and not self._registry.any_usable(anyio.current_time()):
                 backoff = min(self._settings.engine_retry_backoff * 2.0 ** min(failed - 1, 30), _MAX_BACKOFF)
-                await self._roster.wait(max(backoff, reply.retry_after))
+                await self._registry.wait(max(backoff, reply.retry_after))
 
-    async def _exchange(self, call: Call, member: Member, path: str, payload: Mapping[str, Any] | None) -> Reply:
+    async def _exchange(
+        self, call: GenerateCall, member: EngineClient, path: str, payload: Mapping[str, Any] | None
+    ) -> Reply:
         """The member's answer; `_UNSENT` where nothing may be sent now, or the member has gone."""
-        life, headers = member.life, None if call.session_id is None else {ROUTING_HEADER: call.session_id}
+        incarnation, headers = (
+            member.incarnation,
+            None if call.session_id is None else {ROUTING_HEADER: call.session_id},
+        )
         async with member.places:
-            if self._held.closed or member.life != life:
+            if self._pause_gate.closed or member.incarnation != incarnation:
                 return _UNSENT
-            adapter = self._roster.folder and self._roster.folder.adapter
+            adapter = self._registry.folder and self._registry.folder.adapter
             added = {"rid": call.rid} | ({"lora_path": adapter} if adapter else {})
             body = None if payload is None else orjson.dumps({**payload, **added})
-            call.member, call.interrupted, call.versions = member, False, {self._roster.version}
+            call.member, call.interrupted, call.versions = member, False, {self._registry.version}
             self._sent += 1
             try:
                 return await member.ask(path, call.rid, body, headers)
@@ -212,13 +219,13 @@ class Requests:
                 if not self._sent:
                     self._idle.set()
 
-    def _fine(self, call: Call, reply: Reply, member: Member) -> Reply:
+    def _fine(self, call: GenerateCall, reply: Reply, member: EngineClient) -> Reply:
         if reply.status in (408, 429) or reply.status >= 500:
             raise _refusal(reply, member)
         call.rid = uuid.uuid4().hex
         return reply
 
-    def _read(self, call: Call, asked: Asked, reply: Reply, member: Member) -> Generation:
+    def _read(self, call: GenerateCall, asked: RequestExpectations, reply: Reply, member: EngineClient) -> Generation:
         if reply.status != 200:
             raise _refusal(reply, member)
         try:
@@ -228,14 +235,16 @@ class Requests:
             raise EngineRejected(f"{error} (from {member.url})", status=error.status, kind=error.kind) from None
         call.rid = uuid.uuid4().hex
         if got.finish_reason.type == "abort" and not (got.ids or call.interrupted or call.aborted):
-            said = f"{member.url} aborted the request before its first token, and nobody here had asked for it"
-            raise EngineRejected(f"{said}; does somebody else control this engine?", status=200, kind="aborted")
+            said = f"{member.url} aborted the request before its first token, and this client did not ask for it"
+            raise EngineRejected(f"{said}; check that no other client controls this engine", status=200, kind="aborted")
         if None in call.versions:  # no weights were sent yet: those that it has are right
             return got
         if strange := {version for version, _, _ in got.weight_versions} - call.versions:
-            said = f"{member.url} answered with weights of version {sorted(strange)}; expected {self._roster.version}"
+            said = f"{member.url} answered with weights of version {sorted(strange)}; expected {self._registry.version}"
             raise EngineRejected(
-                f"{said}; was it started again, or does somebody else send weights?", status=200, kind="other_weights"
+                f"{said}; check that it was not restarted and that no other client sends weights",
+                status=200,
+                kind="other_weights",
             )
         mode = self._settings.pause_generation_mode
         if len(call.versions) > 1 and mode != "abort" and "weight_versions" not in got.meta_info:
@@ -247,44 +256,44 @@ class Requests:
             )
         return got
 
-    def _blame(self, member: Member, error: EngineFailure, retry_after: float) -> None:
-        """What a failure says of the member; raised at once where it says something of the request."""
-        self._roster.counts["failed"] += 1
+    def _blame(self, member: EngineClient, error: EngineFailure, retry_after: float) -> None:
+        """Record a member's failure; raise at once if the failure is the request's own."""
+        self._registry.counts["failed"] += 1
         if isinstance(error, EngineUnreachable):
-            self._roster.lost(member)
+            self._registry.lost(member)
         elif error.kind == "other_weights":
-            self._roster.strayed(member)
+            self._registry.has_stale_weights(member)
         elif isinstance(error, EngineRejected) and (
             error.kind in ("malformed_answer", "aborted") or error.status in (408, 429) or error.status >= 500
         ):
-            self._roster.failed(member, anyio.current_time(), retry_after)
+            self._registry.failed(member, anyio.current_time(), retry_after)
         else:
             raise error
 
     def _patient(self, began: float) -> bool:
-        """Whether a part that began then still waits, where nobody can be reached: since the last one was lost."""
-        return anyio.current_time() - max(began, self._roster.lost_at) < self._settings.engine_absence_timeout
+        """Return true if a part begun then still waits while no engine is reachable: since the last one was lost."""
+        return anyio.current_time() - max(began, self._registry.lost_at) < self._settings.engine_absence_timeout
 
     async def _somebody(self, began: float) -> None:
         """Wait for a member with current weights."""
-        if self._roster.members and self._roster.folder is None and not self._patient(began):
+        if self._registry.members and self._registry.folder is None and not self._patient(began):
             raise EngineUnreachable(
-                f"no engine has the weights of version {self._roster.version} any more, and weights that were broadcast "
+                f"no engine has the weights of version {self._registry.version} any more, and weights that were broadcast "
                 "cannot be given again before the next update; start the same command again to resume, or use "
                 "--update-weight-mode disk",
                 kind="no_current_weights",
             )
-        await self._roster.wait(_MAX_BACKOFF)
+        await self._registry.wait(_MAX_BACKOFF)
 
 
 def _routed_on(params: SamplingParams, parts: Sequence[Generation]) -> SamplingParams:
-    """How to ask for the next part: for the experts of those tokens alone of which the parts so far do not say them."""
+    """Return the parameters of the next part: experts only of the tokens for which the parts so far have none."""
     known = sum(len(part.routed) for part in parts if part.routed is not None)
     start = params.routed_experts_start_len
     return replace(params, routed_experts_start_len=start + known) if start is not None and known else params
 
 
-def _refusal(reply: Reply, member: Member) -> EngineRejected:
+def _refusal(reply: Reply, member: EngineClient) -> EngineRejected:
     message = error_message(reply.body, reply.status)
     kind = error_kind(reply.status, message)
     return EngineRejected(f"{member.url} answered {reply.status}: {message}", status=reply.status, kind=kind)

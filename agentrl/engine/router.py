@@ -24,16 +24,25 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from agentrl.engine.embedded.errors import RequestError, openai_error, refused
-from agentrl.engine.embedded.http import Handler, Json, field, object_body, refusal, until_done
-from agentrl.engine.member import Member
-from agentrl.engine.memory import Memory
+from agentrl.engine.client import EngineClient
 from agentrl.engine.pool import EnginePool
+from agentrl.engine.prefix_cache import PrefixCache
 from agentrl.engine.requests import ROUTING_HEADER
-from agentrl.engine.wire import BESIDE, Generation, SamplingParams
+from agentrl.engine.wire import REQUEST_LEVEL_FIELDS, Generation, SamplingParams
 from agentrl.errors import EngineFailure, EngineRejected, EngineTimeout, EngineUnreachable, SettingsError
 from agentrl.plugins import load_object
-from agentrl.serving import aside, listen, served
+from agentrl.serving.http import (
+    Handler,
+    Json,
+    RequestError,
+    field,
+    object_body,
+    openai_error,
+    refusal,
+    refused,
+    until_done,
+)
+from agentrl.serving.server import aside, listen, served
 
 _RELAYED: Final = """
     GET /model_info  GET /get_model_info  GET /server_info  GET /get_server_info  GET /v1/models  GET /v1/loads
@@ -46,7 +55,7 @@ _PASSED: Final = """
     return_hidden_states return_routed_experts priority lora_path
 """
 """Fields of `/generate` that go along where the pool asks."""
-_SAMPLING: Final = {each.name for each in fields(SamplingParams)} - set(BESIDE) | {"n"}
+_SAMPLING: Final = {each.name for each in fields(SamplingParams)} - set(REQUEST_LEVEL_FIELDS) | {"n"}
 Body = dict[str, Any]
 
 
@@ -63,15 +72,15 @@ async def router(
     Raises:
         PluginError: a middleware cannot be loaded.
     """
-    async with served(Router(pool, folder).app, listener or listen(host, 0), host) as url:
+    async with served(EngineRouter(pool, folder).app, listener or listen(host, 0), host) as url:
         yield url
 
 
-class Router:
+class EngineRouter:
     """The ASGI application `app` over `pool`. Middleware is given it as `router`."""
 
     def __init__(self, pool: EnginePool, folder: str | Path | None = None) -> None:
-        self.pool, self.memory = pool, Memory()
+        self.pool, self.memory = pool, PrefixCache()
         self._folder, self._loading = folder, anyio.Lock()
         table = _RELAYED.split()
         handlers: dict[tuple[str, str], Handler] = {
@@ -163,7 +172,7 @@ class Router:
         return Json({"urls": self.pool.urls, "workers": workers})
 
 
-def _well(member: Member) -> bool:
+def _well(member: EngineClient) -> bool:
     return member.weights == "current" and not member.failures
 
 
@@ -179,7 +188,7 @@ def _tokenizer(file: Path) -> Any:
 
 
 def _plain(body: Body) -> bool:
-    """Whether it is one prompt, and asks for nothing that cannot go on after an update."""
+    """Return true if it is one prompt, and asks for nothing that cannot go on after an update."""
     if not _given(body) <= {*_OWN.split(), *_PASSED.split()}:
         return False
     text, ids, sampling = body.get("text"), body.get("input_ids"), body.get("sampling_params") or {}
@@ -191,7 +200,7 @@ def _plain(body: Body) -> bool:
 
 
 def _rid(body: Body) -> str | None:
-    """What a client calls its request; the engine names a batch's."""
+    """Return the client's name of its request; the engine names a batch's."""
     rid = body.get("rid")
     return rid if isinstance(rid, str) and rid else None
 

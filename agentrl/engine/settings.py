@@ -34,23 +34,23 @@ class EngineSettings(Settings):
     engine_connect_timeout: PositiveFloat = Field(10.0, description="Seconds to open a connection to an engine.")
     engine_max_retries: NonNegativeInt = Field(
         5,
-        description="Times a generation is sent again after a lost connection, a malformed answer, or status 408, 429 or "
-        "5xx; to another engine where there is one.",
+        description="Retries of a generation after a lost connection, a malformed answer, or status 408, 429 or 5xx. "
+        "A retry goes to another engine if there is one.",
     )
     engine_retry_backoff: NonNegativeFloat = Field(
         0.2,
-        description="Seconds before the first retry if no other engine is free of failures; doubles with each one, up to "
-        "10 seconds; longer where the engine says so (Retry-After).",
+        description="Seconds before the first retry if every engine has failed before. The time doubles with each retry, up to "
+        "10 seconds; an engine can ask for more (Retry-After).",
     )
     engine_absence_timeout: NonNegativeFloat = Field(
         120.0,
-        description="Seconds a generation waits while no engine can be reached at all, for one that is restarted.",
+        description="Seconds a generation waits for a restarted engine if no engine can be reached.",
     )
     engine_probe_interval: PositiveFloat = Field(
         5.0,
-        description="Seconds between two looks at every engine, and the most that an answer to one may take; the requests "
-        "of an engine that does not answer go elsewhere. A server that generates a token for /health (SGLang does by "
-        "default) should be given 5 or more.",
+        description="Seconds between two health probes of an engine, and the time limit of a probe. If an engine does not "
+        "answer, its requests go to other engines. Use 5 or more for servers that generate a token for /health (SGLang's "
+        "default).",
     )
     engine_max_restarts: NonNegativeInt = Field(
         10, description="Times an engine that this run started is started again after it died or hung."
@@ -65,18 +65,18 @@ class EngineSettings(Settings):
     )
     pause_generation_mode: Literal["abort", "retract", "in_place"] = Field(
         "abort",
-        description="How new weights interrupt requests; none fails by it. abort ends them with their tokens, and the "
-        "client sends prompt and tokens again: right with every server and router, because each part is of one version. "
-        "retract has the engine read them again itself, and in_place goes on with keys and values of the old weights (so "
-        "log-probs are approximate; a real SGLang then also keeps old prefixes in its cache); both need a server that "
-        "reports weight_versions (SGLang 0.5.23).",
+        description="Treatment of running requests during a weight update; no request fails. With abort, the engine returns "
+        "the tokens so far, and the client sends prompt and tokens again; works with every server and router. "
+        "With retract, the engine reads the tokens again itself. With in_place, the engine goes on with keys and values of the old "
+        "weights. Log-probs are then approximate, and SGLang keeps old prefixes in its cache. retract and in_place "
+        "need a server that reports weight_versions (SGLang 0.5.23).",
     )
 
     engine_python: str | None = Field(
         None, description="Python interpreter that has SGLang, for --engine sglang; default: the one running now."
     )
     sglang_cpu: bool | None = Field(
-        None, description="Start SGLang in its CPU mode; default: yes where the machine has no NVIDIA GPU."
+        None, description="Start SGLang in its CPU mode; default: yes if the machine has no NVIDIA GPU."
     )
     sglang_options: dict[str, str | int | float | bool | list[str | int | float] | None] = Field(
         default_factory=dict,
@@ -106,6 +106,6 @@ class EngineSettings(Settings):
 
     @property
     def api_key(self) -> str | None:
-        """What SGLang servers ask for (their `--api-key`), of those that we start and of external ones."""
+        """API key of SGLang servers (their `--api-key`), both started and external ones."""
         key = self.sglang_options.get("api_key", self.sglang_options.get("api-key"))
         return None if key is None else str(key)

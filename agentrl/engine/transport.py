@@ -1,12 +1,13 @@
-"""One HTTP exchange with an engine: bytes out, status and bytes in, and nothing but this house's errors.
+"""One HTTP exchange with an engine: bytes out, status and bytes in, and nothing but this house's errors. No time limit
+here except for opening a connection: callers bound the whole exchange with a cancel scope, and the engine sees a
+cancelled exchange as a client that has gone. Nothing is retried here."""
 
-No time limit here except for opening a connection: callers bound the whole exchange with a cancel scope, and the engine
-sees a cancelled exchange as a client that has gone. Nothing is retried here.
-"""
-
+import asyncio
+import logging
 import resource
-from collections.abc import Mapping
-from typing import NamedTuple, Self
+from collections.abc import AsyncIterator, Coroutine, Mapping
+from contextlib import asynccontextmanager, suppress
+from typing import Any, NamedTuple, Self
 
 import aiohttp
 from yarl import URL
@@ -36,10 +37,8 @@ class Reply(NamedTuple):
 
 
 class HttpTransport:
-    """An async context manager that holds the connections to all engines, which are kept open.
-
-    aiohttp, because it takes a third of the CPU time of httpx a request, and milliseconds less where there are hundreds.
-    """
+    """An async context manager that holds the connections to all engines, which are kept open. aiohttp, because it
+    takes a third of the CPU time of httpx a request, and milliseconds less where there are hundreds."""
 
     def __init__(self, settings: EngineSettings) -> None:
         self._connect_timeout, self._key = settings.engine_connect_timeout, settings.api_key
@@ -64,11 +63,7 @@ class HttpTransport:
     async def exchange(
         self, method: str, url: str, body: bytes | None = None, headers: Mapping[str, str] | None = None
     ) -> Reply:
-        """Send one request.
-
-        Raises:
-            ConnectionRefused, ConnectionLost: no whole answer came.
-        """
+        """Send one request. Raises ConnectionRefused, ConnectionLost: no whole answer came."""
         target = self._urls.get(url)
         if target is None:
             target = self._urls[url] = URL(url)
@@ -93,11 +88,31 @@ def normalise_url(address: str) -> str:
 
 
 def raise_open_files_limit() -> None:
-    """Raise this process's limit on open files to the hard limit.
-
-    Every request in flight is a socket, and the usual soft limit of 1024 is too small for a rollout.
-    """
+    """Raise this process's limit on open files to the hard limit. Every request in flight is a socket, and the usual
+    soft limit of 1024 is too small for a rollout."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = min(hard, 1 << 20) if hard != resource.RLIM_INFINITY else 1 << 20
     if soft != resource.RLIM_INFINITY and soft < wanted:
         resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+
+
+_log = logging.getLogger(__name__)
+
+
+@asynccontextmanager
+async def beside(work: Coroutine[Any, Any, None]) -> AsyncIterator[None]:
+    """Run `work` for the length of the context; what it raised before is logged then, and raised at the end. A task and
+    no task group: a test's fixture leaves the context in another task than it entered it in."""
+    task = asyncio.create_task(work)
+    task.add_done_callback(_report)
+    try:
+        yield
+    finally:
+        task.cancel()
+        with suppress(asyncio.CancelledError):
+            await task
+
+
+def _report(task: asyncio.Task[None]) -> None:
+    if not task.cancelled() and (error := task.exception()):
+        _log.error("nobody looks after the engines any more", exc_info=error)

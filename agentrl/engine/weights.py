@@ -1,4 +1,4 @@
-"""What a weight update is: plain values that travel between processes."""
+"""Weight updates as plain values that travel between processes."""
 
 from dataclasses import dataclass
 

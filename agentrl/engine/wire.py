@@ -1,8 +1,6 @@
-"""What travels to and from an engine, as typed values; `answers` reads them from its JSON.
-
-An answer may come in parts, each the continuation of the prompt and the parts before it: `SamplingParams.after` says how
-to ask for the next one, `join` makes one `Generation` of them.
-"""
+"""Typed values of requests to and answers of an engine; `answers` reads them from its JSON. An answer may come in
+parts, each the continuation of the prompt and the parts before it: `SamplingParams.after` says how to ask for the next
+one, `join` makes one `Generation` of them."""
 
 from __future__ import annotations
 
@@ -24,7 +22,7 @@ FinishType = Literal["stop", "length", "abort"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingParams:
-    """How to sample one answer; None leaves a field to the engine's default.
+    """Sampling of one answer; None leaves a field to the engine's default.
 
     Attributes:
         temperature: 0 means greedy.
@@ -66,11 +64,9 @@ class SamplingParams:
         return {name: value for name in _SAMPLING_FIELDS if (value := getattr(self, name)) is not None}
 
     def after(self, count: int) -> Self:
-        """How to go on after `count` tokens; what looks back over an answer (penalties, stop strings) starts anew.
-
-        A seed moves with the count: an engine would draw the same random numbers as for the tokens before.
-        Without `max_new_tokens` every part has the engine's default anew.
-        """
+        """Return the parameters that go on after `count` tokens; penalties and stop strings start anew. A seed moves
+        with the count: an engine would draw the same random numbers as for the tokens before. Without `max_new_tokens`
+        every part has the engine's default anew."""
         if not count:
             return self
         return replace(
@@ -84,9 +80,9 @@ class SamplingParams:
 _STRIDE: Final = 1_000_003
 """A prime far from the distances between seeds of one run."""
 
-BESIDE: Final = ("return_sampling_mask", "routed_experts_start_len")
+REQUEST_LEVEL_FIELDS: Final = ("return_sampling_mask", "routed_experts_start_len")
 """What `SamplingParams` has that goes beside SGLang's `sampling_params`, not into them."""
-_SAMPLING_FIELDS = tuple(f.name for f in fields(SamplingParams) if f.name not in BESIDE)
+_SAMPLING_FIELDS = tuple(f.name for f in fields(SamplingParams) if f.name not in REQUEST_LEVEL_FIELDS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,11 +183,9 @@ def _joined(parts: list[NDArray[np.int16]]) -> NDArray[np.int16]:
 
 
 def encode(ids: Sequence[int], vocab_size: int | None) -> bytes:
-    """A prompt as a JSON array. An id outside the vocabulary ends a real SGLang server; None leaves that to the engine.
-
-    Raises:
-        EngineRejected: kind `bad_prompt`: it is empty, or has something that is not a token id; says which and why.
-    """
+    """A prompt as a JSON array. An id outside the vocabulary ends a real SGLang server; None leaves that to the
+    engine. Raises EngineRejected: kind `bad_prompt`: it is empty, or has something that is not a token id; says
+    which and why."""
     if not ids:
         raise EngineRejected("the prompt is empty; expected at least one token id", kind="bad_prompt")
     try:

@@ -1,25 +1,20 @@
-"""Environments: what a model acts in.
+"""Environments: the world that a model acts in.
 
-1. Subclass `Environment`, name its `tools`, and where the defaults do not fit override `reset`, `step`, `reward`.
-   One instance lives for one trajectory; `setup` and `teardown` open and close what a process shares.
-2. A tool's failure is an observation for the model, counted in `Step.info`. An exception of the environment's own
-   code passes through: the agent loop puts the environment's name on it.
-3. `load_environment` finds a class by path and checks it, so that a mistake in its definition shows at start-up.
-   `Environments` are those of a run, with the arguments of each.
-4. This room imports neither torch nor ray.
+Subclass `Environment`, name its `tools`, and override `reset`, `step` or `reward` as needed. An instance lives for one
+trajectory; `setup` and `teardown` open and close resources of a process. A tool's failure is an observation; an
+exception of the environment's code passes through. `load_environment` checks a class at start-up.
 """
 
-from agentrl.envs.base import Environment
-from agentrl.envs.environments import ALONE, Entry, Environments, Kinds
+from agentrl.envs.base import Environment, Step, Turn
+from agentrl.envs.environments import ALONE, EnvClasses, Environments, EnvSpec
 from agentrl.envs.load import check_environment, load_environment
-from agentrl.envs.turn import Step, Turn
 
 __all__ = [
     "ALONE",
-    "Entry",
+    "EnvClasses",
+    "EnvSpec",
     "Environment",
     "Environments",
-    "Kinds",
     "Step",
     "Turn",
     "check_environment",

@@ -1,19 +1,71 @@
 """`Environment`: the base class that users subclass."""
 
-from __future__ import annotations
-
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, ClassVar, Literal, Self
 
 import anyio
 
 from agentrl.chat.messages import ToolCall
-from agentrl.envs.turn import Step, Turn
 from agentrl.errors import SettingsError, ungrouped
 from agentrl.sample import Message, Sample, Status
 from agentrl.tools import Tool, Toolbox, ToolOutcome, ToolSource, as_tool
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """One turn of the model.
+
+    Attributes:
+        index: number of the model's turn in its trajectory, from 1.
+        text: the turn as sampled, with its markup, without the end token.
+        content: the text without reasoning and tool calls.
+        reasoning: the reasoning part, where the model has one.
+        tool_calls: the calls in the order in which they were written.
+        broken: one sentence for each call that could not be read.
+        ids: the sampled token ids.
+        finish_reason: why sampling stopped: `stop`, `length` or `abort`.
+        sample: the trajectory so far, this turn included.
+    """
+
+    index: int
+    text: str
+    content: str
+    reasoning: str | None = None
+    tool_calls: Sequence[ToolCall] = ()
+    broken: Sequence[str] = ()
+    ids: Sequence[int] = ()
+    finish_reason: str = "stop"
+    sample: Sample = field(default_factory=Sample)
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """The environment's answer to a turn.
+
+    Attributes:
+        messages: what the model is shown next; may be empty only if `done`.
+        reward: what this turn earned, a finite number, or None. The trajectory's reward is the sum, unless the environment
+            has a `reward` method of its own or the run a reward function: then that is, and these say which turns
+            earned it.
+        done: whether the trajectory ends here.
+        info: numbers to sum over the trajectory and report.
+        stop_reason: the environment's word for why the trajectory ends, `Sample.stop_reason`; "done" if it has none.
+    """
+
+    messages: Sequence[Message] = ()
+    reward: float | None = None
+    done: bool = False
+    info: Mapping[str, Any] = field(default_factory=dict)
+    stop_reason: str = ""
+
+    def finish(self, reward: float | None = None, stop_reason: str = "") -> Self:
+        """Return this step as the last of its trajectory; `reward`, if given, replaces the step's own."""
+        reward = self.reward if reward is None else reward
+        return replace(self, done=True, reward=reward, stop_reason=stop_reason)
+
 
 WhenInterrupted = Literal["keep", "replay", "restart"]
 
@@ -173,7 +225,7 @@ class Environment:
 
 
 def outcome_counts(outcomes: Sequence[ToolOutcome], broken: int = 0) -> dict[str, float]:
-    """What `run_tools` puts into `Step.info` for these outcomes and for `broken` calls that could not be read."""
+    """Return what `run_tools` puts into `Step.info`: counts of `outcomes` and of `broken`, the unreadable calls."""
     counts: dict[str, float] = {"tool_calls": len(outcomes) + broken}
     if broken:
         counts["tool_broken"] = broken

@@ -15,7 +15,7 @@ ALONE = ""
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class EnvSpec:
     """One environment of a run.
 
     Attributes:
@@ -33,7 +33,7 @@ class Entry:
         return self.kind.create(self.args, evaluating=evaluating, **self.arguments)
 
 
-class Kinds(dict[type[Environment], list[tuple[Mapping[str, Any], type[Environment]]]]):
+class EnvClasses(dict[type[Environment], list[tuple[Mapping[str, Any], type[Environment]]]]):
     """The environments' classes in a process, one for each set of arguments.
 
     What `setup` keeps on its class is then not overwritten by the `setup` of the same class with other arguments.
@@ -52,7 +52,7 @@ class Kinds(dict[type[Environment], list[tuple[Mapping[str, Any], type[Environme
         return found
 
 
-class Environments(dict[str, Entry]):
+class Environments(dict[str, EnvSpec]):
     """The environments by name; a run's only one is called `ALONE`.
 
     With several, a sample's `metadata["env"]` says which one plays it: it comes from the field of the data's row that
@@ -62,11 +62,11 @@ class Environments(dict[str, Entry]):
     @classmethod
     def alone(cls, kind: type[Environment], args: Any = None) -> "Environments":
         """One environment that takes no arguments."""
-        return cls({ALONE: Entry(kind, args)})
+        return cls({ALONE: EnvSpec(kind, args)})
 
     @classmethod
     def load(
-        cls, env: str | Mapping[str, str], given: Mapping[str, Any], args: Any, kinds: Kinds | None = None
+        cls, env: str | Mapping[str, str], given: Mapping[str, Any], args: Any, kinds: EnvClasses | None = None
     ) -> "Environments":
         """The environments that `--env` and `--env-args` name.
 
@@ -79,7 +79,7 @@ class Environments(dict[str, Entry]):
             PluginError: a class is not found or badly defined, or its arguments are wrong.
             SettingsError: arguments for an environment that is none of the run's.
         """
-        kinds = Kinds() if kinds is None else kinds
+        kinds = EnvClasses() if kinds is None else kinds
         if isinstance(env, str):
             return cls({ALONE: _entry("--env", env, "--env-args", given, args, kinds)})
         for name, own in given.items():
@@ -101,13 +101,13 @@ class Environments(dict[str, Entry]):
         return () if ALONE in self else tuple(self)
 
     def unknown(self, name: object) -> str | None:
-        """What is wrong with `name` as a sample's environment, in words; None if nothing is."""
+        """Describe why `name` is not a valid environment of a sample; None if it is valid."""
         if not self.names or name in self.names:
             return None
         given = "none" if name is None else f"{name!r:.100}"
         return f"the run has several environments, {', '.join(self.names)}, and the row names {given}"
 
-    def of(self, sample: Sample) -> Entry:
+    def of(self, sample: Sample) -> EnvSpec:
         """The environment that plays `sample`.
 
         Raises:
@@ -119,10 +119,10 @@ class Environments(dict[str, Entry]):
         return self[str(name) if self.names else ALONE]
 
 
-def _entry(flag: str, path: str, where: str, given: Mapping[str, Any], args: Any, kinds: Kinds) -> Entry:
+def _entry(flag: str, path: str, where: str, given: Mapping[str, Any], args: Any, kinds: EnvClasses) -> EnvSpec:
     cls = load_environment(path, what=flag)
     try:
         arguments = read_arguments(cls, given)
     except PluginError as error:
         raise PluginError(f"{where if given else f'{flag} {path!r}'}: {error}") from error
-    return Entry(kinds.of(cls, given), args.changed(env=path, env_args=arguments), arguments)
+    return EnvSpec(kinds.of(cls, given), args.changed(env=path, env_args=arguments), arguments)

@@ -52,7 +52,7 @@ class Chart:
     """Some series on common axes, laid out: everything that the page's template needs to draw it."""
 
     title: str
-    lines: tuple["Line", ...]
+    lines: tuple["ChartLine", ...]
     x_ticks: tuple[tuple[float, str], ...]
     y_ticks: tuple[tuple[float, str], ...]
 
@@ -65,7 +65,7 @@ class Chart:
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
+class ChartLine:
     """One drawn series: SVG path data, and dots with their tooltips (none if there would be too many)."""
 
     label: str
@@ -93,7 +93,7 @@ def layout(title: str, series: Sequence[tuple[str, Series]]) -> Chart:
     )
 
 
-def _line(label: str, series: Series, to_x: Scale, to_y: Scale) -> Line:
+def _line(label: str, series: Series, to_x: Scale, to_y: Scale) -> ChartLine:
     path, pen_down = [], False
     for x, y in series.points:
         if math.isfinite(y):
@@ -101,7 +101,7 @@ def _line(label: str, series: Series, to_x: Scale, to_y: Scale) -> Line:
         pen_down = math.isfinite(y)
     few = len(series.finite) <= 80
     dots = tuple((to_x(x), to_y(y), f"{label}, after {number(x)}: {number(y)}") for x, y in series.finite if few)
-    return Line(label, " ".join(path), dots)
+    return ChartLine(label, " ".join(path), dots)
 
 
 def _scale(low: float, high: float, start: float, end: float) -> Scale:

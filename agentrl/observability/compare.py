@@ -1,8 +1,6 @@
-"""Two evaluations side by side, paired by prompt: `agentrl eval --compare BEFORE AFTER`.
-
-The differences of the two means of each prompt are what is averaged, so that prompts of different difficulty do not add
-to the uncertainty. Intervals are 95 % percentile bootstrap over prompts (Efron and Tibshirani 1993, chapter 13).
-"""
+"""Two evaluations side by side, paired by prompt: `agentrl eval --compare BEFORE AFTER`. The differences of the two
+means of each prompt are what is averaged, so that prompts of different difficulty do not add to the uncertainty.
+Intervals are 95 % percentile bootstrap over prompts (Efron and Tibshirani 1993, chapter 13)."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -12,14 +10,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from agentrl.buffer.reader import Filter, StoreReader, find_stores
-from agentrl.buffer.store import Row
+from agentrl.buffer.store import TrajectoryRow
 from agentrl.errors import DataError
 from agentrl.observability.metrics import read_metrics
 from agentrl.observability.stats import SOLVED
 from agentrl.runfolder import EVALUATIONS
 
 _RESAMPLES = 2000
-MEASURES: Mapping[str, Callable[[Row], float | None]] = {
+MEASURES: Mapping[str, Callable[[TrajectoryRow], float | None]] = {
     "reward": lambda row: row.reward,
     "solved": lambda row: None if row.reward is None else float(row.reward >= SOLVED),
     "response tokens": lambda row: row.response,
@@ -59,11 +57,8 @@ class Difference:
 
 
 def find_evaluation(given: str) -> Evaluation:
-    """An evaluation by `FOLDER` (the last one there) or `FOLDER@NUMBER`.
-
-    Raises:
-        DataError: there is none, or no such number.
-    """
+    """An evaluation by `FOLDER` (the last one there) or `FOLDER@NUMBER`. Raises DataError: there is none, or no such
+    number."""
     name, _, number = given.rpartition("@") if given.rpartition("@")[2].isdecimal() else (given, "", "")
     folder = Path(name).expanduser()
     for store in find_stores(folder).values():
@@ -84,11 +79,8 @@ def find_evaluation(given: str) -> Evaluation:
 
 
 def compare(before: Evaluation, after: Evaluation) -> dict[str, tuple[int, list[Difference]]]:
-    """Each set that both have: how many prompts both have, and the differences over them.
-
-    Raises:
-        DataError: they have no set in common, or a set no prompt.
-    """
+    """Each set that both have: how many prompts both have, and the differences over them. Raises DataError: they have
+    no set in common, or a set no prompt."""
     first, second = _by_prompt(before), _by_prompt(after)
     if not (common := [name for name in first if name in second]):
         raise DataError(
@@ -104,9 +96,9 @@ def compare(before: Evaluation, after: Evaluation) -> dict[str, tuple[int, list[
     return found
 
 
-def _by_prompt(evaluation: Evaluation) -> dict[str, dict[tuple[str, int], list[Row]]]:
+def _by_prompt(evaluation: Evaluation) -> dict[str, dict[tuple[str, int], list[TrajectoryRow]]]:
     """Trajectories by set, and there by prompt; a prompt that is there twice is told apart by its order."""
-    found: dict[str, dict[tuple[str, int], list[Row]]] = {}
+    found: dict[str, dict[tuple[str, int], list[TrajectoryRow]]] = {}
     seen: dict[tuple[str, str], list[int]] = {}
     with StoreReader(evaluation.store) as reader:
         for row in reader.query(Filter(equal={"kind": "eval", "step": evaluation.step}), order="key"):
@@ -117,7 +109,7 @@ def _by_prompt(evaluation: Evaluation) -> dict[str, dict[tuple[str, int], list[R
     return found
 
 
-def _difference(measure: str, pairs: list[tuple[list[Row], list[Row]]]) -> Difference | None:
+def _difference(measure: str, pairs: list[tuple[list[TrajectoryRow], list[TrajectoryRow]]]) -> Difference | None:
     """None where a side has no numbers of it."""
     means = [(_mean(measure, one), _mean(measure, two)) for one, two in pairs]
     both = np.array([pair for pair in means if None not in pair], np.float64)
@@ -127,7 +119,7 @@ def _difference(measure: str, pairs: list[tuple[list[Row], list[Row]]]) -> Diffe
     return Difference(measure, float(before), float(after), _interval(both[:, 1] - both[:, 0]))
 
 
-def _mean(measure: str, rows: list[Row]) -> float | None:
+def _mean(measure: str, rows: list[TrajectoryRow]) -> float | None:
     values = [value for row in rows if (value := MEASURES[measure](row)) is not None]
     return sum(values) / len(values) if values else None
 

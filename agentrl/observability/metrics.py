@@ -1,10 +1,8 @@
 """Metrics of a run: one logger, several sinks.
 
-1. `metrics.jsonl` in the run's folder is always written: one JSON object a `log` call, appended and flushed, with
-   `step` and `time` (Unix seconds). A value that is not finite is written as null and named under `nonfinite`.
-2. TensorBoard event files (without torch or TensorFlow) and Weights & Biases are sinks beside it.
-3. Resuming at a step drops every row of that step and later ones: they belong to a life that no checkpoint proves.
-   The file is replaced atomically; TensorBoard is told to purge the same steps.
+1. `metrics.jsonl` is always written: one flushed JSON object a `log` call with `step` and `time`. A value that is not
+   finite is null and named under `nonfinite`. TensorBoard and Weights & Biases are further sinks.
+2. Resuming at a step atomically drops the rows of that step and later ones.
 """
 
 import math
@@ -17,7 +15,7 @@ from typing import Any, Self
 
 import orjson
 
-from agentrl.errors import DataError, SettingsError
+from agentrl.errors import DataError, SettingsError, install
 from agentrl.files import replacing
 from agentrl.observability.settings import ObservabilitySettings
 from agentrl.runfolder import METRICS
@@ -92,7 +90,7 @@ def _tensorboard(folder: Path, resume_step: int, opened: ExitStack) -> Sink:
         from tensorboard.summary.writer.event_file_writer import EventFileWriter
     except ImportError as error:
         raise SettingsError(
-            "--use-tensorboard needs the package tensorboard: pip install tensorboard, or pass --no-use-tensorboard"
+            f"--use-tensorboard needs the package tensorboard: {install('train')}, or pass --no-use-tensorboard"
         ) from error
     writer = opened.enter_context(closing(EventFileWriter(str(folder))))
     start = SessionLog(status=SessionLog.START)
@@ -112,7 +110,7 @@ def _wandb(settings: ObservabilitySettings, folder: Path, resume_step: int, open
         import wandb
     except ImportError as error:
         raise SettingsError(
-            "--use-wandb needs the package wandb: pip install 'agentrl[wandb]', or leave --use-wandb out"
+            f"--use-wandb needs the package wandb: {install('wandb')}, or leave --use-wandb out"
         ) from error
     id_file = folder / "wandb_id"
     known = id_file.read_text().strip() if resume_step > 0 and id_file.is_file() else None
@@ -142,13 +140,9 @@ def wandb_arguments(settings: ObservabilitySettings, folder: Path, known: str | 
 
 
 def read_metrics(path: str | Path) -> Iterator[dict[str, Any]]:
-    """The rows of a `metrics.jsonl`, with values that were not finite as floats again.
-
-    A last line without its newline was being written when the run was killed; it is left out.
-
-    Raises:
-        DataError: no such file, or a line that is not a JSON object with a `step`.
-    """
+    """The rows of a `metrics.jsonl`, with values that were not finite as floats again. A last line without its newline
+    was being written when the run was killed; it is left out. Raises DataError: no such file, or a line that is not a
+    JSON object with a `step`."""
     try:
         lines = Path(path).read_bytes().split(b"\n")
     except FileNotFoundError as error:

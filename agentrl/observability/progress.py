@@ -1,8 +1,6 @@
-"""What a run shows on the terminal while it goes: a live display for people, plain lines for logs and pipes.
-
-`live` keeps one status line at the bottom and prints each finished step above it; `plain` prints one line a step, and
-what the run begins with before its first one; `off` prints nothing; `auto` is live where standard error is a terminal.
-"""
+"""What a run shows on the terminal while it goes: a live display for people, plain lines for logs and pipes. `live`
+keeps one status line at the bottom and prints each finished step above it; `plain` prints one line a step, and what the
+run begins with before its first one; `off` prints nothing; `auto` is live where standard error is a terminal."""
 
 import time
 from collections.abc import Mapping
@@ -59,6 +57,11 @@ class Progress:
     def phase(self, text: str) -> None:
         """What the run is doing now, in the status line."""
         self._bar.update(self._task, description=text)
+
+    def plan(self, total: int) -> None:
+        """Set the number of rollouts in the whole run."""
+        self._total = total
+        self._bar.update(self._task, total=total)
 
     def resume(self, done: int) -> None:
         """An earlier life has finished `done` rollouts."""

@@ -1,11 +1,6 @@
-"""A run's report: one self-contained HTML page.
-
-1. Input is the folder of a run, or of `agentrl rollout` or `eval` below it: metrics, figures of evaluations, trajectories.
-2. The page needs no network, no script and no other file; it follows light and dark.
-3. Everything that a model, a tool or a data file wrote is escaped: it is shown, never interpreted.
-4. The trajectories shown are the first prompts of the first evaluation set, before and after, not picked by result; and
-   of the newest step the best, the worst and what failed. Where there are none the page says why.
-"""
+"""A run's report: one self-contained HTML page without network or script. Model, tool and data text is escaped. It
+shows metrics, evaluations and trajectories: the first prompts of the first evaluation set before and after, and of the
+newest step the best, the worst and the failed trajectories."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -21,7 +16,7 @@ from jinja2 import Environment as Jinja
 from agentrl.errors import DataError
 from agentrl.observability.charts import Series, collect_series, layout, number
 from agentrl.observability.metrics import read_metrics
-from agentrl.observability.picked import first_and_last, own_trajectories
+from agentrl.observability.selection import first_and_last, own_trajectories
 from agentrl.observability.trajectories import Trajectory, describe_sample, run_texts
 from agentrl.runfolder import BELOW, EVALUATIONS, METRICS, SETTINGS
 
@@ -137,10 +132,8 @@ def headlines(series: Mapping[str, Series]) -> list[Headline]:
 
 
 def chart_groups(series: Mapping[str, Series]) -> list[tuple[str, list[tuple[str, Series]]]]:
-    """The main curves that this run has: evaluation first, then `MAIN_CHARTS`.
-
-    A second curve that says the same as the first is left out.
-    """
+    """The main curves that this run has: evaluation first, then `MAIN_CHARTS`. A second curve that says the same as the
+    first is left out."""
     groups = [(f"Evaluation: {label}", members) for label, members in _evaluations(series)]
     for title, wanted in MAIN_CHARTS:
         members = [(label, series[name]) for label, name in wanted if name in series]
@@ -205,11 +198,8 @@ def _as_metrics(row: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def read_settings(folder: Path) -> dict[str, Any]:
-    """The settings of the run that wrote into a folder, by section; empty where none are.
-
-    Raises:
-        DataError: the file is not valid JSON.
-    """
+    """The settings of the run that wrote into a folder, by section; empty where none are. Raises DataError: the file is
+    not valid JSON."""
     file = folder / SETTINGS
     if not file.is_file():
         return {}

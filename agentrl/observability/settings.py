@@ -1,4 +1,4 @@
-"""What a run writes down about itself, and where."""
+"""Settings of a run's own records: metrics, progress, dumps."""
 
 from typing import Literal
 
@@ -27,9 +27,10 @@ class ObservabilitySettings(Settings):
     wandb_random_suffix: bool = Field(False, description="Add six random letters to the run's name and group.")
     wandb_team: str | None = Field(None, description="Weights & Biases team or user; default: the key's own.")
     wandb_mode: Literal["online", "offline", "disabled"] | None = Field(
-        None, description="Whether figures are sent, kept in a folder, or neither; default: WANDB_MODE, else online."
+        None,
+        description="Send metrics (online), keep them in a folder (offline), or neither; default: WANDB_MODE, else online.",
     )
-    wandb_dir: str | None = Field(None, description="Folder for what Weights & Biases keeps; default: --output-dir.")
+    wandb_dir: str | None = Field(None, description="Folder for the files of Weights & Biases; default: --output-dir.")
     wandb_host: str | None = Field(
         None, description="Address of a Weights & Biases server of your own. The key is read from WANDB_API_KEY."
     )

@@ -44,7 +44,7 @@ class Token:
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class TokenSpan:
     """Tokens that belong together; `kind` is prompt, model or env, `turn` counts from 1 (0: the prompt)."""
 
     kind: str
@@ -68,11 +68,12 @@ class Part:
 class Trajectory:
     """One sample as the page shows it."""
 
-    parts: tuple[Part, ...]
+    parts: tuple[TokenSpan, ...]
     reward: float | None
     status: str
     turns: int
     weights: str
+    stop_reason: str
 
     @property
     def tokens(self) -> tuple[Token, ...]:
@@ -84,11 +85,8 @@ class Trajectory:
 
 
 def describe_sample(sample: Sample, texts: TokenTexts, trained: Trained | None = None) -> Trajectory:
-    """A sample's tokens with their authors and notes, in parts.
-
-    Raises:
-        DataError: `texts` or `trained` do not have one entry a token.
-    """
+    """A sample's tokens with their authors and notes, in parts. Raises DataError: `texts` or `trained` do not have one
+    entry a token."""
     pieces = list(texts(sample.tokens))
     if len(pieces) != len(sample.tokens):
         raise DataError(f"expected one text a token: got {len(pieces)} texts for {len(sample.tokens)} tokens")
@@ -102,7 +100,9 @@ def describe_sample(sample: Sample, texts: TokenTexts, trained: Trained | None =
         ]
     turns = max((s.turn for s in spans), default=0)
     parts = (*_prompt_parts(sample, tokens[:prompt]), *_response_parts(sample, tokens[prompt:], spans, turns))
-    return Trajectory(parts, _reward(sample), sample.status.value, turns, ", ".join(sample.weight_versions))
+    return Trajectory(
+        parts, _reward(sample), sample.status.value, turns, ", ".join(sample.weight_versions), sample.stop_reason
+    )
 
 
 def _token(sample: Sample, at: int, text: str, span: Segment | None, trained: Trained | None) -> Token:
@@ -137,7 +137,7 @@ def _spans(sample: Sample) -> list[Segment]:
     return spans
 
 
-def _prompt_parts(sample: Sample, tokens: Sequence[Token]) -> Iterator[Part]:
+def _prompt_parts(sample: Sample, tokens: Sequence[Token]) -> Iterator[TokenSpan]:
     """The prompt, cut where its last message of a user begins."""
     ends = list(accumulate(len(token.text) for token in tokens))
     text = "".join(token.text for token in tokens)
@@ -146,12 +146,14 @@ def _prompt_parts(sample: Sample, tokens: Sequence[Token]) -> Iterator[Part]:
     begins = max((text.rfind(content.strip()) for content in said if content.strip()), default=0)
     cut = bisect_right(ends, begins) if begins > 0 else 0
     if cut:
-        yield Part("prompt", 0, "system prompt, tools, earlier messages", tuple(tokens[:cut]), folded=True)
+        yield TokenSpan("prompt", 0, "system prompt, tools, earlier messages", tuple(tokens[:cut]), folded=True)
     if tokens[cut:]:
-        yield Part("prompt", 0, "prompt", tuple(tokens[cut:]))
+        yield TokenSpan("prompt", 0, "prompt", tuple(tokens[cut:]))
 
 
-def _response_parts(sample: Sample, tokens: Sequence[Token], spans: Sequence[Segment], turns: int) -> Iterator[Part]:
+def _response_parts(
+    sample: Sample, tokens: Sequence[Token], spans: Sequence[Segment], turns: int
+) -> Iterator[TokenSpan]:
     """One part for what the model wrote in a turn, with the tokens that close it, one for what it was shown then."""
     names = ("step_rewards", "generate_seconds", "step_seconds")
     rewards, generating, stepping = (dict(enumerate(sample.metadata.get(name) or (), 1)) for name in names)
@@ -160,11 +162,13 @@ def _response_parts(sample: Sample, tokens: Sequence[Token], spans: Sequence[Seg
         part = list(joined)
         held = tuple(tokens[part[0].start : part[-1].end])
         if env:
-            yield Part("env", turn, "shown to the model", held, folded=len(held) >= LONG, seconds=stepping.get(turn))
+            yield TokenSpan(
+                "env", turn, "shown to the model", held, folded=len(held) >= LONG, seconds=stepping.get(turn)
+            )
         else:
             calls = list(called_tools([written[turn - 1]])) if 0 < turn <= len(written) == turns else []
             title = f"turn {turn}" + (f" · calls {', '.join(calls)}" if calls else "")
-            yield Part("model", turn, title, held, reward=rewards.get(turn), seconds=generating.get(turn))
+            yield TokenSpan("model", turn, title, held, reward=rewards.get(turn), seconds=generating.get(turn))
 
 
 def _messages(sample: Sample) -> list[Mapping[str, Any]]:
@@ -198,10 +202,8 @@ def run_texts(folder: Path, settings: Mapping[str, Any]) -> TokenTexts:
 
 
 def split_texts(ids: Sequence[int], decode: Callable[[Sequence[int]], str]) -> list[str]:
-    """The text of each token by itself.
-
-    A character that several tokens spell (bytes of UTF-8) belongs to the last of them; the others are empty.
-    """
+    """The text of each token by itself. A character that several tokens spell (bytes of UTF-8) belongs to the last of
+    them; the others are empty."""
     out, held = [], 0
     for at in range(len(ids)):
         text = decode(ids[at - held : at + 1])

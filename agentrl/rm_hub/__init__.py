@@ -1,10 +1,8 @@
 """Graders: pure functions from an answer and a label to a grade, usable without the trainer.
 
-1. `grade(rm_type, response, label)` grades one answer here and now; `grade_many` a list of them on all cores.
-2. In async code a `GraderRunner` never blocks the event loop, and every answer has a deadline.
-3. `async_rm(args, sample)` and `batched_async_rm(args, samples)` are what a rollout calls.
-4. Beside this file are the graders. What they share is in `reading/` (finding and comparing answers),
-   `running/` (processes, services, files), `submissions/` (of the code grader) and `judging/` (of the judge).
+1. `grade(rm_type, response, label)` grades one answer here; `grade_many` a list on all cores. In async code a
+   `GraderRunner` never blocks the event loop.
+2. `async_rm(args, sample)` and `batched_async_rm(args, samples)` serve rollouts.
 """
 
 from typing import Any

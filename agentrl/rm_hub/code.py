@@ -1,21 +1,15 @@
 """`code`: unit tests of submitted Python, in the sandbox.
 
-1. Taken is the last code block of the answer (the last that defines what is tested, where that is known).
-2. The verdict is made where the submission cannot reach it: outputs of programs are compared in this process, all other
-   tests run in a second sandbox against stand-ins for the submission's objects. The submission sees neither tests nor
-   verdicts; printing, exiting or redefining built-ins changes only its own process.
-3. Every test has a deadline. After one that overran, or whose process is gone, the submission is loaded afresh.
-4. The score is 1 if all tests pass, else 0, or with `code_score="fraction"` (or metadata `{"code_score": ...}`) the
-   fraction that passed. `parts` has `passed`, `tests` and `fraction`.
-5. A test that is code runs as a main program; then its `check(candidate)`, doctests, and what pytest finds in it (functions,
-   fixtures, classes, `unittest`, async). One that cannot, or that passed without asking the submission anything, is a
-   `grader_bad_label` which names what it needs. Nothing that a submission does is: it scores 0.
-6. What stays within a submission's reach: the operators of a class that the tests use by its name, among its own objects
-   and with what the tests hand it; what a test does not look at. Arguments travel by value; a list, dict or set that the
-   submission changes in place is changed for the test, too. Coroutines have run before they are awaited.
+1. The last code block of the answer is tested (the last that defines the tested name, if known).
+2. The submission sees neither tests nor verdicts: outputs are compared in this process, other tests run in a second
+   sandbox against stand-ins for the submission's objects.
+3. Each test has a deadline. After an overrun or a crash the submission is loaded afresh.
+4. The score is 1 if all tests pass, else 0, or the passed fraction (`code_score`). `parts` has `passed`, `tests`,
+   `fraction`.
+5. A test that cannot run, or that passed without asking the submission anything, is a `grader_bad_label`.
+6. Limits: operators of a class that the tests use by name are the submission's. Arguments travel by value; a list, dict
+   or set changed in place is changed for the test too. Coroutines run before they are awaited.
 """
-
-from __future__ import annotations
 
 import math
 import re
@@ -29,12 +23,11 @@ from typing import Any, TypeVar
 import anyio
 
 from agentrl.errors import GraderFailure
-from agentrl.rm_hub.grade import Grade, Service
+from agentrl.rm_hub.grade import Grade, GraderService
 from agentrl.rm_hub.reading.common import one_of
 from agentrl.rm_hub.settings import RmHubSettings
-from agentrl.rm_hub.submissions.extract import extract_code
 from agentrl.rm_hub.submissions.sessions import MOST_OVERRUNS, NOT_RUN, Submission, run_tests
-from agentrl.rm_hub.submissions.tests import Checks, Programs, read_tests
+from agentrl.rm_hub.submissions.tests import Checks, Programs, extract_code, read_tests
 from agentrl.sandbox import Sandbox, SandboxBusy, SandboxFailure, SandboxInput, SandboxLimits
 from agentrl.tools.threads import run_in_daemon_thread
 
@@ -45,7 +38,7 @@ _OUTPUT_BYTES = 1 << 20
 _SHORT = 20_000
 
 
-class CodeGrader(Service):
+class CodeGrader(GraderService):
     """An async context manager: a sandbox, open for many submissions.
 
         async with CodeGrader(RmHubSettings()) as grader:
@@ -64,13 +57,8 @@ class CodeGrader(Service):
         super().__init__(self._sandbox)
 
     async def grade(self, response: str, label: Any, metadata: Mapping[str, Any]) -> Grade:
-        """Test the answer's program.
-
-        Raises:
-            GraderFailure: `grader_no_label` or `grader_bad_label` if the tests are missing or broken;
-                `grader_sandbox` if the sandbox broke.
-            SandboxUnavailable: this machine has none.
-        """
+        """Test the answer's program. Raises GraderFailure: `grader_no_label` or `grader_bad_label` if the tests are
+        missing or broken; `grader_sandbox` if the sandbox broke. SandboxUnavailable: this machine has none."""
         cases = read_tests(label, metadata)
         program, where = await _aside(len(response), partial(extract_code, response, _needed(cases)))
         if program is None:

@@ -9,8 +9,6 @@
    what estimators with token rewards and `--turn-credit` read. Those that compare trajectories read the one number.
 """
 
-from __future__ import annotations
-
 import inspect
 import math
 from collections import Counter

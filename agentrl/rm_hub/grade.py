@@ -44,7 +44,7 @@ Where the data is at fault it raises a `GraderFailure` of kind "grader_bad_label
 """
 
 
-class Service(ABC):
+class GraderService(ABC):
     """A grader that waits for something else (a server, the sandbox), open for many answers.
 
     An async context manager, made from `RmHubSettings`. It has no tasks of its own and may be closed by another task.

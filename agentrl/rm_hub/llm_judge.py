@@ -1,14 +1,11 @@
-"""`llm_judge`: a language model behind any OpenAI-compatible server says whether the answer is right.
+"""`llm_judge`: a language model behind any OpenAI-compatible server judges the answer.
 
-1. The rubric has `{question}`, `{response}` and `{label}`. Each is put in between tags that carry a digest of the
-   texts, so that no text can hold its own closing tag; the judge is told that what is inside is data.
-2. The verdict is asked for as JSON: by schema where the server can (one that refuses is asked without), and read from
-   text otherwise (`agentrl.rm_hub.judging.verdict`), where verdicts that stand in the graded answer itself do not count.
-3. An answer without a verdict is asked for once more, then it is a `judge_nonsense` failure, never a zero.
-4. Verdicts are cached by model, rubric and texts. Temperature is 0. The API key comes from the environment only.
+1. Each text stands between tags with a digest of the texts, so no text can hold its own closing tag.
+2. The verdict is requested as JSON, by schema if the server supports it, and is read from text otherwise
+   (`judging.verdict`). An answer without a verdict is requested once more, then it is a `judge_nonsense` failure, never
+   a zero.
+3. Verdicts are cached by model, rubric and texts. The API key comes from the environment only.
 """
-
-from __future__ import annotations
 
 import hashlib
 import json
@@ -20,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from agentrl.errors import GraderFailure, SettingsError
-from agentrl.rm_hub.grade import Grade, Service
+from agentrl.rm_hub.grade import Grade, GraderService
 from agentrl.rm_hub.judging.cache import JudgeCache
 from agentrl.rm_hub.judging.verdict import parse_verdict
 from agentrl.rm_hub.reading.common import text_of
@@ -64,7 +61,7 @@ _NO_SCHEMA = (400, 404, 415, 422, 501)
 """Statuses with which servers refuse a `response_format` that they do not know."""
 
 
-class LLMJudge(Service):
+class LLMJudge(GraderService):
     """An async context manager: one judge, its connections and its cache.
 
         async with LLMJudge(RmHubSettings(judge_url="http://127.0.0.1:30000", judge_model="judge")) as judge:
@@ -92,13 +89,9 @@ class LLMJudge(Service):
         super().__init__(self._service, *filter(None, [self._cache]))
 
     async def grade(self, response: str, label: Any, metadata: Mapping[str, Any]) -> Grade:
-        """Ask the judge, or its cache. The question is the metadata's `question`, else its `prompt`.
-
-        Raises:
-            GraderFailure: `judge_unreachable`, `judge_timeout`, `judge_http_STATUS`, `judge_bad_answer`,
-                `judge_nonsense`, `judge_cache`; `grader_no_label`, `grader_no_metadata` if the rubric needs what is
-                not there.
-        """
+        """Ask the judge, or its cache. The question is the metadata's `question`, else its `prompt`. Raises
+        GraderFailure: `judge_unreachable`, `judge_timeout`, `judge_http_STATUS`, `judge_bad_answer`, `judge_nonsense`,
+        `judge_cache`; `grader_no_label`, `grader_no_metadata` if the rubric needs what is not there."""
         messages = ask(self._rubric, response, label, metadata)
         key = digest(self._settings.judge_model, json.dumps(messages))
         verdict = await self._cache.get(key) if self._cache is not None else None
@@ -156,11 +149,8 @@ class LLMJudge(Service):
 
 
 def read_rubric(given: str | None) -> str:
-    """The rubric's text: the default, the text itself (if it has {response}), or the file of that name.
-
-    Raises:
-        SettingsError: no such file, or no {response} in it.
-    """
+    """The rubric's text: the default, the text itself (if it has {response}), or the file of that name. Raises
+    SettingsError: no such file, or no {response} in it."""
     if given is None or "{response}" in given:
         return given or DEFAULT_RUBRIC
     try:
@@ -178,11 +168,8 @@ def read_rubric(given: str | None) -> str:
 
 
 def ask(rubric: str, response: str, label: Any, metadata: Mapping[str, Any]) -> list[dict[str, str]]:
-    """The messages for the judge: every text in tags that it cannot close itself.
-
-    Raises:
-        GraderFailure: the rubric names a label or question that is not there.
-    """
+    """The messages for the judge: every text in tags that it cannot close itself. Raises GraderFailure: the rubric
+    names a label or question that is not there."""
     question = metadata.get("question", metadata.get("prompt"))
     needed = {"response", *_FIELD.findall(rubric)}
     if "label" in needed and label is None:

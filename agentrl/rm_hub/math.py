@@ -1,11 +1,9 @@
-r"""`math`: the final answer of a worked solution against a label, by equality of mathematics and not of text.
+"""`math`: the final answer of a worked solution against a label, by mathematical equality.
 
-1. The answer is what `answers.find_answer` finds; `metadata["reader"]` is "strict" (default) or "lenient".
-2. Equal numbers, expressions, sets, tuples, intervals, matrices and equations are right however they are written
-   (`equality.compare`); the last resort is math-verify. Score 1 or 0.
-3. A label may be a number, text, LaTeX, a boxed or `####` solution, or a list of accepted answers.
-4. `gsm8k`, `deepscaler` and `dapo` compare in the same way; each says below which answers and labels it takes.
-5. Pure and without deadlines of their own: a pool that can kill its workers gives them one.
+`answers.find_answer` finds the answer; `metadata["reader"]` is "strict" (default) or "lenient". `equality.compare`
+compares numbers, expressions, sets, tuples, intervals, matrices and equations; the last resort is math-verify. A label
+is a number, text, LaTeX, a boxed or `####` solution, or a list. `gsm8k`, `deepscaler` and `dapo` compare in the same
+way.
 """
 
 import math
@@ -16,9 +14,8 @@ from typing import Any
 
 from agentrl.rm_hub.grade import Grade
 from agentrl.rm_hub.reading import numbers, values
-from agentrl.rm_hub.reading.answers import NOTHING, Asked, find_answer, is_lenient, read
-from agentrl.rm_hub.reading.boxed import boxes
-from agentrl.rm_hub.reading.common import bad_label, one_of
+from agentrl.rm_hub.reading.answers import NOTHING, AnswerPattern, find_answer, is_lenient, read
+from agentrl.rm_hub.reading.common import bad_label, boxes, one_of
 from agentrl.rm_hub.reading.common import golds as texts_of
 from agentrl.rm_hub.reading.equality import Equality, compare
 from agentrl.rm_hub.reading.latex import LONGEST, clean
@@ -53,10 +50,8 @@ def grade_gsm8k(response: str, label: Any, metadata: Mapping[str, Any]) -> Grade
 
 
 def grade_deepscaler(response: str, label: Any, metadata: Mapping[str, Any]) -> Grade:
-    """`deepscaler`: right if a box after the reasoning equals an accepted answer (DeepScaleR: Luo et al. 2025).
-
-    The response must end its reasoning by `</think>` or `###Response`; boxes inside it do not count.
-    """
+    """`deepscaler`: right if a box after the reasoning equals an accepted answer (DeepScaleR: Luo et al. 2025). The
+    response must end its reasoning by `</think>` or `###Response`; boxes inside it do not count."""
     golds = read_labels("deepscaler", label)
     text = response[-TAIL:]
     ends = [match.end() for match in _ENDED.finditer(text)]
@@ -124,9 +119,9 @@ def grade_labels(response: str, golds: list[str], lenient: bool) -> Grade:
     return Grade(float(verdict.equal), verdict.equal, text, f"{found.how}: {verdict.reason}")
 
 
-def asked_for(golds: list[str]) -> Asked:
+def asked_for(golds: list[str]) -> AnswerPattern:
     """Words if all labels are words, else formulas."""
-    return Asked(values.phrase if all(wordy(clean(gold)) for gold in golds) else values.formula)
+    return AnswerPattern(values.phrase if all(wordy(clean(gold)) for gold in golds) else values.formula)
 
 
 def best(golds: list[str], answer: str) -> Equality:
@@ -145,11 +140,7 @@ def best(golds: list[str], answer: str) -> Equality:
 
 
 def read_labels(grader: str, label: Any) -> list[str]:
-    """The accepted answers as text.
-
-    Raises:
-        GraderFailure: the label is empty or of a type that is no answer.
-    """
+    """The accepted answers as text. Raises GraderFailure: the label is empty or of a type that is no answer."""
     golds = [_label(grader, one) for one in (label if isinstance(label, (list, tuple)) else [label])]
     if not golds:
         raise bad_label(grader, "at least one accepted answer", label)
@@ -166,7 +157,7 @@ def _label(grader: str, label: Any) -> str:
     text = label.strip()
     if (solution := _HASHES.search(text)) is not None:
         text = solution.group(1)
-    elif "box" in text and (boxed := find_answer(text, Asked(values.formula))).how == "box":
+    elif "box" in text and (boxed := find_answer(text, AnswerPattern(values.formula))).how == "box":
         text = " or ".join(boxed.values)
     if not clean(text):
         raise bad_label(grader, "text with an answer in it", label)

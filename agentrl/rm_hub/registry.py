@@ -1,11 +1,8 @@
-"""The graders by their `--rm-type` names, each imported when it is first used.
+"""Graders by their `--rm-type` names, each imported on first use.
 
-1. `boxed_NAME` is grader NAME on the content of the answer's last box.
-2. `package.module:function` or `path/file.py:function` names a grader of your own: a `GraderFunction`, which runs as
-   the built-in ones do.
-3. A label that is needed and missing is an error, never a zero.
-4. An answer that takes a built-in grader more time, memory or stack than there is gets a wrong answer's score: else it
-   could drop its group. A grader of your own fails instead, so that you learn of it.
+`boxed_NAME` grades the content of the last box. `package.module:function` or `path/file.py:function` names a user's
+grader. A missing label is an error, never a zero. A built-in grader that exhausts time, memory or stack gives a wrong
+answer's score, because the answer could drop its group otherwise; a user's grader fails.
 """
 
 import difflib
@@ -15,13 +12,13 @@ import math
 import pkgutil
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from importlib.util import find_spec
 from typing import Any, Literal
 
-from agentrl.errors import AgentRLError, GraderFailure, SettingsError
+from agentrl.errors import AgentRLError, GraderFailure, SettingsError, install
 from agentrl.plugins import load_object, raised_at
 from agentrl.rm_hub.grade import Grade, GraderFunction
-from agentrl.rm_hub.reading.boxed import last_box
-from agentrl.rm_hub.reading.common import clip
+from agentrl.rm_hub.reading.common import clip, last_box
 from agentrl.rm_hub.settings import RmHubSettings
 
 BOXED = "boxed_"
@@ -37,6 +34,7 @@ class GraderSpec:
 
     Attributes:
         path: `module:name` of what `runs` says.
+        packages: packages of the extra `graders` without which no answer can be graded.
         runs: "process": a `GraderFunction` (in a worker process with a deadline); "service": a `Service` class, for
             what waits for a server or the sandbox; "async": a coroutine function of a `GraderFunction`'s form.
         reads: which text of a sample is graded: its final answer, or its whole response.
@@ -47,6 +45,7 @@ class GraderSpec:
     """
 
     path: str
+    packages: tuple[str, ...] = ()
     runs: Literal["process", "service", "async"] = "process"
     reads: Literal["answer", "response"] = "answer"
     needs_label: bool = True
@@ -71,14 +70,23 @@ GRADERS: Mapping[str, GraderSpec] = {
     "f1": GraderSpec(f"{_HUB}.text:grade_f1"),
     "search_r1": GraderSpec(f"{_HUB}.search_r1:grade_search_r1", reads="response", boxable=False, conversation=True),
     "gsm8k": GraderSpec(f"{_HUB}.math:grade_gsm8k"),
-    "gpqa": GraderSpec(f"{_HUB}.gpqa:grade_gpqa"),
-    "ifbench": GraderSpec(f"{_HUB}.ifbench:grade_ifbench", needs_label=False),
+    "gpqa": GraderSpec(f"{_HUB}.text:grade_gpqa"),
+    "ifbench": GraderSpec(
+        f"{_HUB}.ifbench:grade_ifbench", packages=("emoji", "langdetect", "punkt", "syllapy"), needs_label=False
+    ),
     "tool_call": GraderSpec(f"{_HUB}.tool_call:grade_tool_call", reads="response", boxable=False, conversation=True),
-    "random": GraderSpec(f"{_HUB}.random:grade_random", needs_label=False, boxable=False),
+    "random": GraderSpec(f"{_HUB}.text:grade_random", needs_label=False, boxable=False),
     "code": GraderSpec(f"{_HUB}.code:CodeGrader", runs="service", needs_label=False, boxable=False),
-    "llm_judge": GraderSpec(f"{_HUB}.llm_judge:LLMJudge", runs="service", needs_label=False, boxable=False),
+    "llm_judge": GraderSpec(
+        f"{_HUB}.llm_judge:LLMJudge", packages=("httpx",), runs="service", needs_label=False, boxable=False
+    ),
     "remote_rm": GraderSpec(
-        f"{_HUB}.remote_rm:RemoteRM", runs="service", reads="response", needs_label=False, boxable=False
+        f"{_HUB}.remote_rm:RemoteRM",
+        packages=("httpx",),
+        runs="service",
+        reads="response",
+        needs_label=False,
+        boxable=False,
     ),
 }
 
@@ -179,7 +187,10 @@ def grade(rm_type: str, response: str, label: Any = None, metadata: Mapping[str,
 
 def raised(rm_type: str, error: Exception) -> GraderFailure:
     """The failure of a grader that raised something of its own: what, and where in its code."""
-    return _failure("grader_raised", rm_type, f" raised {type(error).__name__}: {error!s:.500}{raised_at(error)}")
+    ours = isinstance(error, ModuleNotFoundError) and error.name in find(rm_type).packages
+    advice = f"; {install('graders')}" if ours else ""
+    said = f" raised {type(error).__name__}: {error!s:.500}{raised_at(error)}{advice}"
+    return _failure("grader_raised", rm_type, said)
 
 
 def exhausted(spec: GraderSpec, failure: GraderFailure) -> Grade:
@@ -201,8 +212,12 @@ def check_rm_type(rm_type: str, settings: RmHubSettings | None = None) -> Grader
 
     Raises:
         SettingsError: no such grader (with the nearest name), or a setting that it needs is missing.
+        ModuleNotFoundError: a package that the grader needs is not installed.
     """
     spec = find(rm_type)
+    for name in spec.packages:
+        if find_spec(name) is None:
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
     if settings is not None and spec.runs == "service":
         spec.load()(settings)  # says what is missing
     return spec

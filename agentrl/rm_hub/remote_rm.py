@@ -6,21 +6,19 @@
 3. Without `correct` in the answer a positive score counts as right.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from typing import Any
 
 from agentrl.errors import SettingsError
-from agentrl.rm_hub.grade import Grade, Service
+from agentrl.rm_hub.grade import Grade, GraderService
 from agentrl.rm_hub.running.http import JsonService
 from agentrl.rm_hub.settings import RmHubSettings
 
 _EXPECTED = 'a finite number, or an object with a number under "score" or "reward"'
 
 
-class RemoteRM(Service):
+class RemoteRM(GraderService):
     """An async context manager: the connection to one reward server.
 
         async with RemoteRM(RmHubSettings(rm_url="http://127.0.0.1:8000/score")) as server:
@@ -44,12 +42,8 @@ class RemoteRM(Service):
         super().__init__(self._service)
 
     async def grade(self, response: str, label: Any, metadata: Mapping[str, Any]) -> Grade:
-        """Ask the server.
-
-        Raises:
-            GraderFailure: `grader_unreachable`, `grader_timeout`, `grader_http_STATUS`, `grader_bad_answer`;
-                `grader_bad_metadata` if label or metadata are not JSON.
-        """
+        """Ask the server. Raises GraderFailure: `grader_unreachable`, `grader_timeout`, `grader_http_STATUS`,
+        `grader_bad_answer`; `grader_bad_metadata` if label or metadata are not JSON."""
         rest = {name: value for name, value in metadata.items() if name != "prompt"}
         answer = await self._service.post(
             {"prompt": metadata.get("prompt"), "response": response, "label": label, "metadata": rest}

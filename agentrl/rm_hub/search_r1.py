@@ -1,15 +1,11 @@
 """Search-R1's reward (Jin et al. 2025, arXiv:2503.09516; format scores: arXiv:2505.15117).
 
-1. The answer is the content of the response's last closed `<answer>` block. Only what the model wrote can hold it:
-   retrieved text (`<information>`, `<tool_response>`, messages of role tool) is never taken for an answer.
-2. The reward is exact match (SQuAD normalisation) with any accepted answer, or with `sub_em` whether the answer
-   contains one as whole words. By default there are no format scores, as in the first paper.
-3. A trajectory has the right structure if it is think, (search, information, think)*, answer with nothing outside the
-   tags. Where `metadata["messages"]` has a conversation with tool calls: every turn of the model but the last calls
-   tools, each call is answered, and the last turn has one answer and calls none.
-4. With format scores (s, f, r) = structure, final, retrieval: right answer 1, or 1 - s without structure; wrong or
-   missing answer with structure s, or s + r if an accepted answer stood in the retrieved text; wrong answer without
-   structure f; no answer without structure 0.
+1. The answer is the last closed `<answer>` block of the model's own text; retrieved text never counts.
+2. The reward is exact match (SQuAD normalisation), or with `sub_em` containment as whole words.
+3. The structure is (think, search, information)*, think, answer; in `metadata["messages"]` each turn but the last calls
+   tools, each call is answered, and the last turn has one answer.
+4. Format scores (s, f, r): right answer 1, or 1 - s without structure; wrong or missing answer with structure s, or s +
+   r if an accepted answer was retrieved; wrong answer without structure f; no answer without structure 0.
 """
 
 import re
@@ -18,8 +14,7 @@ from itertools import chain, pairwise
 from typing import Any, NamedTuple
 
 from agentrl.rm_hub.grade import Grade
-from agentrl.rm_hub.reading.boxed import last_box
-from agentrl.rm_hub.reading.common import answer_blocks, clip, flag, golds, mappings, number, text_of
+from agentrl.rm_hub.reading.common import answer_blocks, clip, flag, golds, last_box, mappings, number, text_of
 from agentrl.rm_hub.text import contains, exact, normalise
 
 _RETRIEVED = re.compile(r"<(?:information|tool_response)>(.*?)(</(?:information|tool_response)>|\Z)", re.DOTALL)

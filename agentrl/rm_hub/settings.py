@@ -8,7 +8,7 @@ from agentrl.settings import Settings
 
 
 class RmHubSettings(Settings):
-    """How graders run, and where those that are not plain functions find what they need."""
+    """Limits of graders, and servers that some of them ask."""
 
     grader_processes: PositiveInt | None = Field(
         None, description="Worker processes that grade; default: one a core, at most 8."
@@ -33,7 +33,7 @@ class RmHubSettings(Settings):
     )
     judge_model: str = Field("default", min_length=1, description="Name of the judge's model on that server.")
     judge_rubric: str | None = Field(
-        None, description="What the judge is asked: text or a file, with {question}, {response} and {label}."
+        None, description="Prompt of the judge: text or a file, with {question}, {response} and {label}."
     )
     judge_timeout: PositiveFloat = Field(60.0, description="Seconds the judge may take for one answer.")
     judge_concurrency: PositiveInt = Field(16, description="Requests to the judge at once.")

@@ -1,25 +1,36 @@
-"""Short-answer graders with SQuAD's metrics (Rajpurkar et al. 2016, arXiv:1606.05250, evaluation v1.1).
+"""Short-answer graders with SQuAD's metrics (Rajpurkar et al. 2016, arXiv:1606.05250, evaluation v1.1), `gpqa`,
+`random`.
 
-1. `exact_match` and `f1` grade the whole answer after its reasoning, not a part of it: "The answer is Paris." is not
-   "Paris". For answers in a box there is `boxed_exact_match`, for answers in `<answer>` tags inside a longer text
-   `search_r1`; only an answer that is one `<answer>` block and nothing else is unwrapped.
-2. Normalisation is SQuAD's (lower case, no punctuation, no English articles, white space collapsed), and departs from
-   it in three things: punctuation of all scripts goes, not ASCII's alone; a decimal point between digits and a minus
-   sign before a number stay ("3.5" is not "35"); an answer of which nothing would be left ("The", "!!!") is compared
-   as it is.
-3. Of several accepted answers the best one counts.
+1. `exact_match` and `f1` grade the whole answer after its reasoning; only an answer that is one `<answer>` block is
+   unwrapped.
+2. Normalisation is SQuAD's, with three differences: punctuation of all scripts goes; a decimal point between digits and
+   a minus sign before a number stay; an answer of which nothing is left is compared as it is.
+3. The best of several accepted answers counts.
 """
 
+import json
 import re
 import string
 import unicodedata
 from collections import Counter
 from collections.abc import Mapping
 from functools import lru_cache
+from random import Random
 from typing import Any
 
 from agentrl.rm_hub.grade import Grade
-from agentrl.rm_hub.reading.common import after_reasoning, answer_blocks, clip, compose, flag, golds, number
+from agentrl.rm_hub.reading.answers import CHOICE_ANNOUNCED, CHOICE_CALLED, AnswerPattern, find_answer, is_lenient
+from agentrl.rm_hub.reading.choices import MANY, read_choice, read_choices
+from agentrl.rm_hub.reading.common import (
+    after_reasoning,
+    answer_blocks,
+    bad_metadata,
+    clip,
+    compose,
+    flag,
+    golds,
+    number,
+)
 
 _ARTICLES = re.compile(r"\b(?:a|an|the)\b")
 _MARK = re.compile(r"(?<![\d.])\d+\.\d+(?!\.?\d)|(?P<minus>(?<!\S)[-−–]+(?=[$€£]?\.?\d))|[^\w\s]|_")
@@ -97,3 +108,38 @@ def _f1(got: str, want: str, verdicts: bool) -> float:
     common = sum((Counter(got_tokens) & Counter(want_tokens)).values())
     total = len(got_tokens) + len(want_tokens)
     return 2 * common / total if total else 0.0
+
+
+def grade_gpqa(response: str, label: Any, metadata: Mapping[str, Any]) -> Grade:
+    """1 if the choice that the response gives is the label's, else 0."""
+    choices, wanted = read_choices(label, metadata)
+    asked = AnswerPattern(lambda said: read_choice(compose(said), choices), CHOICE_ANNOUNCED, CHOICE_CALLED)
+    found = find_answer(response, asked, is_lenient(metadata, "gpqa"))
+    read = {choice[0] for value in found.values if (choice := asked.value(value)) is not None}
+    if not read:
+        return Grade(0.0, False, None, f"no choice found: {found.how}")
+    got = read.pop()
+    if got == MANY or read:
+        return Grade(0.0, False, None, "several choices are named")
+    right = got == wanted
+    reason = "the right choice" if right else f"not the right choice {clip(wanted)}"
+    return Grade(float(right), right, clip(got), reason)
+
+
+def grade_random(response: str, label: Any, metadata: Mapping[str, Any]) -> Grade:
+    """1 with a probability of a half, else 0; `metadata` may change that.
+
+    Args:
+        response: the answer; only its text matters.
+        label: any value or none; only its representation matters.
+        metadata: `seed` (default 0): an integer or a text, gives other rewards. `random_rate` (default 0.5): the
+            probability of a 1.
+    """
+    seed = metadata.get("seed", 0)
+    if isinstance(seed, bool) or not isinstance(seed, (int, str)):
+        raise bad_metadata("random", "seed", "an integer or a text", seed)
+    rate = number(metadata, "random_rate", 0.5, "random")
+    if not 0 <= rate <= 1:
+        raise bad_metadata("random", "random_rate", "a probability", rate)
+    lucky = Random(json.dumps([repr(seed), response, repr(label)]).encode()).random() >= 1 - rate
+    return Grade(float(lucky), lucky, None, "drawn at random; the answer was not read")

@@ -1,14 +1,10 @@
-"""Tool calls against the accepted ones: names and arguments, after BFCL's AST check (Patil et al. 2025).
+"""Tool calls against accepted ones: names and arguments, after BFCL's AST check (Patil et al. 2025).
 
-1. All calls of the label must be made and no others; their order is free unless `ordered`. `{"any_of": [...]}` accepts
-   one of several labels; an empty list is the right label where no tool should be called.
-2. Arguments are equal as JSON: the order of keys is free, 1 equals 1.0, true is not 1, "5" is not 5 (unless `coerce`),
-   missing and additional arguments are wrong. Texts are equal after trimming; with `loose_strings` also without regard
-   to case, spaces and `,./-_*^`.
-3. With `accepted_values` every argument of the label is a list of accepted values; "" among them means that it may be
-   left out. `loose_strings` is then on by default, as in BFCL.
-4. The calls are those of `metadata["messages"]` after its last user message if the model made any there, else those
-   that the response writes (`reading.calls`). Calls inside reasoning and tool results do not count.
+1. All calls of the label and no others; order is free unless `ordered`. `{"any_of": [...]}` accepts one of several
+   labels.
+2. Arguments are equal as JSON: 1 equals 1.0, true is not 1, "5" is not 5 unless `coerce`. `loose_strings` ignores case,
+   spaces and `,./-_*^`. With `accepted_values` each argument is a list; "" in it makes the argument optional.
+3. Calls are those of `metadata["messages"]` after its last user message, else those in the response (`reading.calls`).
 """
 
 import re

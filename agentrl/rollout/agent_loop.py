@@ -10,7 +10,7 @@ import math
 import time
 from collections.abc import Mapping
 
-from agentrl.chat import Conversation, ParsedTurn, Shown
+from agentrl.chat import AppendResult, Conversation, ParsedTurn
 from agentrl.clock import note_turn
 from agentrl.engine.wire import Generation, SamplingParams
 from agentrl.envs import Environment, Step, Turn
@@ -20,7 +20,8 @@ from agentrl.rollout.context import RolloutContext
 from agentrl.rollout.environment import LiveEnvironment, closing
 from agentrl.rollout.failures import guarded
 from agentrl.rollout.rewards import check_reward
-from agentrl.sample import Sample, Status
+from agentrl.rollout.stats import Tokens
+from agentrl.sample import Sample
 
 
 async def run_environment(
@@ -57,17 +58,17 @@ class _Trajectory:
             _note(talk.sample, "generate_seconds", index, round(time.monotonic() - started, 4))
             _note(talk.sample, "step_rewards", index, None)
             if (finish := generation.finish_reason.type) == "length":
-                talk.sample.status = Status.TRUNCATED
+                talk.sample.stop("length" if talk.room > 0 else "context")
                 break
             said = (parsed.content, parsed.reasoning, parsed.tool_calls, parsed.broken)
             step = await self._step(Turn(index, generation.text, *said, tuple(generation.ids), finish, talk.sample))
             _note(talk.sample, "step_rewards", index, step.reward)
             if step.done or index == limit:
                 talk.remember(step.messages)
-                talk.sample.status = Status.COMPLETED if step.done else Status.TRUNCATED
+                talk.sample.stop((step.stop_reason or "done") if step.done else "max_turns")
                 break
-            if talk.show(step.messages) is Shown.FULL:
-                talk.sample.status = Status.TRUNCATED
+            if talk.append_messages(step.messages) is AppendResult.OUT_OF_CONTEXT:
+                talk.sample.stop("context")
                 break
         talk.sample.metadata["messages"] = talk.messages
         if grade:
@@ -133,10 +134,10 @@ async def sample_turn(
         if error.kind != "context_overflow":
             raise
         raise ContextOverflow(str(error), kind="engine_context_overflow") from error
-    for tokens in context.counts:
-        tokens.generated += len(generation.ids)
+    for tally in context.tallies:
+        tally.add(tokens=Tokens(len(generation.ids)))
     try:
-        parsed = talk.sampled(
+        parsed = talk.append_model_turn(
             generation.ids,
             generation.log_probs,
             generation.weight_versions,
@@ -148,7 +149,7 @@ async def sample_turn(
         raise EngineFailure(f"the engine's answer contradicts itself: {error}", kind="malformed_answer") from error
     talk.sample.spec_info.add(generation.meta_info)
     if generation.finish_reason.type == "abort":
-        talk.sample.status = Status.ABORTED
+        talk.sample.stop("aborted")
         raise EngineFailure("the engine aborted the request", kind="engine_aborted")
     return generation, parsed
 

@@ -9,11 +9,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
-from agentrl.engine.hold import Hold
+from agentrl.engine.pause import PauseGate
 from agentrl.engine.wire import Generation, SamplingParams
 from agentrl.rollout.hooks import RolloutHooks
 from agentrl.rollout.settings import RolloutSettings
-from agentrl.rollout.stats import Tokens
+from agentrl.rollout.stats import Tally
 from agentrl.sample import Sample
 
 N = TypeVar("N", int, float)
@@ -27,14 +27,17 @@ if TYPE_CHECKING:
 class Generator(Protocol):
     """The part of the engine pool that generating needs."""
 
-    held: Hold
+    pause_gate: PauseGate
     """Whether generating is held, between two rollouts or by a weight update."""
 
-    async def hold(self) -> None:
+    async def pause(self) -> None:
         """Stop generating until `release`; requests under way keep their tokens and go on then."""
 
-    async def release(self) -> None:
+    async def resume(self) -> None:
         """Go on generating."""
+
+    def updated(self, version: int) -> None:
+        """Accept tokens of this weight version in answers to requests in flight."""
 
     async def generate(
         self, input_ids: Sequence[int], params: SamplingParams, *, session_id: str | None = None
@@ -63,7 +66,7 @@ class RolloutContext:
         context_length: most tokens of a whole trajectory, prompt included.
         teacher: asked for its log-probs of what is kept for training.
         evaluating: whether what is played now is evaluated, and not trained on.
-        counts: where the tokens that engines sample are counted: of this attempt, and of its group.
+        tallies: where the tokens that engines sample are counted: of this attempt, and of its group.
         hooks: told what happens.
     """
 
@@ -75,7 +78,7 @@ class RolloutContext:
     environments: "Environments | None" = None
     teacher: Scorer | None = None
     evaluating: bool = False
-    counts: tuple[Tokens, ...] = ()
+    tallies: tuple[Tally, ...] = ()
     hooks: RolloutHooks = field(default_factory=RolloutHooks)
 
     def params(self, *, evaluation: bool = False) -> SamplingParams:

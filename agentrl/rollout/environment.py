@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 
 import anyio
 
-from agentrl.envs import Entry, Environment, Step, Turn
+from agentrl.envs import Environment, EnvSpec, Step, Turn
 from agentrl.errors import AgentRLError, EnvFailure, ungrouped
 from agentrl.rollout.context import RolloutContext
 from agentrl.rollout.failures import bad_result, describe, guarded
@@ -33,7 +33,7 @@ class Restarted(AgentRLError):
     """Internal: generating was held, and the environment says that its trajectory then begins again."""
 
 
-def make_environment(entry: Entry, context: RolloutContext) -> Environment:
+def make_environment(entry: EnvSpec, context: RolloutContext) -> Environment:
     """A fresh instance for one trajectory.
 
     Raises:
@@ -80,7 +80,7 @@ class LiveEnvironment:
         env: the instance; None while it is put away.
     """
 
-    def __init__(self, context: RolloutContext, entry: Entry) -> None:
+    def __init__(self, context: RolloutContext, entry: EnvSpec) -> None:
         self.env: Environment | None = make_environment(entry, context)
         kind = entry.kind
         self._context, self._entry, self._kind, self._name = context, entry, kind, kind.__name__
@@ -105,7 +105,7 @@ class LiveEnvironment:
         return answer
 
     async def _put_away(self) -> None:
-        await self._context.client.held.wait_between_rollouts()
+        await self._context.client.pause_gate.wait_between_rollouts()
         if self._kind.when_interrupted == "restart":
             raise Restarted(f"{self._name} begins again after a hold")
         env, self.env = self.env, None
@@ -177,6 +177,8 @@ class LiveEnvironment:
         self._check_messages("step", step.messages)
         if not isinstance(step.info, Mapping):
             raise bad_result(f"{self._name}.step: Step.info must be a mapping of numbers, got {step.info!r:.200}")
+        if not isinstance(step.stop_reason, str):
+            raise bad_result(f"{self._name}.step: Step.stop_reason must be a word, got {step.stop_reason!r:.200}")
         reward: object = 0.0 if step.reward is None else step.reward
         if isinstance(reward, bool) or not isinstance(reward, (int, float)) or not math.isfinite(reward):
             raise bad_result(f"{self._name}.step: Step.reward must be a finite number or None, got {reward!r:.200}")

@@ -1,6 +1,7 @@
 """Evaluation: the same runner, parser and grader as in training, on prompts that are never trained on."""
 
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 import anyio
@@ -9,7 +10,7 @@ from agentrl.errors import ungrouped
 from agentrl.groups import Group
 from agentrl.rollout.failures import DropGroup
 from agentrl.rollout.group import GroupPlayer
-from agentrl.rollout.stats import SUMMARY, RolloutStats, by_environment, describe, means, pass_rates
+from agentrl.rollout.stats import SUMMARY, RolloutStats, Tally, by_environment, describe, means, pass_rates
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,18 +42,17 @@ async def evaluate(player: GroupPlayer, name: str, prompts: Sequence[Group]) -> 
     graded: list[Group] = [[] for _ in prompts]
 
     async def one(at: int, group: Group) -> None:
-        own = RolloutStats()
-        try:
-            graded[at] = await player.group(group, evaluation=True, stats=own)
-        except DropGroup as drop:
-            own.dropped[drop.reason] += 1
-        stats.add(own)
+        nonlocal stats
+        tally = Tally()
+        with suppress(DropGroup):
+            graded[at] = await player.group(group, evaluation=True, tally=tally)
+        stats += tally.stats
 
     with ungrouped():
         async with anyio.create_task_group() as tasks:
             for at, group in enumerate(prompts):
                 tasks.start_soon(one, at, group)
-    player.eval_outset.judge()
+    player.eval_startup_check.judge()
     return EvalResult(name, _metrics(player, graded, stats), graded)
 
 

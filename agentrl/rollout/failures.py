@@ -2,7 +2,7 @@
 
 1. User code is called through `guarded`: a deadline, and every exception it raises becomes a `Failure` that says whose
    code it was, where it raised and why.
-2. The outermost call of a trajectory has a `Place`; every error that leaves it says which group, sample and turn.
+2. The outermost call of a trajectory has a `TrajectoryPlace`; every error that leaves it says which group, sample and turn.
 """
 
 import asyncio
@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import TypeVar
 
 from agentrl.clock import Deadline
-from agentrl.errors import AgentRLError, EnvFailure, Failure, Place, SampleError, first_error
+from agentrl.errors import AgentRLError, Blame, EnvFailure, Failure, SampleError, TrajectoryPlace, first_error
 from agentrl.plugins import describe_error
 from agentrl.sample import Sample, Status
 
@@ -34,7 +34,7 @@ async def guarded(
     failure: type[Failure],
     late: type[Failure] | None = None,
     work_only: bool = False,
-    place: Place | None = None,
+    place: TrajectoryPlace | None = None,
     held: Callable[[], float] = lambda: 0.0,
     flag: str = "",
 ) -> T:
@@ -84,6 +84,7 @@ def bad_result(message: str) -> EnvFailure:
 def mark_failed(sample: Sample, failure: Failure) -> Sample:
     """Record `failure` on the sample; what it holds so far stays."""
     sample.status = Status.FAILED
+    sample.stop_reason = "context" if failure.blame is Blame.OVERFLOW else "aborted"
     sample.metadata["failure"] = {"blame": failure.blame.value, "kind": failure.kind, "message": str(failure)}
     return sample
 

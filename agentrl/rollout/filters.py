@@ -11,7 +11,7 @@ from typing import Any
 from agentrl.errors import PluginError
 from agentrl.groups import Group
 from agentrl.plugins import defined_at, load_object, user_code
-from agentrl.sample import Sample
+from agentrl.sample import Sample, version_number
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +24,10 @@ class FilterOutput:
     keep: bool
     reason: str | None = None
     keep_when_insufficient: bool = False
+
+    def kept(self, *, scarce: bool) -> bool:
+        """Returns true if the group is trained on; `scarce`: without it another group has to be played."""
+        return self.keep or (scarce and self.keep_when_insufficient)
 
 
 GroupFilter = Callable[[Any, list[Sample]], "FilterOutput | bool"]
@@ -56,19 +60,16 @@ def named_filter(group_filter: GroupFilter) -> str:
     return f"the group filter {name} ({defined_at(group_filter)})"
 
 
-def reason_to_drop(group: Group, group_filter: GroupFilter | None, args: Any, scarce: bool = False) -> str | None:
-    """Why the group is not trained on; None if it is.
-
-    Args:
-        scarce: without it another group has to be played.
+def judged(group: Group, group_filter: GroupFilter | None, args: Any) -> FilterOutput:
+    """Returns the verdict on a group; a reason is given for each group that is dropped.
 
     Raises:
         PluginError: the group filter's own code failed.
     """
     if all(not sample.response_length or sample.remove_sample for sample in group):
-        return "nothing_to_train"
+        return FilterOutput(False, "nothing_to_train")
     if group_filter is None:
-        return None
+        return FilterOutput(True)
     what = named_filter(group_filter)
     with user_code(what):
         verdict = group_filter(args, list(group))
@@ -76,17 +77,16 @@ def reason_to_drop(group: Group, group_filter: GroupFilter | None, args: Any, sc
     keep = keep.item() if hasattr(keep, "item") else keep  # a number of torch's or numpy's
     if not isinstance(keep, bool):
         raise PluginError(f"{what} must return a bool or an object with a bool `keep`, got {verdict!r:.80}")
-    if keep or (scarce and getattr(verdict, "keep_when_insufficient", False)):
-        return None
-    return getattr(verdict, "reason", None) or "filtered"
+    reason = None if keep else getattr(verdict, "reason", None) or "filtered"
+    return FilterOutput(keep, reason, bool(getattr(verdict, "keep_when_insufficient", False)))
 
 
 def mask_older(sample: Sample, version: int) -> int:
     """Train no token of weights before `version`; returns how many tokens that takes out."""
     before = sample.trained_tokens
     for segment in sample.segments:
-        known = segment.version is not None and segment.version.isdecimal()
-        if sample.loss_mask is not None and known and int(segment.version or 0) < version:
+        known = version_number(segment.version)
+        if sample.loss_mask is not None and known is not None and known < version:
             for at in range(segment.start, segment.end):  # a list, or an array, which takes no slice of a list
                 sample.loss_mask[at] = 0
     return before - sample.trained_tokens

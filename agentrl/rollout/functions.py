@@ -117,11 +117,15 @@ class GenerateFunction:
         return list(members)
 
 
-def settle(generated: list[Sample], origin: Sample, name: str) -> list[Sample]:
+_REASONS = {Status.COMPLETED: "done", Status.TRUNCATED: "length", Status.ABORTED: "aborted"}
+"""Stop reasons of samples that have only a status."""
+
+
+def normalize_outputs(generated: list[Sample], origin: Sample, name: str) -> list[Sample]:
     """Check samples where they leave user code, and complete what user code may leave out.
 
     Samples that one trajectory fanned out into get a common `rollout_id`; a missing loss mask means that the
-    whole response trains; `PENDING` becomes `COMPLETED`.
+    whole response trains; `PENDING` becomes `COMPLETED`; a missing stop reason follows from the status.
 
     Raises:
         EnvFailure: tokens, mask or log-probs are missing or misaligned.
@@ -141,6 +145,7 @@ def settle(generated: list[Sample], origin: Sample, name: str) -> list[Sample]:
             member.loss_mask = [1] * member.response_length
         if member.status is Status.PENDING:
             member.status = Status.COMPLETED
+        member.stop_reason = member.stop_reason or _REASONS.get(member.status, "")
         try:
             member.validate()
         except SampleError as error:

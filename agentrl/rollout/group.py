@@ -15,19 +15,19 @@ from typing import NoReturn, TypeVar
 import anyio
 
 from agentrl.engine.wire import SamplingParams
-from agentrl.errors import AgentRLError, EnvFailure, Failure, GraderFailure, Place, TrajectoryTimeout, ungrouped
+from agentrl.errors import EnvFailure, Failure, GraderFailure, TrajectoryPlace, TrajectoryTimeout, ungrouped
 from agentrl.groups import Group
 from agentrl.rm_hub.running.runner import entered as entered_runner
 from agentrl.rollout.agent_loop import run_environment
 from agentrl.rollout.context import RolloutContext
 from agentrl.rollout.environment import Restarted
 from agentrl.rollout.failures import DropGroup, guarded, mark_failed, mask_out, trainable
-from agentrl.rollout.functions import GenerateFunction, settle
+from agentrl.rollout.functions import GenerateFunction, normalize_outputs
 from agentrl.rollout.helpers import Recorder, recording
-from agentrl.rollout.outset import Outset
 from agentrl.rollout.rewards import Grader
 from agentrl.rollout.settings import FailureAction, RolloutSettings
-from agentrl.rollout.stats import RolloutStats, Tokens, describe
+from agentrl.rollout.startup_check import StartupCheck
+from agentrl.rollout.stats import RolloutStats, Tally, describe
 from agentrl.sample import Sample, Status
 
 T = TypeVar("T")
@@ -44,7 +44,7 @@ class GroupPlayer:
         beside: "GroupPlayer | None" = None,
     ) -> None:
         self.context, self.grader, self.generate = context, grader, generate
-        self.outset, self.eval_outset = Outset(), Outset()
+        self.startup_check, self.eval_startup_check = StartupCheck(), StartupCheck()
         # Two players side by side share the places and the event loop.
         self.limit: anyio.CapacityLimiter = (
             beside.limit if beside else anyio.CapacityLimiter(context.settings.rollout_max_concurrency)
@@ -54,14 +54,11 @@ class GroupPlayer:
         self.next_group: anyio.Lock = beside.next_group if beside else anyio.Lock()
         self.next_trajectory: anyio.Lock = beside.next_trajectory if beside else anyio.Lock()
 
-    async def group(
-        self, samples: Group, *, evaluation: bool, stats: RolloutStats, ended: Callable[[], None] = lambda: None
-    ) -> Group:
+    async def group(self, samples: Group, *, evaluation: bool, tally: Tally | None = None) -> Group:
         """Play all samples of a group and grade them.
 
         Args:
-            stats: the group's own counts; the number of tokens grows while they are sampled.
-            ended: called when a trajectory has given its place to others.
+            tally: sums up the group's counts.
 
         Returns:
             The finished samples, fan-out flattened, in order.
@@ -71,16 +68,14 @@ class GroupPlayer:
             Failure: a failure's policy stops the run.
             AgentRLError: every one of the first groups failed alike.
         """
-        settings = self.context.settings
+        settings, tally = self.context.settings, tally or Tally()
         async with self.next_group:
             pass
-        outset = self.eval_outset if evaluation else self.outset
-        with outset.playing(stats), entered_runner(self.grader.runner):
-            flat = await _Play(self, self.context.params(evaluation=evaluation), evaluation, stats, ended).group(
-                samples
-            )
+        startup_check = self.eval_startup_check if evaluation else self.startup_check
+        with startup_check.playing(tally), entered_runner(self.grader.runner):
+            flat = await _Play(self, self.context.params(evaluation=evaluation), evaluation, tally).group(samples)
         key = (settings.eval_reward_key if evaluation else None) or settings.reward_key
-        stats.offered += describe(flat, key)
+        tally.add(offered=tuple(describe(flat, key)))
         return flat
 
 
@@ -91,8 +86,7 @@ class _Play:
     player: GroupPlayer
     params: SamplingParams
     evaluation: bool
-    stats: RolloutStats
-    ended: Callable[[], None]
+    tally: Tally
 
     async def group(self, samples: Group) -> Group:
         generate, grader = self.player.generate, self.player.grader
@@ -104,7 +98,7 @@ class _Play:
 
             async def one(at: int, sample: Sample) -> None:
                 finished[at] = await self._trajectory(sample)
-                self.ended()
+                self.tally.end()
 
             with ungrouped():
                 async with anyio.create_task_group() as tasks:
@@ -129,37 +123,35 @@ class _Play:
             async with self.player.limit:
                 async with self.player.next_trajectory:
                     pass
-                place = Place(fresh.group_index, fresh.index)
+                place = TrajectoryPlace(fresh.group_index, fresh.index)
                 return await self._deadline(self._play(fresh, context), place, "the trajectory")
 
         try:
             return await self._retrying(play)
         except Failure as failure:
-            return [self._settle_failure(fresh, failure)]
+            return [self._apply_failure_policy(fresh, failure)]
 
     async def _retrying(self, play: Callable[[int, RolloutContext], Awaitable[T]]) -> T:
         """Call `play` with the number of the attempt, again as long as the policy says so; failures are counted."""
         settings, attempt = self._settings, 0
         while True:
-            sampled, context = Tokens(), self.player.context
+            own, tally = Tally(), self.tally
+            context = replace(self.player.context, tallies=(own, tally), evaluating=self.evaluation)
             try:
-                return await play(
-                    attempt, replace(context, counts=(sampled, self.stats.tokens), evaluating=self.evaluation)
-                )
+                return await play(attempt, context)
             except Restarted:  # the same attempt once more, when the engines sample again
-                self.stats.tokens.lose("restarted", sampled.generated)
-                await context.client.held.wait_open()
+                tally.stats = tally.stats.lose("restarted", own.stats.tokens.generated)
+                await context.client.pause_gate.wait_open()
             except Failure as failure:
-                self.stats.count(failure)
+                tally.stats += RolloutStats.of(failure)
                 retry = settings.action(failure.blame) is FailureAction.RETRY
                 if not retry or attempt >= settings.rollout_max_retries:
                     raise
                 attempt += 1
-                self.stats.retries += 1
-                self.stats.tokens.lose("retried", sampled.generated)
+                tally.stats = (tally.stats + RolloutStats(retries=1)).lose("retried", own.stats.tokens.generated)
 
-    async def _deadline(self, play: Awaitable[T], place: Place, what: str, trajectories: int = 1) -> T:
-        timeout, held = self._settings.trajectory_timeout * trajectories, self.player.context.client.held
+    async def _deadline(self, play: Awaitable[T], place: TrajectoryPlace, what: str, trajectories: int = 1) -> T:
+        timeout, held = self._settings.trajectory_timeout * trajectories, self.player.context.client.pause_gate
         late, seconds, flag = TrajectoryTimeout, lambda: held.seconds, "--trajectory-timeout"
         return await guarded(
             play, what=what, timeout=timeout, failure=EnvFailure, late=late, place=place, held=seconds, flag=flag
@@ -170,7 +162,7 @@ class _Play:
         if sample.generate_function_path is not None:
             generate = GenerateFunction.of_sample(sample.generate_function_path)
         if sample.finished:
-            generated = settle([sample], sample, "the data source")
+            generated = normalize_outputs([sample], sample, "the data source")
         elif generate is None:
             generated = await run_environment(context, sample, self.params, grade=grader.function is None)
         else:
@@ -184,11 +176,11 @@ class _Play:
                     recorder.rescue(sample)
                     raise
             recorder.fill(generated)
-            generated = settle(generated, sample, generate.name)
+            generated = normalize_outputs(generated, sample, generate.name)
         generated = await context.hooks.generated(context.args, generated, self.evaluation)
         if not grader.by_group:
             await grader.grade(generated, generate)
-            self.stats.graded += 1
+            self.tally.add(graded=1)
         return generated
 
     async def _whole_group(self, samples: Group) -> list[Group]:
@@ -196,7 +188,7 @@ class _Play:
         assert self.player.generate is not None
         generate, name = self.player.generate, self.player.generate.name
         if all(sample.finished for sample in samples):
-            return [settle([_fresh(sample, 0)], sample, "the data source") for sample in samples]
+            return [normalize_outputs([_fresh(sample, 0)], sample, "the data source") for sample in samples]
 
         async def generated(fresh: Group, context: RolloutContext) -> list[Group]:
             recorder = Recorder(context, self.params, fresh[0])
@@ -204,12 +196,12 @@ class _Play:
                 finished = await generate.call_group(context.args, fresh, self.evaluation)
             recorder.fill([member for members in finished for member in members])
             finished = [await context.hooks.generated(context.args, one, self.evaluation) for one in finished]
-            return [settle(members, sample, name) for members, sample in zip(finished, samples, strict=True)]
+            return [normalize_outputs(members, sample, name) for members, sample in zip(finished, samples, strict=True)]
 
         async def play(attempt: int, context: RolloutContext) -> list[Group]:
             fresh = [_fresh(sample, attempt) for sample in samples]
             async with self.player.limit:
-                place = Place(fresh[0].group_index)
+                place = TrajectoryPlace(fresh[0].group_index)
                 return await self._deadline(generated(fresh, context), place, name, len(fresh))
 
         try:
@@ -223,7 +215,7 @@ class _Play:
             raise failure
         raise DropGroup(f"{failure.blame}/{failure.kind}") from failure
 
-    def _settle_failure(self, sample: Sample, failure: Failure) -> Sample:
+    def _apply_failure_policy(self, sample: Sample, failure: Failure) -> Sample:
         action = self._settings.action(failure.blame)
         if action in (FailureAction.RAISE, FailureAction.DROP_GROUP):
             self._drop(failure)
@@ -236,21 +228,16 @@ class _Play:
 
     async def _grade_group(self, samples: Group) -> Group:
         try:
-            grading, place = self.player.grader.grade(samples, self.player.generate), Place(samples[0].group_index)
+            grading, place = (
+                self.player.grader.grade(samples, self.player.generate),
+                TrajectoryPlace(samples[0].group_index),
+            )
             await guarded(grading, what="grading", timeout=math.inf, failure=GraderFailure, place=place)
         except Failure as failure:
-            self.stats.count(failure)
+            self.tally.stats += RolloutStats.of(failure)
             self._drop(failure)
-        self.stats.graded += sum(sample.status is not Status.FAILED for sample in samples)
+        self.tally.add(graded=sum(sample.status is not Status.FAILED for sample in samples))
         return samples
-
-
-def group_id(group: Group) -> int:
-    """The ledger's number of a group."""
-    index = group[0].group_index
-    if index is None:
-        raise AgentRLError("a group's samples have no group_index; take groups from a data source")
-    return index
 
 
 def _fresh(sample: Sample, attempt: int) -> Sample:

@@ -17,7 +17,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any
 
-from agentrl.chat import Conversation, Shown, ToolCall
+from agentrl.chat import AppendResult, Conversation, ToolCall
 from agentrl.engine.wire import SamplingParams
 from agentrl.envs import Environment
 from agentrl.envs.base import outcome_counts
@@ -62,11 +62,18 @@ class Recorder:
 
     async def turn(self, messages: list[Message]) -> str:
         """Sample the next assistant turn of a conversation; returns its text without control tokens."""
+        for number, message in enumerate(messages):
+            if not isinstance(message, dict):
+                raise _bad_call(
+                    f"generate_single: message {number} is a {type(message).__name__}; append {{'role': 'assistant', "
+                    "'content': ...}, with the text that generate_single returned as its content"
+                )
         record = self._continued(messages) or self._begun(messages)
         generation, _ = await sample_turn(self.context, record.talk, self.params, f"custom-{id(record)}")
-        record.sample.status = Status.TRUNCATED if generation.finish_reason.type == "length" else Status.COMPLETED
+        cut = generation.finish_reason.type == "length"
+        record.sample.stop(("length" if record.talk.room > 0 else "context") if cut else "done")
         text = self.context.chat.decode(generation.ids, skip_special_tokens=True)
-        record.talk.told(text)
+        record.talk.record_shown_text(text)
         _RECORD.set(record)
         return text
 
@@ -93,12 +100,12 @@ class Recorder:
     def _show(self, talk: Conversation, new: list[Message]) -> None:
         if not new:
             raise _bad_call("generate_single was called twice with nothing new in the conversation")
-        shown = talk.show(new)
-        if shown is Shown.SPLIT:
+        shown = talk.append_messages(new)
+        if shown is AppendResult.SPLIT:
             raise _bad_call(
-                "generate_single keeps one sample a conversation and cannot split it; use --history-policy keep"
+                "generate_single keeps one sample a conversation and cannot split it; use --template-rewrite-policy keep"
             )
-        if shown is Shown.FULL:
+        if shown is AppendResult.OUT_OF_CONTEXT:
             raise ContextOverflow(f"the conversation has {talk.length} tokens, {talk.context_length} fit")
 
     def claim(self, sample: Sample) -> bool:
@@ -163,7 +170,7 @@ def _copy(record: _Record, target: Sample) -> None:
         setattr(target, name, getattr(source, name))
     target.response = target.response or source.response
     if target.status is Status.PENDING:
-        target.status = source.status
+        target.status, target.stop_reason = source.status, target.stop_reason or source.stop_reason
     target.non_generation_time = target.non_generation_time or source.non_generation_time
     target.metadata.setdefault("messages", record.talk.messages)
     if "counters" in source.metadata:

@@ -1,12 +1,12 @@
 """What else happens around rollouts: the moments at which another trainer's functions are called (`agentrl.compat`)."""
 
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
 from agentrl.engine.pool import EnginePool
 from agentrl.groups import Group, GroupStore
-from agentrl.plugins import optional
+from agentrl.plugins import compat
 
 
 class RolloutHooks:
@@ -54,5 +54,5 @@ def rollout_hooks(args: Any) -> RolloutHooks:
         PluginError: a function is not found, or cannot be called as it must.
         SettingsError: the settings contradict each other.
     """
-    make: Callable[[Any], RolloutHooks] | None = optional("agentrl.compat.rollout:HOOKS")
-    return RolloutHooks() if make is None else make(args)
+    found = compat()
+    return RolloutHooks() if found is None else found.rollout_hooks(args)

@@ -2,16 +2,16 @@
 
 import re
 from enum import StrEnum
-from typing import Literal
+from typing import Annotated, Literal
 
-from pydantic import Field, JsonValue, NonNegativeInt, PositiveFloat, PositiveInt, field_validator
+from pydantic import BeforeValidator, Field, JsonValue, NonNegativeInt, PositiveFloat, PositiveInt, field_validator
 
 from agentrl.errors import Blame
 from agentrl.settings import Settings
 
 
 class FailureAction(StrEnum):
-    """What a failed trajectory leads to."""
+    """Consequence of a failed trajectory."""
 
     RETRY = "retry"
     """Start the trajectory again from its prompt; after `rollout_max_retries` it is kept masked."""
@@ -37,7 +37,7 @@ DEFAULT_FAILURE_POLICY: dict[Blame, FailureAction] = {
 
 
 class RolloutSettings(Settings):
-    """How trajectories are generated, graded and evaluated."""
+    """Generation, grading and evaluation of trajectories."""
 
     env: str | dict[str, str] | None = Field(
         None,
@@ -58,17 +58,17 @@ class RolloutSettings(Settings):
     n_samples_per_prompt: PositiveInt = Field(8, description="Trajectories a prompt: the group's size.")
     over_sampling_batch_size: PositiveInt | None = Field(
         None,
-        description="Prompts in flight at once, at least rollout_batch_size: a batch does not wait for the slowest. Those "
-        "that are left behind go on for the next one as far as max_staleness allows; with 0 they are generated in vain.",
+        description="Prompts in flight at once, at least rollout_batch_size: a batch does not wait for the slowest. "
+        "Unfinished groups go on for the next batch as far as max_staleness allows; with 0 they are discarded.",
     )
     max_staleness: NonNegativeInt = Field(
         0,
-        description="How many rollouts older than the trained weights those may be that sampled a trained token. 0 "
-        "generates and trains in turn; 1 trains while the next rollout is generated; more hides the slowest trajectories.",
+        description="Maximum age, in rollouts, of the weights that sampled a trained token. With 0, generates and trains "
+        "in turn. With 1, trains while the next rollout is generated. More also hides the slowest trajectories.",
     )
-    stale_groups: Literal["remake", "drop"] = Field(
-        "remake", description="What becomes of a group that is too old to be trained on: made again, or dropped."
-    )
+    stale_groups: Annotated[
+        Literal["regenerate", "drop"], BeforeValidator(lambda given: "regenerate" if given == "remake" else given)
+    ] = Field("regenerate", description="Regenerate or drop a group that is too old to be trained on.")
     partial_rollout: bool = Field(
         False,
         description="Stop generating while the trainer trains; trajectories in flight keep their tokens and go on after it.",
@@ -77,8 +77,9 @@ class RolloutSettings(Settings):
         False,
         description="Train only those tokens of a trajectory that the newest weights sampled; none is too old then.",
     )
-    mask_staleness: NonNegativeInt | None = Field(
-        None, description="Train no token staler than this; the rest of its sample is, as far as max_staleness allows."
+    max_token_staleness: NonNegativeInt | None = Field(
+        None,
+        description="Train no token older than this many rollouts; the sample's other tokens are trained within max_staleness.",
     )
     rollout_seed: int = Field(42, description="Seed of prompt order and of each trajectory's sampling.")
     rollout_deterministic: bool = Field(True, description="Send the engine a sampling seed with every request.")
@@ -88,13 +89,13 @@ class RolloutSettings(Settings):
     rollout_top_k: int = Field(-1, ge=-1, description="Top-k sampling while training; -1 is off.")
     allow_truncated_sampling: bool = Field(
         False,
-        description="Train with --rollout-top-p or --rollout-top-k without computing log-probs among the tokens that they "
-        "left, as an engine that does not report these needs: the gradients are biased, and the run's report says so.",
+        description="Train with --rollout-top-p or --rollout-top-k although log-probs are over the whole vocabulary. For "
+        "engines that do not report the kept tokens; gradients are biased, and the run's report says so.",
     )
     use_rollout_routing_replay: bool = Field(
         False,
-        description="Train a mixture of experts with the experts that the engine chose for each token, in place of those that "
-        "the trainer's own router would choose.",
+        description="Train a mixture of experts with the experts that the engine chose for each token, not the "
+        "trainer's own choice.",
     )
     rollout_max_prompt_len: PositiveInt | None = Field(
         None, description="Longest prompt in tokens; a longer one fails."
@@ -110,11 +111,11 @@ class RolloutSettings(Settings):
     rm_type: str | None = Field(None, description="Built-in grader of agentrl.rm_hub, for example exact_match.")
     custom_rm_path: str | None = Field(None, description="Your own reward function: pkg.mod:fn or path/file.py[:fn].")
     group_rm: bool = Field(False, description="Call the reward function once a group with all its samples.")
-    reward_key: str | None = Field(None, description="Which entry of a dict reward trains.")
+    reward_key: str | None = Field(None, description="Entry of a dict reward that trains.")
     log_reward_category: str | None = Field(
         None, description="Entry of a dict reward by which trajectories are counted, for example why they failed."
     )
-    eval_reward_key: str | None = Field(None, description="Which entry of a dict reward evaluation counts.")
+    eval_reward_key: str | None = Field(None, description="Entry of a dict reward that evaluation counts.")
     dynamic_sampling_filter_path: str | None = Field(
         None, description="fn(args, samples) -> bool: keep this group? Built in: agentrl.rollout.filters:nonzero_std."
     )
@@ -153,13 +154,13 @@ class RolloutSettings(Settings):
     trajectory_timeout: PositiveFloat = Field(600.0, description="Seconds one trajectory may take in all.")
     env_timeout: PositiveFloat = Field(120.0, description="Seconds one call of the environment's own code may take.")
     reward_timeout: PositiveFloat = Field(60.0, description="Seconds one call of the reward function may take.")
-    stall_warning: PositiveFloat = Field(
+    event_loop_block_warning: PositiveFloat = Field(
         1.0, description="Seconds the event loop may stand still before a warning names the code that blocks it."
     )
     rollout_max_retries: int = Field(2, ge=0, description="Fresh starts of a trajectory whose failure says retry.")
     failure_policy: dict[Blame, FailureAction] = Field(
         default_factory=lambda: dict(DEFAULT_FAILURE_POLICY),
-        description="What a failure leads to by who is to blame, for example tool=retry or env=drop_group.",
+        description="Action for a failed trajectory, by the part that caused the failure, for example tool=retry or env=drop_group.",
     )
 
     chat_template_path: str | None = Field(None, description="A Jinja chat template instead of the model's own.")
@@ -171,7 +172,7 @@ class RolloutSettings(Settings):
         "auto",
         description="Format of reasoning in the model's text: auto, a name (docs/parsers.md), none, or pkg.mod:fn.",
     )
-    history_policy: Literal["keep", "split", "fail"] = Field(
+    template_rewrite_policy: Literal["keep", "split", "fail"] = Field(
         "keep", description="When the template would rewrite history: keep the sampled tokens, split the sample, fail."
     )
 
@@ -192,10 +193,10 @@ class RolloutSettings(Settings):
 
     @property
     def replays_truncation(self) -> bool:
-        """Whether the trainer's log-probs are among the tokens that the engine was left to sample from."""
+        """True if the trainer's log-probs are over the tokens that truncation left to the engine."""
         truncated = self.rollout_top_p < 1 or self.rollout_top_k > 0
         return truncated and not self.allow_truncated_sampling
 
     def action(self, blame: Blame) -> FailureAction:
-        """What the policy table says about a failure caused by `blame`."""
+        """Return the policy table's action for a failure caused by `blame`."""
         return self.failure_policy.get(blame, DEFAULT_FAILURE_POLICY[blame])

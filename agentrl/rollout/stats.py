@@ -1,8 +1,9 @@
 """What was played, as numbers: trajectories one by one, and counts of what went wrong and of where tokens went."""
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 from agentrl.errors import Failure
 from agentrl.groups import Group
@@ -16,9 +17,9 @@ Row = Mapping[str, float]
 """One trajectory as numbers, by name."""
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class Tokens:
-    """Where tokens went.
+    """Where tokens went; a value that is added up.
 
     Attributes:
         generated: tokens that engines sampled.
@@ -33,30 +34,27 @@ class Tokens:
         """Tokens that were, or may still be, trained on."""
         return self.generated - self.lost.total()
 
-    def lose(self, reason: str, tokens: int | None = None) -> None:
-        """Tokens that will not be trained on; by default all that may still be."""
-        if lost := self.left if tokens is None else tokens:
-            self.lost[reason] += lost
+    def lose(self, reason: str, tokens: int | None = None) -> "Tokens":
+        """Count tokens that will not be trained on; by default all that may still be."""
+        return self + Tokens(0, Counter({reason: self.left if tokens is None else tokens}))
 
-    def keep(self, tokens: int) -> None:
-        """Of those that are left, `tokens` have mask 1. Tokens of an engine that is not the run's are counted only now."""
-        self.generated += max(0, tokens - self.left)
-        self.lose("masked", self.left - tokens)
+    def keep(self, tokens: int) -> "Tokens":
+        """Count all that are left but `tokens` as masked. Tokens of an engine that is not the run's are counted only now."""
+        whole = self + Tokens(max(0, tokens - self.left))
+        return whole.lose("masked", whole.left - tokens)
 
-    def add(self, other: "Tokens") -> None:
-        """Add the counts of a part."""
-        self.generated += other.generated
-        self.lost.update(other.lost)
+    def __add__(self, other: "Tokens") -> "Tokens":
+        return Tokens(self.generated + other.generated, self.lost + other.lost)
 
 
 @dataclass(frozen=True, slots=True)
-class Account:
-    """Tokens since a life of the run began: generated = trained + waiting + lost, each counted where it happens.
+class TokenBalance:
+    """Tokens since this process began: generated = trained + waiting + lost, each counted where it happens.
 
     Attributes:
-        generated: tokens that engines sampled, and those of groups that waited when this life began.
+        generated: tokens that engines sampled, and tokens of groups that waited when the process began.
         trained: tokens that were handed to the trainer.
-        waiting: tokens of groups in play, and of those that wait for a batch.
+        waiting: tokens of groups in flight as last reported, and of groups that wait for a batch.
         lost: tokens that will never be trained on, by reason.
     """
 
@@ -66,20 +64,20 @@ class Account:
     lost: Mapping[str, int] = field(default_factory=dict)
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class RolloutStats:
-    """Counts of what was played: of one group, of one rollout, or of one evaluation.
+    """Counts of one group, one rollout or one evaluation; a value that is added up.
 
     Attributes:
-        offered: every trajectory that came to its end.
-        graded: trajectories that were given a reward, also in groups that were dropped.
+        offered: every trajectory that ended.
+        graded: trajectories that got a reward, also in groups that were dropped.
         failures: by `<blame>/<kind>`.
         dropped: groups by reason.
-        seconds: how long was generated.
-        account: where all tokens so far went.
+        seconds: duration of the rollout. A sum has none.
+        account: where all tokens so far went. A sum has none.
     """
 
-    offered: list[Row] = field(default_factory=list)
+    offered: tuple[Row, ...] = ()
     graded: int = 0
     failures: Counter[str] = field(default_factory=Counter)
     last_failure: str = ""
@@ -87,22 +85,47 @@ class RolloutStats:
     dropped: Counter[str] = field(default_factory=Counter)
     tokens: Tokens = field(default_factory=Tokens)
     seconds: float = 0.0
-    account: Account = field(default_factory=Account)
+    account: TokenBalance = field(default_factory=TokenBalance)
 
-    def count(self, failure: Failure) -> None:
-        """Count a failure by blame and kind."""
-        self.failures[f"{failure.blame}/{failure.kind}"] += 1
-        self.last_failure = str(failure)
+    def __add__(self, other: "RolloutStats") -> "RolloutStats":
+        return RolloutStats(
+            self.offered + other.offered,
+            self.graded + other.graded,
+            self.failures + other.failures,
+            other.last_failure or self.last_failure,
+            self.retries + other.retries,
+            self.dropped + other.dropped,
+            self.tokens + other.tokens,
+        )
 
-    def add(self, other: "RolloutStats") -> None:
-        """Add the counts of a part; `seconds` and `account` are the whole's own."""
-        self.offered += other.offered
-        self.graded += other.graded
-        self.failures.update(other.failures)
-        self.last_failure = other.last_failure or self.last_failure
-        self.retries += other.retries
-        self.dropped.update(other.dropped)
-        self.tokens.add(other.tokens)
+    def lose(self, reason: str, tokens: int | None = None) -> "RolloutStats":
+        """Count tokens that will not be trained on; see `Tokens.lose`."""
+        return replace(self, tokens=self.tokens.lose(reason, tokens))
+
+    @classmethod
+    def of(cls, failure: Failure) -> "RolloutStats":
+        """Count one failure by blame and kind."""
+        return cls(failures=Counter([f"{failure.blame}/{failure.kind}"]), last_failure=str(failure))
+
+
+class Tally:
+    """The sum of the counts of one group while a worker plays it.
+
+    Args:
+        report: gets the number of trajectories that ended and the sum, each time a trajectory ends.
+    """
+
+    def __init__(self, report: Callable[[int, RolloutStats], None] = lambda ended, stats: None) -> None:
+        self.stats, self._ended, self._report = RolloutStats(), 0, report
+
+    def add(self, **counts: Any) -> None:
+        """Add counts, by the names of `RolloutStats`."""
+        self.stats += RolloutStats(**counts)
+
+    def end(self, trajectories: int = 1) -> None:
+        """Report that trajectories ended and gave up their places."""
+        self._ended += trajectories
+        self._report(self._ended, self.stats)
 
 
 def trajectories(group: Sequence[Sample]) -> list[Group]:
@@ -139,6 +162,7 @@ def _row(siblings: Sequence[Sample], reward_key: str | None) -> Row:
         # How the calls ended, by kind, and their seconds.
         **{name: count for name, count in counters.items() if name.startswith("tool_")},
         **{f"unjudged/{kind}": True for kind in kinds},
+        **({f"stop/{siblings[-1].stop_reason[:40]}": True} if siblings[-1].stop_reason else {}),
         "non_generation_seconds": sum(s.non_generation_time for s in siblings),
     }
     if siblings[0].reward is not None:

@@ -16,7 +16,7 @@ from agentrl.groups import Group
 from agentrl.rollout.context import RolloutContext
 from agentrl.rollout.failures import DropGroup
 from agentrl.rollout.settings import FailureAction
-from agentrl.rollout.stats import RolloutStats
+from agentrl.rollout.stats import RolloutStats, Tally
 from agentrl.sample import Sample
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 _PIECES = 200
 
 
-async def teach(group: Group, context: RolloutContext, stats: RolloutStats) -> None:
+async def teach(group: Group, context: RolloutContext, tally: Tally) -> None:
     """Give every sample of the group the teacher's log-probs of its response, if there is a teacher.
 
     Raises:
@@ -48,7 +48,7 @@ async def teach(group: Group, context: RolloutContext, stats: RolloutStats) -> N
                         tasks.start_soon(ask, sample)
     except Failure as failure:
         failure.args = (f"the teacher: {failure}",)
-        stats.count(failure)
+        tally.stats += RolloutStats.of(failure)
         if context.settings.action(failure.blame) is FailureAction.RAISE:
             raise
         raise DropGroup(f"teacher/{failure.kind}") from failure

@@ -20,8 +20,8 @@ from agentrl.data.source import RolloutDataSource
 from agentrl.errors import DataError
 from agentrl.groups import Group, dump_path, read_groups
 from agentrl.run.conversations import demonstrated, longest
-from agentrl.run.parts import Batch, Rollouts, WithoutEngines
 from agentrl.run.preflight import load_chat
+from agentrl.run.protocols import Batch, Rollouts, WithoutEngines
 from agentrl.run.rollouts import make_batch
 from agentrl.runfolder import RunFolder
 from agentrl.sample import Sample
@@ -53,7 +53,7 @@ class Demonstrations(WithoutEngines):
     @contextmanager
     def open(cls, settings: RunSettings, folder: RunFolder, resume_step: int | None) -> Iterator[Self]:
         """Open the data and the ledger, which is put back to what the loaded checkpoint proves."""
-        with Ledger(folder.ledger, keep=settings.buffer.ledger_keep) as ledger:
+        with Ledger(folder.ledger, keep=settings.buffer.ledger_retention) as ledger:
             source = RolloutDataSource(settings.args)
             yield cls(settings, load_chat(settings), source, GroupQueue(source, ledger, resume_step))
 

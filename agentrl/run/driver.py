@@ -12,13 +12,13 @@ import anyio
 from agentrl.config import RunSettings
 from agentrl.observability.metrics import MetricsLogger
 from agentrl.observability.progress import Progress, counted
-from agentrl.run.parts import Batch, Parts, Start, within
-from agentrl.run.preflight import preflight, resumed
-from agentrl.run.resolving import resolve_device, resolve_threads, whole_epochs
+from agentrl.run.autoconfig import resolve_device, resolve_threads
+from agentrl.run.device_sharing import DeviceSharing
+from agentrl.run.preflight import prepared, resumed
+from agentrl.run.protocols import Batch, Components, Start, within
 from agentrl.run.resuming import changed
 from agentrl.run.schedule import Action, Cadence, Do, actions
 from agentrl.run.signals import stopped_by_sigterm
-from agentrl.run.turns import Turns
 from agentrl.runfolder import RunFolder
 from agentrl.train.checkpoints import foreign, latest
 
@@ -31,12 +31,12 @@ def train(settings: RunSettings, start: Start) -> int:
     Args:
         start: what starts the parts: `agentrl.cluster.start` or `agentrl.run.local.start`.
     """
-    settings = whole_epochs(settings.check_complete("train"))
     with Progress(settings.observability, total=settings.rollout.num_rollout) as progress:
         began = time.monotonic()
         # No line for this: a mistake that it finds is the only thing to read.
         progress.phase("checking the settings, the model and the data")
-        notes = preflight(settings, "train")
+        settings, notes = prepared(settings, "train")
+        progress.plan(settings.rollout.num_rollout)
         settings = resolve_threads(resolve_device(settings))
         differs = changed(settings)
         with open_folder(settings) as folder:
@@ -101,7 +101,7 @@ class Driver:
     """
 
     def __init__(
-        self, settings: RunSettings, parts: Parts, folder: RunFolder, logger: MetricsLogger, progress: Progress
+        self, settings: RunSettings, parts: Components, folder: RunFolder, logger: MetricsLogger, progress: Progress
     ) -> None:
         self._settings, self._limits, self._parts, self._folder = settings, settings.cluster, parts, folder
         self._logger, self._progress = logger, progress
@@ -109,12 +109,13 @@ class Driver:
         self._began = self._waited = 0.0
 
     async def run(self, first: int = 0) -> None:
-        """From step `first` to the planned end, or to the end of the data."""
-        self._turns = Turns(self._settings.cluster, self._parts)
+        """Run from step `first` to the planned end, or to the end of the data. Waits for each action in turn: a batch unblocks
+        training, training unblocks the weight update, and the update lets the coordinator lease under the new version."""
+        self._sharing = DeviceSharing(self._settings.cluster, self._parts)
         self._first = first
         often = cadence(self._settings, engines=self._parts.weights is not None)
         for action in actions(often, first, data_ended=lambda: self._batch is None):
-            await self._turns.before(action.do)
+            await self._sharing.before(action.do)
             await self._do(action)
 
     async def _do(self, action: Action) -> None:
@@ -127,6 +128,7 @@ class Driver:
         self._progress.phase("sending weights")
         with within(self._limits.weight_sync_timeout, "the weight update"):
             await self._parts.weights.send(version)
+            await self._parts.rollouts.updated(version)
 
     async def _next_batch(self, step: int) -> None:
         self._began = time.monotonic()
@@ -144,7 +146,7 @@ class Driver:
         self._progress.phase(f"rollout {step + 1}: training")
         began = time.monotonic()
         with within(self._limits.train_timeout, f"the training of rollout {step}"):
-            metrics = await self._parts.trainer.train(batch, step * self._settings.train.num_steps_per_rollout)
+            metrics = await self._parts.trainer.train(batch, step)
         with within(self._limits.start_timeout, "recording the training"):
             details = await self._parts.trainer.details() if self._settings.buffer.keep_trajectories else None
             await self._parts.rollouts.trained(batch.group_ids, step, details)

@@ -8,7 +8,7 @@ from pathlib import Path
 from agentrl.config import RunSettings
 from agentrl.engine.launcher import launch, launch_blocking
 from agentrl.engine.process import EngineProcess
-from agentrl.run.parts import Progress, counted
+from agentrl.run.protocols import Progress, counted
 from agentrl.runfolder import RunFolder
 
 

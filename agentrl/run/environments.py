@@ -3,13 +3,13 @@
 from collections.abc import AsyncIterator, Awaitable, Iterable
 from contextlib import AsyncExitStack, asynccontextmanager
 
-from agentrl.envs import Entry
+from agentrl.envs import EnvSpec
 from agentrl.errors import EnvFailure
 from agentrl.rollout.failures import guarded
 
 
 @asynccontextmanager
-async def set_up(entries: Iterable[Entry], timeout: float) -> AsyncIterator[None]:
+async def set_up(entries: Iterable[EnvSpec], timeout: float) -> AsyncIterator[None]:
     """The sources of their tools, `setup` and `teardown`, each once a class, however many entries have it.
 
     Args:
@@ -27,7 +27,7 @@ async def set_up(entries: Iterable[Entry], timeout: float) -> AsyncIterator[None
 
 
 @asynccontextmanager
-async def _set_up(entry: Entry, timeout: float) -> AsyncIterator[None]:
+async def _set_up(entry: EnvSpec, timeout: float) -> AsyncIterator[None]:
     kind = entry.kind
     await _call(kind.setup(entry.args), f"{kind.__name__}.setup", timeout)
     try:

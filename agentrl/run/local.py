@@ -11,7 +11,6 @@
 import asyncio
 import os
 import time
-import warnings
 from collections.abc import AsyncIterator, Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -25,7 +24,7 @@ from agentrl.config import RunSettings
 from agentrl.engine.local import in_process
 from agentrl.run.demonstrations import without_engines
 from agentrl.run.engines import launched, model_of
-from agentrl.run.parts import Batch, Found, Parts, Progress, Start, Trainer, within
+from agentrl.run.protocols import Batch, Components, Found, Progress, Start, Trainer, within
 from agentrl.run.rollouts import LedgerRollouts
 from agentrl.run.training import RankInfo, free_port, start_backend
 from agentrl.run.weights import DiskWeights
@@ -41,7 +40,7 @@ T = TypeVar("T")
 @asynccontextmanager
 async def start(
     settings: RunSettings, folder: RunFolder, resume: Found | None, progress: Progress
-) -> AsyncIterator[Parts]:
+) -> AsyncIterator[Components]:
     """Start everything; stop everything at the end."""
     step = None if resume is None else resume.step
     async with AsyncExitStack() as stack:
@@ -51,10 +50,10 @@ async def start(
         folder.write_processes({"driver": [os.getpid()]})
         progress.phase("opening the data")
         if not settings.generates:
-            yield Parts(stack.enter_context(without_engines(settings, folder, step)), trainer, None)
+            yield Components(stack.enter_context(without_engines(settings, folder, step)), trainer, None)
             return
         rollouts = await stack.enter_async_context(LedgerRollouts.open(settings, folder, urls, step))
-        yield Parts(rollouts, trainer, DiskWeights(folder, trainer, rollouts))
+        yield Components(rollouts, trainer, DiskWeights(folder, trainer, rollouts.engines))
 
 
 _checked: Start = start
@@ -95,10 +94,6 @@ class LocalTrainer(Trainer):
         """Build the model, load the checkpoint, and close at the end, after the call that is under way."""
         began = time.monotonic()
         progress.begin("starting the trainer in this process")
-        # Megatron says at import what it does without; nobody who trains on a CPU can do anything about it.
-        warnings.filterwarnings("ignore", category=UserWarning, module=r"megatron\.")
-        # Nor about what its checkpoints and torch's say of each other.
-        warnings.filterwarnings("ignore", category=FutureWarning, module=r"megatron\.|torch\.distributed\.checkpoint\.")
         with ThreadPoolExecutor(1, thread_name_prefix="trainer") as thread:
             where = RankInfo(master_port=free_port())
             with within(settings.cluster.start_timeout, "starting the trainer"):
@@ -113,8 +108,8 @@ class LocalTrainer(Trainer):
                 with anyio.CancelScope(shield=True):
                     await _call(thread, backend.close)
 
-    async def train(self, batch: Batch, steps: int) -> Mapping[str, float]:
-        return await _call(self._thread, partial(self._backend.train, batch.payload, steps))
+    async def train(self, batch: Batch, step: int) -> Mapping[str, float]:
+        return await _call(self._thread, partial(self._backend.train, batch.payload, step))
 
     async def details(self) -> Any:
         return self._backend.details()

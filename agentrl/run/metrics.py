@@ -76,8 +76,8 @@ def truncation_metrics(batch: TrainBatch, settings: RolloutSettings) -> dict[str
     trainer does not know them (`--allow-truncated-sampling`).
     """
     found = {"truncation/biased": 1.0} if settings.allow_truncated_sampling else {}
-    if batch.kept_offsets is not None and (trained := batch.loss_mask.astype(bool)).any():
-        found["truncation/kept"] = float(np.diff(batch.kept_offsets)[trained].mean())
+    if batch.support_offsets is not None and (trained := batch.loss_mask.astype(bool)).any():
+        found["truncation/kept"] = float(np.diff(batch.support_offsets)[trained].mean())
     return found
 
 

@@ -7,15 +7,14 @@ import anyio
 
 from agentrl.buffer.sqlite import read_meta
 from agentrl.config import RunSettings
+from agentrl.groups import group_id
 from agentrl.observability.metrics import MetricsLogger
 from agentrl.observability.progress import Progress, counted
-from agentrl.rollout.group import group_id
 from agentrl.run.driver import open_folder
 from agentrl.run.engines import launched
-from agentrl.run.evaluations import evaluations_in, refuse_others
-from agentrl.run.preflight import preflight
-from agentrl.run.resolving import whole_epochs
-from agentrl.run.rollouts import Generation, LedgerRollouts
+from agentrl.run.evaluations import evaluations_in
+from agentrl.run.preflight import prepared
+from agentrl.run.rollouts import LedgerRollouts, RolloutResources
 from agentrl.runfolder import BELOW, LEDGER
 
 
@@ -24,7 +23,7 @@ def evaluate(settings: RunSettings) -> Mapping[str, float]:
 
     Trajectories and figures are added to `trajectories.sqlite` and `evaluations.jsonl` in `<output_dir>/evaluation`.
     """
-    notes = preflight(settings.check_complete("eval"), "eval")
+    settings, notes = prepared(settings, "eval")
     return anyio.run(_evaluate, settings, notes, backend_options={"use_uvloop": True})
 
 
@@ -32,7 +31,10 @@ async def _evaluate(settings: RunSettings, notes: Sequence[str]) -> Mapping[str,
     with open_folder(settings, "eval") as folder, Progress(settings.observability, total=1) as progress:
         for note in notes:
             progress.note(note)
-        async with launched(settings, folder, progress) as urls, Generation.open(settings, folder, urls) as generation:
+        async with (
+            launched(settings, folder, progress) as urls,
+            RolloutResources.open(settings, folder, urls) as generation,
+        ):
             progress.begin("evaluating")
             return await generation.evaluate(evaluations_in(folder.path), settings.train.hf_checkpoint)
 
@@ -46,10 +48,8 @@ def rollout(settings: RunSettings) -> int:
     Raises:
         SettingsError: what is there was made with other settings.
     """
-    settings = whole_epochs(settings.check_complete("rollout"))
-    notes = preflight(settings, "rollout")
+    settings, notes = prepared(settings, "rollout")
     folder = Path(settings.observability.output_dir).expanduser() / BELOW["rollout"]
-    refuse_others(settings)
     first = int(read_meta(folder / LEDGER).get("checkpoint", -1)) + 1
     return anyio.run(_rollout, settings, first, notes, backend_options={"use_uvloop": True})
 
@@ -79,7 +79,7 @@ async def _rollout(settings: RunSettings, first: int, notes: Sequence[str]) -> i
             progress.begin("first rollout")
             for step in range(first, total):
                 progress.phase(f"rollout {step + 1}: generating")
-                groups, metrics = await rollouts.play(step)
+                groups, metrics, full = await rollouts.play(step)
                 if not groups:
                     progress.note(f"the data has ended after {counted(step, 'rollout')}")
                     break
@@ -88,6 +88,6 @@ async def _rollout(settings: RunSettings, first: int, notes: Sequence[str]) -> i
                 samples += sum(map(len, groups))
                 await rollouts.trained([group_id(group) for group in groups], step)
                 await rollouts.checkpointed(step)
-                if len(groups) < settings.rollout.rollout_batch_size:
+                if not full:
                     break
     return samples

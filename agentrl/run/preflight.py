@@ -1,40 +1,49 @@
-"""A run's inputs, looked at in the calling process before anything is started.
+"""A run's inputs, checked in the calling process before anything is started; `--dry-run` and the run make the same checks.
 
 1. Plug-ins are imported and their shapes checked, data and evaluation sets are opened and read, the tokenizer, the
    chat template and the parsers are loaded, external engines are asked for a sign of life, wanted ports are tried.
-2. What is quick comes first, so that a misspelt name shows within a second or two.
-3. Of a user's code nothing but the import runs: no `setup`, no `reset`, no reward, no data source is built.
+2. The models of trainer and engine are built on the meta device, without weights.
+3. All errors are raised together. A check that rests on a failed one is left out, and so are the slow checks: tokenizer and
+   models come last, if nothing else is wrong.
+4. Of a user's code nothing but the import runs: no `setup`, no `reset`, no reward, no data source is built.
 """
 
-from collections.abc import Collection
+import os
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import anyio
 
 from agentrl.algorithms.registry import algorithm_of
 from agentrl.chat import Chat
-from agentrl.chat.written import check_calls_are_read
+from agentrl.chat.render_turn import check_calls_are_read
 from agentrl.config import Purpose, RunSettings
+from agentrl.config.checks import absent
 from agentrl.config.model_info import read_model_info
+from agentrl.config.problems import Problems, one_error
 from agentrl.data.prompts import PromptRow
 from agentrl.data.user_source import check_source
 from agentrl.engine.launcher import check_launch
 from agentrl.engine.pool import EnginePool
-from agentrl.envs import ALONE, Environment, Environments, Kinds
-from agentrl.errors import CheckpointError, DataError, SettingsError
+from agentrl.envs import ALONE, EnvClasses, Environment, Environments
+from agentrl.errors import CheckpointError, DataError, GraderFailure, SettingsError, install
 from agentrl.groups import dump_path
 from agentrl.modelfolder import check_weights, is_float8, read_config
-from agentrl.rm_hub import check_rm_type
+from agentrl.rm_hub import check_rm_type, grade
 from agentrl.rm_hub.settings import RmHubSettings
 from agentrl.rollout.filters import GroupFilter, load_filter
 from agentrl.rollout.functions import GenerateFunction, RewardFunction
 from agentrl.rollout.hooks import RolloutHooks, rollout_hooks
 from agentrl.rollout.teacher import check_teacher, probe_text, same_vocabulary
+from agentrl.run.autoconfig import resolve_device, whole_epochs
 from agentrl.run.conversations import check_conversations
 from agentrl.run.evalsets import EvalSet, eval_sets, named
+from agentrl.run.evaluations import refuse_others
 from agentrl.run.resuming import check_prompts
+from agentrl.runfolder import BELOW, check_writable
 from agentrl.train.checkpoints import Found, check_critic, check_curve, foreign, latest, torch_dist
 from agentrl.train.hooks import hooks_of
 
@@ -50,7 +59,7 @@ class Plugins:
     hooks: RolloutHooks = field(default_factory=RolloutHooks)
 
     @classmethod
-    def load(cls, settings: RunSettings, kinds: Kinds | None = None) -> "Plugins":
+    def load(cls, settings: RunSettings, kinds: EnvClasses | None = None) -> "Plugins":
         """Import and inspect all of them. Where no path says how to play, it is one answer a prompt.
 
         Args:
@@ -59,19 +68,25 @@ class Plugins:
         Raises:
             PluginError: one is not found, does not import, or has the wrong shape.
         """
-        s = settings.rollout
-        environments: Environments | None
-        if s.env:
-            environments = Environments.load(s.env, s.env_args, settings.args, kinds)
-        else:
-            environments = None if s.custom_generate_function_path else Environments.alone(Environment, settings.args)
-        return cls(
-            environments,
-            GenerateFunction.load(s.custom_generate_function_path) if s.custom_generate_function_path else None,
-            RewardFunction.load(s.custom_rm_path, group=s.group_rm) if s.custom_rm_path else None,
-            load_filter(s.dynamic_sampling_filter_path) if s.dynamic_sampling_filter_path else None,
-            rollout_hooks(settings.args),
-        )
+        s, problems, found = settings.rollout, Problems(), dict[str, Any]()
+        with problems:
+            if s.env:
+                found["environments"] = Environments.load(s.env, s.env_args, settings.args, kinds)
+            elif not s.custom_generate_function_path:
+                found["environments"] = Environments.alone(Environment, settings.args)
+        with problems:
+            if path := s.custom_generate_function_path:
+                found["generate"] = GenerateFunction.load(path)
+        with problems:
+            if path := s.custom_rm_path:
+                found["reward"] = RewardFunction.load(path, group=s.group_rm)
+        with problems:
+            if path := s.dynamic_sampling_filter_path:
+                found["group_filter"] = load_filter(path)
+        with problems:
+            found["hooks"] = rollout_hooks(settings.args)
+        problems.raise_all()
+        return cls(**found)
 
 
 def load_chat(settings: RunSettings) -> Chat:
@@ -84,52 +99,125 @@ def load_chat(settings: RunSettings) -> Chat:
         template_kwargs=settings.data.apply_chat_template_kwargs,
         tool_call_parser=s.tool_call_parser,
         reasoning_parser=s.reasoning_parser,
-        history_policy=s.history_policy,
+        template_rewrite_policy=s.template_rewrite_policy,
     )
 
 
-def preflight(settings: RunSettings, purpose: Purpose) -> list[str]:
-    """Check everything that can be checked without starting anything.
+def prepared(
+    settings: RunSettings, purpose: Purpose, problems: Problems | None = None
+) -> tuple[RunSettings, list[str]]:
+    """Return the settings that a run starts with, checked, and what a person should know about them.
 
     Args:
-        settings: complete for `purpose`.
         purpose: what is about to start.
-
-    Returns:
-        What a person should know about it although it is no mistake.
+        problems: of the command line; what they make look missing is then not asked for.
 
     Raises:
-        AgentRLError: the first mistake found, with the flag, file or line that it is in.
+        AgentRLError: all mistakes together, with the flag, file or line of each.
     """
-    check_model_folder(settings, purpose)
-    if settings.observability.use_wandb and purpose != "eval" and find_spec("wandb") is None:
-        raise SettingsError("--use-wandb: wandb is not installed here; pip install 'agentrl[wandb]', or leave it out")
-    if purpose == "train":
-        _checkpoint(settings)
-        check_prompts(settings)
-    template = settings.cluster.load_debug_rollout_data
+    problems = problems or Problems()
+    with problems:
+        if not problems.any:
+            settings.check_complete(purpose)
+        elif found := [*absent(settings, purpose)]:
+            raise one_error(found)  # what is missing may be a flag that was not understood
+    if problems.passed:
+        with problems:
+            settings = whole_epochs(settings)
+    return settings, preflight(settings, "rollout" if settings.cluster.debug_rollout_only else purpose, problems)
+
+
+def preflight(settings: RunSettings, purpose: Purpose, problems: Problems | None = None) -> list[str]:
+    """Check everything that can be checked without starting anything.
+
+    Args, raises: as of `prepared`.
+
+    Returns:
+        What a person should know although it is no mistake.
+    """
+    problems, train = problems or Problems(), purpose == "train"
+    if train and settings.cluster.backend == "ray" and find_spec("ray") is None:
+        raise ModuleNotFoundError("No module named 'ray'", name="ray")
+    with problems:
+        place = Path(settings.observability.output_dir, BELOW[purpose])
+        check_writable("--output-dir", place)
+    with problems:
+        if train and settings.train.save:
+            check_writable("--save", settings.train.save)
+    with problems:
+        if purpose == "rollout":
+            refuse_others(settings)
+    with problems:
+        if settings.observability.use_wandb and purpose != "eval" and find_spec("wandb") is None:
+            raise SettingsError(f"--use-wandb: wandb is not installed here; {install('wandb')}, or leave it out")
+    if model := os.path.isdir(settings.train.hf_checkpoint or ""):
+        with problems:
+            check_model_folder(settings, purpose)
+        model = problems.passed
+    with problems:
+        if train:
+            _checkpoint(settings)
+    with problems:
+        if train:
+            check_prompts(settings)
+    notes = _check_played(settings, purpose, model, problems)
+    problems.raise_all()
+    if train:
+        from agentrl.run.training import make_backend
+
+        resolve_device(settings)
+        make_backend(settings).check()
+    if settings.generates and settings.engine.engine == "embedded":
+        from agentrl.engine.embedded.model import check_served
+
+        check_served(str(settings.train.hf_checkpoint), settings.engine.engine_context_length)
+    return notes
+
+
+def _check_played(settings: RunSettings, purpose: Purpose, model: bool, problems: Problems) -> list[str]:
+    """Check what is played, and what reads and grades it; `model` says that the model's folder is sound."""
+    template, data = settings.cluster.load_debug_rollout_data, settings.data
     if purpose == "train" and template is not None:
-        _dump(template, settings.rollout.num_rollout)
+        with problems:
+            _dump(template, settings.rollout.num_rollout)
         return []
-    if settings.data.sft_turns is not None:
-        check_conversations(settings, load_chat(settings))
+    if data.sft_turns is not None:
+        with problems:
+            if model and not problems.any:
+                check_conversations(settings, load_chat(settings))
         return []
-    plugins = Plugins.load(settings)
-    if not (purpose == "train" and settings.cluster.backend == "local" and settings.engine.engine == "embedded"):
-        kept_sets = purpose == "train" and settings.rollout.replays_truncation
-        here = settings.cluster.ray_address is None
-        anyio.run(check_launch, settings.engine, settings.cluster.num_engines, here, kept_sets)
-    seen = [_training_rows(settings, plugins)] if purpose != "eval" else []
-    for held_out in eval_sets(settings):
-        with named(held_out.where):
-            seen.append(_eval_rows(held_out))
-    if purpose != "eval" and settings.data.prompt_data_check == "full" and settings.data.data_source_path is None:
-        _all_play(plugins, {name for rows in seen for name in rows.rows})
-    chat = load_chat(settings)
-    tools = any(calls_tools(rows) for rows in seen)
-    told = check_calls_are_read(chat, settings.rollout.tool_call_parser) if tools else []
-    if purpose != "eval":
-        _teacher(settings, chat)
+    with problems:
+        if settings.rollout.rm_type is not None:
+            check_rm_type(settings.rollout.rm_type, settings.rm_hub)
+    plugins, seen, sets = Plugins(), list[FirstRows](), list[EvalSet]()
+    with problems:
+        plugins = Plugins.load(settings)
+    whole = not problems.any  # else what is missing may follow from another mistake
+    with problems:
+        local = purpose == "train" and settings.cluster.backend == "local" and settings.engine.engine == "embedded"
+        if whole and not local:
+            sampling_support = purpose == "train" and settings.rollout.replays_truncation
+            here = settings.cluster.ray_address is None
+            anyio.run(check_launch, settings.engine, settings.cluster.num_engines, here, sampling_support)
+    with problems:
+        if purpose != "eval" and not any(absent(settings, purpose)):
+            seen.append(_training_rows(settings, plugins, whole))
+    with problems:
+        sets = eval_sets(settings)
+    for held_out in sets:
+        with problems, named(held_out.where):
+            seen.append(_eval_rows(held_out, whole))
+    with problems:
+        if whole and purpose != "eval" and data.prompt_data_check == "full" and data.data_source_path is None:
+            _all_play(plugins, {name for rows in seen for name in rows.rows})
+    told = list[str]()
+    with problems:
+        if model and not problems.any:
+            chat = load_chat(settings)
+            if any(calls_tools(rows) for rows in seen):
+                told = check_calls_are_read(chat, settings.rollout.tool_call_parser)
+            if purpose != "eval":
+                _teacher(settings, chat)
     return list(dict.fromkeys([*told, *(note for rows in seen for note in rows.notes)]))
 
 
@@ -223,47 +311,60 @@ def _dump(template: str, num_rollout: int) -> None:
         )
 
 
+_LABELLED = 8
+"""Rows whose labels are tried."""
+
+
 @dataclass(frozen=True, slots=True)
 class FirstRows:
-    """The first row of each environment, noted while all rows are looked at."""
+    """The first row of each environment, and the rows whose labels are tried, noted while all rows are looked at."""
 
     plugins: Plugins
     rows: dict[str, PromptRow] = field(default_factory=dict)
+    labelled: dict[str, list[PromptRow]] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
 
     def look(self, row: PromptRow) -> str | None:
         """Note a row; says what is wrong where it names none of several environments."""
         environments, name = self.plugins.environments, row.env or row.metadata.get("env")
         if environments is None or not environments.names:
-            self.rows.setdefault(ALONE, row)
+            self._add(ALONE, row)
             return None
         if problem := environments.unknown(name):
             return f"{problem}; --env-key says which field names it"
-        self.rows.setdefault(str(name), row)
+        self._add(str(name), row)
         return None
 
+    def _add(self, name: str, row: PromptRow) -> None:
+        self.rows.setdefault(name, row)
+        first = self.labelled.setdefault(name, [])
+        if len(first) < _LABELLED and row not in first:  # the first row is shown again
+            first.append(row)
 
-def _training_rows(settings: RunSettings, plugins: Plugins) -> FirstRows:
+
+def _training_rows(settings: RunSettings, plugins: Plugins, whole: bool) -> FirstRows:
     rows = FirstRows(plugins)
     if settings.data.data_source_path is not None and plugins.environments and plugins.environments.names:
         check_source(settings.data)  # the source says who plays
         return rows
     first = check_source(settings.data, rows.look)
     if first is None:
-        if settings.data.data_source_path is None:
+        if whole and settings.data.data_source_path is None:
             _someone_asks(plugins)
         return rows
     if problem := rows.look(first):  # the only row that is looked at where the check is a lazy one
         raise DataError(f"--prompt-data {settings.data.prompt_data}: its first row: {problem}")
-    someone_grades(settings, rows)
+    if whole:
+        someone_grades(settings, rows)
     return rows
 
 
-def _eval_rows(held_out: EvalSet) -> FirstRows:
+def _eval_rows(held_out: EvalSet, whole: bool) -> FirstRows:
     """Check a set and what plays it."""
-    rows = FirstRows(Plugins.load(held_out.settings))
+    rows = FirstRows(Plugins.load(held_out.settings) if whole else Plugins())
     held_out.data.check(rows.look)
-    someone_grades(held_out.settings, rows)
+    if whole:
+        someone_grades(held_out.settings, rows)
     if chosen := held_out.metadata.get("env"):
         rows.rows[chosen] = held_out.data[0]
     return rows
@@ -348,10 +449,16 @@ def someone_grades(settings: RunSettings, first: FirstRows) -> None:
             own = f"{entry.kind.__name__}.reward"
             first.notes.append(f"--rm-type {rm_type}: {own} decides; the grader counts only where that method calls it")
         if name in first.rows:
-            _grades(entry.kind, first.rows[name], rm_type, settings.rm_hub)
+            _grades(entry.kind, first.rows[name], rm_type, settings.rm_hub, first.labelled.get(name, ()))
 
 
-def _grades(kind: type[Environment], row: PromptRow, rm_type: str | None, graders: RmHubSettings) -> None:
+def _grades(
+    kind: type[Environment],
+    row: PromptRow,
+    rm_type: str | None,
+    graders: RmHubSettings,
+    labelled: Sequence[PromptRow],
+) -> None:
     if any(getattr(kind, name) is not getattr(Environment, name) for name in ("reset", "step", "reward")):
         return
     rm_type = row.metadata.get("rm_type") or rm_type
@@ -367,3 +474,16 @@ def _grades(kind: type[Environment], row: PromptRow, rm_type: str | None, grader
         raise SettingsError(
             f"--rm-type {rm_type} compares with a label, and the prompts have none; set --label-key to the data's field"
         )
+    if labelled and all(refused := [_refused(rm_type, row) for row in labelled]):
+        raise DataError(f"no label of the first {len(labelled)} rows can be graded: {refused[0]}")
+
+
+def _refused(rm_type: str, row: PromptRow) -> str:
+    """Return the words in which a grader of ours refuses the label or the metadata of a row; "" if it takes them."""
+    if check_rm_type(rm_type).runs != "process" or ":" in rm_type:
+        return ""
+    try:
+        grade(rm_type, "\\boxed{1}", row.label, row.metadata)
+    except GraderFailure as failure:
+        return str(failure) if failure.kind in ("grader_bad_label", "grader_bad_metadata", "grader_no_label") else ""
+    return ""

@@ -1,8 +1,8 @@
-"""Generating in one process: engines, chat, graders and environment; with data source, ledger and runner on top.
+"""Generating in one process: engines, chat, graders and environment; with data source, ledger and coordinator on top.
 
-1. `Generation` plays groups and evaluates: all that `agentrl eval` needs.
-2. `LedgerRollouts` adds what training needs: it owns the data source, the admission and the ledger, and makes the
-   train batch. `agentrl.cluster` runs it in an actor, `agentrl.run.local` beside the trainer.
+1. `RolloutResources` holds the resources of a rollout worker, and evaluates: all that `agentrl eval` needs.
+2. `LedgerRollouts` adds the coordinator with data source and ledger, and makes the train batch. `agentrl.cluster` runs both
+   in one actor, `agentrl.run.local` beside the trainer. Weight updates go to the engine pool; `updated` tells of them.
 """
 
 import time
@@ -23,23 +23,25 @@ from agentrl.config.model_info import read_model_info
 from agentrl.data.user_source import load_source
 from agentrl.engine.pool import EnginePool
 from agentrl.engine.transport import HttpTransport
-from agentrl.envs import Kinds
+from agentrl.envs import EnvClasses
 from agentrl.errors import SettingsError
-from agentrl.groups import Group, save_rollout
+from agentrl.groups import Group, group_id, save_rollout
 from agentrl.rm_hub import GraderRunner
 from agentrl.rollout.context import RolloutContext
+from agentrl.rollout.coordinator import Rollout, RolloutCoordinator
 from agentrl.rollout.evaluate import counted, evaluate
+from agentrl.rollout.filters import named_filter
 from agentrl.rollout.functions import RewardFunction
-from agentrl.rollout.group import GroupPlayer, group_id
+from agentrl.rollout.group import GroupPlayer
 from agentrl.rollout.rewards import UNGRADED, Grader
-from agentrl.rollout.runner import RolloutRunner
 from agentrl.rollout.stats import RolloutStats
+from agentrl.rollout.worker import RolloutWorker
 from agentrl.run.environments import set_up
 from agentrl.run.evalsets import EvalSet, eval_sets
 from agentrl.run.evaluations import write_evaluation
 from agentrl.run.metrics import rollout_metrics, staleness_metrics, truncation_metrics
-from agentrl.run.parts import Batch, BroadcastUpdate, DiskUpdate, Rollouts, WeightGroup, WeightSink
 from agentrl.run.preflight import Plugins, load_chat, teacher_pool, ungraded
+from agentrl.run.protocols import Batch, Rollouts, WeightSink
 from agentrl.runfolder import RunFolder
 from agentrl.tools.threads import run_in_daemon_thread
 from agentrl.train.batch import TrainBatch
@@ -47,7 +49,7 @@ from agentrl.train.hooks import NO_HOOKS, TrainHooks, hooks_of
 
 
 @dataclass(frozen=True, slots=True)
-class Generation:
+class RolloutResources:
     """Everything that playing groups needs in one process; made by `open`."""
 
     settings: RunSettings
@@ -63,18 +65,18 @@ class Generation:
     @asynccontextmanager
     async def open(
         cls, settings: RunSettings, folder: RunFolder, urls: Sequence[str], transport: HttpTransport | None = None
-    ) -> "AsyncIterator[Generation]":
+    ) -> "AsyncIterator[RolloutResources]":
         """Load the chat template, connect to the engines, start the graders, set up the environment.
 
         Args:
             urls: the engines.
             transport: how to reach them; by default over HTTP.
         """
-        rollout, args, kinds = settings.rollout, settings.args, Kinds()
+        rollout, args, kinds = settings.rollout, settings.args, EnvClasses()
         chat, plugins = load_chat(settings), Plugins.load(settings, kinds)
         sets = [(held_out, Plugins.load(held_out.settings, kinds)) for held_out in eval_sets(settings)]
         async with AsyncExitStack() as stack:
-            watchdog = stack.enter_context(Watchdog.watching(rollout.stall_warning))
+            watchdog = stack.enter_context(Watchdog.watching(rollout.event_loop_block_warning))
             keep, key = settings.buffer.keep_trajectories, rollout.reward_key
             store = stack.enter_context(TrajectoryStore(folder.trajectories, keep, key))
             model = read_model_info(settings.train.hf_checkpoint)
@@ -124,11 +126,14 @@ class Generation:
         return {} if unlogged else metrics
 
 
-class LedgerRollouts(Rollouts, WeightSink):
-    """Rollouts under a ledger; made by `open`."""
+class LedgerRollouts(Rollouts):
+    """Rollouts under a ledger; made by `open`. `engines` take weight updates."""
 
-    def __init__(self, generation: Generation, queue: GroupQueue, runner: RolloutRunner, kind: Kind) -> None:
-        self.generation, self._queue, self._runner, self._kind = generation, queue, runner, kind
+    def __init__(
+        self, generation: RolloutResources, queue: GroupQueue, coordinator: RolloutCoordinator, kind: Kind
+    ) -> None:
+        self.generation, self._queue, self._coordinator, self._kind = generation, queue, coordinator, kind
+        self.engines: WeightSink = generation.pool
         self._settings = generation.settings
         self._hooks = hooks_of(generation.player.context.args)
         environments = generation.plugins.environments
@@ -153,54 +158,46 @@ class LedgerRollouts(Rollouts, WeightSink):
             kind: what the trajectories are called in the run's store.
         """
         async with AsyncExitStack() as stack:
-            generation = await stack.enter_async_context(Generation.open(settings, folder, urls, transport))
-            ledger = stack.enter_context(Ledger(folder.ledger, keep=settings.buffer.ledger_keep))
+            generation = await stack.enter_async_context(RolloutResources.open(settings, folder, urls, transport))
+            ledger = stack.enter_context(Ledger(folder.ledger, keep=settings.buffer.ledger_retention))
             queue = GroupQueue(load_source(settings.data, settings.args), ledger, resume_step, generation.store)
             carried = ledger.kept(0).tokens
-            runner = RolloutRunner.running(generation.player, queue, generation.plugins.group_filter, carried)
-            yield cls(generation, queue, await stack.enter_async_context(runner), kind)
+            group_filter = generation.plugins.group_filter
+            worker, name = RolloutWorker(generation.player, group_filter), group_filter and named_filter(group_filter)
+            running = RolloutCoordinator.running(worker, queue, settings.rollout, name or "", carried)
+            yield cls(generation, queue, await stack.enter_async_context(running), kind)
 
     async def next_batch(self, step: int) -> Batch | None:
-        groups, metrics = await self.play(step)
-        if len(groups) < self._settings.rollout.rollout_batch_size:
+        groups, metrics, full = await self.play(step)
+        if not full:
             return None
-        # Others play on meanwhile: what takes long is done in a thread.
+        # Other groups are played meanwhile: slow work is done in a thread.
         return await to_thread.run_sync(make_batch, self._settings, groups, metrics, step, self._hooks)
 
-    async def play(self, step: int) -> tuple[list[Group], Mapping[str, float]]:
-        """The groups of step `step`, those of an earlier life included, in the ledger's order, and their metrics.
-
-        Fewer groups than a batch only when the data has ended. They are dumped if the settings ask for it.
+    async def play(self, step: int) -> tuple[list[Group], Mapping[str, float], bool]:
+        """Return the groups of step `step` in the data's order, their metrics, and false if the data ended before the batch
+        was full. Groups are dumped if the settings ask for it.
         """
         hooks, began = self.generation.plugins.hooks, time.monotonic()
         hooks.begin(step)
         played = await run_in_daemon_thread(partial(hooks.play, step, self._queue))
-        groups, stats = await self._runner.batch(step) if played is None else (played, RolloutStats())
-        stats.seconds = stats.seconds or time.monotonic() - began
+        rollout = await self._coordinator.batch(step) if played is None else Rollout(played, RolloutStats(), True)
+        groups, stats = rollout.groups, rollout.stats
+        stats = stats if stats.seconds else replace(stats, seconds=time.monotonic() - began)
         await to_thread.run_sync(hooks.finished, groups, self._queue.source)
         await to_thread.run_sync(self._store, step, groups)
         if groups and (template := self._settings.observability.save_debug_rollout_data):
             await to_thread.run_sync(save_rollout, template, step, groups)
         metrics = await to_thread.run_sync(rollout_metrics, groups, stats, self._settings.rollout, self._names)
         metrics |= self.generation.pool.figures() | self.generation.watchdog.take()
-        return groups, {} if hooks.log(groups, metrics, stats.seconds) else metrics
+        return groups, {} if hooks.log(groups, metrics, stats.seconds) else metrics, rollout.full
 
     def _store(self, step: int, groups: Sequence[Group]) -> None:
         ledger = self._queue.ledger
         self.generation.store.add(self._kind, "", step, groups, encoded=lambda group: ledger.encoded(group_id(group)))
 
-    async def epoch(self) -> tuple[str, ...]:
-        return await self.generation.pool.epoch()
-
-    async def join_weight_group(self, group: WeightGroup) -> None:
-        await self.generation.pool.join_weight_group(group)
-
-    async def leave_weight_group(self, name: str) -> None:
-        await self.generation.pool.leave_weight_group(name)
-
-    async def receive(self, update: DiskUpdate | BroadcastUpdate, version: str) -> None:
-        await self.generation.pool.receive(update, version)
-        self._runner.updated(int(version))
+    async def updated(self, version: int) -> None:
+        await self._coordinator.updated(version)
 
     async def trained(self, group_ids: Sequence[int], step: int, details: Any = None) -> None:
         await to_thread.run_sync(self.generation.store.add_details, step, details or {})
@@ -209,8 +206,8 @@ class LedgerRollouts(Rollouts, WeightSink):
     async def checkpointed(self, step: int) -> None:
         await to_thread.run_sync(self._queue.checkpointed, step)
 
-    async def occupy(self, memory: frozenset[str]) -> None:
-        await self.generation.pool.occupy(memory)
+    async def set_resident_memory(self, memory: frozenset[str]) -> None:
+        await self.generation.pool.set_resident_memory(memory)
 
     async def evaluate(self, done: int) -> Mapping[str, float]:
         return await self.generation.evaluate(done)
@@ -265,4 +262,4 @@ async def _context_length(settings: RunSettings, pool: EnginePool) -> int:
 
 
 _rollouts: type[Rollouts] = LedgerRollouts
-_sink: type[WeightSink] = LedgerRollouts
+_sink: type[WeightSink] = EnginePool

@@ -18,7 +18,14 @@ __all__ = ["Learners", "RankInfo", "free_port", "start_backend"]
 
 def start_backend(settings: RunSettings, where: RankInfo, learners: Learners = "all") -> TrainBackend:
     """Build the rank's backend and load the starting weights. Blocks until all ranks have joined."""
-    backend = backend_class(settings.train.train_backend)(
+    backend = make_backend(settings, learners)
+    backend.init(where)
+    return backend
+
+
+def make_backend(settings: RunSettings, learners: Learners = "all") -> TrainBackend:
+    """Make the backend that the settings name, without models."""
+    return backend_class(settings.train.train_backend)(
         settings.train,
         settings.algorithm,
         rollout_temperature=settings.rollout.rollout_temperature,
@@ -27,8 +34,6 @@ def start_backend(settings: RunSettings, where: RankInfo, learners: Learners = "
         learners=learners,
         hooks=hooks_of(settings.args),
     )
-    backend.init(where)
-    return backend
 
 
 def free_port() -> int:

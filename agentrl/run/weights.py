@@ -1,4 +1,4 @@
-"""Weights from the trainer to the engines, under a new version.
+"""WeightTransfer from the trainer to the engines, under a new version.
 
 The version is the number of rollouts that the weights were trained on.
 """
@@ -17,13 +17,13 @@ from agentrl.config.placement import ClusterSettings
 from agentrl.engine.weights import BroadcastUpdate, DiskUpdate, TensorSpec, WeightGroup
 from agentrl.errors import AgentRLError, EngineFailure, TrainError, ungrouped
 from agentrl.modelfolder import ADAPTER
-from agentrl.run.parts import Trainer, Weights, WeightSink, WeightSource, within
+from agentrl.run.protocols import Trainer, WeightSink, WeightSource, WeightTransfer, within
 from agentrl.runfolder import RunFolder
 
 _BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 
 
-class DiskWeights(Weights):
+class DiskWeights(WeightTransfer):
     """The trainer writes a Hugging Face folder, or PEFT's of an adapter; engines load it; only the newest is kept."""
 
     def __init__(self, folder: RunFolder, trainer: Trainer, sink: WeightSink) -> None:
@@ -39,7 +39,7 @@ class DiskWeights(Weights):
                 shutil.rmtree(old)
 
 
-class BroadcastWeights(Weights):
+class BroadcastWeights(WeightTransfer):
     """Trainer rank 0 and the engines share a process group; tensors go in buckets of bounded size. Made by `open`.
 
     The group is that of one set of engines: it is made again when others are there, or when one of them was lost.
@@ -123,4 +123,4 @@ def buckets(specs: Sequence[TensorSpec], limit: int) -> list[list[TensorSpec]]:
     return out
 
 
-_implementations: tuple[type[Weights], ...] = (DiskWeights, BroadcastWeights)
+_implementations: tuple[type[WeightTransfer], ...] = (DiskWeights, BroadcastWeights)

@@ -12,12 +12,10 @@ import anyio
 import anyio.to_thread
 
 from agentrl.errors import SettingsError
-from agentrl.sandbox.errors import SandboxBusy, SandboxFailure, SandboxUnavailable
 from agentrl.sandbox.inside import frames
 from agentrl.sandbox.launch import SAFE_BACKENDS, Backend, Zygote, start_zygote
-from agentrl.sandbox.limits import RunResult, SandboxLimits
-from agentrl.sandbox.process import NeverBegun, Process, encode_request
-from agentrl.sandbox.trial import check_confined
+from agentrl.sandbox.limits import RunResult, SandboxBusy, SandboxFailure, SandboxLimits, SandboxUnavailable
+from agentrl.sandbox.process import NeverBegun, Process, check_confined, encode_request
 
 _LOST = "the session was restarted after: {}; earlier variables are gone"
 _DEFAULT_LIMITS = SandboxLimits()

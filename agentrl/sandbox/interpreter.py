@@ -13,7 +13,7 @@ import sysconfig
 from dataclasses import dataclass
 from pathlib import Path
 
-from agentrl.sandbox.errors import SandboxUnavailable
+from agentrl.sandbox.limits import SandboxUnavailable
 
 _ASK = (
     "import sys, sysconfig; print(sys.version_info[0], sys.version_info[1], sys.base_prefix, "
@@ -92,7 +92,7 @@ def _files(executable: str, prefix: str, stdlib: list[str], site: tuple[str, ...
 
 
 def _readable(path: str, by_others: bool) -> bool:
-    """Whether the caller, or with `by_others` any user, can reach and read `path`."""
+    """Return true if the caller, or with `by_others` any user, can reach and read `path`."""
     if not by_others:
         return os.access(path, os.R_OK)
     try:

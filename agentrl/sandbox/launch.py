@@ -17,10 +17,9 @@ import anyio
 import anyio.to_thread
 
 from agentrl.sandbox import bootstrap
-from agentrl.sandbox.errors import SandboxFailure, SandboxUnavailable
 from agentrl.sandbox.inside import kernel
 from agentrl.sandbox.interpreter import Interpreter, find_interpreter
-from agentrl.sandbox.limits import SandboxLimits
+from agentrl.sandbox.limits import SandboxFailure, SandboxLimits, SandboxUnavailable
 from agentrl.sandbox.process import Process
 
 Backend = Literal["bubblewrap", "landlock", "unsafe_subprocess"]
@@ -54,12 +53,8 @@ class Zygote:
         return self.process.poll() is None
 
     def spawn(self, limits: SandboxLimits, *, session: bool) -> Process:
-        """Ask for a child; it may be used once it is `ready`.
-
-        Raises:
-            SandboxFailure: the zygote is gone.
-            BlockingIOError: it has too many requests before it; try again when `control` can be written to.
-        """
+        """Ask for a child; it may be used once it is `ready`. Raises SandboxFailure: the zygote is gone.
+        BlockingIOError: it has too many requests before it; try again when `control` can be written to."""
         jail = {"kind": _KINDS[self.backend], "folder": self.folder, "readable": self.interpreter.readable}
         message = {"jail": {**asdict(limits), **jail, "session": session}}
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -89,11 +84,7 @@ class Zygote:
 
 
 async def start_zygote(backend: Backend, preload: tuple[str, ...], *, deadline: float = 60.0) -> Zygote:
-    """Start one and wait until its libraries are loaded.
-
-    Raises:
-        SandboxUnavailable: says why it cannot be.
-    """
+    """Start one and wait until its libraries are loaded. Raises SandboxUnavailable: says why it cannot be."""
     zygote = await anyio.to_thread.run_sync(_start, backend, preload)
     try:
         with anyio.move_on_after(deadline):

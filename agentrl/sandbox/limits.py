@@ -1,9 +1,30 @@
-"""What a run may use, and what came of it."""
+"""Limits and result of a run."""
 
 from dataclasses import dataclass, fields
 from typing import Literal
 
-from agentrl.errors import SettingsError
+from agentrl.errors import AgentRLError, SettingsError, ToolFailure
+
+
+class SandboxUnavailable(AgentRLError):
+    """No backend works as asked on this machine; names what is missing and what to do."""
+
+
+class SandboxBusy(ToolFailure):
+    """A run waited longer than `queue_seconds` for its turn and was not started."""
+
+    usual_kind = "sandbox_busy"
+
+
+class SandboxFailure(ToolFailure):
+    """The sandbox itself broke during a run: its process ended or answered nonsense. The run may be tried again."""
+
+    usual_kind = "sandbox_failure"
+
+
+class SandboxInput(AgentRLError, ValueError):
+    """A text that cannot be handed to a program as its standard input; says why and what to do."""
+
 
 Outcome = Literal["ok", "error", "timeout", "memory", "output", "killed"]
 
@@ -46,13 +67,13 @@ class SandboxLimits:
 
 @dataclass(frozen=True, slots=True)
 class RunResult:
-    """What came of one run.
+    """The result of one run.
 
     Attributes:
         stdout: standard output, decoded as UTF-8 with replacement; in a session also the last expression's value.
         stderr: standard error; a traceback starts at the code's own frames.
         outcome: `ok`; `error` (an exception, or an exit status other than 0); `timeout` (wall or processor time);
-            `memory` (a MemoryError that nobody caught); `output` (too much of it; what came first is kept);
+            `memory` (an uncaught MemoryError); `output` (too much of it; what came first is kept);
             `killed` (ended by a signal, by the machine's lack of memory, or because it broke the sandbox's protocol).
         returncode: the exit status, -N for signal N, None where no process ended (a session that goes on).
         seconds: from the start of the code to its end, without waiting for a free place.
@@ -68,7 +89,7 @@ class RunResult:
 
     @property
     def ok(self) -> bool:
-        """Whether the code ran to its end without an error."""
+        """True if the code ran to its end without an error."""
         return self.outcome == "ok"
 
     @property

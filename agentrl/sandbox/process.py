@@ -1,15 +1,19 @@
 """A confined process as the parent sees it: our end of a socket to its jailer. Nothing here blocks the event loop."""
 
 import contextlib
+import json
+import os
 import socket
+import tempfile
 import time
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, Self
 
 import anyio
 
-from agentrl.sandbox.errors import SandboxFailure, SandboxInput
 from agentrl.sandbox.inside import frames
-from agentrl.sandbox.limits import RunResult
+from agentrl.sandbox.limits import RunResult, SandboxFailure, SandboxInput, SandboxUnavailable
 
 _START_SECONDS = 20.0
 _GRACE_SECONDS = 10.0
@@ -29,15 +33,11 @@ class Process:
     def __init__(self, end: socket.socket) -> None:
         end.setblocking(False)
         self._socket = end
-        self._decoder = frames.Decoder()
+        self._decoder = frames.FrameDecoder()
         self.ended = False
 
     async def ready(self) -> Self:
-        """Wait until it is confined.
-
-        Raises:
-            SandboxFailure: it will not be; it is closed.
-        """
+        """Wait until it is confined. Raises SandboxFailure: it will not be; it is closed."""
         answer: dict[str, Any] = {}
         try:
             with anyio.move_on_after(_START_SECONDS), contextlib.suppress(_Closed):
@@ -51,11 +51,8 @@ class Process:
         return self
 
     async def ask(self, request: bytes, wall: float) -> RunResult:
-        """Have it run something, within `wall` seconds. If this is cancelled, `end` it.
-
-        Raises:
-            NeverBegun: it ended before the request reached it.
-        """
+        """Have it run something, within `wall` seconds. If this is cancelled, `end` it. Raises NeverBegun: it ended
+        before the request reached it."""
         start = time.perf_counter()
         answer: dict[str, Any] = {"stdout": "", "stderr": "", "outcome": "timeout", "returncode": None}
         try:
@@ -123,11 +120,8 @@ class Process:
 
 
 def encode_request(code: str, stdin: str, wall: float) -> bytes:
-    """The bytes of a request; more than `frames.LARGEST` of them only where the code is too long.
-
-    Raises:
-        SandboxInput: `stdin` is too long or no text.
-    """
+    """The bytes of a request; more than `frames.LARGEST` of them only where the code is too long. Raises SandboxInput:
+    `stdin` is too long or no text."""
     try:
         stdin.encode("utf-8", "surrogateescape")
     except UnicodeEncodeError as error:
@@ -142,3 +136,55 @@ def encode_request(code: str, stdin: str, wall: float) -> bytes:
             "give less, or let the program make its data"
         )
     return request
+
+
+_PROBE = """
+import json, os, socket
+reached = []
+def attempt(name, function):
+    try:
+        function()
+    except OSError:
+        return
+    reached.append(name)
+def write():
+    with open({written!r}, "w") as file:
+        file.write("x")
+def connect():
+    socket.create_connection(("127.0.0.1", {port}), timeout=1).close()
+attempt("a file of the host", lambda: open({secret!r}).close())
+attempt("/etc/passwd", lambda: open("/etc/passwd").close())
+attempt("writing a file on the host", write)
+attempt("the network", connect)
+attempt("another process", lambda: os.kill({pid}, 0) if os.getpid() != {pid} and {pid} != 1 else os.stat("/nowhere"))
+print(json.dumps(reached))
+"""
+
+
+@contextmanager
+def _bait() -> Iterator[tuple[str, str]]:
+    """A program that tries to reach things on the host, and the folder on the host where it tries to write."""
+    folder = tempfile.TemporaryDirectory(prefix="agentrl-trial-")
+    with folder as name, socket.create_server(("127.0.0.1", 0)) as listener:
+        os.chmod(name, 0o777)
+        secret, written = os.path.join(name, "secret"), os.path.join(name, "written")
+        with open(secret, "w", encoding="ascii") as file:
+            file.write("secret")
+        yield _PROBE.format(secret=secret, written=written, port=listener.getsockname()[1], pid=os.getpid()), name
+
+
+async def check_confined(run: Callable[[str], Awaitable[RunResult]]) -> None:
+    """Run a program that tries to get out. Raises SandboxUnavailable: it did not run, or something was not kept from
+    it."""
+    with _bait() as (program, folder):
+        result = await run(program)
+        taken = "written" in os.listdir(folder)
+    if not result.ok:
+        said = result.last_line or "nothing on its standard error"
+        raise SandboxUnavailable(f"a trial program ended with {result.outcome}: {said}")
+    try:
+        reached = json.loads(result.stdout)
+    except ValueError as error:
+        raise SandboxUnavailable(f"a trial program printed {result.stdout[:200]!r}") from error
+    if reached or taken:
+        raise SandboxUnavailable(f"a trial program could reach {', '.join(reached)}")

@@ -1,7 +1,5 @@
-"""A tool's arguments: a JSON schema, and a check whose messages a model can act on.
-
-They come from a function's type hints and docstring (`of_function`), or from a schema that was given (`of_schema`).
-"""
+"""A tool's arguments: a JSON schema, and a check whose messages a model can act on. They come from a function's type
+hints and docstring (`of_function`), or from a schema that was given (`of_schema`)."""
 
 import inspect
 import json
@@ -9,6 +7,7 @@ import re
 import types
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from enum import StrEnum
 from typing import Annotated, Any, get_args, get_origin, get_type_hints
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
@@ -16,8 +15,51 @@ from pydantic.errors import PydanticSchemaGenerationError, PydanticUserError
 from pydantic.json_schema import GenerateJsonSchema
 from pydantic_core import ErrorDetails
 
-from agentrl.errors import PluginError
-from agentrl.tools.outcome import OutcomeKind, ToolError
+from agentrl.errors import AgentRLError, PluginError
+
+
+class OutcomeKind(StrEnum):
+    """Kind of end of a tool call; the values are stable names for metrics."""
+
+    OK = "ok"
+    """The tool returned a usable result."""
+    BAD_ARGUMENTS = "bad_arguments"
+    """The arguments are not a JSON object, or do not fit the tool's schema."""
+    UNKNOWN_TOOL = "unknown_tool"
+    """There is no tool of that name."""
+    REFUSED = "refused"
+    """The tool raised a `ToolError`: it answers with an error that it words for the model."""
+    RAISED = "raised"
+    """The tool raised any other exception."""
+    TIMEOUT = "timeout"
+    """The tool did not finish before its deadline."""
+    HUNG = "hung"
+    """The tool was not run: too many calls of sync tools have outlived their deadline and never returned."""
+    BAD_RESULT = "bad_result"
+    """The tool returned something that cannot be shown to a model."""
+
+
+class ToolError(AgentRLError):
+    """A failed call. The message is written for the model; a tool may raise it to word its own errors."""
+
+    def __init__(self, message: str, *, kind: OutcomeKind = OutcomeKind.REFUSED) -> None:
+        super().__init__(message)
+        self.kind = kind
+
+
+@dataclass(frozen=True, slots=True)
+class ToolOutcome:
+    """The text to show the model, how the call ended, and how long it took (seconds)."""
+
+    text: str
+    kind: OutcomeKind
+    seconds: float
+
+    @property
+    def ok(self) -> bool:
+        """True if the tool returned a usable result."""
+        return self.kind is OutcomeKind.OK
+
 
 _SHOWN_VALUE_CHARS, _SHOWN_PROBLEM_CHARS = 60, 200
 _MOST_PROBLEMS = 5
@@ -137,7 +179,7 @@ def of_schema(tool: str, schema: dict[str, Any]) -> Arguments:
 
 
 def needs_self(function: Callable[..., Any]) -> bool:
-    """Whether the function is an unbound method: its first parameter is an unannotated `self`."""
+    """Return true if the function is an unbound method: its first parameter is an unannotated `self`."""
     if not isinstance(function, types.FunctionType):
         return False
     first = next(iter(inspect.signature(function).parameters.values()), None)

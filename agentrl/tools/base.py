@@ -1,15 +1,14 @@
 """`Tool`, the `@tool` decorator, and `ToolSource`: tools that come from somewhere else."""
 
-from __future__ import annotations
-
 import contextlib
 import copy
+import difflib
 import functools
 import inspect
 import re
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Literal, Self, TypedDict, Unpack, overload
 
 import anyio
@@ -17,8 +16,16 @@ from pydantic_core import PydanticSerializationError, to_json
 
 from agentrl.clock import Deadline, waiting
 from agentrl.errors import Failure, PluginError, ToolFailure
-from agentrl.tools.arguments import Arguments, needs_self, of_function, parse_docstring
-from agentrl.tools.outcome import OutcomeKind, ToolError, ToolOutcome
+from agentrl.tools.arguments import (
+    Arguments,
+    OutcomeKind,
+    ToolError,
+    ToolOutcome,
+    as_object,
+    needs_self,
+    of_function,
+    parse_docstring,
+)
 from agentrl.tools.threads import ToolThread
 
 _TOOLS_FAULT = frozenset((OutcomeKind.RAISED, OutcomeKind.TIMEOUT, OutcomeKind.HUNG, OutcomeKind.BAD_RESULT))
@@ -31,7 +38,7 @@ OnFailure = Literal["observe", "fail"]
 
 
 class CallOptions(TypedDict, total=False):
-    """How a tool's calls are run; `Tool` says what each means."""
+    """Options of a tool's calls; `Tool` documents each."""
 
     timeout: float
     max_output_chars: int
@@ -114,7 +121,7 @@ class Tool:
 
     @property
     def unbound(self) -> bool:
-        """Whether this is a method of a class that still needs its instance (`bind`)."""
+        """True if this is a method of a class that still needs its instance (`bind`)."""
         return needs_self(self._function)
 
     def bind(self, instance: object) -> Self:
@@ -260,3 +267,57 @@ class ToolSource(ABC):
     @abstractmethod
     async def close(self) -> None:
         """Disconnect; what it started ends. Does nothing if it is not open."""
+
+
+class Toolbox:
+    """Tools by name, in the order in which the model sees them.
+
+    Raises:
+        PluginError: an entry cannot be a tool, or two tools share a name.
+    """
+
+    def __init__(self, tools: Iterable[Callable[..., Any] | Tool] = ()) -> None:
+        self._tools: dict[str, Tool] = {}
+        for entry in tools:
+            added = as_tool(entry)
+            if added.name in self._tools:
+                raise PluginError(f"two tools are called {added.name!r}; give one another name: @tool(name=...)")
+            self._tools[added.name] = added
+
+    def __iter__(self) -> Iterator[Tool]:
+        return iter(self._tools.values())
+
+    def __len__(self) -> int:
+        return len(self._tools)
+
+    @property
+    def schemas(self) -> list[dict[str, Any]]:
+        """The tools' schemas in OpenAI form, for a chat template."""
+        return [entry.schema for entry in self]
+
+    async def run(self, name: str, arguments: Mapping[str, Any] | str, *, state: object = None) -> ToolOutcome:
+        """Run one call of the model; never raises for what the model did.
+
+        Args:
+            name: the tool that the model asked for.
+            arguments: its arguments, parsed or as JSON text.
+            state: handed to parameters annotated `Annotated[..., Injected]`.
+
+        Raises:
+            ToolFailure: the tool failed, and its `on_failure` is "fail".
+        """
+        start = time.perf_counter()
+        try:
+            entry = self._find(name)
+            parsed = as_object(arguments)
+        except ToolError as error:
+            return ToolOutcome(f"Error: {error}", error.kind, time.perf_counter() - start)
+        return await entry.run(parsed, state=state)
+
+    def _find(self, name: str) -> Tool:
+        if name in self._tools:
+            return self._tools[name]
+        close = difflib.get_close_matches(str(name), self._tools, n=1)
+        names = ", ".join(f"`{known}`" for known in self._tools) or "none"
+        hint = f"did you mean `{close[0]}`? " if close else ""
+        raise ToolError(f"unknown tool `{name}`; {hint}the tools are {names}", kind=OutcomeKind.UNKNOWN_TOOL)

@@ -19,11 +19,10 @@ from typing import TYPE_CHECKING, Any, Self, Unpack
 
 import anyio
 
-from agentrl import guard
-from agentrl.errors import PluginError, first_error
-from agentrl.tools.arguments import of_schema
+from agentrl import parent_watchdog
+from agentrl.errors import PluginError, first_error, install
+from agentrl.tools.arguments import OutcomeKind, ToolError, of_schema
 from agentrl.tools.base import DEFAULT_TIMEOUT, CallOptions, Tool, ToolSource, described
-from agentrl.tools.outcome import OutcomeKind, ToolError
 
 if TYPE_CHECKING:
     from mcp import Client
@@ -89,7 +88,7 @@ class MCPTools(ToolSource):
 
             if shutil.which(command) is None:
                 raise PluginError(f"{what}: there is no program {command!r}; install it, or give its path")
-            guarded = ["-I", "-S", str(Path(guard.__file__)), str(os.getpid()), command, *arguments]
+            guarded = ["-I", "-S", str(Path(parent_watchdog.__file__)), str(os.getpid()), command, *arguments]
             return Client(StdioServerParameters(command=sys.executable, args=guarded, env=dict(env or {}), cwd=cwd))
 
         return cls(connect, what, **options)
@@ -222,7 +221,7 @@ class _Connection:
                 raise
             said = f"{what} cannot be opened: {described(first_error(error))}; does it run and speak MCP?"
             if isinstance(error, ModuleNotFoundError):
-                said = f"{what}: the MCP SDK is not installed; pip install 'agentrl[mcp]'"
+                said = f"{what}: the MCP SDK is not installed; {install('mcp')}"
             elif isinstance(error, TimeoutError):
                 said = f"{what} did not answer within {timeout:g} s; is it an MCP server?"
             raise PluginError(said) from error
@@ -285,7 +284,7 @@ def _without_titles(schema: Any) -> Any:
 
 
 def _text(result: "CallToolResult") -> str:
-    """What the model sees: the texts; other content is named, and structured content is JSON if there is no text."""
+    """Return the text for the model: the texts; other content by name; structured content as JSON if no text."""
     parts = []
     for block in result.content:
         text = getattr(block, "text", None)

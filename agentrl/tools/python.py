@@ -1,18 +1,6 @@
-"""The tool `python`: a model's code, run in the sandbox.
-
-1. `python_tool(box)` is a `Tool` with one argument, `code`. Stateful (the default): each trajectory has a session of its
-   own, so that variables stay from call to call and are seen by no other trajectory. A trajectory is told by what the
-   toolbox hands over as state: the environment's instance.
-2. `WithPython` gives an environment this tool, opens one sandbox for all its instances in `setup`, and ends an
-   instance's session in `close`:
-
-       class Solver(WithPython, Environment):
-           max_turns = 4
-
-3. The model sees what the code printed; of a traceback, its own lines. Errors, timeouts and floods are observations.
-"""
-
-from __future__ import annotations
+"""The tool `python`: a model's code, run in the sandbox. `python_tool(box)` is a `Tool` with one argument, `code`. If
+stateful (the default), each trajectory has a session of its own. `WithPython` gives an environment this tool: `class
+Solver(WithPython, Environment)`. The model sees the printed text and, of a traceback, its own lines."""
 
 import weakref
 from typing import Annotated, Any, ClassVar
@@ -20,9 +8,8 @@ from typing import Annotated, Any, ClassVar
 import anyio
 
 from agentrl.sandbox import RunResult, Sandbox, SandboxBusy, SandboxFailure, SandboxSession, SandboxUnavailable
-from agentrl.tools.arguments import Injected
+from agentrl.tools.arguments import Injected, OutcomeKind, ToolError
 from agentrl.tools.base import Tool
-from agentrl.tools.outcome import OutcomeKind, ToolError
 
 _STATEFUL = (
     "Run Python code and see what it prints, and the value of its last expression. "
@@ -144,7 +131,7 @@ class WithPython:
 
 
 def _observation(result: RunResult, room: int) -> str:
-    """What the model reads.
+    """Return the text that the model reads.
 
     Raises:
         ToolError: the code did not run to its end without an error.

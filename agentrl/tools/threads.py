@@ -20,7 +20,7 @@ import anyio
 import anyio.from_thread
 from anyio.lowlevel import RunVar, current_token
 
-from agentrl.tools.outcome import OutcomeKind, ToolError
+from agentrl.tools.arguments import OutcomeKind, ToolError
 
 PLACES: Final = 40
 MOST_HUNG: Final = 64
@@ -110,7 +110,7 @@ class ToolThread:
             self._give_back()
 
     async def run(self, function: Callable[[], Any]) -> Any:
-        """What `function` returns or raises; it runs in a thread."""
+        """Run `function` in a thread; return or raise as it does."""
         self._running = True
         return await run_in_daemon_thread(function, self._ended)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import TYPE_CHECKING
 
 from agentrl.errors import SettingsError
@@ -11,19 +12,19 @@ if TYPE_CHECKING:
 
 
 def backend_class(name: str) -> type[TrainBackend]:
-    """The backend that the setting `train_backend` names; torch and the framework are loaded here.
-
-    Raises:
-        SettingsError: there is none of that name.
-    """
+    """The backend that the setting `train_backend` names; torch and the framework are loaded here. Raises
+    SettingsError: there is none of that name."""
     if name == "megatron":
+        # Megatron says at import what it does without, and later what its checkpoints and torch's say of each other.
+        warnings.filterwarnings("ignore", category=UserWarning, module=r"megatron\.")
+        warnings.filterwarnings("ignore", category=FutureWarning, module=r"megatron\.|torch\.distributed\.checkpoint\.")
         from agentrl.train.megatron.device import uncompiled
 
         with uncompiled():
-            from agentrl.train.megatron.backend import MegatronBackend
+            from agentrl.train.megatron.network import MegatronBackend
         return MegatronBackend
     if name == "fsdp":
-        from agentrl.train.fsdp.backend import FsdpBackend
+        from agentrl.train.fsdp.network import FsdpBackend
 
         return FsdpBackend
     raise SettingsError(f"train_backend {name!r}: there is no such backend; expected megatron or fsdp")

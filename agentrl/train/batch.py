@@ -1,10 +1,8 @@
-"""`TrainBatch`: what crosses from rollout to training, as flat numpy arrays.
+"""`TrainBatch`: what crosses from rollout to training, as flat numpy arrays. All samples' tokens lie one after the
+other; offsets say where each begins. It is immutable and holds arrays only, so Ray's object store shares it without
+copies. `from_samples` refuses what a trainer cannot use, with the sample's index."""
 
-All samples' tokens lie one after the other; offsets say where each begins. It is immutable and holds arrays only, so Ray's
-object store shares it without copies. `from_samples` refuses what a trainer cannot use, with the sample's index.
-"""
-
-from __future__ import annotations
+from __future__ import annotations  # `_KINDS` reads annotations as text
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, fields
@@ -15,8 +13,8 @@ import orjson
 from numpy.typing import ArrayLike, NDArray
 
 from agentrl.errors import SampleError, TrainError
-from agentrl.sample import Sample
-from agentrl.train.turns import credit_of, gives_credit, states_of, turns_of, weights_of
+from agentrl.sample import Sample, version_number
+from agentrl.train.observations import credit_of, gives_credit, observation_ids_of, turns_of, weights_of
 
 K = TypeVar("K", bound=np.generic)
 PerToken = NDArray[K]
@@ -39,17 +37,17 @@ class TrainBatch:
             weights which sampled the token were trained on; -1 where masked or unknown.
         step_rewards: float64 [R], what each turn earned on the turn's last model token, 0 elsewhere: all that the
             sample earned, see `turns.credit_of`. None if no step gave a reward.
-        states: int32 [R], a number for what the model was shown right before the token's turn (before a sample's first
+        observation_ids: int32 [R], a number for what the model was shown right before the token's turn (before a sample's first
             turn: its prompt); equal within a group where those tokens are equal. -1 where the turn is unknown.
         loss_weights: float32 [R], the user's factor of a token's weight in the loss; None if no sample has one.
         response_offsets: int64 [S + 1], the same for the response arrays.
         rewards: float64 [S]; NaN for a removed sample without a reward.
         group_ids: int64 [S], position of the sample's group in the batch.
-        rollout_ids: int64 [S], number of the sample's trajectory in the batch; fan-out siblings share it.
+        trajectory_ids: int64 [S], number of the sample's trajectory in the batch; fan-out siblings share it.
         group_indices: int64 [S], `Sample.group_index`, -1 if it had none.
         sample_indices: int64 [S], `Sample.index`, -1 if it had none.
-        kept_ids: int32 [K], the kept sets of truncated sampling, one after the other; None if it was not.
-        kept_offsets: int64 [R + 1]; token i was sampled from `kept_ids[kept_offsets[i]:kept_offsets[i + 1]]`, or from all
+        support_ids: int32 [K], the kept sets of truncated sampling, one after the other; None if it was not.
+        support_offsets: int64 [R + 1]; token i was sampled from `support_ids[support_offsets[i]:support_offsets[i + 1]]`, or from all
             tokens where that is empty (it is not where the token trains).
         routed_experts: int16 [T, layers x experts a token], the experts that the engine chose for each token, -1 where not
             known: for a sample's last token, and others that no trained token follows; None if nothing is replayed.
@@ -63,17 +61,17 @@ class TrainBatch:
     turns: PerResponseToken[np.int32]
     staleness: PerResponseToken[np.int64]
     step_rewards: PerResponseToken[np.float64] | None = None
-    states: PerResponseToken[np.int32]
+    observation_ids: PerResponseToken[np.int32]
     loss_weights: PerResponseToken[np.float32] | None = None
     response_offsets: NDArray[np.int64]
     rewards: PerSample[np.float64]
     group_ids: PerSample[np.int64]
-    rollout_ids: PerSample[np.int64]
+    trajectory_ids: PerSample[np.int64]
     group_indices: PerSample[np.int64]
     sample_indices: PerSample[np.int64]
     teacher_log_probs: PerResponseToken[np.float32] | None = None
-    kept_ids: NDArray[np.int32] | None = None
-    kept_offsets: NDArray[np.int64] | None = None
+    support_ids: NDArray[np.int32] | None = None
+    support_offsets: NDArray[np.int64] | None = None
     routed_experts: PerToken[np.int16] | None = None
     metadata: PerSample[np.bytes_] | None = None
 
@@ -151,12 +149,12 @@ class TrainBatch:
             turns=flat(turns_of, np.int32),
             staleness=np.concatenate([_staleness(s, mask, trained) for s, mask in zip(samples, masks, strict=True)]),
             step_rewards=credit,
-            states=states_of(groups, tokens, offsets),
+            observation_ids=observation_ids_of(groups, tokens, offsets),
             loss_weights=np.concatenate(weights) if any((given != 1).any() for given in weights) else None,
             response_offsets=_offsets([sample.response_length for sample in samples]),
             rewards=np.array(rewards, np.float64),
             group_ids=np.repeat(np.arange(len(groups)), [len(group) for group in groups]).astype(np.int64),
-            rollout_ids=_number_rollouts(groups),
+            trajectory_ids=_number_rollouts(groups),
             group_indices=np.array([-1 if s.group_index is None else s.group_index for s in samples], np.int64),
             sample_indices=np.array([-1 if s.index is None else s.index for s in samples], np.int64),
             **(_kept(samples, masks) if cut else {}),
@@ -197,11 +195,13 @@ class TrainBatch:
         """Loss mask over sample i's response, a view."""
         return self.loss_mask[self.response_slice(i)]
 
-    def kept_sets(self, flat: NDArray[np.int64]) -> tuple[NDArray[np.int32], NDArray[np.int64]] | None:
-        """The kept sets of the response tokens at `flat` [N]: ids [K'] and bounds [N + 1]; None if there are none."""
-        if self.kept_ids is None or self.kept_offsets is None:
+    def sampling_support(self, response_index: NDArray[np.int64]) -> tuple[NDArray[np.int32], NDArray[np.int64]] | None:
+        """The kept sets of the response tokens at `response_index` [N]: ids [K'] and bounds [N + 1]; None if there are none."""
+        if self.support_ids is None or self.support_offsets is None:
             return None
-        return self.kept_ids[_ranges(self.kept_offsets, flat)], _offsets(np.diff(self.kept_offsets)[flat])
+        return self.support_ids[_ranges(self.support_offsets, response_index)], _offsets(
+            np.diff(self.support_offsets)[response_index]
+        )
 
     def response_slice(self, i: int) -> slice:
         """Where sample i's response lies in flat response arrays [R]."""
@@ -229,17 +229,15 @@ class TrainBatch:
         kept = {name: array[places[kind]] for name, array in self.arrays().items() if (kind := _KINDS[name]) in places}
         kept["offsets"] = _offsets(self.lengths[chosen])
         kept["response_offsets"] = _offsets(self.response_lengths[chosen])
-        if sets := self.kept_sets(response):
-            kept["kept_ids"], kept["kept_offsets"] = sets
+        if sets := self.sampling_support(response):
+            kept["support_ids"], kept["support_offsets"] = sets
         return type(self)(**kept)
 
     def split(self, num_steps: int) -> Iterator[NDArray[np.int64]]:
         """Sample indices of each of `num_steps` optimizer steps: whole trajectories in order, as even as they come.
-
-        Every sample is in exactly one step; a group may lie in two of them, since advantages are computed before.
-        With fewer trajectories than steps there is one step a trajectory.
-        """
-        trajectory_of_sample = np.unique(self.rollout_ids, return_inverse=True)[1]
+        Every sample is in exactly one step; a group may lie in two of them, since advantages are computed before. With
+        fewer trajectories than steps there is one step a trajectory."""
+        trajectory_of_sample = np.unique(self.trajectory_ids, return_inverse=True)[1]
         trajectories = int(trajectory_of_sample.max()) + 1 if len(self) else 0
         for chunk in np.array_split(np.arange(trajectories), max(1, min(num_steps, trajectories))):
             yield np.flatnonzero(np.isin(trajectory_of_sample, chunk))
@@ -265,7 +263,7 @@ def _check(sample: Sample, supervised: bool) -> None:
 
 
 def _kept(samples: Sequence[Sample], masks: Sequence[NDArray[np.uint8]]) -> dict[str, NDArray[Any]]:
-    """`kept_ids` and `kept_offsets`; each token that trains must lie in its own set."""
+    """`support_ids` and `support_offsets`; each token that trains must lie in its own set."""
     sets = []
     for sample, mask in zip(samples, masks, strict=True):
         ids = np.asarray(sample.rollout_top_p_token_ids or (), np.int32)
@@ -282,8 +280,8 @@ def _kept(samples: Sequence[Sample], masks: Sequence[NDArray[np.uint8]]) -> dict
             )
         sets.append((ids, sizes))
     return {
-        "kept_ids": np.concatenate([ids for ids, _ in sets]),
-        "kept_offsets": _offsets(np.concatenate([n for _, n in sets])),
+        "support_ids": np.concatenate([ids for ids, _ in sets]),
+        "support_offsets": _offsets(np.concatenate([n for _, n in sets])),
     }
 
 
@@ -335,8 +333,8 @@ def _staleness(sample: Sample, mask: NDArray[np.uint8], trained: int | None) -> 
     if not sample.segments and len(sample.weight_versions) == 1:
         spans = [(sample.weight_versions[0], 0, sample.response_length)]
     for version, start, end in spans:
-        if trained is not None and version and version.isdecimal():
-            ages[start:end] = max(trained - int(version), 0)
+        if trained is not None and (known := version_number(version)) is not None:
+            ages[start:end] = max(trained - known, 0)
     return np.where(mask > 0, ages, -1)
 
 

@@ -1,10 +1,6 @@
-"""Checkpoint folders of any train backend: how they are found, written whole or not at all, and told apart.
-
-1. A checkpoint is written into a hidden folder beside its place and renamed when complete; `manifest.json` is the
-   last file in it. A folder without one is not a checkpoint, so an interrupted save is never found. It names the files,
-   so that damage is noticed before anything is loaded.
-2. Nothing heavy is imported: a run looks for its checkpoints before it starts anything.
-"""
+"""Checkpoint folders of any train backend: found, written whole or not at all, and told apart. A checkpoint is written
+into a hidden folder and renamed when complete. Its last file is `manifest.json`, which names the files, so an
+interrupted save is never found and damage is noticed. Nothing heavy is imported."""
 
 import hashlib
 import json
@@ -101,10 +97,7 @@ def latest(root: str | Path) -> Found | None:
 
 def torch_dist(root: str | Path) -> Path | None:
     """The checkpoint of Megatron's that `root` is, or the one its `latest_checkpointed_iteration.txt` names; else None.
-
-    Raises:
-        CheckpointError: what is named is not there, or of another format.
-    """
+    Raises CheckpointError: what is named is not there, or of another format."""
     folder, tracker = Path(root), Path(root) / TRACKER
     if tracker.is_file():
         said = tracker.read_text().strip()
@@ -121,10 +114,7 @@ def foreign(root: str | None) -> Path | None:
 
 def read_manifest(path: Path) -> dict[str, Any]:
     """A checkpoint's manifest: `step`, `stepped` (whether there is optimizer state), `layout`, `model` (its sizes), ...
-
-    Raises:
-        CheckpointError: the folder is not a complete checkpoint, or of another format.
-    """
+    Raises CheckpointError: the folder is not a complete checkpoint, or of another format."""
     try:
         manifest: dict[str, Any] = json.loads((path / MANIFEST).read_text())
     except (OSError, ValueError, RecursionError) as error:
@@ -142,9 +132,7 @@ def read_manifest(path: Path) -> dict[str, Any]:
 @contextmanager
 def writing(path: Path, manifest: Mapping[str, Any], *, leader: bool, barrier: Callable[[], Any]) -> Iterator[Path]:
     """The hidden folder to write into; it becomes `path`, in place of an old one, when the block ends without an error.
-
-    Collective: `leader`, true on one rank, makes and renames the folder; `barrier` waits for all ranks.
-    """
+    Collective: `leader`, true on one rank, makes and renames the folder; `barrier` waits for all ranks."""
     partial = path.with_name(f".{path.name}.partial")
     if leader:
         shutil.rmtree(partial, ignore_errors=True)

@@ -1,7 +1,5 @@
 """Models from one form to another, with one file of weights at most in memory: Hugging Face folders and torch_dist."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, Literal

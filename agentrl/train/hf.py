@@ -1,10 +1,5 @@
-"""Hugging Face model folders: read tensor by tensor, written atomically.
-
-Tensors are read one at a time, when they are asked for. Those in blocks of float8, as DeepSeek's are published, are
-multiplied out.
-"""
-
-from __future__ import annotations
+"""Hugging Face model folders: read tensor by tensor, written atomically. Tensors are read one at a time, when they are
+asked for. Those in blocks of float8, as DeepSeek's are published, are multiplied out."""
 
 import functools
 import json

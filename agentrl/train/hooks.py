@@ -1,8 +1,6 @@
-"""`TrainHooks`: the moments of training at which code in another trainer's form has a say.
-
-The base class changes nothing; `hooks_of` gives what `agentrl.compat` makes of a run's args. All ranks make the same calls
-with the same batch. Losses, weights and corrections in our own form are settings of the algorithm and none of this.
-"""
+"""`TrainHooks`: the moments of training at which code in another trainer's form has a say. The base class changes
+nothing; `hooks_of` gives what `agentrl.compat` makes of a run's args. All ranks make the same calls with the same
+batch. Losses, weights and corrections in our own form are settings of the algorithm and none of this."""
 
 from __future__ import annotations
 
@@ -12,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from agentrl.algorithms.base import Computed, TokenView
 from agentrl.algorithms.settings import AlgorithmSettings
-from agentrl.plugins import optional
+from agentrl.plugins import compat
 from agentrl.sample import Sample
 
 if TYPE_CHECKING:
@@ -34,14 +32,14 @@ class Microbatch:
 
     Attributes:
         samples: the microbatch's, by their numbers in `batch`.
-        flat: int64 [N], the tokens with an output on this rank, as indices into the step's flat response arrays.
+        response_index: int64 [N], the tokens with an output on this rank, as indices into the step's flat response arrays.
         join: adds tensors up over the ranks that have the same samples, and their gradients too.
     """
 
     batch: TrainBatch
     inputs: StepInputs
     samples: tuple[int, ...]
-    flat: Tensor
+    response_index: Tensor
     join: Callable[[Tensor], Tensor]
 
 
@@ -87,10 +85,8 @@ class TrainHooks:
         return None
 
     def loss(self, part: Microbatch, logits: Tensor) -> tuple[Tensor, Arrays]:
-        """The microbatch's share of the step's loss and of its statistics, scalars.
-
-        `logits` are float32 [N, vocabulary]; the part's tokens are all response tokens, also those that do not train.
-        """
+        """The microbatch's share of the step's loss and of its statistics, scalars. `logits` are float32 [N,
+        vocabulary]; the part's tokens are all response tokens, also those that do not train."""
         raise NotImplementedError
 
     def weights_written(self, folder: str) -> None:
@@ -101,11 +97,7 @@ NO_HOOKS = TrainHooks()
 
 
 def hooks_of(args: Any) -> TrainHooks:
-    """The hooks that the run's args name.
-
-    Raises:
-        PluginError: one cannot be loaded, or has another signature.
-        SettingsError: one would have no effect.
-    """
-    door: Callable[[Any], TrainHooks] | None = optional("agentrl.compat.train_hooks:HOOKS")
-    return door(args) if door else NO_HOOKS
+    """The hooks that the run's args name. Raises PluginError: one cannot be loaded, or has another signature.
+    SettingsError: one would have no effect."""
+    found = compat()
+    return NO_HOOKS if found is None else found.train_hooks(args)

@@ -1,12 +1,11 @@
-"""Attention in blocks: which queries see which keys, the kernels that compute a block, and how blocks become one softmax.
+"""Attention in blocks: visible keys of queries, kernels for a block, and the merge of blocks into one softmax.
 
-1. A `Part` is a set of blocks, each some queries that see some keys: all of them, or (causal) each those up to its own.
-   Within a part no query is in two blocks, so that a kernel may compute them all in one call.
-2. A kernel gives a block's output and its log-sum-exp; `merge` makes one softmax of two blocks' (the identity behind
-   FlashAttention, arXiv:2205.14135, and ring attention, arXiv:2310.01889). The backward pass of a block takes the merged
-   output and log-sum-exp: its probabilities are then shares of the whole.
-3. `kernel_for` takes what is installed: on the CPU torch's flash attention, on CUDA in half precision its variable-length
-   flash attention (one launch a part), elsewhere plain matrix products, a chunk of queries at a time.
+1. `AttentionBlocks` is a set of blocks: some queries that see all of some keys, or (causal) each those up to its own.
+   No query is in two blocks of a set, so one call may compute them all.
+2. A kernel returns output and log-sum-exp; `merge` joins two blocks (arXiv:2205.14135, arXiv:2310.01889). A block's
+   backward pass takes the merged values.
+3. `kernel_for`: torch's flash attention on the CPU, its variable-length one on CUDA in half precision, else plain
+   products.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ CHUNK_ELEMENTS = 1 << 24
 
 
 @dataclass(frozen=True)
-class Part:
+class AttentionBlocks:
     """Blocks `(first query, end, first key, end)`; causal ones have as many keys as queries."""
 
     blocks: tuple[tuple[int, int, int, int], ...]
@@ -70,12 +69,20 @@ class Kernel(ABC):
     """Whether values must have the keys' dim."""
 
     @abstractmethod
-    def forward(self, q: Tensor, k: Tensor, v: Tensor, part: Part, scale: float) -> Outputs:
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, part: AttentionBlocks, scale: float) -> Outputs:
         """The outputs of a part's queries, block by block, in pieces of one, or all at once."""
 
     @abstractmethod
     def backward(
-        self, grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, part: Part, scale: float
+        self,
+        grad: Tensor,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        out: Tensor,
+        lse: Tensor,
+        part: AttentionBlocks,
+        scale: float,
     ) -> Gradients:
         """In pieces as well; `out` and `lse` are those of all parts together."""
 
@@ -87,22 +94,22 @@ def merge(out: Tensor, lse: Tensor, other: Tensor, other_lse: Tensor) -> tuple[T
     return out * weight[..., None] + other * other_weight[..., None], total
 
 
-def attention(q: Tensor, k: Tensor, v: Tensor, parts: Sequence[Part], scale: float, kernel: Kernel) -> Tensor:
-    """Attention [t, heads, dim of the values], differentiable. The first part's blocks hold every query, and no key twice.
-
-    Where values have another dim than keys and the kernel takes one, the narrower are padded with zeros.
-    """
+def attention(
+    q: Tensor, k: Tensor, v: Tensor, parts: Sequence[AttentionBlocks], scale: float, kernel: Kernel
+) -> Tensor:
+    """Attention [t, heads, dim of the values], differentiable. The first part's blocks hold every query, and no key
+    twice. Where values have another dim than keys and the kernel takes one, the narrower are padded with zeros."""
     wide, width = max(k.size(-1), v.size(-1)), v.size(-1)
     if kernel.one_dim:
         q, k, v = (x if x.size(-1) == wide else F.pad(x, (0, wide - x.size(-1))) for x in (q, k, v))
-    out: Tensor = _Attention.apply(q, k, v, tuple(parts), scale, kernel)
+    out: Tensor = _BlockAttention.apply(q, k, v, tuple(parts), scale, kernel)
     return out[..., :width]
 
 
-class _Attention(torch.autograd.Function):
+class _BlockAttention(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, q: Tensor, k: Tensor, v: Tensor, parts: tuple[Part, ...], scale: float, kernel: Kernel
+        ctx: Any, q: Tensor, k: Tensor, v: Tensor, parts: tuple[AttentionBlocks, ...], scale: float, kernel: Kernel
     ) -> Tensor:
         wide = torch.promote_types(q.dtype, torch.float32)
         shape = (*q.shape[:-1], v.size(-1))
@@ -142,14 +149,22 @@ class Plain(Kernel):
 
     one_dim = False
 
-    def forward(self, q: Tensor, k: Tensor, v: Tensor, part: Part, scale: float) -> Outputs:
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, part: AttentionBlocks, scale: float) -> Outputs:
         for rows, keys, hidden in _chunks(part, q.size(1), q.device):
             scores = _scores(q[rows], k[keys], scale, hidden)
             lse = scores.logsumexp(-1)
             yield rows, _heads((scores - lse[..., None]).exp(), v[keys]).to(q.dtype), lse.transpose(0, 1)
 
     def backward(
-        self, grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, part: Part, scale: float
+        self,
+        grad: Tensor,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        out: Tensor,
+        lse: Tensor,
+        part: AttentionBlocks,
+        scale: float,
     ) -> Gradients:
         for rows, keys, hidden in _chunks(part, q.size(1), q.device):
             given = [x.detach().requires_grad_() for x in (q[rows], k[keys], v[keys])]
@@ -166,7 +181,7 @@ class Plain(Kernel):
 class FlashOnCpu(Kernel):
     """Torch's flash attention for the CPU, a block a call."""
 
-    def forward(self, q: Tensor, k: Tensor, v: Tensor, part: Part, scale: float) -> Outputs:
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, part: AttentionBlocks, scale: float) -> Outputs:
         for a, b, s, e in part.blocks:
             out, lse = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
                 _batch(q[a:b]), _batch(k[s:e]), _batch(v[s:e]), 0.0, part.causal, scale=scale
@@ -174,7 +189,15 @@ class FlashOnCpu(Kernel):
             yield slice(a, b), out[0].transpose(0, 1), lse[0].transpose(0, 1)
 
     def backward(
-        self, grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, part: Part, scale: float
+        self,
+        grad: Tensor,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        out: Tensor,
+        lse: Tensor,
+        part: AttentionBlocks,
+        scale: float,
     ) -> Gradients:
         for a, b, s, e in part.blocks:
             tensors = [_batch(x) for x in (grad[a:b], q[a:b], k[s:e], v[s:e], out[a:b])]
@@ -188,7 +211,7 @@ class FlashOnCpu(Kernel):
 class FlashOnCuda(Kernel):
     """Torch's variable-length flash attention, a part a launch."""
 
-    def forward(self, q: Tensor, k: Tensor, v: Tensor, part: Part, scale: float) -> Outputs:
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, part: AttentionBlocks, scale: float) -> Outputs:
         at, seen = part.on(q.device)
         shape = (at.bounds, seen.bounds, at.most, seen.most)
         out, lse, *_ = torch.ops.aten._flash_attention_forward(
@@ -197,7 +220,15 @@ class FlashOnCuda(Kernel):
         yield at.rows, out, lse.transpose(0, 1)
 
     def backward(
-        self, grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, part: Part, scale: float
+        self,
+        grad: Tensor,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        out: Tensor,
+        lse: Tensor,
+        part: AttentionBlocks,
+        scale: float,
     ) -> Gradients:
         at, seen = part.on(q.device)
         tensors = (grad[at.rows].contiguous(), q[at.rows], k[seen.rows], v[seen.rows], out[at.rows])
@@ -229,7 +260,7 @@ def _batch(x: Tensor) -> Tensor:
     return x.transpose(0, 1)[None]
 
 
-def _chunks(part: Part, heads: int, device: torch.device) -> Iterator[tuple[slice, slice, Tensor | None]]:
+def _chunks(part: AttentionBlocks, heads: int, device: torch.device) -> Iterator[tuple[slice, slice, Tensor | None]]:
     """Some queries of a block, its keys, and which of them are hidden [queries, keys]."""
     for a, b, s, e in part.blocks:
         step = max(1, CHUNK_ELEMENTS // max(1, heads * (e - s)))

@@ -1,18 +1,13 @@
 """Log-probabilities and entropies over a vocabulary that may be cut over ranks.
 
-1. Exact: maxima, sums and expectations are reduced over the ranks; the result is the full softmax's, on every rank.
-2. float32 inside whatever the logits' dtype; logits are divided by the sampling temperature first.
-3. Lean: rows are processed in chunks and the backward pass recomputes the softmax from the logits, so no second
-   [rows, vocabulary] tensor lives between the passes, apart from the gradient itself.
+1. The result is the full softmax's on every rank, in float32; logits are divided by the sampling temperature first.
+2. Rows are processed in chunks and the backward pass recomputes the softmax, so no second [rows, vocabulary] tensor
+   lives.
+3. Under truncated sampling the softmax is over each row's support alone (DeepSeek-V3.2, arXiv:2512.02556, section 3.1).
 
-4. Where sampling was truncated, softmax and entropy are over each row's kept set alone (DeepSeek-V3.2, arXiv:2512.02556,
-   section 3.1): the other logits count as -inf.
-
-With p = softmax(z / T): log-prob of token y is z_y/T - logsumexp(z/T); entropy is logsumexp(z/T) - E_p[z/T]; their
-gradients in z/T are onehot(y) - p and -p (z/T - E_p[z/T]).
+With p = softmax(z / T): log-prob of y is z_y/T - logsumexp(z/T), entropy logsumexp(z/T) - E_p[z/T]; their gradients in
+z/T are onehot(y) - p and -p (z/T - E_p[z/T]).
 """
-
-from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Any
@@ -28,7 +23,7 @@ FAR = -1e4
 
 
 @dataclass(frozen=True, slots=True)
-class KeptSets:
+class SamplingSupport:
     """What rows were sampled from: row i from `ids[offsets[i]:offsets[i + 1]]`, or from everything where that is empty.
 
     Attributes:
@@ -58,7 +53,7 @@ def token_log_probs(
     group: dist.ProcessGroup | None,
     vocab: int,
     temperature: float = 1.0,
-    kept: KeptSets | None = None,
+    kept: SamplingSupport | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Log-probs of the chosen tokens, and entropies; differentiable in `logits`.
 
@@ -89,7 +84,7 @@ class _TokenLogProbs(torch.autograd.Function):
         start: int,
         width: int,
         temperature: float,
-        kept: KeptSets | None,
+        kept: SamplingSupport | None,
     ) -> tuple[Tensor, Tensor]:
         n = logits.size(0)
         ctx.start, ctx.width, ctx.temperature, ctx.kept = start, width, temperature, kept

@@ -1,16 +1,11 @@
 """From a `TrainBatch` and a packing plan to the tensors of one microbatch.
 
-1. The samples of a microbatch are laid out as a tree (`agentrl.train.tree`): what several begin with is there once.
-   The input of a sample is all its tokens but the last; position j predicts j + 1. Every node is padded at its end to the
-   plan's alignment, and no real token sees padding.
-2. Only some positions have an output: `rows` are their places among this rank's tokens, `targets` the tokens that
-   follow, `flat` their index among the batch's response tokens [R], by which every per-token array is looked up. The last
-   token of a shared prefix has one output for each sample that goes on from it.
-3. Under context parallelism a rank takes chunks r and 2n-1-r of each node's 2n chunks (zigzag), so that causal
-   attention costs every rank the same.
+1. Samples are laid out as a tree (`agentrl.train.tree`), so a shared beginning is there once. Position j predicts j +
+   1. Nodes are padded to the plan's alignment.
+2. `rows` are the positions with an output on this rank, `targets` the tokens that follow, `response_index` their index
+   among the batch's response tokens [R]. The last token of a shared prefix has one output a continuation.
+3. Under context parallelism a rank takes chunks r and 2n-1-r of each node's 2n chunks (zigzag).
 """
-
-from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -24,12 +19,12 @@ from torch import Tensor
 
 from agentrl.errors import TrainError
 from agentrl.train.batch import TrainBatch
-from agentrl.train.kernels import Part
-from agentrl.train.packing import Plan, padded
+from agentrl.train.kernels import AttentionBlocks
+from agentrl.train.packing import PackingPlan, padded
 from agentrl.train.ranks import Ranks
-from agentrl.train.tree import Node, Prefixes, Tree
+from agentrl.train.tree import Node, SharedPrefixes, Tree
 
-Rows = Literal["trained", "response"]
+OutputPositions = Literal["trained", "response"]
 """Which positions have an output: those of trained tokens, or of all response tokens."""
 Ints = NDArray[np.int64]
 
@@ -45,7 +40,7 @@ class MicrobatchTensors:
             one rank.
         rows: int64 [n], places of the outputs among the t tokens.
         targets: int64 [n], token ids.
-        flat: int64 [n], indices into flat response arrays [R].
+        response_index: int64 [n], indices into flat response arrays [R].
         computed: tokens that go through the layers on all context-parallel ranks, padding not counted.
         samples: the microbatch's, by their numbers in the batch.
         routing: int16 [t, layers x experts a token], -1 where not known; None if the batch has none.
@@ -53,11 +48,11 @@ class MicrobatchTensors:
 
     tokens: Tensor
     positions: Tensor
-    parts: tuple[Part, ...]
+    parts: tuple[AttentionBlocks, ...]
     order: Tensor | None
     rows: Tensor
     targets: Tensor
-    flat: Tensor
+    response_index: Tensor
     computed: int
     samples: tuple[int, ...]
     routing: Tensor | None
@@ -70,27 +65,25 @@ def inputs_of(batch: TrainBatch) -> list[NDArray[np.int32]]:
 
 @dataclass(frozen=True, slots=True)
 class Packer:
-    """Makes the microbatches of one rank, on its device; each has a multiple of `multiple` tokens.
-
-    `routed`: for a model that replays the engine's routing.
-    """
+    """Makes the microbatches of one rank, on its device; each has a multiple of `multiple` tokens. `routed`: for a
+    model that replays the engine's routing."""
 
     ranks: Ranks
     device: torch.device
     multiple: int = 1
     routed: bool = False
 
-    def microbatches(self, batch: TrainBatch, plan: Plan, rows: Rows) -> Iterator[MicrobatchTensors]:
+    def microbatches(self, batch: TrainBatch, plan: PackingPlan, rows: OutputPositions) -> Iterator[MicrobatchTensors]:
         """In the plan's order; an empty one becomes a padding-only sequence without outputs."""
         inputs = inputs_of(batch)
         for samples in plan.ranks[self.ranks.dp_rank]:
             sequences = [inputs[i] for i in samples]
-            prefixes = Prefixes.of(sequences) if plan.shares else Prefixes.none(len(sequences))
+            prefixes = SharedPrefixes.of(sequences) if plan.shares else SharedPrefixes.none(len(sequences))
             tree = Tree.of([len(ids) for ids in sequences], prefixes)
-            laid = Laid(tree, plan.alignment, self.ranks.cp, self.ranks.cp_rank, self.multiple)
+            laid = PackedLayout(tree, plan.alignment, self.ranks.cp, self.ranks.cp_rank, self.multiple)
             outputs = [np.zeros((3, 0), np.int64)]
             outputs += [laid.outputs(number, _outputs(batch, i, rows)) for number, i in enumerate(samples)]
-            places, targets, flat = self._there(np.concatenate(outputs, axis=1))
+            places, targets, response_index = self._there(np.concatenate(outputs, axis=1))
             tokens, positions = map(self._there, laid.local(sequences))
             routed = self.routed and batch.routed_experts is not None
             yield MicrobatchTensors(
@@ -100,7 +93,7 @@ class Packer:
                 order=self._there(laid.order()) if laid.cp > 1 else None,
                 rows=places,
                 targets=targets,
-                flat=flat,
+                response_index=response_index,
                 computed=laid.tree.tokens,
                 samples=tuple(samples),
                 routing=self._there(laid.routing([batch.sample_routing(i) for i in samples])) if routed else None,
@@ -110,7 +103,7 @@ class Packer:
         return torch.from_numpy(array).to(self.device)
 
 
-def _outputs(batch: TrainBatch, sample: int, rows: Rows) -> Ints:
+def _outputs(batch: TrainBatch, sample: int, rows: OutputPositions) -> Ints:
     """[3, n]: the positions at which a sample has outputs, the tokens that follow there, and their index in the batch."""
     ids, response = batch.sample_tokens(sample).astype(np.int64), batch.response_slice(sample)
     first = len(ids) - (response.stop - response.start)
@@ -121,11 +114,9 @@ def _outputs(batch: TrainBatch, sample: int, rows: Rows) -> Ints:
     return np.stack([offsets + first - 1, ids[first:][offsets], offsets + response.start])
 
 
-class Laid:
-    """A tree laid out over the context-parallel ranks, padding included; `rank` is the one that asks.
-
-    Places among all tokens of the pack are global, those among one rank's are local.
-    """
+class PackedLayout:
+    """A tree laid out over the context-parallel ranks, padding included; `rank` is the one that asks. Places among all
+    tokens of the pack are global, those among one rank's are local."""
 
     def __init__(self, tree: Tree, alignment: int, cp: int, rank: int, pad: int) -> None:
         self.tree, self.cp, self.rank = tree, cp, rank
@@ -190,7 +181,7 @@ class Laid:
         rows = self.inverse[found[0] + shift[nodes]]
         return np.stack([rows, *found[1:]])[:, rows >= 0]
 
-    def parts(self) -> tuple[Part, ...]:
+    def parts(self) -> tuple[AttentionBlocks, ...]:
         """What this rank's queries see: their own chunk, chunks of the node before it, and the nodes above."""
         own, past, above = [], [], []
         local = 0
@@ -204,8 +195,8 @@ class Laid:
             if node.last > number:
                 end = self.starts[node.last + 1] // self.cp
                 above.append((len(node.parents), (local, end, start, start + len(node))))
-        parts = [Part(tuple(own), causal=True)] + ([Part(tuple(past))] if past else [])
+        parts = [AttentionBlocks(tuple(own), causal=True)] + ([AttentionBlocks(tuple(past))] if past else [])
         above.sort(key=lambda block: block[0])
         for _, blocks in groupby(above, key=lambda block: block[0]):
-            parts.append(Part(tuple(block for _, block in blocks)))
+            parts.append(AttentionBlocks(tuple(block for _, block in blocks)))
         return tuple(parts)

@@ -18,15 +18,15 @@ from torch import Tensor
 from agentrl.errors import TrainError
 from agentrl.lora import LoraShape
 from agentrl.train.contracts import WeightSpec
+from agentrl.train.forward_backward import ForwardBackward
 from agentrl.train.hf import HFFolder
 from agentrl.train.hooks import TrainHooks
 from agentrl.train.optimizer import Optimizer
-from agentrl.train.passes import Passes
 from agentrl.train.settings import PATTERNS, TrainSettings
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class ModelContext:
     """What the models of a process have in common; `network` makes them."""
 
     settings: TrainSettings
@@ -39,12 +39,17 @@ class Place:
     @property
     def lora(self) -> LoraShape | None:
         """The adapters that learn in place of the weights."""
-        s = self.settings
-        return None if s.lora_rank is None else LoraShape(s.lora_rank, s.lora_alpha, s.target_modules)
+        return lora_of(self.settings)
+
+
+def lora_of(settings: TrainSettings) -> LoraShape | None:
+    """Return the adapters that the settings ask for."""
+    s = settings
+    return None if s.lora_rank is None else LoraShape(s.lora_rank, s.lora_alpha, s.target_modules)
 
 
 @dataclass(frozen=True, slots=True)
-class Shape:
+class CostShape:
     """Of a model's sizes what planning and measuring need.
 
     Attributes:
@@ -57,15 +62,13 @@ class Shape:
     channels: int
 
 
-def attention_crossover(shape: Shape) -> int:
-    """The length, in tokens, at which a sequence's causal attention costs as much as everything else.
-
-    A token costs 2 operations a matrix weight; attention over n tokens, halved by causality, n^2 a channel.
-    """
+def attention_crossover(shape: CostShape) -> int:
+    """The length, in tokens, at which a sequence's causal attention costs as much as everything else. A token costs 2
+    operations a matrix weight; attention over n tokens, halved by causality, n^2 a channel."""
     return 2 * shape.matrices // shape.channels
 
 
-def forward_flops(shape: Shape, lengths: NDArray[np.int64]) -> float:
+def forward_flops(shape: CostShape, lengths: NDArray[np.int64]) -> float:
     """Operations of a forward pass over sequences of these lengths, each by itself, attention halved by causality."""
     return 2 * float(lengths.sum()) * shape.matrices + float((lengths.astype(np.float64) ** 2).sum()) * shape.channels
 
@@ -82,22 +85,28 @@ class Network(ABC):
     """
 
     model: Any
-    passes: Passes
-    shape: Shape
+    forward_backward: ForwardBackward
+    shape: CostShape
     sizes: Mapping[str, Any]
     reach: tuple[int, str] | None
     store: ClassVar[Store]
 
     @abstractmethod
-    def __init__(self, folder: HFFolder, place: Place, *, values: bool, learns: bool) -> None: ...
+    def __init__(self, folder: HFFolder, place: ModelContext, *, values: bool, learns: bool) -> None: ...
 
     @staticmethod
     @abstractmethod
     def sizes_of(folder: HFFolder) -> Mapping[str, Any]:
-        """The `sizes` of the model in a folder.
+        """The `sizes` of the model in a folder. Raises TrainError: it cannot be trained."""
+
+    @classmethod
+    @abstractmethod
+    def check_model(cls, folder: HFFolder, settings: TrainSettings, *, values: bool) -> None:
+        """Refuse a model as `__init__` would, by its config alone: without weights, ranks or a device.
 
         Raises:
-            TrainError: it cannot be trained.
+            TrainError: the model or the layout cannot be trained.
+            CheckpointError: an adapter's target is no layer.
         """
 
     def check(self, longest: int) -> None:
@@ -179,10 +188,7 @@ def frozen(settings: TrainSettings) -> dict[str, list[str]]:
 
 def learning(settings: TrainSettings, called: Sequence[Sequence[str]]) -> list[bool]:
     """Which parameters the settings let learn, of parameters with these names; a pattern is searched for in each name.
-
-    Raises:
-        TrainError: a pattern that no name has.
-    """
+    Raises TrainError: a pattern that no name has."""
     only = settings.only_train_params_name_list
     patterns = only or settings.freeze_params_name_list
 

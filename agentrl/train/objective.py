@@ -4,8 +4,6 @@ Advantages are computed over the whole rollout before its first step, so a step 
 over one step's samples, so that a step's loss is their weighted sum in every layout. What the user weighs multiplies them.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -41,19 +39,24 @@ class StepInputs:
     returns: Tensor | None = None
 
     def view(
-        self, flat: Tensor, log_probs: Tensor, entropy: Tensor, join: Callable[[Tensor], Tensor], amend: Any = None
+        self,
+        response_index: Tensor,
+        log_probs: Tensor,
+        entropy: Tensor,
+        join: Callable[[Tensor], Tensor],
+        amend: Any = None,
     ) -> TokenView:
-        """The tokens at `flat` int64 [N], with the model's log-probs and entropies [N] of them.
-
-        `join` and `amend` are those of `TokenView`. Without old log-probs the policy itself is the old one: the ratio is 1 and its
-        gradient that of the log-prob.
-        """
-        found = {"old_log_probs": log_probs.detach()} | {name: array[flat] for name, array in self.per_token.items()}
+        """The tokens at `response_index` int64 [N], with the model's log-probs and entropies [N] of them. `join` and
+        `amend` are those of `TokenView`. Without old log-probs the policy itself is the old one: the ratio is 1 and its
+        gradient that of the log-prob."""
+        found = {"old_log_probs": log_probs.detach()} | {
+            name: array[response_index] for name, array in self.per_token.items()
+        }
         found |= {"log_probs": log_probs, "entropy": entropy}
         return TokenView(num_samples=len(self.batch), join=join, amend=amend, **found)
 
 
-_SAID = ("rewards", "group_ids", "rollout_ids", "turns", "step_rewards", "states")
+_BATCH_FIELDS = ("rewards", "group_ids", "trajectory_ids", "turns", "step_rewards", "observation_ids")
 """What the batch says in the form in which algorithms read it."""
 
 
@@ -66,7 +69,7 @@ def estimate(batch: TrainBatch, arrays: Mapping[str, Tensor], algorithm: Algorit
     if algorithm.settings.kl_coef:
         kind = algorithm.settings.kl_loss_type
         computed["kl"] = approximate_kl(arrays["old_log_probs"], arrays["ref_log_probs"], kind)
-    said = {name: _tensor(array) for name, array in batch.arrays().items() if name in _SAID}
+    said = {name: _tensor(array) for name, array in batch.arrays().items() if name in _BATCH_FIELDS}
     lengths, tokens, mask = _tensor(batch.response_lengths), _tensor(batch.response_tokens), _tensor(batch.loss_mask)
     inputs = AdvantageInputs(lengths=lengths, tokens=tokens, loss_mask=mask.float(), **said, **computed)
     return compute_advantages(inputs, algorithm.settings, given)
@@ -85,12 +88,12 @@ def step_inputs(
     """
     part, device = batch.select(indices), arrays["advantages"].device
     mask, lengths = _tensor(part.loss_mask), _tensor(part.response_lengths)
-    rollouts = _tensor(part.rollout_ids)
+    rollouts = _tensor(part.trajectory_ids)
     tokens = torch.from_numpy(batch.response_positions(indices)).to(device)
     chosen = {name: array[tokens] for name, array in arrays.items()}
     counted = chosen.pop("counted", mask).to(mask.device)
     groups = _tensor(part.group_ids)
-    inputs = WeightInputs(loss_mask=counted, lengths=lengths, rollout_ids=rollouts, group_ids=groups)
+    inputs = WeightInputs(loss_mask=counted, lengths=lengths, trajectory_ids=rollouts, group_ids=groups)
     weights = algorithm.token_weights(inputs) * mask
     if part.loss_weights is not None:
         weights = weights * _tensor(part.loss_weights)

@@ -4,8 +4,6 @@
 2. Learning rates are set on every step from the schedule; nothing is kept in the optimizer that the schedule owns.
 """
 
-from __future__ import annotations
-
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
@@ -42,11 +40,8 @@ class Optimizer(ABC):
 
     @abstractmethod
     def state(self, weights: dict[str, Any], *, is_loading: bool) -> dict[str, Any]:
-        """As the backend's checkpoints take it; `weights` is the model's. Collective.
-
-        Raises:
-            CheckpointError: there is no form for it.
-        """
+        """As the backend's checkpoints take it; `weights` is the model's. Collective. Raises CheckpointError: there is
+        no form for it."""
 
     @abstractmethod
     def take(self, state: dict[str, Any] | None) -> None:

@@ -1,15 +1,12 @@
-"""Who computes what: samples spread over data-parallel ranks and packed into microbatches.
+"""The packing plan: samples spread over data-parallel ranks and packed into microbatches. All ranks compute the same
+plan.
 
-1. Every rank computes the same plan and takes its own row.
-2. Every sample is in exactly one microbatch of one rank, and all ranks have the same number of microbatches (their
-   collectives must match). Where a rank has fewer samples than that, its last microbatches are empty and the
-   backend runs a dummy sequence with weight 0 for them.
-3. Samples that begin alike are kept together as a bundle, as far as memory and an even share of the work allow: within a
-   microbatch their common beginning is computed once (`tree`).
-4. What a sample adds to a microbatch is padded to a multiple of `alignment` (what context parallelism needs), and token
-   counts here include that padding.
-5. Memory bounds a microbatch, by its tokens; time evens out the ranks, by the work of their samples, in which attention
-   grows with the square of the length.
+1. Every sample is in one microbatch of one rank. All ranks have the same number of microbatches; empty ones run a dummy
+   sequence with weight 0.
+2. Samples that begin alike stay together, as far as memory and even work allow, so that `tree` computes the beginning
+   once.
+3. Token counts include the padding to `alignment`. Memory bounds a microbatch's tokens; work, quadratic in length, is
+   evened out over ranks.
 """
 
 from collections.abc import Sequence
@@ -18,7 +15,7 @@ from heapq import heapify, heappop, heappush
 from itertools import count
 
 from agentrl.errors import TrainError
-from agentrl.train.tree import Prefixes, Tree
+from agentrl.train.tree import SharedPrefixes, Tree
 
 Microbatch = tuple[int, ...]
 """Sample indices, in the order in which they are packed."""
@@ -27,7 +24,7 @@ Bundle = list[int]
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class PackingPlan:
     """Which samples each rank computes, in which microbatches.
 
     Attributes:
@@ -54,13 +51,13 @@ def make_plan(
     lengths: Sequence[int],
     data_parallel_size: int,
     *,
-    prefixes: Prefixes | None = None,
+    prefixes: SharedPrefixes | None = None,
     max_tokens: int | None = None,
     micro_batch_size: int = 1,
     alignment: int = 1,
     balance: bool = True,
     attention_crossover: int | None = None,
-) -> Plan:
+) -> PackingPlan:
     """Spread samples over ranks and pack each rank's samples into microbatches.
 
     Args:
@@ -70,7 +67,7 @@ def make_plan(
         max_tokens: pack up to this many tokens (padding included) into a microbatch, by first-fit decreasing; a
             longer sample has a microbatch of its own. None: exactly `micro_batch_size` samples, fewer in the last.
         micro_batch_size: samples per microbatch when `max_tokens` is None.
-        alignment: see `Plan`.
+        alignment: see `PackingPlan`.
         balance: even out work over the ranks; off deals the bundles out in turn.
         attention_crossover: the length at which a sample's attention costs as much as everything else; None takes
             attention for free, so that work is tokens.
@@ -80,7 +77,7 @@ def make_plan(
     """
     if not lengths or min(lengths) < 1:
         raise TrainError(f"packing needs samples with at least one token each, got lengths {list(lengths)[:8]}")
-    known = prefixes or Prefixes.none(len(lengths))
+    known = prefixes or SharedPrefixes.none(len(lengths))
     tree = Tree.of(lengths, known)
     costs = _Costs(lengths, known, tree, alignment, attention_crossover)
     share = costs.all_work() / (2 * data_parallel_size) if data_parallel_size > 1 and balance else float("inf")
@@ -97,14 +94,19 @@ def make_plan(
     bins = [[[bundles[b] for b in bin_] for bin_ in first_fit_decreasing(own, sizes, capacity)] for own in shares]
     most = max(map(len, bins))
     ranks = tuple(tuple(costs.samples(mb) for mb in _split_up(own, costs, most)) for own in bins)
-    return Plan(ranks, alignment, prefixes is not None, sum(lengths), tree.tokens)
+    return PackingPlan(ranks, alignment, prefixes is not None, sum(lengths), tree.tokens)
 
 
 class _Costs:
     """What samples cost behind those that they follow in the order of their beginnings."""
 
     def __init__(
-        self, lengths: Sequence[int], prefixes: Prefixes, tree: Tree, alignment: int, attention_crossover: int | None
+        self,
+        lengths: Sequence[int],
+        prefixes: SharedPrefixes,
+        tree: Tree,
+        alignment: int,
+        attention_crossover: int | None,
     ) -> None:
         self.order, self.shared = prefixes.order, prefixes.shared
         starts = {node.of: node.start for node in reversed(tree.nodes)}
@@ -189,10 +191,8 @@ def balanced_partition(sizes: Sequence[int], parts: int, *, equal_size: bool = F
 
 
 def first_fit_decreasing(items: Sequence[int], sizes: Sequence[int], capacity: int) -> list[list[int]]:
-    """Pack `items` into few bins of at most `capacity`: longest first, each into the first bin with room.
-
-    At most 11/9 of the optimal number of bins plus 6/9 (Dosa 2007). An item above the capacity has its own bin.
-    """
+    """Pack `items` into few bins of at most `capacity`: longest first, each into the first bin with room. At most 11/9
+    of the optimal number of bins plus 6/9 (Dosa 2007). An item above the capacity has its own bin."""
     bins: list[list[int]] = []
     room: list[int] = []
     for item in sorted(items, key=lambda i: (-sizes[i], i)):

@@ -1,16 +1,20 @@
 """Where a trainer process stands: its device, and its place among the other processes."""
 
-from __future__ import annotations
-
 import datetime
+import resource
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch import cuda
 from torch._C._distributed_c10d import TCPStore
 
 from agentrl.errors import TrainError
+from agentrl.files import replacing
 from agentrl.train.contracts import RankInfo
 from agentrl.train.settings import TrainSettings
 
@@ -70,11 +74,8 @@ def _groups() -> frozenset[dist.ProcessGroup]:
 
 
 def pick(kind: str = "auto", local_rank: int = 0) -> torch.device:
-    """The device of a trainer process: its GPU where there is one, else the CPU.
-
-    Raises:
-        TrainError: `kind` asks for a device that this machine does not have, or for the CPU beside a GPU.
-    """
+    """The device of a trainer process: its GPU where there is one, else the CPU. Raises TrainError: `kind` asks for a
+    device that this machine does not have, or for the CPU beside a GPU."""
     if kind != "auto" and (kind == "cuda") != torch.cuda.is_available():
         have = "has" if torch.cuda.is_available() else "has no"
         raise TrainError(f"device {kind} was asked for, but this process {have} CUDA; set CUDA_VISIBLE_DEVICES")
@@ -83,3 +84,28 @@ def pick(kind: str = "auto", local_rank: int = 0) -> torch.device:
     device = torch.device("cuda", local_rank % torch.cuda.device_count())
     torch.cuda.set_device(device)
     return device
+
+
+@contextmanager
+def profiled(settings: TrainSettings, rollout: int, rank: int) -> Iterator[None]:
+    """Write a trace of what is inside to `profile_dir`, for Chrome's or Perfetto's viewer, if `rollout` is asked for."""
+    if not settings.use_pytorch_profiler or not settings.profile_step_start <= rollout < settings.profile_step_end:
+        yield
+        return
+    with torch.profiler.profile(record_shapes=True, profile_memory=True, with_flops=True) as found:
+        yield
+    path = Path(settings.profile_dir or "profile") / f"rollout_{rollout}_rank_{rank}.json"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with replacing(path) as draft:
+        found.export_chrome_trace(str(draft))
+
+
+def memory(device: torch.device) -> dict[str, float]:
+    """GiB: `perf/trainer_memory`, the most that the process has held so far; of a GPU `perf/gpu_memory_allocated` and
+    `perf/gpu_memory_reserved`, the most since the last call."""
+    found = {"trainer_memory": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20}
+    if device.type == "cuda":
+        found["gpu_memory_allocated"] = cuda.max_memory_allocated(device) / 2**30
+        found["gpu_memory_reserved"] = cuda.max_memory_reserved(device) / 2**30
+        cuda.reset_peak_memory_stats(device)
+    return {f"perf/{name}": value for name, value in found.items()}

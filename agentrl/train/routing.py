@@ -1,12 +1,6 @@
-"""Routing replay: the experts that the engine chose, in place of those that the trainer's router would (arXiv:2510.11370).
-
-1. Rows of a microbatch travel with it through the model's layers, and each layer is handed its own just before it runs. So a
-   recomputed layer, and one whose backward pass comes after other microbatches, has the right ones.
-2. Scores stay the trainer's: by them the chosen experts are weighed, and through them gradients go.
-3. Tokens whose experts are not known (-1) choose for themselves: padding, and what no trained token follows.
-"""
-
-from __future__ import annotations
+"""Routing replay: the engine's choice of experts in place of the trainer's (arXiv:2510.11370). Each layer gets its rows
+just before it runs, so recomputed and backward passes use the right ones. Scores and gradients stay the trainer's.
+Tokens with unknown experts (-1) choose for themselves."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -34,11 +28,8 @@ class Replay:
 
 
 def routing_of(rows: Tensor, sparse: Sequence[Any], experts: int, topk: int) -> Tensor:
-    """Rows [t, layers x topk] as [t, layers, topk], -1 where not known; `sparse` says which layers have experts.
-
-    Raises:
-        TrainError: they are not of this model.
-    """
+    """Rows [t, layers x topk] as [t, layers, topk], -1 where not known; `sparse` says which layers have experts. Raises
+    TrainError: they are not of this model."""
     if not topk or rows.shape[1] != len(sparse) * topk:
         raise TrainError(
             f"the samples say {rows.shape[1]} experts a token, and the model has {len(sparse)} layers with {topk} each; does "

@@ -16,7 +16,7 @@ WsdDecayStyle = Literal["exponential", "linear", "cosine", "minus_sqrt"]
 
 
 class TrainSettings(Settings):
-    """How the model is trained. Names are slime's and Megatron's flags."""
+    """Training of the model. Names are slime's and Megatron's flags."""
 
     train_backend: Literal["auto", "megatron", "fsdp"] = Field(
         "auto",
@@ -41,7 +41,7 @@ class TrainSettings(Settings):
     )
     load: str | None = Field(
         None,
-        description="Folder of checkpoints to resume from; default: --save. Of another trainer's (torch_dist), the weights are taken.",
+        description="Folder of checkpoints to resume from; default: --save. From another trainer's (torch_dist), only weights are read.",
     )
     save: str | None = Field(None, description="Folder to write checkpoints to; default: checkpoints in --output-dir.")
     save_interval: int | None = Field(
@@ -84,8 +84,8 @@ class TrainSettings(Settings):
     ci_train_rollout_logprob_abs_diff_threshold: float | None = Field(
         None,
         ge=0,
-        description="End the run where the engine's log-probs of a step's trained tokens differ from the trainer's by more than this "
-        "in the mean, before the step; default: never, and 0 with true_on_policy_mode.",
+        description="End the run before a step if the log-probs of engine and trainer differ by more than this, in the mean over "
+        "its trained tokens. Default: never, and 0 with true_on_policy_mode.",
     )
 
     optimizer: Literal["adam", "muon"] = Field(
@@ -107,8 +107,8 @@ class TrainSettings(Settings):
     lr_wsd_decay_style: WsdDecayStyle = Field("exponential", description="Shape of the final decay of the WSD style.")
     critic_load: str | None = Field(
         None,
-        description="Hugging Face folder that PPO's critic starts from, its value head (score.weight) too if there is one; "
-        "by default the actor's starting weights, with a value head of zeros.",
+        description="Hugging Face folder that PPO's critic starts from, with its value head (score.weight) if it has one. "
+        "Default: the actor's starting weights, with a value head of zeros.",
     )
     critic_lr: float | None = Field(
         None, ge=0, description="Peak learning rate of the critic, on the actor's curve; by default 10 times lr."
@@ -133,7 +133,7 @@ class TrainSettings(Settings):
     lora_rank: int | None = Field(
         None, ge=1, description="Train adapters of this rank (LoRA) in place of the weights; by default the weights."
     )
-    lora_alpha: float = Field(32.0, gt=0, description="What adapters add is multiplied by lora_alpha / lora_rank.")
+    lora_alpha: float = Field(32.0, gt=0, description="Factor of the adapters, lora_alpha / lora_rank.")
     target_modules: tuple[str, ...] = Field(
         ("all-linear",),
         description="Linear layers that get an adapter, by the ends of their names (q_proj v_proj); all-linear: all.",
@@ -157,7 +157,7 @@ class TrainSettings(Settings):
 
     deterministic_mode: bool = Field(
         False,
-        description="Let PyTorch take kernels alone whose result does not depend on timing, and fail where it has none.",
+        description="Use only kernels of PyTorch whose result does not depend on timing; fail if there is none.",
     )
     bf16: bool | None = Field(
         None,
@@ -168,7 +168,7 @@ class TrainSettings(Settings):
         None, description="Recompute activations in the backward pass: whole layers, or attention only."
     )
     recompute_method: Literal["uniform", "block"] | None = Field(
-        None, description="Which layers a full recomputation covers."
+        None, description="Layers that a full recomputation covers."
     )
     recompute_num_layers: int | None = Field(
         None, ge=1, description="Layers per recomputed unit (uniform) or recomputed layers (block)."
@@ -183,7 +183,7 @@ class TrainSettings(Settings):
     train_threads: int | None = Field(
         None,
         ge=1,
-        description="CPU threads of each trainer process; by default its share of the cores that nobody else computes on.",
+        description="CPU threads of each trainer process; by default its share of the otherwise unused cores.",
     )
     distributed_backend: Literal["auto", "nccl", "gloo"] = Field(
         "auto", description="Collectives between trainer processes; auto is nccl with CUDA and gloo without."
@@ -223,7 +223,7 @@ class TrainSettings(Settings):
         return self
 
     def _problems(self) -> Iterator[tuple[object, str]]:
-        """What would be wrong with the settings, and whether it is."""
+        """Yield each possible mistake: true if it was made, and its message."""
         dynamic, most = self.use_dynamic_batch_size, self.max_tokens_per_gpu
         yield dynamic and most is None, "use_dynamic_batch_size needs max_tokens_per_gpu"
         useless = "max_tokens_per_gpu has no effect without use_dynamic_batch_size; set that too"

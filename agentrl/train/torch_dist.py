@@ -1,12 +1,6 @@
-"""Megatron's `torch_dist` checkpoints, whoever wrote them: read and written tensor by tensor, without a model or ranks.
-
-1. `.metadata` lists of each tensor its pieces, and where in which file they lie. It is a pickle, of which only torch's own
-   descriptions are made into objects; the pieces are read with `weights_only`. `common.pt` is not read.
-2. Layers, and experts, may be stacked in one tensor: `read` takes one of them, and reads no other's pieces.
-3. What is written is loaded by `megatron.core.dist_checkpointing` under any layout.
-"""
-
-from __future__ import annotations
+"""Megatron's `torch_dist` checkpoints, read and written tensor by tensor, without a model or ranks. `.metadata` lists
+the pieces of each tensor; it is a pickle of which only torch's own descriptions are loaded. Pieces are read with
+`weights_only`. `read` takes one of several stacked layers or experts alone."""
 
 import argparse
 import io
@@ -33,7 +27,7 @@ _DESCRIPTIONS = {
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class TensorPiece:
     """A tensor to write: one at `index` of those that are stacked, `of` so many, under one key; or all of it."""
 
     key: str
@@ -58,11 +52,7 @@ class _Unpickler(pickle._Unpickler):  # not C's, which asks for all the memory t
 
 
 class TorchDist:
-    """A checkpoint's tensors.
-
-    Raises:
-        CheckpointError: the folder's `.metadata` cannot be read.
-    """
+    """A checkpoint's tensors. Raises CheckpointError: the folder's `.metadata` cannot be read."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -76,11 +66,8 @@ class TorchDist:
             raise CheckpointError(f"{path / _INDEX}: not a torch_dist checkpoint's ({error!r:.200})") from error
 
     def read(self, key: str, index: tuple[int, ...] = ()) -> Tensor:
-        """The tensor, or of stacked ones that at `index`, on the CPU in its stored dtype.
-
-        Raises:
-            CheckpointError: pieces are missing or damaged.
-        """
+        """The tensor, or of stacked ones that at `index`, on the CPU in its stored dtype. Raises CheckpointError:
+        pieces are missing or damaged."""
         try:
             return self._read(key, index)
         except Exception as error:
@@ -110,7 +97,7 @@ class TorchDist:
         return piece.view(chunk.sizes)
 
 
-def write(path: Path, parts: Iterable[Part], said: Mapping[str, Any]) -> None:
+def write(path: Path, parts: Iterable[TensorPiece], said: Mapping[str, Any]) -> None:
     """Write a checkpoint into the folder `path`, of which one tensor is in memory at a time; `said` is for its `args`."""
     entries: dict[str, Any] = {}
     places: dict[Any, Any] = {}
@@ -141,7 +128,7 @@ def write(path: Path, parts: Iterable[Part], said: Mapping[str, Any]) -> None:
     (path / "metadata.json").write_text(json.dumps(backends | {f"{name}_version": 1 for name in backends}))
 
 
-def _extra_states(part: Part) -> set[str]:
+def _extra_states(part: TensorPiece) -> set[str]:
     """The keys of what modules may keep beside their weights: Megatron's loader insists on them, and takes None."""
     module = part.key.rpartition(".")[0]
     index, of = (".".join(map(str, numbers)) for numbers in (part.index or (0,), part.of or (1,)))

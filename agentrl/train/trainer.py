@@ -12,8 +12,6 @@
 6. The reference, and a teacher of any size, are models of their own that stay on the device.
 """
 
-from __future__ import annotations
-
 import gc
 import random
 import time
@@ -28,12 +26,13 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from agentrl.algorithms.ops.mismatch import PREFIX, mismatch_metrics
+from agentrl.algorithms.ops.corrections import PREFIX, mismatch_metrics
 from agentrl.algorithms.registry import algorithm_of
 from agentrl.algorithms.settings import AlgorithmSettings
 from agentrl.errors import CheckpointError, TrainError
 from agentrl.lora import write_adapter
-from agentrl.parked import Parked
+from agentrl.numerics.offload import OffloadedTensors
+from agentrl.numerics.weight_group import WeightSender
 from agentrl.runfolder import CRITIC, MANIFEST
 from agentrl.train.batch import TrainBatch
 from agentrl.train.checkpoints import check_critic, foreign, latest, whole_folder
@@ -41,14 +40,12 @@ from agentrl.train.contracts import Device, Learners, ModelRole, Prepared, RankI
 from agentrl.train.hf import HFFolder
 from agentrl.train.hf import write as write_hf
 from agentrl.train.hooks import NO_HOOKS, TrainHooks
-from agentrl.train.microbatches import Rows
-from agentrl.train.network import Network, Place, forward_flops
+from agentrl.train.microbatches import OutputPositions
+from agentrl.train.model_state import CriticModel, ModelState, TrainedModel, UnadaptedModel
+from agentrl.train.network import ModelContext, Network, forward_flops
 from agentrl.train.objective import estimate, step_inputs
-from agentrl.train.profiling import memory, profiled
-from agentrl.train.ranks import Ranks, pick
+from agentrl.train.ranks import Ranks, memory, pick, profiled
 from agentrl.train.settings import TrainSettings
-from agentrl.train.slots import CriticSlot, ModelSlot, TrainedSlot, Unadapted
-from agentrl.weightgroup import WeightGroup
 
 
 class TrainBackend(ABC):
@@ -69,15 +66,15 @@ class TrainBackend(ABC):
 
     network: ClassVar[type[Network]]
     """What a model is."""
-    actor: TrainedSlot
+    actor: TrainedModel
     """Not there in a process of the critic alone."""
-    critic: CriticSlot | None = None
-    reference: ModelSlot | None = None
-    teacher: ModelSlot | None = None
+    critic: CriticModel | None = None
+    reference: ModelState | None = None
+    teacher: ModelState | None = None
     _followed = False
     """Whether the reference is no longer the model that it was loaded from."""
-    _group: WeightGroup | None = None
-    _parked: Parked | None = None
+    _group: WeightSender | None = None
+    _offloaded: OffloadedTensors | None = None
     _seconds: defaultdict[str, float]
     _details: Mapping[str, NDArray[np.float16]]
 
@@ -110,13 +107,31 @@ class TrainBackend(ABC):
     def opened(self, folder: str | Path) -> HFFolder:
         """The model in a folder that the settings name: Hugging Face's, or a torch_dist checkpoint beside `hf_checkpoint`."""
 
-    def init(self, where: RankInfo) -> None:
-        """Join the process group, build the models and the optimizer, and load the starting weights. Collective.
+    def check(self) -> None:
+        """Refuse, by the models' configs alone, what `init` would refuse after the start.
 
         Raises:
-            TrainError: the model or the layout cannot be trained.
-            CheckpointError: the starting folder is not a readable model.
+            TrainError: a model or the layout cannot be trained.
+            CheckpointError: a folder is not a readable model.
         """
+        settings, check = self.settings, self.network.check_model
+        if settings.bf16 is None:
+            cuda = self.device_kind == "cuda" or (self.device_kind == "auto" and torch.cuda.is_available())
+            settings = settings.model_copy(update={"bf16": cuda})
+        if (weights := foreign(settings.load)) is not None:
+            self.folder = self.opened(weights)
+        check(self.folder, settings, values=False)
+        if "ref_log_probs" in self.algorithm.reads:
+            self._reference_folder(self.network.sizes_of(self.folder))
+        if "teacher_log_probs" in self.algorithm.reads and settings.opd_teacher_load:
+            check(self.opened(settings.opd_teacher_load), settings, values=False)
+        if "values" in self.algorithm.reads:
+            check(self._critic_folder(), settings, values=True)
+
+    def init(self, where: RankInfo) -> None:
+        """Join the process group, build the models and the optimizer, and load the starting weights. Collective. Raises
+        TrainError: the model or the layout cannot be trained. CheckpointError: the starting folder is not a readable
+        model."""
         if (weights := foreign(self.settings.load)) is not None:
             self.folder = self.opened(weights)
         sizes = self.network.sizes_of(self.folder)  # a model that cannot be trained is refused before the ranks meet
@@ -130,20 +145,20 @@ class TrainBackend(ABC):
         self.seed(self.settings.seed)
         self._seconds = defaultdict(float)
         self.hooks.started()
-        place = Place(self.settings, self.ranks, self.device, self.temperature, self.hooks, self.network)
+        place = ModelContext(self.settings, self.ranks, self.device, self.temperature, self.hooks, self.network)
         if self.learners != "critic":
             total = None if self.total_steps is None else self.total_steps - self.settings.actor_starts
-            self.actor = TrainedSlot(self.folder, place, total)
+            self.actor = TrainedModel(self.folder, place, total)
             if "ref_log_probs" in self.algorithm.reads:
                 adapted = self.settings.lora_rank is not None and self.settings.ref_load is None
                 folder = self._reference_folder(sizes)
-                self.reference = Unadapted(self.actor) if adapted else ModelSlot(folder, place)
+                self.reference = UnadaptedModel(self.actor) if adapted else ModelState(folder, place)
             if "teacher_log_probs" in self.algorithm.reads and self.settings.opd_teacher_load:
-                self.teacher = ModelSlot(self.opened(self.settings.opd_teacher_load), place)
+                self.teacher = ModelState(self.opened(self.settings.opd_teacher_load), place)
         if "values" in self.algorithm.reads and self.learners != "actor":
-            self.critic = CriticSlot(self._critic_folder(), place, self.total_steps)
+            self.critic = CriticModel(self._critic_folder(), place, self.total_steps)
 
-    def _slots(self) -> list[ModelSlot]:
+    def _models(self) -> list[ModelState]:
         slots = (vars(self).get("actor"), self.critic, self.reference, self.teacher)
         return [slot for slot in slots if slot is not None]
 
@@ -171,16 +186,12 @@ class TrainBackend(ABC):
     # ---- log-probs ----------------------------------------------------------------------------------------
 
     def log_probs(self, batch: TrainBatch, model: ModelRole = "actor") -> NDArray[np.float32]:
-        """Natural-log probabilities [R] of all response tokens of `batch`, in its flat layout, on every rank. Collective.
-
-        The rollout temperature is applied to the logits, so the numbers compare with the engine's.
-
-        Raises:
-            TrainError: the run has no such model.
-        """
+        """Natural-log probabilities [R] of all response tokens of `batch`, in its flat layout, on every rank.
+        Collective. The rollout temperature is applied to the logits, so the numbers compare with the engine's. Raises
+        TrainError: the run has no such model."""
         return self._log_probs(batch, model, "response")
 
-    def _log_probs(self, batch: TrainBatch, model: ModelRole, rows: Rows) -> NDArray[np.float32]:
+    def _log_probs(self, batch: TrainBatch, model: ModelRole, rows: OutputPositions) -> NDArray[np.float32]:
         slot = {"actor": self.actor, "ref": self.reference, "teacher": self.teacher}[model]
         if slot is None:
             what, remedy = _ABSENT[model]
@@ -193,11 +204,8 @@ class TrainBackend(ABC):
         return found
 
     def values(self, batch: TrainBatch) -> NDArray[np.float32]:
-        """The critic's value [R] of the state before each trained token, 0 at others, on every rank. Collective.
-
-        Raises:
-            TrainError: this process has no critic.
-        """
+        """The critic's value [R] of the state before each trained token, 0 at others, on every rank. Collective. Raises
+        TrainError: this process has no critic."""
         if self.critic is None:
             raise TrainError(f"there is no critic: {self.algorithm.name} learns none, or it is elsewhere")
         self.hooks.before_log_probs(self.critic.network.model, "")
@@ -212,7 +220,7 @@ class TrainBackend(ABC):
 
         Args:
             batch: the rollout's samples.
-            step: the number of optimizer steps (not rollouts) taken before this call; it places the learning rate.
+            step: the training step, from 0; it places the learning rate.
             prepared: by default `prepare(batch)`.
 
         Returns:
@@ -228,15 +236,14 @@ class TrainBackend(ABC):
             TrainError: a token id outside the vocabulary; or a non-finite loss or gradient, and the weights are then
                 as before the failed step.
         """
-        rollout = step // self.settings.num_steps_per_rollout
-        with profiled(self.settings, rollout, self.ranks.rank):
+        with profiled(self.settings, step, self.ranks.rank):
             metrics = self._train(batch, step, prepared)
         if self.settings.reset_optimizer_states:
-            for slot in self._slots():
-                if isinstance(slot, TrainedSlot):
+            for slot in self._models():
+                if isinstance(slot, TrainedModel):
                     slot.optimizer.reset()
         every = self.settings.ref_update_interval
-        if self.reference is not None and every and (rollout + 1) % every == 0:
+        if self.reference is not None and every and (step + 1) % every == 0:
             self.reference.become(self.actor)
             self._followed = True
         return {**metrics, **memory(self.device)}
@@ -249,13 +256,14 @@ class TrainBackend(ABC):
         arrays: Mapping[str, Tensor]
         arrays = {name: torch.from_numpy(array.copy()).to(self.device) for name, array in prepared.arrays.items()}
         if self.learners != "critic":
-            batch, arrays = self.hooks.prepared(batch, step // self.settings.num_steps_per_rollout, arrays)
+            batch, arrays = self.hooks.prepared(batch, step, arrays)
         seen, history = np.full(len(batch.loss_mask), np.nan, np.float32), []
-        for number, indices in enumerate(batch.split(self.settings.num_steps_per_rollout), step):
+        count = self.settings.num_steps_per_rollout
+        for optim_step, indices in enumerate(batch.split(count), step * count):
             inputs = step_inputs(batch, indices, arrays, self.algorithm)
-            found = {} if self.critic is None else self.critic.step(inputs, number)
-            if self.learners != "critic" and number >= (first := self.settings.actor_starts):
-                found |= self.actor.step(inputs, number - first)
+            found = {} if self.critic is None else self.critic.step(inputs, optim_step)
+            if self.learners != "critic" and optim_step >= (first := self.settings.actor_starts):
+                found |= self.actor.step(inputs, optim_step - first)
                 seen[batch.response_positions(indices)] = self.actor.seen
             history.append(found)
         read = {name: array.cpu().numpy() for name, array in arrays.items()}
@@ -276,10 +284,8 @@ class TrainBackend(ABC):
 
     def details(self) -> Mapping[str, NDArray[np.float16]]:
         """What the last `train` said of each response token, to look at: [R] each in the batch's flat layout.
-
         `log_probs` are the actor's when it took its step on the token; `advantages`, and `values`, `ref_log_probs` and
-        `teacher_log_probs` where the objective has them. NaN where the token did not train. The same on every rank.
-        """
+        `teacher_log_probs` where the objective has them. NaN where the token did not train. The same on every rank."""
         return self._details
 
     def prepare(self, batch: TrainBatch, values: NDArray[np.float32] | None = None) -> Prepared:
@@ -338,19 +344,14 @@ class TrainBackend(ABC):
         return self.actor.network.export()
 
     def init_weight_group(self, address: str, port: int, world_size: int, name: str, backend: str) -> None:
-        """Rank 0 opens the group over which engines receive weights, as its rank 0; elsewhere a no-op.
-
-        Blocks until all `world_size` members have joined, so ask the engines to join at the same time.
-        """
+        """Rank 0 opens the group over which engines receive weights, as its rank 0; elsewhere a no-op. Blocks until all
+        `world_size` members have joined, so ask the engines to join at the same time."""
         if self.ranks.rank == 0:
-            self._group = WeightGroup(backend, f"tcp://{address}:{port}", world_size, name)
+            self._group = WeightSender(backend, f"tcp://{address}:{port}", world_size, name)
 
     def broadcast_weights(self) -> None:
-        """Send all weights to the engines, in the order of `weight_specs`. Collective.
-
-        Raises:
-            TrainError: no group was opened, or a member was lost.
-        """
+        """Send all weights to the engines, in the order of `weight_specs`. Collective. Raises TrainError: no group was
+        opened, or a member was lost."""
         for _, tensor in self.export_weights():
             if self._group is None:
                 raise TrainError("broadcast_weights needs init_weight_group first")
@@ -365,17 +366,14 @@ class TrainBackend(ABC):
     # ---- turns on one device ----------------------------------------------------------------------------
 
     def offload(self) -> None:
-        """Give back the memory of models, gradients and optimizer states; twice is once.
-
-        Raises:
-            TrainError: there is no room for their bytes; everything is as before.
-        """
-        if self._parked is not None:
+        """Give back the memory of models, gradients and optimizer states; twice is once. Raises TrainError: there is no
+        room for their bytes; everything is as before."""
+        if self._offloaded is not None:
             return
-        parts = [slot.memory() for slot in self._slots()]
+        parts = [slot.memory() for slot in self._models()]
         kept, anew = ([tensor for part in parts for tensor in part[which]] for which in (0, 1))
         try:
-            self._parked = Parked(kept, anew)
+            self._offloaded = OffloadedTensors(kept, anew)
         except OSError as error:
             raise TrainError(
                 f"the trainer's state could not be put aside (TMPDIR, --no-offload-train): {error}"
@@ -383,9 +381,9 @@ class TrainBackend(ABC):
 
     def onload(self) -> None:
         """Bring it all back, bit for bit but for gradients, which are zero; twice is once."""
-        if self._parked is not None:
-            self._parked.restore()
-            self._parked = None
+        if self._offloaded is not None:
+            self._offloaded.restore()
+            self._offloaded = None
 
     # ---- what lasts ---------------------------------------------------------------------------------------
 
@@ -425,10 +423,8 @@ class TrainBackend(ABC):
         return newest.step
 
     def save_hf(self, path: str | Path, *, served: bool = False) -> None:
-        """Write a Hugging Face folder (weights, config, tokenizer files) atomically. Collective.
-
-        `served`: engines are about to read it.
-        """
+        """Write a Hugging Face folder (weights, config, tokenizer files) atomically. Collective. `served`: engines are
+        about to read it."""
         lora, adapter = self.actor.place.lora, self.actor.network.adapter()
         stream = iter(()) if served and lora else self.export_weights()
         if self.ranks.rank == 0:

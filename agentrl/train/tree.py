@@ -22,7 +22,7 @@ Ids = NDArray[np.int32]
 
 
 @dataclass(frozen=True, slots=True)
-class Prefixes:
+class SharedPrefixes:
     """Sequences in an order in which those that begin alike are neighbours.
 
     Attributes:
@@ -35,7 +35,7 @@ class Prefixes:
     shared: tuple[int, ...]
 
     @classmethod
-    def of(cls, sequences: Sequence[Ids]) -> "Prefixes":
+    def of(cls, sequences: Sequence[Ids]) -> "SharedPrefixes":
         """Find what the sequences share."""
         keys = [ids.astype(">u4").tobytes() for ids in sequences]
         order = sorted(range(len(keys)), key=lambda i: (keys[i], i))
@@ -43,17 +43,15 @@ class Prefixes:
         return cls(tuple(order), tuple(n if n >= LEAST else 0 for n in shared[: len(order)]))
 
     @classmethod
-    def none(cls, count: int) -> "Prefixes":
+    def none(cls, count: int) -> "SharedPrefixes":
         """For `count` sequences of which nothing is to be shared."""
         return cls(tuple(range(count)), (0,) * count)
 
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """Tokens `start` to `end` (positions, in all sequences through it) of the sequence number `of`.
-
-    `last` is the number of the last node that descends from this one, its own if none does.
-    """
+    """Tokens `start` to `end` (positions, in all sequences through it) of the sequence number `of`. `last` is the
+    number of the last node that descends from this one, its own if none does."""
 
     of: int
     start: int
@@ -78,7 +76,7 @@ class Tree:
         return sum(map(len, self.nodes))
 
     @classmethod
-    def of(cls, lengths: Sequence[int], prefixes: Prefixes) -> "Tree":
+    def of(cls, lengths: Sequence[int], prefixes: SharedPrefixes) -> "Tree":
         """The tree of sequences with these lengths [S]."""
         nodes: list[tuple[int, int, int, tuple[int, ...]]] = []
         paths: list[tuple[int, ...]] = [()] * len(lengths)

@@ -21,8 +21,7 @@ from agentrl.errors import AgentRLError, DataError
 from agentrl.observability import charts
 from agentrl.viewer import curves, table, trajectory
 from agentrl.viewer.library import Library
-from agentrl.viewer.markup import macro
-from agentrl.viewer.query import Query
+from agentrl.viewer.query import Query, macro
 
 P = ParamSpec("P")
 R = TypeVar("R")

@@ -7,7 +7,7 @@ from typing import Any
 from agentrl.observability.charts import Series, collect_series
 from agentrl.observability.report import chart_groups, headlines
 from agentrl.viewer.library import Library
-from agentrl.viewer.markup import macro
+from agentrl.viewer.query import macro
 
 _COLOURS = ("#4a6fe3", "#d9772b", "#2f9e63", "#a34fc4", "#c44f6b", "#3a9db8", "#8c8c3a", "#7a6a5a")
 _GREY = "#888"
@@ -16,7 +16,7 @@ _POINTS = 80
 
 
 @dataclass(frozen=True)
-class Line:
+class Curve:
     """One curve: of run number `run`, and as what it counts in its chart."""
 
     label: str
@@ -48,7 +48,7 @@ def overview(library: Library) -> str:
 
 def charts(library: Library, everything: bool) -> dict[str, dict[str, Any]]:
     """Options of the charts by title: the main ones of all runs together, or all metrics."""
-    lines: dict[str, list[Line]] = {}
+    lines: dict[str, list[Curve]] = {}
     for at, run in enumerate(library.runs):
         series = collect_series(run.metrics())
         groups = chart_groups(series)
@@ -56,11 +56,11 @@ def charts(library: Library, everything: bool) -> dict[str, dict[str, Any]]:
             groups = [(name, [(name, one)]) for name, one in sorted(series.items())]
         for title, members in groups:
             for place, (label, one) in enumerate(members):
-                lines.setdefault(title, []).append(Line(label, at, place, one))
+                lines.setdefault(title, []).append(Curve(label, at, place, one))
     return {title: _options(members, [run.name for run in library.runs]) for title, members in lines.items()}
 
 
-def _options(lines: list[Line], runs: list[str]) -> dict[str, Any]:
+def _options(lines: list[Curve], runs: list[str]) -> dict[str, Any]:
     """What ECharts draws."""
     axis = {"axisLabel": {"color": _GREY}, "splitLine": {"lineStyle": {"color": "#8883"}}}
     return {
@@ -74,7 +74,7 @@ def _options(lines: list[Line], runs: list[str]) -> dict[str, Any]:
     }
 
 
-def _drawn(line: Line, runs: list[str], count: int) -> Mapping[str, Any]:
+def _drawn(line: Curve, runs: list[str], count: int) -> Mapping[str, Any]:
     several = len(runs) > 1
     parts = [runs[line.run]] * several + [line.label] * (not several or count > len(runs))
     colour = _COLOURS[(line.run if several else line.place) % len(_COLOURS)]

@@ -47,11 +47,8 @@ class Source:
 
     @property
     def reader(self) -> StoreReader:
-        """Opened when first looked at, and again where another file lies there now.
-
-        Raises:
-            DataError: it cannot be read (any more).
-        """
+        """Opened when first looked at, and again where another file lies there now. Raises DataError: it cannot be read
+        (any more)."""
         if not self.path.is_file():
             raise DataError(f"{self.path} is not there any more")
         identity = self.path.stat().st_ino
@@ -112,11 +109,7 @@ class Library:
                     self.sources.append(Source(f"{run.name}/{below}".rstrip("/"), path))
 
     def source(self, number: int) -> Source:
-        """A source by its number.
-
-        Raises:
-            DataError: there is none.
-        """
+        """A source by its number. Raises DataError: there is none."""
         if not 0 <= number < len(self.sources):
             raise DataError(
                 "no trajectories here yet: `agentrl train`, `rollout` and `eval` store them unless --keep-trajectories is 0"

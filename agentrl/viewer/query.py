@@ -2,16 +2,28 @@
 
 import math
 import re
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import cache
 from typing import TypeVar
 from urllib.parse import urlencode
 
+from jinja2 import Environment as Jinja
+
 from agentrl.buffer.reader import Filter, Range
 from agentrl.errors import DataError
+from agentrl.observability.charts import number
+from agentrl.observability.report import templates
 
 RANGES = {"step": "step", "group_index": "group", "reward": "reward", "length": "length", "staleness": "staleness"}
-VALUES = {"status": "status", "failure": "failure", "dropped": "not trained", "env": "environment"}
+VALUES = {
+    "status": "status",
+    "stop_reason": "stop reason",
+    "failure": "failure",
+    "dropped": "not trained",
+    "env": "environment",
+}
 """Columns and their names on the page: filtered by a range, and by one of the values that there are."""
 
 NONE = "(none)"
@@ -78,11 +90,7 @@ class Query:
 
 
 def parse_range(text: str) -> Range:
-    """What people write for a range: 3, 2..5, 2.., ..5, >0, <=0.5.
-
-    Raises:
-        DataError: it is none of these.
-    """
+    """What people write for a range: 3, 2..5, 2.., ..5, >0, <=0.5. Raises DataError: it is none of these."""
     low, dots, high = text.partition("..")
     sign = re.match(r"\s*([<>]=?)", text)
     try:
@@ -100,3 +108,18 @@ def parse_range(text: str) -> Range:
 
 def _whole(text: str | None, default: T) -> int | T:
     return int(text) if text and text.isdecimal() and len(text) < 10 else default
+
+
+@cache
+def _templates() -> Jinja:
+    jinja = templates("viewer", "observability")
+    jinja.filters["figure"] = lambda value: "–" if value is None else number(value)
+    jinja.filters["colour"] = lambda value: "muted" if value is None else "good" if value > 0 else "bad"
+    jinja.filters["clock"] = lambda at: time.strftime("%m-%d %H:%M", time.localtime(at))
+    return jinja
+
+
+def macro(template: str, name: str) -> Callable[..., str]:
+    """A macro of a template."""
+    found: Callable[..., str] = getattr(_templates().get_template(template).module, name)
+    return found

@@ -39,10 +39,7 @@ class TextIndex:
 
     def find(self, text: str) -> list[int]:
         """Ids of the trajectories that have all words of `text`, as far as they are indexed; begins to index the rest.
-
-        Raises:
-            DataError: the index cannot be written or read.
-        """
+        Raises DataError: the index cannot be written or read."""
         self._start()
         words = " ".join(f'"{word}"*' for word in re.findall(r"\w+", text))
         if not words or not self.path.is_file():

@@ -2,17 +2,17 @@
 
 from functools import lru_cache
 
-from agentrl.buffer.reader import Filter, Part
-from agentrl.buffer.store import Row
+from agentrl.buffer.reader import Filter, StoreSection
+from agentrl.buffer.store import TrajectoryRow
 from agentrl.viewer.library import Library, Source
-from agentrl.viewer.markup import macro
-from agentrl.viewer.query import NONE, PAGE, RANGES, VALUES, Query
+from agentrl.viewer.query import NONE, PAGE, RANGES, VALUES, Query, macro
 
 _COLUMNS = (
     ("step", "step", False),
     ("group", "group_index", False),
     ("reward", "reward", False),
     ("ended", "status", False),
+    ("stop", "stop_reason", True),
     ("turns", "turns", False),
     ("tools", "tools", False),
     ("tokens", "length", False),
@@ -33,7 +33,9 @@ def form(library: Library, query: Query) -> str:
 
 
 @lru_cache(maxsize=8)
-def _choices(source: Source, stamp: tuple[int, ...]) -> tuple[list[Part], list[tuple[str, str, list[tuple[str, int]]]]]:
+def _choices(
+    source: Source, stamp: tuple[int, ...]
+) -> tuple[list[StoreSection], list[tuple[str, str, list[tuple[str, int]]]]]:
     """What there is to choose from, counted once as long as the store is as it is: kinds; column, label and values."""
     found = []
     for field, label in (VALUES | {"tool": "tool"}).items():
@@ -62,7 +64,7 @@ def search(source: Source, query: Query) -> tuple[Filter, str]:
     return query.filter(found), source.index.note()
 
 
-def neighbours(source: Source, query: Query, at: int) -> tuple[Row | None, Row | None]:
+def neighbours(source: Source, query: Query, at: int) -> tuple[TrajectoryRow | None, TrajectoryRow | None]:
     """The rows before and after position `at` of the whole table."""
     where, _ = search(source, query)
     first = max(0, at - 1)

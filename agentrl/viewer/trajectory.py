@@ -6,14 +6,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from agentrl.buffer.reader import Filter
-from agentrl.buffer.store import Row
+from agentrl.buffer.store import TrajectoryRow
 from agentrl.errors import DataError
-from agentrl.observability.picked import read_trajectory
+from agentrl.observability.selection import read_trajectory
 from agentrl.observability.trajectories import Trajectory, id_texts
 from agentrl.sample import Sample
 from agentrl.viewer.library import Library
-from agentrl.viewer.markup import macro
-from agentrl.viewer.query import Query
+from agentrl.viewer.query import Query, macro
 from agentrl.viewer.table import neighbours
 
 Place = tuple[int, int]
@@ -27,23 +26,18 @@ _ABOUT = 20_000
 
 
 @dataclass(frozen=True)
-class Shown:
+class TrajectoryPage:
     """A trajectory with all that its page says of it."""
 
     href: str
     source: str
-    row: Row
+    row: TrajectoryRow
     trajectory: Trajectory
     about: str
 
 
-def load(library: Library, here: Place) -> Shown:
-    """Read one trajectory.
-
-    Raises:
-        DataError: it is not there (any more).
-        SampleError: it is damaged.
-    """
+def load(library: Library, here: Place) -> TrajectoryPage:
+    """Read one trajectory. Raises DataError: it is not there (any more). SampleError: it is damaged."""
     source = library.source(here[0])
     found = source.reader.query(Filter({"id": here[1]}))
     if not found:
@@ -52,7 +46,7 @@ def load(library: Library, here: Place) -> Shown:
         )
     row = found[0]
     sample, trajectory = read_trajectory(source.reader, row, source.texts)
-    return Shown(_href(here), source.name, row, trajectory, _about(sample, source.texts is id_texts))
+    return TrajectoryPage(_href(here), source.name, row, trajectory, _about(sample, source.texts is id_texts))
 
 
 def one(library: Library, here: Place, query: Query) -> str:
@@ -75,7 +69,7 @@ def beside(library: Library, places: Sequence[Place]) -> str:
     """Several trajectories side by side as HTML."""
     if not places:
         raise DataError("nothing to compare: open a trajectory and choose `side by side`")
-    shown: list[Shown] = []
+    shown: list[TrajectoryPage] = []
     for place in places[:BESIDE]:
         found = load(library, place)
         if shown and sum(one.row.length for one in shown) + found.row.length > _MOST:

@@ -11,7 +11,6 @@ if TYPE_CHECKING:
     from agentrl.algorithms.ops import normalization as normalization
     from agentrl.algorithms.ops import returns as returns
     from agentrl.algorithms.ops import turns as turns
-    from agentrl.algorithms.ops import weights as weights
 
 
 def __getattr__(name: str) -> ModuleType:

@@ -14,8 +14,10 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import torch
 from torch import Tensor
@@ -23,6 +25,7 @@ from torch import Tensor
 from agentrl.algorithms.base import TokenView, need
 from agentrl.algorithms.ops.clipping import MAX_LOG_RATIO
 from agentrl.algorithms.own import TIS, is_own, own_importance
+from agentrl.errors import SettingsError, TrainError
 
 if TYPE_CHECKING:
     from agentrl.algorithms.fields import AlgorithmFields
@@ -110,3 +113,106 @@ def _reject(found: Correction, settings: AlgorithmFields) -> None:
         found.stats |= {"rs_catastrophic_token_fraction": bad, "rs_catastrophic_seq_fraction": vetoed.to(logs.dtype)}
     found.stats["rs_masked"] = rejected.to(logs.dtype)
     found.view = dataclasses.replace(view, loss_mask=view.loss_mask.masked_fill(rejected, 0))
+
+
+def token_weights(
+    loss_mask: Tensor,
+    lengths: Tensor,
+    trajectory_ids: Tensor,
+    *,
+    per_token: bool = False,
+    denominator: Literal["live", "all", "constant"] = "live",
+    max_length: int | None = None,
+) -> Tensor:
+    """The weight of each response token in the step's loss.
+
+    per_token=False: every trajectory counts alike, and within it every trained token. A trajectory that fanned out
+    into several samples (they share a rollout id) has one weight, spread over the trained tokens of them all.
+    per_token=True: every trained token of the step counts alike (DAPO's token-level loss, arXiv:2503.14476).
+
+    Args:
+        loss_mask: [N] 0 or 1, the response tokens of all samples one after the other.
+        lengths: [S] int, response tokens of each sample; sums to N.
+        trajectory_ids: [S] int; samples of one trajectory share it.
+        denominator: `live`: trajectories without a trained token do not count. `all`: they count in the mean (GRPO's
+            1/G, arXiv:2402.03300), so the weights may sum to less than 1. `constant`: every token weighs
+            1 / (trajectories * max_length), whatever the outcome (Dr. GRPO, arXiv:2503.20783).
+        max_length: for `constant`.
+
+    Returns:
+        [N] float64, zero where the mask is zero.
+    """
+    mask = loss_mask.double()
+    if per_token:
+        return mask / mask.sum().clamp(min=1)
+    members, member_of_sample = torch.unique(trajectory_ids, return_inverse=True)
+    if denominator == "constant":
+        if max_length is None:
+            raise SettingsError("loss_denominator constant needs loss_max_length, the length that it divides by")
+        return mask / (max(len(members), 1) * max_length)
+    member_of_token = member_of_sample.repeat_interleave(lengths)
+    trained = torch.zeros(len(members), dtype=torch.float64, device=mask.device).index_add(0, member_of_token, mask)
+    counted = (trained > 0).sum().clamp(min=1) if denominator == "live" else len(members)
+    share = 1 / (trained.clamp(min=1) * counted)
+    return mask * share[member_of_token]
+
+
+PREFIX = "mismatch/"
+_PARTS = ("", "numerics_", "staleness_")
+_SUMS = ("tokens", "abs_diff", "kl", "ratio", "square")
+
+
+def mismatch_sums(view: TokenView, *, engine_is_old: bool) -> dict[str, Tensor]:
+    """Sums over the view's trained tokens, float64, of which `mismatch_metrics` makes metrics.
+
+    Args:
+        engine_is_old: `old_log_probs` are the engine's, so that the trainer's are those of the model itself.
+    """
+    old = view.log_probs.detach() if engine_is_old else view.old_log_probs
+    logs = (old - need(view.rollout_log_probs, "rollout_log_probs", "the mismatch")).double()
+    ratio = logs.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp()
+    values = torch.stack([torch.ones_like(logs), logs.abs(), -logs, ratio, ratio.square()])
+    trained = view.loss_mask != 0
+    parts = torch.stack([trained, trained & (view.staleness == 0), trained & (view.staleness > 0)])
+    sums = torch.where(parts[:, None], values, 0).sum(-1).flatten()
+    names = [f"{PREFIX}{part}{name}" for part in _PARTS for name in _SUMS]
+    return dict(zip(names, sums, strict=True))
+
+
+def mismatch_metrics(steps: Iterable[Mapping[str, float]]) -> dict[str, float]:
+    """Of the sums of optimizer steps, means over tokens; nothing of a part without tokens.
+
+    Names: `train_rollout_logprob_abs_diff` of all tokens; `mismatch_kl` (mean of log engine - log trainer),
+    and `mismatch_ess`, of the ratios trainer / engine the effective sample size (sum of ratios)^2 / (tokens * sum of
+    squares), 1 where both agree; `mismatch_numerics_...` over the tokens of staleness 0 and `mismatch_staleness_...` over
+    the older ones, `abs_diff` among them.
+    """
+    total: dict[str, float] = defaultdict(float)
+    for step in steps:
+        for name, value in step.items():
+            total[name] += value
+    found: dict[str, float] = {}
+    for part in _PARTS:
+        sums = {name: total[f"{PREFIX}{part}{name}"] for name in _SUMS}
+        if tokens := sums["tokens"]:
+            shown = {name: sums[name] / tokens for name in ("abs_diff", "kl")}
+            shown["ess"] = sums["ratio"] ** 2 / (tokens * sums["square"])
+            found |= {f"mismatch_{part}{name}": value for name, value in shown.items()}
+    if found:
+        found["train_rollout_logprob_abs_diff"] = found.pop("mismatch_abs_diff")
+    return found
+
+
+def check_agreement(step: Mapping[str, float], most: float | None) -> None:
+    """Refuse the sums of an optimizer step whose mean difference of log-probs is above `most` (None: any will do).
+
+    Raises:
+        TrainError: it is.
+    """
+    tokens = step.get(f"{PREFIX}tokens", 0.0)
+    if most is not None and tokens and not (mean := step[f"{PREFIX}abs_diff"] / tokens) <= most:
+        raise TrainError(
+            f"engine and trainer differ by {mean:.3g} in the mean over the log-probs of {tokens:.0f} trained tokens, and at "
+            f"most {most:g} is allowed (--ci-train-rollout-logprob-abs-diff-threshold; 0 under --true-on-policy-mode); the "
+            "weights were left as they are"
+        )

@@ -10,7 +10,7 @@ STD_EPSILON = 1e-6
 def group_normalize(
     rewards: Tensor,
     group_ids: Tensor,
-    rollout_ids: Tensor,
+    trajectory_ids: Tensor,
     *,
     divide_by_std: bool = True,
     leave_one_out: bool = False,
@@ -30,7 +30,7 @@ def group_normalize(
     known = ~rewards.isnan()
     filled = torch.where(known, rewards, 0.0)
     groups, group_of_sample = torch.unique(group_ids, return_inverse=True)
-    members, member_of_sample = torch.unique(rollout_ids, return_inverse=True)
+    members, member_of_sample = torch.unique(trajectory_ids, return_inverse=True)
     group_of_member = torch.zeros(len(members), dtype=torch.long, device=rewards.device)
     group_of_member[member_of_sample] = group_of_sample
 

@@ -1,11 +1,6 @@
-"""Rewards of steps, and what is summed up of them along a sample.
-
-1. The steps of the policy are the tokens with mask 1. What runs along a sample (returns, GAE) passes over the others: a
-   tool's tokens are neither a step nor discounted, and get 0.
-2. A reward that stands at another token belongs to the step before it, of which it is a consequence; one before the
-   sample's first step belongs to none and is left out.
-3. Each sample is a sequence of its own, and ends with value 0.
-"""
+"""Rewards of the policy's steps, and sums of them along a sample. The policy's steps are the tokens with mask 1;
+returns and GAE pass over the others. A reward at another token belongs to the step before it; a reward before the first
+step is left out. Each sample ends with value 0."""
 
 from dataclasses import replace
 

@@ -18,7 +18,7 @@ class Turns:
     Attributes:
         of_token: int64 [N], the turn [0..K) that each token belongs to.
         sample, number, state: int64 [K], its sample, its number in the trajectory, and what it was an answer to (see
-            `AdvantageInputs.states`).
+            `AdvantageInputs.observation_ids`).
         rewards: float64 [K], what it earned; NaN where the sample's reward is unknown.
     """
 
@@ -46,7 +46,7 @@ class Turns:
         width = int(numbers.max()) + 1
         keys, of_token = torch.unique(sample_of_token(inputs) * width + numbers, return_inverse=True)
         sample = keys // width
-        states = need(inputs.states, "states", "turn_credit").long()
+        states = need(inputs.observation_ids, "observation_ids", "turn_credit").long()
         state = torch.full_like(keys, -1).scatter_reduce(0, of_token, states, "amax")
         rewards = inputs.rewards.double()[sample]
         if inputs.step_rewards is None:
@@ -66,7 +66,7 @@ class Turns:
     def by_number(self, returns: Tensor, inputs: AdvantageInputs) -> tuple[Tensor, Tensor, Tensor]:
         """Returns, groups and members [K] that compare a turn with those of its number in the prompt's trajectories."""
         width = self.number.max() + 1
-        groups, members = (ids[self.sample] * width + self.number for ids in (inputs.group_ids, inputs.rollout_ids))
+        groups, members = (ids[self.sample] * width + self.number for ids in (inputs.group_ids, inputs.trajectory_ids))
         return returns, groups, members
 
     def by_state(self, returns: Tensor, inputs: AdvantageInputs) -> tuple[Tensor, Tensor, Tensor]:

@@ -12,10 +12,17 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from agentrl.chat.messages import ParsedTurn, ToolCall, too_deep, whole_text
-from agentrl.chat.parsers.base import Parsed, ToolCallParser
-from agentrl.chat.parsers.families import FAMILIES, Family, detect_family
+from agentrl.chat.parsers.base import (
+    TAGS,
+    Parsed,
+    ReasoningParser,
+    ReasoningTags,
+    Split,
+    ToolCallParser,
+    split_reasoning,
+)
+from agentrl.chat.parsers.families import FAMILIES, OutputFormat, detect_family
 from agentrl.chat.parsers.harmony import split_channels
-from agentrl.chat.parsers.reasoning import TAGS, ReasoningParser, ReasoningTags, Split, split_reasoning
 from agentrl.errors import SettingsError
 from agentrl.plugins import load_object
 
@@ -47,7 +54,7 @@ class TurnParser:
         opens_reasoning: the generation prompt already opened the reasoning.
     """
 
-    family: Family
+    family: OutputFormat
     reasoning: ReasoningTags | ReasoningParser | None
     opens_reasoning: bool = False
 
@@ -58,7 +65,7 @@ class TurnParser:
 
     @property
     def reads(self) -> bool:
-        """Whether it finds anything but text."""
+        """True if it finds anything but text."""
         return self.reasoning is not None or self.family.name != "none"
 
     def parse(self, text: str, tools: Sequence[Mapping[str, Any]] | None = None, *, first_call: int = 1) -> ParsedTurn:
@@ -87,12 +94,8 @@ class TurnParser:
 
 
 def make_parser(tool_call_parser: str, reasoning_parser: str, template: str) -> TurnParser:
-    """Build the parser that two settings name; "auto" reads the template's text.
-
-    Raises:
-        SettingsError: a name that is not registered.
-        PluginError: a path that cannot be loaded.
-    """
+    """Build the parser that two settings name; "auto" reads the template's text. Raises SettingsError: a name that is
+    not registered. PluginError: a path that cannot be loaded."""
     family = detect_family(template) if tool_call_parser == "auto" else _named("tool-call", tool_call_parser, FAMILIES)
     if reasoning_parser == "auto":
         return TurnParser(family, detect_reasoning(template))
@@ -104,7 +107,7 @@ def _named(kind: str, name: str, known: Mapping[str, Any]) -> Any:
         return known[name]
     if ":" in name:
         function = load_object(name, what=f"--{kind}-parser")
-        return Family(name, function) if kind == "tool-call" else function
+        return OutputFormat(name, function) if kind == "tool-call" else function
     raise SettingsError(
         f"--{kind}-parser {name!r} is not known; expected one of {', '.join(['auto', *known])}, or 'pkg.mod:function'"
     )
@@ -120,5 +123,5 @@ def detect_reasoning(template: str) -> ReasoningTags | ReasoningParser | None:
 
 
 __all__ = [
-    "FAMILIES", "REASONING", "Family", "Parsed", "ReasoningTags", "Split", "ToolCallParser", "TurnParser", "make_parser"
+    "FAMILIES", "REASONING", "OutputFormat", "Parsed", "ReasoningTags", "Split", "ToolCallParser", "TurnParser", "make_parser"
 ]  # fmt: skip

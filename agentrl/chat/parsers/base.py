@@ -1,10 +1,6 @@
-"""What a tool-call parser is, and the pieces that every family shares.
-
-1. A parser is a function `(text, tools) -> Parsed`: the text around the calls, the calls, and the broken ones.
-2. It never raises on a model's text and never guesses: a call that is not complete and well formed is in `broken`.
-3. Its time is proportional to the text, also where a model repeats an opening tag thousands of times: parsers run on
-   an event loop.
-"""
+"""Tool-call parsers, and the pieces that every family shares. A parser is a function `(text, tools) -> Parsed`. It
+never raises on a model's text and never guesses: an incomplete call is in `broken`. Its time is proportional to the
+text, because parsers run on an event loop."""
 
 from __future__ import annotations
 
@@ -125,3 +121,66 @@ def json_or_text(value: str) -> Any:
         return json.loads(value)
     except (ValueError, RecursionError):
         return value
+
+
+@dataclass(frozen=True, slots=True)
+class ReasoningTags:
+    """The pair of tags around reasoning; `other`: a pair that older models of the family write."""
+
+    open: str
+    close: str
+    other: ReasoningTags | None = None
+
+    def of(self, turn: str) -> ReasoningTags:
+        """The pair that a turn begins with, this one if with none."""
+        return self.other if self.other is not None and turn.startswith(self.other.open) else self
+
+
+@dataclass(frozen=True, slots=True)
+class Split:
+    """`reasoning` is None where the turn has none (an empty block is none); `open` if the tag was never closed."""
+
+    reasoning: str | None
+    rest: str
+    open: bool = False
+
+
+ReasoningParser = Callable[[str], Split]
+"""What splits a turn's text where tags cannot say it."""
+
+THINK = ReasoningTags("<think>", "</think>")
+BRACKET_THINK = ReasoningTags("[THINK]", "[/THINK]", other=THINK)
+TAGS = (
+    BRACKET_THINK,
+    ReasoningTags("<seed:think>", "</seed:think>"),
+    ReasoningTags("<|channel>thought\n", "<channel|>"),
+    ReasoningTags("<|open|>think<|sep|>", "<|close|>think<|sep|>"),
+    ReasoningTags("<|START_THINKING|>", "<|END_THINKING|>"),
+    THINK,
+)
+
+
+def split_reasoning(text: str, tags: ReasoningTags | None, *, opened: bool, begins: Sequence[str]) -> Split:
+    """Split `text` at the reasoning's end.
+
+    Args:
+        tags: None if the model has no reasoning format.
+        opened: the generation prompt ended inside the reasoning.
+        begins: the texts that end reasoning without a closing tag.
+    """
+    if tags is None:
+        return Split(None, text)
+    body = text.lstrip()
+    tags = tags.of(body)
+    if body.startswith(tags.open):
+        body, opened = body[len(tags.open) :], True
+    else:
+        body = text
+    if not opened:
+        return Split(None, text)
+    end = body.find(tags.close)
+    if end >= 0:
+        return Split(body[:end].strip() or None, body[end + len(tags.close) :])
+    if calls := [at for begin in begins if (at := body.find(begin)) >= 0]:
+        return Split(body[: min(calls)].strip() or None, body[min(calls) :])
+    return Split(body.strip() or None, "", open=True)

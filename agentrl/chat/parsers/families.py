@@ -1,9 +1,5 @@
-"""The tool-call formats of known models: a row each.
-
-Where the rows come from: the models' published chat templates, and the notes on formats of SGLang and vLLM.
-"""
-
-from __future__ import annotations
+"""The tool-call formats of known models: a row each. Where the rows come from: the models' published chat templates,
+and the notes on formats of SGLang and vLLM."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -12,13 +8,12 @@ from typing import Any
 
 from agentrl.chat.parsers.base import Parsed, ToolCallParser
 from agentrl.chat.parsers.harmony import parse_harmony
-from agentrl.chat.parsers.marked import marked
-from agentrl.chat.parsers.notation import read_gemma, read_python
+from agentrl.chat.parsers.marked import marked, read_gemma, read_python
 from agentrl.chat.parsers.tagged import tagged
 
 
 @dataclass(frozen=True, slots=True)
-class Family:
+class OutputFormat:
     """One output format.
 
     Attributes:
@@ -117,39 +112,41 @@ _command = marked(r"<\|START_ACTION\|>", "", r"<\|END_ACTION\|>", drop=r"<\|(?:S
 _COMMAND_ANSWERS = ("<|START_RESPONSE|>", "<|START_TEXT|>")
 
 _ROWS = (
-    Family("gpt-oss", parse_harmony, (), ("<|channel|>analysis", "<|message|>"), answers=("<|channel|>",)),
-    Family("dsml", _dsml, ("<｜DSML｜",), ("｜DSML｜",), ("deepseekv32", "deepseekv4", "deepseekv41")),
-    Family("deepseekv3", _deepseek, ("<｜tool▁calls▁begin｜>",), ("<｜tool▁call▁begin｜>",), ("deepseekv31",)),
-    Family("kimi_k2", _kimi_k2, ("<|tool_calls_section_begin|>",), ("<|tool_call_argument_begin|>",)),
-    Family("kimi_k3", _kimi_k3, ("<|open|>tools<|sep|>",), ("<|open|>", "<|sep|>"), (), ("<|open|>response<|sep|>",)),
-    Family("mistral", _mistral, ("[TOOL_CALLS]",), ("[TOOL_CALLS]",)),
-    Family("qwen_agent", _qwen_agent, ("✿FUNCTION✿",), ("✿FUNCTION✿",)),
-    Family("gemma4", _gemma4, ("<|tool_call>",), ("<|tool_call>call:",)),
-    Family("minimax-m2", _minimax, ("<minimax:tool_call>",), ("<minimax:tool_call>",)),
-    Family("seed_oss", _seed, ("<seed:tool_call>",), ("<seed:tool_call>",)),
-    Family("step3", _step3, ("<｜tool_calls_begin｜>",), ("<steptml:",)),
-    Family("lfm2", _lfm2, ("<|tool_call_start|>",), ("<|tool_call_start|>",)),
-    Family(
+    OutputFormat("gpt-oss", parse_harmony, (), ("<|channel|>analysis", "<|message|>"), answers=("<|channel|>",)),
+    OutputFormat("dsml", _dsml, ("<｜DSML｜",), ("｜DSML｜",), ("deepseekv32", "deepseekv4", "deepseekv41")),
+    OutputFormat("deepseekv3", _deepseek, ("<｜tool▁calls▁begin｜>",), ("<｜tool▁call▁begin｜>",), ("deepseekv31",)),
+    OutputFormat("kimi_k2", _kimi_k2, ("<|tool_calls_section_begin|>",), ("<|tool_call_argument_begin|>",)),
+    OutputFormat(
+        "kimi_k3", _kimi_k3, ("<|open|>tools<|sep|>",), ("<|open|>", "<|sep|>"), (), ("<|open|>response<|sep|>",)
+    ),
+    OutputFormat("mistral", _mistral, ("[TOOL_CALLS]",), ("[TOOL_CALLS]",)),
+    OutputFormat("qwen_agent", _qwen_agent, ("✿FUNCTION✿",), ("✿FUNCTION✿",)),
+    OutputFormat("gemma4", _gemma4, ("<|tool_call>",), ("<|tool_call>call:",)),
+    OutputFormat("minimax-m2", _minimax, ("<minimax:tool_call>",), ("<minimax:tool_call>",)),
+    OutputFormat("seed_oss", _seed, ("<seed:tool_call>",), ("<seed:tool_call>",)),
+    OutputFormat("step3", _step3, ("<｜tool_calls_begin｜>",), ("<steptml:",)),
+    OutputFormat("lfm2", _lfm2, ("<|tool_call_start|>",), ("<|tool_call_start|>",)),
+    OutputFormat(
         "command", _command, ("<|START_ACTION|>", "<|START_RESPONSE|>"), ("<|START_ACTION|>",), ("cohere_command4",)
     ),
-    Family("nemotron", _nemotron, ("<TOOLCALL>",), ("<TOOLCALL>",), ("nemotron_json",)),
-    Family("hunyuan", _hunyuan, ("<tool_calls>",), ("<tool_calls>", "<tool_sep>")),
-    Family("hunyuan_a13b", _hunyuan_a13b, ("<tool_calls>",), ("<tool_calls>", "<answer>"), (), ("<answer>",)),
-    Family("phi4", _phi4, ("<|tool_call|>", "functools["), ("<|tool|>", "<|/tool|>"), ("phi4_mini_json",)),
-    Family("granite", _granite, ("<|tool_call|>", "<tool_call>"), ("<|start_of_role|>", "<|tool_call|>")),
-    Family("qwen_xml", _qwen_xml, ("<tool_call>",), ("<function=", "<parameter="), ("qwen3_coder", "step3p5")),
-    Family("glm", _glm, ("<tool_call>",), ("<arg_key>", "<arg_value>"), ("glm45", "glm47")),
-    Family("ernie", _ernie, ("<tool_call>",), ("<tool_call>", "<response>"), ("ernie45",), ("<response>",)),
-    Family("hermes", _hermes, ("<tool_call>",), ("<tool_call>", '"arguments"'), ("qwen", "qwen25", "qwen3")),
-    Family("llama4", _llama4, (), ("<|python_start|>",), ("pythonic",)),
-    Family("llama3", _llama3, (), ('"parameters": ', "<|start_header_id|>"), ("llama3_json",)),
-    Family("none", parse_none),
+    OutputFormat("nemotron", _nemotron, ("<TOOLCALL>",), ("<TOOLCALL>",), ("nemotron_json",)),
+    OutputFormat("hunyuan", _hunyuan, ("<tool_calls>",), ("<tool_calls>", "<tool_sep>")),
+    OutputFormat("hunyuan_a13b", _hunyuan_a13b, ("<tool_calls>",), ("<tool_calls>", "<answer>"), (), ("<answer>",)),
+    OutputFormat("phi4", _phi4, ("<|tool_call|>", "functools["), ("<|tool|>", "<|/tool|>"), ("phi4_mini_json",)),
+    OutputFormat("granite", _granite, ("<|tool_call|>", "<tool_call>"), ("<|start_of_role|>", "<|tool_call|>")),
+    OutputFormat("qwen_xml", _qwen_xml, ("<tool_call>",), ("<function=", "<parameter="), ("qwen3_coder", "step3p5")),
+    OutputFormat("glm", _glm, ("<tool_call>",), ("<arg_key>", "<arg_value>"), ("glm45", "glm47")),
+    OutputFormat("ernie", _ernie, ("<tool_call>",), ("<tool_call>", "<response>"), ("ernie45",), ("<response>",)),
+    OutputFormat("hermes", _hermes, ("<tool_call>",), ("<tool_call>", '"arguments"'), ("qwen", "qwen25", "qwen3")),
+    OutputFormat("llama4", _llama4, (), ("<|python_start|>",), ("pythonic",)),
+    OutputFormat("llama3", _llama3, (), ('"parameters": ', "<|start_header_id|>"), ("llama3_json",)),
+    OutputFormat("none", parse_none),
 )
-FAMILIES: Mapping[str, Family] = {name: row for row in _ROWS for name in (row.name, *row.aliases)}
+FAMILIES: Mapping[str, OutputFormat] = {name: row for row in _ROWS for name in (row.name, *row.aliases)}
 """Tool-call formats by name."""
 
 
-def detect_family(template: str) -> Family:
+def detect_family(template: str) -> OutputFormat:
     """The tool-call format that a chat template writes; `none` where no row matches."""
     found = (row for row in _ROWS if row.known_by and all(text in template for text in row.known_by))
     return next(found, FAMILIES["none"])

@@ -7,15 +7,12 @@
 2. An end mark inside a body is text where no message follows it.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from agentrl.chat.parsers.base import MAX_BROKEN, Parsed, read_arguments, read_json
-from agentrl.chat.parsers.reasoning import Split
+from agentrl.chat.parsers.base import MAX_BROKEN, Parsed, Split, read_arguments, read_json
 
 _RECIPIENT = r"(?:[ \t]*to=([^\s<]+))?"
 _HEADER = re.compile(

@@ -6,15 +6,13 @@
    at the end of a line or before a tag, or an opening one, has lost its own end or swallowed what follows: broken.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from agentrl.chat.parsers.base import Calls, Parsed, Splitter, ToolCallParser, json_or_text
-from agentrl.chat.parsers.notation import read_python
+from agentrl.chat.parsers.marked import read_python
 
 
 def tagged(
@@ -103,7 +101,7 @@ def _parameter_schemas(tools: Sequence[Mapping[str, Any]]) -> dict[str, Mapping[
 
 
 def _coerce(value: str, schema: Any) -> Any:
-    """What a value written as text means under a JSON schema; the text itself where it fits no other allowed type."""
+    """Convert a value written as text by a JSON schema; keep the text if it fits no other allowed type."""
     types = _types(schema)
     if not types:
         return json_or_text(value) if schema is None else value

@@ -1,7 +1,5 @@
-"""retrain's settings files, recognised by `algorithm: {backend: ...}`, and what they say in our settings.
-
-`keys.yaml` has the keys (of hyperparameters: the names) that are a setting of ours, and those with a few values.
-"""
+"""retrain's settings files, recognised by `algorithm: {backend: ...}`, and what they say in our settings. `keys.yaml`
+has the keys (of hyperparameters: the names) that are a setting of ours, and those with a few values."""
 
 import math
 from collections.abc import Iterable, Iterator, Mapping
@@ -52,11 +50,8 @@ class TrainingConfig:
         return cls(**read_document(path, "TrainingConfig.from_yaml")[1])
 
     def settings(self, **more: Any) -> RunSettings:
-        """The settings of the run that it asks for; `more` are flat names of ours that win.
-
-        Raises:
-            SettingsError: lists what is wrong with it, key by key.
-        """
+        """The settings of the run that it asks for; `more` are flat names of ours that win. Raises SettingsError: lists
+        what is wrong with it, key by key."""
         values, origins = sort("TrainingConfig", self.document, {})
         return RunSettings.from_flat({**values, **more}, origins)
 

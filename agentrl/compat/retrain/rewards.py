@@ -74,11 +74,7 @@ def reward(name: Any = None) -> Any:
 
 
 def find(name: str) -> Callable[..., Any]:
-    """The function that a name or path means.
-
-    Raises:
-        SettingsError: nobody registered it.
-    """
+    """The function that a name or path means. Raises SettingsError: nobody registered it."""
     if ":" in name:
         return cast(Callable[..., Any], load_object(name, what="reward_setup"))
     known = {**getattr(sys.modules.get("retrain.reward.reward"), "REWARD_REGISTRY", {}), **_REGISTRY}
@@ -89,11 +85,8 @@ def find(name: str) -> Callable[..., Any]:
 
 
 class RewardCalculator:
-    """The rewards of episodes by `reward_setup`'s two tables of functions.
-
-    Raises:
-        SettingsError: a function is not known.
-    """
+    """The rewards of episodes by `reward_setup`'s two tables of functions. Raises SettingsError: a function is not
+    known."""
 
     def __init__(self, step_reward_configs: Any = None, rollout_reward_configs: Any = None, scale: bool = False):
         steps, rollouts = step_reward_configs or {}, rollout_reward_configs or {}
@@ -162,11 +155,9 @@ class RewardBridge(RewardCalculator):
         return score
 
     async def rewards(self, args: Any, samples: Sequence[Sample], chunk: int = 64) -> list[float]:
-        """The rewards of a group, at most `chunk` of them worked out at once.
-
-        With `scale` each function's values have mean 0 and deviation 1 within the group before they are weighed, so that
-        none counts for more because its numbers are larger; not where the samples are played to evaluate.
-        """
+        """The rewards of a group, at most `chunk` of them worked out at once. With `scale` each function's values have
+        mean 0 and deviation 1 within the group before they are weighed, so that none counts for more because its
+        numbers are larger; not where the samples are played to evaluate."""
         scores = [0.0] * len(samples)
 
         async def one(at: int, sample: Sample) -> None:
@@ -199,10 +190,8 @@ async def call(function: Callable[..., Any], given: Mapping[str, Any]) -> Any:
 
 @reward
 def task_completion(step_info: Mapping[str, Any], success_bonus: float = 1.0, failure_penalty: float = 0.0) -> float:
-    """`success_bonus` in the turn that completed the task, `failure_penalty` where the episode was cut off, else 0.
-
-    A turn's info says it: `success` if there, else `terminated` and `truncated`.
-    """
+    """`success_bonus` in the turn that completed the task, `failure_penalty` where the episode was cut off, else 0. A
+    turn's info says it: `success` if there, else `terminated` and `truncated`."""
     if not (step_info.get("terminated") or step_info.get("truncated") or "success" in step_info):
         return 0.0
     return success_bonus if step_info.get("success", step_info.get("terminated")) else failure_penalty

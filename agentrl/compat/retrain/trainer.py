@@ -13,7 +13,7 @@ from agentrl.compat.retrain.environments import EnvironmentBridge
 from agentrl.compat.retrain.formats import DataFormatBridge, RawRolloutData
 from agentrl.compat.retrain.rewards import RewardBridge
 from agentrl.config import RunSettings
-from agentrl.envs import ALONE, Entry, Environments
+from agentrl.envs import ALONE, Environments, EnvSpec
 from agentrl.errors import CheckpointError
 from agentrl.groups import save_rollout
 from agentrl.observability.metrics import read_metrics
@@ -42,13 +42,9 @@ class SlimeTrainerAdapter:
         return await self._run(self.settings if total is None else self.settings.replace(num_rollout=total))
 
     async def step(self, experience_batch: Sequence[RawRolloutData]) -> dict[str, Any]:
-        """Train on episodes that somebody else played: groups of `n_samples_per_prompt`, one after the other.
-
-        Rewards are those of `reward_setup`, else the sums of the environment's own.
-
-        Raises:
-            SampleError: an episode cannot be trained on.
-        """
+        """Train on episodes that somebody else played: groups of `n_samples_per_prompt`, one after the other. Rewards
+        are those of `reward_setup`, else the sums of the environment's own. Raises SampleError: an episode cannot be
+        trained on."""
         bridge = DataFormatBridge(load_chat(self.settings))
         setup = self.settings.compat.compat_options.get("reward_setup", {})
         samples = [bridge.rollout_to_sample(rollout, at) for at, rollout in enumerate(experience_batch)]
@@ -70,11 +66,8 @@ class SlimeTrainerAdapter:
         shutil.copytree(found.path, Path(checkpoint_directory) / found.path.name)
 
     def load_checkpoint(self, checkpoint_directory: str) -> None:
-        """Go on from the newest checkpoint in the folder, where `output_dir` has none of its own yet.
-
-        Raises:
-            CheckpointError: there is none, or the run has its own.
-        """
+        """Go on from the newest checkpoint in the folder, where `output_dir` has none of its own yet. Raises
+        CheckpointError: there is none, or the run has its own."""
         if latest(checkpoint_directory) is None:
             raise CheckpointError(f"{checkpoint_directory}: there is no complete checkpoint in it")
         if (own := resumed(self.settings)) is not None:
@@ -105,7 +98,7 @@ class RolloutBridge:
         self, args: Any, sample: Sample, sampling_params: dict[str, Any], evaluation: bool = False
     ) -> list[Sample]:
         """Play one episode into `sample`, and reward it; to train, or to evaluate."""
-        played = Environments({ALONE: Entry(EnvironmentBridge, args, self._arguments)})
+        played = Environments({ALONE: EnvSpec(EnvironmentBridge, args, self._arguments)})
         context = replace(current(), environments=played, evaluating=evaluation)
         params = replace(context.params(evaluation=evaluation), **sampling_params)
         samples = await run_environment(context, sample, params, grade=self._rewards is None)

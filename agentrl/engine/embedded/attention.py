@@ -1,12 +1,9 @@
-"""KV memory and the attention function that reads and writes it.
+"""KV memory, and the attention function that reads and writes it.
 
-1. `KVCache` holds one `[slot, kv_head, position, head_dim]` pair of tensors a layer, keys and values each with a head_dim
-   of their own. On CPU the pages are touched lazily, so unused slots and positions cost address space only.
-2. One forward pass carries many sequences, packed without padding into `[1, T]`: first the sequences that add one token,
-   then the chunks of those that add more. A `Plan` says which is which.
-3. `slot_attention` is registered with transformers under the name `ATTENTION`; the plan reaches it as a keyword argument
-   of the model's forward. Causal attention is served, in sliding windows too; anything else (soft-capping, sinks) raises
-   `AgentRLError` instead of giving wrong numbers. A window hides keys, it does not free them.
+1. `KVCache` holds `[slot, kv_head, position, head_dim]` keys and values a layer. On CPU, unused pages cost no memory.
+2. A forward pass packs sequences without padding into `[1, T]`: first those that add one token, then the longer chunks.
+3. `slot_attention` is registered with transformers as `ATTENTION`. It serves causal attention and sliding windows; soft
+   caps and sinks raise `AgentRLError`.
 """
 
 import functools
@@ -33,7 +30,7 @@ _THREADS = ThreadPoolExecutor()
 
 @dataclass(frozen=True)
 class Layer:
-    """What one layer keeps of a token, as its own attention makes it: `[heads, key_dim]` and `[heads, value_dim]` numbers."""
+    """Cache shape of one layer, as its attention needs it: `[heads, key_dim]` and `[heads, value_dim]` a token."""
 
     heads: int
     key_dim: int
@@ -90,8 +87,8 @@ class Chunk:
 
 
 @dataclass
-class Plan:
-    """What one forward pass does to the KV memory."""
+class AttentionPlan:
+    """Reads and writes of one forward pass in the KV memory."""
 
     cache: KVCache
     singles: list[tuple[int, int]]
@@ -164,9 +161,15 @@ def slot_attention(
 
 
 def attend_singles(
-    plan: Plan, rows: Floats, keys: Tensor, values: Tensor, out: Floats, scale: float | None, window: int | None
+    plan: AttentionPlan,
+    rows: Floats,
+    keys: Tensor,
+    values: Tensor,
+    out: Floats,
+    scale: float | None,
+    window: int | None,
 ) -> None:
-    """What the single-token sequences' queries find, as `out` [singles, H, V]; `rows` [T, H or more, D] begins with them."""
+    """Attend for sequences that add one token; into `out` [singles, H, V], from the first `rows` [T, H or more, D]."""
     options = scale or keys.shape[3] ** -0.5, window or _ENDLESS
     attend = partial(kernels.attend, rows, keys.numpy(), values.numpy(), plan.where, out, *options)
     in_threads(attend, keys.shape[1], keys.shape[1])
@@ -183,9 +186,15 @@ def in_threads(work: Callable[[int, int], None], count: int, most: int) -> None:
 
 
 def attend_chunk(
-    plan: Plan, chunk: Chunk, query: Tensor, keys: Tensor, values: Tensor, scale: float | None, window: int | None
+    plan: AttentionPlan,
+    chunk: Chunk,
+    query: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    scale: float | None,
+    window: int | None,
 ) -> Tensor:
-    """What `query` [1, H, T, D] finds for one chunk, whose keys and values are in the cache: [count, H, V]."""
+    """Attend for one chunk's `query` [1, H, T, D], whose keys and values are in the cache; returns [count, H, V]."""
     mask = plan.chunk_mask(chunk.start, chunk.count, window)
     first, end = _first_seen(chunk.start + 1, window), chunk.start + chunk.count
     groups = query.shape[1] // keys.shape[1]
@@ -204,7 +213,7 @@ def attend_chunk(
 
 
 def _attend_masked(
-    plan: Plan, query: Tensor, keys: Tensor, values: Tensor, scale: float | None, window: int | None
+    plan: AttentionPlan, query: Tensor, keys: Tensor, values: Tensor, scale: float | None, window: int | None
 ) -> Tensor:
     """One new token a sequence; query heads of one group are folded into the query axis, which takes no copy of KV."""
     slots, heads, groups = plan.places[0], query.shape[1], query.shape[1] // keys.shape[1]
@@ -235,26 +244,30 @@ class Probe:
         return Layer(key.shape[1], key.shape[3], value.shape[3])
 
 
-def layers_of(model: Any) -> list[Layer]:
-    """The layers of a model that was registered with `ATTENTION`, found by one token's way through it.
+def _unserved(index: int, kind: str) -> AgentRLError:
+    return AgentRLError(
+        "the embedded engine serves causal attention and its windows only; this model keeps other states, or has "
+        f"other layers: layer {index} is {kind}."
+    )
 
-    Raises:
-        AgentRLError: a layer needs other attention, keeps something else of a token, or its window is not known.
-    """
+
+def layers_of(model: Any) -> list[Layer]:
+    """The layers of a model that was registered with `ATTENTION`, found by one token's way through it. Raises
+    AgentRLError: a layer needs other attention, keeps something else of a token, or its window is not known."""
+    count = model.config.num_hidden_layers
+    kinds = getattr(model.config, "layer_types", None) or ["full_attention"] * count
+    kept = getattr(model, "_is_stateful", False)
+    for index, kind in enumerate(kinds[:count]):
+        if kept or kind not in ("full_attention", "sliding_attention"):
+            raise _unserved(index, kind)
     probe = Probe()
     token = torch.zeros(1, 1, dtype=torch.long, device=model.device)
     with torch.inference_mode():
         model(input_ids=token, position_ids=token, use_cache=False, plan=probe)
-    count = model.config.num_hidden_layers
-    kinds = getattr(model.config, "layer_types", None) or ["full_attention"] * count
     for index, kind in enumerate(kinds[:count]):
         windowed = probe.options.get(index, {}).get("sliding_window") is not None
-        fits = {"full_attention": True, "sliding_attention": windowed}.get(kind, False)
-        if index not in probe.given or not fits or getattr(model, "_is_stateful", False):
-            raise AgentRLError(
-                "the embedded engine serves causal attention and its windows only; this model keeps other states, or has "
-                f"other layers: layer {index} is {kind}."
-            )
+        if index not in probe.given or (kind == "sliding_attention" and not windowed):
+            raise _unserved(index, kind)
     return [probe.layer(index) for index in range(count)]
 
 

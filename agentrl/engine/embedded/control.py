@@ -1,7 +1,5 @@
-"""The control endpoints: abort, pause, cache, weights, health and information.
-
-Handlers of a `Service` have the fields of their JSON body in their signature, see `http.takes_body`.
-"""
+"""The control endpoints: abort, pause, cache, weights, health and information. Handlers of a `EngineService` have the
+fields of their JSON body in their signature, see `http.takes_body`."""
 
 import time
 from dataclasses import asdict
@@ -15,10 +13,9 @@ from starlette.responses import PlainTextResponse, Response
 from torch import Tensor
 
 from agentrl.engine.embedded.core import MASK_LIMIT, Engine, PauseMode
-from agentrl.engine.embedded.errors import RequestError, invalid_body, refused, update_refused
-from agentrl.engine.embedded.http import Json
-from agentrl.engine.embedded.service import Service
+from agentrl.engine.embedded.service import EngineService
 from agentrl.engine.embedded.weights import TAGS, Tag
+from agentrl.serving.http import Json, RequestError, invalid_body, refused, update_refused
 
 PROTOCOL = "0.5.23"
 """The SGLang version whose protocol this server speaks."""
@@ -28,7 +25,7 @@ FLUSHED = (
 )
 
 
-def _service(request: Request) -> Service:
+def _service(request: Request) -> EngineService:
     return request.app.state.service
 
 
@@ -100,7 +97,7 @@ async def server_info(request: Request) -> Response:
     )
 
 
-def _load(service: Service) -> dict[str, Any]:
+def _load(service: EngineService) -> dict[str, Any]:
     engine = service.engine
     used = sum(job.filled for job in engine.running[:])
     total = len(engine.slots) * service.context
@@ -137,17 +134,17 @@ async def models(request: Request) -> Response:
 # -- abort, pause, cache -----------------------------------------------------------------------------------------
 
 
-async def abort_request(service: Service, rid: str = "", abort_all: bool = False) -> Response:
+async def abort_request(service: EngineService, rid: str = "", abort_all: bool = False) -> Response:
     await service.abort(rid, everything=abort_all)
     return Response()
 
 
-async def pause_generation(service: Service, mode: PauseMode = "abort") -> Response:
+async def pause_generation(service: EngineService, mode: PauseMode = "abort") -> Response:
     await service.worker.call(lambda engine: engine.pause(mode))
     return Json({"message": "Generation paused successfully.", "status": "ok"})
 
 
-async def continue_generation(service: Service) -> Response:
+async def continue_generation(service: EngineService) -> Response:
     await service.worker.call(Engine.resume)
     return Json({"message": "Generation continued successfully.", "status": "ok"})
 
@@ -168,12 +165,12 @@ async def flush_cache(request: Request) -> Response:
     return PlainTextResponse("Timed out waiting for idle state." if timeout > 0 else "Flush cache failed.\n", 400)
 
 
-async def release_memory_occupation(service: Service, tags: list[Tag] | None = None) -> Response:
+async def release_memory_occupation(service: EngineService, tags: list[Tag] | None = None) -> Response:
     await service.worker.call(lambda engine: service.weights.release(engine, tags or TAGS))
     return Json(None)
 
 
-async def resume_memory_occupation(service: Service, tags: list[Tag] | None = None) -> Response:
+async def resume_memory_occupation(service: EngineService, tags: list[Tag] | None = None) -> Response:
     await service.worker.call(lambda engine: service.weights.resume(engine, tags or TAGS))
     return Json(None)
 
@@ -185,7 +182,9 @@ def _done(message: str, **more: Any) -> Response:
     return Json({"success": True, "message": message, **more})
 
 
-async def _write(service: Service, named: list[tuple[str, Tensor]], version: str | None, abort: bool, done: str) -> str:
+async def _write(
+    service: EngineService, named: list[tuple[str, Tensor]], version: str | None, abort: bool, done: str
+) -> str:
     if abort:
         await service.abort("", everything=True)
     await service.worker.exclusive(lambda engine: service.weights.write(engine, named, version))
@@ -193,7 +192,7 @@ async def _write(service: Service, named: list[tuple[str, Tensor]], version: str
 
 
 async def update_weights_from_disk(
-    service: Service, model_path: str, weight_version: str | None = None, abort_all_requests: bool = False
+    service: EngineService, model_path: str, weight_version: str | None = None, abort_all_requests: bool = False
 ) -> Response:
     done = "Succeeded to update model weights."
     try:
@@ -207,7 +206,7 @@ async def update_weights_from_disk(
 
 
 async def init_weights_update_group(
-    service: Service,
+    service: EngineService,
     *,
     master_address: str,
     master_port: int,
@@ -222,13 +221,13 @@ async def init_weights_update_group(
     return _done("Succeeded to initialize custom process group.")
 
 
-async def destroy_weights_update_group(service: Service, group_name: str = "weight_update_group") -> Response:
+async def destroy_weights_update_group(service: EngineService, group_name: str = "weight_update_group") -> Response:
     await service.weights.destroy(group_name)
     return _done("Succeeded to destroy custom process group.")
 
 
 async def update_weights_from_distributed(
-    service: Service,
+    service: EngineService,
     *,
     names: list[str],
     dtypes: list[str],
@@ -246,7 +245,7 @@ async def update_weights_from_distributed(
     return _done(await _write(service, named, weight_version, abort_all_requests, done))
 
 
-async def update_weights_from_tensor(service: Service) -> Response:
+async def update_weights_from_tensor(service: EngineService) -> Response:
     service.weights.require_session("update_weights_from_tensor")
     raise update_refused(
         "update_weights_from_tensor is not supported by the embedded engine, because its payload is a pickle: use "
@@ -254,7 +253,7 @@ async def update_weights_from_tensor(service: Service) -> Response:
     )
 
 
-async def load_lora_adapter(service: Service, lora_name: str, lora_path: str) -> Response:
+async def load_lora_adapter(service: EngineService, lora_name: str, lora_path: str) -> Response:
     """One adapter at a time: the one that was there before is put away."""
     shape, layers = await to_thread.run_sync(service.weights.read_adapter, lora_path)
     await service.worker.exclusive(lambda engine: service.weights.attach(engine, shape.scale, layers))
@@ -262,35 +261,35 @@ async def load_lora_adapter(service: Service, lora_name: str, lora_path: str) ->
     return _done(f"LoRA adapter {lora_name!r} was loaded")
 
 
-async def unload_lora_adapter(service: Service, lora_name: str) -> Response:
+async def unload_lora_adapter(service: EngineService, lora_name: str) -> Response:
     if lora_name == service.adapter:
         await service.worker.exclusive(lambda engine: service.weights.attach(engine, 1.0, []))
         service.adapter = None
     return _done(f"LoRA adapter {lora_name!r} is not loaded")
 
 
-async def begin_weight_update(service: Service) -> Response:
+async def begin_weight_update(service: EngineService) -> Response:
     service.weights.begin()
     return _done("Success")
 
 
-async def end_weight_update(service: Service) -> Response:
+async def end_weight_update(service: EngineService) -> Response:
     service.weights.end()
     return _done("Success")
 
 
-async def update_weight_version(service: Service, new_version: str, abort_all_requests: bool = True) -> Response:
+async def update_weight_version(service: EngineService, new_version: str, abort_all_requests: bool = True) -> Response:
     if abort_all_requests:
         await service.abort("", everything=True)
     await service.worker.call(lambda engine: setattr(engine, "version", new_version))
     return _done(f"Weight version updated to {new_version}", new_version=new_version)
 
 
-async def weights_checker(service: Service, action: str) -> Response:
+async def weights_checker(service: EngineService, action: str) -> Response:
     if action != "checksum":
         raise refused(f"weights_checker: action {action!r} is not supported by the embedded engine, only 'checksum'.")
     return _done("Success.", ranks=[{"checksums": await service.worker.call(service.weights.checksums)}])
 
 
-async def get_weights_by_name(_: Service) -> Response:
+async def get_weights_by_name(_: EngineService) -> Response:
     raise refused("Get parameter by name failed")

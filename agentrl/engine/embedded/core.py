@@ -1,13 +1,11 @@
 """The continuous-batching state machine: admit, plan one packed forward pass, sample, finish.
 
-1. Not thread-safe and without any I/O: one thread owns an `Engine` and calls `step()` until it answers False.
-2. A `Job` is one sequence: `on_token` is called after each of its tokens but the last, `on_finish` once.
-3. KV of finished sequences stays in their slots as prefix cache: a conversation that goes on extends its slot in place,
-   a request that shares a prefix copies it. Requests that share a prompt still being read wait for it.
-4. A weight update starts a new epoch. Cached prefixes of older epochs are never reused; sequences that are running keep
-   their old KV, and every token is stamped with the weight version that sampled it.
-5. Exclusive actions (weight updates) run between steps, when nothing runs or generation is paused; nothing is admitted
-   while one waits.
+1. One thread owns an `Engine` and calls `step()` until it returns False; there is no I/O.
+2. The slots of finished sequences are the prefix cache. A continued conversation extends its slot; a request that
+   shares a prefix copies it, and waits for it if it is still being read.
+3. A weight update starts a new epoch. Prefixes of older epochs are never reused; running sequences keep their KV, and
+   each token carries the weight version that sampled it.
+4. Exclusive actions run between steps if nothing runs or generation is paused; nothing is admitted before them.
 """
 
 import itertools
@@ -22,13 +20,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from agentrl.engine.embedded.attention import Chunk, KVCache, Plan, layers_of
-from agentrl.engine.embedded.fast import forward_of
-from agentrl.engine.embedded.job import Ids, Job, TopEntry, Wanted
-from agentrl.engine.embedded.routing import Routing
+from agentrl.engine.embedded.attention import AttentionPlan, Chunk, KVCache, layers_of
+from agentrl.engine.embedded.cpu_model import forward_of
+from agentrl.engine.embedded.model import Routing
 from agentrl.engine.embedded.sampling import adjust, choose
+from agentrl.engine.embedded.sequence import Ids, SequenceState, TopEntry, Wanted
 from agentrl.engine.embedded.stopping import ABORTED, aborted
-from agentrl.exact import exactly
+from agentrl.numerics.batch_invariant import batch_invariant
 
 PauseMode = Literal["abort", "in_place", "retract"]
 WORTH_WAITING = 32
@@ -52,7 +50,7 @@ class _Slot:
     count: int = 0
     epoch: int = -1
     used: int = 0
-    job: Job | None = None
+    job: SequenceState | None = None
     root: int = -1
     """The slot whose first `shared` keys and values are bit for bit those of this one."""
     shared: int = 0
@@ -61,18 +59,20 @@ class _Slot:
 class Engine:
     """Runs jobs over a transformers causal language model whose attention is `attention.ATTENTION`."""
 
-    def __init__(self, model: Any, *, slots: int, context_length: int, chunk: int = 1024, exact: bool = False) -> None:
+    def __init__(
+        self, model: Any, *, slots: int, context_length: int, chunk: int = 1024, batch_invariant: bool = False
+    ) -> None:
         self.model = model
-        self.exact = exact
+        self.batch_invariant = batch_invariant
         self.device: torch.device = model.device
-        self._by_kernel = not exact and self.device.type == "cpu" and model.dtype == torch.float32
+        self._by_kernel = not batch_invariant and self.device.type == "cpu" and model.dtype == torch.float32
         self.forward = forward_of(model, by_kernel=self._by_kernel)
         self.chunk = chunk
         self.cache = KVCache(layers_of(model), slots, context_length, model.dtype, self.device)
         self.routing = Routing(model, slots, context_length)
         self.slots = [_Slot(np.empty(context_length, dtype=np.int32)) for _ in range(slots)]
-        self.waiting: deque[Job] = deque()
-        self.running: list[Job] = []
+        self.waiting: deque[SequenceState] = deque()
+        self.running: list[SequenceState] = []
         self.version = "default"
         self.epoch = 0
         self.paused = False
@@ -83,13 +83,13 @@ class Engine:
 
     # -- what the owner may ask for, between steps ---------------------------------------------------------------
 
-    def add(self, job: Job) -> None:
+    def add(self, job: SequenceState) -> None:
         if job.stop.limit <= 0 and job.want.logprob_start_len < 0:
             self._finish(job, {"type": "length", "length": 0})
         else:
             self.waiting.append(job)
 
-    def abort(self, match: Callable[[Job], bool], reason: Mapping[str, Any] = ABORTED) -> None:
+    def abort(self, match: Callable[[SequenceState], bool], reason: Mapping[str, Any] = ABORTED) -> None:
         """End every live job that matches with `reason`, keeping what it has generated."""
         gone = [job for job in (*self.running, *self.waiting) if match(job)]
         self.waiting = deque(job for job in self.waiting if not match(job))
@@ -153,7 +153,7 @@ class Engine:
                 self.waiting.remove(job)
                 self.running.append(job)
 
-    def _place(self, job: Job) -> bool:
+    def _place(self, job: SequenceState) -> bool:
         """Find a slot; False when it is better to wait for another job's prefill."""
         wanted = job.known[: self._reusable(job)]
         best, hit = self._best_prefix(wanted)
@@ -181,13 +181,13 @@ class Engine:
         return True
 
     def _overwritten(self, index: int, start: int) -> None:
-        """What slot `index` has from `start` on is no longer what others have in common with it."""
+        """Record that slot `index` no longer shares its positions from `start` on with other slots."""
         for slot in self.slots:
             if slot.root == index or slot is self.slots[index]:
                 slot.shared = min(slot.shared, start)
 
-    def _reusable(self, job: Job) -> int:
-        """How many leading tokens need no logits of their own."""
+    def _reusable(self, job: SequenceState) -> int:
+        """Return how many leading tokens need no logits of their own."""
         last = len(job.known) - 1
         return last if job.want.logprob_start_len < 0 or job.output else min(last, job.want.logprob_start_len)
 
@@ -227,13 +227,13 @@ class Engine:
             slot.tokens[job.filled : job.filled + count] = job.tokens(job.filled, job.filled + count)
             job.filled += count
             slot.count = job.filled
-        with exactly(self.exact):
+        with batch_invariant(self.batch_invariant):
             scored = [(row, job, at) for row, (_, job, at) in enumerate(rows) if at is not None]
             if scored:
                 self._prompt_log_probs(logits, scored)
             self._sample(logits, [(row, job) for row, (_, job, at) in enumerate(rows) if at is None])
 
-    def _logits(self, work: list[tuple[Job, int]], single_count: int, keep: list[int]) -> Tensor:
+    def _logits(self, work: list[tuple[SequenceState, int]], single_count: int, keep: list[int]) -> Tensor:
         ids: list[int] = []
         where: list[tuple[int, int, int, int]] = []
         chunks: list[Chunk] = []
@@ -247,14 +247,14 @@ class Engine:
         places = np.array(where).T.copy()
         positions = torch.from_numpy(places[None, 1]).to(self.device)
         singles = [(job.slot, job.filled + 1) for job, _ in work[:single_count]]
-        plan = Plan(self.cache, singles, chunks, places, self._by_kernel)
-        with torch.inference_mode(), exactly(self.exact):
+        plan = AttentionPlan(self.cache, singles, chunks, places, self._by_kernel)
+        with torch.inference_mode(), batch_invariant(self.batch_invariant):
             kept = torch.tensor(keep, dtype=torch.long, device=self.device)
             return self.forward(torch.tensor([ids], device=self.device), positions, kept, plan)
 
     # -- after the forward pass ----------------------------------------------------------------------------------
 
-    def _prompt_log_probs(self, logits: Tensor, scored: Sequence[tuple[int, Job, int]]) -> None:
+    def _prompt_log_probs(self, logits: Tensor, scored: Sequence[tuple[int, SequenceState, int]]) -> None:
         """`scored`: rows of `logits` with their jobs, and the prompt positions that they are the predictions of."""
         log_probs = torch.log_softmax(logits[[row for row, _, _ in scored]].float(), dim=-1)
         tokens = torch.tensor([job.prompt[at] for _, job, at in scored], device=self.device)
@@ -263,7 +263,7 @@ class Engine:
             job.input_log_probs.append(values[i])
             _keep_others(job.want, log_probs[i], job.input_top, job.input_ids_log_probs)
 
-    def _sample(self, logits: Tensor, ready: Sequence[tuple[int, Job]]) -> None:
+    def _sample(self, logits: Tensor, ready: Sequence[tuple[int, SequenceState]]) -> None:
         for _, job in ready:
             if job.stop.limit <= 0:
                 self._finish(job, {"type": "length", "length": 0})
@@ -289,7 +289,7 @@ class Engine:
                 job.kept.append(choice.kept[i])
             self._append(job, choice.tokens[i], values[i])
 
-    def _append(self, job: Job, token: int, log_prob: float) -> None:
+    def _append(self, job: SequenceState, token: int, log_prob: float) -> None:
         count = len(job.output)
         job.output.append(token)
         job.log_probs.append(log_prob)
@@ -312,7 +312,7 @@ class Engine:
         elif job.on_token is not None:
             job.on_token(job)
 
-    def _finish(self, job: Job, reason: dict[str, Any]) -> None:
+    def _finish(self, job: SequenceState, reason: dict[str, Any]) -> None:
         if job.slot >= 0:
             if job.want.return_routed_experts:
                 job.routed = self.routing.of(job.slot, job.want.routed_experts_start_len, job.length - 1)
@@ -321,15 +321,15 @@ class Engine:
         if job.on_finish is not None:
             job.on_finish(job)
 
-    def _release(self, job: Job) -> None:
+    def _release(self, job: SequenceState) -> None:
         slot = self.slots[job.slot]
         slot.job, slot.used = None, next(self._clock)
         self.running.remove(job)
 
 
-def _rows(work: Sequence[tuple[Job, int]]) -> list[tuple[int, Job, int | None]]:
+def _rows(work: Sequence[tuple[SequenceState, int]]) -> list[tuple[int, SequenceState, int | None]]:
     """Of which packed tokens logits are needed: with their jobs, and the prompt position to score, or None to sample."""
-    rows: list[tuple[int, Job, int | None]] = []
+    rows: list[tuple[int, SequenceState, int | None]] = []
     offset = 0
     for job, count in work:
         end, first = job.filled + count, job.want.logprob_start_len

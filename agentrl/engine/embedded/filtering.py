@@ -39,11 +39,9 @@ def choose(
     tokens: Places,
     counts: Places,
 ) -> None:
-    """For each row of `probs` [N, vocabulary] a token of those that the filters keep, and how many these are.
-
-    The largest come first, of equal ones the lower id; the token is the first with which their mass passes `uniforms`
-    times that of all. Only the bins in which something ends are sorted.
-    """
+    """For each row of `probs` [N, vocabulary] a token of those that the filters keep, and how many these are. The
+    largest come first, of equal ones the lower id; the token is the first with which their mass passes `uniforms` times
+    that of all. Only the bins in which something ends are sorted."""
     last = _bin(1.0)
     mass, sizes, room = np.empty(last + 2), np.empty(last + 2, np.int64), np.empty(probs.shape[1], np.float32)
     for row in range(len(probs)):

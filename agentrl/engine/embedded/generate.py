@@ -2,6 +2,7 @@
 
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import aclosing, closing
+from functools import partial
 from typing import Any
 
 import orjson
@@ -9,16 +10,15 @@ from anyio import to_thread
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 
-from agentrl.engine.embedded.errors import RequestError, openai_error
 from agentrl.engine.embedded.grammar import MOST_GRAMMARS, Grammars
-from agentrl.engine.embedded.http import Json, json_body, until_done
-from agentrl.engine.embedded.job import Job
-from agentrl.engine.embedded.request import GenerateRequest, at_most, parse_generate
-from agentrl.engine.embedded.service import Service
-from agentrl.serving import aside
+from agentrl.engine.embedded.request import MAX_SEQUENCES, GenerateRequest, at_most, check_ids, parse_generate, strings
+from agentrl.engine.embedded.sequence import SequenceState
+from agentrl.engine.embedded.service import EngineService
+from agentrl.serving.http import Json, RequestError, json_body, openai_error, until_done
+from agentrl.serving.server import aside
 
 
-async def read(request: Request, service: Service, body: Any) -> GenerateRequest:
+async def read(request: Request, service: EngineService, body: Any) -> GenerateRequest:
     """`body` checked, with its grammars compiled; raises `RequestError`."""
     parsed = await aside(request, parse_generate, body, service.vocab, service.context, service.adapter)
     if any(job.params.grammar for job in parsed.jobs):
@@ -26,7 +26,7 @@ async def read(request: Request, service: Service, body: Any) -> GenerateRequest
     return parsed
 
 
-def _give_grammars(jobs: Sequence[Job], grammars: Grammars) -> None:
+def _give_grammars(jobs: Sequence[SequenceState], grammars: Grammars) -> None:
     names = {job.params.grammar for job in jobs} - {None}
     at_most(MOST_GRAMMARS, len(names), "grammars")
     compiled = {name: grammars.compiled(*name) for name in names if name}
@@ -36,7 +36,7 @@ def _give_grammars(jobs: Sequence[Job], grammars: Grammars) -> None:
 
 
 async def generate(request: Request) -> Response:
-    service: Service = request.app.state.service
+    service: EngineService = request.app.state.service
     body = await json_body(request)
     try:
         parsed = await read(request, service, body)
@@ -50,7 +50,7 @@ async def generate(request: Request) -> Response:
     return Json(answers[0] if parsed.single else answers)
 
 
-async def final_answers(request: Request, service: Service, parsed: GenerateRequest) -> list[dict[str, Any]]:
+async def final_answers(request: Request, service: EngineService, parsed: GenerateRequest) -> list[dict[str, Any]]:
     """Generate all sequences to their end; raises `RequestError` when the client has gone, and its jobs with it."""
     with closing(service.start(parsed)) as call:
         await until_done(request, call.done)
@@ -66,7 +66,7 @@ def raise_for_failed(finish: dict[str, Any] | None) -> None:
         raise openai_error(finish["message"], status=code, kind=str(code))
 
 
-async def _stream(service: Service, parsed: GenerateRequest) -> AsyncGenerator[dict[str, Any]]:
+async def _stream(service: EngineService, parsed: GenerateRequest) -> AsyncGenerator[dict[str, Any]]:
     with closing(service.start(parsed)) as call:
         async for index in call.progress():
             answer = call.answer(index)
@@ -88,3 +88,27 @@ def event_stream(chunks: AsyncGenerator[dict[str, Any]]) -> Response:
             yield b"data: [DONE]\n\n"
 
     return StreamingResponse(events(), media_type="text/event-stream")
+
+
+MOST = 1 << 20
+"""About how many tokens a text may have."""
+
+
+async def tokenize(service: EngineService, prompt: Any, add_special_tokens: bool = True) -> Response:
+    members = strings(prompt, "prompt")
+    at_most(MAX_SEQUENCES, len(members), "texts")
+    encode = partial(service.vocab.encode, most=MOST, add_special_tokens=add_special_tokens)
+    ids = await service.aside(lambda: [encode(member) for member in members])
+    counts = [len(one) for one in ids]
+    shown = {"tokens": ids, "count": counts} if members is prompt else {"tokens": ids[0], "count": counts[0]}
+    return Json({**shown, "max_model_len": service.context})
+
+
+async def detokenize(service: EngineService, tokens: list[Any], skip_special_tokens: bool = True) -> Response:
+    batch = bool(tokens) and isinstance(tokens[0], list)
+    members = tokens if batch else [tokens]
+    at_most(MAX_SEQUENCES, len(members), "lists of tokens")
+    size, decode = service.vocab.size, service.vocab.decode
+    ids = [check_ids(member, size, "tokens") for member in members]
+    texts = await service.aside(lambda: [decode(member, skip_special_tokens) for member in ids])
+    return Json({"text": texts if batch else texts[0]})

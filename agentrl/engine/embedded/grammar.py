@@ -1,14 +1,9 @@
-"""Grammars: what a sequence is held to while it is sampled.
+"""Grammars that constrain sampling, read by llguidance, which is loaded on first use.
 
-1. `json_schema`, `regex`, `ebnf` (llama.cpp's GBNF, or llguidance's Lark) and `structural_tag` (`structures` and `triggers`)
-   of the sampling parameters, read by llguidance, which is loaded when the first of them comes.
-2. What a grammar does not allow has the logit -inf, after penalties and biases: the reported log-probs are those among
-   what is left, as SGLang reports them. A trainer that knows no grammar computes others.
-3. As SGLang's schemas, ours allow no property that they do not name, unless they say so. Between what JSON is made of
-   stands at most what `json.dumps` writes, indented or not.
-4. Text that has to come comes in the tokens that the tokenizer makes of it.
-5. Grammars come from clients: they are compiled beside the event loop, one at a time, and one that takes long ends its
-   request.
+1. `json_schema`, `regex`, `ebnf` (llama.cpp's GBNF, or llguidance's Lark) and `structural_tag`.
+2. A forbidden token has the logit -inf after penalties and biases, so reported log-probs are those within the grammar.
+3. As in SGLang, a schema allows no unnamed property unless it says so. White space is at most that of `json.dumps`.
+4. Clients send grammars: they are compiled one at a time beside the event loop, and a slow one ends its request.
 """
 
 import json
@@ -22,9 +17,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from agentrl.engine.embedded.errors import refused
 from agentrl.engine.embedded.model import Vocabulary
 from agentrl.engine.embedded.stopping import aborted
+from agentrl.serving.http import refused
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
@@ -37,7 +32,7 @@ ANY = r"/(.|\n)*/"
 
 
 class Grammar:
-    """What one sequence may say next; used in the engine's thread only."""
+    """Constraint on the next tokens of one sequence; used in the engine's thread only."""
 
     def __init__(self, matcher: "LLMatcher", tokens: "LLTokenizer") -> None:
         self._matcher, self._tokens, self._read = matcher, tokens, 0

@@ -1,4 +1,4 @@
-"""What a decoder does with few tokens, each step as one pass over memory, compiled by numba.
+"""Decoder steps for few tokens, each as one pass over memory, compiled by numba.
 
 1. Compiled once a machine: the code is kept beside this file or, where that cannot be written, in the user's cache folder.
 2. All arrays are float32 and changed in place; sums may be taken in any order, a NaN stays one.
@@ -57,11 +57,9 @@ def _prefetch(context: Any, array: Any, row: Any, column: Any) -> Any:
 
 @compiled("void(f4[:,::1], f4[:,::1], f4[:,::1], i8, i8)")
 def product(rows: Floats, weight: Floats, out: Floats, low: int, top: int) -> None:
-    """`rows` [T, K] times `weight` [N, K], as columns `low` to `top` (at least 8 of them) of `out` [T, N].
-
-    Two rows by eight columns at a time, which is what fits the processor's registers, while the weights of the next eight
-    columns are on their way; each number is the same however many rows there are.
-    """
+    """`rows` [T, K] times `weight` [N, K], as columns `low` to `top` (at least 8 of them) of `out` [T, N]. Two rows by
+    eight columns at a time, which is what fits the processor's registers, while the weights of the next eight columns
+    are on their way; each number is the same however many rows there are."""
     share = 16 * rows.shape[1] // max(2, len(rows))
     for column in range(low, top, 8):
         n = min(column, top - 8)
@@ -89,7 +87,7 @@ def product(rows: Floats, weight: Floats, out: Floats, low: int, top: int) -> No
 
 @compiled()
 def _scale(row: Floats, eps: Any) -> Any:
-    """What an RMS norm multiplies `row` by, beside its weights."""
+    """Return the factor of an RMS norm for `row`, without its weights."""
     squares = np.float32(0)
     for i in range(len(row)):
         squares += row[i] * row[i]
@@ -132,11 +130,9 @@ def gated(parts: Floats, out: Floats) -> None:
 
 @compiled("void(f4[:,:,::1], f4[:,:,:,::1], f4[:,:,:,::1], i8[:,::1], f4[:,:,::1], f4[:,::1], f4)")
 def place(parts: Floats, keys: Floats, values: Floats, where: Places, turn: Floats, norms: Floats, eps: float) -> None:
-    """Norms and rope of queries and keys; keys and values to their places in the cache.
-
-    `parts` [T, heads + 2 kv_heads, dim]; `turn` [2, T, turning] cosines and sines, of which the first `turning` numbers of
-    a head turn, by halves; `norms` [2, dim] or, where there are none, [0, dim].
-    """
+    """Norms and rope of queries and keys; keys and values to their places in the cache. `parts` [T, heads + 2 kv_heads,
+    dim]; `turn` [2, T, turning] cosines and sines, of which the first `turning` numbers of a head turn, by halves;
+    `norms` [2, dim] or, where there are none, [0, dim]."""
     kv_heads, dim = keys.shape[1], keys.shape[3]
     turning, half = parts.shape[1] - kv_heads, turn.shape[2] // 2
     for row in range(len(parts)):
@@ -221,10 +217,8 @@ def attend(
     low: int,
     top: int,
 ) -> None:
-    """Attention of the first tokens of `parts` [T or more, heads or more, dim], one new one a sequence.
-
-    `out`: [T, heads, dim of values]. Of the key heads `low` to `top` only: threads take some each.
-    """
+    """Attention of the first tokens of `parts` [T or more, heads or more, dim], one new one a sequence. `out`: [T,
+    heads, dim of values]. Of the key heads `low` to `top` only: threads take some each."""
     groups = out.shape[1] // keys.shape[1]
     scores = np.empty((groups, keys.shape[2]), np.float32)
     for head in range(low, top):

@@ -7,16 +7,23 @@
 """
 
 import os
-from collections.abc import Iterator, Sequence
+import re
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
 from agentrl import modelfolder
 from agentrl.engine.embedded import attention
-from agentrl.engine.embedded.errors import refused
 from agentrl.errors import AgentRLError
 from agentrl.modelfolder import text_config
+from agentrl.serving.http import refused
 
 MEMORY_SHARE = 0.3
 """Part of the machine's memory that KV slots may take when `--slots` is not given."""
@@ -88,11 +95,9 @@ def read_config(path: str) -> dict[str, Any]:
 
 
 def context_length(config: dict[str, Any], asked: int | None) -> int:
-    """`asked`, or the model's own; raises `AgentRLError` where that is longer than its positions reach.
-
-    Ropes whose frequencies change with a sequence's length are served up to the length where that begins: what lies in a
-    cache, or beside it in a batch, would have other frequencies than what is read next.
-    """
+    """`asked`, or the model's own; raises `AgentRLError` where that is longer than its positions reach. Ropes whose
+    frequencies change with a sequence's length are served up to the length where that begins: what lies in a cache, or
+    beside it in a batch, would have other frequencies than what is read next."""
     longest = int(config.get("max_position_embeddings") or 2048)
     rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
     if rope.get("rope_type", rope.get("type")) == "longrope":
@@ -111,18 +116,11 @@ def context_length(config: dict[str, Any], asked: int | None) -> int:
 def load_model(path: str, *, dtype: str, device: str, trust_remote_code: bool) -> Any:
     """Raises `AgentRLError` for a folder without all the weights, and for attention that is not served."""
     import torch
-    from transformers import AutoConfig, AutoModelForCausalLM
+    from transformers import AutoModelForCausalLM
 
     if any(Path(path).glob("*.safetensors*")):
         modelfolder.check_weights(Path(path))
-    with named(f"{path}: its config.json cannot be used"):
-        stored = modelfolder.read_config(Path(path))
-        if (like := LIKE.get(stored.get("model_type", ""))) is not None and not trust_remote_code:
-            config = AutoConfig.for_model(
-                like, **{k: v for k, v in stored.items() if k not in ("model_type", "auto_map")}
-            )
-        else:
-            config = AutoConfig.from_pretrained(path, trust_remote_code=trust_remote_code)
+    config = _config_of(path, trust_remote_code=trust_remote_code)
     with named(f"{path}: no weights could be loaded from here"):
         model, found = AutoModelForCausalLM.from_pretrained(
             path,
@@ -138,6 +136,38 @@ def load_model(path: str, *, dtype: str, device: str, trust_remote_code: bool) -
     return made
 
 
+def check_served(path: str, length: int | None) -> None:
+    """Refuse, without weights, a model whose layers the engine does not serve, or a context that is too long.
+
+    Raises:
+        AgentRLError: as `load_model` and `context_length`.
+    """
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    config = _config_of(path, trust_remote_code=False)
+    context_length(read_config(path), length)
+    with named(f"{path}: its config.json cannot be used"), torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(config)
+    try:
+        attention.layers_of(for_serving(model))
+    except (NotImplementedError, RuntimeError):
+        return  # a layer needs real numbers; the engine finds out when it starts
+
+
+def _config_of(path: str, *, trust_remote_code: bool) -> Any:
+    """transformers' config of a folder; raises `AgentRLError`."""
+    from transformers import AutoConfig
+
+    with named(f"{path}: its config.json cannot be used"):
+        stored = modelfolder.read_config(Path(path))
+        if (like := LIKE.get(stored.get("model_type", ""))) is not None and not trust_remote_code:
+            return AutoConfig.for_model(
+                like, **{k: v for k, v in stored.items() if k not in ("model_type", "auto_map")}
+            )
+        return AutoConfig.from_pretrained(path, trust_remote_code=trust_remote_code)
+
+
 def for_serving(model: Any) -> Any:
     """`model` with our attention, in eval mode."""
     attention.register()
@@ -146,7 +176,7 @@ def for_serving(model: Any) -> Any:
 
 
 def slots_that_fit(model: Any, length: int) -> int:
-    """How many slots of `length` tokens fit into `MEMORY_SHARE` of the device's memory, 1 to `MOST_SLOTS`."""
+    """Return how many slots of `length` tokens fit into `MEMORY_SHARE` of the device's memory, 1 to `MOST_SLOTS`."""
     import torch
 
     if model.device.type == "cuda":
@@ -174,3 +204,43 @@ def _as_ids(value: Any) -> set[int]:
     if value is None:
         return set()
     return set(value) if isinstance(value, list) else {int(value)}
+
+
+_EXPERTS = re.compile(r".*\blayers\.(\d+)\..*\bexperts")
+
+Rows = NDArray[np.int16]
+
+
+class Routing:
+    """The rows of `slots` sequences of up to `length` tokens: int16 [tokens, layers, experts a token]."""
+
+    def __init__(self, model: Any, slots: int, length: int) -> None:
+        self._shape = (slots, length, model.config.num_hidden_layers)
+        self._rows: Rows | None = None
+        self._passed: dict[int, Tensor] = {}
+        for name, module in model.named_modules():
+            if (found := _EXPERTS.fullmatch(name)) and not isinstance(module, torch.nn.ModuleList):
+                module.register_forward_pre_hook(partial(self._pass, int(found[1])))
+
+    def _pass(self, layer: int, _module: Any, args: tuple[Any, ...]) -> None:
+        self._passed[layer] = args[1]
+
+    def keep(self, pieces: Iterable[tuple[int, int, int]]) -> None:
+        """Note the routing of a forward pass over packed tokens: (slot, first token, number of tokens), one after the other."""
+        if not self._passed:
+            return
+        layers, chosen = list(self._passed), torch.stack(list(self._passed.values()), 1).to("cpu", torch.int16).numpy()
+        if self._rows is None:
+            self._rows = np.zeros((*self._shape, chosen.shape[2]), np.int16)  # memory that is not written is not taken
+        offset = 0
+        for slot, start, count in pieces:
+            self._rows[slot][start : start + count, layers] = chosen[offset : offset + count]
+            offset += count
+
+    def copy_prefix(self, source: int, target: int, length: int) -> None:
+        if self._rows is not None:
+            self._rows[target, :length] = self._rows[source, :length]
+
+    def of(self, slot: int, start: int, end: int) -> Rows | None:
+        """The rows of a slot's tokens `start` to `end`; None for a model without experts."""
+        return None if self._rows is None else self._rows[slot, start:end].copy()

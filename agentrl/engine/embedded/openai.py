@@ -1,13 +1,6 @@
-"""POST /v1/chat/completions and /v1/completions, translated to and from /generate.
-
-1. The body becomes a /generate body, so both speak to one engine path and are checked by the same rules; errors have the
-   OpenAI form.
-2. Messages are rendered and turns parsed by `agentrl.chat`, loaded at the first chat request: the same templates and
-   parsers as in training.
-3. A turn is parsed where there are tools, or the template has reasoning tags. The ids of its calls go on from those in
-   the messages, so that they are those of one call in a whole conversation.
-4. `stream_options.include_usage` adds a last chunk without choices to a stream.
-"""
+"""POST /v1/chat/completions and /v1/completions, translated to and from /generate. Both use /generate's path and rules;
+errors have the OpenAI form. `agentrl.chat` renders messages and parses turns, as in training. Turns are parsed if there
+are tools or reasoning tags. Ids of calls continue those in the messages."""
 
 import re
 import time
@@ -20,21 +13,20 @@ from anyio import to_thread
 from starlette.requests import Request
 from starlette.responses import Response
 
-from agentrl.engine.embedded.errors import RequestError, invalid_body, openai_error
-from agentrl.engine.embedded.forced import chosen, held_to
 from agentrl.engine.embedded.generate import event_stream, final_answers, raise_for_failed, read
-from agentrl.engine.embedded.http import Json, field, object_body
 from agentrl.engine.embedded.openai_answers import Answers, Body, ChatAnswers, Sent, TextAnswers, usage
-from agentrl.engine.embedded.params import SamplingParams
+from agentrl.engine.embedded.params import RequestSampling
 from agentrl.engine.embedded.request import GenerateRequest
-from agentrl.engine.embedded.service import Service
-from agentrl.engine.embedded.settled import held
+from agentrl.engine.embedded.service import EngineService
+from agentrl.engine.embedded.stream_holdback import hold_back
+from agentrl.engine.embedded.structured_output import chosen, required_output
 from agentrl.errors import TemplateError
-from agentrl.serving import aside
+from agentrl.serving.http import Json, RequestError, field, invalid_body, object_body, openai_error
+from agentrl.serving.server import aside
 
 
 async def chat_completions(request: Request) -> Response:
-    service: Service = request.app.state.service
+    service: EngineService = request.app.state.service
     body = await object_body(request)
     messages: list[Body] = field(body, "messages", list)
     if not messages:
@@ -44,7 +36,7 @@ async def chat_completions(request: Request) -> Response:
     with _blamed("messages or tools"):
         ids = await aside(request, chat.render_ids, messages, tools)
     with _blamed("response_format or tools have no JSON schema"):
-        forced = await to_thread.run_sync(held_to, chat, service.grammars, body, tools)
+        forced = await to_thread.run_sync(required_output, chat, service.grammars, body, tools)
     limit = body.get("max_completion_tokens", body.get("max_tokens"))
     parser = chat.turn_parser if tools else chat.turn_parser.without_calls()
     parsed = parser if tools or parser.reads else None
@@ -62,7 +54,7 @@ async def chat_completions(request: Request) -> Response:
 
 
 async def completions(request: Request) -> Response:
-    service: Service = request.app.state.service
+    service: EngineService = request.app.state.service
     body = await object_body(request)
     if body.get("prompt") is None:
         raise invalid_body("missing", "Field required", "prompt")
@@ -77,7 +69,7 @@ async def completions(request: Request) -> Response:
 
 
 async def _respond(request: Request, body: Body, translated: Body, answers: Answers, kind: str) -> Response:
-    service: Service = request.app.state.service
+    service: EngineService = request.app.state.service
     try:
         generate = await read(request, service, translated)
     except RequestError as error:
@@ -97,7 +89,7 @@ async def _respond(request: Request, body: Body, translated: Body, answers: Answ
 
 
 async def _stream(
-    service: Service, generate: GenerateRequest, head: Body, answers: Answers, *, count: bool
+    service: EngineService, generate: GenerateRequest, head: Body, answers: Answers, *, count: bool
 ) -> AsyncGenerator[Body]:
     """All chunks of a stream; `count`: with the usage at its end."""
     sent: defaultdict[int, Sent] = defaultdict(Sent)
@@ -107,7 +99,7 @@ async def _stream(
             raise_for_failed(finish)
             answer = call.answer(index)
             if finish is None and not params.no_stop_trim:
-                answer["text"] = held(answer["text"], params.stop)
+                answer["text"] = hold_back(answer["text"], params.stop)
             for entry in answers.new(index, answer, sent[index], finish is not None):
                 yield {**head, "choices": [entry]}
         if count:
@@ -119,7 +111,7 @@ async def _stream(
 
 @contextmanager
 def _blamed(what: str) -> Iterator[None]:
-    """What an odd body makes the chat's code stumble over, as an error that says where to look."""
+    """Turn an exception of the chat's code on an odd body into an error that names the part of the body."""
     try:
         yield
     except (TemplateError, TypeError, KeyError, AttributeError) as error:
@@ -129,7 +121,7 @@ def _blamed(what: str) -> Iterator[None]:
 def _translate(body: Body, prompt: Any, limit: Any, *, top: int, logprobs: bool) -> Body:
     """The /generate body that asks for the same thing."""
     renamed = {"max_new_tokens": limit, "sampling_seed": body.get("seed"), "min_new_tokens": body.get("min_tokens")}
-    params = {name: body[name] for name in SamplingParams.model_fields if body.get(name) is not None}
+    params = {name: body[name] for name in RequestSampling.model_fields if body.get(name) is not None}
     textual = isinstance(prompt, str) or (isinstance(prompt, list) and bool(prompt) and isinstance(prompt[0], str))
     return {
         "text" if textual else "input_ids": prompt,

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from agentrl.engine.embedded.model import Vocabulary
-from agentrl.engine.embedded.settled import settled
+from agentrl.engine.embedded.stream_holdback import stable_prefix
 
 if TYPE_CHECKING:
     from agentrl.chat.parsers import TurnParser
@@ -58,7 +58,7 @@ class ChatAnswers:
         return choice
 
     def new(self, index: int, answer: Body, sent: Sent, whole: bool) -> Iterator[Body]:
-        """What is new in a choice, from its answer so far and whether that is the whole."""
+        """Yield the new parts of a choice, from its answer so far; `whole` if that is all."""
         entry: Body = {"index": index, "logprobs": None, "finish_reason": None, "matched_stop": None}
         if not sent:
             sent["begun"] = 1
@@ -69,7 +69,9 @@ class ChatAnswers:
         elif self.parser is None:
             message = {"reasoning_content": None, "content": answer["text"]}
         else:
-            message = dict(zip(("reasoning_content", "content"), settled(self.parser, answer["text"]), strict=True))
+            message = dict(
+                zip(("reasoning_content", "content"), stable_prefix(self.parser, answer["text"]), strict=True)
+            )
         delta: Body = {"tool_calls": message["tool_calls"]} if "tool_calls" in message else {}
         for name in ("reasoning_content", "content"):
             text = message[name] or ""
@@ -84,7 +86,7 @@ class ChatAnswers:
             yield {**entry, "delta": {"reasoning_content": None}, "logprobs": self._log_probs(answer, sent["tokens"])}
 
     def _log_probs(self, answer: Body, start: int) -> Body | None:
-        """Those of the tokens from `start` on; None where nobody asked."""
+        """Return the log-probs of the tokens from `start` on; None if they were not asked for."""
         if not self.body.get("logprobs"):
             return None
         meta = answer["meta_info"]

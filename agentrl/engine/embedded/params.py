@@ -1,6 +1,6 @@
 """Sampling parameters: decoded, defaulted and range-checked as SGLang does it.
 
-1. `SamplingParams.decode(mapping)` is the way in. Unknown names, wrong types and bad ranges raise `RequestError`
+1. `RequestSampling.decode(mapping)` is the way in. Unknown names, wrong types and bad ranges raise `RequestError`
    (HTTP 400) with SGLang's wording; `null` for a field means its default.
 2. Temperature below 1e-6 becomes greedy: temperature 1, top_k 1.
 3. A grammar is one of json_schema, regex, ebnf and structural_tag, see `grammar`. Beam search and the like are refused.
@@ -14,7 +14,7 @@ import regex as patterns
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, FailFast, Field, Strict, ValidationError
 from pydantic_core import ErrorDetails
 
-from agentrl.engine.embedded.errors import RequestError, refused, undecodable
+from agentrl.serving.http import RequestError, refused, undecodable
 
 GREEDY_BELOW = 1e-6
 GRAMMARS = ("json_schema", "regex", "ebnf", "structural_tag")
@@ -62,7 +62,7 @@ _Penalty = Annotated[float, _must("be in [-2, 2]", lambda x: -2 <= x <= 2)]
 _Count = Annotated[int, _must("be at least 0", lambda n: n >= 0)]
 
 
-class SamplingParams(BaseModel):
+class RequestSampling(BaseModel):
     """One request's sampling parameters; names and order are the wire's."""
 
     model_config = ConfigDict(strict=True, frozen=True, extra="forbid")
@@ -136,7 +136,7 @@ class SamplingParams(BaseModel):
 
     @property
     def filtered(self) -> bool:
-        """Whether some tokens of the vocabulary may be cut from the distribution."""
+        """True if some tokens of the vocabulary may be cut from the distribution."""
         return self.top_k > 0 or self.top_p < 1 or self.min_p > 0
 
     @property
@@ -147,7 +147,7 @@ class SamplingParams(BaseModel):
 def _refusal(found: ErrorDetails) -> RequestError:
     name, kind, value = found["loc"][0], found["type"], found["input"]
     if kind == "extra_forbidden":
-        expected = ", ".join(f"`{known}`" for known in SamplingParams.model_fields)
+        expected = ", ".join(f"`{known}`" for known in RequestSampling.model_fields)
         return undecodable(f"unknown field `{name}`, expected one of {expected}")
     if kind == "none_required":
         return refused(f"{name} is not supported by the embedded engine: use a real SGLang server for it.")

@@ -1,11 +1,8 @@
 """The body of POST /generate, checked and unfolded into jobs.
 
-1. `parse_generate` raises `RequestError` with the status and body SGLang answers; it never lets an id through that the
-   model cannot embed (the real server dies of those).
-2. Unknown top-level fields are ignored, fields that need what this engine has not (`UNSERVED`) are refused.
-3. What one request may ask for is bounded (`MAX_SEQUENCES` and the like): more is refused before anything is built.
-4. A batch or `n > 1` answers with an array: batch order, the `n` samples of a prompt side by side. Sample i of n uses
-   `sampling_seed + i`.
+1. `parse_generate` raises `RequestError` with SGLang's status and body. Ids that the model cannot embed are refused.
+2. Unknown top-level fields are ignored; fields in `UNSERVED` are refused. `MAX_SEQUENCES` and the like bound a request.
+3. A batch or `n > 1` returns an array in batch order. Sample i of n uses `sampling_seed + i`.
 """
 
 import uuid
@@ -17,12 +14,11 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, FailFast, Field, Strict, TypeAdapter, ValidationError
 
-from agentrl.engine.embedded.errors import invalid_body, refused
-from agentrl.engine.embedded.http import fields_of
-from agentrl.engine.embedded.job import Job, Wanted
 from agentrl.engine.embedded.model import Vocabulary
-from agentrl.engine.embedded.params import SamplingParams
+from agentrl.engine.embedded.params import RequestSampling
+from agentrl.engine.embedded.sequence import SequenceState, Wanted
 from agentrl.engine.embedded.stopping import StopRules
+from agentrl.serving.http import fields_of, invalid_body, refused
 
 MAX_SEQUENCES, MAX_TOKENS, MAX_LOG_PROBS = 4096, 1 << 24, 1 << 22
 """Of one request: prompts times `n`; tokens of all these prompts; log-probs beside those of the sampled tokens."""
@@ -57,7 +53,7 @@ class GenerateRequest:
     """A whole body: `jobs` in the order of the answer; `single` when the answer is one object."""
 
     body: GenerateBody
-    jobs: list[Job]
+    jobs: list[SequenceState]
     rids: list[str]
     """What the client calls its prompts: `abort_request` names these."""
     single: bool
@@ -74,13 +70,13 @@ def parse_generate(raw: object, vocab: Vocabulary, context: int, adapter: str | 
     members, single = _prompts(body)
     at_most(MAX_SEQUENCES, len(members), "prompts")
     wishes = _wishes(raw, len(members))
-    sampling = [SamplingParams.decode(wish.sampling_params, vocab_size=vocab.size) for wish in wishes]
+    sampling = [RequestSampling.decode(wish.sampling_params, vocab_size=vocab.size) for wish in wishes]
     copies = [max(1, params.n) for params in sampling]
     at_most(MAX_SEQUENCES, sum(copies), "sequences (prompts times n)")
     prompts = [_ids(member, vocab, context) for member in members]
     at_most(MAX_TOKENS, sum(map(mul, copies, map(len, prompts))), "prompt tokens times n")
     rids = _rids(body.rid, len(members), single)
-    jobs: list[Job] = []
+    jobs: list[SequenceState] = []
     log_probs = 0
     for prompt, params, wish, count, rid in zip(prompts, sampling, wishes, copies, rids, strict=True):
         limit = output_limit(len(prompt), params.max_new_tokens, context)
@@ -91,12 +87,12 @@ def parse_generate(raw: object, vocab: Vocabulary, context: int, adapter: str | 
         for k in range(count):
             rules = StopRules(params, eos=vocab.eos, limit=limit, decode=vocab.decode if vocab.has_text else None)
             seed = None if params.sampling_seed is None else params.sampling_seed + k
-            jobs.append(Job(rid if count == 1 else f"{rid}-{k}", prompt, params, rules, seed, want))
+            jobs.append(SequenceState(rid if count == 1 else f"{rid}-{k}", prompt, params, rules, seed, want))
     return GenerateRequest(body, jobs, rids, single and len(jobs) == 1)
 
 
 def _wishes(raw: Mapping[str, Any], count: int) -> list[PromptBody]:
-    """What is asked of each prompt."""
+    """Return one body for each prompt."""
     given = {name: raw[name] for name in PromptBody.model_fields if raw.get(name) is not None}
     lists = {name: value for name, value in given.items() if isinstance(value, list)}
     if (ids := lists.get("token_ids_logprob")) is not None and not (ids and isinstance(ids[0], list)):
@@ -109,8 +105,8 @@ def _wishes(raw: Mapping[str, Any], count: int) -> list[PromptBody]:
     return [fields_of(PromptBody, given | {name: value[i] for name, value in lists.items()}) for i in range(count)]
 
 
-def _checked(wish: PromptBody, params: SamplingParams, prompt_tokens: int, vocab_size: int) -> PromptBody:
-    """What is wanted of a prompt; nothing about log-probs where none are."""
+def _checked(wish: PromptBody, params: RequestSampling, prompt_tokens: int, vocab_size: int) -> PromptBody:
+    """Return the checked body of a prompt, without log-prob fields if no log-probs are wanted."""
     if wish.return_sampling_mask and not params.filtered:
         raise refused("return_sampling_mask requires top_k, top_p < 1 or min_p > 0: nothing is cut off otherwise.")
     _check_start("routed_experts_start_len", "recv_req", wish.routed_experts_start_len, prompt_tokens, least=0)
@@ -123,10 +119,8 @@ def _checked(wish: PromptBody, params: SamplingParams, prompt_tokens: int, vocab
 
 
 def output_limit(prompt_tokens: int, max_new_tokens: int | None, context: int) -> int:
-    """How many tokens may be sampled behind the prompt; raises `RequestError` when they do not fit the context.
-
-    Like the real server it keeps two positions free, so the last of an exactly full context is not sampled.
-    """
+    """Return how many tokens may follow the prompt; raises `RequestError` if they do not fit the context. Like the real
+    server it keeps two positions free, so the last of an exactly full context is not sampled."""
     if prompt_tokens >= context:
         raise refused(
             f"The input ({prompt_tokens} tokens) is longer than the model's context length ({context} tokens)."

@@ -8,15 +8,15 @@ import base64
 import time
 from typing import Any
 
-from agentrl.engine.embedded.job import Job, TopEntry
 from agentrl.engine.embedded.model import Vocabulary
 from agentrl.engine.embedded.request import GenerateRequest
+from agentrl.engine.embedded.sequence import SequenceState, TopEntry
 from agentrl.engine.embedded.stopping import shown_text
 
 Triple = tuple[float | None, int, str | None]
 
 
-def answer(job: Job, request: GenerateRequest, vocab: Vocabulary, version: str) -> dict[str, Any]:
+def answer(job: SequenceState, request: GenerateRequest, vocab: Vocabulary, version: str) -> dict[str, Any]:
     """One sequence's answer, final when `job.finish` is set."""
     finish = job.finish
     output = job.output if finish is not None else job.output[: len(job.log_probs)]
@@ -40,7 +40,7 @@ def answer(job: Job, request: GenerateRequest, vocab: Vocabulary, version: str) 
     return result
 
 
-def _meta(job: Job, finish: dict[str, Any] | None, count: int, version: str) -> dict[str, Any]:
+def _meta(job: SequenceState, finish: dict[str, Any] | None, count: int, version: str) -> dict[str, Any]:
     cached = job.cached_tokens
     meta: dict[str, Any] = {
         "id": job.rid,
@@ -63,7 +63,7 @@ def _meta(job: Job, finish: dict[str, Any] | None, count: int, version: str) -> 
     return meta
 
 
-def _log_probs(job: Job, vocab: Vocabulary | None, count: int) -> dict[str, Any]:
+def _log_probs(job: SequenceState, vocab: Vocabulary | None, count: int) -> dict[str, Any]:
     want, start = job.want, job.want.logprob_start_len
     output = [_triple(p, t, vocab) for p, t in zip(job.log_probs[:count], job.output, strict=False)]
     prompt: list[Triple] = []

@@ -1,12 +1,11 @@
-"""Choosing the next token, and the log-probabilities that are reported with it.
+"""The choice of the next token, and the log-probabilities that are reported with it.
 
-1. One counter-based generator (Philox) per request and inversion of the cumulative distribution: a token depends on the
-   request's seed, its position and its own logits, never on what else is in the batch.
-2. Reported log-probs are of the temperature-scaled distribution, after penalties and bias, before top-k, top-p and
-   min-p. They are what a trainer recomputes from the same logits. Who asks gets the kept set as well, and the token's
-   log-prob among it: what was really sampled from.
-3. Filters: sort by probability; keep the first `top_k`; keep a token while the mass before it is at most `top_p`; keep it
-   if its probability is at least `min_p` times the largest. All three look at the unfiltered probabilities.
+1. A Philox generator per request: a token depends on the request's seed, its position and its logits, never on the
+   batch.
+2. Reported log-probs are of the temperature-scaled distribution after penalties and bias, before filters. On request
+   the answer also holds the support and the log-prob within it.
+3. Filters read the unfiltered probabilities: the first `top_k`; a token while the mass before it is at most `top_p`; a
+   token with at least `min_p` times the largest probability.
 """
 
 from collections.abc import Collection, Sequence
@@ -18,7 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from agentrl.engine.embedded import filtering
-from agentrl.engine.embedded.params import SamplingParams
+from agentrl.engine.embedded.params import RequestSampling
 
 Kept = tuple[NDArray[np.int32], float]
 """What the filters left of one row: ids, likeliest first, and the chosen token's log-prob among them."""
@@ -26,21 +25,17 @@ Kept = tuple[NDArray[np.int32], float]
 
 @dataclass
 class Choice:
-    """What one step of sampling gave.
-
-    `tokens`: [N] ids. `log_probs`: [N, vocabulary] float32, the reported distribution. `kept`: by row, where asked for.
-    """
+    """Result of one sampling step. `tokens`: [N] ids. `log_probs`: [N, vocabulary] float32, the reported distribution.
+    `kept`: by row, where asked for."""
 
     tokens: list[int]
     log_probs: Tensor
     kept: dict[int, Kept]
 
 
-def adjust(row: Tensor, params: SamplingParams, prompt: Sequence[int], output: Sequence[int]) -> None:
-    """Apply penalties (in place) to one row of logits, shape [vocabulary].
-
-    Repetition (Keskar et al. 2019) counts prompt and output; frequency and presence count the output only.
-    """
+def adjust(row: Tensor, params: RequestSampling, prompt: Sequence[int], output: Sequence[int]) -> None:
+    """Apply penalties (in place) to one row of logits, shape [vocabulary]. Repetition (Keskar et al. 2019) counts
+    prompt and output; frequency and presence count the output only."""
     if params.penalised:
         if params.repetition_penalty != 1:
             seen = torch.tensor(sorted({*prompt, *output}), device=row.device)
@@ -56,12 +51,10 @@ def adjust(row: Tensor, params: SamplingParams, prompt: Sequence[int], output: S
 
 
 def choose(
-    logits: Tensor, params: Sequence[SamplingParams], uniforms: Sequence[float], keep: Collection[int] = ()
+    logits: Tensor, params: Sequence[RequestSampling], uniforms: Sequence[float], keep: Collection[int] = ()
 ) -> Choice:
-    """Sample one token for each row of `logits` ([N, vocabulary], already adjusted); `uniforms`: [N] in [0, 1).
-
-    `keep`: rows whose kept sets are wanted; they must have filters.
-    """
+    """Sample one token for each row of `logits` ([N, vocabulary], already adjusted); `uniforms`: [N] in [0, 1). `keep`:
+    rows whose kept sets are wanted; they must have filters."""
     scaled = logits.float()
     if any(p.temperature != 1 for p in params):
         scaled = scaled / torch.tensor([p.temperature for p in params], device=logits.device)[:, None]
@@ -84,7 +77,7 @@ def choose(
     return Choice(tokens.tolist(), log_probs, kept)
 
 
-def _choose_filtered(probs: Tensor, params: Sequence[SamplingParams], uniforms: Tensor) -> tuple[Tensor, Tensor]:
+def _choose_filtered(probs: Tensor, params: Sequence[RequestSampling], uniforms: Tensor) -> tuple[Tensor, Tensor]:
     """Tokens [N], and how many of the largest probabilities the filters keep."""
     size = probs.shape[-1]
     top_k = np.array([p.top_k if 0 < p.top_k < size else size for p in params])
@@ -111,7 +104,7 @@ def _invert(weights: Tensor, uniforms: Tensor) -> Tensor:
 
 
 def _below(values: Tensor, limits: Tensor) -> Tensor:
-    """Where rounding made a value reach its limit, the number before that."""
+    """Replace a value that rounding raised to its limit by the next smaller number."""
     return torch.minimum(values, limits.nextafter(torch.zeros_like(limits)))
 
 

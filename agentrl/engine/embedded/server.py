@@ -1,11 +1,6 @@
-"""The HTTP application and its life: routes, start, clean end.
-
-1. `build` loads the model and gives a Starlette application with its engine thread not yet started; it changes nothing
-   of the process that it runs in. `serve` makes a process of its own of it, until SIGTERM or SIGINT.
-2. On a signal every live request ends at once with an abort that keeps what it has; then `agentrl.serving` ends the process.
-3. When it listens it writes one line to stdout: `ready on http://HOST:PORT`.
-4. Nothing is served from a thread pool but weight reading; no handler runs a forward pass.
-"""
+"""The HTTP application: routes, start, clean end. `build` loads the model and returns a Starlette application whose
+engine thread is not started. `serve` runs it until SIGTERM or SIGINT and prints `ready on http://HOST:PORT`. On a
+signal each live request ends with an abort that keeps its tokens."""
 
 import contextlib
 import signal
@@ -18,14 +13,12 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from agentrl import serving
 from agentrl.engine.embedded import control
-from agentrl.engine.embedded.errors import RequestError
-from agentrl.engine.embedded.generate import generate
-from agentrl.engine.embedded.http import Handler, refusal, takes_body
+from agentrl.engine.embedded.generate import detokenize, generate, tokenize
 from agentrl.engine.embedded.openai import chat_completions, completions
-from agentrl.engine.embedded.service import Options, Service
-from agentrl.engine.embedded.tokens import detokenize, tokenize
+from agentrl.engine.embedded.service import EngineService, Options
+from agentrl.serving import server as serving
+from agentrl.serving.http import Handler, RequestError, refusal, takes_body
 
 GET: dict[str, Handler] = {
     "/": control.root,
@@ -73,8 +66,8 @@ CONTROL = (
 
 
 def build(options: Options, *, on_crash: Callable[[], None]) -> Starlette:
-    """The application of a new `Service`, which see."""
-    service = Service(options, on_crash=on_crash)
+    """The application of a new `EngineService`, which see."""
+    service = EngineService(options, on_crash=on_crash)
     routes = [Route(path, handler, methods=["GET"]) for path, handler in GET.items()]
     routes += [Route(path, handler, methods=["POST"]) for path, handler in POST.items()]
     routes += [Route(f"/{handler.__name__}", takes_body(handler), methods=["POST"]) for handler in CONTROL]
@@ -87,7 +80,7 @@ def build(options: Options, *, on_crash: Callable[[], None]) -> Starlette:
 
 @contextlib.asynccontextmanager
 async def _lifespan(app: Starlette) -> AsyncIterator[None]:
-    service: Service = app.state.service
+    service: EngineService = app.state.service
     service.worker.start()
     yield
     service.worker.stop()
@@ -106,6 +99,6 @@ def serve(options: Options) -> None:
         torch.set_num_threads(options.threads)
     listener = serving.listen(options.host, options.port)
     app = build(options, on_crash=lambda: signal.raise_signal(signal.SIGTERM))
-    service: Service = app.state.service
+    service: EngineService = app.state.service
     stop = partial(service.worker.post, lambda engine: engine.abort(lambda _: True))
     serving.serve(app, listener, options.host, ready="ready on {url}", on_signal=stop)

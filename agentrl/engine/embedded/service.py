@@ -1,7 +1,7 @@
-"""What all endpoints share: the engine with its worker, the vocabulary, the chat templates, and the live requests.
+"""State shared by all endpoints: the engine with its worker, the vocabulary, the chat templates, the live requests.
 
-1. `Service.start(request)` makes a `Call`: the jobs of one HTTP request, already queued.
-2. `Call` is used on the event loop only; jobs wake it through `call_soon_threadsafe`.
+1. `EngineService.start(request)` makes a `RequestInFlight`: the jobs of one HTTP request, already queued.
+2. `RequestInFlight` is used on the event loop only; jobs wake it through `call_soon_threadsafe`.
 3. `abort(rid)` follows SGLang: the rid must be live, then every live rid that begins with it is aborted too.
 """
 
@@ -19,15 +19,15 @@ import orjson
 from anyio import CapacityLimiter, to_thread
 
 from agentrl.engine.embedded.core import Engine
-from agentrl.engine.embedded.errors import openai_error
 from agentrl.engine.embedded.grammar import Grammars
-from agentrl.engine.embedded.job import Job
 from agentrl.engine.embedded.model import Vocabulary, context_length, load_model, named, read_config, slots_that_fit
 from agentrl.engine.embedded.request import GenerateRequest
 from agentrl.engine.embedded.results import answer
-from agentrl.engine.embedded.weights import Weights
+from agentrl.engine.embedded.sequence import SequenceState
+from agentrl.engine.embedded.weights import WeightUpdater
 from agentrl.engine.embedded.worker import Worker
 from agentrl.errors import SettingsError, TemplateError
+from agentrl.serving.http import openai_error
 
 if TYPE_CHECKING:
     from agentrl.chat import Chat
@@ -56,18 +56,15 @@ class Options:
     reasoning_parser: str = "auto"
     chat_template: str | None = None
     trust_remote_code: bool = False
-    exact: bool = False
+    batch_invariant: bool = False
 
 
-class Service:
+class EngineService:
     """One server's state. `model_path` and `adapter` (its name) follow weight updates."""
 
     def __init__(self, options: Options, *, on_crash: Callable[[], None]) -> None:
-        """Load everything; `on_crash` is called in the engine's thread when that has failed for good.
-
-        Raises:
-            AgentRLError: the folder cannot be served.
-        """
+        """Load everything; `on_crash` is called in the engine's thread when that has failed for good. Raises
+        AgentRLError: the folder cannot be served."""
         self.options, self.model_path = options, options.model_path
         self.adapter: str | None = None
         self.config = read_config(self.model_path)
@@ -80,10 +77,12 @@ class Service:
         )
         slots, context = options.slots or slots_that_fit(model, self.context), self.context
         with named(f"{slots} sequences of {context} tokens do not fit; give smaller --slots or --context-length"):
-            self.engine = Engine(model, slots=slots, context_length=context, chunk=options.chunk, exact=options.exact)
+            self.engine = Engine(
+                model, slots=slots, context_length=context, chunk=options.chunk, batch_invariant=options.batch_invariant
+            )
         """For reading counters only; everything else goes through the worker."""
         self.worker = Worker(self.engine, on_crash=on_crash)
-        self.weights = Weights(model)
+        self.weights = WeightUpdater(model)
         self.vocab = Vocabulary(self.model_path, self.config)
         self.grammars = Grammars(self.vocab)
         self.seeds = np.random.default_rng(options.seed)
@@ -92,19 +91,17 @@ class Service:
         self._chat, self._loading = lru_cache(MOST_CHATS)(partial(_load_chat, options)), threading.Lock()
 
     def chat(self, kwargs: dict[str, Any]) -> "Chat":
-        """The chat template with these `chat_template_kwargs`, and its parsers.
-
-        Blocks while loading (call it from a worker thread). Raises `RequestError` when there is no usable template.
-        """
+        """The chat template with these `chat_template_kwargs`, and its parsers. Blocks while loading (call it from a
+        worker thread). Raises `RequestError` when there is no usable template."""
         with self._loading:
             return self._chat(orjson.dumps(kwargs, option=orjson.OPT_SORT_KEYS))
 
     async def aside(self, work: Callable[[], T]) -> T:
-        """What `work()` gives, in a thread; one at a time."""
+        """Run `work()` in a thread and return its result; one call at a time."""
         return await to_thread.run_sync(work, limiter=self._lane)
 
-    def start(self, request: GenerateRequest) -> "Call":
-        call = Call(self, request)
+    def start(self, request: GenerateRequest) -> "RequestInFlight":
+        call = RequestInFlight(self, request)
         for job in call.jobs:
             self.worker.post(partial(Engine.add, job=job))
         return call
@@ -132,10 +129,10 @@ def _load_chat(options: Options, kwargs: bytes) -> "Chat":
         raise openai_error(str(error)) from error
 
 
-class Call:
+class RequestInFlight:
     """The jobs of one HTTP request, and waiting for them."""
 
-    def __init__(self, service: Service, request: GenerateRequest) -> None:
+    def __init__(self, service: EngineService, request: GenerateRequest) -> None:
         self.request, self.jobs = request, request.jobs
         self._service, self._loop, self._wake = service, asyncio.get_running_loop(), asyncio.Event()
         self._moved: set[int] = set()
@@ -148,7 +145,7 @@ class Call:
             if request.body.stream:
                 job.on_token = self._told(index, finished=False)
 
-    def _told(self, index: int, *, finished: bool) -> Callable[[Job], object]:
+    def _told(self, index: int, *, finished: bool) -> Callable[[SequenceState], object]:
         """A job's callback: what it has to say is noted on the event loop."""
 
         def note() -> None:
@@ -174,7 +171,7 @@ class Call:
             continue
 
     def answer(self, index: int) -> dict[str, Any]:
-        """What job `index` has so far, in the form of POST /generate; final when it has finished."""
+        """Return the output of job `index` so far, in the form of POST /generate; final once it has finished."""
         return answer(self.jobs[index], self.request, self._service.vocab, self._service.engine.version)
 
     def close(self) -> None:

@@ -1,10 +1,9 @@
-"""When a sequence ends, and what of its text is shown.
+"""The end of a sequence, and the text of it that is shown.
 
-1. The order is SGLang's: length first, then token ids (EOS and `stop_token_ids`), then stop strings, then regexes.
-   `ignore_eos` switches off both kinds of token id, unless a grammar says where the end is.
-2. Ids and log-probs are never cut. The text loses a matched id or string (not a regex match) unless `no_stop_trim`.
-3. Stop strings are looked for in the decoded tail only: as many tokens as the longest stop string has bytes, plus a
-   few; regexes in the whole output, for `MAX_SEARCH` seconds: one that takes longer ends the request with an error.
+1. Order as in SGLang: length, token ids (EOS and `stop_token_ids`), stop strings, regexes. `ignore_eos` disables token
+   ids.
+2. Ids and log-probs are never cut. The text loses a matched id or string unless `no_stop_trim`.
+3. Stop strings are searched in the decoded tail only; regexes in the whole output, for `MAX_SEARCH` seconds at most.
 """
 
 from collections.abc import Callable, Sequence
@@ -12,7 +11,7 @@ from typing import Any
 
 import regex
 
-from agentrl.engine.embedded.params import SamplingParams
+from agentrl.engine.embedded.params import RequestSampling
 
 MAX_SEARCH = 0.02
 Decode = Callable[[Sequence[int], bool], str]
@@ -32,7 +31,7 @@ ABORTED = aborted()
 class StopRules:
     """The stop conditions of one sequence."""
 
-    def __init__(self, params: SamplingParams, *, eos: frozenset[int], limit: int, decode: Decode | None) -> None:
+    def __init__(self, params: RequestSampling, *, eos: frozenset[int], limit: int, decode: Decode | None) -> None:
         self.limit = limit
         """Most tokens that may be sampled."""
         ids = eos.union(params.stop_token_ids)
@@ -67,7 +66,7 @@ class StopRules:
         return None
 
 
-def shown_text(output: Sequence[int], reason: dict[str, Any] | None, params: SamplingParams, decode: Decode) -> str:
+def shown_text(output: Sequence[int], reason: dict[str, Any] | None, params: RequestSampling, decode: Decode) -> str:
     """The text of an answer: trimmed where it stopped; while unfinished, without a trailing incomplete character."""
     matched = (reason or {}).get("matched")
     trim = not params.no_stop_trim

@@ -1,13 +1,9 @@
-"""The model's weights while the server runs: replaced, adapted, and given back while somebody else needs their memory.
+"""The model's weights while the server runs: replaced, adapted and offloaded.
 
-1. Everything is checked (names, shapes) before the first tensor is written: a bad update leaves the old weights.
-2. Reading and receiving happen outside the engine's thread; writing is an exclusive action of it, so no forward pass
-   ever sees half an update, and an unpaused engine finishes its running requests first.
-3. As in SGLang 0.5.23, updates over a process group run between `begin` and `end`.
-4. Checkpoints that transformers stores under other names than the model uses (fused experts, for instance) are read
-   from disk through transformers; over the wire, per-expert names are written into the fused tensors.
-5. Nothing is generated while weights or cache are given back: requests wait. Cached prefixes are lost, weights are not:
-   their bytes come back as they were; meanwhile no others are taken.
+1. Names and shapes are checked before the first write, so a bad update leaves the old weights.
+2. Reading happens outside the engine's thread; writing is an exclusive action of it.
+3. Updates over a process group run between `begin` and `end`. Per-expert tensors are written into fused ones.
+4. While weights or cache are offloaded requests wait. Cached prefixes are lost; weights come back with the same bytes.
 """
 
 import hashlib
@@ -25,12 +21,12 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from agentrl.engine.embedded.core import Engine
-from agentrl.engine.embedded.errors import refused, update_refused
 from agentrl.engine.weights import WHOLE
 from agentrl.errors import CheckpointError
 from agentrl.lora import LoraShape, attach, pairs, read_adapter
-from agentrl.parked import Parked, give_back
-from agentrl.weightgroup import join_group
+from agentrl.numerics.offload import OffloadedTensors, give_back
+from agentrl.numerics.weight_group import join_group
+from agentrl.serving.http import refused, update_refused
 
 _EXPERT = re.compile(r"(?P<layer>.+\.experts)\.(?P<expert>\d+)\.(?P<part>gate|up|down)_proj\.weight")
 JOIN_TIMEOUT = timedelta(seconds=60)
@@ -40,18 +36,16 @@ TAGS: tuple[Tag, ...] = get_args(Tag)
 DTYPES = {name: getattr(torch, name) for name in ("float32", "bfloat16", "float16", "float64")}
 
 
-class Weights:
-    """Weight updates of one model, or a `RequestError`.
-
-    Methods that take an `Engine` run in its thread; those that read or receive block.
-    """
+class WeightUpdater:
+    """Weight updates of one model, or a `RequestError`. Methods that take an `Engine` run in its thread; those that
+    read or receive block."""
 
     def __init__(self, model: Any) -> None:
         self._model = model
         self._groups: dict[str, Any] = {}
         self.session_open = False
         self._attached: list[Any] = []
-        self._parked: Parked | None = None
+        self._offloaded: OffloadedTensors | None = None
         # Threads of their own: whoever waits for members that do not come holds nobody else up.
         self._joining = anyio.CapacityLimiter(64)
 
@@ -222,12 +216,8 @@ class Weights:
     # -- memory ------------------------------------------------------------------------------------------------
 
     def release(self, engine: Engine, tags: Collection[Tag]) -> None:
-        """Give back memory; what is given back twice is so once.
-
-        Raises:
-            RequestError: sequences are being generated, or there is no room for the weights in the folder for temporary
-                files.
-        """
+        """Give back memory; what is given back twice is so once. Raises RequestError: sequences are being generated, or
+        there is no room for the weights in the folder for temporary files."""
         if engine.running:
             raise refused("release_memory_occupation: requests are running; abort them, or wait for their end.")
         if "kv_cache" in tags and "kv_cache" not in engine.released:
@@ -236,16 +226,16 @@ class Weights:
             give_back()
         if "weights" in tags and "weights" not in engine.released:
             try:
-                self._parked = Parked(self._model.state_dict().values())
+                self._offloaded = OffloadedTensors(self._model.state_dict().values())
             except OSError as error:
                 raise refused(f"release_memory_occupation: the weights could not be put aside: {error}.") from error
         engine.released |= {tag for tag in tags if tag in WHOLE}
 
     def resume(self, engine: Engine, tags: Collection[Tag]) -> None:
         """Take it again; what is there stays."""
-        if "weights" in tags and self._parked is not None:
-            self._parked.restore()
-            self._parked = None
+        if "weights" in tags and self._offloaded is not None:
+            self._offloaded.restore()
+            self._offloaded = None
         if "kv_cache" in tags and "kv_cache" in engine.released:
             engine.cache.restore()
         engine.released -= set(tags)

@@ -1,10 +1,6 @@
-"""The thread that owns the engine, and the bridge from the event loop to it.
-
-1. Only the worker's thread touches the `Engine`. Others hand over functions: `post`, `call`, `exclusive`.
-2. Functions run between forward passes, so a call waits for one pass at most; the event loop never waits for any.
-3. An exception in a forward pass is a bug or a broken device: it is logged, all jobs end with an abort that carries
-   status 500, and `on_crash` is called: the thread is gone, and nothing that is asked for later is done.
-"""
+"""The thread that owns the engine, and the bridge from the event loop to it. Others hand over functions by `post`,
+`call`, `exclusive`; they run between forward passes. An exception in a forward pass is logged, all jobs end with status
+500, `on_crash` is called, and the thread ends."""
 
 import asyncio
 import logging
@@ -48,7 +44,7 @@ class Worker:
         self._thread.join(timeout)
 
     def post(self, action: Callable[[Engine], object]) -> None:
-        """Run `action` in the engine's thread; nobody waits for it, so it must not raise."""
+        """Run `action` in the engine's thread without waiting for it, so it must not raise."""
         self._inbox.put(action)
 
     async def call(self, action: Callable[[Engine], T]) -> T:

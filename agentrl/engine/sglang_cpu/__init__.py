@@ -1,1 +1,1 @@
-"""What a real SGLang server needs to run on a CPU from public wheels; `launch.py` is run by file path."""
+"""Additions with which a real SGLang server runs on a CPU from public wheels; `launch.py` is run by file path."""

@@ -1,13 +1,10 @@
-"""The grader `ifbench`: does an answer meet the constraints that its prompt states?
+"""The grader `ifbench`: tests if an answer meets the constraints that its prompt states.
 
-1. The data says which: `instruction_id_list` and `kwargs` (one mapping an instruction), in the metadata, or in the
-   label as a mapping or as its JSON.
-2. Strict looks at the answer as it is; loose also without its first line, its last line, both, and each of these
-   without asterisks (Zhou et al. 2023, arXiv:2311.07911). A constraint is met loosely if it is in one of these texts.
-3. `ifbench_mode` ("strict", the default, or "loose") and `ifbench_aggregate` ("all", the default, or "mean") in the
-   metadata choose the score; `aggregate` is read too. Right is an answer that meets all constraints in that mode.
-4. Longer answers than `LONGEST` meet nothing, and the reason says so.
-5. What stands before a closing `</think>` is not part of the answer; of thinking that does not end, nothing is.
+1. `instruction_id_list` and `kwargs` come from the metadata, or from the label as a mapping or JSON.
+2. Strict reads the answer as it is; loose also without its first line, its last line, both, and each of these without
+   asterisks (Zhou et al. 2023, arXiv:2311.07911).
+3. `ifbench_mode` ("strict" or "loose") and `ifbench_aggregate` ("all" or "mean") in the metadata choose the score.
+4. Text before a closing `</think>` is not part of the answer. Answers longer than `LONGEST` meet nothing.
 """
 
 import difflib
@@ -20,7 +17,7 @@ from agentrl.chat.parsers.base import json_or_text
 from agentrl.rm_hub.grade import Grade
 from agentrl.rm_hub.ifbench import counts, custom, ifeval, layout, words
 from agentrl.rm_hub.ifbench.check import Check, Constraint, constrain, is_list
-from agentrl.rm_hub.ifbench.passage import Passage
+from agentrl.rm_hub.ifbench.passage import ResponseText
 from agentrl.rm_hub.reading.common import bad_metadata, one_of
 
 CHECKS: dict[str, Check] = {**counts.CHECKS, **custom.CHECKS, **ifeval.CHECKS, **layout.CHECKS, **words.CHECKS}
@@ -30,11 +27,9 @@ LONGEST = 100_000
 
 
 def grade_ifbench(response: str, label: Any, metadata: Mapping[str, Any]) -> Grade:
-    """Grade an answer by the constraints of its prompt.
-
-    The score is 0 or 1, or the share of constraints that are met under "mean". Parts are "strict" and "loose" (scores of
-    the two modes) and each constraint's verdict under its id (with #2 and so on where the same kind comes again).
-    """
+    """Grade an answer by the constraints of its prompt. The score is 0 or 1, or the share of constraints that are met
+    under "mean". Parts are "strict" and "loose" (scores of the two modes) and each constraint's verdict under its id
+    (with #2 and so on where the same kind comes again)."""
     constraints = _constraints(label, metadata)
     mode = one_of(metadata, "ifbench_mode", ("strict", "loose"), "ifbench")
     field = "aggregate" if metadata.get("ifbench_aggregate") is None else "ifbench_aggregate"
@@ -45,7 +40,7 @@ def grade_ifbench(response: str, label: Any, metadata: Mapping[str, Any]) -> Gra
         strict *= len(constraints)
         loose, answer = strict, ""
     else:
-        passage, variants = Passage(answer), [Passage(text) for text in _variants(answer)]
+        passage, variants = ResponseText(answer), [ResponseText(text) for text in _variants(answer)]
         strict = [constraint.fault(passage) for constraint in constraints]
         loose = [
             fault if fault is None or None not in map(constraint.fault, variants) else None

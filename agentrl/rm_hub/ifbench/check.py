@@ -10,7 +10,7 @@ import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeGuard
 
-from agentrl.rm_hub.ifbench.passage import Passage
+from agentrl.rm_hub.ifbench.passage import ResponseText
 from agentrl.rm_hub.reading.common import bad_metadata, clip
 
 Faults = Iterable[str]
@@ -84,10 +84,10 @@ def check(says: str, run: Callable[..., Faults], **readers: Reader) -> Check:
     return Check(says, run, {name: readers.get(name) or PARAMETERS[name] for name in names})
 
 
-def count(how: str, limit: str | int, what: str, measure: Callable[[Passage], int]) -> Check:
+def count(how: str, limit: str | int, what: str, measure: Callable[[ResponseText], int]) -> Check:
     """The check of a number: `how` it is compared and its `limit` are parameters' names, or stand for themselves."""
 
-    def run(passage: Passage, **given: Any) -> Faults:
+    def run(passage: ResponseText, **given: Any) -> Faults:
         return compare(measure(passage), given.get(how, how), given.get(str(limit), limit), what)
 
     names = [name for name in (how, str(limit)) if name in PARAMETERS]
@@ -113,7 +113,7 @@ class Constraint(NamedTuple):
     check: Check
     given: Mapping[str, Any]
 
-    def fault(self, passage: Passage) -> str | None:
+    def fault(self, passage: ResponseText) -> str | None:
         """What was found instead; None if the constraint is met. An answer of white space meets none."""
         faults = self.check.run(passage, **self.given) if passage.raw.strip() else ("an empty answer",)
         return next((clip(fault, 80) for fault in faults), None)
@@ -124,11 +124,8 @@ class Constraint(NamedTuple):
 
 
 def constrain(kind: str, check: Check, given: Mapping[str, Any]) -> Constraint:
-    """The constraint with its parameters out of one entry of `kwargs`; fields that belong to other kinds are left alone.
-
-    Raises:
-        GraderFailure: `grader_bad_metadata`, if a parameter is missing or cannot be read.
-    """
+    """The constraint with its parameters out of one entry of `kwargs`; fields that belong to other kinds are left
+    alone. Raises GraderFailure: `grader_bad_metadata`, if a parameter is missing or cannot be read."""
     for name, reader in check.needs.items():
         if given.get(name) is None:
             raise bad_metadata("ifbench", "kwargs", f"{', '.join(check.needs)} for {kind}; {name} missing", given)

@@ -3,8 +3,8 @@
 import re
 
 from agentrl.rm_hub.ifbench.check import COUNTED, Check, Faults, check, count, unless
-from agentrl.rm_hub.ifbench.lists import LISTS
-from agentrl.rm_hub.ifbench.passage import AROUND, CLOSERS, Passage, tokenise
+from agentrl.rm_hub.ifbench.passage import AROUND, CLOSERS, ResponseText, tokenise
+from agentrl.rm_hub.ifbench.verbs import LISTS
 
 _DIGITS = re.compile(r"\d+")
 _JAPANESE = re.compile(r"[\u3040-\u30ff\u4e00-\u9fff]")
@@ -14,7 +14,7 @@ _CONJUNCTIONS = ("and", "but", "for", "nor", "or", "so", "yet")
 _OVERLAP_SLACK = 2.0
 
 
-def punctuation(passage: Passage) -> Faults:
+def punctuation(passage: ResponseText) -> Faults:
     """Each of . , ! ? ; : and an interrobang (?!, !? or the single sign), whose two marks count for nothing else."""
     interrobang = next((marks for marks in ("?!", "!?", "‽") if marks in passage.raw), None)
     if interrobang is None:
@@ -23,14 +23,14 @@ def punctuation(passage: Passage) -> Faults:
     return (f"no {mark}" for mark in ".,!?;:" if mark not in rest)
 
 
-def words_japanese(passage: Passage, N: int) -> Faults:
+def words_japanese(passage: ResponseText, N: int) -> Faults:
     """Each Nth word, as white space separates them, has a kana or an ideograph; numbers and marks are let off."""
     words = (word.strip(AROUND) for word in passage.raw.split()[N - 1 :: N])
     return (repr(word) for word in words if word and not word.isdigit() and not _JAPANESE.search(word))
 
 
 def keywords_multiple(
-    passage: Passage, keyword1: str, keyword2: str, keyword3: str, keyword4: str, keyword5: str
+    passage: ResponseText, keyword1: str, keyword2: str, keyword3: str, keyword4: str, keyword5: str
 ) -> Faults:
     """The five keywords come 1, 2, 3, 5 and 7 times, in any case and also inside longer words."""
     for keyword, want in zip((keyword1, keyword2, keyword3, keyword4, keyword5), (1, 2, 3, 5, 7), strict=True):
@@ -39,7 +39,7 @@ def keywords_multiple(
             yield f"{keyword!r} {got} times instead of {want}"
 
 
-def stop_words(passage: Passage, percentage: float) -> Faults:
+def stop_words(passage: ResponseText, percentage: float) -> Faults:
     """The share of stop words among the words of `count:word_count_range`, at most `percentage`."""
     if not passage.runs:
         return ["no words"]
@@ -47,11 +47,9 @@ def stop_words(passage: Passage, percentage: float) -> Faults:
     return unless(got <= percentage, f"{got:.1f}% stop words")
 
 
-def overlap(passage: Passage, reference_text: str, percentage: float) -> Faults:
+def overlap(passage: ResponseText, reference_text: str, percentage: float) -> Faults:
     """Of the answer's different trigrams, the share that the reference has too; within 2 points of `percentage`.
-
-    Trigrams are of characters, as in the benchmark, though its prompt does not say so.
-    """
+    Trigrams are of characters, as in the benchmark, though its prompt does not say so."""
     trigrams = _trigrams(passage.raw)
     if not trigrams:
         return ["fewer than three characters"]
@@ -63,31 +61,31 @@ def _trigrams(raw: str) -> set[str]:
     return {raw[start : start + 3] for start in range(len(raw) - 2)}
 
 
-def _ends(passage: Passage, mark: str) -> int:
+def _ends(passage: ResponseText, mark: str) -> int:
     """How many sentences end in a mark; quotes and brackets may close after it."""
     return sum(sentence.rstrip(CLOSERS).endswith(mark) for sentence in passage.sentences)
 
 
-def sentence_type(passage: Passage) -> Faults:
+def sentence_type(passage: ResponseText) -> Faults:
     """Twice as many sentences end in a full stop as in a question mark; others are not counted."""
     told, asked = _ends(passage, "."), _ends(passage, "?")
     return unless(told == 2 * asked, f"{told} declarative and {asked} interrogative sentences")
 
 
-def sentence_balance(passage: Passage) -> Faults:
+def sentence_balance(passage: ResponseText) -> Faults:
     """As many sentences end in a full stop as in a question mark and in an exclamation mark."""
     ends = {mark: _ends(passage, mark) for mark in ".?!"}
     return unless(len(set(ends.values())) == 1, ", ".join(f"{got} in {mark!r}" for mark, got in ends.items()))
 
 
-def sentence_words(passage: Passage) -> Faults:
+def sentence_words(passage: ResponseText) -> Faults:
     """Three sentences of the same length in characters. That their words differ is asked for, but not checked, as in
     the benchmark."""
     lengths = [len(sentence) for sentence in passage.sentences]
     return unless(len(lengths) == 3 and len(set(lengths)) == 1, f"sentences of {lengths} characters")
 
 
-def keyword_position(passage: Passage, keyword: str, n: int, m: int) -> Faults:
+def keyword_position(passage: ResponseText, keyword: str, n: int, m: int) -> Faults:
     """The mth word of the nth sentence is the keyword; words are tokens with a letter or digit in them."""
     sentence = "".join(passage.sentences[n - 1 : n])
     words = [token for token in tokenise(sentence) if any(char.isalnum() for char in token)]
@@ -120,7 +118,10 @@ CHECKS: dict[str, Check] = {
     ),
     # Among the tokens, each as often as it comes; "she/her" is two.
     "count:pronouns": count(
-        "at least", "N", "pronouns", lambda p: sum(t in _PRONOUNS for t in Passage(p.lower.replace("/", " ")).tokens)
+        "at least",
+        "N",
+        "pronouns",
+        lambda p: sum(t in _PRONOUNS for t in ResponseText(p.lower.replace("/", " ")).tokens),
     ),
     "count:punctuation": check("every standard punctuation mark and an interrobang", punctuation),
     "count:words_japanese": check("every {N}th word in Japanese", words_japanese, N=COUNTED),

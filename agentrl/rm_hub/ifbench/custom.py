@@ -9,8 +9,8 @@ import unicodedata
 from itertools import pairwise
 
 from agentrl.rm_hub.ifbench.check import Check, Faults, check, compare, unless
-from agentrl.rm_hub.ifbench.lists import LISTS
-from agentrl.rm_hub.ifbench.passage import AROUND, Passage
+from agentrl.rm_hub.ifbench.passage import AROUND, ResponseText
+from agentrl.rm_hub.ifbench.verbs import LISTS
 
 _NUMBER = re.compile(r"\d+")
 _QUESTION = re.compile(r"Question \d+[.|):;]?\s*")
@@ -21,7 +21,7 @@ _SPECIAL = re.compile(r"[^\w\s]")
 _AFRICAN_LINES = 52
 
 
-def mcq_count_length(passage: Passage) -> Faults:
+def mcq_count_length(passage: ResponseText) -> Faults:
     """Four times "Question N", each with five options A to E, each question's text longer than the one before."""
     if not passage.raw.startswith("Question"):
         yield "it does not start with 'Question'"
@@ -36,11 +36,9 @@ def mcq_count_length(passage: Passage) -> Faults:
     yield from unless(all(one < other for one, other in pairwise(lengths)), f"questions of {lengths} characters")
 
 
-def reverse_newline(passage: Passage) -> Faults:
-    """From the line with Zimbabwe on at least 52 lines, in reverse alphabetical order (accents do not count).
-
-    As in the benchmark it is not checked that the lines are countries.
-    """
+def reverse_newline(passage: ResponseText) -> Faults:
+    """From the line with Zimbabwe on at least 52 lines, in reverse alphabetical order (accents do not count). As in the
+    benchmark it is not checked that the lines are countries."""
     lines = [line for line in (line.strip(AROUND) for line in passage.raw.split("\n")) if line]
     start = next((number for number, line in enumerate(lines) if "Zimbabwe" in line), len(lines))
     listed = [_plain(line) for line in lines[start:]]
@@ -48,20 +46,20 @@ def reverse_newline(passage: Passage) -> Faults:
     yield from unless(all(one >= other for one, other in pairwise(listed)))
 
 
-def sentence_alphabet(passage: Passage) -> Faults:
+def sentence_alphabet(passage: ResponseText) -> Faults:
     """26 sentences that begin with a to z in turn; a quote or asterisk before the letter breaks the row."""
     firsts = [sentence[:1].lower() for sentence in passage.sentences]
     return unless(firsts == list(string.ascii_lowercase), f"sentences that begin with {' '.join(firsts)}")
 
 
-def european_capitals_sort(passage: Passage) -> Faults:
+def european_capitals_sort(passage: ResponseText) -> Faults:
     """The 27 capitals of the benchmark, in its order, between commas; without a full stop, accents do not count."""
     capitals = [name.strip() for name in _plain(passage.raw).split(",") if name.strip()]
     yield from compare(len(capitals), "exactly", len(LISTS["northern_capitals"]), "names")
     yield from (repr(got) for got, want in zip(capitals, LISTS["northern_capitals"], strict=True) if got != want)
 
 
-def csv_city(passage: Passage) -> Faults:
+def csv_city(passage: ResponseText) -> Faults:
     """A header and seven rows of five fields; nothing around them."""
     rows = _rows(passage.raw, ",")
     yield from compare(len(rows), "exactly", 8, "lines")
@@ -70,11 +68,9 @@ def csv_city(passage: Passage) -> Faults:
     yield from (f"{len(row)} fields" for row in rows if len(row) != 5)
 
 
-def csv_special_character(passage: Passage) -> Faults:
-    """A header and fourteen rows, of which one has a field in double quotes with a special character.
-
-    As in the benchmark the rows after that one are not looked at.
-    """
+def csv_special_character(passage: ResponseText) -> Faults:
+    """A header and fourteen rows, of which one has a field in double quotes with a special character. As in the
+    benchmark the rows after that one are not looked at."""
     yield from _header(passage.raw, ["ProductID", "Category", "Brand", "Price", "Stock"], ",")
     rows = _rows(passage.raw.replace('"', '"""'), ",")
     yield from compare(len(rows), "exactly", 15, "lines")
@@ -85,7 +81,7 @@ def csv_special_character(passage: Passage) -> Faults:
     yield "no quoted field with a special character"
 
 
-def csv_quotes(passage: Passage) -> Faults:
+def csv_quotes(passage: ResponseText) -> Faults:
     """A header and three rows between tabs, each field in double quotes, those of the header too."""
     yield from _header(passage.raw, ["StudentID", "Subject", "Grade", "Semester", "Score"], "\t")
     rows = _rows(passage.raw.replace('"', '"""'), "\t")

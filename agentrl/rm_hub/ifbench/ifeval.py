@@ -1,14 +1,12 @@
-"""The 25 kinds of IFEval (Zhou et al. 2023, arXiv:2311.07911), whose data has the same form as IFBench's.
-
-Keywords are looked for as they are written; the original takes them for regular expressions.
-"""
+"""The 25 kinds of IFEval (Zhou et al. 2023, arXiv:2311.07911), whose data has the same form as IFBench's. Keywords are
+looked for as they are written; the original takes them for regular expressions."""
 
 import json
 import re
 from collections.abc import Sequence
 
 from agentrl.rm_hub.ifbench.check import COUNTED, Check, Faults, check, compare, count, unless
-from agentrl.rm_hub.ifbench.passage import Passage
+from agentrl.rm_hub.ifbench.passage import ResponseText
 
 _ANSWERS = ("My answer is yes.", "My answer is no.", "My answer is maybe.")
 _BULLET = re.compile(r"(?m)^[^\S\n]*(?:-|\*(?!\*))")
@@ -20,7 +18,7 @@ _POSTSCRIPTS = {"P.P.S": r"p\.\s?p\.\s?s", "P.S.": r"p\.\s?s\."}
 _FIRST_WORD = re.compile(r"'*\"*([^.,?!'\"\s]*)")
 
 
-def response_language(passage: Passage, language: str) -> Faults:
+def response_language(passage: ResponseText, language: str) -> Faults:
     """The language as langdetect guesses it, with a fixed seed; a text without features passes, as in the original."""
     import langdetect
 
@@ -38,7 +36,7 @@ def _parts(parts: Sequence[str], want: int, what: str) -> Faults:
     return compare(sum(filled), "exactly", want, what) if all(filled[1:-1]) else [f"blank {what}"]
 
 
-def two_responses(passage: Passage) -> Faults:
+def two_responses(passage: ResponseText) -> Faults:
     """Two different texts with ****** between them; only the first and the last part may be blank."""
     parts = passage.raw.split("******")
     yield from _parts(parts, 2, "responses")
@@ -46,7 +44,7 @@ def two_responses(passage: Passage) -> Faults:
         yield "the same response twice"
 
 
-def nth_paragraph(passage: Passage, num_paragraphs: int, nth_paragraph: int, first_word: str) -> Faults:
+def nth_paragraph(passage: ResponseText, num_paragraphs: int, nth_paragraph: int, first_word: str) -> Faults:
     """Paragraphs between blank lines, of which one begins with a word; further blank ones do not count, but shift."""
     parts = passage.raw.split("\n\n")
     count = sum(bool(part.strip()) for part in parts)
@@ -56,7 +54,7 @@ def nth_paragraph(passage: Passage, num_paragraphs: int, nth_paragraph: int, fir
     return unless(first and first[1].lower() == first_word.lower())
 
 
-def json_format(passage: Passage) -> Faults:
+def json_format(passage: ResponseText) -> Faults:
     """JSON and nothing else, in a code fence or not."""
     body = passage.raw.strip()
     for fence in ("```json", "```Json", "```JSON", "```"):
@@ -67,7 +65,7 @@ def json_format(passage: Passage) -> Faults:
         yield f"no JSON ({error})"
 
 
-def title(passage: Passage) -> Faults:
+def title(passage: ResponseText) -> Faults:
     """Text in double angular brackets on one line."""
     for line in passage.raw.split("\n"):
         start, end = line.find("<<"), line.rfind(">>")

@@ -4,7 +4,7 @@ import re
 from collections.abc import Mapping
 
 from agentrl.rm_hub.ifbench.check import Check, Faults, check, compare, unless
-from agentrl.rm_hub.ifbench.passage import AROUND, MARKS, Passage, split_sentences
+from agentrl.rm_hub.ifbench.passage import AROUND, MARKS, ResponseText, split_sentences
 from agentrl.rm_hub.ifbench.words import neighbours
 
 _BRACKETS = {")": "(", "]": "[", "}": "{"}
@@ -14,10 +14,8 @@ _DIGITS_AND_MARKS = "0123456789" + MARKS.replace('"', "")
 
 
 def _nests(raw: str, closers: Mapping[str, str], deep: int, shut: int) -> bool:
-    """Whether marks nest `deep` levels, of which `shut` are closed again; `closers` says what each mark closes.
-
-    A bracket that closes nothing starts again; a quote opens where it does not close.
-    """
+    """Whether marks nest `deep` levels, of which `shut` are closed again; `closers` says what each mark closes. A
+    bracket that closes nothing starts again; a quote opens where it does not close."""
     open_: list[str] = []
     deepest = 0
     for char in raw:
@@ -33,7 +31,7 @@ def _nests(raw: str, closers: Mapping[str, str], deep: int, shut: int) -> bool:
     return False
 
 
-def options(passage: Passage, options: str) -> Faults:
+def options(passage: ResponseText, options: str) -> Faults:
     """Exactly one of the options; letters as they are given, words in any case and with marks around them."""
     separator = next((mark for mark in ("/", "or") if mark in options), ",")
     choices = [choice.strip() for choice in options.split(separator)]
@@ -43,40 +41,38 @@ def options(passage: Passage, options: str) -> Faults:
     return unless(answer in choices)
 
 
-def newline(passage: Passage) -> Faults:
+def newline(passage: ResponseText) -> Faults:
     """As many lines as words once ASCII marks are taken out; blank lines do not count."""
     stripped = passage.bare.strip()
     lines, words = sum(line != "" for line in stripped.split("\n")), len(stripped.split())
     return unless(lines == words, f"{words} words on {lines} lines")
 
 
-def emoji_ends(passage: Passage) -> Faults:
+def emoji_ends(passage: ResponseText) -> Faults:
     """Each sentence ends in an emoji, or the next one starts with it (the mark may stand before it); of a joined
     emoji one of the last two characters is looked at."""
     import emoji
 
-    bare = [Passage(sentence).bare.strip() for sentence in passage.sentences]
+    bare = [ResponseText(sentence).bare.strip() for sentence in passage.sentences]
     for sentence, after in zip(bare, [*bare[1:], ""], strict=True):
         if not sentence or not any(map(emoji.is_emoji, sentence[-2:] + after[:1])):
             yield f"no emoji after {sentence[-40:]!r}"
 
 
-def line_indent(passage: Passage) -> Faults:
-    """Each line that is not blank starts with more spaces than the one before.
-
-    The benchmark stumbles over two blank lines in a row (it refuses them, mostly); here blank lines do not matter.
-    """
+def line_indent(passage: ResponseText) -> Faults:
+    """Each line that is not blank starts with more spaces than the one before. The benchmark stumbles over two blank
+    lines in a row (it refuses them, mostly); here blank lines do not matter."""
     lines = [line for line in passage.raw.split("\n") if line.strip()]
     return neighbours((len(line) - len(line.lstrip(" ")) for line in lines), lambda one, other: one < other)
 
 
-def quote_unquote(passage: Passage) -> Faults:
+def quote_unquote(passage: ResponseText) -> Faults:
     """No straight double quotes next to each other, and none at the end: something stands after each quoted phrase."""
     joined = "".join(passage.raw.replace("'\"'", "").split())
     return unless('""' not in joined and not joined.strip(_DIGITS_AND_MARKS).endswith('"'))
 
 
-def thesis(passage: Passage) -> Faults:
+def thesis(passage: ResponseText) -> Faults:
     """Some text in <i> or <em>, and text after it; only the first pair is looked at."""
     section = passage.raw[_first_of(passage.raw, "<i>", "<em>") :]
     end = _first_of(section, "</i>", "</em>")
@@ -88,12 +84,10 @@ def _first_of(raw: str, tag: str, other: str) -> int:
     return next((raw.find(one) for one in (tag, other) if one in raw), len(raw))
 
 
-def no_bullets_bullets(passage: Passage) -> Faults:
-    """At least two sentences, then at least two lines with *, and nothing else after the first of them.
-
-    As in the benchmark a blank line ends the sentences, so only bullets may follow it, and it does not matter which
-    mark ends a sentence.
-    """
+def no_bullets_bullets(passage: ResponseText) -> Faults:
+    """At least two sentences, then at least two lines with *, and nothing else after the first of them. As in the
+    benchmark a blank line ends the sentences, so only bullets may follow it, and it does not matter which mark ends a
+    sentence."""
     sentences = bullets = 0
     reading = True
     for line in passage.raw.split("\n"):
@@ -111,11 +105,9 @@ def no_bullets_bullets(passage: Passage) -> Faults:
     yield from compare(bullets, "at least", 2, "bullets")
 
 
-def title_case(passage: Passage) -> Faults:
-    """No token is in lower case throughout, or in small capitals (aBC); other mixtures and full capitals pass.
-
-    As in the benchmark short words are not let off, and "n't" is a token: "Don't" is refused.
-    """
+def title_case(passage: ResponseText) -> Faults:
+    """No token is in lower case throughout, or in small capitals (aBC); other mixtures and full capitals pass. As in
+    the benchmark short words are not let off, and "n't" is a token: "Don't" is refused."""
     lower = (token for token in passage.tokens if token[0].islower())
     return (repr(token) for token in lower if len(token) == 1 or token[1:].islower() or token[1:].isupper())
 

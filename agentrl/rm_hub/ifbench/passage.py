@@ -1,4 +1,4 @@
-"""`Passage`: an answer with its words and sentences, each found once and only when asked for.
+"""`ResponseText`: an answer with its words and sentences, each found once and only when asked for.
 
 The units are those that IFBench and IFEval count in, so that verdicts agree with theirs:
 
@@ -29,7 +29,7 @@ _WORD = re.compile(r"\w+")
 _TWO_MARKS = re.compile(r"[?!]{2}\Z")
 
 
-class Passage:
+class ResponseText:
     """A text to check.
 
     Args:
@@ -71,11 +71,8 @@ class Passage:
 
 
 def split_sentences(raw: str) -> list[str]:
-    """The sentences of a text, found by Punkt's English model.
-
-    Of two marks that end the whole text ("!!", "?!") the last is a sentence of its own, as it is for the benchmark's
-    tokenizer.
-    """
+    """The sentences of a text, found by Punkt's English model. Of two marks that end the whole text ("!!", "?!") the
+    last is a sentence of its own, as it is for the benchmark's tokenizer."""
     import punkt
 
     sentences = list(punkt.sent_tokenize(raw))

@@ -7,35 +7,21 @@ the benchmark. Expect other verdicts than the tagger's on rare verbs, and on amb
 """
 
 import re
+import tomllib
 from functools import cache
+from importlib import resources
 
-from agentrl.rm_hub.ifbench.lists import LISTS
-from agentrl.rm_hub.ifbench.passage import Passage, tokenise
+from agentrl.rm_hub.ifbench.passage import ResponseText, tokenise
 
 _ENOUGH = 1_000
 """Characters that the first two words are looked for in."""
 
-_AUXILIARIES = frozenset(
-    [
-        "be",
-        "am",
-        "are",
-        "is",
-        "was",
-        "were",
-        "been",
-        "being",
-        "have",
-        "has",
-        "had",
-        "having",
-        "do",
-        "does",
-        "did",
-        "done",
-        "doing",
-    ]
-)
+LISTS: dict[str, tuple[str, ...]] = {
+    name: tuple(words.split())
+    for name, words in tomllib.loads((resources.files(__package__) / "words.toml").read_text(encoding="utf-8")).items()
+}
+
+_AUXILIARIES = frozenset(LISTS["auxiliaries"])
 _CLITICS = ("'s", "'re", "'m", "n't", "’")
 
 _ALSO_NOUNS = frozenset(LISTS["also_nouns"])
@@ -60,9 +46,9 @@ def _inflected(base: str) -> list[str]:
     return [third, base + "ed", base + base[-1] + "ed"]
 
 
-def starts_with_verb(passage: Passage) -> bool:
+def starts_with_verb(passage: ResponseText) -> bool:
     """Whether the first word is a verb; marks before it, as of bold text, are no words, so that it is not."""
-    sentences = Passage(passage.raw.lstrip()[:_ENOUGH]).sentences
+    sentences = ResponseText(passage.raw.lstrip()[:_ENOUGH]).sentences
     first, following, *_ = (*tokenise(sentences[0].lower()), "", "")
     base = _forms().get(first)
     if first in _AUXILIARIES:

@@ -8,7 +8,7 @@ from itertools import pairwise
 from typing import TypeVar
 
 from agentrl.rm_hub.ifbench.check import COUNTED, Check, Faults, check, count, unless
-from agentrl.rm_hub.ifbench.passage import AROUND, MARKS, Passage
+from agentrl.rm_hub.ifbench.passage import AROUND, MARKS, ResponseText
 from agentrl.rm_hub.ifbench.verbs import starts_with_verb
 
 _CLUSTER = re.compile(r"[b-df-hj-np-tv-z]{2}")
@@ -24,7 +24,7 @@ def neighbours(items: Iterable[Item], fits: Callable[[Item, Item], bool]) -> Fau
     return (f"{one!r}, then {other!r}" for one, other in pairwise(items) if not fits(one, other))
 
 
-def alphabet(passage: Passage) -> Faults:
+def alphabet(passage: ResponseText) -> Faults:
     """Each word's first letter is the next one after that of the word before, Z before A."""
     firsts = [word[0] for word in passage.bare_words]
     if not firsts or firsts[0] not in _NEXT:
@@ -32,7 +32,7 @@ def alphabet(passage: Passage) -> Faults:
     return neighbours(firsts, lambda one, other: other == _NEXT[one])
 
 
-def odd_even_syllables(passage: Passage) -> Faults:
+def odd_even_syllables(passage: ResponseText) -> Faults:
     """Words alternate between odd and even numbers of syllables, by SyllaPy's dictionary and rules."""
     import syllapy
 
@@ -40,7 +40,7 @@ def odd_even_syllables(passage: Passage) -> Faults:
     return neighbours(words, lambda one, other: one[1] % 2 != other[1] % 2)
 
 
-def last_first(passage: Passage) -> Faults:
+def last_first(passage: ResponseText) -> Faults:
     """The last word of each sentence is the first of the next."""
     for before, after in pairwise(passage.sentences):
         last, first = before.rstrip(AROUND).split()[-1:], after.lstrip(AROUND).split()[:1]
@@ -48,13 +48,13 @@ def last_first(passage: Passage) -> Faults:
             yield f"{last}, then {first}"
 
 
-def paragraph_last_first(passage: Passage) -> Faults:
+def paragraph_last_first(passage: ResponseText) -> Faults:
     """Each line that has words ends with the word it starts with."""
     paragraphs = (line.strip().strip(AROUND).split() for line in passage.lower.split("\n"))
     return (f"from {words[0]!r} to {words[-1]!r}" for words in paragraphs if words and words[0] != words[-1])
 
 
-def words_position(passage: Passage, keyword: str) -> Faults:
+def words_position(passage: ResponseText, keyword: str) -> Faults:
     """The second token and the second to last are the keyword; a mark that ends the answer is left out."""
     tokens = passage.tokens
     # A closing quote is no mark in the benchmark's eyes: its tokenizer writes it as two signs.
@@ -63,11 +63,9 @@ def words_position(passage: Passage, keyword: str) -> Faults:
     return unless(len(found) == 2 and all(token.lower() == keyword.lower() for token in found), f"{found} there")
 
 
-def alliteration_increment(passage: Passage) -> Faults:
-    """Each sentence has more words in alliterating runs than the one before.
-
-    As in the benchmark, a sentence's runs add up, and a single sentence is enough.
-    """
+def alliteration_increment(passage: ResponseText) -> Faults:
+    """Each sentence has more words in alliterating runs than the one before. As in the benchmark, a sentence's runs add
+    up, and a single sentence is enough."""
     return neighbours(map(_alliterating, passage.sentences), lambda one, other: one < other)
 
 
@@ -77,12 +75,10 @@ def _alliterating(sentence: str) -> int:
     return sum(same) + sum(now and not before for before, now in pairwise([False, *same]))
 
 
-def repeat_span(passage: Passage, prompt_to_repeat: str, n_start: int, n_end: int) -> Faults:
-    """The words `n_start` to `n_end` of the request, counted from 0, in any case.
-
-    The prompts of IFBench ask for words, its checker takes the same numbers for characters: that span is accepted too,
-    so that no answer is refused here which passes there.
-    """
+def repeat_span(passage: ResponseText, prompt_to_repeat: str, n_start: int, n_end: int) -> Faults:
+    """The words `n_start` to `n_end` of the request, counted from 0, in any case. The prompts of IFBench ask for words,
+    its checker takes the same numbers for characters: that span is accepted too, so that no answer is refused here
+    which passes there."""
     answer, span = passage.lower.strip(), slice(n_start, n_end + 1)
     same = answer.split() == prompt_to_repeat.lower().split()[span]
     return unless(same or answer == prompt_to_repeat[span].strip().lower())
@@ -137,7 +133,8 @@ CHECKS: dict[str, Check] = {
     "sentence:increment": check(
         "each sentence {small_n} words longer than the one before",
         lambda p, small_n: neighbours(
-            (len(Passage(sentence).bare_words) for sentence in p.sentences), lambda one, other: other == one + small_n
+            (len(ResponseText(sentence).bare_words) for sentence in p.sentences),
+            lambda one, other: other == one + small_n,
         ),
     ),
     "sentence:alliteration_increment": check(

@@ -1,12 +1,6 @@
-"""Verdicts that were already given, in an SQLite file that several processes may share.
-
-1. A verdict is found by a digest of everything that went into it: model, rubric and texts.
-2. The file is read and written in a thread: waiting for another process's lock does not stop the event loop.
-3. It keeps SQLite's rollback journal: switching to the write-ahead log is refused at once, without waiting, while
-   another process opens the file, and what that log saves is nothing beside one call to a judge.
-"""
-
-from __future__ import annotations
+"""Verdicts in an SQLite file that several processes may share, by a digest of model, rubric and texts. A thread reads
+and writes the file. It keeps the rollback journal: SQLite refuses the switch to the write-ahead log while another
+process opens the file."""
 
 import sqlite3
 from collections.abc import Callable
@@ -24,11 +18,8 @@ _WAIT = 30.0
 
 
 class JudgeCache:
-    """An async context manager around the file; it is made if it is not there.
-
-    Raises:
-        SettingsError: the file cannot be opened, or is something else.
-    """
+    """An async context manager around the file; it is made if it is not there. Raises SettingsError: the file cannot be
+    opened, or is something else."""
 
     def __init__(self, path: str) -> None:
         self.path = Path(path).expanduser()

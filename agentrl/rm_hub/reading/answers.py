@@ -25,8 +25,7 @@ from collections.abc import Callable, Iterator, Mapping
 from itertools import pairwise
 from typing import Any, Literal, NamedTuple
 
-from agentrl.rm_hub.reading.boxed import Box, boxes
-from agentrl.rm_hub.reading.common import answer_blocks, one_of
+from agentrl.rm_hub.reading.common import Box, answer_blocks, boxes, one_of
 from agentrl.rm_hub.reading.latex import clean, squeeze
 from agentrl.rm_hub.reading.phrases import any_of, words
 from agentrl.rm_hub.reading.seen import ends, following, seen, sentence, sentence_start
@@ -73,7 +72,7 @@ _JOINED = re.compile(
 )
 
 
-class Asked(NamedTuple):
+class AnswerPattern(NamedTuple):
     """What a response is asked for.
 
     Attributes:
@@ -118,11 +117,9 @@ class Candidate(NamedTuple):
     standing: Standing = "claimed"
 
 
-class Answer(NamedTuple):
+class ResponseAnswer(NamedTuple):
     """The values as written, of which there is more than one where the response gives several; none if it gives none.
-
-    `how` is the kind of the candidate, or why there is no answer.
-    """
+    `how` is the kind of the candidate, or why there is no answer."""
 
     values: tuple[str, ...]
     how: str
@@ -133,7 +130,7 @@ def is_lenient(metadata: Mapping[str, Any], grader: str) -> bool:
     return one_of(metadata, "reader", ("strict", "lenient"), grader) == "lenient"
 
 
-def find_answer(response: str, asked: Asked, lenient: bool = False) -> Answer:
+def find_answer(response: str, asked: AnswerPattern, lenient: bool = False) -> ResponseAnswer:
     """The final answer of a response.
 
     Args:
@@ -144,7 +141,7 @@ def find_answer(response: str, asked: Asked, lenient: bool = False) -> Answer:
     return read(seen(response), asked, lenient)
 
 
-def read(text: str, asked: Asked, lenient: bool = False, since: int = 0) -> Answer:
+def read(text: str, asked: AnswerPattern, lenient: bool = False, since: int = 0) -> ResponseAnswer:
     """The final answer that a text without reasoning gives from `since` on; `find_answer` without its first step."""
     every = (candidate for candidate in _candidates(text, asked) if candidate.end > since)
     found = sorted(every, key=lambda candidate: candidate.end)
@@ -157,30 +154,30 @@ def read(text: str, asked: Asked, lenient: bool = False, since: int = 0) -> Answ
         and (whole := asked.value(bare)) is not None
         and not whole[1].strip(" .!*_`$")
     ):
-        return Answer((whole[0],), "whole")
+        return ResponseAnswer((whole[0],), "whole")
     if lenient and (line := _last_line(bare, asked.value)) is not None:
-        return Answer((line,), "last line")
-    return Answer((), "no final answer found")
+        return ResponseAnswer((line,), "last line")
+    return ResponseAnswer((), "no final answer found")
 
 
-def choose(text: str, found: list[Candidate]) -> Answer:
+def choose(text: str, found: list[Candidate]) -> ResponseAnswer:
     """The rule of choice; `found` is not empty and in order."""
     claims = [candidate for candidate in found if candidate.standing in ("claimed", "open")]
     claims = claims or [candidate for candidate in found if candidate.standing == "conditional"]
     if not claims:
-        return Answer((), "no final answer found: all that is said is denied, asked, supposed or quoted")
+        return ResponseAnswer((), "no final answer found: all that is said is denied, asked, supposed or quoted")
     last = claims[-1]
     if last.standing == "open":
-        return Answer((), "the answer is left open")
+        return ResponseAnswer((), "the answer is left open")
     said = squeeze(clean(last.text))
     if any(one.standing == "denied" and one.end > last.end and squeeze(clean(one.text)) == said for one in found):
-        return Answer((), "the answer is denied in the end")
+        return ResponseAnswer((), "the answer is denied in the end")
     if _taken_back("it " + text[last.end :].lstrip(" $)]*")):
-        return Answer((), "the answer is taken back")
+        return ResponseAnswer((), "the answer is taken back")
     announced = [squeeze(clean(claim.text)) for claim in claims if claim.kind in ("announced", "tag")]
     changes = sum(first != second for first, second in pairwise(announced))
     if changes >= MOST_CLAIMS:
-        return Answer((), f"the announced answer changes {changes} times")
+        return ResponseAnswer((), f"the announced answer changes {changes} times")
     values = [last.text]
     for earlier, later in zip(reversed(claims[:-1]), reversed(claims), strict=False):
         if later.start < earlier.end:
@@ -189,10 +186,10 @@ def choose(text: str, found: list[Candidate]) -> Answer:
         if len(values) > 50 or final is not None or not _together(text[earlier.end : later.start]):
             break
         values.insert(0, earlier.text)
-    return Answer(tuple({squeeze(clean(one)): " ".join(one.split()) for one in values}.values()), last.kind)
+    return ResponseAnswer(tuple({squeeze(clean(one)): " ".join(one.split()) for one in values}.values()), last.kind)
 
 
-def _candidates(text: str, asked: Asked) -> Iterator[Candidate]:
+def _candidates(text: str, asked: AnswerPattern) -> Iterator[Candidate]:
     value = asked.value
     marked = boxes(text)[-_MOST:]
     for box in marked:

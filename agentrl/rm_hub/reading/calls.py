@@ -1,10 +1,6 @@
-"""Reading the tool calls of an answer, in whatever form a model writes them.
-
-1. What begins with a mark of one of the chat parsers' formats is read by that parser, so that training and grading agree.
-2. Without such a mark: JSON alone, in a fence or after `[TOOL_CALLS]` or `<|python_tag|>` (Llama, Mistral), `Action:` with
-   `Action Input:` (ReAct), and Python calls `[f(a=1), g(b="x")]`, of which nothing is executed.
-3. A call that is begun and not complete makes the answer broken; nothing is guessed.
-"""
+"""Tool calls of an answer, in the forms that models write. Text that begins with a mark of a chat parser's format is
+read by that parser. Otherwise: JSON alone, in a fence or after `[TOOL_CALLS]` or `<|python_tag|>`, ReAct's `Action:`
+with `Action Input:`, and Python calls, which are not executed. An incomplete call makes the answer broken."""
 
 import ast
 import re
@@ -129,11 +125,8 @@ def _of_format(name: str, text: str, tools: Sequence[Mapping[str, Any]]) -> list
 
 
 def call_of(value: Any) -> Call | None:
-    """A call written as a JSON object in one of the usual shapes; None if it is none.
-
-    Raises:
-        Broken: it has a tool's name, but arguments that are no object.
-    """
+    """A call written as a JSON object in one of the usual shapes; None if it is none. Raises Broken: it has a tool's
+    name, but arguments that are no object."""
     if not isinstance(value, Mapping):
         return None
     value = next((inner for key in _WRAPPERS if _name(inner := value.get(key)) is not None), value)
@@ -166,10 +159,7 @@ def _by_key(value: Mapping[Any, Any]) -> Call | None:
 
 def calls_of(value: Any) -> list[Call] | None:
     """The calls of a JSON value: one, a list of them, or `{"tool_calls": [...]}`; None if anything in it is no call.
-
-    Raises:
-        Broken: as for `call_of`.
-    """
+    Raises Broken: as for `call_of`."""
     if isinstance(value, Mapping) and isinstance(value.get("tool_calls"), (list, tuple)):
         value = value["tool_calls"]
     items = value if isinstance(value, (list, tuple)) else [value]

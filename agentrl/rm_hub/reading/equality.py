@@ -13,7 +13,7 @@ from typing import NamedTuple
 from agentrl.rm_hub.reading import numbers, symbolic
 from agentrl.rm_hub.reading.framing import without_frame
 from agentrl.rm_hub.reading.latex import clean, squeeze
-from agentrl.rm_hub.reading.shapes import Kind, Shape, interval, is_name, is_symbol, shape
+from agentrl.rm_hub.reading.shapes import AnswerShape, Kind, interval, is_name, is_symbol, shape
 from agentrl.rm_hub.reading.words import choice, same_words, strip_units, wordy
 
 _BASED = re.compile(r"^\(?([0-9A-Fa-f]+)\)?\s*_\s*\{?\s*\(?(\w+)\)?\s*\}?$")
@@ -88,7 +88,7 @@ def _words(gold: str, got: str, otherwise: str = "different words") -> Equality:
     return _verdict(same_words(gold, got), "the same words", otherwise)
 
 
-def _shapes(gold: Shape, got: Shape, budget: _Budget) -> Equality:
+def _shapes(gold: AnswerShape, got: AnswerShape, budget: _Budget) -> Equality:
     named = _names(gold, got)
     if named == "equation" and got.name:  # it must be an equation with the same solutions
         left, right = (f"{part.name} = {part.text}" if part.name else part.text for part in (gold, got))
@@ -104,17 +104,17 @@ def _shapes(gold: Shape, got: Shape, budget: _Budget) -> Equality:
     return _BY_KIND[gold.kind](gold, got, budget)
 
 
-def _spans(said: Shape) -> Shape:
+def _spans(said: AnswerShape) -> AnswerShape:
     """Inequalities as the intervals that they describe."""
     if said.kind == "one":
         return shape(interval(said.text) or said.text)
     items = tuple(_spans(item) for item in said.items)
     if said.kind == "list" and r"\cup" not in said.text and all(item.kind == "brackets" for item in items):
-        return Shape("union", said.text, items)
+        return AnswerShape("union", said.text, items)
     return said
 
 
-def _names(gold: Shape, got: Shape) -> str | None:
+def _names(gold: AnswerShape, got: AnswerShape) -> str | None:
     """Why the names before the equals signs forbid a comparison of the values ("equation": each side is one), else None."""
     if gold.kind == "one" and "=" in gold.text and not gold.name and got.name:
         return "equation"
@@ -131,7 +131,7 @@ def _names(gold: Shape, got: Shape) -> str | None:
     return None
 
 
-def _single(gold: Shape, got: Shape, budget: _Budget) -> Equality:
+def _single(gold: AnswerShape, got: AnswerShape, budget: _Budget) -> Equality:
     """One value against several: all of them must be it (1/2 or 0.5); a vector may be said in another way."""
     if got.kind in {"list", "set"} and got.items:
         same = not (got.kind == "list" and _ratio(gold.text)) and not (
@@ -144,7 +144,7 @@ def _single(gold: Shape, got: Shape, budget: _Budget) -> Equality:
     return _algebra(gold.text, got.text, budget)
 
 
-def _collection(gold: Shape, got: Shape, budget: _Budget) -> Equality:
+def _collection(gold: AnswerShape, got: AnswerShape, budget: _Budget) -> Equality:
     if got.kind == "brackets" and gold.kind == "list" and len(gold.items) == len(got.items):
         # (1, 2) for "1, 2": the order is that of the label.
         return _in_order(gold, got, budget)
@@ -161,11 +161,11 @@ def _collection(gold: Shape, got: Shape, budget: _Budget) -> Equality:
     return _matching(_distinct(gold.items), _distinct(items), budget)
 
 
-def _distinct(items: tuple[Shape, ...]) -> tuple[Shape, ...]:
+def _distinct(items: tuple[AnswerShape, ...]) -> tuple[AnswerShape, ...]:
     return tuple({squeeze(item.text): item for item in reversed(items)}.values())[::-1]
 
 
-def _matching(gold: tuple[Shape, ...], got: tuple[Shape, ...], budget: _Budget) -> Equality:
+def _matching(gold: tuple[AnswerShape, ...], got: tuple[AnswerShape, ...], budget: _Budget) -> Equality:
     """The same values in any order."""
     if len(gold) != len(got):
         return Equality(False, f"{len(got)} values for {len(gold)}")
@@ -178,7 +178,7 @@ def _matching(gold: tuple[Shape, ...], got: tuple[Shape, ...], budget: _Budget) 
     return Equality(True, "the same values")
 
 
-def _in_order(gold: Shape, got: Shape, budget: _Budget) -> Equality:
+def _in_order(gold: AnswerShape, got: AnswerShape, budget: _Budget) -> Equality:
     if len(gold.items) != len(got.items):
         return Equality(False, f"{len(got.items)} parts for {len(gold.items)}")
     for left, right in zip(gold.items, got.items, strict=True):
@@ -188,7 +188,7 @@ def _in_order(gold: Shape, got: Shape, budget: _Budget) -> Equality:
     return Equality(True, "equal part by part")
 
 
-def _brackets(gold: Shape, got: Shape, budget: _Budget) -> Equality:
+def _brackets(gold: AnswerShape, got: AnswerShape, budget: _Budget) -> Equality:
     pointed = gold.fence in {"()", r"\langle\rangle"}
     if got.kind == "one":
         return _words(gold.text, got.text, "the answer is not a tuple or an interval")
@@ -202,11 +202,11 @@ def _brackets(gold: Shape, got: Shape, budget: _Budget) -> Equality:
     return Equality(False, "the answer is not a tuple or an interval")
 
 
-def _union(gold: Shape, got: Shape, budget: _Budget) -> Equality:
+def _union(gold: AnswerShape, got: AnswerShape, budget: _Budget) -> Equality:
     return _matching(gold.items, got.items, budget) if got.kind == "union" else _algebra(gold.text, got.text, budget)
 
 
-def _matrices(gold: Shape, got: Shape, budget: _Budget) -> Equality:
+def _matrices(gold: AnswerShape, got: AnswerShape, budget: _Budget) -> Equality:
     if got.kind == "one" and r"\begin" in got.text:
         return _algebra(gold.text, got.text, budget)
     rows, columns, fence = len(gold.items) // gold.columns, got.columns, got.fence
@@ -217,7 +217,7 @@ def _matrices(gold: Shape, got: Shape, budget: _Budget) -> Equality:
     return _in_order(gold, got, budget)
 
 
-_BY_KIND: Mapping[Kind, Callable[[Shape, Shape, _Budget], Equality]] = {
+_BY_KIND: Mapping[Kind, Callable[[AnswerShape, AnswerShape, _Budget], Equality]] = {
     "one": _single, "list": _collection, "set": _collection,
     "brackets": _brackets, "union": _union, "matrix": _matrices,
 }  # fmt: skip

@@ -1,7 +1,5 @@
-"""What counts of a response: what follows its reasoning, without what a reader does not see; and its sentences.
-
-Full stops in it are also decimal points, and its formulas have lines.
-"""
+"""What counts of a response: what follows its reasoning, without what a reader does not see; and its sentences. Full
+stops in it are also decimal points, and its formulas have lines."""
 
 import re
 from collections.abc import Iterator

@@ -26,7 +26,7 @@ _GROWING, _FALLING = {"<", r"\le"}, {">", r"\ge"}
 MOST_ITEMS = 40
 
 
-class Shape(NamedTuple):
+class AnswerShape(NamedTuple):
     """An answer taken apart.
 
     Attributes:
@@ -40,17 +40,17 @@ class Shape(NamedTuple):
 
     kind: Kind
     text: str
-    items: tuple["Shape", ...] = ()
+    items: tuple["AnswerShape", ...] = ()
     fence: str = ""
     name: str = ""
     columns: int = 0
 
 
-def shape(text: str, depth: int = 0) -> Shape:
+def shape(text: str, depth: int = 0) -> AnswerShape:
     """Take a cleaned text apart."""
     text = _OUTWARD.sub(_inward, text.strip())
     if depth > 4:
-        return Shape("one", text)
+        return AnswerShape("one", text)
     if (matrix := _matrix(text)) is not None:
         return matrix
     # x = 3, y = 4: the separators come before the equals signs; (x, y) = (3, 4): the brackets hold their commas.
@@ -58,28 +58,28 @@ def shape(text: str, depth: int = 0) -> Shape:
     if len(parts) < 2 or not all("," in part for part in parts):
         parts = _split(text, _AND)
     if 1 < len(parts) <= MOST_ITEMS and (items := _items(parts, depth)):
-        return Shape("list", text, items)
+        return AnswerShape("list", text, items)
     name, value = _named(text)
     if name:
         return shape(value, depth + 1)._replace(name=name)
     parts = _split(text, {r"\cup"})
     if len(parts) > 1:
-        return Shape("union", text, tuple(shape(part, depth + 1) for part in parts))
+        return AnswerShape("union", text, tuple(shape(part, depth + 1) for part in parts))
     fenced = _fenced(text)
     if fenced is not None:
         opening, inside, closing = fenced
         parts = [part for part in _split(inside, {",", ";"}) if part.strip()]
         items = _items(parts, depth) or tuple(shape(part, depth + 1) for part in parts)
         if opening == r"\{" or (opening == "{" and len(items) > 1):  # in plain text, braces are those of a set
-            return Shape("set", text, items)
+            return AnswerShape("set", text, items)
         if opening in ("(", "{") and len(items) == 1:
             return items[0]
         if 2 <= len(parts) <= MOST_ITEMS:
-            return Shape("brackets", text, tuple(shape(part, depth + 1) for part in parts), opening + closing)
+            return AnswerShape("brackets", text, tuple(shape(part, depth + 1) for part in parts), opening + closing)
     if text.count(r"\pm") == 1 and r"\mp" not in text:
         both = (text.replace(r"\pm", sign).strip().lstrip("+").strip() for sign in "+-")
-        return Shape("list", text, tuple(Shape("one", one) for one in both))
-    return Shape("one", text)
+        return AnswerShape("list", text, tuple(AnswerShape("one", one) for one in both))
+    return AnswerShape("one", text)
 
 
 def _inward(interval: re.Match[str]) -> str:
@@ -88,14 +88,14 @@ def _inward(interval: re.Match[str]) -> str:
     return f"{'(' if opening == ']' else opening}{inside}{')' if closing == '[' else closing}"
 
 
-def _items(parts: list[str], depth: int) -> tuple[Shape, ...]:
+def _items(parts: list[str], depth: int) -> tuple[AnswerShape, ...]:
     """The items of a list, two values of one with a \\pm; empty if there are not two (an empty part is dropped)."""
     shapes = [shape(part, depth + 1) for part in parts if part.strip()]
     flat = [one for item in shapes for one in (item.items if item.kind == "list" and r"\pm" in item.text else (item,))]
     return tuple(flat) if len(flat) > 1 else ()
 
 
-def _matrix(text: str) -> Shape | None:
+def _matrix(text: str) -> AnswerShape | None:
     match = _MATRIX.match(text)
     if match is None or r"\begin" in match.group(2):
         return None
@@ -103,8 +103,8 @@ def _matrix(text: str) -> Shape | None:
     if not rows or len({len(row) for row in rows}) != 1 or len(rows) * len(rows[0]) > 100:
         return None
     fence = "det" if match.group(1) in {"vmatrix", "Vmatrix"} else ""
-    cells = tuple(Shape("one", cell.strip()) for row in rows for cell in row)
-    return Shape("matrix", text, cells, fence, columns=len(rows[0]))
+    cells = tuple(AnswerShape("one", cell.strip()) for row in rows for cell in row)
+    return AnswerShape("matrix", text, cells, fence, columns=len(rows[0]))
 
 
 def _named(text: str) -> tuple[str, str]:

@@ -1,10 +1,6 @@
-r"""Equality of two expressions by computer algebra: math-verify on latex2sympy's trees, behind a guard.
-
-1. Nothing reaches the parser before `refusal` has passed it: length, depth, size of exponents, towers, factorials,
-   operations without a bound (sums, integrals, limits).
-2. math-verify's own timeouts use signals; they are off here. Who needs a deadline grades in a worker that can be killed.
-3. Its extraction is not used either: it gets one LaTeX expression at a time. No text goes through sympify or parse_expr.
-"""
+"""Equality of two expressions by computer algebra: math-verify on latex2sympy's trees, behind a guard. `refusal` bounds
+length, depth, exponents, towers and factorials, and refuses sums, integrals and limits before parsing. math-verify's
+signal timeouts and its extraction are not used. No text goes through sympify or parse_expr."""
 
 import logging
 import math

@@ -1,8 +1,6 @@
-"""What a sentence gives as a value: a formula or number at its beginning, or words.
-
-A value ends where the sentence goes on about something else ("12, because ...", "$12$ apples in the basket"). A rest that
-has a number of its own makes it no value: "5 apples and 3 pears" is not 5.
-"""
+"""What a sentence gives as a value: a formula or number at its beginning, or words. A value ends where the sentence
+goes on about something else ("12, because ...", "$12$ apples in the basket"). A rest that has a number of its own makes
+it no value: "5 apples and 3 pears" is not 5."""
 
 import re
 

@@ -1,12 +1,6 @@
-"""One JSON exchange with a grading server: a payload out, a JSON value in, and nothing but typed failures.
-
-1. Only connecting is tried again (a request that a server may have seen is not sent twice by itself).
-2. Every exchange has a deadline; waiting for one of the `concurrency` places does not count.
-3. Failures are `GraderFailure`s whose kind begins with `kind`: `_unreachable`, `_timeout`, `_http_STATUS`, `_bad_answer`.
-4. Connections are direct: proxies of the environment are not used.
-"""
-
-from __future__ import annotations
+"""One JSON exchange with a grading server, with typed failures only. Only connecting is retried. Waiting for one of the
+`concurrency` places does not count against the deadline. Kinds of failures begin with `kind`: `_unreachable`,
+`_timeout`, `_http_STATUS`, `_bad_answer`. Proxies of the environment are not used."""
 
 import json
 from collections.abc import Mapping
@@ -63,11 +57,8 @@ class JsonService:
             await self._client.aclose()
 
     async def post(self, payload: Mapping[str, Any], headers: Mapping[str, str] | None = None) -> Any:
-        """Post the payload; returns the parsed JSON answer of a 2xx reply.
-
-        Raises:
-            GraderFailure: see the module's text; an `HttpStatus` for another status.
-        """
+        """Post the payload; returns the parsed JSON answer of a 2xx reply. Raises GraderFailure: see the module's text;
+        an `HttpStatus` for another status."""
         import httpx
 
         try:

@@ -1,19 +1,26 @@
 """Graders in worker processes, with a hard deadline for every answer.
 
-1. A worker that overruns its answer's deadline is killed; neither that nor one that dies or runs out of memory is noticed
-   by other answers. Each of the three is the answer's doing where the grader is a built-in one (`registry.exhausted`), and
-   a `GraderFailure` where the grader is the user's own, where the worker was killed from outside, and where it had the
-   processor for less than half of its deadline.
-2. Answers start in the order in which they came. The deadline runs from an answer's start; `grader_total_timeout` bounds
-   the wait before it. Loading a grader's libraries is no part of either.
-3. The pool has no tasks of its own: it works in its callers' tasks, may be used and closed in different ones, and a
-   cancelled caller leaves a killed worker behind and nothing else. It belongs to one event loop. `close` ends all
-   processes; so does the end of the process that uses it, however it ends.
+1. A worker that overruns is killed with all processes that it started; other answers do not notice. An overrun, a crash
+   or lack of memory is the answer's fault if the grader is a built-in one (`registry.exhausted`). It is a
+   `GraderFailure` if the grader is the user's own, if the worker was killed from outside, or if it had the processor
+   for less than half its deadline.
+2. Answers start in order. The deadline runs from an answer's start, after the grader is loaded; `grader_total_timeout`
+   bounds the wait before it.
+3. Nothing blocks the event loop. The pool works in its callers' tasks and belongs to one event loop. `close` ends all
+   processes; so does the end of the process that uses it.
+4. The standard library's pools and Pebble's pickle what workers answer, and import the user's main module.
 """
 
+import contextlib
+import json
 import os
+import select
+import signal
+import socket
+import subprocess
 import sys
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+import time
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -22,12 +29,23 @@ import anyio
 from agentrl.errors import GraderFailure
 from agentrl.rm_hub.grade import Grade
 from agentrl.rm_hub.registry import GraderSpec, exhausted
-from agentrl.rm_hub.running import frames
-from agentrl.rm_hub.running.processes import Lost, NurseryProcess, WorkerProcess
+from agentrl.rm_hub.running import worker as protocol
 from agentrl.rm_hub.settings import RmHubSettings
 
 STARVED = 0.5
 """Share of its deadline for which a worker must have had the processor if the answer is to be blamed."""
+_START_SECONDS = 60.0
+"""Seconds that a worker may take to start and load its graders."""
+_GRACE = 1.0
+"""Seconds to wait for the end of a process that hung up or was killed, and for a reply that is under way."""
+_PIECE = 1 << 16
+_MAIN = "import json, sys; sys.path[:] = json.loads(sys.argv[1]); import agentrl.rm_hub.running.worker as worker; "
+_MAIN += "worker.main(*json.loads(sys.argv[2]))"
+_ONE_THREAD = {name: "1" for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")}
+_FROM_OUTSIDE = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+"""Signals by which others end a process, the kernel's search for memory among them."""
+_LOST = (OSError, EOFError, anyio.ClosedResourceError)
+"""Errors of reading from and writing to a process that has gone."""
 
 
 class WorkerPool:
@@ -39,31 +57,31 @@ class WorkerPool:
 
     def __init__(self, settings: RmHubSettings) -> None:
         self.processes = settings.grader_processes or min(8, os.cpu_count() or 1)
-        self.forked = 0  # workers so far
+        self.started = 0  # workers so far
         self._settings = settings
-        self._nursery = NurseryProcess(settings.grader_memory_mb)
+        self._names: dict[str, None] = {}  # graders that new workers load
         self._free = anyio.Semaphore(self.processes)
         self._idle: list[WorkerProcess] = []
         self._busy: set[WorkerProcess] = set()
+        self._ended: list[WorkerProcess] = []  # killed, not reaped yet
         self._closed = False
 
     async def load(self, names: Sequence[str]) -> None:
-        """Load graders ahead of the first answer."""
-        await self._nursery.load(names)
+        """Load graders ahead of the first answer. Raises GraderFailure: a grader cannot be imported
+        (`grader_unavailable`), or no worker starts."""
+        if not self._names.keys() >= set(names):
+            self._idle.append(await self._start(names))
 
     async def grade(
         self, rm_type: str, spec: GraderSpec, response: str, label: Any, metadata: Mapping[str, Any]
     ) -> Grade:
-        """Grade one answer that `registry.check_inputs` has passed.
-
-        Raises:
-            GraderFailure: as of `GraderRunner.grade`.
-        """
+        """Grade one answer that `registry.check_inputs` has passed. Raises GraderFailure: as of
+        `GraderRunner.grade`."""
         try:
             async with self._place(rm_type):
                 # At the answer's turn: a thousand that come at once must not all be encoded in one go.
-                lines = frames.request(rm_type, response, label, metadata, conversation=spec.conversation)
-                outcome = frames.read_reply(await self._run(rm_type, lines))
+                pieces = protocol.request(rm_type, response, label, metadata, conversation=spec.conversation)
+                outcome = protocol.read_reply(await self._run(rm_type, pieces))
         except _Exhausted as failure:
             return exhausted(spec, failure)
         if isinstance(outcome, Grade):
@@ -76,45 +94,47 @@ class WorkerPool:
         """End all processes; answers in flight get `grader_closed`."""
         self._closed = True
         for worker in (*self._idle, *self._busy):
-            worker.kill()
+            self._kill(worker)
         self._idle.clear()
-        self._nursery.close()
+        for worker in self._ended:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                worker.process.wait(_GRACE)
 
     def __del__(self) -> None:
         # While the interpreter shuts down nothing can be called safely; the kernel ends the workers with it.
         if not self._closed and not sys.is_finalizing():
             self.close()
 
-    async def _run(self, rm_type: str, lines: Iterator[bytes]) -> bytes:
+    async def _run(self, rm_type: str, pieces: Iterable[bytes]) -> bytes:
         worker = await self._worker(rm_type)
         self._busy.add(worker)
         try:
-            reply = await self._ask(worker, rm_type, lines)
+            reply = await self._ask(worker, rm_type, pieces)
         except BaseException:
-            worker.kill()
+            self._kill(worker)
             raise
         finally:
             self._busy.discard(worker)
         if self._closed or worker.done >= self._settings.grader_recycle:
-            worker.kill()
+            self._kill(worker)
         else:
             self._idle.append(worker)
         return reply
 
-    async def _ask(self, worker: WorkerProcess, rm_type: str, lines: Iterator[bytes]) -> bytes:
-        """The worker's reply, or the failure that there is none."""
+    async def _ask(self, worker: "WorkerProcess", rm_type: str, pieces: Iterable[bytes]) -> bytes:
+        """Return the worker's reply, or raise why there is none."""
         timeout = self._settings.grader_timeout
         try:
             before = worker.cpu_seconds()
             with anyio.move_on_after(timeout):
-                return await worker.ask(lines)
-            if (late := await worker.late_reply()) is not None:
-                return late
+                return await worker.ask(pieces)
+            if worker.readable:  # a busy event loop may see its timer before the reply
+                with anyio.CancelScope(shield=True), anyio.move_on_after(_GRACE):
+                    return await worker.receive()
             had = worker.cpu_seconds() - before
-        except Lost as error:
-            worker.kill()
+        except _LOST as error:
             self._check_open(error)
-            how, killed = await self._nursery.ended(worker)
+            how, killed = await worker.end()
             failure = GraderFailure if killed else _Exhausted
             raise failure(f"--rm-type {rm_type}: the grader's process {how}", kind="grader_crashed") from error
         overran = f"--rm-type {rm_type}: grading took longer than {timeout:g} s (--grader-timeout)"
@@ -126,7 +146,6 @@ class WorkerPool:
     async def _place(self, rm_type: str) -> AsyncIterator[None]:
         """Wait in the queue."""
         self._check_open(None)
-        await self._nursery.load((rm_type,))
         longest = self._settings.grader_total_timeout
         try:
             with anyio.fail_after(longest):
@@ -142,21 +161,141 @@ class WorkerPool:
         finally:
             self._free.release()
 
-    async def _worker(self, rm_type: str) -> WorkerProcess:
-        """An idle worker that has the grader, or a new one."""
+    async def _worker(self, rm_type: str) -> "WorkerProcess":
+        """Return an idle worker that has the grader, or a new one."""
         while self._idle:
             worker = self._idle.pop()
-            if self._nursery.alive and rm_type in worker.loaded and worker.alive:
+            if rm_type in worker.loaded and not worker.readable:  # readable: it hung up
                 return worker
-            worker.kill()
-        if not self._nursery.alive:
-            await self._nursery.load((rm_type,))
-        self.forked += 1
-        return await self._nursery.fork()
+            self._kill(worker)
+        return await self._start((rm_type,))
+
+    async def _start(self, names: Sequence[str]) -> "WorkerProcess":
+        """Start a worker that loads these graders and those that earlier workers have."""
+        self._ended = [worker for worker in self._ended if worker.process.poll() is None]
+        self.started += 1
+        worker = WorkerProcess(list({**self._names, **dict.fromkeys(names)}), self._settings.grader_memory_mb)
+        self._busy.add(worker)
+        try:
+            with anyio.fail_after(_START_SECONDS):
+                failed: dict[str, str] = protocol.value(await worker.receive())
+            for name in failed.keys() & set(names):
+                reason = f"--rm-type {name} cannot be loaded: {failed[name]}"
+                raise GraderFailure(reason, kind="grader_unavailable")
+        except BaseException as error:
+            self._kill(worker)
+            if not isinstance(error, (*_LOST, TimeoutError)):
+                raise
+            self._check_open(error)
+            raise GraderFailure(
+                f"the graders' process did not start or ended ({type(error).__name__}: {error})", kind="grader_crashed"
+            ) from error
+        finally:
+            self._busy.discard(worker)
+        worker.loaded -= failed.keys()
+        self._names |= dict.fromkeys(names)
+        return worker
+
+    def _kill(self, worker: "WorkerProcess") -> None:
+        worker.kill()
+        self._ended.append(worker)
 
     def _check_open(self, cause: BaseException | None) -> None:
         if self._closed:
             raise GraderFailure("the grader pool is closed", kind="grader_closed") from cause
+
+
+class WorkerProcess:
+    """One worker process: send it a request, read its reply, kill it.
+
+    It is in a session of its own. It is reaped only after its session was killed: until then no other process can have
+    its number.
+
+    Args:
+        names: graders to load; its first reply holds the reasons of failures by name.
+        memory_mb: memory that grading may take, besides the graders' libraries.
+    """
+
+    def __init__(self, names: Sequence[str], memory_mb: int) -> None:
+        self.loaded = frozenset(names)
+        self.done = 0
+        self._received = bytearray()
+        self.connection, theirs = socket.socketpair()
+        with theirs:
+            path = [folder or os.getcwd() for folder in sys.path]
+            arguments = (theirs.fileno(), os.getpid(), memory_mb, names)
+            # Forked by this thread on purpose: the parent-death signal is tied to the thread that runs the loop.
+            self.process = subprocess.Popen(
+                [sys.executable, "-P", "-c", _MAIN, json.dumps(path), json.dumps(arguments)],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                env={**os.environ, **_ONE_THREAD},
+                pass_fds=(theirs.fileno(),),
+                start_new_session=True,
+            )
+        self.connection.setblocking(False)
+
+    @property
+    def readable(self) -> bool:
+        """Tell if bytes or the end lie on the socket; `select` refuses the high numbers that its descriptor may have."""
+        poll = select.poll()
+        poll.register(self.connection, select.POLLIN)
+        return bool(poll.poll(0))
+
+    def cpu_seconds(self) -> float:
+        """Return the processor time of the process so far (its clock's number is that of clock_getcpuclockid(3)).
+        Raises OSError: the process has gone."""
+        return time.clock_gettime((~self.process.pid << 3) | 2)
+
+    async def ask(self, pieces: Iterable[bytes]) -> bytes:
+        """Send a request and return the reply's line. Raises OSError, EOFError: the process ended."""
+        for piece in pieces:
+            left = memoryview(piece)
+            while left:
+                try:
+                    left = left[self.connection.send(left[:_PIECE]) :]
+                except BlockingIOError:
+                    await anyio.wait_writable(self.connection)
+        self.done += 1
+        return await self.receive()
+
+    async def receive(self) -> bytes:
+        """Return the next reply's line. Raises OSError, EOFError: the process ended."""
+        while not self._received.endswith(b"\n"):  # one request, one line
+            try:
+                data = self.connection.recv(_PIECE)
+            except BlockingIOError:
+                await anyio.wait_readable(self.connection)
+                continue
+            if not data:
+                raise EOFError("the worker hung up")
+            self._received += data
+        reply, self._received = bytes(self._received), bytearray()
+        return reply
+
+    async def end(self) -> tuple[str, bool]:
+        """Return in words how a process ended that hung up, and True if others ended it."""
+        pidfd = os.pidfd_open(self.process.pid)
+        try:
+            with anyio.CancelScope(shield=True), anyio.move_on_after(_GRACE):
+                await anyio.wait_readable(pidfd)
+        finally:
+            os.close(pidfd)
+        self.kill()
+        status = self.process.wait()
+        how = f"was killed by {signal.Signals(-status).name}" if status < 0 else f"exited with status {status}"
+        return how, -status in _FROM_OUTSIDE
+
+    def kill(self) -> None:
+        """Send SIGKILL to the process and to all that it has started in its session."""
+        if self.process.returncode is None:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self.process.pid, signal.SIGKILL)
+        if self.connection.fileno() >= 0:
+            with contextlib.suppress(anyio.NoEventLoopError):
+                anyio.notify_closing(self.connection)
+            self.connection.close()
 
 
 class _Exhausted(GraderFailure):

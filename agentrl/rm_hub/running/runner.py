@@ -1,11 +1,9 @@
-"""`GraderRunner`: any grader by name, each where it runs best, with what they need opened once.
+"""`GraderRunner`: any grader by name; resources are opened once.
 
-1. Graders that compute run in the runner's worker processes (`WorkerPool`); those that wait (for a server, for the sandbox) are awaited,
-   and what they keep open (connections, caches, sandboxes) is opened at their first use and closed with the runner.
-2. `runner_for(args)` finds the runner to use: the one that the rollout opened around the calling code (`entered`), else
-   one that belongs to the running event loop, made from the `args`' settings at its first use. The latter's processes end with the
-   event loop or, at the latest, with this process.
-3. `grade_many` is for plain scripts: all cores, a deadline for each answer, no event loop of one's own.
+1. Graders that compute run in worker processes (`WorkerPool`); graders that wait are awaited, and their services are
+   opened at first use and closed with the runner.
+2. `runner_for(args)` returns the runner of the enclosing rollout (`entered`), else one of the running event loop.
+3. `grade_many` serves plain scripts: all cores, a deadline for each answer.
 """
 
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
@@ -20,7 +18,7 @@ from anyio.lowlevel import RunVar
 from pydantic import ValidationError
 
 from agentrl.errors import AgentRLError, GraderFailure, SettingsError, ungrouped
-from agentrl.rm_hub.grade import Grade, Service
+from agentrl.rm_hub.grade import Grade, GraderService
 from agentrl.rm_hub.registry import GraderSpec, check_inputs, checked, find, raised
 from agentrl.rm_hub.running.pool import WorkerPool
 from agentrl.rm_hub.settings import RmHubSettings
@@ -47,7 +45,7 @@ class GraderRunner:
         self.pool = WorkerPool(self.settings)
         self._preload = [name for name in preload if find(name).runs == "process"]
         self._stack = AsyncExitStack()
-        self._services: dict[str, Service] = {}
+        self._services: dict[str, GraderService] = {}
         self._opening = anyio.Lock()
 
     async def __aenter__(self) -> Self:

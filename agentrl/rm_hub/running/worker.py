@@ -1,155 +1,143 @@
-"""The processes in which graders run: `python -P worker.py CONTROL_FD PARENT_PID MEMORY_MB PATH...`.
+"""The process in which graders run, and the bytes between it and the pool.
 
-1. One *nursery* loads graders and forks a *worker* from itself in a few milliseconds whenever the pool wants one, so
-   that killing a worker costs little, and loading a library never counts against an answer's deadline.
-2. It talks to the pool over a socket of packets: `load` names, `fork` with the socket that the worker shall serve (the
-   answer carries a pidfd: a signal sent by it can hit no other process), `ended` asks how a worker ended.
-3. A worker is in a session of its own with a limit on memory and no core dumps. Whatever it has started is killed when
-   it ends. Nursery and workers die with the process that started them, however that one ends (Linux).
-4. Run by file path without the script's folder on the module path: the folder's `math.py` is not Python's. Nothing of
-   the user's main module is imported.
+1. A request is a line of JSON and then the answer's UTF-8; a reply is a line of JSON. Lone surrogates pass both ways:
+   models write them. Tuples arrive as lists, and keys of mappings as text.
+2. Nothing is pickled: neither side can be made to run code by the bytes that it receives.
+3. A worker is in a session of its own with a limit on memory and no core dumps. It dies with the process that started
+   it, however that one ends (Linux). Nothing of the user's main module is imported.
 """
 
-import contextlib
 import ctypes
-import gc
 import json
 import os
 import resource
-import select
 import signal
 import socket
 import sys
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import IO, Any
+
+from agentrl.errors import AgentRLError, GraderFailure
+from agentrl.rm_hub.grade import Grade
+from agentrl.rm_hub.registry import find, grade
+from agentrl.sample import RECORDED
 
 PR_SET_PDEATHSIG = 1
-PACKET = 1 << 16
 NICE = 5
-"""Graders give way to the event loop that feeds them, where both want one core."""
-_KEEP_ENDED = 256
+"""Graders give way to the event loop that feeds them, if both want one core."""
+MAX_REST = 2_000_000
+"""Most bytes of label and metadata together."""
 
 
-class Nursery:
-    """Loads graders, forks workers and buries them."""
+def request(rm_type: str, response: str, label: Any, metadata: Mapping[str, Any], *, conversation: bool) -> list[bytes]:
+    """Encode a request, as pieces to be sent in order. Drops metadata that is not JSON or that a rollout recorded.
 
-    def __init__(self, control: socket.socket, memory_mb: int) -> None:
-        self.control, self.memory_mb = control, memory_mb
-        self.children: dict[int, int] = {}
-        self.ended: dict[int, int] = {}
+    Args:
+        conversation: keep `metadata["messages"]`.
 
-    def serve(self) -> None:
-        """Answer the pool until it hangs up; then end every worker."""
-        while True:
-            poll = select.poll()
-            for watched in (self.control.fileno(), *self.children):
-                poll.register(watched, select.POLLIN)
-            ready = [fd for fd, _ in poll.poll()]
-            for pidfd in ready:
-                if pidfd in self.children:
-                    self._bury(pidfd)
-            if self.control.fileno() in ready and not self._answer():
-                break
-        for pidfd in list(self.children):
-            signal.pidfd_send_signal(pidfd, signal.SIGKILL)
-            self._bury(pidfd)
-
-    def _answer(self) -> bool:
-        packet, fds, _, _ = socket.recv_fds(self.control, PACKET, 1)
-        if not packet:
-            return False
-        order = json.loads(packet)
-        match order["do"]:
-            case "load":
-                self._say(load(order["names"]))
-            case "fork":
-                self._fork(fds[0])
-            case "ended":
-                for pidfd in [fd for fd, pid in self.children.items() if pid == order["pid"]]:
-                    self._bury(pidfd)
-                self._say({"status": self.ended.pop(order["pid"], -signal.SIGKILL)})
-        return True
-
-    def _say(self, message: dict[str, Any], *fds: int) -> None:
-        socket.send_fds(self.control, [json.dumps(message).encode()], fds)
-
-    def _fork(self, serving: int) -> None:
-        parent = os.getpid()
-        # What is there is there for good: the workers' collectors need not look at it, nor copy its pages.
-        gc.collect()
-        gc.freeze()
-        pid = os.fork()
-        if pid == 0:
-            try:
-                self.control.close()
-                for pidfd in self.children:
-                    os.close(pidfd)
-                prepare(parent, self.memory_mb)
-                work(socket.socket(fileno=serving))
-            finally:
-                os._exit(1)
-        os.close(serving)
-        pidfd = os.pidfd_open(pid)
-        self.children[pidfd] = pid
-        self._say({"pid": pid}, pidfd)
-
-    def _bury(self, pidfd: int) -> None:
-        """Wait for an ended worker, after killing what it left behind: until then nobody else can have its number."""
-        pid = self.children.pop(pidfd)
-        os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
-        with contextlib.suppress(ProcessLookupError):  # one that ended early had no session of its own yet
-            os.killpg(pid, signal.SIGKILL)
-        self.ended[pid] = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
-        os.close(pidfd)
-        if len(self.ended) > _KEEP_ENDED:
-            del self.ended[next(iter(self.ended))]
+    Raises:
+        GraderFailure: the label is not JSON, or label and metadata are too large.
+    """
+    if not _plain(label):
+        raise GraderFailure(
+            f"--rm-type {rm_type}: the label must be plain JSON (text, numbers, lists, mappings), "
+            f"got {type(label).__name__}",
+            kind="grader_bad_label",
+        )
+    dropped = RECORDED - {"messages"} if conversation else RECORDED
+    rest = {str(name): value for name, value in metadata.items() if name not in dropped and _plain(value)}
+    body = response.encode("utf-8", "surrogatepass")
+    head = line({"rm_type": rm_type, "label": label, "metadata": rest, "bytes": len(body)})
+    if len(head) > MAX_REST:
+        raise GraderFailure(
+            f"--rm-type {rm_type}: label and metadata hold more than {MAX_REST:,} bytes; "
+            "keep only what the grader reads in the metadata",
+            kind="grader_too_large",
+        )
+    return [head, body]
 
 
-def load(names: list[str]) -> dict[str, Any]:
-    """Import graders; says which could not be, and why."""
-    from agentrl.rm_hub.registry import find
+def read_request(stream: IO[bytes]) -> dict[str, Any] | None:
+    """Decode a request: `rm_type`, `response`, `label` and `metadata`; None if the pool hung up."""
+    head = stream.readline()
+    if not head:
+        return None
+    job: dict[str, Any] = value(head)
+    return job | {"response": stream.read(job.pop("bytes")).decode("utf-8", "surrogatepass")}
 
+
+def reply(outcome: Grade | GraderFailure) -> bytes:
+    """Encode a reply."""
+    if isinstance(outcome, GraderFailure):
+        return line({"failure": str(outcome), "kind": outcome.kind})
+    return line(outcome.as_dict())
+
+
+def read_reply(data: bytes) -> Grade | GraderFailure:
+    """Decode a reply."""
+    told = value(data)
+    return GraderFailure(told["failure"], kind=told["kind"]) if "failure" in told else Grade(**told)
+
+
+def line(content: Any) -> bytes:
+    """Encode a value as a line of JSON."""
+    return json.dumps(content, ensure_ascii=False).encode("utf-8", "surrogatepass") + b"\n"
+
+
+def value(data: bytes) -> Any:
+    """Decode a line of JSON."""
+    return json.loads(data.decode("utf-8", "surrogatepass"))
+
+
+def _plain(content: Any) -> bool:
+    try:
+        json.dumps(content)
+    except (TypeError, ValueError, RecursionError):
+        return False
+    return True
+
+
+def load(names: Sequence[str]) -> dict[str, str]:
+    """Import graders; returns the reasons of failures by name."""
     failed = {}
     for name in names:
         try:
             find(name).load()
         except Exception as error:  # noqa: BLE001 - a module may raise anything; the pool raises it again, typed
             failed[name] = f"{type(error).__name__}: {error}"[:1000]
-    return {"failed": failed}
+    return failed
 
 
-def die_with(parent: int) -> None:
-    """Ask the kernel for SIGKILL when the parent ends; end at once if it has."""
+def prepare(parent: int) -> None:
+    """Tie the process to its parent: the kernel sends SIGKILL when the parent ends."""
     if ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0) != 0:
         sys.exit(f"prctl(PR_SET_PDEATHSIG) failed: {os.strerror(ctypes.get_errno())}")
     if os.getppid() != parent:
         os._exit(0)
-
-
-def prepare(parent: int, memory_mb: int) -> None:
-    """Make the forked process a worker; `memory_mb` comes on top of what is mapped already."""
-    os.setsid()
     os.nice(NICE)
-    die_with(parent)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+
+
+def limit_memory(memory_mb: int) -> None:
+    """Limit the memory for good; `memory_mb` comes on top of the memory that is mapped already."""
     with open("/proc/self/statm") as statm:
         mapped = int(statm.read().split()[0]) * resource.getpagesize()
     limit = mapped + memory_mb * 2**20
     resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
 
 
-def work(connection: socket.socket) -> None:
-    """Grade requests until the pool hangs up."""
-    from agentrl.errors import AgentRLError, GraderFailure
-    from agentrl.rm_hub.registry import grade
-    from agentrl.rm_hub.running import frames
-
-    with connection.makefile("rb") as lines:
+def main(fd: int, parent: int, memory_mb: int, names: Sequence[str]) -> None:
+    """Load graders, report the failures, and grade requests until the pool hangs up."""
+    prepare(parent)
+    connection = socket.socket(fileno=fd)
+    connection.sendall(line(load(names)))
+    limit_memory(memory_mb)
+    with connection.makefile("rb") as stream:
         while True:
             try:
-                job = frames.read_request(lines)
-                outcome: Any = grade(job["rm_type"], job["response"], job["label"], job["metadata"])
-            except StopIteration:
-                os._exit(0)  # the pool hung up
+                if (job := read_request(stream)) is None:
+                    os._exit(0)
+                outcome: Any = grade(**job)
             except MemoryError:
                 outcome = GraderFailure(
                     "the grader ran out of memory; --grader-memory-mb sets the limit", kind="grader_out_of_memory"
@@ -158,16 +146,4 @@ def work(connection: socket.socket) -> None:
                 outcome = failure
             except (AgentRLError, ValueError) as error:
                 outcome = GraderFailure(f"{type(error).__name__}: {error}", kind="grader_bad_input")
-            connection.sendall(frames.reply(outcome))
-
-
-def main() -> None:
-    control, parent, memory_mb = map(int, sys.argv[1:4])
-    die_with(parent)
-    sys.path[:] = sys.argv[4:]
-    Nursery(socket.socket(fileno=control), memory_mb).serve()
-    os._exit(0)  # nothing is left to be cleaned up, and the pool waits
-
-
-if __name__ == "__main__":
-    main()
+            connection.sendall(reply(outcome))

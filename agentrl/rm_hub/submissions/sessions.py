@@ -1,10 +1,6 @@
-"""A submission in one sandbox, its tests in another, and what passes between them.
-
-All texts that come out of the submission's sandbox are values for the tests, never a verdict: whatever it prints, the
-tests' sandbox decides. Texts are JSON lines behind a random word.
-"""
-
-from __future__ import annotations
+"""A submission in one sandbox, its tests in another, and what passes between them. All texts that come out of the
+submission's sandbox are values for the tests, never a verdict: whatever it prints, the tests' sandbox decides. Texts
+are JSON lines behind a random word."""
 
 import functools
 import json
@@ -92,7 +88,7 @@ class Submission(_Side):
         """Make sure that the submission is loaded; returns why it cannot be, or nothing."""
         if self.session is not None:
             return ""
-        await self.open(f"__agentrl__ = Answer({self.token!r})")
+        await self.open(f"__agentrl__ = SubmissionServer({self.token!r})")
         answer, why = await self.request({"do": "load", "source": self._program}, deadline + 1.0)
         if why:
             return f"loading the answer's code: {why}"
@@ -113,11 +109,8 @@ class Submission(_Side):
 
 
 async def run_tests(sandbox: Sandbox, submission: Submission, tests: Sequence[Any], entry: str | None) -> list[str]:
-    """Run tests that are code (text) or calls (name, arguments, value); for each nothing, or why it failed.
-
-    Raises:
-        GraderFailure: `grader_bad_label` if a test is no Python or cannot be run, whatever the submission is.
-    """
+    """Run tests that are code (text) or calls (name, arguments, value); for each nothing, or why it failed. Raises
+    GraderFailure: `grader_bad_label` if a test is no Python or cannot be run, whatever the submission is."""
     results: list[str] = []
     async with aclosing(_Side(sandbox, "tests")) as side:
         while len(results) < len(tests):

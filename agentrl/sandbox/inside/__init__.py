@@ -1,4 +1,4 @@
-"""What runs inside the sandbox, or starts it from inside: standard library only.
+"""Code that runs inside the sandbox, or starts it from inside: standard library only.
 
 These modules are sent as text to a bare interpreter (`bootstrap.py`), so that they work where the package's own folder
 cannot be read. They import nothing but each other and the standard library.

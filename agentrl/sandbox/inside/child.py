@@ -87,7 +87,7 @@ def cpu_seconds(pid: int) -> float:
 
 
 def _children(pid: int) -> list[int]:
-    """What a process started and did not wait for. The working folder is /proc."""
+    """Return the processes that a process started and did not wait for. The working folder is /proc."""
     found: list[int] = []
     with contextlib.suppress(OSError):  # it ended meanwhile
         for task in os.listdir(f"{pid}/task"):

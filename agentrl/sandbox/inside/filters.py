@@ -1,14 +1,10 @@
-"""The system-call filter (seccomp BPF): what is not listed is refused.
+"""The system-call filter (seccomp BPF): calls that are not listed are refused.
 
-1. A call that is not in the tables fails with EPERM; a number newer than the tables with ENOSYS, so that libraries
-   fall back; a call made through another architecture's table kills the process.
-2. `own_view` is for a process in namespaces of its own: it may fork, execute and write files, for there is nothing
-   but its own to harm. Without it the process is alone: no fork, no exec, no file changed, no signal but to itself,
-   no question about others (their group, priority, processors or clocks).
-3. No sockets in either case, but connected pairs of Unix stream sockets (event loops need one), and these carry bytes
-   alone: no descriptors, nothing out of band, no word on who is at the other end.
-4. A lock on a file is granted and does nothing: a real one would be seen by all who can read the file, and that is
-   every sandbox and the host.
+1. An unlisted call fails with EPERM, an unknown number with ENOSYS; a call through another architecture's table kills.
+2. With `own_view` (namespaces) a process may fork, execute and write files. Without it: no fork, no exec, no file
+   changes, no signals to others, no questions about others.
+3. Sockets are connected pairs of Unix streams only, which carry bytes alone.
+4. A file lock is granted and does nothing, because a real lock would be visible to others.
 """
 
 import struct

@@ -1,4 +1,4 @@
-"""What the processes of the sandbox say to each other.
+"""Messages between the processes of the sandbox.
 
 1. Between the parent and a jailer, and from the jailer to the confined process: a length (4 bytes, big-endian) and a
    JSON object. Who writes these is trusted.
@@ -22,7 +22,7 @@ def encode(message: dict[str, Any]) -> bytes:
     return HEADER.pack(len(body)) + body
 
 
-class Decoder:
+class FrameDecoder:
     """Collects bytes and gives the messages that they complete."""
 
     def __init__(self) -> None:

@@ -1,4 +1,4 @@
-"""What the child does to itself before it reads the model's code. Any step that fails ends the child: fail closed.
+"""The child confines itself before it reads the model's code. Any step that fails ends the child: fail closed.
 
 Three ways, by `Jail.kind`:
 
@@ -26,7 +26,7 @@ _DESCRIPTORS = 128
 
 @dataclass(frozen=True)
 class Jail:
-    """How to confine one child; `user` is the id to take (landlock as root), `readable` what landlock lets it read."""
+    """Confinement of one child; `user` is the id to take (landlock as root), `readable` the paths allowed by landlock."""
 
     kind: str
     readable: Sequence[str]
@@ -133,7 +133,7 @@ def _address_space() -> int:
 
 
 def _tasks_of_user(user: int) -> int:
-    """How many threads the user runs on this machine: what the kernel counts against RLIMIT_NPROC."""
+    """Count the threads that the user runs on this machine, as the kernel does for RLIMIT_NPROC."""
     total = 0
     for name in os.listdir("/proc"):
         if not name.isdigit():

@@ -48,7 +48,7 @@ class Supervisor:
 
     def __init__(self, parent: socket.socket, child: Child, jail: Jail) -> None:
         self.parent, self.control, self.child, self.jail = parent.detach(), child.control.detach(), child, jail
-        self.requests = frames.Decoder()
+        self.requests = frames.FrameDecoder()
         self.poll = select.poll()
         for descriptor in (self.parent, self.control, child.exited, child.stdout, child.stderr):
             self.poll.register(descriptor, select.POLLIN)
@@ -213,7 +213,7 @@ def fail(parent: socket.socket, reason: str) -> None:
 
 
 def _read(descriptor: int) -> bytes | None:
-    """What can be read now (descriptors sent along are dropped by the kernel); None if nothing, empty at the end."""
+    """Read the available bytes (the kernel drops attached descriptors); None if there are none, empty at the end."""
     try:
         return os.read(descriptor, _CHUNK)
     except BlockingIOError:

@@ -47,15 +47,13 @@ def process_descriptor(pid: int) -> int:
 
 
 def prctl(what: str, value: int) -> None:
-    """Set what `_PRCTLS` names: a property of this process.
-
-    SET_PDEATHSIG is cleared by any change of user; SET_NO_NEW_PRIVS is needed before a filter.
-    """
+    """Set what `_PRCTLS` names: a property of this process. SET_PDEATHSIG is cleared by any change of user;
+    SET_NO_NEW_PRIVS is needed before a filter."""
     _checked(f"PR_{what}", _LIBC.prctl(_PRCTLS[what], ctypes.c_ulong(value), 0, 0, 0))
 
 
 def drop_capabilities(machine: str) -> None:
-    """Give up all capabilities, also those that an exec could bring back."""
+    """Give up all capabilities, also the ones that an exec could bring back."""
     for capability in range(64):
         if _LIBC.prctl(_PR_CAPBSET_DROP, capability, 0, 0, 0) != 0:
             break  # past the last one, or there is no right to drop any, and then none is held
@@ -74,11 +72,9 @@ def filter_calls(program: bytes) -> None:
 
 
 def restrict_files(rules: dict[str, int]) -> None:
-    """Allow this process the file access in `rules` (path -> LANDLOCK_ bits) and none else.
-
-    Where the kernel can, TCP, signals to others and abstract sockets are forbidden too. Paths that do not exist are
-    left out. Needs SET_NO_NEW_PRIVS.
-    """
+    """Allow this process the file access in `rules` (path -> LANDLOCK_ bits) and none else. Where the kernel can, TCP,
+    signals to others and abstract sockets are forbidden too. Paths that do not exist are left out. Needs
+    SET_NO_NEW_PRIVS."""
     abi = _checked("landlock", _LIBC.syscall(ctypes.c_long(_SYS_LANDLOCK_CREATE), None, ctypes.c_size_t(0), 1))
     files = (1 << {1: 13, 2: 14, 3: 15, 4: 15}.get(abi, 16)) - 1
     attributes = struct.pack("=QQQ", files, 3, 3)[: 24 if abi >= 6 else 16 if abi >= 4 else 8]

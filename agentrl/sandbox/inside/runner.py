@@ -25,7 +25,7 @@ from agentrl.sandbox.inside import frames
 
 def serve(control: socket.socket, *, session: bool) -> None:
     """Take requests from the jailer; never returns."""
-    decoder, main, own = frames.Decoder(), _fresh_main(session), os.getpid()
+    decoder, main, own = frames.FrameDecoder(), _fresh_main(session), os.getpid()
     for cell in itertools.count(1):
         code = _receive(control, decoder)["code"]
         status, answer = _execute(code, f"<cell {cell}>" if session else "main.py", main, show_last=session)
@@ -50,7 +50,7 @@ def reseed() -> None:
 
 
 def _end_program() -> None:
-    """What Python does at its end: wait for threads, then what the code asked for."""
+    """Do what Python does at its end: wait for threads, then call the code's exit handlers."""
     try:
         threading._shutdown()  # type: ignore[attr-defined]
         atexit._run_exitfuncs()
@@ -133,7 +133,7 @@ def _fresh_main(session: bool) -> types.ModuleType:
     return main
 
 
-def _receive(control: socket.socket, decoder: frames.Decoder) -> dict[str, Any]:
+def _receive(control: socket.socket, decoder: frames.FrameDecoder) -> dict[str, Any]:
     while (message := decoder.next()) is None:
         data = control.recv(65536)
         if not data:

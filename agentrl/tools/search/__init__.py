@@ -1,12 +1,6 @@
-"""Search over passages.
-
-1. `BM25Index` ranks passages by their words (Robertson and Zaragoza 2009) and needs `bm25s`, in the `search` extra;
-   `DenseIndex` ranks them by meaning and needs the `dense` extra.
-2. `RetrievalClient` asks a retrieval server over HTTP, in the form that Search-R1's servers speak;
-   `agentrl retrieval` is such a server.
-3. `search_tool` makes any of them the tool `search` that a model calls; `RemoteSearch` does so with a server's address.
-4. Importing this package is light; bm25s, numpy and the like are loaded when they are used.
-"""
+"""Search over passages. `BM25Index` ranks by words (extra `search`), `DenseIndex` by meaning (extra `dense`).
+`RetrievalClient` asks a retrieval server in Search-R1's form; `agentrl retrieval` is such a server. `search_tool` makes
+any of them a tool; `RemoteSearch` takes a server's address."""
 
 from agentrl.tools.search.client import RetrievalClient, RetrievalError
 from agentrl.tools.search.dense import DenseIndex, Encoder

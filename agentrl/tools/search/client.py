@@ -6,8 +6,6 @@
 3. Every question has a deadline. A refused connection is tried again, as nothing was asked yet; nothing else is.
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections import OrderedDict
 from collections.abc import Sequence
@@ -28,11 +26,9 @@ _MOST_QUERIES, _MOST_REQUESTS = 64, 32
 
 
 class RetrievalError(ToolFailure):
-    """The retrieval server cannot be reached, is too slow, or answers something else than passages.
-
-    Raised in an environment's own code it is a tool's failure, which the run's failure policy answers (by default the
-    trajectory starts again).
-    """
+    """The retrieval server cannot be reached, is too slow, or answers something else than passages. Raised in an
+    environment's own code it is a tool's failure, which the run's failure policy answers (by default the trajectory
+    starts again)."""
 
     usual_kind = "tool_retrieval"
 
@@ -91,11 +87,8 @@ class RetrievalClient:
             await http.aclose()
 
     async def search(self, queries: Sequence[str], k: int = 3) -> list[list[Hit]]:
-        """At most `k` hits for each query, best first.
-
-        Raises:
-            RetrievalError: the server cannot be reached, is too slow, or answers something else.
-        """
+        """At most `k` hits for each query, best first. Raises RetrievalError: the server cannot be reached, is too
+        slow, or answers something else."""
         found: dict[str, list[Hit]] = {}
         try:
             with anyio.fail_after(self.timeout):

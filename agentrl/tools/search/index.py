@@ -1,10 +1,6 @@
-"""BM25 over passages, in memory or mapped from a folder.
-
-1. Words are lower-cased, English stop words left out; a passage's title counts as part of its text.
-2. A passage that shares no word with the query is no hit, so fewer than `k` hits may come back, or none.
-3. Equal scores keep the order of the passages: the same index and query give the same hits.
-4. `save` writes a folder in one piece; `load` maps it, so that processes on one machine share its pages.
-"""
+"""BM25 over passages, in memory or mapped from a folder. Words are lower-cased without English stop words; a title
+counts as text. A passage without a query word is no hit. Equal scores keep the order of the passages. `load` maps the
+folder, so processes share its pages."""
 
 from __future__ import annotations
 

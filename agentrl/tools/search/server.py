@@ -24,7 +24,7 @@ MAX_QUERIES, MAX_TOPK, MAX_QUERY_CHARS = 4_096, 1_000, 20_000
 
 
 class Index(Protocol):
-    """What is served."""
+    """An index that can be served."""
 
     def search(self, queries: Sequence[str], k: int = 3) -> list[list[Hit]]: ...
     def __len__(self) -> int: ...
@@ -42,7 +42,7 @@ def application(index: Index, *, topk: int = 3, concurrency: int = 4) -> Starlet
     from starlette.responses import Response
     from starlette.routing import Route
 
-    from agentrl.serving import read_json
+    from agentrl.serving.server import read_json
 
     limiter = anyio.CapacityLimiter(concurrency)
 

@@ -1,19 +1,17 @@
 """The tool `search` that a model calls, over any searcher."""
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Awaitable, Sequence
 from typing import Any, Protocol, Unpack
 
+from agentrl.tools.arguments import OutcomeKind, ToolError
 from agentrl.tools.base import CallOptions, Tool, ToolSource
-from agentrl.tools.outcome import OutcomeKind, ToolError
 from agentrl.tools.search.client import RetrievalClient, RetrievalError
 from agentrl.tools.search.passages import Hit
 
 
 class Searcher(Protocol):
-    """What can be searched: `BM25Index`, `DenseIndex`, `RetrievalClient`, or your own."""
+    """A searchable corpus: `BM25Index`, `DenseIndex`, `RetrievalClient`, or your own."""
 
     def search(self, queries: Sequence[str], k: int = 3) -> list[list[Hit]] | Awaitable[list[list[Hit]]]: ...
 

@@ -6,18 +6,21 @@
    function computes, under a mask of all tokens with all: right, and slow for long microbatches.
 """
 
-from __future__ import annotations
-
+import re
 import sys
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.overrides import TorchFunctionMode
 
+from agentrl.errors import TrainError
 from agentrl.train.kernels import attention, kernel_for
 from agentrl.train.microbatches import MicrobatchTensors
+from agentrl.train.routing import Replay
 
 PACKED = "agentrl_packed"
 _PLAIN = {"dropout", "sliding_window", "is_causal", "position_ids", "use_cache", "output_attentions", "layer_idx"}
@@ -25,7 +28,7 @@ _PLAIN = {"dropout", "sliding_window", "is_causal", "position_ids", "use_cache",
 
 
 @dataclass
-class Pack:
+class FsdpPack:
     """What a forward pass tells its layers of the microbatch; `routing` [t, layers, experts a token] if it is replayed."""
 
     mb: MicrobatchTensors
@@ -59,7 +62,7 @@ def packed_attention(
     value: Tensor,
     _mask: Tensor | None,
     *,
-    pack: Pack,
+    pack: FsdpPack,
     scaling: float | None = None,
     **options: Any,
 ) -> tuple[Tensor, None]:
@@ -90,3 +93,56 @@ def register() -> None:
 
     AttentionInterface.register(PACKED, packed_attention)
     AttentionMaskInterface.register(PACKED, lambda *_, **__: None)
+
+
+_LAYER = re.compile(r"(.*\blayers\.(\d+))\b.*\bexperts")
+
+
+class _Choosing(TorchFunctionMode):
+    def __init__(self, replay: Replay, experts: int) -> None:
+        super().__init__()
+        self.replay, self.experts, self.used = replay, experts, False
+
+    def __torch_function__(
+        self, func: Any, _types: Any, args: Iterable[Any] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        scores, *_ = args = tuple(args) or (None,)
+        out = func(*args, **(kwargs or {}))
+        chosen = self.replay.chosen
+        if chosen is None or func not in (torch.topk, Tensor.topk) or not isinstance(scores, Tensor):
+            return out
+        if scores.shape != (len(chosen), self.experts) or out[1].shape != chosen.shape:
+            return out
+        self.used = True
+        return torch.return_types.topk(self.replay.pick(scores, out[1]))
+
+
+def replaying(model: Any) -> tuple[list[bool], int, int]:
+    """Have the mixtures of a model read `Pack.routing` from now on.
+
+    Returns:
+        For each layer whether it has experts, how many, and how many a token goes to.
+    """
+    modules, config = dict(model.named_modules()), model.config
+    sparse, experts = [False] * config.num_hidden_layers, 0
+    for name, module in modules.items():
+        if (place := _LAYER.fullmatch(name)) and not isinstance(module, torch.nn.ModuleList):
+            mixture, layer = modules[name.rpartition(".")[0]], int(place[2])
+            replay, experts = Replay(), module.num_experts
+            modules[place[1]].register_forward_pre_hook(partial(replay.hand, "pack", layer), with_kwargs=True)
+            mixture.forward = partial(_forward, mixture.forward, replay, experts)
+            sparse[layer] = True
+    return sparse, experts, config.num_experts_per_tok if experts else 0
+
+
+def _forward(forward: Callable[..., Any], replay: Replay, experts: int, *args: Any, **kwargs: Any) -> Any:
+    if replay.chosen is None:
+        return forward(*args, **kwargs)
+    with _Choosing(replay, experts) as choosing:
+        out = forward(*args, **kwargs)
+    if not choosing.used:
+        raise TrainError(
+            "this model's mixtures choose their experts otherwise than by one topk over all of them; leave "
+            "--use-rollout-routing-replay out, or use --train-backend megatron"
+        )
+    return out

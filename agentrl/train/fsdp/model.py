@@ -5,30 +5,70 @@
 2. Weights are kept in float32 where they learn, and computed with in bfloat16 if `bf16` is set.
 """
 
-from __future__ import annotations
-
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Self
 
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor
+from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, OffloadPolicy, fully_shard
 from torch.distributed.tensor import distribute_tensor
 
 from agentrl.errors import CheckpointError, TrainError
 from agentrl.lora import LoraShape, attach, start
+from agentrl.train.contracts import RankInfo
 from agentrl.train.fsdp.attention import PACKED, register
 from agentrl.train.hf import HFFolder
-from agentrl.train.network import Place, Shape
+from agentrl.train.network import CostShape, ModelContext
+from agentrl.train.ranks import Ranks, started
+from agentrl.train.settings import TrainSettings
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mesh(Ranks):
+    """Data parallelism alone.
+
+    Attributes:
+        mesh: over which FSDP shards and, in its first dimension if it has two, copies; None where nothing is sharded.
+        shard_group: the processes that have different shards.
+    """
+
+    device: torch.device
+    mesh: Any
+    shard_group: dist.ProcessGroup
+
+    @classmethod
+    def join(cls, settings: TrainSettings, where: RankInfo, device: torch.device) -> Self:
+        """Join the other trainer processes. Collective. Raises TrainError: the number of processes is not a multiple of
+        the copies."""
+        world, copies = where.world_size, settings.data_parallel_replicate_degree
+        if world % copies:
+            raise TrainError(f"{world} trainer processes cannot be divided by data_parallel_replicate_degree {copies}")
+        groups, mesh = started(settings, where, device), None
+        everyone = shard_group = dist.distributed_c10d._get_default_group()
+        if world > 1 or settings.bf16 or settings.fsdp_cpu_offload:
+            sizes = (copies, world // copies) if copies > 1 else (world,)
+            mesh = init_device_mesh(device.type, sizes, mesh_dim_names=("copies", "shards")[-len(sizes) :])
+            shard_group = mesh.get_group("shards")
+        return cls(
+            **groups,
+            rank=where.rank,
+            world=world,
+            dp=world,
+            dp_rank=where.rank,
+            dp_cp_group=everyone,
+            cp_group=everyone,
+            device=device,
+            mesh=mesh,
+            shard_group=shard_group,
+        )
 
 
 def config_of(folder: HFFolder) -> Any:
-    """transformers' config of a folder.
-
-    Raises:
-        TrainError: transformers does not know the model, or it has other layers than attention that can be packed.
-    """
+    """transformers' config of a folder. Raises TrainError: transformers does not know the model, or it has other layers
+    than attention that can be packed."""
     from transformers import AutoConfig, AutoModelForCausalLM
 
     try:
@@ -47,12 +87,9 @@ def config_of(folder: HFFolder) -> Any:
     return config
 
 
-def load(folder: HFFolder, place: Place, *, values: bool, learns: bool) -> Any:
-    """The model on this rank; with `values` it ends in a `Values` head. Collective.
-
-    Raises:
-        CheckpointError: weights are missing, or not those of the config.
-    """
+def load(folder: HFFolder, place: ModelContext, *, values: bool, learns: bool) -> Any:
+    """The model on this rank; with `values` it ends in a `Values` head. Collective. Raises CheckpointError: weights are
+    missing, or not those of the config."""
     from transformers import AutoModel, AutoModelForCausalLM
     from transformers.utils.logging import disable_progress_bar
 
@@ -60,11 +97,13 @@ def load(folder: HFFolder, place: Place, *, values: bool, learns: bool) -> Any:
     disable_progress_bar()
     config, kind = config_of(folder), AutoModel if values else AutoModelForCausalLM
     cls, half = kind._model_mapping[type(config)], place.settings.bf16 and not learns
-    chosen = {"attn_implementation": PACKED, "dtype": torch.bfloat16 if half else torch.float32}
+    dtype = torch.bfloat16 if half else torch.float32
 
     def read(*, pre_process: bool, post_process: bool) -> Any:
         try:
-            model, found = cls.from_pretrained(**folder.given(), config=config, output_loading_info=True, **chosen)
+            model, found = cls.from_pretrained(
+                **folder.given(), config=config, output_loading_info=True, attn_implementation=PACKED, dtype=dtype
+            )
         except (OSError, RuntimeError, ValueError) as error:
             raise CheckpointError(f"{folder.path}: its weights cannot be read ({error})") from error
         if missing := sorted(found["missing_keys"]):
@@ -72,9 +111,7 @@ def load(folder: HFFolder, place: Place, *, values: bool, learns: bool) -> Any:
         return Values(model, folder) if values else model
 
     def empty(*, pre_process: bool, post_process: bool) -> Any:
-        with torch.device("meta"):
-            model = kind.from_config(config, **chosen)
-            return Values(model, None) if values else model
+        return without_weights(folder, values=values, dtype=dtype)
 
     mesh, settings = place.ranks.mesh, place.settings
 
@@ -95,6 +132,17 @@ def load(folder: HFFolder, place: Place, *, values: bool, learns: bool) -> Any:
         for layer in _layers(model):
             layer.training = True  # by which transformers knows; what is in it stays as it is, without dropout
     return model
+
+
+def without_weights(folder: HFFolder, *, values: bool, dtype: torch.dtype = torch.float32) -> Any:
+    """Return the model of `load` on the meta device."""
+    from transformers import AutoModel, AutoModelForCausalLM
+
+    register()
+    with torch.device("meta"):
+        kind = AutoModel if values else AutoModelForCausalLM
+        model = kind.from_config(config_of(folder), attn_implementation=PACKED, dtype=dtype)
+        return Values(model, None) if values else model
 
 
 def _adapt(model: Any, lora: LoraShape, seed: int) -> None:
@@ -162,14 +210,15 @@ class Values(torch.nn.Module):
         return CausalLMOutput(logits=F.linear(hidden.float(), self.score.weight.float()))
 
 
-def shape_of(model: Any) -> Shape:
+def shape_of(model: Any) -> CostShape:
     """The sizes of a transformers model."""
-    config = getattr(model, "model", model).config
+    body = getattr(model, "model", model)
+    config = body.config
     dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-    unused = model.get_input_embeddings().weight if not config.tie_word_embeddings else None
+    unused = body.get_input_embeddings().weight if not config.tie_word_embeddings else None
     matrices = 0
     for parameter in model.parameters():
         if parameter.dim() > 1 and parameter is not unused:
             met = parameter.dim() == 3 and getattr(config, "num_experts_per_tok", 0) / parameter.size(0)
             matrices += int(parameter.numel() * (met or 1))
-    return Shape(config.vocab_size, matrices, 2 * config.num_hidden_layers * config.num_attention_heads * dim)
+    return CostShape(config.vocab_size, matrices, 2 * config.num_hidden_layers * config.num_attention_heads * dim)

@@ -1,7 +1,5 @@
 """`FsdpNetwork`: a model of transformers as the trainer's body uses it."""
 
-from __future__ import annotations
-
 import itertools
 import re
 from collections.abc import Iterator, Mapping
@@ -15,21 +13,23 @@ from torch import Tensor
 from torch.distributed.checkpoint.state_dict_loader import load as load_in_place
 from torch.distributed.checkpoint.state_dict_saver import save
 
-from agentrl.exact import exactly
 from agentrl.lora import merged, off
+from agentrl.numerics.batch_invariant import batch_invariant
 from agentrl.train.batch import TrainBatch
-from agentrl.train.contracts import WeightSpec
-from agentrl.train.fsdp.attention import Pack
-from agentrl.train.fsdp.model import config_of, load, shape_of
+from agentrl.train.checkpoints import torch_dist
+from agentrl.train.contracts import RankInfo, WeightSpec
+from agentrl.train.forward_backward import ForwardBackward, OnOutput
+from agentrl.train.fsdp.attention import FsdpPack, replaying
+from agentrl.train.fsdp.model import Mesh, config_of, load, shape_of, without_weights
 from agentrl.train.fsdp.optimizer import FsdpOptimizer, local
-from agentrl.train.fsdp.routing import replaying
 from agentrl.train.hf import HFFolder
-from agentrl.train.microbatches import Packer, Rows
-from agentrl.train.network import Network, Place, Store, frozen, idle, learning, rope_reach
-from agentrl.train.packing import Plan
-from agentrl.train.passes import OnOutput, Passes
+from agentrl.train.microbatches import OutputPositions, Packer
+from agentrl.train.network import ModelContext, Network, Store, frozen, idle, learning, lora_of, rope_reach
+from agentrl.train.packing import PackingPlan
 from agentrl.train.ranks import Ranks
 from agentrl.train.routing import routing_of
+from agentrl.train.settings import TrainSettings
+from agentrl.train.trainer import TrainBackend
 
 _SIZE = re.compile(r"(_size|_layers|_heads|_dim|_experts|_rank)$")
 """The sizes in a folder's config by which its model is told from another."""
@@ -38,20 +38,20 @@ _LAYER = re.compile(r".*?\.\d+\.")
 
 
 @dataclass(slots=True, kw_only=True)
-class FsdpPasses(Passes):
-    """A microbatch at a time; FSDP gathers and reduces within the model.
-
-    `mixture`: for each layer whether it has experts, how many, and how many a token goes to.
-    """
+class FsdpForwardBackward(ForwardBackward):
+    """A microbatch at a time; FSDP gathers and reduces within the model. `mixture`: for each layer whether it has
+    experts, how many, and how many a token goes to."""
 
     mixture: tuple[list[bool], int, int]
 
-    def run(self, batch: TrainBatch, plan: Plan, rows: Rows, on_output: OnOutput, *, learns: bool) -> list[Any]:
+    def run(
+        self, batch: TrainBatch, plan: PackingPlan, rows: OutputPositions, on_output: OnOutput, *, learns: bool
+    ) -> list[Any]:
         found = []
         for mb in self.packer.microbatches(batch, plan, rows):
             inputs = {"input_ids": mb.tokens, "position_ids": mb.positions, "use_cache": False}
-            inputs["pack"] = Pack(mb, None if mb.routing is None else routing_of(mb.routing, *self.mixture))
-            with exactly(self.exact):
+            inputs["pack"] = FsdpPack(mb, None if mb.routing is None else routing_of(mb.routing, *self.mixture))
+            with batch_invariant(self.batch_invariant):
                 out = self.model(**inputs, logits_to_keep=mb.rows).logits[0]
             result = on_output(out, mb)
             if learns:
@@ -87,26 +87,21 @@ class FsdpNetwork(Network):
 
     store = FsdpStore()
 
-    def __init__(self, folder: HFFolder, place: Place, *, values: bool, learns: bool) -> None:
+    def __init__(self, folder: HFFolder, place: ModelContext, *, values: bool, learns: bool) -> None:
         self.place, self.sizes = place, self.sizes_of(folder)
         self.reach = rope_reach(config_of(folder))
         self.model = load(folder, place, values=values, learns=learns)
         self.shape = shape_of(self.model)
         if learns and frozen(place.settings):
-            parameters = dict(self.model.named_parameters())
-            chosen = learning(place.settings, [(name,) for name in parameters])
-            if not any(chosen):
-                raise idle(place.settings, "the model")
-            for parameter, learns_too in zip(parameters.values(), chosen, strict=True):
-                parameter.requires_grad_(learns_too)
-        self.passes = FsdpPasses(
+            _freeze(self.model, place.settings)
+        self.forward_backward = FsdpForwardBackward(
             model=self.model,
             packer=Packer(place.ranks, place.device, routed=learns and not values),
             mixture=replaying(self.model) if learns and not values else ([], 0, 0),
             vocab=self.shape.vocab,
             temperature=place.temperature,
             hooks=place.hooks,
-            exact=place.settings.true_on_policy_mode,
+            batch_invariant=place.settings.true_on_policy_mode,
         )
 
     @staticmethod
@@ -114,6 +109,16 @@ class FsdpNetwork(Network):
         found = config_of(folder).to_dict()
         sizes = {name: value for name, value in found.items() if isinstance(value, int) and _SIZE.search(name)}
         return {"train_backend": "fsdp", "model_type": found["model_type"], **sizes}
+
+    @classmethod
+    def check_model(cls, folder: HFFolder, settings: TrainSettings, *, values: bool) -> None:
+        cls.sizes_of(folder)
+        model = without_weights(folder, values=values)
+        shape_of(model)
+        if frozen(settings):
+            _freeze(model, settings)
+        if (lora := lora_of(settings)) and not values:
+            lora.layers(model)
 
     def optimizer(self, total_steps: int | None) -> FsdpOptimizer:
         return FsdpOptimizer(self.parameters(), self.place.settings, self.place.ranks, total_steps)
@@ -178,9 +183,34 @@ class FsdpNetwork(Network):
         """`FsdpStore` has loaded in place."""
 
 
+def _freeze(model: Any, settings: TrainSettings) -> None:
+    parameters = dict(model.named_parameters())
+    chosen = learning(settings, [(name,) for name in parameters])
+    if not any(chosen):
+        raise idle(settings, "the model")
+    for parameter, learns in zip(parameters.values(), chosen, strict=True):
+        parameter.requires_grad_(learns)
+
+
 def _adapter_of(parameters: Mapping[str, Any]) -> dict[str, Any]:
     return {name: parameter for name, parameter in parameters.items() if ".lora_" in name}
 
 
 def _whole(tensor: Any) -> Tensor:
     return tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
+
+
+class FsdpBackend(TrainBackend):
+    """One rank of FSDP's trainer."""
+
+    network = FsdpNetwork
+
+    def opened(self, folder: str | Path) -> HFFolder:
+        if torch_dist(folder) is None:
+            return HFFolder(folder)
+        from agentrl.train.megatron.folder import opened  # the names in such a checkpoint are Megatron's
+
+        return opened(Path(folder), self.settings.hf_checkpoint)
+
+    def join(self, where: RankInfo) -> Mesh:
+        return Mesh.join(self.settings, where, self.device)

@@ -1,7 +1,5 @@
 """AdamW over a model's parameters, whole or sharded."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 
@@ -10,7 +8,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from agentrl.errors import TrainError
-from agentrl.train.fsdp.mesh import Mesh
+from agentrl.train.fsdp.model import Mesh
 from agentrl.train.optimizer import Optimizer
 from agentrl.train.settings import TrainSettings
 

@@ -21,19 +21,15 @@ from torch import Tensor
 
 from agentrl.errors import TrainError
 from agentrl.lora import LoraShape, start
-from agentrl.train.megatron.families import Layout as Joined
-from agentrl.train.megatron.weights import Entry, WeightMap
+from agentrl.train.megatron.families import ShardLayout as Joined
+from agentrl.train.megatron.weights import WeightEntry, WeightMap
 
 _LINEAR = {Joined.ROWS, Joined.COLUMNS, Joined.GATED, Joined.JOINED, Joined.QKV}
 
 
 def adapt(model: torch.nn.Module, weights: WeightMap, lora: LoraShape, seed: int) -> dict[str, Adapter]:
-    """Leave only adapters to learn; returns this stage's by Hugging Face's names of their layers.
-
-    Raises:
-        CheckpointError: a target that no layer has.
-        TrainError: a pipeline stage without a target.
-    """
+    """Leave only adapters to learn; returns this stage's by Hugging Face's names of their layers. Raises
+    CheckpointError: a target that no layer has. TrainError: a pipeline stage without a target."""
     inner = unwrap_model(model)
     inner.requires_grad_(False)
     inner.adapters_on = True
@@ -70,7 +66,9 @@ class Adapter(torch.nn.Module):
         columns: this layer's among the outputs of megatron's; None: all.
     """
 
-    def __init__(self, layer: Any, a: Tensor, scale: float, weights: WeightMap, entry: Entry, number: int) -> None:
+    def __init__(
+        self, layer: Any, a: Tensor, scale: float, weights: WeightMap, entry: WeightEntry, number: int
+    ) -> None:
         super().__init__()
         cut, joined, sizes = weights.cut(entry), entry.rule.layout, [shape[0] for shape, _ in weights.made[entry.kind]]
         self.scale, self.cut, self.group, self.sequence_parallel = scale, cut, cut.group, layer.sequence_parallel

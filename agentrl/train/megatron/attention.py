@@ -1,6 +1,6 @@
 """Core attention for megatron's layer spec that needs no Transformer Engine.
 
-1. Takes packed trees of tokens (`Pack`): query [t, heads, dim], key and value [t, groups, dim]. A token sees those before
+1. Takes packed trees of tokens (`MegatronPack`): query [t, heads, dim], key and value [t, groups, dim]. A token sees those before
    it in its own node and all of the nodes above; `kernels` computes that in blocks, without masks.
 2. Rotary positions are applied here (latent attention has done it), because a token's place in the pack is not its position.
 3. Context parallelism: every rank holds chunks r and 2n-1-r of the 2n chunks of each node (the zigzag layout); keys and
@@ -10,21 +10,79 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
+import torch
 import torch.distributed as dist
 from megatron.core.packed_seq_params import PackedSeqParams
+from megatron.core.tensor_parallel.mappings import (
+    copy_to_tensor_model_parallel_region,
+    gather_from_tensor_model_parallel_region,
+    scatter_to_sequence_parallel_region,
+)
 from megatron.core.tensor_parallel.mappings import gather_from_sequence_parallel_region as gathered
 from megatron.core.transformer.module import MegatronModule
+from megatron.core.transformer.multi_latent_attention import MLASelfAttention
 from torch import Tensor
 
-from agentrl.train.kernels import Part, attention, kernel_for
-from agentrl.train.megatron.rope import rotated
+from agentrl.errors import TrainError
+from agentrl.train.kernels import AttentionBlocks, attention, kernel_for
+from agentrl.train.megatron.families import theirs
+from agentrl.train.network import rope_reach
+
+
+@dataclass(frozen=True, slots=True)
+class Rope:
+    """How a model's positions turn its queries and keys.
+
+    Attributes:
+        frequencies: float32 [rotated channels / 2], angle per position.
+        factor: of cosines and sines.
+        reach: see `Network.reach`.
+    """
+
+    frequencies: Tensor
+    factor: float
+    reach: tuple[int, str] | None = None
+
+    @classmethod
+    def of(cls, config: Mapping[str, Any]) -> Rope:
+        """For a `config.json` of a family. Raises TrainError: a rope type that transformers has no function for."""
+        from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+        read = theirs(config)
+        rope = read.rope_parameters
+        kind = rope["rope_type"]
+        window = getattr(read, "sliding_window", None)
+        limits = [rope_reach(read), (window, "sliding_window") if window else None]
+        if kind == "default":
+            kind, read.rope_parameters = "linear", {**rope, "rope_type": "linear", "factor": 1.0}
+        if kind not in ROPE_INIT_FUNCTIONS:
+            known = ", ".join(["default", *ROPE_INIT_FUNCTIONS])
+            raise TrainError(f"rope type {kind!r} cannot be trained with megatron; expected one of {known}")
+        frequencies, factor = ROPE_INIT_FUNCTIONS[kind](read)
+        return cls(frequencies, factor, min(filter(None, limits), default=None))
+
+    def angles(self, positions: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        """Cosine and sine [t, 1, rotated channels / 2] of positions [t], times the factor, in `dtype`."""
+        found = positions[:, None, None].float() * self.frequencies.to(positions.device)
+        return (found.cos() * self.factor).to(dtype), (found.sin() * self.factor).to(dtype)
+
+
+def rotated(x: Tensor, cos: Tensor, sin: Tensor, *, interleaved: bool = False) -> Tensor:
+    """Turn the first channels of x [t, heads, dim], as many as there are angles for, in halves or in neighbouring pairs."""
+    turned, rest = x.split([2 * cos.size(-1), x.size(-1) - 2 * cos.size(-1)], -1)
+    first, second = turned.unflatten(-1, (-1, 2)).unbind(-1) if interleaved else turned.chunk(2, -1)
+    pair = first * cos - second * sin, second * cos + first * sin
+    out = torch.stack(pair, -1).flatten(-2) if interleaved else torch.cat(pair, -1)
+    return torch.cat([out, rest], -1) if rest.size(-1) else out
 
 
 @dataclass(kw_only=True)
-class Pack(PackedSeqParams):
+class MegatronPack(PackedSeqParams):
     """What the layers must know of a microbatch with t tokens on this rank, T on all ranks of the context-parallel group.
 
     Attributes:
@@ -34,7 +92,7 @@ class Pack(PackedSeqParams):
         routing: int16 [tokens that this rank routes, layers, experts a token], see `routing`; None if nothing is replayed.
     """
 
-    parts: tuple[Part, ...]
+    parts: tuple[AttentionBlocks, ...]
     order: Tensor | None
     cos: Tensor
     sin: Tensor
@@ -58,12 +116,12 @@ class PackedAttention(MegatronModule):
         Args:
             query, key, value: [t, heads or groups, dim], t the tokens of this context-parallel rank; values may have
                 another dim.
-            packed_seq_params: the microbatch's `Pack`.
+            packed_seq_params: the microbatch's `MegatronPack`.
 
         Returns:
             [t, heads * dim of the values].
         """
-        pack: Pack = packed_seq_params
+        pack: MegatronPack = packed_seq_params
         if not self.config.multi_latent_attention:
             query, key = (
                 rotated(x, pack.cos, pack.sin, interleaved=self.config.rotary_interleaved) for x in (query, key)
@@ -71,3 +129,46 @@ class PackedAttention(MegatronModule):
         if pack.order is not None:
             key, value = (gathered(x, group=self.cp_group)[pack.order] for x in (key, value))
         return attention(query, key, value, pack.parts, self.scale, kernel_for(query)).flatten(-2)
+
+
+class LatentAttention(MLASelfAttention):
+    """Attention whose queries, keys and values are made from latents; parameters as megatron names them."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        del self.rotary_pos_emb
+
+    def get_query_key_value_tensors(
+        self, hidden_states: Tensor, _other: Any, _positions: Any, pack: MegatronPack, **_more: Any
+    ) -> tuple[Tensor, Tensor, Tensor, None, None]:
+        """Of hidden states [t, 1, hidden] and the microbatch's `MegatronPack`: for all tokens and this rank's heads.
+
+        Returns:
+            Query and key [t, heads, dim], value [t, heads, value dim], and nothing in place of two latents.
+        """
+        config = self.config
+        fixed, turned = config.qk_head_dim, config.qk_pos_emb_head_dim
+        turn = partial(rotated, cos=pack.cos, sin=pack.sin, interleaved=True)
+        if config.q_lora_rank is None:
+            query = self.linear_q_proj(hidden_states)[0]
+        else:
+            latent = self._cut(self._whole(self.linear_q_down_proj(hidden_states)[0]))
+            query = self.linear_q_up_proj(self.q_layernorm(latent))[0]
+        down = self._whole(self.linear_kv_down_proj(hidden_states)[0])
+        latent, shared = down.split([config.kv_lora_rank, turned], -1)
+        made = self.linear_kv_up_proj(self.kv_layernorm(self._cut(latent)))[0]
+        key, value = (
+            made.squeeze(1).unflatten(-1, (-1, fixed + config.v_head_dim)).split([fixed, config.v_head_dim], -1)
+        )
+        still, moved = query.squeeze(1).unflatten(-1, (-1, fixed + turned)).split([fixed, turned], -1)
+        shared = turn(copy_to_tensor_model_parallel_region(shared, group=self.tp_group))
+        key = torch.cat([key, shared.expand(-1, key.size(1), -1)], -1)
+        return torch.cat([still, turn(moved)], -1), key, value, None, None
+
+    def _whole(self, x: Tensor) -> Tensor:
+        """A latent's channels from all ranks."""
+        return gather_from_tensor_model_parallel_region(x, group=self.tp_group)
+
+    def _cut(self, x: Tensor) -> Tensor:
+        """This rank's tokens under sequence parallelism."""
+        return scatter_to_sequence_parallel_region(x, group=self.tp_group) if self.config.sequence_parallel else x

@@ -1,9 +1,5 @@
-"""What lets megatron.core run without CUDA.
-
-`prepare()` comes before process groups and models; it makes these changes where they are needed, and no others.
-"""
-
-from __future__ import annotations
+"""What lets megatron.core run without CUDA. `prepare()` comes before process groups and models; it makes these changes
+where they are needed, and no others."""
 
 import contextlib
 import functools
@@ -38,10 +34,8 @@ _MODULES = (
 
 @contextlib.contextmanager
 def uncompiled() -> Iterator[None]:
-    """Without CUDA: modules that are imported here leave their functions as they are.
-
-    Many of megatron's are marked for `torch.compile`, which loads inductor for seconds as soon as it marks one.
-    """
+    """Without CUDA: modules that are imported here leave their functions as they are. Many of megatron's are marked for
+    `torch.compile`, which loads inductor for seconds as soon as it marks one."""
     compiled = torch.compile
     if not torch.cuda.is_available():
         vars(torch)["compile"] = lambda function=None, **_: function or (lambda given: given)
@@ -68,11 +62,9 @@ def prepare() -> None:
 
 
 def run_without_cuda() -> None:
-    """Replace only behaviour that would raise without CUDA.
-
-    That is literal `device="cuda"` arguments and pinned memory in a few megatron modules, `torch.cuda.current_device` and the
-    stream calls, `.cuda()`, checks of dtypes by type string, and the random-state tracker.
-    """
+    """Replace only behaviour that would raise without CUDA. That is literal `device="cuda"` arguments and pinned memory
+    in a few megatron modules, `torch.cuda.current_device` and the stream calls, `.cuda()`, checks of dtypes by type
+    string, and the random-state tracker."""
     _patch_torch()
     on_cpu = _TorchOnCpu("torch")
     for name in _MODULES:
@@ -177,10 +169,8 @@ def _patch_rng() -> None:
 
 
 def mend_distributed_optimizer(cls: Any) -> None:
-    """Without Transformer Engine and Apex, mend three faults of the distributed optimizer's checkpoints with torch's Adam.
-
-    They are: no state before the first step, no `step` in loaded state, one `step` tensor shared by all.
-    """
+    """Without Transformer Engine and Apex, mend three faults of the distributed optimizer's checkpoints with torch's
+    Adam. They are: no state before the first step, no `step` in loaded state, one `step` tensor shared by all."""
     original_state, original_load = cls.state_dict, cls.load_state_dict
     original_set = cls._set_main_param_and_optimizer_states
 

@@ -5,8 +5,6 @@ experts stacked under the name without their numbers, or, of a norm that Transfo
 behind it, under that layer's name. All are looked for; what is written has Transformer Engine's names.
 """
 
-from __future__ import annotations
-
 import functools
 import re
 from collections.abc import Iterable, Iterator, Mapping
@@ -19,8 +17,8 @@ from agentrl.errors import CheckpointError
 from agentrl.train.checkpoints import latest, read_manifest, torch_dist
 from agentrl.train.hf import HFFolder
 from agentrl.train.megatron.families import family_of, shape_of
-from agentrl.train.megatron.weights import Entry, unrolled
-from agentrl.train.torch_dist import Part, TorchDist
+from agentrl.train.megatron.weights import WeightEntry, unrolled
+from agentrl.train.torch_dist import TensorPiece, TorchDist
 
 _FUSED = {
     "input_layernorm": "self_attention.linear_qkv",
@@ -54,10 +52,7 @@ def opened(source: Path, beside: str | Path | None) -> HFFolder:
 
 class MegatronFolder(HFFolder):
     """The checkpoint at `stored`, whose config and tokenizer lie in `path`; tensors are merged as they are asked for.
-
-    Raises:
-        CheckpointError: a tensor that the family's table names is not there.
-    """
+    Raises CheckpointError: a tensor that the family's table names is not there."""
 
     def __init__(self, stored: Path, path: str | Path) -> None:
         super().__init__(path)
@@ -93,7 +88,7 @@ class MegatronFolder(HFFolder):
                 "the Hugging Face folder of the model that it was made from"
             ) from error
 
-    def _find(self, entry: Entry) -> tuple[str, tuple[int, ...]]:
+    def _find(self, entry: WeightEntry) -> tuple[str, tuple[int, ...]]:
         name = entry.called[0]
         places = {key: index for spelt in (name, _fused(name)) for key, index in _places(spelt)}
         for key in self._checkpoint.shapes.keys() & places:
@@ -104,7 +99,7 @@ class MegatronFolder(HFFolder):
         )
 
 
-def parts(folder: HFFolder) -> tuple[list[tuple[str, ...]], Iterator[Part], dict[str, Any]]:
+def parts(folder: HFFolder) -> tuple[list[tuple[str, ...]], Iterator[TensorPiece], dict[str, Any]]:
     """A folder as megatron has it: the Hugging Face names of each part, the parts one by one, and `write`'s `said`.
 
     Layers are stacked, but not a mixture's: its scripts give Megatron a list of layers, and for those it stacks none.
@@ -113,7 +108,7 @@ def parts(folder: HFFolder) -> tuple[list[tuple[str, ...]], Iterator[Part], dict
     entries = list(unrolled(family_of(folder.config), shape))
     names = {entry.called[0] for entry in entries}
     mixed = any(".experts." in name for name in names)
-    keyed: list[tuple[Entry, str, tuple[int, ...]]] = []
+    keyed: list[tuple[WeightEntry, str, tuple[int, ...]]] = []
     for entry in entries:
         name = entry.called[0]
         alone = _fused(name).replace(".layer_norm_weight", ".weight") not in names
@@ -121,10 +116,10 @@ def parts(folder: HFFolder) -> tuple[list[tuple[str, ...]], Iterator[Part], dict
         keyed.append((entry, key, index))
     of = _stacks((key, index) for _, key, index in keyed)
 
-    def split() -> Iterator[Part]:
+    def split() -> Iterator[TensorPiece]:
         for entry, key, index in keyed:
             tensors = [folder.tensor(name) for name in entry.names]
-            yield Part(key, index, of[key], entry.rule.layout.split(tensors, 0, 1, shape))
+            yield TensorPiece(key, index, of[key], entry.rule.layout.split(tensors, 0, 1, shape))
 
     said: dict[str, Any] = {"num_layers": shape.layers, "hidden_size": shape.hidden, "num_attention_heads": shape.heads}
     said["num_experts"] = max((count[-1] for key, count in of.items() if ".experts." in key), default=None)

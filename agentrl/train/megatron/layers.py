@@ -1,10 +1,6 @@
-"""The transformer layer's parts: megatron's own linear layers, an RMSNorm for any layout, and `PackedAttention`.
-
-Stock `torch_norm` refuses sequence parallelism; the norm here marks its weight so that megatron sums its gradient over
-the tensor-parallel ranks.
-"""
-
-from __future__ import annotations
+"""The transformer layer's parts: megatron's own linear layers, an RMSNorm for any layout, and `PackedAttention`. Stock
+`torch_norm` refuses sequence parallelism; the norm here marks its weight so that megatron sums its gradient over the
+tensor-parallel ranks."""
 
 from collections.abc import Callable
 from functools import partial
@@ -17,9 +13,8 @@ from megatron.core.transformer.transformer_block import TransformerBlockSubmodul
 from megatron.core.transformer.transformer_layer import TransformerLayer
 from torch import Tensor
 
-from agentrl.train.megatron.attention import PackedAttention
-from agentrl.train.megatron.families import Family
-from agentrl.train.megatron.latent import LatentAttention
+from agentrl.train.megatron.attention import LatentAttention, PackedAttention
+from agentrl.train.megatron.families import ModelFamily
 from agentrl.train.routing import Replay
 
 
@@ -50,14 +45,14 @@ class SandwichLayer(TransformerLayer):
             part.register_forward_hook(lambda _part, _inputs, out, norm=norm: (norm(out[0]), out[1]))
 
 
-class Router(TopKRouter):
+class FixedBiasRouter(TopKRouter):
     """Megatron's router, whose bias stays as it was loaded: nobody counts an expert's tokens (in a function that is compiled)."""
 
     def _apply_expert_bias(self, *_args: Any, **_kwargs: Any) -> None:
         return
 
 
-def block_spec(config: Any, family: Family) -> TransformerBlockSubmodules:
+def block_spec(config: Any, family: ModelFamily) -> TransformerBlockSubmodules:
     """The layers of this pipeline stage and the final norm, for a `TransformerConfig`."""
     block = get_gpt_decoder_block_spec(config, use_transformer_engine=False, normalization="RMSNorm")
     block.layer_norm = RMSNorm
@@ -69,7 +64,7 @@ def block_spec(config: Any, family: Family) -> TransformerBlockSubmodules:
         attention = layer.self_attention.submodules
         attention.core_attention = PackedAttention
         if hasattr(layer.mlp.submodules, "router"):
-            layer.mlp.submodules.router = Router
+            layer.mlp.submodules.router = FixedBiasRouter
         if config.multi_latent_attention:
             layer.self_attention.module = LatentAttention
             attention.q_layernorm = attention.kv_layernorm = LatentNorm

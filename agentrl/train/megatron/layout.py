@@ -1,10 +1,6 @@
-"""The process layout: process groups, ranks and sizes of tensor, pipeline, context and data parallelism.
-
-Only `Layout.join` reads megatron's global parallel state. `leave` undoes it, so that a process can join again with another
-layout.
-"""
-
-from __future__ import annotations
+"""The process layout: process groups, ranks and sizes of tensor, pipeline, context and data parallelism. Only
+`ParallelLayout.join` reads megatron's global parallel state. `leave` undoes it, so that a process can join again with
+another layout."""
 
 import inspect
 from collections.abc import Callable
@@ -51,7 +47,7 @@ class Cut:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Layout(Ranks):
+class ParallelLayout(Ranks):
     """Sizes of the four kinds of parallelism and this process's place in each."""
 
     tp: int
@@ -69,11 +65,8 @@ class Layout(Ranks):
 
     @classmethod
     def join(cls, settings: TrainSettings, where: RankInfo, device: torch.device) -> Self:
-        """Join the other trainer processes. Collective.
-
-        Raises:
-            TrainError: the number of processes is not a multiple of TP x PP x CP, and of ETP x EP x PP.
-        """
+        """Join the other trainer processes. Collective. Raises TrainError: the number of processes is not a multiple of
+        TP x PP x CP, and of ETP x EP x PP."""
         from megatron.core import parallel_state as mpu
 
         if where.world_size % settings.model_parallel_size:

@@ -1,10 +1,6 @@
-"""A `GPTModel` from a Hugging Face config, for this process's place in the layout.
-
-Fusions that need Transformer Engine or Apex are off, as by default. The output layer runs only on the positions asked for (`output_rows`), so
-that prompts cost no logits.
-"""
-
-from __future__ import annotations
+"""A `GPTModel` from a Hugging Face config, for this process's place in the layout. Fusions that need Transformer Engine
+or Apex are off, as by default. The output layer runs only on the positions asked for (`output_rows`), so that prompts
+cost no logits."""
 
 from functools import partial
 from typing import Any
@@ -20,18 +16,15 @@ from torch import Tensor
 
 from agentrl.errors import TrainError
 from agentrl.train.hooks import TrainHooks
-from agentrl.train.megatron.families import Family, Mixture, ModelShape
+from agentrl.train.megatron.families import Mixture, ModelFamily, ModelShape
 from agentrl.train.megatron.layers import block_spec
-from agentrl.train.megatron.layout import Layout, alike
+from agentrl.train.megatron.layout import ParallelLayout, alike
 from agentrl.train.settings import TrainSettings
 
 
-def transformer_config(shape: ModelShape, family: Family, settings: TrainSettings, device: torch.device) -> Any:
-    """Megatron's config for a model's sizes and the run's settings.
-
-    Raises:
-        TrainError: the sizes cannot be cut over the tensor- or pipeline-parallel ranks.
-    """
+def transformer_config(shape: ModelShape, family: ModelFamily, settings: TrainSettings, device: torch.device) -> Any:
+    """Megatron's config for a model's sizes and the run's settings. Raises TrainError: the sizes cannot be cut over the
+    tensor- or pipeline-parallel ranks."""
     _check_cuts(shape, settings)
     dtype = torch.bfloat16 if settings.bf16 else torch.float32
     return (MLATransformerConfig if shape.latent else TransformerConfig)(
@@ -80,7 +73,7 @@ def _of_latent(shape: ModelShape) -> dict[str, Any]:
     }
 
 
-def _of_experts(mixture: Mixture | None, family: Family, settings: TrainSettings) -> dict[str, Any]:
+def _of_experts(mixture: Mixture | None, family: ModelFamily, settings: TrainSettings) -> dict[str, Any]:
     """The router computes in float32, drops no token, and neither balances the experts nor moves their bias."""
     if mixture is None:
         return {}
@@ -144,17 +137,15 @@ def _check_cuts(shape: ModelShape, settings: TrainSettings) -> None:
 def build_model(
     config: Any,
     shape: ModelShape,
-    family: Family,
-    layout: Layout,
+    family: ModelFamily,
+    layout: ParallelLayout,
     device: torch.device,
     hooks: TrainHooks,
     *,
     values: bool = False,
 ) -> torch.nn.Module:
-    """This rank's part of the model on `device`, in bf16 wrapped as megatron wraps half-precision models.
-
-    With `values` it ends in a `ValueHead` in place of the layer to the vocabulary; `shape` is then not tied.
-    """
+    """This rank's part of the model on `device`, in bf16 wrapped as megatron wraps half-precision models. With `values`
+    it ends in a `ValueHead` in place of the layer to the vocabulary; `shape` is then not tied."""
     vocab = shape.vocab + -shape.vocab % layout.tp
     build = partial(
         GPTModel,
@@ -195,11 +186,9 @@ def output_rows(model: torch.nn.Module, rows: Tensor) -> None:
 
 
 class ValueHead(torch.nn.Module):
-    """A linear layer to one number, in megatron's place for the layer to the vocabulary.
-
-    All tensor-parallel ranks hold all of it and compute the same from whole hidden states, so neither its gradient nor
-    theirs is summed over them. It multiplies in float32: a value needs more digits than bfloat16 has.
-    """
+    """A linear layer to one number, in megatron's place for the layer to the vocabulary. All tensor-parallel ranks hold
+    all of it and compute the same from whole hidden states, so neither its gradient nor theirs is summed over them. It
+    multiplies in float32: a value needs more digits than bfloat16 has."""
 
     def __init__(self, config: Any) -> None:
         super().__init__()

@@ -1,30 +1,73 @@
 """`MegatronNetwork`: a model in megatron's form, by its family's table."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager
-from typing import Any
+from pathlib import Path
+from typing import Any, cast
 
 import torch
+from megatron.core import dist_checkpointing
+from megatron.core.dist_checkpointing.mapping import ShardedObject
+from megatron.core.dist_checkpointing.strategies import torch as torch_dist
+from megatron.core.tensor_parallel import get_cuda_rng_tracker
+from megatron.core.tensor_parallel.random import model_parallel_cuda_manual_seed
 from megatron.core.utils import unwrap_model
 from torch import Tensor
+from torch.distributed.checkpoint.state_dict_saver import save
 
 from agentrl.lora import merged, off
-from agentrl.train.contracts import WeightSpec
+from agentrl.train.contracts import RankInfo, WeightSpec
 from agentrl.train.hf import HFFolder
+from agentrl.train.megatron import device
 from agentrl.train.megatron.adapters import Adapter, adapt
-from agentrl.train.megatron.checkpoint import MegatronStore
+from agentrl.train.megatron.attention import Rope
 from agentrl.train.megatron.families import family_of, shape_of
+from agentrl.train.megatron.folder import opened
+from agentrl.train.megatron.forward_backward import MegatronForwardBackward
 from agentrl.train.megatron.layers import replaying
+from agentrl.train.megatron.layout import ParallelLayout
 from agentrl.train.megatron.model import build_model, keep_gradients_flowing, transformer_config
 from agentrl.train.megatron.optimizer import MegatronOptimizer, data_parallel, sharding
-from agentrl.train.megatron.passes import MegatronPasses
-from agentrl.train.megatron.rope import Rope
 from agentrl.train.megatron.weights import WeightMap, stored
 from agentrl.train.microbatches import Packer
-from agentrl.train.network import Network, Place, Shape, frozen
+from agentrl.train.network import CostShape, ModelContext, Network, Store, frozen
+from agentrl.train.settings import TrainSettings
+from agentrl.train.trainer import TrainBackend
+
+
+class MegatronStore(Store):
+    """Sharded states as megatron's."""
+
+    def save(self, state: dict[str, Any], folder: Path) -> None:
+        dist_checkpointing.save(state, str(folder), _InProcess("torch_dist", 1))
+
+    def load(self, state: dict[str, Any], folder: Path) -> dict[str, Any]:
+        loaded: dict[str, Any] = dist_checkpointing.load(state, str(folder))
+        return loaded
+
+    def random(self, ranks: ParallelLayout) -> Any:
+        state = {"torch": torch.get_rng_state(), "tracker": get_cuda_rng_tracker().get_states()}
+        if torch.cuda.is_available():
+            state["cuda"] = torch.cuda.get_rng_state()
+        return ShardedObject("rng", state, (ranks.world,), (ranks.rank,), replica_id=0)
+
+    def restore_random(self, loaded: dict[str, Any]) -> None:
+        torch.set_rng_state(loaded["torch"])
+        if "cuda" in loaded and torch.cuda.is_available():
+            torch.cuda.set_rng_state(loaded["cuda"])
+        get_cuda_rng_tracker().set_states(loaded["tracker"])
+
+
+class _InProcess(torch_dist.TorchDistSaveShardedStrategy):
+    """Megatron's format by torch's writer. Megatron's own starts a manager process and forks a writer on every save: seconds
+    of overhead, and re-import of the main module, for nothing when the caller waits anyway.
+    """
+
+    def save(self, sharded_state_dict: Any, checkpoint_dir: Any) -> None:
+        state, *_ = torch_dist._replace_state_dict_keys_with_sharded_keys(sharded_state_dict, True)
+        planner = torch_dist.MCoreSavePlanner(flatten_state_dict=False)
+        save(torch_dist.mcore_to_pyt_state_dict(state, False), checkpoint_id=checkpoint_dir, planner=planner)
 
 
 class MegatronNetwork(Network):
@@ -32,7 +75,7 @@ class MegatronNetwork(Network):
 
     store = MegatronStore()
 
-    def __init__(self, folder: HFFolder, place: Place, *, values: bool, learns: bool) -> None:
+    def __init__(self, folder: HFFolder, place: ModelContext, *, values: bool, learns: bool) -> None:
         self.place, shape = place, shape_of(folder.config)
         shape = dataclasses.replace(shape, tied=False) if values else shape
         self.sizes = dataclasses.asdict(shape)
@@ -41,14 +84,14 @@ class MegatronNetwork(Network):
         model = build_model(self.config, shape, family, layout, device, place.hooks, values=values)
         self.weights = WeightMap(family, shape, layout, model, values=values)
         self.weights.load(model, folder)
-        self.shape = Shape(shape.vocab, self.weights.matrices, shape.channels)
+        self.shape = CostShape(shape.vocab, self.weights.matrices, shape.channels)
         rope = Rope.of(folder.config)
         self.reach = rope.reach
         if replays := learns and not values:
             replaying(unwrap_model(model))
         self.adapters: dict[str, Adapter] = {}
         self.model = self._learning(model) if learns else model.requires_grad_(False)
-        self.passes = MegatronPasses(
+        self.forward_backward = MegatronForwardBackward(
             model=self.model,
             config=self.config,
             packer=Packer(layout, device, layout.tp if place.settings.sequence_parallel else 1, routed=replays),
@@ -58,7 +101,7 @@ class MegatronNetwork(Network):
             vocab=shape.vocab,
             temperature=place.temperature,
             hooks=place.hooks,
-            exact=place.settings.true_on_policy_mode,
+            batch_invariant=place.settings.true_on_policy_mode,
         )
 
     def _learning(self, model: torch.nn.Module) -> torch.nn.Module:
@@ -75,6 +118,12 @@ class MegatronNetwork(Network):
     def sizes_of(folder: HFFolder) -> Mapping[str, Any]:
         family_of(folder.config)
         return dataclasses.asdict(shape_of(folder.config))
+
+    @classmethod
+    def check_model(cls, folder: HFFolder, settings: TrainSettings, *, values: bool) -> None:
+        family = family_of(folder.config)
+        transformer_config(shape_of(folder.config), family, settings, torch.device("cpu"))
+        Rope.of(folder.config)
 
     def optimizer(self, total_steps: int | None) -> MegatronOptimizer:
         return MegatronOptimizer(self.model, self.place.settings, self.place.ranks, total_steps)
@@ -122,3 +171,21 @@ class MegatronNetwork(Network):
         unwrap_model(self.model).load_state_dict(
             {name.removeprefix(prefix): v for name, v in state.items()}, strict=True
         )
+
+
+class MegatronBackend(TrainBackend):
+    """One rank of megatron's trainer."""
+
+    network = MegatronNetwork
+
+    def join(self, where: RankInfo) -> ParallelLayout:
+        device.prepare()
+        return ParallelLayout.join(self.settings, where, self.device)
+
+    def opened(self, folder: str | Path) -> HFFolder:
+        return opened(Path(folder), self.settings.hf_checkpoint)
+
+    def seed(self, seed: int) -> None:
+        seed += 100 * cast(ParallelLayout, self.ranks).pp_rank
+        super().seed(seed)
+        model_parallel_cuda_manual_seed(seed)

@@ -1,9 +1,5 @@
-"""The optimizer: megatron's Adam, or Muon for the hidden matrices with AdamW for the rest.
-
-Muon orthogonalises whole matrices: the settings allow it neither tensor parallelism nor the distributed optimizer.
-"""
-
-from __future__ import annotations
+"""The optimizer: megatron's Adam, or Muon for the hidden matrices with AdamW for the rest. Muon orthogonalises whole
+matrices: the settings allow it neither tensor parallelism nor the distributed optimizer."""
 
 from typing import Any
 
@@ -11,9 +7,10 @@ import torch
 from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig
 from megatron.core.optimizer import ChainedOptimizer, OptimizerConfig, get_megatron_optimizer
 from megatron.core.optimizer.optimizer import Float16OptimizerWithFloat16Params, FP32Optimizer
+from torch import Tensor
 
 from agentrl.errors import CheckpointError
-from agentrl.train.megatron.layout import Layout, alike
+from agentrl.train.megatron.layout import ParallelLayout, alike
 from agentrl.train.network import frozen
 from agentrl.train.optimizer import Optimizer
 from agentrl.train.settings import TrainSettings
@@ -36,7 +33,7 @@ def data_parallel(model: torch.nn.Module, config: Any, settings: TrainSettings) 
     return wrapped
 
 
-def sharding(settings: TrainSettings, layout: Layout) -> dict[str, Any]:
+def sharding(settings: TrainSettings, layout: ParallelLayout) -> dict[str, Any]:
     """How megatron lays out the state of models and optimizers in checkpoints."""
     return {
         "distrib_optim_sharding_type": "fully_reshardable",
@@ -51,7 +48,7 @@ class MegatronOptimizer(Optimizer):
     """Steps the wrapped model's weights; `inner` is a megatron optimizer."""
 
     def __init__(
-        self, model: torch.nn.Module, settings: TrainSettings, layout: Layout, total_steps: int | None
+        self, model: torch.nn.Module, settings: TrainSettings, layout: ParallelLayout, total_steps: int | None
     ) -> None:
         super().__init__(settings, total_steps)
         self.sharding = sharding(settings, layout)
@@ -104,12 +101,41 @@ class MegatronOptimizer(Optimizer):
                 state.setdefault("common_step", counts[0])
 
 
-def _muon(model: torch.nn.Module, settings: TrainSettings, config: OptimizerConfig, layout: Layout) -> Any:
-    """Muon (K. Jordan et al. 2024, https://kellerjordan.github.io/posts/muon) over the decoder's matrices.
+class Muon(torch.optim.Muon):
+    """Muon whose Newton-Schulz iterations are in float32 on a CPU.
 
-    Its updates are scaled to AdamW's typical size (arXiv:2502.16982), so both can share a learning rate. Embedding,
-    output layer, norms and biases go to AdamW. Matrices are taken as megatron fuses them (q, k and v; gate and up).
+    PyTorch's are in bfloat16 everywhere. Most CPUs multiply bfloat16 ten times slower, and each kind rounds in its own way.
     """
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> Any:
+        """Take one step with the gradients at hand; no closure is called."""
+        for group in self.param_groups:
+            momentum, decay = group["momentum"], group["lr"] * group["weight_decay"]
+            for weight in (parameter for parameter in group["params"] if parameter.grad is not None):
+                buffer = self.state[weight].setdefault("momentum_buffer", torch.zeros_like(weight.grad))
+                buffer.lerp_(weight.grad, 1 - momentum)
+                update = _orthogonal(weight.grad.lerp(buffer, momentum), group["ns_coefficients"], group["ns_steps"])
+                scale = 0.2 * max(weight.shape) ** 0.5  # AdamW's typical root mean square
+                weight.mul_(1 - decay).add_(update, alpha=-group["lr"] * scale)
+
+
+def _orthogonal(matrix: Tensor, coefficients: tuple[float, float, float], steps: int) -> Tensor:
+    """Approximate the orthogonal factor of `matrix` by the quintic Newton-Schulz iteration."""
+    a, b, c = coefficients
+    tall = matrix.size(0) > matrix.size(1)
+    found = (matrix.T if tall else matrix).to(torch.float32 if matrix.device.type == "cpu" else torch.bfloat16)
+    found = found / found.norm().clamp(min=1e-7)
+    for _ in range(steps):
+        gram = found @ found.T
+        found = torch.addmm(found, torch.addmm(gram, gram, gram, beta=b, alpha=c), found, beta=a)
+    return found.T if tall else found
+
+
+def _muon(model: torch.nn.Module, settings: TrainSettings, config: OptimizerConfig, layout: ParallelLayout) -> Any:
+    """Muon (K. Jordan et al. 2024, https://kellerjordan.github.io/posts/muon) over the decoder's matrices. Its updates
+    are scaled to AdamW's typical size (arXiv:2502.16982), so both can share a learning rate. Embedding, output layer,
+    norms and biases go to AdamW. Matrices are taken as megatron fuses them (q, k and v; gate and up)."""
     rest = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
     hidden = [name for name, parameter in rest.items() if parameter.dim() == 2 and ".decoder.layers." in f".{name}"]
     matrices = [rest.pop(name) for name in hidden]
@@ -117,7 +143,7 @@ def _muon(model: torch.nn.Module, settings: TrainSettings, config: OptimizerConf
     parts = []
     if matrices:
         groups: list[dict[str, Any]] = [{"params": matrices, "wd_mult": 1.0, "muon": True, **common}]
-        muon = torch.optim.Muon(groups, lr=settings.lr, weight_decay=0.0, adjust_lr_fn="match_rms_adamw")
+        muon = Muon(groups, lr=settings.lr, weight_decay=0.0)
         parts.append(_wrap(muon, config, layout, ("momentum_buffer",)))
     adam_groups = [
         {"params": found, "wd_mult": float(decays), "muon": False, **common}
@@ -130,7 +156,9 @@ def _muon(model: torch.nn.Module, settings: TrainSettings, config: OptimizerConf
     return ChainedOptimizer(parts)
 
 
-def _wrap(optimizer: torch.optim.Optimizer, config: OptimizerConfig, layout: Layout, state: tuple[str, ...]) -> Any:
+def _wrap(
+    optimizer: torch.optim.Optimizer, config: OptimizerConfig, layout: ParallelLayout, state: tuple[str, ...]
+) -> Any:
     from megatron.core import parallel_state as mpu
 
     def init_state(inner: torch.optim.Optimizer, _config: Any = None) -> None:

@@ -1,11 +1,6 @@
-"""Weights between Hugging Face folders and the megatron model, following the family's table.
-
-1. `load` streams: one rule's tensors are read, cut for this rank, copied; every parameter must be filled.
-2. `export` is collective and yields full tensors under HF names on global rank 0 only, stage by stage: each stage's
-   first data-parallel replica gathers over its tensor-parallel ranks and sends to rank 0, as do those who have the
-   experts of each part. Other ranks iterate an empty stream, and must exhaust it.
-3. Nothing is converted: dtypes stay as they are, so a round trip is exact to the bit.
-"""
+"""Weights between Hugging Face folders and the megatron model, by the family's table. `load` streams: each rule's
+tensors are read, cut and copied; every parameter must be filled. `export` is collective and yields full tensors on
+global rank 0, stage by stage; other ranks must exhaust an empty stream. Dtypes stay, so a round trip is exact."""
 
 from __future__ import annotations
 
@@ -21,15 +16,15 @@ from torch import Tensor
 from agentrl.errors import CheckpointError
 from agentrl.train.contracts import WeightSpec
 from agentrl.train.hf import HFFolder
-from agentrl.train.megatron.families import Family, ModelShape, Rule
+from agentrl.train.megatron.families import ModelFamily, ModelShape, Rule
 from agentrl.train.megatron.families.base import EMBEDDING, FINAL_NORM, HEAD, TIED_HEAD, VALUE_HEAD
-from agentrl.train.megatron.layout import Cut, Layout
+from agentrl.train.megatron.layout import Cut, ParallelLayout
 from agentrl.train.network import idle, learning
 from agentrl.train.settings import TrainSettings
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class WeightEntry:
     """One rule for one layer and expert (or none) with its names filled in, and where it is.
 
     Attributes:
@@ -45,7 +40,7 @@ class Entry:
     part: int = 0
 
     @classmethod
-    def single(cls, stage: int, rule: Rule) -> Entry:
+    def single(cls, stage: int, rule: Rule) -> WeightEntry:
         """That of a rule that is no layer's."""
         return cls(stage, rule.megatron, rule.hf, rule)
 
@@ -60,10 +55,12 @@ class Entry:
         return self.rule.megatron.format(self.layer, expert="")
 
 
-def unrolled(family: Family, shape: ModelShape, pp: int = 1, ep: int = 1, *, values: bool = False) -> Iterator[Entry]:
+def unrolled(
+    family: ModelFamily, shape: ModelShape, pp: int = 1, ep: int = 1, *, values: bool = False
+) -> Iterator[WeightEntry]:
     """The family's table for a model over so many pipeline stages and expert-parallel ranks."""
     experts = shape.mixture.experts if shape.mixture else 0
-    yield Entry.single(0, EMBEDDING)
+    yield WeightEntry.single(0, EMBEDDING)
     for layer in range(shape.layers):
         stage, place = divmod(layer, shape.layers // pp)
         for rule in family.rules(layer, shape):
@@ -71,17 +68,23 @@ def unrolled(family: Family, shape: ModelShape, pp: int = 1, ep: int = 1, *, val
                 part, number = divmod(expert, experts // ep or 1)
                 names = tuple(name.format(layer, expert=expert) for name in rule.hf)
                 parameter = rule.megatron.format(place, expert=number)
-                yield Entry(stage, parameter, names, rule, layer, expert, part)
-    yield Entry.single(pp - 1, FINAL_NORM)
+                yield WeightEntry(stage, parameter, names, rule, layer, expert, part)
+    yield WeightEntry.single(pp - 1, FINAL_NORM)
     if values or not shape.tied:
-        yield Entry.single(pp - 1, VALUE_HEAD if values else HEAD)
+        yield WeightEntry.single(pp - 1, VALUE_HEAD if values else HEAD)
 
 
 class WeightMap:
     """The family's table unrolled for one `model` and layout; with `values` for one that ends in a value head. Collective."""
 
     def __init__(
-        self, family: Family, shape: ModelShape, layout: Layout, model: torch.nn.Module, *, values: bool = False
+        self,
+        family: ModelFamily,
+        shape: ModelShape,
+        layout: ParallelLayout,
+        model: torch.nn.Module,
+        *,
+        values: bool = False,
     ) -> None:
         self.shape, self.layout, self.family = shape, layout, family
         self.entries = list(unrolled(family, shape, layout.pp, len(layout.ep_ranks), values=values))
@@ -98,30 +101,27 @@ class WeightMap:
 
     @property
     def matrices(self) -> int:
-        """See `train.network.Shape`."""
+        """See `train.network.CostShape`."""
         mixture, found = self.shape.mixture, 0.0
         for entry in self.entries[not self.shape.tied :]:  # an embedding alone is looked up, not multiplied with
             met = mixture.topk / mixture.experts if mixture and entry.rule.of_expert else 1
             found += met * sum(math.prod(shape) for shape, _ in self.made[entry.kind] if len(shape) > 1)
         return round(found)
 
-    def cut(self, entry: Entry) -> Cut:
+    def cut(self, entry: WeightEntry) -> Cut:
         return self.layout.experts if entry.rule.of_expert else self.layout.dense
 
-    def is_mine(self, entry: Entry) -> bool:
+    def is_mine(self, entry: WeightEntry) -> bool:
         here = entry.part == self.layout.ep_rank or not entry.rule.of_expert
         return here and entry.stage == self.layout.pp_rank
 
     def load(self, model: torch.nn.Module, folder: HFFolder) -> None:
-        """Fill this rank's parameters from a folder; a value head that it has not starts as 0.
-
-        Raises:
-            CheckpointError: a tensor is missing or has another shape than the config implies.
-        """
+        """Fill this rank's parameters from a folder; a value head that it has not starts as 0. Raises CheckpointError:
+        a tensor is missing or has another shape than the config implies."""
         parameters = stored(model)
         entries = list(filter(self.is_mine, self.entries))
         if self.shape.tied and "output_layer.weight" in parameters:
-            entries.append(Entry.single(self.layout.pp_rank, TIED_HEAD))
+            entries.append(WeightEntry.single(self.layout.pp_rank, TIED_HEAD))
         missing = set(parameters) - {e.parameter for e in entries}
         if missing:
             raise CheckpointError(f"the {self.family.model_type} table has no rule for {sorted(missing)}")
@@ -129,7 +129,7 @@ class WeightMap:
             self._fill(parameters[entry.parameter], entry, folder)
 
     @torch.no_grad()
-    def _fill(self, parameter: Tensor, entry: Entry, folder: HFFolder) -> None:
+    def _fill(self, parameter: Tensor, entry: WeightEntry, folder: HFFolder) -> None:
         if entry.rule is VALUE_HEAD and entry.names[0] not in folder.files:
             parameter.zero_()
             return
@@ -149,7 +149,7 @@ class WeightMap:
     def learning(self, settings: TrainSettings) -> set[str]:
         """This rank's parameters that learn, by megatron's names: all but what the settings freeze.
 
-        A pattern is searched for in each parameter's names (`Entry.called`). A head that is tied to the embedding learns
+        A pattern is searched for in each parameter's names (`WeightEntry.called`). A head that is tied to the embedding learns
         where that does.
 
         Raises:
@@ -188,7 +188,7 @@ class WeightMap:
             if self.layout.rank == 0:
                 yield from zip(entry.names, found, strict=True)
 
-    def _to_rank_zero(self, tensors: list[Tensor], entry: Entry) -> list[Tensor]:
+    def _to_rank_zero(self, tensors: list[Tensor], entry: WeightEntry) -> list[Tensor]:
         """Send those of an entry that rank 0 has not, if this rank is to, or receive them."""
         for tensor in tensors:
             dist.send(tensor.contiguous(), dst=0)

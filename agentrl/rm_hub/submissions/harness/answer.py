@@ -1,7 +1,5 @@
 """The submission's side: loads it and does what the tests ask of it. Runs after `values`, in a sandbox of its own.
-
-Nothing here decides anything: whatever the submission does to this process, it can only answer with values.
-"""
+Nothing here decides anything: whatever the submission does to this process, it can only answer with values."""
 
 import asyncio
 import builtins
@@ -22,7 +20,7 @@ _MOST_PRINTED = 100_000
 _MUTABLE = (list, dict, set, bytearray)
 
 
-class Answer:
+class SubmissionServer:
     """The loaded submission and the objects that the tests hold handles of."""
 
     def __init__(self, token: str) -> None:

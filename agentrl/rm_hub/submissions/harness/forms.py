@@ -1,7 +1,5 @@
-"""The forms of tests, and what each needs to be run. Runs after `standins`.
-
-Functions and classes are run by pytest (`unittest.TestCase` among them), examples in docstrings by `doctest`.
-"""
+"""The forms of tests, and what each needs to be run. Runs after `standins`. Functions and classes are run by pytest
+(`unittest.TestCase` among them), examples in docstrings by `doctest`."""
 
 import ast
 import asyncio
@@ -40,11 +38,8 @@ class BadTests(Exception):
 
 
 def parse(text: str) -> ast.Module:
-    """A test's source; text with examples that is no Python is its own docstring.
-
-    Raises:
-        BadTests: it is neither, or uses what another process does not share with it.
-    """
+    """A test's source; text with examples that is no Python is its own docstring. Raises BadTests: it is neither, or
+    uses what another process does not share with it."""
     try:
         tree = ast.parse(text)
     except (SyntaxError, ValueError, RecursionError) as error:
@@ -110,11 +105,8 @@ def run_doctests(module: types.ModuleType) -> None:
 
 
 def run_functions(module: types.ModuleType, *, asked: bool) -> None:
-    """Run the functions and classes of a module that are tests; raises what the first failed one raised.
-
-    Raises:
-        BadTests: there is no pytest, or it refuses the tests, which were not made (`asked`) of the submission's answers.
-    """
+    """Run the functions and classes of a module that are tests; raises what the first failed one raised. Raises
+    BadTests: there is no pytest, or it refuses the tests, which were not made (`asked`) of the submission's answers."""
     if not any(map(_is_test, vars(module), vars(module).values())):
         return
     if pytest is None:
@@ -164,11 +156,9 @@ class _InMemory:
 
 
 def same_value(got: Any, want: Any) -> bool:
-    """A value of the submission against a JSON value; tuples are lists, keys of dicts may be texts.
-
-    An integer as expectation accepts that number only, a float one within 1e-6, as for outputs of programs. A list of
-    one value also accepts that value: some data sets wrap results.
-    """
+    """A value of the submission against a JSON value; tuples are lists, keys of dicts may be texts. An integer as
+    expectation accepts that number only, a float one within 1e-6, as for outputs of programs. A list of one value also
+    accepts that value: some data sets wrap results."""
     return _agrees(got, want) or (isinstance(want, list) and len(want) == 1 and _agrees(got, want[0]))
 
 

@@ -1,8 +1,6 @@
-"""Values as JSON between two sandboxes that do not trust each other. Standard library only: sent as text.
-
-Plain data travels by value, everything else by handle. Only exact types are plain: an object of a class of its own
-cannot pose as a number. Functions travel from the tests to the answer, never back.
-"""
+"""Values as JSON between two sandboxes that do not trust each other. Standard library only: sent as text. Plain data
+travels by value, everything else by handle. Only exact types are plain: an object of a class of its own cannot pose as
+a number. Functions travel from the tests to the answer, never back."""
 
 import base64
 import builtins

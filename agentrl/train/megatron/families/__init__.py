@@ -1,28 +1,20 @@
-"""Model families: how Hugging Face names and shapes map to megatron's, as declarative tables.
-
-A family is data: which `model_type` it reads, and one `Rule` a parameter, by which it is known what the layers have. What
-`config.json` leaves out is as in transformers' config class.
-"""
-
-from __future__ import annotations
+"""Model families: how Hugging Face names and shapes map to megatron's, as declarative tables. A family is data: which
+`model_type` it reads, and one `Rule` a parameter, by which it is known what the layers have. What `config.json` leaves
+out is as in transformers' config class."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 from agentrl.errors import TrainError
-from agentrl.train.megatron.families.base import Family, Layout, ModelShape, Rule
-from agentrl.train.megatron.families.mixture import Mixture
+from agentrl.train.megatron.families.base import Mixture, ModelFamily, ModelShape, Rule, ShardLayout
 from agentrl.train.megatron.families.tables import FAMILIES
 
-__all__ = ["FAMILIES", "Family", "Layout", "Mixture", "ModelShape", "Rule", "family_of", "shape_of", "theirs"]
+__all__ = ["FAMILIES", "Mixture", "ModelFamily", "ModelShape", "Rule", "ShardLayout", "family_of", "shape_of", "theirs"]
 
 
-def family_of(config: Mapping[str, Any]) -> Family:
-    """The family for a `config.json`.
-
-    Raises:
-        TrainError: the architecture is not supported, or the config asks for something its table cannot express.
-    """
+def family_of(config: Mapping[str, Any]) -> ModelFamily:
+    """The family for a `config.json`. Raises TrainError: the architecture is not supported, or the config asks for
+    something its table cannot express."""
     family = _named(config)
     whole = theirs(config).to_dict()
     if refused := [f"{key}={value!r}" for key, value in _unexpressed(family, whole)]:
@@ -36,11 +28,7 @@ def shape_of(config: Mapping[str, Any]) -> ModelShape:
 
 
 def theirs(config: Mapping[str, Any]) -> Any:
-    """A family's `config.json` as transformers' config object.
-
-    Raises:
-        TrainError: transformers refuses it.
-    """
+    """A family's `config.json` as transformers' config object. Raises TrainError: transformers refuses it."""
     from huggingface_hub.errors import StrictDataclassError
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
@@ -51,7 +39,7 @@ def theirs(config: Mapping[str, Any]) -> Any:
         raise TrainError(f"config.json is not one of a {family.model_type} model: {error}") from error
 
 
-def _named(config: Mapping[str, Any]) -> Family:
+def _named(config: Mapping[str, Any]) -> ModelFamily:
     model_type = config.get("model_type")
     for family in FAMILIES:
         if family.model_type == model_type:
@@ -60,7 +48,7 @@ def _named(config: Mapping[str, Any]) -> Family:
     raise TrainError(f"expected a model_type among {known}; config.json says {model_type!r}")
 
 
-def _unexpressed(family: Family, config: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+def _unexpressed(family: ModelFamily, config: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
     """Entries of a whole `config.json` that change what the model computes or stores, and have no place in the tables."""
     found = {**config, **config["rope_parameters"]}
     for key in (*family.refuse, "quantization_config"):

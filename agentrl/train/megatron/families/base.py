@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Any
@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from agentrl.train.megatron.families.mixture import Mixture
+from agentrl.modelfolder import EXPERTS
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,11 +76,11 @@ class ModelShape:
 
     @property
     def channels(self) -> int:
-        """See `train.network.Shape`."""
+        """See `train.network.CostShape`."""
         return self.layers * self.heads * (self.head_dim + (self.latent.value if self.latent else self.head_dim))
 
 
-class Layout(Enum):
+class ShardLayout(Enum):
     """How a parameter is cut over the tensor-parallel ranks, and how HF's tensors are joined in megatron's."""
 
     WHOLE = "whole"
@@ -93,11 +93,11 @@ class Layout(Enum):
 
     def split(self, hf: Sequence[Tensor], rank: int, ranks: int, shape: ModelShape) -> Tensor:
         """A rank's megatron tensor of HF's whole ones."""
-        if self is Layout.WHOLE:
+        if self is ShardLayout.WHOLE:
             return hf[0]
-        if self is Layout.VOCAB:
+        if self is ShardLayout.VOCAB:
             hf = [F.pad(hf[0], (0, 0, 0, -len(hf[0]) % ranks))]
-        if self is Layout.JOINED:
+        if self is ShardLayout.JOINED:
             hf = hf[0].chunk(2)
         turns, rest = self._turns(ranks, shape), hf[0].shape[1:]
         woven = torch.cat([tensor.view(turns, -1, *rest) for tensor in hf], 1).view(-1, *rest)
@@ -105,38 +105,36 @@ class Layout(Enum):
 
     def merge(self, parts: Sequence[Tensor], shape: ModelShape) -> list[Tensor]:
         """HF's tensors of the megatron tensors of all ranks."""
-        if self is Layout.WHOLE:
+        if self is ShardLayout.WHOLE:
             return [parts[0]]
         woven = torch.cat(list(parts), self._axis)
-        if self in (Layout.ROWS, Layout.COLUMNS, Layout.VOCAB):
-            return [woven[: shape.vocab] if self is Layout.VOCAB else woven]
+        if self in (ShardLayout.ROWS, ShardLayout.COLUMNS, ShardLayout.VOCAB):
+            return [woven[: shape.vocab] if self is ShardLayout.VOCAB else woven]
         turns, rest = self._turns(len(parts), shape), woven.shape[1:]
         sizes = [len(woven) // turns // 2] * 2
-        if self is Layout.QKV:
+        if self is ShardLayout.QKV:
             sizes = [shape.heads // shape.groups * shape.head_dim, shape.head_dim, shape.head_dim]
         found = [block.reshape(-1, *rest) for block in woven.view(turns, sum(sizes), *rest).split(sizes, 1)]
-        return [torch.cat(found)] if self is Layout.JOINED else found
+        return [torch.cat(found)] if self is ShardLayout.JOINED else found
 
     @property
     def _axis(self) -> int:
         """That ranks cut."""
-        return 1 if self is Layout.COLUMNS else 0
+        return 1 if self is ShardLayout.COLUMNS else 0
 
     def _turns(self, ranks: int, shape: ModelShape) -> int:
         """How often megatron takes rows of each of HF's tensors in turn."""
-        return {Layout.QKV: shape.groups, Layout.GATED: ranks, Layout.JOINED: ranks}.get(self, 1)
+        return {ShardLayout.QKV: shape.groups, ShardLayout.GATED: ranks, ShardLayout.JOINED: ranks}.get(self, 1)
 
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """One megatron parameter and the HF tensors that make it.
-
-    `{}` stands for the layer's number in both, `{expert}` for the expert's: in megatron's, of those that the rank has.
-    """
+    """One megatron parameter and the HF tensors that make it. `{}` stands for the layer's number in both, `{expert}`
+    for the expert's: in megatron's, of those that the rank has."""
 
     megatron: str
     hf: tuple[str, ...]
-    layout: Layout
+    layout: ShardLayout
     when: str = ""
     """A key of `config.json` that is true of models with this parameter; `!key`: that is false or absent."""
 
@@ -150,7 +148,7 @@ class Rule:
 
 
 @dataclass(frozen=True, slots=True)
-class Family:
+class ModelFamily:
     """A model family: its `model_type`, and the rules, which also say what its layers have."""
 
     model_type: str
@@ -166,7 +164,7 @@ class Family:
     experts: tuple[Rule, ...] = ()
     """In place of a layer's `.mlp.` rules where it has experts."""
 
-    def of(self, config: Mapping[str, Any]) -> Family:
+    def of(self, config: Mapping[str, Any]) -> ModelFamily:
         """The family with the rules of a whole `config.json` only."""
         layer, experts = (tuple(r for r in rules if r.holds(config)) for rules in (self.layer_rules, self.experts))
         return replace(self, layer_rules=layer, experts=experts)
@@ -182,10 +180,68 @@ class Family:
         return any(rule.megatron.endswith(parameter) for rule in (*self.layer_rules, *self.experts))
 
 
-EMBEDDING = Rule("embedding.word_embeddings.weight", ("model.embed_tokens.weight",), Layout.VOCAB)
-FINAL_NORM = Rule("decoder.final_layernorm.weight", ("model.norm.weight",), Layout.WHOLE)
-HEAD = Rule("output_layer.weight", ("lm_head.weight",), Layout.VOCAB)
+EMBEDDING = Rule("embedding.word_embeddings.weight", ("model.embed_tokens.weight",), ShardLayout.VOCAB)
+FINAL_NORM = Rule("decoder.final_layernorm.weight", ("model.norm.weight",), ShardLayout.WHOLE)
+HEAD = Rule("output_layer.weight", ("lm_head.weight",), ShardLayout.VOCAB)
 TIED_HEAD = replace(HEAD, hf=EMBEDDING.hf)
 """Read from the embedding, and never exported."""
-VALUE_HEAD = Rule("output_layer.weight", ("score.weight",), Layout.WHOLE)
+VALUE_HEAD = Rule("output_layer.weight", ("score.weight",), ShardLayout.WHOLE)
 """Named as transformers' classifiers name it: a reward model of one score is a critic to start from."""
+
+
+@dataclass(frozen=True, slots=True)
+class Mixture:
+    """The experts of a model.
+
+    Attributes:
+        experts, topk: how many a layer has, and how many of them a token goes to.
+        ffn: width of an expert.
+        shared_ffn: width of the expert that every token goes to, 0 if there is none.
+        layers: for each layer 1 if it has experts, 0 if it is dense.
+        normalised: whether the weights of a token's experts add up to `scaling`.
+        groups, group_topk: experts are in so many groups, of which a token's are in the best so many; 1 and 1 for all.
+    """
+
+    experts: int
+    topk: int
+    ffn: int
+    shared_ffn: int
+    layers: list[int]
+    normalised: bool
+    scaling: float
+    groups: int
+    group_topk: int
+
+    @classmethod
+    def from_config(cls, config: Mapping[str, Any]) -> Mixture | None:
+        """Read a `config.json` of Qwen's or DeepSeek's (and GLM's) keys; None for a dense model."""
+        experts = next((config[key] for key in EXPERTS if config.get(key)), 0)
+        if not experts:
+            return None
+        ffn, dense = config["moe_intermediate_size"], set(config.get("mlp_only_layers") or ())
+        dense |= set(range(config.get("first_k_dense_replace") or 0))
+        dense |= {i for i, kind in enumerate(config.get("mlp_layer_types") or ()) if kind == "dense"}
+        every = config.get("decoder_sparse_step") or 1
+        layers = [int((i + 1) % every == 0 and i not in dense) for i in range(config["num_hidden_layers"])]
+        if not any(layers):
+            return None
+        return cls(
+            experts=experts,
+            topk=config["num_experts_per_tok"],
+            ffn=ffn,
+            shared_ffn=config.get("shared_expert_intermediate_size") or ffn * (config.get("n_shared_experts") or 0),
+            layers=layers,
+            normalised=bool(config.get("norm_topk_prob", False)),
+            scaling=float(config.get("routed_scaling_factor") or 1.0),
+            groups=config.get("n_group") or 1,
+            group_topk=config.get("topk_group") or 1,
+        )
+
+    def unexpressed(self, *, sigmoid: bool) -> Iterator[tuple[str, Any]]:
+        """Entries of `config.json` by which megatron's router would weigh or choose otherwise."""
+        if sigmoid and not self.normalised:
+            yield "norm_topk_prob", False
+        if self.topk == 1 and (sigmoid or self.normalised):
+            yield "num_experts_per_tok", 1
+        if self.groups > 1 and self.topk // self.group_topk != 2:
+            yield "topk_group", self.group_topk

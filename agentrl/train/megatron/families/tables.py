@@ -2,12 +2,12 @@
 
 from dataclasses import replace
 
-from agentrl.train.megatron.families.base import Family, Layout, Rule
+from agentrl.train.megatron.families.base import ModelFamily, Rule, ShardLayout
 
 HF, MEGATRON = "model.layers.{}.", "decoder.layers.{}."
 
 
-def rule(megatron: str, hf: str, layout: Layout = Layout.WHOLE, when: str = "") -> Rule:
+def rule(megatron: str, hf: str, layout: ShardLayout = ShardLayout.WHOLE, when: str = "") -> Rule:
     """A layer's rule; `hf` names one tensor or several, with spaces between."""
     return Rule(MEGATRON + megatron, tuple(HF + name for name in hf.split()), layout, when)
 
@@ -23,24 +23,24 @@ NORMS = (
 AFTER = tuple(rule(f"{name}.weight", f"{name}.weight") for name in ("post_self_attn_layernorm", "post_mlp_layernorm"))
 """Norms of what attention and MLP give, before it is added."""
 ATTENTION = (
-    rule("self_attention.linear_qkv.weight", _named("q k v", "weight"), Layout.QKV),
-    rule("self_attention.linear_proj.weight", _named("o", "weight"), Layout.COLUMNS),
+    rule("self_attention.linear_qkv.weight", _named("q k v", "weight"), ShardLayout.QKV),
+    rule("self_attention.linear_proj.weight", _named("o", "weight"), ShardLayout.COLUMNS),
 )
 QK_NORM = tuple(rule(f"self_attention.{x}_layernorm.weight", f"self_attn.{x}_norm.weight") for x in "qk")
 MLP = (
-    rule("mlp.linear_fc1.weight", "mlp.gate_proj.weight mlp.up_proj.weight", Layout.GATED),
-    rule("mlp.linear_fc2.weight", "mlp.down_proj.weight", Layout.COLUMNS),
+    rule("mlp.linear_fc1.weight", "mlp.gate_proj.weight mlp.up_proj.weight", ShardLayout.GATED),
+    rule("mlp.linear_fc2.weight", "mlp.down_proj.weight", ShardLayout.COLUMNS),
 )
-JOINED_MLP = (rule("mlp.linear_fc1.weight", "mlp.gate_up_proj.weight", Layout.JOINED), MLP[1])
+JOINED_MLP = (rule("mlp.linear_fc1.weight", "mlp.gate_up_proj.weight", ShardLayout.JOINED), MLP[1])
 """Gate and up projection in one tensor."""
 LATENT = (
-    rule("self_attention.linear_q_proj.weight", _named("q", "weight"), Layout.ROWS, "!q_lora_rank"),
-    rule("self_attention.linear_q_down_proj.weight", _named("q_a", "weight"), Layout.ROWS, "q_lora_rank"),
+    rule("self_attention.linear_q_proj.weight", _named("q", "weight"), ShardLayout.ROWS, "!q_lora_rank"),
+    rule("self_attention.linear_q_down_proj.weight", _named("q_a", "weight"), ShardLayout.ROWS, "q_lora_rank"),
     rule("self_attention.q_layernorm.weight", "self_attn.q_a_layernorm.weight", when="q_lora_rank"),
-    rule("self_attention.linear_q_up_proj.weight", _named("q_b", "weight"), Layout.ROWS, "q_lora_rank"),
-    rule("self_attention.linear_kv_down_proj.weight", "self_attn.kv_a_proj_with_mqa.weight", Layout.ROWS),
+    rule("self_attention.linear_q_up_proj.weight", _named("q_b", "weight"), ShardLayout.ROWS, "q_lora_rank"),
+    rule("self_attention.linear_kv_down_proj.weight", "self_attn.kv_a_proj_with_mqa.weight", ShardLayout.ROWS),
     rule("self_attention.kv_layernorm.weight", "self_attn.kv_a_layernorm.weight"),
-    rule("self_attention.linear_kv_up_proj.weight", _named("kv_b", "weight"), Layout.ROWS),
+    rule("self_attention.linear_kv_up_proj.weight", _named("kv_b", "weight"), ShardLayout.ROWS),
     ATTENTION[1],
 )
 """Multi-latent attention."""
@@ -48,13 +48,15 @@ LATENT = (
 
 def qkv_bias(when: str = "") -> tuple[Rule, ...]:
     """Biases of queries, keys and values, where the config's `when` is true."""
-    return (rule("self_attention.linear_qkv.bias", _named("q k v", "bias"), Layout.QKV, when),)
+    return (rule("self_attention.linear_qkv.bias", _named("q k v", "bias"), ShardLayout.QKV, when),)
 
 
 def _gated(megatron: str, hf: str) -> tuple[Rule, ...]:
     return (
-        rule(f"mlp.{megatron}.linear_fc1.weight", f"mlp.{hf}.gate_proj.weight mlp.{hf}.up_proj.weight", Layout.GATED),
-        rule(f"mlp.{megatron}.linear_fc2.weight", f"mlp.{hf}.down_proj.weight", Layout.COLUMNS),
+        rule(
+            f"mlp.{megatron}.linear_fc1.weight", f"mlp.{hf}.gate_proj.weight mlp.{hf}.up_proj.weight", ShardLayout.GATED
+        ),
+        rule(f"mlp.{megatron}.linear_fc2.weight", f"mlp.{hf}.down_proj.weight", ShardLayout.COLUMNS),
     )
 
 
@@ -77,20 +79,22 @@ SIGMOID_EXPERTS = (
 DENSE = (*NORMS, *ATTENTION, *MLP)
 """A pre-norm, gated, grouped-query decoder layer as Llama laid it out."""
 
-_GLM = Family("glm", (*NORMS, *ATTENTION, *qkv_bias("attention_bias"), *JOINED_MLP), interleaved=True, partial=True)
+_GLM = ModelFamily(
+    "glm", (*NORMS, *ATTENTION, *qkv_bias("attention_bias"), *JOINED_MLP), interleaved=True, partial=True
+)
 _GLM_MOE = (*DENSE, *(replace(rule, when="use_qk_norm") for rule in QK_NORM), *qkv_bias("attention_bias"))
-_DEEPSEEK = Family("deepseek_v3", (*NORMS, *LATENT, *MLP), ("attention_bias",), experts=SIGMOID_EXPERTS)
+_DEEPSEEK = ModelFamily("deepseek_v3", (*NORMS, *LATENT, *MLP), ("attention_bias",), experts=SIGMOID_EXPERTS)
 
-FAMILIES: tuple[Family, ...] = (
-    Family("qwen2", (*DENSE, *qkv_bias())),  # Qwen2 and Qwen2.5
-    Family("qwen3", (*DENSE, *QK_NORM), ("attention_bias",)),
-    Family("llama", DENSE, ("attention_bias", "mlp_bias")),  # Llama 2 and 3, and others of that shape
-    Family("mistral", DENSE),
+FAMILIES: tuple[ModelFamily, ...] = (
+    ModelFamily("qwen2", (*DENSE, *qkv_bias())),  # Qwen2 and Qwen2.5
+    ModelFamily("qwen3", (*DENSE, *QK_NORM), ("attention_bias",)),
+    ModelFamily("llama", DENSE, ("attention_bias", "mlp_bias")),  # Llama 2 and 3, and others of that shape
+    ModelFamily("mistral", DENSE),
     _GLM,  # GLM-4
     replace(_GLM, model_type="glm4", layer_rules=(*_GLM.layer_rules, *AFTER)),  # GLM-4-0414 and GLM-Z1
-    Family("qwen2_moe", (*DENSE, *qkv_bias("qkv_bias")), experts=(*EXPERTS, *GATED_EXPERT)),  # Qwen1.5 and Qwen2
-    Family("qwen3_moe", (*DENSE, *QK_NORM), ("attention_bias",), experts=EXPERTS),
-    Family("glm4_moe", _GLM_MOE, partial=True, experts=SIGMOID_EXPERTS),  # GLM-4.5 to 4.7
+    ModelFamily("qwen2_moe", (*DENSE, *qkv_bias("qkv_bias")), experts=(*EXPERTS, *GATED_EXPERT)),  # Qwen1.5 and Qwen2
+    ModelFamily("qwen3_moe", (*DENSE, *QK_NORM), ("attention_bias",), experts=EXPERTS),
+    ModelFamily("glm4_moe", _GLM_MOE, partial=True, experts=SIGMOID_EXPERTS),  # GLM-4.5 to 4.7
     _DEEPSEEK,  # DeepSeek V3, V3.1 and R1, Moonlight
     replace(_DEEPSEEK, model_type="kimi_k2", like="deepseek_v3"),
     replace(_DEEPSEEK, model_type="glm4_moe_lite"),  # GLM-4.7-Flash

@@ -1,7 +1,5 @@
-"""Stands in for `sgl_kernel` on a CPU without AMX: every name can be imported, calling one raises.
-
-SGLang imports many kernels by name at start-up and picks plain torch code on such a machine.
-"""
+"""Stands in for `sgl_kernel` on a CPU without AMX: every name can be imported, calling one raises. SGLang imports many
+kernels by name at start-up and picks plain torch code on such a machine."""
 
 import sys
 import types

@@ -1,0 +1,211 @@
+"""Findings of a check: pure functions from played episodes to findings."""
+
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+from agentrl.buffer.codec import encode_group
+from agentrl.chat import Chat
+from agentrl.chat.probe import common
+from agentrl.check.harness import Episode
+from agentrl.check.script import ANSWERS, WRONG
+from agentrl.errors import SampleError
+from agentrl.sample import Message, Sample
+from agentrl.tools import Tool
+
+_PLACE = re.compile(r"^(group|sample|turn) \d+(, (sample|turn) \d+)*: ")
+_CODE = re.compile(
+    r"Error: (NameError|AttributeError|TypeError|ImportError|ModuleNotFoundError|UnboundLocalError|`\S+` returned)"
+)
+"""What a tool answers when its code is wrong, whatever its arguments were."""
+_REMEDY = (
+    "draw chance from the sample, as random.Random(f'{sample.group_index}'), and keep what changes on the instance, not on "
+    "the class or in the module"
+)
+_VARYING = re.compile(r": .*(?= at \S+:\d+)|(?<=index=)\d+|, got .*")
+"""What differs from episode to episode: the words of an exception, the sample's number, a value."""
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """A problem (a run fails, trains on something else than it seems, or learns nothing), or a note.
+
+    Attributes:
+        what: what is wrong, where, and what to do.
+        detail: more, of one episode.
+        episode: what was played.
+    """
+
+    what: str
+    detail: str = ""
+    episode: str = ""
+    note: bool = False
+
+
+def summed(findings: Iterable[Finding]) -> list[tuple[Finding, int]]:
+    """Return each distinct finding once with the number of its repeats; problems first."""
+    seen: dict[tuple[bool, str], list[Finding]] = {}
+    for found in findings:
+        seen.setdefault((found.note, _VARYING.sub("", found.what)), []).append(found)
+    return [(same[0], len(same)) for _, same in sorted(seen.items(), key=lambda entry: entry[0][0])]
+
+
+@dataclass(frozen=True, slots=True)
+class Prover:
+    """Names things in messages: `user` is the class, or the generate function; `grades` who gives the reward."""
+
+    chat: Chat
+    user: str
+    methods: bool
+    grades: str
+    patience: float
+
+    def where(self, method: str) -> str:
+        """Whose code did it."""
+        return f"{self.user}.{method}" if self.methods else self.user
+
+    def of_episode(self, episode: Episode) -> Iterator[Finding]:
+        """Failures, samples that no ledger can keep, ids that were not sampled, messages that the model never saw, wrong tools."""
+        said = [_PLACE.sub("", failure) for failure in episode.failures]
+        if any(sample.label is None for sample in episode.samples):
+            said = [f"{s}; the sample has no label: set --label-key if it should" if "reward" in s else s for s in said]
+        if episode.stuck:
+            said.append(
+                f"{episode.stuck} takes longer than {self.patience:.2g} s: give what it awaits a deadline, or the check more "
+                "--seconds"
+            )
+        if episode.lost:
+            said.append(f"{episode.lost} does not end when its trajectory is cancelled: let CancelledError through")
+        for sample in episode.samples:
+            if "failure" not in sample.metadata:
+                said += [*self._ids(sample, episode), *self._messages(sample)]
+        try:
+            encode_group(episode.samples)
+        except SampleError as error:
+            said.append(str(error))
+        return (Finding(what, episode=episode.name) for what in said)
+
+    def _ids(self, sample: Sample, episode: Episode) -> Iterator[str]:
+        """The sample's tokens are what the policy was given and wrote, and the mask is 1 where it wrote."""
+        tokens, start = list(sample.tokens), sample.prompt_length
+        turns = [turn for exchanges in episode.policy.asked.values() for turn in exchanges]
+        best = max((t.given + t.wrote for t in turns), key=lambda ids: (common(ids, tokens), -len(ids)), default=tokens)
+        if best != tokens:
+            said = difference(self.chat, best, tokens, "the model read and wrote", "the sample has")
+            yield f"{self.user} leaves other tokens in the sample than the model's: {said}; append ids, never text"
+            return
+        wrote = [0] * len(tokens)
+        for turn in turns:
+            begin, end = len(turn.given), len(turn.given) + len(turn.wrote)
+            if tokens[:end] == turn.given + turn.wrote:
+                wrote[begin:end] = [1] * len(turn.wrote)
+        mask = list(sample.loss_mask or ())
+        if (at := common(mask, wrote[start:])) < len(mask):
+            text = self.chat.decode([tokens[start + at]])
+            who = "the model" if wrote[start + at] else "somebody else"
+            yield f"{self.user} leaves loss mask {mask[at]} at token {start + at} ({text!r}), which {who} wrote"
+
+    def _messages(self, sample: Sample) -> Iterator[str]:
+        messages = _messages(sample)
+        turns = [at for at, message in enumerate(messages) if message["role"] == "assistant"]
+        seen = _squeezed(self.chat.decode(sample.tokens))
+        for at, message in enumerate(messages[: turns[-1] if turns else 0]):
+            content = message.get("content")
+            text = _squeezed(content) if isinstance(content, str) else ""
+            if message["role"] != "assistant" and text not in seen and repr(text)[1:-1] not in seen:
+                method = self.where("reset" if at < turns[0] else "step")
+                yield f"{method} gives a message of role {message['role']!r} that the chat template does not show to the model"
+        for at, after in zip(turns, [*turns[1:], len(messages)], strict=True):
+            calls = [call["id"] for call in messages[at].get("tool_calls") or ()]
+            results = [message for message in messages[at + 1 : after] if message["role"] == "tool"]
+            answered, step = [m.get("tool_call_id") for m in results], self.where("step")
+            if results and len(results) != len(calls):
+                yield f"{step} answers {len(calls)} tool calls with {len(results)} tool messages: give one a call, in their order"
+            elif len(calls) > 1 and None in answered:
+                yield f"{step} answers several tool calls without a tool_call_id: take that of each call (call.id)"
+            elif {*answered} - {*calls, None}:
+                yield f"{step} answers with a tool_call_id that none of the model's calls has"
+            for message in results:
+                content, name = str(message.get("content")), message.get("name")
+                if _CODE.match(content):
+                    yield f"tool `{name}` does not work: {content.removeprefix('Error: '):.300}"
+                elif found := re.search(r"<.{1,200}? at 0x[0-9a-f]+>", content):
+                    yield f"tool `{name}` shows the model an object's address, {found[0]!r}: return text or a JSON value"
+
+    def of_tools(self, tools: Sequence[Tool]) -> Iterator[Finding]:
+        """Docstrings that describe other parameters than there are."""
+        for tool in tools:
+            if tool.stray:
+                names = ", ".join(tool.schema["function"]["parameters"]["properties"]) or "none"
+                yield Finding(
+                    f"tool `{tool.name}`: its docstring describes {tool.stray[0]!r}, but its parameters are: {names}"
+                )
+
+    def of_pair(self, first: Episode, second: Episode, how: str) -> Iterator[Finding]:
+        """The same sample and the same policy twice, played `how`: everything must be the same."""
+        again = f"differs in a second episode of the same sample, played {how}: {_REMEDY}"
+        for one, two in zip(first.policy.asked.values(), second.policy.asked.values(), strict=False):
+            differ = next((at for at, (a, b) in enumerate(zip(one, two, strict=False)) if a.given != b.given), None)
+            if differ is not None:
+                said = difference(self.chat, one[differ].given, two[differ].given, "once", "then")
+                yield Finding(
+                    f"{self._culprit(first, second) if differ else self.where('reset')} {again}", said, first.name
+                )
+                return
+            if len(one) != len(two):
+                yield Finding(f"{self.where('step')} {again}", f"once {len(one)} turns, then {len(two)}", first.name)
+                return
+        rewards = [[_rounded(sample) for sample in episode.samples] for episode in (first, second)]
+        if rewards[0] != rewards[1]:
+            yield Finding(f"{self.grades} {again}", f"once {rewards[0]}, then {rewards[1]}", first.name)
+
+    def _culprit(self, first: Episode, second: Episode) -> str:
+        """The tool, or else `step`, that gave what the conversations differ in."""
+        pairs = zip(*(_messages(e.samples[0]) if e.samples else [] for e in (first, second)), strict=False)
+        name = next((one.get("name") for one, two in pairs if one != two and one["role"] == "tool"), None)
+        return f"tool `{name}`" if name else self.where("step")
+
+    def of_group(self, episode: Episode) -> Iterator[Finding]:
+        """The samples of a group begin with one prompt."""
+        begun = [exchanges[0].given for exchanges in episode.policy.asked.values() if exchanges]
+        if any(other != begun[0] for other in begun[1:]):
+            yield Finding(
+                f"{self.where('reset')} begins the samples of one group with different prompts, whose rewards are compared with "
+                "each other: take what varies from sample.group_index or the row, not from sample.index",
+                difference(self.chat, begun[0], begun[1], "one", "the other"),
+            )
+
+    def of_rewards(self, episodes: Sequence[Episode]) -> Iterator[Finding]:
+        """Rewards that say nothing, or the contrary."""
+        earned = [(e.name, _rounded(s)) for e in episodes for s in e.samples if "failure" not in s.metadata]
+        by_name = {name: reward for name, reward in reversed(earned)}
+        if WRONG in by_name and len(by_name) > 2 and all(reward == earned[0][1] for _, reward in earned):
+            zero = earned[0][1] == 0
+            why = "fine if none of them solves the task" if zero else "nothing can be learned from it"
+            what = f"{self.grades} gives the same reward, {earned[0][1]}, to whatever the policy does: {why}"
+            yield Finding(what, f"tried: {'; '.join(by_name)}", note=zero)
+        right = [reward for name in ANSWERS if isinstance(reward := by_name.get(name), float)]
+        if right and isinstance(wrong := by_name.get(WRONG), float) and max(right) < wrong:
+            said = f"{max(right):g} against {wrong:g}"
+            yield Finding(
+                f"{self.grades} gives the label as the answer less than 'I do not know': is its sign wrong?", said
+            )
+
+
+def difference(chat: Chat, a: Sequence[int], b: Sequence[int], one: str, other: str) -> str:
+    """The first token in which two sequences differ, with the text around it."""
+    at = common(a, b)
+    before, *texts = (chat.decode(ids) for ids in (a[max(0, at - 12) : at], a[at : at + 12], b[at : at + 12]))
+    return f"from token {at} on, behind {before!r}, {one} {texts[0]!r}, {other} {texts[1]!r}"
+
+
+def _messages(sample: Sample) -> list[Message]:
+    return sample.metadata.get("messages") or []
+
+
+def _squeezed(text: str) -> str:
+    return re.sub(r"\s+", "", text)
+
+
+def _rounded(sample: Sample) -> object:
+    return round(sample.reward, 9) if isinstance(sample.reward, float) else sample.reward

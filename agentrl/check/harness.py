@@ -1,0 +1,254 @@
+"""The setup that plays episodes: a run's own agent loop, environment and graders, without an engine."""
+
+import asyncio
+import gc
+import inspect
+import sys
+import threading
+import time
+import traceback
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from copy import deepcopy
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, cast
+
+import anyio
+
+import agentrl
+from agentrl.chat import Chat
+from agentrl.check.policy import Policy
+from agentrl.clock import library
+from agentrl.config import RunSettings
+from agentrl.config.model_info import read_model_info
+from agentrl.data.prompts import PromptRow
+from agentrl.data.user_source import load_source
+from agentrl.envs import ALONE, Environment, EnvSpec
+from agentrl.errors import AgentRLError, Blame, SettingsError
+from agentrl.groups import Group
+from agentrl.rm_hub import GraderRunner
+from agentrl.rollout.context import RolloutContext
+from agentrl.rollout.functions import RewardFunction
+from agentrl.rollout.group import GroupPlayer
+from agentrl.rollout.rewards import UNGRADED, Grader
+from agentrl.rollout.settings import FailureAction
+from agentrl.run.environments import set_up
+from agentrl.run.preflight import FirstRows, Plugins, someone_grades
+from agentrl.sample import Sample
+
+_ROWS, _DRAWN = 3, 64
+_ROOM = 1 << 20
+"""Tokens of a trajectory where no model says how many it reads."""
+_STOPPING = 2.0
+"""Seconds in which an episode that was cancelled must have ended."""
+
+
+@dataclass(slots=True)
+class Episode:
+    """One group that was played, and how it ended.
+
+    Attributes:
+        name: what the policy did.
+        samples: what was finished; their failures are in `metadata["failure"]`.
+        error: what ended it otherwise.
+        stuck: the line at which nothing went on any more.
+        lost: that line once more, where it did not even end when it was cancelled.
+    """
+
+    name: str
+    policy: Policy
+    samples: Group = field(default_factory=list)
+    error: AgentRLError | None = None
+    stuck: str = ""
+    lost: str = ""
+
+    @property
+    def failures(self) -> list[str]:
+        """The failures, in the words of a run."""
+        said = [sample.metadata["failure"]["message"] for sample in self.samples if "failure" in sample.metadata]
+        said += [sample.metadata["close_failure"] for sample in self.samples if "close_failure" in sample.metadata]
+        return [*said, *([str(self.error)] if self.error else [])]
+
+
+@dataclass(frozen=True)
+class Harness:
+    """The setup that plays episodes; made by `opened`.
+
+    Attributes:
+        kind: the environment's class; None where a generate function plays.
+        path: what `--env` calls it.
+        rows: samples to play, the first of as many groups.
+        made_up: the settings name no prompts, and `rows` are an invented one.
+        ungraded: why nobody grades; "" if somebody does. Every reward is 0 then.
+        patience: seconds that environment and grader may take between two turns.
+    """
+
+    settings: RunSettings
+    chat: Chat
+    plugins: Plugins
+    grader: Grader
+    kind: type[Environment] | None
+    path: str
+    rows: Sequence[Sample]
+    made_up: bool
+    ungraded: str
+    patience: float
+
+    @classmethod
+    @asynccontextmanager
+    async def opened(
+        cls, settings: RunSettings, chat: Chat, patience: float, given: Sequence[Sample] = (), most: int | None = None
+    ) -> "AsyncIterator[list[Harness]]":
+        """Load the user's code, start graders, set up; a stage for each environment.
+
+        Args:
+            given: samples to play; by default the first of the prompts.
+            most: rows of each environment at most, by default a few.
+        """
+        plugins, rollout, stages = Plugins.load(settings), settings.rollout, []
+        made_up = settings.data.prompt_data is None and settings.data.data_source_path is None
+        drawn = list(given) or [_INVENTED] * (made_up * (most or 1))
+        if not drawn:
+            source = load_source(settings.data, settings.args)
+            wanted = max(_DRAWN, most or 0)
+            drawn = [group[0] for group in source.get_samples(min(wanted, len(source) or wanted))]
+        async with AsyncExitStack() as stack:
+            graders = await stack.enter_async_context(GraderRunner(settings.rm_hub))
+            entries: Mapping[str, EnvSpec] = plugins.environments or {}
+            await stack.enter_async_context(set_up(list(entries.values()), settings.cluster.start_timeout))
+            for name in entries if plugins.generate is None else [ALONE]:
+                rows = [sample for sample in drawn if name == ALONE or sample.metadata.get("env") == name][
+                    : most or _ROWS
+                ]
+                rows = rows or [replace(_INVENTED, metadata={"env": name})]
+                ungraded, path = (
+                    "",
+                    rollout.env[name] if isinstance(rollout.env, dict) else rollout.env or "agentrl:Environment",
+                )
+                try:
+                    row = PromptRow(0, rows[0].prompt, rows[0].label, rows[0].metadata)
+                    someone_grades(settings, FirstRows(plugins, {name: row}))
+                except SettingsError as error:
+                    ungraded = str(error)
+                reward = RewardFunction.load(UNGRADED, group=False) if ungraded else plugins.reward
+                grader = Grader(rollout, settings.args, reward, graders)
+                kind = entries[name].kind if plugins.generate is None else None
+                stages.append(cls(settings, chat, plugins, grader, kind, path, rows, made_up, ungraded, patience))
+            yield stages
+
+    @property
+    def tools(self) -> list[dict[str, Any]]:
+        """Schemas of what the policy may call on the first row."""
+        own = [tool.schema for tool in self.kind.declared_tools()] if self.kind else []
+        return own or self.rows[0].metadata.get("tools") or []
+
+    @property
+    def user(self) -> str:
+        """Whose code plays, for messages."""
+        generate = self.plugins.generate
+        return generate.name if generate else self.kind.__name__ if self.kind else "the environment"
+
+    def player(self, policy: Policy) -> GroupPlayer:
+        """A group player for one policy, which keeps what failed instead of trying again or stopping."""
+        kept = dict.fromkeys(Blame, FailureAction.KEEP_MASKED)
+        rollout = self.settings.rollout.model_copy(update={"failure_policy": kept})
+        model = read_model_info(self.settings.train.hf_checkpoint)
+        room = rollout.rollout_max_context_len or (model.context_length if model else None) or _ROOM
+        context = RolloutContext(rollout, self.settings.args, self.chat, policy, room, self.plugins.environments)
+        return GroupPlayer(context, replace(self.grader, settings=rollout), self.plugins.generate)
+
+    async def play(self, name: str, policy: Policy, row: int = 0, size: int = 1, cancelled: str = "") -> Episode:
+        """Play one group of a row's sample.
+
+        Args:
+            name: of the episode.
+            size: samples of the group.
+            cancelled: "waiting": break it off when the policy never answers; "answered": behind its first answer.
+        """
+        episode, group = Episode(name, policy), [deepcopy(self.rows[row]) for _ in range(size)]
+        for at, sample in enumerate(group):
+            sample.group_index, sample.index = row, row * size + at
+        player, scope = self.player(policy), anyio.CancelScope()
+
+        async def run() -> None:
+            with scope:
+                episode.samples = await player.group(group, evaluation=False)
+
+        task = asyncio.create_task(run())
+        if cancelled:
+            await self._until(task, policy.waiting if cancelled == "waiting" else policy.answered)
+            scope.cancel()
+        await self._end(episode, task, scope)
+        return episode
+
+    async def _until(self, task: "asyncio.Task[None]", event: anyio.Event) -> None:
+        """Return when the event is set, or when the episode has ended or stands still before that."""
+        waiter = asyncio.create_task(event.wait())
+        await asyncio.wait([task, waiter], timeout=self.patience, return_when=asyncio.FIRST_COMPLETED)
+        waiter.cancel()
+        for _ in range(3):  # into the environment's own code
+            await asyncio.sleep(0)
+
+    async def _end(self, episode: Episode, task: "asyncio.Task[None]", scope: anyio.CancelScope) -> None:
+        """Wait for the episode; break it off when nothing goes on, and leave it behind if that does not help."""
+        began = time.monotonic()
+        while not task.done() and not scope.cancel_called:
+            if time.monotonic() - max(began, episode.policy.since) > self.patience:
+                episode.stuck = users_line() or "what is played"
+                scope.cancel()
+            else:
+                await asyncio.wait([task], timeout=0.05)
+        await asyncio.wait([task], timeout=_STOPPING)
+        if not task.done():
+            episode.lost = users_line() or "what is played"
+        elif isinstance(error := task.exception(), AgentRLError):
+            episode.error = error
+        elif error is not None:
+            raise error
+
+
+_INVENTED = Sample(prompt=[{"role": "user", "content": "What is 40 plus 2?"}], label="42")
+_OWN = str(Path(agentrl.__file__).parent)
+_DEMO = str(Path(_OWN, "demo"))
+
+
+def users_code(where: str) -> bool:
+    """Return true if a file is neither Python's nor a package's nor agentrl's own, the demo's excepted."""
+    return not library(where) and (not where.startswith(_OWN) or where.startswith(_DEMO))
+
+
+def users_line(*tasks: "asyncio.Task[Any]") -> str:
+    """The user's code that is being awaited or running, as `FUNCTION, in FUNCTION (FILE:LINE)`; "" if there is none.
+
+    Args:
+        tasks: where to look; by default all tasks but the calling one, then all threads but this.
+    """
+    current = asyncio.current_task()
+    stacks = [_awaited(task) for task in tasks or asyncio.all_tasks() if task is not current]
+    if not tasks:
+        stacks += [_called(frame) for ident, frame in sys._current_frames().items() if ident != threading.get_ident()]
+    for stack in stacks:
+        if own := [place for place in stack if users_code(place[0])]:
+            file, line, name = own[-1]
+            return (f"{own[0][2]}, in " if len(own) > 1 else "") + f"{name} ({file}:{line})"
+    return ""
+
+
+def _awaited(task: "asyncio.Task[Any]") -> list[tuple[str, int, str]]:
+    """Files, lines and functions of the coroutines that a task is in, outermost first."""
+    found, at = [], cast(Any, task.get_coro())
+    while at is not None:
+        if not hasattr(at, "cr_frame"):  # a step of an asynchronous generator does not say of which
+            at = next(filter(inspect.isasyncgen, gc.get_referents(at)), None)
+        frame = getattr(at, "cr_frame", None) or getattr(at, "ag_frame", None)
+        if frame is None:
+            break
+        found.append((frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_qualname))
+        at = getattr(at, "cr_await", None) or getattr(at, "ag_await", None)
+    return found
+
+
+def _called(frame: Any) -> list[tuple[str, int, str]]:
+    found = [(at.f_code.co_filename, line, at.f_code.co_qualname) for at, line in traceback.walk_stack(frame)]
+    return found[::-1]

@@ -1,0 +1,77 @@
+"""Check that a cluster has the devices that a run asks for, and propose a smaller run that fits.
+
+1. A bundle is the room of one trainer process or one engine. With `--colocate` engines have none of their own: they are
+   placed beside trainer processes, on whose devices they take turns.
+2. What is counted are GPUs where models run on them, else CPU slots, one a process.
+"""
+
+import math
+from collections.abc import Mapping
+from itertools import product
+
+from agentrl.config import RunSettings
+from agentrl.errors import SettingsError
+from agentrl.run.protocols import counted
+
+
+def engines(settings: RunSettings) -> int:
+    """Engines that the run starts."""
+    starts = settings.generates and settings.engine.engine != "external"
+    return settings.cluster.num_engines if starts else 0
+
+
+def bundles(settings: RunSettings) -> list[dict[str, float]]:
+    """The actor's ranks, the critic's own, then the engines."""
+    cluster, cuda = settings.cluster, settings.cluster.device == "cuda"
+    gpu, several = ({"GPU": float(n)} if cuda else {} for n in (1, cluster.rollout_num_gpus_per_engine))
+    found = [{"CPU": 1.0 + cluster.colocate, **gpu} for _ in range(cluster.world_size)]
+    found += [{"CPU": 1.0, **gpu} for _ in range(cluster.critic_world_size)]
+    return found + [{"CPU": 1.0, **several} for _ in range(0 if cluster.colocate else engines(settings))]
+
+
+def fitting(settings: RunSettings, has: Mapping[str, float]) -> RunSettings:
+    """The settings; or those of the largest run that fits, with `--allow-fewer-devices` where they do not.
+
+    Replicas of the model and engines are left out, so that as much as possible of either side stays.
+
+    Args:
+        has: all resources of the cluster, by Ray's names.
+
+    Raises:
+        SettingsError: too little is there; it says what is needed and what there is.
+    """
+    cluster, kind = settings.cluster, "GPU" if settings.cluster.device == "cuda" else "CPU"
+    there, trainers, devices = has.get(kind, 0.0), cluster.world_size, cluster.rollout_num_gpus
+    if sum(bundle.get(kind, 0.0) for bundle in bundles(settings)) <= there:
+        return settings
+    part, each = settings.train.model_parallel_size, cluster.rollout_num_gpus_per_engine
+    forms = product(range(part, trainers + 1, part), range(each, devices + 1, each))
+    fits = [form for form in forms if _needs(settings, kind, *form) <= there]
+    if cluster.allow_fewer_devices and fits:
+        return _of(settings, *max(fits, key=lambda form: (min(form[0] / trainers, form[1] / devices), sum(form))))
+    processes = counted(trainers + cluster.critic_world_size, "trainer process", "trainer processes")
+    together = " on the same devices" if cluster.colocate else ""
+    raise SettingsError(
+        f"{processes} and {counted(engines(settings), 'engine')}{together} need "
+        f"{_needs(settings, kind, trainers, devices):g} {kind}s, and the cluster has {there:g}; lower "
+        "--actor-num-gpus-per-node, --critic-num-gpus-per-node or --rollout-num-gpus, join a larger cluster (--ray-address), "
+        "or have fewer replicas and engines with --allow-fewer-devices"
+    )
+
+
+def _needs(settings: RunSettings, kind: str, trainers: int, devices: int) -> float:
+    """Return the devices or CPU slots of so many processes of the actor and devices of engines."""
+    cluster, each = settings.cluster, settings.cluster.rollout_num_gpus_per_engine
+    if cluster.colocate and devices > trainers:
+        return math.inf
+    own = 0 if cluster.colocate or not engines(settings) else devices // (1 if kind == "GPU" else each)
+    return trainers * (1 + (cluster.colocate and kind == "CPU")) + cluster.critic_world_size + own
+
+
+def _of(settings: RunSettings, trainers: int, devices: int) -> RunSettings:
+    cluster = settings.cluster
+    per_node = math.gcd(trainers, cluster.actor_num_gpus_per_node)
+    shape = {"actor_num_nodes": trainers // per_node, "actor_num_gpus_per_node": per_node, "rollout_num_gpus": devices}
+    if cluster.critic_world_size:
+        shape["critic_num_gpus_per_node"] = cluster.critic_num_gpus_per_node or cluster.actor_num_gpus_per_node
+    return settings.replace(**shape)

@@ -1,0 +1,249 @@
+"""One engine of a pool: the calls to it. A control call is bounded by `engine_control_timeout` and succeeds or raises
+an `EngineFailure`. A call that joins a group or takes a broadcast waits for the other ranks. `break_off` ends calls if
+the engine is out of reach."""
+
+import logging
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from typing import Any, Literal
+
+import anyio
+import orjson
+
+from agentrl.engine.answers import error_message
+from agentrl.engine.load_balancer import EngineState
+from agentrl.engine.settings import EngineSettings
+from agentrl.engine.transport import ConnectionLost, HttpTransport, Reply
+from agentrl.engine.weights import WHOLE, DiskUpdate, TensorSpec, WeightGroup
+from agentrl.errors import EngineFailure, EngineRejected, EngineTimeout, EngineUnreachable
+from agentrl.settings import shown
+
+_log = logging.getLogger(__name__)
+PauseMode = Literal["abort", "in_place", "retract"]
+
+_FLUSH_TIMEOUT = 60.0
+_ABORT_TIMEOUT = 2.0
+
+
+class EngineClient(EngineState):
+    """The engine at `url`.
+
+    Attributes:
+        places: its requests that may be in flight at once.
+        incarnation: how many times it was out of reach: whatever it had joined before is gone.
+    """
+
+    def __init__(self, url: str, transport: HttpTransport, settings: EngineSettings) -> None:
+        super().__init__(url)
+        self.incarnation = 0
+        self.places = anyio.Semaphore(settings.sglang_server_concurrency, fast_acquire=True)
+        self._transport, self._timeout = transport, settings.engine_control_timeout
+        self._has_update_sessions = True
+        self._calls: set[anyio.CancelScope] = set()
+        self._started: Any = None
+        self._given_back: frozenset[str] = frozenset()
+        self._adapter: str | None = None
+
+    def break_off(self) -> None:
+        """The engine is out of reach: all calls under way fail."""
+        self.incarnation += 1
+        for scope in self._calls:
+            scope.cancel()
+
+    async def ask(self, path: str, rid: str, body: bytes | None, headers: Mapping[str, str] | None) -> Reply:
+        """Return the answer of `path`, without a time limit. A lost or cancelled call is aborted at the engine."""
+        incarnation = self.incarnation
+        try:
+            return await self._exchange("GET" if body is None else "POST", self.url + path, body, headers)
+        except (ConnectionLost, anyio.get_cancelled_exc_class()):
+            # The engine may still be sampling for nobody; if it cannot be told it has nothing left to stop.
+            if incarnation == self.incarnation:
+                with anyio.move_on_after(_ABORT_TIMEOUT, shield=True), suppress(EngineFailure):
+                    await self.abort(rid)
+            raise
+
+    async def answers(self, path: str, timeout: float) -> bool:
+        """Return true if `path` (`/health`, say) answers 200 within `timeout` seconds."""
+        with anyio.move_on_after(timeout), suppress(EngineUnreachable):
+            return (await self._transport.exchange("GET", self.url + path)).status == 200
+        return False
+
+    async def _exchange(
+        self, method: str, url: str, body: bytes | None, headers: Mapping[str, str] | None = None
+    ) -> Reply:
+        with anyio.CancelScope() as scope:
+            self._calls.add(scope)
+            try:
+                return await self._transport.exchange(method, url, body, headers)
+            finally:
+                self._calls.discard(scope)
+        raise ConnectionLost(f"the engine at {self.url} does not answer any more", kind="engine_lost")
+
+    async def model_info(self) -> dict[str, Any]:
+        """`/model_info`: model_path, weight_version and more."""
+        return await self._object("/model_info")
+
+    async def server_info(self) -> dict[str, Any]:
+        """`/server_info`: all server options and the version."""
+        return await self._object("/server_info")
+
+    async def encode(self, text: str) -> list[int]:
+        """`text` as ids, by the engine's own tokenizer."""
+        body = {"text": text, "return_logprob": True, "logprob_start_len": 0, "sampling_params": {"max_new_tokens": 0}}
+        answer = await self._call("POST", "/generate", body)
+        try:
+            return [triple[1] for triple in answer["meta_info"]["input_token_logprobs"]]
+        except (KeyError, TypeError, IndexError) as error:
+            said = f"/generate should answer a text with input_token_logprobs, got {answer!r:.120}"
+            raise self._not_sglang(said) from error
+
+    async def abort(self, rid: str) -> None:
+        """End a request; it answers with what it has so far. An unknown id does nothing."""
+        await self._call("POST", "/abort_request", {"rid": rid})
+
+    async def abort_all(self) -> None:
+        """End every request; each answers with what it has so far."""
+        await self._call("POST", "/abort_request", {"rid": "", "abort_all": True})
+
+    async def pause(self, mode: PauseMode) -> None:
+        """Stop generating. `abort` ends live requests, `in_place` freezes them, `retract` sends them back to the queue."""
+        await self._call("POST", "/pause_generation", {"mode": mode})
+
+    async def resume(self) -> None:
+        """Go on generating after `pause`, with the weights there are now."""
+        await self._call("POST", "/continue_generation", {})
+
+    async def flush_cache(self) -> None:
+        """Drop all cached prefixes; where requests still run, once they have ended."""
+        try:
+            await self._call("POST", "/flush_cache")  # with a timeout, a server would wait for retracted requests too
+        except EngineRejected:
+            await self._call("POST", f"/flush_cache?timeout={_FLUSH_TIMEOUT:g}")
+
+    async def set_resident_memory(self, memory: frozenset[str]) -> None:
+        """Keep or take this part of `WHOLE`, and give back the rest; no request may be running then. SGLang ends when
+        it is asked for what it has, so it is remembered here, for as long as the server lives."""
+        if memory == WHOLE and not self._given_back:
+            return
+        info = await self.server_info()
+        if info.get("enable_memory_saver") is not True:
+            raise EngineRejected(
+                f"{self.url} cannot give its memory back while the trainer trains; start it with --enable-memory-saver, or "
+                "set --no-offload-rollout",
+                kind="no_memory_saver",
+            )
+        if self._started != info.get("startup_time"):
+            self._started, self._given_back = info.get("startup_time"), frozenset()
+        if back := self._given_back & memory:
+            await self._call("POST", "/resume_memory_occupation", {"tags": sorted(back)})
+            self._given_back -= back
+        if rest := WHOLE - memory - self._given_back:
+            await self.flush_cache()
+            await self._call("POST", "/release_memory_occupation", {"tags": sorted(rest)})
+            self._given_back |= rest
+
+    async def load_folder(self, update: DiskUpdate, version: str, *, flush_cache: bool = True) -> None:
+        """Load a folder; an engine that is not paused first finishes its requests."""
+        if update.adapter is None:
+            body = {"model_path": update.folder, "weight_version": version, "flush_cache": flush_cache}
+            await self._call("POST", "/update_weights_from_disk", body)
+        else:
+            await self._load_adapter(update.adapter, update.folder, version)
+
+    async def _load_adapter(self, name: str, folder: str, version: str) -> None:
+        """Load an adapter, and let go of the one that it takes the place of."""
+        await self._call("POST", "/load_lora_adapter", {"lora_name": name, "lora_path": folder})
+        before, self._adapter = self._adapter, name
+        if before is not None:
+            try:
+                await self._call("POST", "/unload_lora_adapter", {"lora_name": before})
+            except EngineRejected as error:  # the server was started again meanwhile
+                _log.info("%s has no adapter %s: %s", shown(self.url), before, error)
+        await self._call("POST", "/update_weight_version", {"new_version": version, "abort_all_requests": False})
+
+    async def join_group(self, group: WeightGroup, rank: int) -> None:
+        """Join a weight group with this engine's ranks, of which `rank` is the first."""
+        body = {
+            "master_address": group.address,
+            "master_port": group.port,
+            "rank_offset": rank,
+            "world_size": group.world_size,
+            "group_name": group.name,
+            "backend": group.backend,
+        }
+        await self._call("POST", "/init_weights_update_group", body)
+
+    async def leave_group(self, name: str) -> None:
+        """Leave a weight group."""
+        await self._call("POST", "/destroy_weights_update_group", {"group_name": name})
+
+    async def begin_update(self) -> None:
+        """Open a weight-update session, where the server has such a thing (SGLang from 0.5.23, found out by asking once):
+        tensors may come only inside it."""
+        try:
+            await self._update_session("/begin_weight_update")
+        except EngineRejected:
+            # An external engine may still have the session open that a killed run began.
+            await self._update_session("/end_weight_update")
+            await self._update_session("/begin_weight_update")
+
+    async def receive(self, tensors: Sequence[TensorSpec], group: str, version: str) -> None:
+        """Take tensors that rank 0 of `group` broadcasts in this order."""
+        body = {
+            "names": [name for name, _, _ in tensors],
+            "dtypes": [dtype for _, dtype, _ in tensors],
+            "shapes": [shape for _, _, shape in tensors],
+            "group_name": group,
+            "flush_cache": True,
+            "weight_version": version,
+        }
+        await self._call("POST", "/update_weights_from_distributed", body)
+
+    async def end_update(self) -> None:
+        """Close the weight-update session."""
+        await self._update_session("/end_weight_update")
+
+    async def _update_session(self, path: str) -> None:
+        if not self._has_update_sessions:
+            return
+        try:
+            await self._call("POST", path, {})
+        except EngineRejected as error:
+            if error.status != 404:
+                raise
+            self._has_update_sessions = False
+
+    async def _object(self, path: str) -> dict[str, Any]:
+        answer = await self._call("GET", path)
+        if not isinstance(answer, dict):
+            raise self._not_sglang(f"{path} should answer a JSON object, got {answer!r:.120}")
+        return answer
+
+    def _not_sglang(self, said: str, status: int = 200) -> EngineRejected:
+        return EngineRejected(f"{self.url} is no SGLang server: {said}", status=status, kind="not_sglang")
+
+    async def _call(self, method: str, path: str, body: Mapping[str, Any] | None = None) -> Any:
+        try:
+            with anyio.fail_after(self._timeout):
+                sent = None if body is None else orjson.dumps(body)
+                status, raw, _ = await self._exchange(method, self.url + path, sent)
+        except TimeoutError:
+            raise EngineTimeout(
+                f"{path} got no answer from {self.url} within {self._timeout:g} s (--engine-control-timeout)",
+                kind="control_timeout",
+            ) from None
+        answer = _loads(raw)
+        if status == 404 and path in ("/model_info", "/server_info"):
+            raise self._not_sglang(f"it knows no {path}", status)
+        if not 200 <= status < 300 or (isinstance(answer, dict) and answer.get("success") is False):
+            said = f"{path} at {self.url} answered {status}: {error_message(raw, status)}"
+            raise EngineRejected(said, status=status, kind="control_rejected")
+        return answer
+
+
+def _loads(raw: bytes) -> Any:
+    """Some control calls answer plain text or nothing: that is success too."""
+    try:
+        return orjson.loads(raw) if raw else None
+    except orjson.JSONDecodeError:
+        return raw.decode(errors="replace")

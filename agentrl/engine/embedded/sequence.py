@@ -1,0 +1,112 @@
+"""One sequence on its way through the engine.
+
+1. The engine's thread alone writes a `SequenceState`. Its lists only grow, so another thread may read what is there.
+2. `on_token` and `on_finish` run in the engine's thread: they must only hand over and return.
+3. A sequence is `prompt + output`; `filled` of its tokens have keys and values in `slot`.
+"""
+
+import functools
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import BaseModel, NonNegativeInt
+
+from agentrl.engine.embedded.model import Rows
+from agentrl.engine.embedded.params import RequestSampling
+from agentrl.engine.embedded.sampling import Kept
+from agentrl.engine.embedded.stopping import StopRules
+
+if TYPE_CHECKING:
+    from agentrl.engine.embedded.grammar import Grammar
+
+Ids = NDArray[np.int32]
+TopEntry = list[tuple[float, int]]
+
+
+class Wanted(BaseModel):
+    """Optional outputs of a request, besides the sampled tokens with their log-probs; names are the wire's."""
+
+    return_logprob: bool = False
+    logprob_start_len: int = -1
+    """First prompt position whose log-prob is wanted; -1: none."""
+    top_logprobs_num: NonNegativeInt = 0
+    token_ids_logprob: list[Any] = []
+    return_sampling_mask: bool = False
+    """Also what the filters kept for each token."""
+    return_routed_experts: bool = False
+    routed_experts_start_len: int = 0
+    """First token whose experts are wanted."""
+
+
+@dataclass(eq=False)
+class SequenceState:
+    """One sequence, from its prompt to its end."""
+
+    rid: str
+    prompt: list[int]
+    params: RequestSampling
+    stop: StopRules
+    seed: int | None
+    want: Wanted = field(default_factory=Wanted)
+    grammar: "Grammar | None" = None
+    on_finish: "Callable[[SequenceState], object] | None" = None
+    on_token: "Callable[[SequenceState], object] | None" = None
+
+    output: list[int] = field(default_factory=list)
+    log_probs: list[float] = field(default_factory=list)
+    output_top: list[TopEntry] = field(default_factory=list)
+    output_ids_log_probs: list[TopEntry] = field(default_factory=list)
+    kept: list[Kept] = field(default_factory=list)
+    routed: Rows | None = None
+    """The experts of the tokens from `want.routed_experts_start_len` on, but of the last; when it is finished."""
+    input_log_probs: list[float] = field(default_factory=list)
+    """Of the prompt tokens behind `want.logprob_start_len`."""
+    input_top: list[TopEntry] = field(default_factory=list)
+    input_ids_log_probs: list[TopEntry] = field(default_factory=list)
+    versions: list[tuple[str, int, int]] = field(default_factory=list)
+    """(weight version, start, end) over the output."""
+    finish: dict[str, Any] | None = None
+    cached_tokens: int = 0
+    retractions: int = 0
+    created: float = field(default_factory=time.monotonic)
+    finished: float | None = None
+
+    slot: int = -1
+    filled: int = 0
+    """Tokens (of prompt and output) whose KV is in the slot."""
+    waits_for: "SequenceState | None" = None
+    waits_until: int = 0
+
+    @functools.cached_property
+    def randomness(self) -> np.random.Generator:
+        """Of its uniform numbers, one for each token."""
+        return np.random.Generator(np.random.Philox(key=self.seed))
+
+    @functools.cached_property
+    def known(self) -> Ids:
+        """The tokens that are read before the next one is sampled; made when they are."""
+        return np.asarray(self.prompt, dtype=np.int32)
+
+    @property
+    def length(self) -> int:
+        return len(self.prompt) + len(self.output)
+
+    def tokens(self, start: int, stop: int) -> list[int]:
+        """Tokens `start` to `stop` of prompt and output together."""
+        base = len(self.prompt)
+        if start >= base:
+            return self.output[start - base : stop - base]
+        return self.prompt[start:stop] + self.output[: max(0, stop - base)]
+
+    def restart(self) -> None:
+        """Give up the slot: everything generated so far is read again, as part of the prompt, when a slot is free."""
+        self.retractions += 1
+        self.known = np.asarray(self.tokens(0, self.length), dtype=np.int32)
+        self.slot, self.filled = -1, 0
+        if not self.output:
+            for partial in (self.input_log_probs, self.input_top, self.input_ids_log_probs):
+                partial.clear()

@@ -1,0 +1,246 @@
+"""Health of a pool's engines: probes, and weight updates that an engine may miss.
+
+1. An engine that misses two probes in a row is out of reach. One that answers again recovers (`EngineRegistry.regain`);
+   an update never waits for a recovering engine, it completes the recovery.
+2. An update pauses the engines that answer, empties their caches, writes weights and resumes them, also after a
+   failure.
+3. An engine that misses a folder gets it later; the update fails if no engine took it. A broadcast is all or nothing.
+"""
+
+import logging
+from collections import Counter
+from collections.abc import AsyncIterator, Collection, Iterable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from functools import partial
+
+import anyio
+
+from agentrl.engine.client import EngineClient
+from agentrl.engine.pause import PauseGate
+from agentrl.engine.registry import EngineRegistry
+from agentrl.engine.requests import Requests
+from agentrl.engine.settings import EngineSettings
+from agentrl.engine.weights import WHOLE, BroadcastUpdate, DiskUpdate, WeightGroup, WeightUpdate
+from agentrl.errors import EngineFailure, EngineRejected, EngineUnreachable
+from agentrl.settings import shown
+
+_RESUME_TIMEOUT = 10.0
+_MISSES = 2
+_log = logging.getLogger(__name__)
+
+
+class HealthMonitor:
+    """Probes and updates of a pool's engines; the only writer of weights and of `held` while an update runs."""
+
+    def __init__(self, registry: EngineRegistry, settings: EngineSettings, vocab_size: int | None) -> None:
+        self.settings, self.pause_gate = settings, PauseGate()
+        self._registry, self._requests = registry, Requests(registry, self.pause_gate, settings, vocab_size)
+        self._updating, self._memory, self._lock = False, WHOLE, anyio.Lock()
+        self._misses: Counter[EngineClient] = Counter()
+        self._said: dict[EngineClient, str] = {}
+        self._looking: set[EngineClient] = set()
+        self._regains: list[anyio.CancelScope] = []
+        self._groups: dict[str, dict[EngineClient, int]] = {}
+
+    async def _watch(self) -> None:
+        """Probe all engines as long as the pool is open. Waits for the probe interval or for news of trouble; unblocks requests
+        that wait for an engine."""
+        async with anyio.create_task_group() as group:
+            while True:
+                with anyio.move_on_after(self.settings.engine_probe_interval):
+                    await self._registry.trouble.wait()
+                self._registry.trouble = anyio.Event()
+                for member in set(self._registry.members) - self._looking:
+                    self._looking.add(member)
+                    group.start_soon(self._look_once, member)
+
+    async def _look_once(self, member: EngineClient) -> None:
+        _, failures = await self._registry.each(self._look, [member])
+        self._looking.discard(member)
+        said = str(failures.get(member, ""))
+        if said and said != self._said.get(member):
+            _log.warning("%s answers, but cannot be brought back: %s", shown(member.url), said)
+        self._said[member] = said
+
+    async def _look(self, member: EngineClient) -> None:
+        """One probe, and what follows from it."""
+        path = "/model_info" if self._updating else "/health"  # a paused server has no /health
+        if await member.answers(path, self.settings.engine_probe_interval):
+            del self._misses[member]
+            if member.weights != "current" and not self._updating:
+                with anyio.CancelScope() as scope:
+                    self._regains.append(scope)
+                    await member.set_resident_memory(self._memory)
+                    if "weights" in self._memory:
+                        await self._registry.regain(member)
+        elif not self._updating or path == "/model_info":  # else it was paused meanwhile
+            self._misses[member] += 1
+            if self._misses[member] >= _MISSES:
+                self._registry.lost(member)
+
+    async def epoch(self) -> tuple[str, ...]:
+        """Names of the engines that would take an update now, new ones for those that were away: see `WeightGroup`.
+        Raises EngineUnreachable: no engine answers."""
+        return tuple(f"{member.url}#{member.incarnation}" for member in await self._answering())
+
+    async def join_weight_group(self, group: WeightGroup) -> None:
+        """Have its members join; returns when all ranks are there, the trainer's included."""
+        names = {f"{member.url}#{member.incarnation}": member for member in self._registry.members}
+        if missing := [name for name in group.members if name not in names]:
+            raise _broken(group.name, missing)
+        ranks = {names[name]: 1 + i * group.ranks_per_engine for i, name in enumerate(group.members)}
+        self._groups[group.name] = {member: member.incarnation for member in ranks}
+        await self._registry.all(lambda member: member.join_group(group, ranks[member]), ranks)
+
+    async def leave_weight_group(self, name: str) -> None:
+        """Have the engines that are still there leave the group."""
+        still = [
+            member for member, incarnation in self._groups.pop(name, {}).items() if member.incarnation == incarnation
+        ]
+        await self._registry.all(lambda member: member.leave_group(name), still)
+
+    async def receive(self, update: WeightUpdate, version: str) -> None:
+        """Give the engines new weights under the label `version`, and generate again, also if it was held before.
+
+        A broadcast has to run beside the trainer's side of it.
+
+        Raises:
+            EngineFailure: no engine took the weights, or one of the group did not: kind `weight_group_broken` if it was
+                away since it joined. All engines sample again, each with what it has.
+        """
+        async with self._alone():
+            if isinstance(update, BroadcastUpdate):
+                await self._broadcast(update, version)
+            else:
+                await self._load(update, version)
+
+    @property
+    def generates(self) -> bool:
+        """True if requests may be sent, as far as weights and memory go."""
+        return not self._updating and self._memory == WHOLE
+
+    @asynccontextmanager
+    async def _alone(self) -> AsyncIterator[None]:
+        """Block requests and the return of lost engines meanwhile."""
+        async with self._lock:
+            self._updating = True
+            self.pause_gate.close()
+            while self._regains:
+                self._regains.pop().cancel()
+            try:
+                yield
+            finally:
+                self._updating = False
+                if self.generates:
+                    self.pause_gate.open()
+
+    async def set_resident_memory(self, memory: frozenset[str]) -> None:
+        """Have the engines keep or take this part of their memory (`weights`, `kv_cache`) and give back the rest.
+
+        Without both nothing is generated: calls under way keep their tokens, and go on when both are there again. Weights
+        that were given back are as before in the built-in engine, and any in SGLang, which needs an update then.
+
+        Raises:
+            EngineFailure: none answers, or one cannot: kind `no_memory_saver`.
+        """
+        async with self._alone():
+            self._memory = memory
+            await self._requests.interrupt()
+            _, failures = await self._registry.each(
+                lambda member: member.set_resident_memory(memory), await self._answering()
+            )
+            if refused := [failure for failure in failures.values() if isinstance(failure, EngineRejected)]:
+                raise refused[0]
+
+    async def _load(self, update: DiskUpdate, version: str) -> None:
+        async def load(member: EngineClient) -> None:
+            await member.load_folder(update, version, flush_cache=not self._frozen(member))
+
+        async with self._paused(await self._answering()) as paused:
+            took, failures = await self._registry.each(load, paused)
+            if not took:
+                raise next(iter(failures.values()))
+            _left_out(failures)
+            self._sent(version, update, took)
+
+    async def _broadcast(self, update: BroadcastUpdate, version: str) -> None:
+        group = self._groups[update.group]
+        if gone := [member.url for member, incarnation in group.items() if member.incarnation != incarnation]:
+            raise _broken(update.group, gone)
+        async with self._paused(group, strict=True):
+            try:
+                await self._registry.all(EngineClient.begin_update, group)
+                for bucket in update.buckets:
+                    take = partial(EngineClient.receive, tensors=bucket, group=update.group, version=version)
+                    await self._registry.all(take, group)
+                await self._registry.all(EngineClient.end_update, group)
+            except BaseException:
+                for member in group:  # some tensors are old and some are new, whatever it says
+                    member.weights = "stale"
+                raise
+            self._sent(version, None, group)
+
+    def _sent(self, version: str, folder: DiskUpdate | None, to: Collection[EngineClient]) -> None:
+        self._registry.sent(version, folder, to)
+        self._requests.updated(version)
+
+    @asynccontextmanager
+    async def _paused(
+        self, members: Iterable[EngineClient], *, strict: bool = False
+    ) -> AsyncIterator[list[EngineClient]]:
+        """Those of the members that could be paused and have empty caches now; `strict`: all of them, or an error."""
+        members, mode = list(members), self.settings.pause_generation_mode
+        if mode == "abort":
+            self._requests.mark_interrupted()
+        try:
+            paused, failures = await self._registry.each(lambda member: member.pause(mode), members)
+            idle, more = await self._registry.each(
+                EngineClient.flush_cache, [member for member in paused if not self._frozen(member)]
+            )
+            ready = [member for member in paused if member in idle or self._frozen(member)]
+            failures |= more
+            if failures and (strict or not ready):
+                raise next(iter(failures.values()))
+            _left_out(failures)
+            yield ready
+        except BaseException as error:
+            # External engines outlive this process: one that is left paused would answer nobody ever after.
+            with anyio.move_on_after(_RESUME_TIMEOUT, shield=True):
+                for failure in (await self._registry.each(EngineClient.resume, members))[1].values():
+                    error.add_note(f"and it could not be resumed: {failure}")
+            raise
+        for member in (await self._registry.each(EngineClient.resume, members))[1]:
+            self._registry.lost(member)
+
+    def _frozen(self, member: EngineClient) -> bool:
+        """Return true if requests there wait for the update with keys and values that must not be flushed."""
+        busy = any(call.member is member for call in self._requests.live.values())
+        return busy and self.settings.pause_generation_mode == "in_place"
+
+    async def _answering(self) -> list[EngineClient]:
+        """The members that answer now; the others are out of reach. Raises EngineUnreachable: there are none."""
+
+        async def ask(member: EngineClient) -> None:
+            for _ in range(_MISSES):
+                if await member.answers("/model_info", self.settings.engine_probe_interval):
+                    return
+            raise EngineUnreachable(f"the engine at {member.url} does not answer", kind="engine_lost")
+
+        there, failures = await self._registry.each(ask, self._registry.members)
+        if not there:
+            raise next(iter(failures.values()), EngineUnreachable("the pool has no engine", kind="no_engine"))
+        return [member for member in self._registry.members if member in there]
+
+
+def _left_out(failures: Mapping[EngineClient, EngineFailure]) -> None:
+    for member, failure in failures.items():
+        _log.warning(
+            "%s misses a weight update, and gets no requests until it has caught up: %s", shown(member.url), failure
+        )
+
+
+def _broken(name: str, who: Sequence[str]) -> EngineFailure:
+    return EngineUnreachable(
+        f"weight group {name}: no longer there: {', '.join(who)}; a new group has to be made",
+        kind="weight_group_broken",
+    )

@@ -1,0 +1,153 @@
+"""Batch-invariant arithmetic: bits depend on a row's own numbers alone, so trainer and engine agree to the last bit.
+
+1. Numbers are rounded to a grid so coarse that float64 holds every sum of their products exactly: the first slice of
+   Ozaki's error-free matrix product (Numerical Algorithms 59, 2012). A number keeps some 20 bits below its row's
+   largest.
+2. `exp` and `log` consist of additions and multiplications. Only the forward pass needs this.
+"""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+MOST_KEYS = 1 << 14
+"""Tokens that a query may see: attention's grid must not depend on how many there happen to be."""
+_SUM_BITS = 50
+"""Bits of a sum that float64 holds, with some to spare."""
+
+
+def batch_invariant(on: bool) -> AbstractContextManager[Any]:
+    """A context in which forward passes on this thread are computed by this module, if `on`."""
+    return _BatchInvariant() if on else nullcontext()  # type: ignore[no-untyped-call]
+
+
+def product(a: Tensor, b: Tensor) -> Tensor:
+    """float64 [..., M, N] of [..., M, K] and [..., K, N]; an entry depends on its row and its column alone."""
+    a, b = a.double(), b.double()
+    if (width := a.shape[-1]) == 1:
+        return a * b
+    bits = (_SUM_BITS - _log2(width)) // 2
+    return _rounded(a, bits) @ _rounded(b.mT, bits).mT
+
+
+def total(x: Tensor, dim: Sequence[int] = (-1,), keepdim: bool = False) -> Tensor:
+    """float64: the sum over `dim`."""
+    last = list(range(-len(dim), 0))
+    rows = x.double().movedim(list(dim), last)
+    out = _rounded(rows.flatten(-len(dim)), _SUM_BITS - _log2(math.prod(rows.shape[-len(dim) :]))).sum(-1)
+    return out.reshape([1 if d in {i % x.ndim for i in dim} else n for d, n in enumerate(x.shape)]) if keepdim else out
+
+
+def exp(x: Tensor) -> Tensor:
+    """Of float64; 0 below -700."""
+    bounded = x.clamp(-700.0, 700.0)
+    power = (bounded * (1 / math.log(2))).round()
+    rest, out = bounded - power * math.log(2), torch.ones_like(x)
+    for order in range(14, 0, -1):
+        out = out * rest / order + 1.0
+    return (out * ((power.long() + 1023) << 52).view(torch.float64)).masked_fill(x < -700.0, 0.0)
+
+
+def log(x: Tensor) -> Tensor:
+    """Of positive float64."""
+    mantissa, exponent = torch.frexp(x)
+    ratio, out = (mantissa - 0.75) / (mantissa + 0.75), torch.zeros_like(x)
+    for order in range(25, 0, -2):
+        out = out * (ratio * ratio) + 1.0 / order
+    return exponent.double() * math.log(2) + (out * ratio * 2.0 + math.log(0.75))
+
+
+def attention(
+    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None, causal: bool = False, scale: float | None = None
+) -> tuple[Tensor, Tensor]:
+    """Attention [..., heads, queries, dim] as torch's, and log-sum-exps [..., heads, queries] in float32."""
+    if k.shape[-2] > MOST_KEYS:
+        raise ValueError(f"exact attention reads at most {MOST_KEYS} tokens, got {k.shape[-2]}")
+    groups = q.shape[-3] // k.shape[-3]
+    k, v = k.repeat_interleave(groups, -3), v.repeat_interleave(groups, -3).double()
+    factor = torch.tensor(scale or q.shape[-1] ** -0.5, dtype=torch.float32, device=q.device)  # last bits differ
+    scores = product(q, k.mT) * factor
+    if causal:
+        mask = torch.ones(scores.shape[-2:], dtype=torch.bool, device=q.device).tril()
+    if mask is not None:
+        scores = scores + mask if mask.is_floating_point() else scores.masked_fill(~mask, -torch.inf)
+    top = scores.amax(-1, keepdim=True)
+    shares = exp(scores - top)
+    # A value's size goes into its share, so that the grid of the values is the same for all keys.
+    size = v.abs().amax(-1, keepdim=True).clamp(min=1e-30)
+    bits = (_SUM_BITS - _log2(MOST_KEYS)) // 2
+    whole = _rounded(shares, 2 * bits, 1.0).sum(-1, keepdim=True)
+    out = _rounded(shares * size.mT, bits) @ _rounded(v / size, bits, 1.0) / whole
+    return out.to(q.dtype), (top + log(whole)).squeeze(-1).float()
+
+
+class _BatchInvariant(TorchDispatchMode):
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        numbers = any(isinstance(a, Tensor) and a.is_floating_point() for a in args)
+        return (_INSTEAD.get(func, func) if numbers else func)(*args, **(kwargs or {}))
+
+
+def _rounded(x: Tensor, bits: int, top: Tensor | float | None = None) -> Tensor:
+    """`x` float64 [..., n] on a grid of about 2**-bits of `top`, by default the largest magnitude of each row."""
+    shift = (x.abs().amax(-1, keepdim=True) if top is None else top) * 2.0 ** (53 - bits)
+    return x.add(shift).sub_(shift)
+
+
+def _log2(count: int) -> int:
+    return max(count - 1, 1).bit_length()
+
+
+def _each(function: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
+    return lambda x: function(x.double()).to(x.dtype)
+
+
+def _matmul(a: Tensor, b: Tensor) -> Tensor:
+    return product(a, b).to(a.dtype)
+
+
+def _linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    return _matmul(x, weight.mT) + (0.0 if bias is None else bias)
+
+
+def _sum(x: Tensor, dim: Sequence[int] | None, keepdim: bool = False, *, dtype: Any = None) -> Tensor:
+    return total(x, dim or range(x.ndim), keepdim).to(dtype or x.dtype)
+
+
+def _mean(x: Tensor, dim: Sequence[int], keepdim: bool = False, *, dtype: Any = None) -> Tensor:
+    return (total(x, dim, keepdim) / math.prod(x.shape[d] for d in dim)).to(dtype or x.dtype)
+
+
+def _log_softmax(x: Tensor, dim: int, _dtype: Any = None) -> Tensor:
+    """Rounded where `token_log_probs` of the trainer rounds."""
+    top = x.amax(dim, keepdim=True)
+    return x - (top + _each(log)(_sum(_each(exp)(x - top), [dim], True)))
+
+
+_aten = torch.ops.aten
+_INSTEAD: Mapping[Any, Callable[..., Any]] = {
+    **dict.fromkeys((_aten.mm.default, _aten.bmm.default, _aten.matmul.default), _matmul),
+    _aten.linear.default: _linear,
+    _aten.addmm.default: lambda bias, a, b: _matmul(a, b) + bias,
+    _aten.mean.dim: _mean,
+    _aten.sum.dim_IntList: _sum,
+    _aten.exp.default: _each(exp),
+    _aten.log.default: _each(log),
+    _aten.silu.default: _each(lambda x: x / (1.0 + exp(-x))),
+    # Of few angles, and rounded far above the difference.
+    _aten.cos.default: _each(torch.cos),
+    _aten.sin.default: _each(torch.sin),
+    **dict.fromkeys((_aten.log_softmax.int, _aten._log_softmax.default), _log_softmax),
+    _aten.scaled_dot_product_attention.default: lambda q, k, v, mask=None, _p=0.0, causal=False, scale=None, **_: (
+        attention(q, k, v, mask, causal, scale)[0]
+    ),
+    _aten._scaled_dot_product_flash_attention_for_cpu.default: lambda q, k, v, _p=0.0, causal=False, scale=None: (
+        attention(q, k, v, None, causal, scale)
+    ),
+}

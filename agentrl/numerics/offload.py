@@ -1,0 +1,87 @@
+"""Offloaded tensors: their memory is given back and restored with the same bytes. Tensors and their views stay the same
+objects; nothing may use them meanwhile. CPU bytes go to an unnamed file in `TMPDIR`, which the kernel removes when the
+process ends; GPU bytes go to pinned host memory."""
+
+import ctypes
+import mmap
+import tempfile
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+class OffloadedTensors:
+    """Takes the memory of tensors away until `restore`.
+
+    Args:
+        kept: tensors whose bytes come back as they were.
+        emptied: tensors that come back as zeros, where `kept` does not share their memory.
+
+    Raises:
+        OSError: the file could not be written; nothing was taken away.
+    """
+
+    def __init__(self, kept: Iterable[Tensor], emptied: Iterable[Tensor] = ()) -> None:
+        self._kept = _storages(kept)
+        self._emptied = {at: storage for at, storage in _storages(emptied).items() if at not in self._kept}
+        self._sizes = {at: storage.nbytes() for at, storage in (self._kept | self._emptied).items()}
+        self._file: Any = tempfile.TemporaryFile(prefix="agentrl-offload-")  # noqa: SIM115 - open until `restore`
+        self._host: dict[int, Tensor] = {}
+        for at, storage in self._kept.items():
+            if storage.device.type == "cpu":
+                self._file.write(_bytes(storage).numpy().data)
+            else:
+                self._host[at] = _bytes(storage).cpu().pin_memory()
+        self._file.flush()
+        for storage in (self._kept | self._emptied).values():
+            _drop(storage)
+        give_back()
+
+    def restore(self) -> None:
+        """Bring everything back, in place. Raises OSError: the file could not be read."""
+        self._file.seek(0)
+        for at, storage in (self._kept | self._emptied).items():
+            if storage.device.type != "cpu":
+                storage.resize_(self._sizes[at])
+            view = _bytes(storage)
+            if at in self._emptied:
+                view.zero_()
+            elif at in self._host:
+                view.copy_(self._host[at])
+            elif self._file.readinto(view.numpy()) != self._sizes[at]:
+                raise OSError("the file of parked tensors is shorter than it was written")
+        self._file.close()
+
+
+def give_back() -> None:
+    """Hand freed memory to the system: allocators keep it for whoever asks next."""
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
+    if (trim := getattr(_C, "malloc_trim", None)) is not None:  # glibc's
+        trim(0)
+
+
+_C = ctypes.CDLL(None, use_errno=True)
+
+
+def _storages(tensors: Iterable[Tensor]) -> dict[int, Any]:
+    """By address, each once."""
+    found = (tensor.untyped_storage() for tensor in tensors)
+    return {storage.data_ptr(): storage for storage in found if storage.nbytes()}
+
+
+def _drop(storage: Any) -> None:
+    """Free the memory: all of a GPU's, and of a CPU's the pages that nobody else has a part of."""
+    if storage.device.type != "cpu":
+        storage.resize_(0)
+        return
+    start, end = storage.data_ptr(), storage.data_ptr() + storage.nbytes()
+    first, last = -(-start // mmap.PAGESIZE) * mmap.PAGESIZE, end // mmap.PAGESIZE * mmap.PAGESIZE
+    if first < last and _C.madvise(ctypes.c_void_p(first), ctypes.c_size_t(last - first), mmap.MADV_DONTNEED):
+        raise OSError(ctypes.get_errno(), "madvise: the memory of tensors could not be given back")
+
+
+def _bytes(storage: Any) -> Tensor:
+    return torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)

@@ -1,0 +1,96 @@
+"""Which trajectories a report shows: pairs before and after training, and the run's own: best, worst, failed."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from agentrl.buffer.reader import Filter, StoreReader, StoreSection, find_stores
+from agentrl.buffer.store import TrajectoryRow
+from agentrl.observability.trajectories import Token as Piece
+from agentrl.observability.trajectories import TokenSpan as Shown
+from agentrl.observability.trajectories import TokenTexts, Trained, Trajectory, describe_sample
+from agentrl.sample import Sample
+
+_WHAT = {"train": "training, rollout {}", "rollout": "agentrl rollout, rollout {}", "eval": "evaluation {} of {}"}
+_LONGEST = 1500
+"""Tokens of a part from which on its middle is left out: the page is one file that is sent."""
+
+
+@dataclass(frozen=True, slots=True)
+class Picked:
+    """A trajectory, and why it is shown."""
+
+    why: str
+    row: TrajectoryRow
+    trajectory: Trajectory
+
+
+@dataclass(frozen=True, slots=True)
+class Own:
+    """Trajectories of one step; `what` says which step of what."""
+
+    what: str
+    picked: tuple[Picked, ...]
+
+
+def first_and_last(run: Path) -> list[tuple[Sample, Sample]]:
+    """The first samples of the same prompts in the first and in the last evaluation of the first set that has two."""
+    for store in find_stores(run).values():
+        with StoreReader(store) as reader:
+            for part in reader.kinds():
+                if part.kind == "eval" and part.first < part.last:
+                    before, after = (_heads(reader, part, step) for step in (part.first, part.last))
+                    return [(head, after[group]) for group, head in before.items() if group in after]
+    return []
+
+
+def _heads(reader: StoreReader, part: StoreSection, step: int, most: int = 200) -> dict[int | None, Sample]:
+    where = Filter(equal={"kind": "eval", "name": part.name, "step": step, "place": 0})
+    return {row.group_index: reader.group(row.key)[0] for row in reader.query(where, "group_index", most)}
+
+
+def own_trajectories(run: Path, texts: TokenTexts, each: int = 2) -> list[Own]:
+    """Of the newest step in each store (of training, where it has any): the best, the worst, failures; `each` at most."""
+    found = []
+    for store in find_stores(run).values():
+        with StoreReader(store) as reader:
+            for part in sorted(reader.kinds(), key=lambda part: ("train", "rollout", "eval").index(part.kind))[:1]:
+                number = part.last if part.kind == "eval" else part.last + 1
+                picked = tuple(_picked(reader, part, texts, each))
+                found.append(Own(_WHAT[part.kind].format(number, part.name), picked))
+    return found
+
+
+def _picked(reader: StoreReader, part: StoreSection, texts: TokenTexts, each: int) -> Iterator[Picked]:
+    of: dict[str, str | int] = {"kind": part.kind, "name": part.name}
+    newest, seen = of | {"step": part.last}, set[int]()
+    for why, where, order in (
+        ("failed", of | {"status": "failed"}, "-step"),
+        ("best", newest | {"dropped": ""}, "-reward"),
+        ("worst", newest | {"dropped": ""}, "reward"),
+        ("dropped", newest, "-dropped"),
+    ):
+        rows = reader.query(Filter(equal=where), order, each + len(seen))
+        for row in [row for row in rows if row.id not in seen and bool(row.dropped) >= (why == "dropped")][:each]:
+            seen.add(row.id)
+            yield Picked(f"{why}: {row.failure or row.dropped}".rstrip(": "), row, _described(reader, row, texts))
+
+
+def read_trajectory(reader: StoreReader, row: TrajectoryRow, texts: TokenTexts) -> tuple[Sample, Trajectory]:
+    """A row's sample, and what a page shows of it."""
+    sample, said = reader.group(row.key)[row.place], reader.details(row.key)
+    trained = Trained(*(said[row.place][name].tolist() for name in ("log_probs", "advantages"))) if said else None
+    return sample, describe_sample(sample, texts, trained)
+
+
+def _described(reader: StoreReader, row: TrajectoryRow, texts: TokenTexts) -> Trajectory:
+    _, whole = read_trajectory(reader, row, texts)
+    return replace(whole, parts=tuple(map(_shortened, whole.parts)))
+
+
+def _shortened(part: Shown) -> Shown:
+    if (gone := len(part.tokens) - _LONGEST) <= 0:
+        return part
+    half = _LONGEST // 2
+    note = Piece(f"\n… {gone} tokens are left out here; `agentrl view` shows them …\n", "close", "left out")
+    return replace(part, tokens=(*part.tokens[:half], note, *part.tokens[half + gone :]))

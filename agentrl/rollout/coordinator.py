@@ -1,0 +1,306 @@
+"""The coordinator of rollouts: leases groups of the store to a worker, records each result, and hands batches over.
+
+1. One process has it. It owns admission and the store (the ledger). It tells the worker when to pause and which weights the
+   engines have; the worker tells it what became of a lease, and nothing else is shared (`agentrl.rollout.worker`).
+2. A group is kept, or dropped with a reason, or given back, as a whole. The store is told before another group starts. It
+   writes durably, so it is called in a thread of its own.
+3. `Admission` decides how many groups may start and if a batch is full. One task, the pump, leases groups: while a batch is
+   filled and, in an asynchronous run, while the trainer works on the batch before. So a cancelled caller strands no lease.
+4. A lease that is cancelled returns to waiting; its result is discarded if it still comes.
+5. An error of a group ends the batch, which then leaves no group in flight.
+"""
+
+import time
+from collections import Counter
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field, replace
+from itertools import count
+from typing import NamedTuple, TypeVar, TypeVarTuple
+
+import anyio
+from anyio import to_thread
+from anyio.abc import TaskGroup
+
+from agentrl.errors import AgentRLError, ungrouped
+from agentrl.groups import Group, GroupStore, group_id
+from agentrl.rollout.admission import Admission
+from agentrl.rollout.filters import mask_older
+from agentrl.rollout.settings import RolloutSettings
+from agentrl.rollout.stats import RolloutStats, TokenBalance, Tokens
+from agentrl.rollout.worker import Lease, Played, Player, Progress
+
+T = TypeVar("T")
+Args = TypeVarTuple("Args")
+
+STALE = "too old"
+"""Why the ledger says that a group was dropped or is made again."""
+
+BROKEN_OFF = "broken off"
+"""Why it says so of a group that was in flight when the run was stopped or failed."""
+
+
+class Rollout(NamedTuple):
+    """The groups of a training step in the data's order, and counts; not `full` only if the data has ended."""
+
+    groups: list[Group]
+    stats: RolloutStats
+    full: bool
+
+
+@dataclass(slots=True)
+class _InFlight:
+    """A lease in flight, as last reported."""
+
+    lease: Lease
+    ended: int = 0
+    stats: RolloutStats = field(default_factory=RolloutStats)
+    scope: anyio.CancelScope = field(default_factory=anyio.CancelScope)
+
+
+class RolloutCoordinator:
+    """Has groups of a store played; made by `running`."""
+
+    def __init__(
+        self, player: Player, store: GroupStore, settings: RolloutSettings, filter_name: str, tasks: TaskGroup
+    ) -> None:
+        s, target = settings, settings.rollout_batch_size
+        self._admission = Admission(
+            target,
+            max(target, s.over_sampling_batch_size or target) - target,
+            s.max_staleness,
+            places=s.rollout_max_concurrency,
+            size=s.n_samples_per_prompt,
+            steps=s.num_rollout,
+            between=s.max_staleness > 0 and not s.partial_rollout,
+            ageless=s.mask_offpolicy_in_partial_rollout,
+        )
+        self._settings, self._player, self._store, self._tasks = settings, player, store, tasks
+        self._filter_name, self._numbers = filter_name, count()
+        self._flying: dict[int, _InFlight] = {}
+        self._thread, self._recording = anyio.CapacityLimiter(1), anyio.Lock()
+        self._ended, self._stats, self._account = Tokens(), RolloutStats(), TokenBalance()
+        self._since, self._seconds = time.monotonic(), 0.0
+        self._trained = 0
+        self._error: Exception | None = None
+        self._dry = False
+        self._changed = anyio.Event()
+
+    @classmethod
+    @asynccontextmanager
+    async def running(
+        cls, player: Player, store: GroupStore, settings: RolloutSettings, filter_name: str = "", carried: int = 0
+    ) -> AsyncIterator["RolloutCoordinator"]:
+        """A coordinator with a task for each lease.
+
+        Args:
+            filter_name: the group filter, for messages.
+            carried: tokens of groups that the store has from an earlier process.
+        """
+        with ungrouped():
+            async with anyio.create_task_group() as tasks:
+                coordinator = cls(player, store, settings, filter_name, tasks)
+                coordinator._ended = Tokens(carried)
+                tasks.start_soon(coordinator._pump)
+                try:
+                    yield coordinator
+                finally:
+                    # `batch` may be waiting in another task.
+                    coordinator._fail(AgentRLError("the rollout coordinator was closed"))
+                    tasks.cancel_scope.cancel()
+
+    async def batch(self, step: int) -> Rollout:
+        """Return the groups of training step `step`.
+
+        Waits until the batch is full, or the data has ended, or a group failed. Unblocks the pump: groups of this step may
+        start. Groups are in the data's order: the order in which they finish must not decide how gradients are summed.
+
+        Raises:
+            Failure: a failure's policy stops the run.
+            AgentRLError: group after group was dropped; or the store, the filter or the grader cannot go on.
+        """
+        self._dry = False
+        try:
+            if self._error is None:
+                await self._begin(step)
+            while self._error is None and not self._admission.full and not self._dry:
+                await self._changed.wait()
+            if self._error is not None:
+                raise self._error
+            full = self._admission.full
+            groups = await self._hand_over(step)
+        except BaseException:
+            self._error = None
+            self._admission.close()
+            with anyio.CancelScope(shield=True):
+                await self._give_back(lambda lease: True)
+            raise
+        stats, self._stats = self._stats, RolloutStats()
+        return Rollout(sorted(groups, key=group_id), replace(stats, seconds=self._seconds, account=self._account), full)
+
+    async def updated(self, version: int) -> None:
+        """Lease under weights that `version` rollouts have trained from now on: the engines have them."""
+        self._admission.updated(version)
+        self._notify()
+        await self._player.updated(version)
+
+    # ---- batches ------------------------------------------------------------------------------------------
+
+    async def _begin(self, step: int) -> None:
+        if self._settings.partial_rollout:
+            await self._player.resume()
+        async with self._recording:
+            self._admission.begin(step)
+            again = self._settings.stale_groups == "regenerate"
+            tokens = await self._write(self._store.expire, self._admission.oldest, STALE, again)
+            self._ended = self._ended.lose(STALE, tokens)
+            self._admission.wait((await self._write(self._store.kept, step)).groups)
+        if not self._admission.between:
+            self._since = time.monotonic()
+        self._notify()
+
+    async def _hand_over(self, step: int) -> list[Group]:
+        async with self._recording:
+            groups = await self._write(self._store.next_batch, self._admission.batch, step)
+            if (oldest := self._oldest_trained(step)) is not None:
+                masked = sum(mask_older(sample, oldest) for group in groups for sample in group)
+                self._ended = self._ended.lose("off-policy", masked)
+            self._trained += sum(sample.trained_tokens for group in groups for sample in group)
+            self._admission.handed()
+            kept = await self._write(self._store.kept, step + 1)
+            self._admission.wait(kept.groups)
+            self._account = self._balance(kept.tokens)
+        self._notify()
+        now = time.monotonic()
+        self._seconds, self._since = now - self._since, now
+        if self._settings.partial_rollout:
+            await self._player.pause()
+        with anyio.CancelScope(shield=True):
+            await self._give_back(lambda lease: self._admission.stale(lease.version))
+        return groups
+
+    def _oldest_trained(self, step: int) -> int | None:
+        """The weights before which no token is trained, where the settings mask some."""
+        if self._settings.mask_offpolicy_in_partial_rollout:
+            return self._admission.version
+        return None if self._settings.max_token_staleness is None else step - self._settings.max_token_staleness
+
+    def _balance(self, kept: int) -> TokenBalance:
+        flying = [flight.stats.tokens for flight in self._flying.values()]
+        total = sum(flying, self._ended)
+        return TokenBalance(total.generated, self._trained, kept + sum(part.left for part in flying), total.lost)
+
+    async def _give_back(self, which: Callable[[Lease], bool]) -> None:
+        """Cancel leases; returns when their groups wait again."""
+        async with self._recording:  # a lease under way is cancelled too
+            chosen = {number for number, flight in self._flying.items() if which(flight.lease)}
+        for number in chosen & self._flying.keys():
+            self._flying[number].scope.cancel()
+        while chosen & self._flying.keys():
+            await self._changed.wait()
+
+    # ---- leases -------------------------------------------------------------------------------------------
+
+    async def _pump(self) -> None:
+        """Lease groups as long as the coordinator runs.
+
+        Waits for any change: a batch was begun or handed over, a trajectory or group ended, weights were updated. Unblocks
+        `batch`, which waits for groups, or for the news that there are none.
+        """
+        while True:
+            changed = self._changed
+            try:
+                await self._refill()
+            except Exception as error:  # noqa: BLE001 - raised by `batch`
+                self._fail(error)
+            await changed.wait()
+
+    async def _refill(self) -> None:
+        with anyio.CancelScope(shield=True):
+            async with self._recording:
+                if not (wanted := self._admission.wanted):
+                    return
+                leased: list[Group] = await self._write(self._store.lease, wanted, self._admission.version)
+                for group in leased:
+                    lease = Lease(next(self._numbers), group_id(group), self._admission.started(), group)
+                    self._flying[lease.number] = _InFlight(lease)
+                    self._tasks.start_soon(self._play, self._flying[lease.number])
+        if not leased and not self._flying:
+            self._dry = True
+            self._notify()
+
+    async def _play(self, flight: _InFlight) -> None:
+        """Have one lease played and record the result. Waits for the player; unblocks pump and `batch`."""
+        played: Played | None = None
+        try:
+            with flight.scope:
+                played = await self._player.play(flight.lease, self._progressed)
+            if played is not None and (flight.scope.cancel_called or played.lease != flight.lease.number):
+                played = None  # the result of an old lease
+        except Exception as error:  # noqa: BLE001 - raised by `batch`, which ends the other groups first
+            self._fail(error)
+        finally:
+            with anyio.CancelScope(shield=True):
+                try:
+                    async with self._recording:
+                        await self._record(flight, played)
+                except Exception as error:  # noqa: BLE001 - raised by `batch`
+                    self._fail(error)
+                self._notify()
+
+    def _progressed(self, message: Progress) -> None:
+        if (flight := self._flying.get(message.lease)) is not None:
+            self._admission.ended(message.ended - flight.ended)
+            flight.ended, flight.stats = message.ended, message.summary
+            self._notify()
+
+    async def _record(self, flight: _InFlight, played: Played | None) -> None:
+        """Keep or drop the group of a lease; without a result it is given back."""
+        lease, stats, number = flight.lease, flight.stats, flight.lease.group_id
+        self._admission.ended(self._admission.size - flight.ended)
+        keep = None if played is None else played.verdict.kept(scarce=self._admission.scarce)
+        self._admission.finished(lease.version, keep=keep)
+        try:
+            if played is None:
+                why = STALE if self._admission.stale(lease.version) else BROKEN_OFF
+                drop = why == STALE and self._settings.stale_groups == "drop"
+                await self._write(self._store.drop if drop else self._store.release, number, why)
+                stats = stats.lose(why)
+            elif keep:
+                await self._write(self._store.complete, number, played.group, played.data)
+                stats = replace(stats, tokens=stats.tokens.keep(played.trained))
+            else:
+                reason = played.verdict.reason or ""
+                stats += RolloutStats(dropped=Counter([reason]))
+                await self._write(self._store.drop, number, reason, played.group)
+                stats = stats.lose(reason)
+        finally:
+            del self._flying[lease.number]
+            self._stats += stats
+            self._ended += stats.tokens
+        if self._admission.hopeless:
+            raise AgentRLError(_hopeless(self._stats, self._admission.dropped_in_row, self._filter_name))
+
+    async def _write(self, call: Callable[[*Args], T], *arguments: *Args) -> T:
+        return await to_thread.run_sync(call, *arguments, limiter=self._thread)
+
+    def _fail(self, error: Exception) -> None:
+        """The first error is what `batch` raises."""
+        self._error = self._error or error
+        self._admission.close()
+        self._notify()
+
+    def _notify(self) -> None:
+        """Wake all tasks that wait for a change."""
+        self._changed.set()
+        self._changed = anyio.Event()
+
+
+def _hopeless(stats: RolloutStats, dropped: int, filter_name: str) -> str:
+    reasons = ", ".join(f"{reason} ({count})" for reason, count in stats.dropped.most_common(5))
+    last = f"; the last failure was: {stats.last_failure}" if stats.last_failure else ""
+    rewards = [row["reward"] for row in stats.offered if "reward" in row]
+    if filter_name and rewards:
+        saw = f"from {min(rewards):g} to {max(rewards):g}" if min(rewards) < max(rewards) else f"all {rewards[0]:g}"
+        last += f"; {filter_name} was asked about {len(rewards)} trajectories, whose rewards were {saw}"
+    return f"{dropped} groups in a row were dropped and none was kept, for: {reasons}{last}"

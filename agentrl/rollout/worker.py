@@ -1,0 +1,142 @@
+"""Messages between coordinator and workers, and `RolloutWorker`, which plays the groups that it is given.
+
+1. A worker owns all that playing needs: chat, environments, tools, graders, teacher, connections to the engines, limits on
+   trajectories in flight, and the check of the first groups. It knows no ledger, no batch and no other worker.
+2. The coordinator sends a `Lease`; the worker answers with one `Played`, after a `Progress` for each trajectory that ended.
+   Messages are values: neither side changes a message that it got or sent.
+3. The group filter runs in the worker, beside the samples. The verdict says too if the group may be kept when groups are
+   scarce. Only the coordinator knows that, and decides; a group that it may keep is therefore taught and encoded.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import anyio
+from anyio import to_thread
+
+from agentrl.buffer.codec import encode_group
+from agentrl.groups import Group
+from agentrl.rollout.failures import DropGroup
+from agentrl.rollout.filters import FilterOutput, GroupFilter, judged
+from agentrl.rollout.group import GroupPlayer
+from agentrl.rollout.stats import RolloutStats, Tally
+from agentrl.rollout.teacher import teach
+
+
+@dataclass(frozen=True, slots=True)
+class Lease:
+    """A group to play.
+
+    Attributes:
+        number: of this lease; a group that is leased again gets another one.
+        group_id: the ledger's number of the group.
+        version: weight version under which the group was leased.
+        group: its pending samples.
+    """
+
+    number: int
+    group_id: int
+    version: int
+    group: Group
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """Counts of a lease so far, also of a lease that is cancelled; `ended` trajectories gave up their places."""
+
+    lease: int
+    ended: int
+    summary: RolloutStats
+
+
+@dataclass(frozen=True, slots=True)
+class Played:
+    """The result of a lease.
+
+    Attributes:
+        lease: the lease's number. The coordinator discards the result of an old lease.
+        verdict: kept, or dropped with a reason.
+        group: the finished samples; none if a failure dropped the group.
+        data: the group as the ledger stores it, encoded once; empty if the group cannot be kept.
+        trained: tokens with mask 1.
+    """
+
+    lease: int
+    verdict: FilterOutput
+    group: Group = field(default_factory=list)
+    data: bytes = b""
+    trained: int = 0
+
+
+class Player(Protocol):
+    """A worker as the coordinator sees it.
+
+    A player that drops every group without playing it:
+
+        class Idle(Player):
+            async def play(self, lease, report):
+                return Played(lease.number, FilterOutput(False, "idle"))
+
+            async def pause(self): ...
+            async def resume(self): ...
+            async def updated(self, version): ...
+    """
+
+    async def play(self, lease: Lease, report: Callable[[Progress], None]) -> Played:
+        """Play a group. Cancelling the call cancels the lease; the last `Progress` is reported in any case.
+
+        Raises:
+            AgentRLError: the run cannot go on.
+        """
+
+    async def pause(self) -> None:
+        """Stop generating until `resume`; returns when no engine generates. Groups in flight keep their tokens."""
+
+    async def resume(self) -> None:
+        """Continue generating."""
+
+    async def updated(self, version: int) -> None:
+        """Expect tokens of this weight version from now on."""
+
+
+class RolloutWorker(Player):
+    """Plays groups in this process.
+
+    Args:
+        player: plays them, with the settings of training.
+        group_filter: judges finished groups.
+    """
+
+    def __init__(self, player: GroupPlayer, group_filter: GroupFilter | None = None) -> None:
+        self._player, self._filter, self._thread = player, group_filter, anyio.CapacityLimiter(1)
+
+    async def play(self, lease: Lease, report: Callable[[Progress], None]) -> Played:
+        tally = Tally(lambda ended, stats: report(Progress(lease.number, ended, stats)))
+        try:
+            return await self._play(lease, tally)
+        finally:
+            tally.end(0)
+
+    async def _play(self, lease: Lease, tally: Tally) -> Played:
+        context, group = self._player.context, Group()
+        try:
+            group = await self._player.group(lease.group, evaluation=False, tally=tally)
+            context.hooks.played(group)
+            verdict = judged(group, self._filter, context.args)
+            if not (verdict.keep or verdict.keep_when_insufficient):
+                return Played(lease.number, verdict, group)
+            await teach(group, context, tally)
+        except DropGroup as drop:
+            return Played(lease.number, FilterOutput(False, drop.reason), group)
+        data = await to_thread.run_sync(encode_group, group, limiter=self._thread)
+        return Played(lease.number, verdict, group, data, sum(sample.trained_tokens for sample in group))
+
+    async def pause(self) -> None:
+        await self._player.context.client.pause()
+
+    async def resume(self) -> None:
+        await self._player.context.client.resume()
+
+    async def updated(self, version: int) -> None:
+        self._player.context.client.updated(version)

@@ -1,0 +1,185 @@
+"""The parts of a run, as the driver and the weight sync see them.
+
+1. Protocols, all of them awaited: `Rollouts` generate, a `Trainer` learns, `WeightTransfer` travel from one to the other.
+   `agentrl.cluster` gives them as Ray actors, `agentrl.run.local` in one process.
+2. What a batch holds is opaque to the driver: a reference into an object store, or the arrays themselves.
+3. A part raises `AgentRLError`; `ComponentLost` where a process or another machine is to blame. Deadlines are the driver's.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import anyio
+
+from agentrl.config import RunSettings
+from agentrl.engine.weights import WHOLE as WHOLE
+from agentrl.engine.weights import BroadcastUpdate as BroadcastUpdate
+from agentrl.engine.weights import DiskUpdate as DiskUpdate
+from agentrl.engine.weights import TensorSpec as TensorSpec
+from agentrl.engine.weights import WeightGroup as WeightGroup
+from agentrl.errors import AgentRLError
+from agentrl.observability.progress import Progress as Progress
+from agentrl.observability.progress import counted as counted
+from agentrl.runfolder import RunFolder
+from agentrl.train.checkpoints import Found as Found
+
+
+class ComponentLost(AgentRLError):
+    """A process of the run died, or its code failed in a way that none of our errors describes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """The groups of one training step.
+
+    Attributes:
+        payload: a `TrainBatch`, or whatever the trainer takes for one.
+        group_ids: the ledger's numbers of its groups.
+        metrics: what its rollout looked like.
+    """
+
+    payload: Any
+    group_ids: tuple[int, ...]
+    metrics: Mapping[str, float]
+
+
+class Rollouts(Protocol):
+    """Generates, grades and evaluates; the owner of the data source, the admission and the ledger.
+
+    batch = await rollouts.next_batch(0)  # waits until the batch is full
+    await trainer.train(batch, 0)
+    await rollouts.trained(batch.group_ids, 0)  # the ledger does not give these groups out again
+    """
+
+    async def next_batch(self, step: int) -> Batch | None:
+        """The batch of training step `step`; None when the data has come to its end before it was full."""
+
+    async def trained(self, group_ids: Sequence[int], step: int, details: Any = None) -> None:
+        """The optimizer has taken the batch's steps; `details` are the trainer's, kept to look at."""
+
+    async def checkpointed(self, step: int) -> None:
+        """A durable checkpoint covers everything up to `step`."""
+
+    async def updated(self, version: int) -> None:
+        """The engines have the weights that `version` rollouts have trained."""
+
+    async def set_resident_memory(self, memory: frozenset[str]) -> None:
+        """Have the engines keep or take this part of `WHOLE`, and give back the rest."""
+
+    async def evaluate(self, done: int) -> Mapping[str, float]:
+        """Play all evaluation sets with the engines' current weights; `done` rollouts have been trained."""
+
+
+class WithoutEngines(Rollouts):
+    """Rollouts that nobody generates: there is nothing to evaluate with."""
+
+    async def updated(self, version: int) -> None:
+        pass
+
+    async def set_resident_memory(self, memory: frozenset[str]) -> None:
+        pass
+
+    async def evaluate(self, done: int) -> Mapping[str, float]:
+        return {}
+
+
+class Trainer(Protocol):
+    """All ranks of the trainer."""
+
+    async def train(self, batch: Batch, step: int) -> Mapping[str, float]:
+        """Take the optimizer steps of training step `step`; returns metrics."""
+
+    async def details(self) -> Any:
+        """What the last `train` said of each token (`Training.details`), or whatever `Rollouts.trained` takes for it."""
+
+    async def offload(self) -> None:
+        """Give back the devices' memory; only `onload` may follow. Twice is once."""
+
+    async def onload(self) -> None:
+        """Take it again, with the same state. Twice is once."""
+
+    async def save(self, path: Path, step: int) -> None:
+        """Write a checkpoint that covers rollouts up to `step`, whole or not at all."""
+
+    async def save_hf(self, path: Path, *, served: bool = False) -> None:
+        """Write the model as a Hugging Face folder, which engines are about to read if it is `served`."""
+
+
+class WeightSource(Protocol):
+    """The trainer's side of a weight update by broadcast."""
+
+    async def address(self) -> tuple[str, int]:
+        """Rank 0's node and a free port on it."""
+
+    async def weight_specs(self) -> list[TensorSpec]:
+        """Name, dtype and shape of every tensor, in the order in which they are sent."""
+
+    async def init_weight_group(self, group: WeightGroup) -> None:
+        """Open the process group as its rank 0; returns when all members have joined."""
+
+    async def broadcast_weights(self) -> None:
+        """Send every tensor to the group."""
+
+    async def close_weight_group(self) -> None:
+        """Leave the process group."""
+
+
+class WeightSink(Protocol):
+    """The engines' side of a weight update.
+
+    await sink.receive(DiskUpdate("weights/3"), "3")  # engines are paused meanwhile
+    await rollouts.updated(3)  # groups are leased under version 3 from now on
+    """
+
+    async def epoch(self) -> tuple[str, ...]:
+        """Names of the engines that would take an update now; an engine that was away has a new one."""
+
+    async def join_weight_group(self, group: WeightGroup) -> None:
+        """Every engine joins; returns when all members have."""
+
+    async def leave_weight_group(self, name: str) -> None:
+        """Every engine leaves."""
+
+    async def receive(self, update: DiskUpdate | BroadcastUpdate, version: str) -> None:
+        """Every engine takes the weights and labels them `version`."""
+
+
+class WeightTransfer(Protocol):
+    """Carries weights from the trainer to the engines."""
+
+    async def send(self, version: int) -> None:
+        """Bring all engines to the trainer's current weights."""
+
+
+@dataclass(frozen=True, slots=True)
+class Components:
+    """A started run. Without `weights` there are no engines: the rollouts come from a dump."""
+
+    rollouts: Rollouts
+    trainer: Trainer
+    weights: WeightTransfer | None
+
+
+Start = Callable[[RunSettings, RunFolder, Found | None, Progress], AbstractAsyncContextManager[Components]]
+"""Starts every part, going on from a checkpoint if one is found, and stops every one at the end, whatever ends it."""
+
+
+@contextmanager
+def within(seconds: float, what: str) -> Iterator[None]:
+    """A deadline, and a name for what is waited for in what goes wrong.
+
+    Raises:
+        AgentRLError: the deadline passed, or a part was lost.
+    """
+    try:
+        with anyio.fail_after(seconds) as scope:
+            yield
+    except TimeoutError as error:
+        if not scope.cancelled_caught:
+            raise
+        raise AgentRLError(f"{what} took longer than {seconds:g} s") from error
+    except ComponentLost as error:
+        raise AgentRLError(f"{what} failed: {error}") from error.__cause__

@@ -1,0 +1,1 @@
+"""HTTP that our servers share: limits, origin checks, errors."""

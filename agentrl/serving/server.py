@@ -1,0 +1,244 @@
+"""Serving an ASGI application that knows no passwords: what every server of ours refuses, bounds and ends by.
+
+1. A page in somebody's browser cannot drive it. A foreign `Origin` gets 403; a `Host` with a domain (which anybody's DNS
+   may point here), and not one that the server was given, 421. WebSockets are no way around. A body that is not declared
+   as JSON is refused.
+2. A client cannot make it hold or do more than the constants below say, nor hold others up: what is too large gets 413,
+   what comes too slowly 408, JSON that nests too deeply 400. Each names its limit.
+3. SIGTERM and SIGINT end the process within `GRACE` seconds, whatever its threads are doing.
+"""
+
+import asyncio
+import gc
+import math
+import re
+import signal
+import socket
+import sys
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractContextManager, asynccontextmanager, nullcontext
+from functools import partial
+from types import FrameType
+from typing import Any, TypeVar
+
+import anyio
+import orjson
+import uvicorn
+from anyio import to_thread
+from starlette.datastructures import Headers
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import JSONResponse, Response
+from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.websockets import WebSocketClose
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+from agentrl.errors import SettingsError
+
+MAX_HEAD = 1 << 16
+"""Bytes of a request's first line and headers."""
+MAX_BODY = 16 << 20
+"""Bytes of a request's body: two million token ids."""
+MAX_DEPTH, MAX_MARKS = 64, 1 << 18
+"""How deeply JSON may nest, and how many of [, { and : a body may have, those in strings included: they, not numbers, make
+decoding slow, and nobody else runs meanwhile."""
+LARGE = 1 << 15
+"""Bytes from which on a body is worked on beside the event loop, one body at a time."""
+READ_TIMEOUT = 30
+"""Seconds in which a head must be here (from the connection or the answer before it), and then its body."""
+GRACE = 4
+CLIENT_GONE = 499
+"""Nobody reads this status; it is what proxies log for a client that closed the connection."""
+
+_HERE = re.compile(r"([\w-]+|[\d.]+|\[[\da-f:.]+\])(:\d+)?")
+"""A `Host` that no public DNS has: an address, or a name without a domain."""
+_NEAR = re.compile(r"https?://(localhost|127(\.\d+){3}|\[::1\])(:\d+)?")
+_CLOSE, _BACKLOG = {"connection": "close"}, 4096
+T = TypeVar("T")
+
+
+class Guarded:
+    """`app` behind the checks of a request's sender; `host` is the name or address that the server listens on."""
+
+    def __init__(self, app: ASGIApp, host: str) -> None:
+        self._app, self._names = app, {host.lower(), socket.gethostname().lower()}
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """See ASGI."""
+        refused = None if scope["type"] == "lifespan" else self._refused(Headers(scope=scope))
+        if refused and scope["type"] == "websocket":
+            await WebSocketClose(reason="refused")(scope, receive, send)
+        else:
+            await (refused or self._app)(scope, receive, send)
+
+    def _refused(self, headers: Headers) -> Response | None:
+        host, origin = headers.get("host", "localhost").lower(), headers.get("origin")
+        if not _HERE.fullmatch(host) and host.partition(":")[0] not in self._names:
+            said = f"this server is not known as {host!r:.100}; ask it by IP address, or start it with --host NAME"
+            return JSONResponse({"error": {"message": said}}, 421, _CLOSE)
+        if not _NEAR.fullmatch(origin) if origin else headers.get("sec-fetch-site") == "cross-site":
+            said = f"pages of {origin or 'another site'} may not use this server, only programs may"
+            return JSONResponse({"error": {"message": said}}, 403, _CLOSE)
+        return None
+
+
+async def read_json(request: Request) -> Any:
+    """The decoded body; None if there is none. Raises ValueError: it is not declared as JSON, is no JSON, or nests too
+    deeply. HTTPException: it is too large or too slow, or the client has gone."""
+    raw = await _body(request)
+    declared = request.headers.get("content-type", "nothing")
+    if raw and declared.partition(";")[0].strip().lower() != "application/json":
+        raise ValueError(f"expected a body sent as content-type application/json, got {declared:.100}")
+    return await aside(request, _decode, raw) if raw else None
+
+
+async def _body(request: Request) -> bytes:
+    """Of a body too large more is read than is kept, so that the client has sent it and reads the answer."""
+    chunks, size = [], 0
+    try:
+        with anyio.fail_after(READ_TIMEOUT):
+            async for chunk in request.stream():
+                size += len(chunk)
+                if size <= MAX_BODY:
+                    chunks.append(chunk)
+                elif size > 2 * MAX_BODY:
+                    break
+    except TimeoutError:
+        raise HTTPException(408, f"the body was not here within {READ_TIMEOUT} s; send it at once", _CLOSE) from None
+    except ClientDisconnect:
+        raise HTTPException(CLIENT_GONE, "the client has gone") from None
+    if size > MAX_BODY:
+        raise HTTPException(413, f"a body may have {MAX_BODY} bytes; send its prompts in several requests", _CLOSE)
+    return b"".join(chunks)
+
+
+def _decode(raw: bytes) -> Any:
+    brackets = raw.count(b"[") + raw.count(b"{")
+    if (marks := brackets + raw.count(b":")) > MAX_MARKS:
+        raise ValueError(f"a body may have {MAX_MARKS} of the characters [ {{ and :, got {marks}; send several bodies")
+    found = orjson.loads(raw)
+    level = [found] if brackets > MAX_DEPTH else []
+    for _ in range(MAX_DEPTH if level else 0):
+        containers = [value for value in level if isinstance(value, dict | list)]
+        level = [member for c in containers for member in (c.values() if isinstance(c, dict) else c)]
+    if any(isinstance(value, dict | list) for value in level):
+        raise ValueError(f"JSON may nest {MAX_DEPTH} levels deep; send a flatter body")
+    return found
+
+
+async def aside(request: Request, work: Callable[..., T], *args: Any) -> T:
+    """`work(*args)` for this request: here if its body is small, else in a thread, one at a time."""
+    if int(request.headers.get("content-length", LARGE)) < LARGE:
+        return work(*args)
+    if not hasattr(request.app.state, "lane"):
+        request.app.state.lane = anyio.CapacityLimiter(1)
+    return await to_thread.run_sync(partial(work, *args), limiter=request.app.state.lane)
+
+
+class _Protocol(HttpToolsProtocol):
+    """uvicorn's, except that a head is bounded, and that only a whole one ends the wait for a request."""
+
+    _head = -math.inf
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self.timeout_keep_alive_task = self.loop.call_later(READ_TIMEOUT, self.timeout_keep_alive_handler)
+
+    def on_message_begin(self) -> None:
+        super().on_message_begin()
+        self._head = 0
+
+    def on_headers_complete(self) -> None:
+        super().on_headers_complete()
+        self._head = -math.inf
+
+    def data_received(self, data: bytes) -> None:
+        known, waiting, self.timeout_keep_alive_task = self.cycle, self.timeout_keep_alive_task, None
+        super().data_received(data)
+        self._head += len(data)
+        if self.transport.get_protocol() is not self:  # it is a WebSocket now, which may wait
+            if waiting is not None:
+                waiting.cancel()
+        elif self.cycle is known:
+            self.timeout_keep_alive_task = waiting
+        elif waiting is not None:
+            waiting.cancel()
+        if self._head > MAX_HEAD:
+            self.transport.close()
+
+
+class _Server(uvicorn.Server):
+    """uvicorn, except that nothing keeps it from ending."""
+
+    on_signal: Callable[[], None]
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        if not self.should_exit:
+            # The kernel's alarm needs neither the event loop nor the interpreter's lock.
+            signal.signal(signal.SIGALRM, signal.SIG_DFL)
+            signal.alarm(GRACE)
+            self.on_signal()
+        super().handle_exit(sig, frame)
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """The address, taken, for `serve`: before anything is loaded. Port 0 is a free one. Raises SettingsError: the port
+    is taken, or the address is not this machine's."""
+    listener = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind((host, port))
+    except OSError as error:
+        listener.close()
+        said = f"cannot listen on {host}:{port}: {error.strerror}; choose another --port or --host"
+        raise SettingsError(said) from error
+    return listener
+
+
+def serve(
+    app: ASGIApp, listener: socket.socket, host: str, *, ready: str, on_signal: Callable[[], None] = lambda: None
+) -> None:
+    """Serve `app`, guarded, until a signal comes.
+
+    Args:
+        ready: the line for stdout when it listens, with {url}.
+        on_signal: called at once when the signal comes, so that what waits for an answer can get one.
+    """
+    server = _Server(_config(app, host, log_level="warning"))
+    server.on_signal = on_signal
+    # The event loop must not wait long for a thread that works, nor anybody for the collector to look at what stays.
+    sys.setswitchinterval(0.0005)
+    gc.freeze()
+    sys.stdout.write(ready.format(url=_opened(listener)) + "\n")
+    sys.stdout.flush()
+    server.run([listener])
+
+
+@asynccontextmanager
+async def served(app: ASGIApp, listener: socket.socket, host: str) -> AsyncIterator[str]:
+    """Serve `app`, guarded, in this event loop for the length of the context; gives its URL. Signals are left alone."""
+    server = _Beside(_config(app, host, log_config=None))
+    url, task = _opened(listener), asyncio.create_task(server.serve([listener]))
+    try:
+        yield url
+    finally:
+        server.should_exit = True
+        with anyio.CancelScope(shield=True):
+            await task
+
+
+class _Beside(uvicorn.Server):
+    def capture_signals(self) -> AbstractContextManager[None]:  # type: ignore[override]
+        return nullcontext()
+
+
+def _config(app: ASGIApp, host: str, **logging: Any) -> uvicorn.Config:
+    config = uvicorn.Config(Guarded(app, host), http=_Protocol, access_log=False, backlog=_BACKLOG, **logging)
+    config.timeout_keep_alive, config.timeout_graceful_shutdown = READ_TIMEOUT, 1
+    return config
+
+
+def _opened(listener: socket.socket) -> str:
+    listener.listen(_BACKLOG)
+    address, port = listener.getsockname()[:2]
+    return f"http://[{address}]:{port}" if ":" in address else f"http://{address}:{port}"

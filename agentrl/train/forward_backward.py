@@ -1,0 +1,191 @@
+"""ForwardBackward over a batch: from what a model says of each microbatch to log-probs, a step's loss and its statistics.
+
+The loss of a step is `sum(weight * token loss)` over the whole step, with weights fixed beforehand. Gradients are plain sums
+over microbatches, data-parallel and context-parallel ranks, under every layout: a backend divides by nothing.
+"""
+
+from abc import ABC, abstractmethod
+from collections import defaultdict
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from numpy.typing import NDArray
+from torch import Tensor
+
+from agentrl.algorithms.base import TokenLoss, need
+from agentrl.algorithms.ops.corrections import mismatch_sums
+from agentrl.numerics.batch_invariant import batch_invariant
+from agentrl.train.batch import TrainBatch
+from agentrl.train.hooks import Microbatch, TrainHooks
+from agentrl.train.logprobs import SamplingSupport, token_log_probs
+from agentrl.train.microbatches import MicrobatchTensors, OutputPositions, Packer
+from agentrl.train.objective import StepInputs
+from agentrl.train.packing import PackingPlan
+from agentrl.train.ranks import Ranks
+
+OnOutput = Callable[[Tensor, MicrobatchTensors], Any]
+"""Takes the model's output at a microbatch's rows: [n, vocabulary of this rank], of a critic [n, 1]."""
+Learned = tuple[Tensor, dict[str, Tensor]]
+"""A microbatch's loss, which is to be differentiated, and the sums of its statistics."""
+
+
+@dataclass(slots=True, kw_only=True)
+class ForwardBackward(ABC):
+    """Runs one model over batches; with batch_invariant its forward passes are those of `agentrl.numerics.batch_invariant`."""
+
+    model: Any
+    packer: Packer
+    vocab: int
+    temperature: float
+    hooks: TrainHooks
+    batch_invariant: bool = False
+
+    @abstractmethod
+    def run(
+        self, batch: TrainBatch, plan: PackingPlan, rows: OutputPositions, on_output: OnOutput, *, learns: bool
+    ) -> list[Any]:
+        """Take this rank's microbatches through the model; returns what `on_output` makes of each where the model ends
+        here. If it `learns`, `on_output` gives `Learned`: the loss's gradients are added up over all ranks into the
+        model's, and the sums are returned."""
+
+    @property
+    def vocab_group(self) -> dist.ProcessGroup | None:
+        """The ranks that the vocabulary is cut over."""
+        return None
+
+    def whole(self, logits: Tensor) -> Tensor:
+        """[n, vocabulary] of this rank's part of it."""
+        return logits
+
+    def from_end(self, found: Any) -> Any:
+        """What the ranks on which the model ends have found, on every rank of theirs."""
+        return found
+
+    @torch.no_grad()
+    def log_probs(self, batch: TrainBatch, plan: PackingPlan, rows: OutputPositions) -> NDArray[np.float32]:
+        """Log-probs [R] of the response tokens (0 for those that `rows` leaves out), the same on every rank."""
+
+        def score(logits: Tensor, mb: MicrobatchTensors) -> tuple[Tensor, Tensor]:
+            return mb.response_index, self._score(logits, mb, batch)[0]
+
+        return self._everywhere(batch, self.run(batch, plan, rows, score, learns=False))
+
+    @torch.no_grad()
+    def values(self, batch: TrainBatch, plan: PackingPlan) -> NDArray[np.float32]:
+        """A critic's values [R] before each trained token, 0 elsewhere, the same on every rank."""
+        found = self.run(batch, plan, "trained", lambda out, mb: (mb.response_index, out[:, 0]), learns=False)
+        return self._everywhere(batch, found)
+
+    def _everywhere(self, batch: TrainBatch, pairs: list[tuple[Tensor, Tensor]]) -> NDArray[np.float32]:
+        out = torch.zeros(len(batch.loss_mask), dtype=torch.float32, device=self.packer.device)
+        for response_index, found in pairs:
+            out[response_index] = found
+        dist.all_reduce(out, group=self.ranks.dp_cp_group)
+        whole: NDArray[np.float32] = self.from_end(out.cpu().numpy())
+        return whole
+
+    def gradients(self, plan: PackingPlan, inputs: StepInputs) -> tuple[dict[str, float], NDArray[np.float32]]:
+        """Add one step's gradients into the model's.
+
+        Returns:
+            The loss and its weighted statistics; the log-probs [R] that it was of, 0 where masked, on every rank.
+        """
+        batch, algorithm = inputs.batch, inputs.algorithm
+        seen: list[tuple[Tensor, Tensor]] = []
+
+        def loss(logits: Tensor, mb: MicrobatchTensors) -> Learned:
+            log_probs, entropy = self._score(logits, mb, batch)
+            seen.append((mb.response_index, log_probs.detach()))
+            part = Microbatch(batch, inputs, mb.samples, mb.response_index, self._join)
+            view = inputs.view(mb.response_index, log_probs, entropy, self._join, self.hooks.amend(part))
+            if self.hooks.takes_logits:
+                loss, sums = self._hooked(part, logits)
+            else:
+                loss, sums = _weighted(algorithm.token_loss(view), inputs, mb.response_index)
+            sums["computed_tokens"] = torch.tensor(mb.computed / self.ranks.cp, dtype=torch.float64, device=loss.device)
+            if view.rollout_log_probs is not None:
+                sums |= mismatch_sums(view, engine_is_old=bool(algorithm.settings.use_rollout_logprobs))
+            return loss, sums
+
+        rows: OutputPositions = "response" if self.hooks.takes_logits else "trained"
+        totals = self._reduce(self.run(batch, plan, rows, loss, learns=True))
+        computed = totals.pop("computed_tokens")
+        shares = {"computed_tokens_share": computed, "copied_tokens_share": computed - plan.distinct}
+        return totals | {name: tokens / plan.tokens for name, tokens in shares.items()}, self._everywhere(batch, seen)
+
+    def value_gradients(self, plan: PackingPlan, inputs: StepInputs) -> dict[str, float]:
+        """As `gradients`, of a critic's loss."""
+        old, returns = inputs.per_token["values"], need(inputs.returns, "returns", "a critic")
+
+        def loss(out: Tensor, mb: MicrobatchTensors) -> Learned:
+            found = inputs.algorithm.value_loss(out[:, 0], old[mb.response_index], returns[mb.response_index])
+            return _weighted(found, inputs, mb.response_index)
+
+        return self._reduce(self.run(inputs.batch, plan, "trained", loss, learns=True))
+
+    @property
+    def ranks(self) -> Ranks:
+        return self.packer.ranks
+
+    def _score(self, logits: Tensor, mb: MicrobatchTensors, batch: TrainBatch) -> tuple[Tensor, Tensor]:
+        kept = None
+        if batch.support_ids is not None and (sets := batch.sampling_support(mb.response_index.cpu().numpy())):
+            kept = SamplingSupport(torch.from_numpy(sets[0]).to(logits.device, torch.int64), torch.from_numpy(sets[1]))
+        group, temperature = self.vocab_group, self.temperature
+        with batch_invariant(self.batch_invariant):
+            return token_log_probs(
+                logits, mb.targets, group=group, vocab=self.vocab, temperature=temperature, kept=kept
+            )
+
+    def _hooked(self, part: Microbatch, logits: Tensor) -> Learned:
+        """As `_weighted`, of a hook's loss, which every rank of a sample computes whole."""
+        loss, stats = self.hooks.loss(part, self.whole(logits)[:, : self.vocab].float())
+        share = loss / self.ranks.cp
+        sums = {name: value / self.ranks.cp for name, value in stats.items()} | {"loss": share.detach().double()}
+        return share, sums
+
+    def _join(self, sums: Tensor) -> Tensor:
+        joined: Tensor = sums if self.ranks.cp == 1 else _Joined.apply(sums, self.ranks.cp_group)
+        return joined
+
+    def _reduce(self, found: list[Mapping[str, Tensor]]) -> dict[str, float]:
+        totals: dict[str, float] = {}
+        if found:  # on the ranks on which the model ends; they have a microbatch each
+            zero = torch.zeros((), dtype=torch.float64, device=self.packer.device)
+            sums: dict[str, Tensor] = defaultdict(lambda: zero)
+            for entry in found:
+                for name, value in entry.items():
+                    sums[name] = sums[name] + value
+            names = sorted(sums)
+            vector = torch.stack([sums[name] for name in names])
+            dist.all_reduce(vector, group=self.ranks.dp_cp_group)
+            totals = dict(zip(names, vector.tolist(), strict=True))
+        everywhere: dict[str, float] = self.from_end(totals)
+        return everywhere
+
+
+def _weighted(found: TokenLoss, inputs: StepInputs, response_index: Tensor) -> Learned:
+    """The sum of the losses of the tokens at `response_index`, and the sums of their statistics."""
+    weights = inputs.weights[response_index]
+    loss, means = (found.loss * weights).sum(), weights / inputs.total_weight
+    sums = {name: (value.double() * means).sum() for name, value in found.stats.items()}
+    sums["loss"] = loss.detach().double()
+    return loss, sums
+
+
+class _Joined(torch.autograd.Function):
+    """Sums over the ranks that hold parts of the same samples; every rank's loss reads them, so gradients add up too."""
+
+    @staticmethod
+    def forward(ctx: Any, sums: Tensor, group: dist.ProcessGroup) -> Tensor:
+        ctx.group, total = group, sums.clone()
+        dist.all_reduce(total, group=group)
+        return total
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
+        return _Joined.apply(grads[0], ctx.group), None

@@ -1,0 +1,98 @@
+"""Forward and backward passes through megatron's schedules. Megatron is told to scale nothing:
+`calculate_per_token_loss` with a gradient finaliser that divides by nothing."""
+
+import functools
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from megatron.core.distributed import finalize_model_grads
+from megatron.core.pipeline_parallel import get_forward_backward_func
+from megatron.core.tensor_parallel.mappings import gather_from_tensor_model_parallel_region
+from torch import Tensor
+
+from agentrl.numerics.batch_invariant import batch_invariant
+from agentrl.train.batch import TrainBatch
+from agentrl.train.forward_backward import ForwardBackward, OnOutput
+from agentrl.train.megatron.attention import MegatronPack, Rope
+from agentrl.train.megatron.families import Mixture
+from agentrl.train.megatron.layout import ParallelLayout
+from agentrl.train.megatron.model import output_rows
+from agentrl.train.microbatches import MicrobatchTensors, OutputPositions
+from agentrl.train.packing import PackingPlan
+from agentrl.train.routing import routing_of
+
+
+@dataclass(slots=True, kw_only=True)
+class MegatronForwardBackward(ForwardBackward):
+    """`model` is wrapped for data parallelism, `config` is its TransformerConfig."""
+
+    config: Any
+    layout: ParallelLayout
+    rope: Rope
+    mixture: Mixture | None = None
+
+    def __post_init__(self) -> None:
+        self.config.finalize_model_grads_func = _finalize
+
+    def run(
+        self, batch: TrainBatch, plan: PackingPlan, rows: OutputPositions, on_output: OnOutput, *, learns: bool
+    ) -> list[Any]:
+        half = {"fp32_output": False} if self.config.bf16 else {}  # `token_log_probs` widens logits chunk by chunk
+
+        def forward(iterator: Iterator[MicrobatchTensors], model: torch.nn.Module) -> tuple[Tensor, Any]:
+            with batch_invariant(self.batch_invariant):
+                mb = next(iterator)
+                cos, sin = self.rope.angles(mb.positions[0], self.config.params_dtype)
+                output_rows(model, mb.rows)
+                packed = MegatronPack(parts=mb.parts, order=mb.order, cos=cos, sin=sin, routing=self._routing(mb))
+                out = model(mb.tokens, mb.positions, None, packed_seq_params=packed, **half)
+            return out, functools.partial(_found, on_output=on_output, mb=mb)
+
+        found: list[Any] = get_forward_backward_func()(
+            forward_step_func=forward,
+            data_iterator=self.packer.microbatches(batch, plan, rows),
+            model=[self.model],
+            num_microbatches=plan.num_microbatches,
+            seq_length=1,
+            micro_batch_size=1,
+            forward_only=not learns,
+            collect_non_loss_data=not learns,
+        )
+        return found
+
+    def _routing(self, mb: MicrobatchTensors) -> Tensor | None:
+        """Of the tokens that this rank's routers see; under sequence parallelism a part of the context-parallel rank's."""
+        if mb.routing is None:
+            return None
+        mixture = self.mixture
+        sizes = (mixture.layers, mixture.experts, mixture.topk) if mixture else ((), 0, 0)
+        routing = routing_of(mb.routing, *sizes)
+        return routing.chunk(self.layout.tp)[self.layout.tp_rank] if self.config.sequence_parallel else routing
+
+    @property
+    def vocab_group(self) -> dist.ProcessGroup:
+        return self.layout.tp_group
+
+    def whole(self, logits: Tensor) -> Tensor:
+        return gather_from_tensor_model_parallel_region(logits, group=self.layout.tp_group)
+
+    def from_end(self, found: Any) -> Any:
+        if self.layout.pp == 1:
+            return found
+        box = [found]
+        dist.broadcast_object_list(box, src=self.layout.pp_ranks[-1], group=self.layout.pp_group)
+        return box[0]
+
+
+def _found(out: Tensor, *, on_output: OnOutput, mb: MicrobatchTensors, non_loss_data: bool = False) -> Any:
+    """As megatron takes it: what to collect, of a model that learns after the loss and what to divide that by."""
+    found = on_output(out[0], mb)
+    return found if non_loss_data else (found[0], torch.ones((), dtype=torch.int, device=found[0].device), found[1])
+
+
+def _finalize(model: list[torch.nn.Module], _num_tokens: Tensor | None = None, **kwargs: Any) -> None:
+    """Megatron's gradient reductions without its division by the number of tokens."""
+    finalize_model_grads(model, None, **kwargs)

@@ -1,0 +1,255 @@
+"""Models in one trainer process: a slot is one model with everything that belongs to it.
+
+1. Slots share the `ModelContext` and nothing else, so another model is another slot. What a framework makes of a model is its
+   `Network`.
+2. The random state is restored only under the layout that saved it; elsewhere the seed's stands.
+3. The critic's part is a checkpoint in the actor's, so that it does not matter which processes wrote it. A reference that
+   has followed the actor is in the actor's checkpoint; before, it is what `--ref-load` says.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import shutil
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.distributed.checkpoint.api import CheckpointException
+
+from agentrl.algorithms.ops.corrections import check_agreement
+from agentrl.errors import CheckpointError, TrainError
+from agentrl.runfolder import CRITIC
+from agentrl.train.batch import TrainBatch
+from agentrl.train.checkpoints import Identity, read_manifest, replace_folder, writing
+from agentrl.train.hf import HFFolder
+from agentrl.train.learning_rate import end_of_decay
+from agentrl.train.microbatches import OutputPositions, inputs_of
+from agentrl.train.network import ModelContext, attention_crossover, frozen
+from agentrl.train.objective import StepInputs
+from agentrl.train.packing import PackingPlan, make_plan
+from agentrl.train.tree import SharedPrefixes
+
+_REFERENCE = "reference"
+
+
+class ModelState:
+    """A model that stays as it lies in `folder`, on the device, without gradients: the reference, a teacher."""
+
+    ends_in_values: ClassVar[bool] = False
+    learns: ClassVar[bool] = False
+
+    def __init__(self, folder: HFFolder, place: ModelContext) -> None:
+        self.folder, self.place = folder, place
+        self.network = place.network(folder, place, values=self.ends_in_values, learns=self.learns)
+        self.shape, self.forward_backward = self.network.shape, self.network.forward_backward
+
+    def plan(self, batch: TrainBatch) -> PackingPlan:
+        """Who computes what of `batch`, the same on every rank. Raises TrainError: an embedding would read past its
+        end, or under tensor parallelism silently give zeros."""
+        if (highest := int(batch.tokens.max(initial=0))) >= self.shape.vocab:
+            raise TrainError(
+                f"the samples hold token id {highest}, but the vocabulary of {self.folder.path} has {self.shape.vocab}; "
+                "were they made with another model's tokenizer?"
+            )
+        chosen, dp = self.place.settings, self.place.ranks.dp
+        inputs = inputs_of(batch)
+        self.network.check(max(map(len, inputs), default=0))
+        prefixes = SharedPrefixes.of(inputs) if chosen.share_prefixes else None
+        cp, most = chosen.context_parallel_size, chosen.max_tokens_per_gpu
+        return make_plan(
+            list(map(len, inputs)),
+            dp,
+            prefixes=prefixes,
+            max_tokens=most and most * cp,
+            micro_batch_size=chosen.micro_batch_size,
+            alignment=2 * cp if cp > 1 else 1,  # context parallelism cuts each run of tokens into 2 * cp equal chunks
+            balance=chosen.balance_data,
+            attention_crossover=attention_crossover(self.shape),
+        )
+
+    def log_probs(self, batch: TrainBatch, rows: OutputPositions) -> NDArray[np.float32]:
+        """Natural-log probabilities [R] in the batch's flat response layout, 0 where `rows` leaves out, on every rank."""
+        return self.forward_backward.log_probs(batch, self.plan(batch), rows)
+
+    @torch.no_grad()
+    def become(self, other: ModelState) -> None:
+        """Take over the weights of a slot of the same sizes."""
+        theirs = other.network.parameters()
+        for name, parameter in self.network.parameters().items():
+            parameter.copy_(theirs[name])
+
+    def memory(self) -> tuple[list[Tensor], list[Tensor]]:
+        """As `Network.memory`, with the optimizer's where there is one."""
+        return self.network.memory()
+
+
+class UnadaptedModel(ModelState):
+    """The actor without its adapter: the reference of a run that trains one, at no cost of memory."""
+
+    def __init__(self, actor: ModelState) -> None:
+        self.folder, self.place = actor.folder, actor.place
+        self.network, self.shape, self.forward_backward = actor.network, actor.shape, actor.forward_backward
+
+    def log_probs(self, batch: TrainBatch, rows: OutputPositions) -> NDArray[np.float32]:
+        with self.network.unadapted():
+            return super().log_probs(batch, rows)
+
+    def memory(self) -> tuple[list[Tensor], list[Tensor]]:
+        return [], []
+
+
+class TrainedModel(ModelState):
+    """A model that learns; `total_steps` as the backend's.
+
+    Attributes:
+        seen: the log-probs [R] of the last step's tokens before the step, 0 where masked, on every rank.
+    """
+
+    learns = True
+    seen: NDArray[np.float32]
+
+    def __init__(self, folder: HFFolder, place: ModelContext, total_steps: int | None) -> None:
+        super().__init__(folder, place)
+        self.optimizer = self.network.optimizer(total_steps)
+
+    def memory(self) -> tuple[list[Tensor], list[Tensor]]:
+        kept, anew = super().memory()
+        return kept + self.optimizer.memory(), anew
+
+    def step(self, inputs: StepInputs, number: int) -> dict[str, float]:
+        """Take optimizer step `number` (from 0) on the whole of the inputs' batch; returns the loss and its statistics.
+        Raises TrainError: the loss or the gradient is not finite, or the engine's log-probs are too far from the
+        trainer's; the weights are as before."""
+        self.network.zero_grad()
+        self.optimizer.inner.zero_grad()
+        before = 0 if self.ends_in_values else self.place.settings.actor_starts
+        self.place.hooks.before_step(before + number, self.network.model, self.optimizer.inner)
+        metrics, origin = self._gradients(inputs), inputs.algorithm.origin
+        if not math.isfinite(metrics["loss"]):
+            raise TrainError(
+                f"optimizer step {number}: the loss of {origin} is {metrics['loss']}; the weights were left "
+                "as they are. Look at the batch's log-probs, advantages and rewards"
+            )
+        check_agreement(metrics, self.place.settings.ci_train_rollout_logprob_abs_diff_threshold)
+        try:
+            return metrics | self.optimizer.step(number)
+        except TrainError as error:
+            raise TrainError(f"{origin}: {error}") from error
+
+    def _gradients(self, inputs: StepInputs) -> dict[str, float]:
+        metrics, self.seen = self.forward_backward.gradients(self.plan(inputs.batch), inputs)
+        return metrics
+
+    # ---- its part of a checkpoint -------------------------------------------------------------------------
+
+    @property
+    def identity(self) -> Identity:
+        """What a checkpoint must be of for this slot to take it."""
+        s = self.place.settings
+        kind: dict[str, Any] = {
+            "optimizer": s.optimizer,
+            "distributed_optimizer": s.use_distributed_optimizer,
+            "bf16": s.bf16,
+        }
+        kind |= frozen(s)
+        if s.lora_rank is not None:
+            kind |= {"lora_rank": s.lora_rank, "lora_alpha": s.lora_alpha, "target_modules": list(s.target_modules)}
+        return Identity(self.network.sizes, kind)
+
+    def save(
+        self, path: Path, step: int, critic: TrainedModel | Path | None = None, reference: ModelState | None = None
+    ) -> None:
+        """Write a checkpoint at `path`, replacing one of that name, with the critic's in it or moved into it.
+        Collective. Raises CheckpointError: it could not be written, or there is no form for the optimizer's state;
+        earlier ones are as they were."""
+        ranks, settings = self.place.ranks, self.place.settings
+        stepped = self.optimizer.stepped and not settings.no_save_optim
+        state = self._state(stepped, reference, is_loading=False) | {"rng": self.network.store.random(ranks)}
+        manifest = {"step": step, "stepped": stepped, "layout": ranks.describe(), **dataclasses.asdict(self.identity)}
+        manifest |= {
+            _REFERENCE: reference is not None,
+            "lr_decay_end": end_of_decay(settings, self.optimizer.total_steps),
+        }
+        with writing(path, manifest, leader=ranks.rank == 0, barrier=dist.barrier) as partial:
+            try:
+                self.network.store.save(state, partial)
+            # Torch's writer has no type for a full disk, and no word for it.
+            except (Exception, CheckpointException) as error:
+                free = shutil.disk_usage(partial.parent).free / 2**20
+                raise CheckpointError(
+                    f"{path} could not be written, with {free:.1f} MiB free on its disk: {_last_line(error)}; earlier "
+                    "checkpoints are whole. Make room, or choose another --save, and start the same command again"
+                ) from error
+            if isinstance(critic, TrainedModel):
+                critic.save(partial / CRITIC, step)
+            elif critic is not None and ranks.rank == 0:
+                replace_folder(critic, partial / CRITIC)
+
+    def load(self, path: Path, reference: ModelState | None = None) -> bool:
+        """Restore the checkpoint at `path`; returns whether `reference` was in it. Collective. Without optimizer state
+        in it, the optimizer is as before the first step. Raises CheckpointError: it is not complete, of another model,
+        or damaged."""
+        manifest = read_manifest(path)
+        self.identity.check(path, manifest)
+        ranks, store, stepped = self.place.ranks, self.network.store, manifest["stepped"]
+        followed = reference if manifest.get(_REFERENCE) else None
+        state = self._state(stepped, followed, is_loading=True)
+        if same_layout := manifest["layout"] == ranks.describe():
+            state["rng"] = store.random(ranks)
+        try:
+            loaded = store.load(state, path)
+            self.network.take(loaded["model"])
+            self.optimizer.take(loaded.get("optimizer"))
+            if followed:
+                followed.network.take(loaded[_REFERENCE], f"{_REFERENCE}.")
+            if same_layout:
+                store.restore_random(loaded["rng"])
+        except (Exception, CheckpointException) as error:
+            raise CheckpointError(
+                f"{path} is damaged: {_last_line(error)}; move it away to resume from the checkpoint before it"
+            ) from error
+        return followed is not None
+
+    def _state(self, stepped: bool, reference: ModelState | None, *, is_loading: bool) -> dict[str, Any]:
+        """The backend's state of the model and, if `stepped`, of the optimizer; and of the reference's weights."""
+        state = {"model": self.network.state()}
+        if stepped:
+            state["optimizer"] = self.optimizer.state(state["model"], is_loading=is_loading)
+        if reference is not None:
+            state[_REFERENCE] = reference.network.state(f"{_REFERENCE}.")
+        return state
+
+
+def _last_line(error: BaseException) -> str:
+    """Of torch's report of all ranks, which is a page of tracebacks, the line that says what happened."""
+    return next((line for line in reversed(str(error).splitlines()) if line.strip()), type(error).__name__)
+
+
+class CriticModel(TrainedModel):
+    """A model that ends in one value a token, and learns it: PPO's critic (arXiv:1707.06347)."""
+
+    ends_in_values = True
+
+    def __init__(self, folder: HFFolder, place: ModelContext, total_steps: int | None) -> None:
+        super().__init__(folder, dataclasses.replace(place, settings=place.settings.of_critic), total_steps)
+
+    def values(self, batch: TrainBatch) -> NDArray[np.float32]:
+        """The value before each trained token [R] in the batch's flat response layout, 0 elsewhere, on every rank."""
+        return self.forward_backward.values(batch, self.plan(batch))
+
+    def step(self, inputs: StepInputs, number: int) -> dict[str, float]:
+        try:
+            found = super().step(inputs, number)
+        except TrainError as error:
+            raise TrainError(f"the critic: {error}") from None
+        names = {"loss": "critic/loss", "grad_norm": "critic/grad_norm", "lr": "critic/lr"}
+        return {names.get(name, name): value for name, value in found.items()}
+
+    def _gradients(self, inputs: StepInputs) -> dict[str, float]:
+        return self.forward_backward.value_gradients(self.plan(inputs.batch), inputs)
