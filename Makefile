@@ -4,8 +4,9 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
-# Two tests at a time, those of one file one after another.
-AT_ONCE := -n 2 --dist loadfile
+# Four tests at a time, those of one file one after another, the longest files first (tests/support/order.py): many of
+# them wait for processes, so that four keep two cores busy.
+AT_ONCE := -n 4 --dist loadfile
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
 .PHONY: venv demo example-search example-retool test test-nightly test-sglang test-browser test-without-compat coverage lint docs bench clean

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from agentrl.demo.example import held_out
-from benchmarks.time_to_reward import timed, warmed
+from benchmarks.time_to_reward import timed
 from tests.support.checkout import import_path
 
 EVERY = 5
@@ -55,11 +55,11 @@ Curves = dict[str, dict[str, list[float]]]
 """Success at every evaluation, by algorithm and seed."""
 
 
-def learn(name: str, seed: int, steps: int, cache: Path) -> list[float]:
+def learn(name: str, seed: int, steps: int) -> list[float]:
     """Success at every evaluation of one run, the first before training."""
     with tempfile.TemporaryDirectory() as folder:
         form = {"eval_interval": EVERY, **RECIPES[name]}
-        asked = {"folder": folder, "cache": str(cache), "seed": seed, "steps": steps, "form": form}
+        asked = {"folder": folder, "seed": seed, "steps": steps, "form": form}
         command = [sys.executable, "-m", "benchmarks.time_to_reward", "--one", json.dumps(asked)]
         timed(command, {**os.environ, "PYTHONPATH": import_path(), "HF_HUB_OFFLINE": "1"})
         return held_out(Path(folder), "reward")
@@ -102,7 +102,6 @@ def main() -> None:
     parser.add_argument("--only", nargs="*", choices=list(RECIPES), default=list(RECIPES), help="none: only --plot")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1])
     parser.add_argument("--steps", type=int, default=30)
-    parser.add_argument("--cache", type=Path, default=Path("runs/cache"), help="where warm-started models are")
     parser.add_argument("--json", type=Path, default=Path("runs/algorithms.json"), help="where the curves are kept")
     parser.add_argument("--plot", type=Path, help="an SVG of all curves that are kept")
     options = parser.parse_args()
@@ -110,8 +109,7 @@ def main() -> None:
     print("| algorithm, seed | " + " | ".join(str(at) for at in range(0, options.steps + 1, EVERY)) + " | learned |")
     for name in options.only:
         for seed in options.seeds:
-            warmed(options.cache, seed)
-            success = learn(name, seed, options.steps, options.cache)
+            success = learn(name, seed, options.steps)
             curves.setdefault(name, {})[str(seed)] = success
             options.json.parent.mkdir(parents=True, exist_ok=True)
             options.json.write_text(json.dumps(curves, indent=1) + "\n")

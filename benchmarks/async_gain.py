@@ -35,7 +35,7 @@ from agentrl.config import RunSettings
 from agentrl.observability.metrics import MetricsLogger
 from agentrl.observability.progress import Progress
 from agentrl.run.driver import Driver, open_folder
-from agentrl.run.parts import Batch, Parts, Trainer
+from agentrl.run.protocols import Batch, Components, Trainer
 from benchmarks.async_bound import Load, Played, Span, bound, share, synchronous_seconds, window
 from benchmarks.delay_engine import LONGEST_ANSWER, delay_engine
 from benchmarks.slow_tools import DRAWS, LOAD, RECORD
@@ -82,9 +82,9 @@ class Stretched(Trainer):
         self.spans: list[Span] = []
         self.worked: list[float] = []
 
-    async def train(self, batch: Batch, steps: int) -> Mapping[str, float]:
+    async def train(self, batch: Batch, step: int) -> Mapping[str, float]:
         began = time.monotonic()
-        metrics = await self._real.train(batch, steps)
+        metrics = await self._real.train(batch, step)
         self.worked.append(time.monotonic() - began)
         await anyio.sleep(max(0.0, self._seconds - self.worked[-1]))
         self.spans.append((began, time.monotonic()))
@@ -131,7 +131,7 @@ def row_settings(plan: Plan, folder: Path, url: str) -> RunSettings:
             "lr": 1e-4,
             "use_dynamic_batch_size": True,
             "max_tokens_per_gpu": 16_384,
-            "ledger_keep": "always",
+            "ledger_retention": "always",
             "use_tensorboard": False,
             "train_threads": 1,
             "device": "cpu",
@@ -166,7 +166,7 @@ def run(plan: Plan, folder: Path, url: str) -> dict[str, Any]:
         ):
             async with start(settings, opened, None, progress) as parts:
                 trainers.append(Stretched(parts.trainer, load.train_seconds, plan.steps))
-                stretched = Parts(parts.rollouts, trainers[0], parts.weights)
+                stretched = Components(parts.rollouts, trainers[0], parts.weights)
                 await Driver(settings, stretched, opened, logger, progress).run()
 
     with suppress(Enough):

@@ -45,7 +45,7 @@ def grown(chat: Chat, tokens: int) -> Any:
     ids, result = turn(chat), [{"role": "tool", "content": RESULT}]
     length = len(session.prompt_ids)
     while length < tokens:
-        session.sampled(ids)
+        session.append_model_turn(ids)
         length += len(ids) + len(session.extend(result).env)
     return session
 
@@ -57,7 +57,7 @@ def measure(name: str, history: int) -> tuple[int, float, float, float]:
     ids, result = turn(chat), [{"role": "tool", "content": RESULT}]
 
     def one_turn() -> Any:
-        session.sampled(ids)
+        session.append_model_turn(ids)
         return session.extend(result)
 
     delta = one_turn()

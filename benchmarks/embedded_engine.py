@@ -27,9 +27,9 @@ from torch.nn.functional import linear, scaled_dot_product_attention
 
 from agentrl.engine.embedded import kernels
 from agentrl.engine.embedded.core import Engine
-from agentrl.engine.embedded.job import Job
 from agentrl.engine.embedded.model import for_serving
-from agentrl.engine.embedded.params import SamplingParams
+from agentrl.engine.embedded.params import RequestSampling
+from agentrl.engine.embedded.sequence import SequenceState
 from agentrl.engine.embedded.stopping import StopRules
 
 VOCABULARY, CONTEXT, GROUP = 4096, 1024, 8
@@ -91,9 +91,9 @@ class Embedded:
         self.engine.flush()
 
     def generate(self, prompts: Sequence[Ids], new: int) -> list[Ids]:
-        params = SamplingParams(max_new_tokens=new, temperature=0.9, top_p=0.95)
+        params = RequestSampling(max_new_tokens=new, temperature=0.9, top_p=0.95)
         jobs = [
-            Job(str(i), ids, params, StopRules(params, eos=frozenset(), limit=new, decode=None), seed=i)
+            SequenceState(str(i), ids, params, StopRules(params, eos=frozenset(), limit=new, decode=None), seed=i)
             for i, ids in enumerate(prompts)
         ]
         for job in jobs:

@@ -22,7 +22,12 @@ ROLES = ("driver", "rollout_worker", "trainer", "engine")
 def resident(pids: list[int]) -> float:
     """MiB of these processes; an engine's is its guard's child."""
     found = [psutil.Process(pid) for pid in pids]
-    guarded = [child for process in found if "guard.py" in " ".join(process.cmdline()) for child in process.children()]
+    guarded = [
+        child
+        for process in found
+        if "parent_watchdog.py" in " ".join(process.cmdline())
+        for child in process.children()
+    ]
     return float(sum(process.memory_info().rss for process in found + guarded)) / 2**20
 
 

@@ -2,8 +2,8 @@
 
     python -m benchmarks.off_policy [--seeds 0 1 2] [--steps 20] [--lr 6e-4] [--staleness 4] [--only tis mis]
 
-1. Each form is one run for each seed from the demo's warm-started model, one after the other, and differs from the demo
-   in learning rate, staleness and correction only. A seed's first run makes its model.
+1. Each form is one run for each seed from the demo's model, one after the other, and differs from the demo
+   in learning rate, staleness and correction only.
 2. Success is that on held-out problems after half of the steps and at the end. Means over the last half of the rollouts: `stale` (staleness), `off` (mean
    |log trainer - log engine|), `ess` (effective sample size of the ratios), `cut` (share of tokens whose weight was bounded or masked).
 """
@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from agentrl.demo.example import held_out
-from benchmarks.time_to_reward import Form, demo, warmed
+from benchmarks.time_to_reward import Form, demo
 
 FORMS: dict[str, Form] = {
     "fresh": {"max_staleness": 0},
@@ -61,11 +61,8 @@ def main() -> None:
     parser.add_argument("--lr", type=float, default=6e-4)
     parser.add_argument("--staleness", type=int, default=4)
     parser.add_argument("--only", nargs="+", choices=FORMS, default=list(FORMS))
-    parser.add_argument("--cache", type=Path, default=Path("runs/cache"), help="where warm-started models are")
     options = parser.parse_args()
     os.environ.setdefault("OMP_NUM_THREADS", "1")
-    for seed in options.seeds:
-        warmed(options.cache, seed)
     columns = ("half", "final", "stale", "off", "ess", "cut", "seconds")
     print(f"{'form':<9} {'seed':>4} " + " ".join(f"{name:>7}" for name in columns))
     finals: dict[str, list[float]] = {name: [] for name in options.only}

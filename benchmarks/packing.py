@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from agentrl.train.packing import Plan, make_plan, padded
+from agentrl.train.packing import PackingPlan, make_plan, padded
 
 
 @dataclass(frozen=True)
@@ -25,7 +25,7 @@ class Result:
     milliseconds: float
 
 
-def computed_tokens(lengths: list[int], made: Plan, *, pad_to_longest: bool) -> list[int]:
+def computed_tokens(lengths: list[int], made: PackingPlan, *, pad_to_longest: bool) -> list[int]:
     """Tokens that each rank computes, padding included."""
     sizes = [padded(length, made.alignment) for length in lengths]
     if not pad_to_longest:
@@ -33,7 +33,9 @@ def computed_tokens(lengths: list[int], made: Plan, *, pad_to_longest: bool) -> 
     return [sum(len(mb) * max((sizes[i] for i in mb), default=0) for mb in rank) for rank in made.ranks]
 
 
-def measure(trials: Sequence[list[int]], planner: Callable[[list[int]], Plan], *, pad_to_longest: bool) -> Result:
+def measure(
+    trials: Sequence[list[int]], planner: Callable[[list[int]], PackingPlan], *, pad_to_longest: bool
+) -> Result:
     rows = []
     for lengths in trials:
         begin = time.perf_counter()
@@ -62,7 +64,7 @@ def main() -> None:
     shape = (args.trials, args.samples)
     drawn = np.clip(rng.lognormal(np.log(args.median), args.sigma, shape), 1, args.longest).astype(int).tolist()
     ranks, size, budget = args.ranks, args.micro_batch_size, args.max_tokens
-    ways: dict[str, tuple[Callable[[list[int]], Plan], bool]] = {
+    ways: dict[str, tuple[Callable[[list[int]], PackingPlan], bool]] = {
         "dealt out, padded batches": (lambda n: make_plan(n, ranks, micro_batch_size=size, balance=False), True),
         "balanced, padded batches": (lambda n: make_plan(n, ranks, micro_batch_size=size), True),
         "dealt out, packed": (lambda n: make_plan(n, ranks, max_tokens=budget, balance=False), False),

@@ -43,19 +43,18 @@ from agentrl.chat import Chat, ChatSession, Conversation
 from agentrl.config import Args
 from agentrl.data.settings import DataSettings
 from agentrl.data.user_source import load_source
-from agentrl.engine.answers import Asked, parse
+from agentrl.engine.answers import RequestExpectations, parse
 from agentrl.engine.pool import EnginePool
 from agentrl.engine.settings import EngineSettings
 from agentrl.engine.transport import HttpTransport
 from agentrl.engine.wire import SamplingParams
 from agentrl.envs import Environments
-from agentrl.groups import Group
+from agentrl.groups import Group, group_id
 from agentrl.rm_hub import GraderRunner
 from agentrl.rollout.context import RolloutContext
-from agentrl.rollout.group import GroupPlayer, group_id
+from agentrl.rollout.group import GroupPlayer
 from agentrl.rollout.rewards import Grader
 from agentrl.rollout.settings import RolloutSettings
-from agentrl.rollout.stats import RolloutStats
 from tests.support.chats import make_chat
 
 GROUP = 8
@@ -146,12 +145,11 @@ class Bench:
         args = Args({**settings.model_dump(), **data.model_dump()})
         context = RolloutContext(settings, args, self.chat, pool, 32_768, Environments.alone(TwoTools, args))
         player = GroupPlayer(context, Grader(settings, args, None, self.graders))
-        stats = RolloutStats()
         with Ledger(self.folder / f"ledger-{self.made}.sqlite") as ledger:
             queue = GroupQueue(load_source(data, args), ledger)
 
             async def one(leased: Group) -> None:
-                played = await player.group(leased, evaluation=False, stats=stats)
+                played = await player.group(leased, evaluation=False)
                 await to_thread.run_sync(queue.complete, group_id(leased), played)
 
             self.began = time.process_time()
@@ -258,7 +256,7 @@ def parts(bench: Bench, answers: Sequence[bytes]) -> list[tuple[str, float, str,
     )
     session = ChatSession(chat, again, schemas)
     text = chat.decode(_one_turn(session, call, result))
-    asked = Asked(900, 1024, chat.vocab_size)
+    asked = RequestExpectations(900, 1024, chat.vocab_size)
     body, prompt = answers[0], list(range(1000, 2400))
     group = [_finished(2400, i) for i in range(GROUP)]
     arrays = b"".join(
@@ -288,7 +286,7 @@ def parts(bench: Bench, answers: Sequence[bytes]) -> list[tuple[str, float, str,
 
 
 def _one_turn(session: ChatSession, ids: list[int], result: list[dict[str, Any]]) -> list[int]:
-    session.sampled(ids)
+    session.append_model_turn(ids)
     return session.extend(result).env
 
 

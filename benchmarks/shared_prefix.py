@@ -25,12 +25,12 @@ from agentrl.algorithms import AlgorithmSettings
 from agentrl.sample import Sample
 from agentrl.train.batch import TrainBatch
 from agentrl.train.contracts import RankInfo
-from agentrl.train.megatron.backend import MegatronBackend
+from agentrl.train.megatron.network import MegatronBackend
 from agentrl.train.microbatches import inputs_of
 from agentrl.train.objective import step_inputs
-from agentrl.train.packing import Plan, make_plan
+from agentrl.train.packing import PackingPlan, make_plan
 from agentrl.train.settings import TrainSettings
-from agentrl.train.tree import Prefixes, Tree
+from agentrl.train.tree import SharedPrefixes, Tree
 
 
 def make_batch(groups: int, size: int, prompt: int, response: int, trained: int | None = None) -> TrainBatch:
@@ -69,9 +69,9 @@ class Trainer:
         self.double.model.double()
         network.config.params_dtype = torch.float64
 
-    def plan(self, batch: TrainBatch, share: bool) -> Plan:
+    def plan(self, batch: TrainBatch, share: bool) -> PackingPlan:
         inputs = inputs_of(batch)
-        prefixes = Prefixes.of(inputs) if share else None
+        prefixes = SharedPrefixes.of(inputs) if share else None
         return make_plan([len(ids) for ids in inputs], 1, prefixes=prefixes, max_tokens=10**9)
 
     def gradients(self, batch: TrainBatch, share: bool) -> tuple[float, torch.Tensor]:
@@ -82,7 +82,7 @@ class Trainer:
         inputs = step_inputs(batch, np.arange(len(batch)), arrays, algorithm)
         slot.network.zero_grad()
         began = time.process_time()
-        slot.passes.gradients(self.plan(inputs.batch, share), inputs)
+        slot.forward_backward.gradients(self.plan(inputs.batch, share), inputs)
         seconds = time.process_time() - began
         return seconds, torch.cat([p.main_grad.flatten() for p in slot.network.model.parameters()])
 
@@ -152,7 +152,7 @@ def run(folder: Path, args: argparse.Namespace) -> None:
             left = min(seconds[True]) / min(seconds[False])
             inputs = inputs_of(batch)
             lengths = [len(ids) for ids in inputs]
-            trees = [Tree.of(lengths, p) for p in (Prefixes.none(len(inputs)), Prefixes.of(inputs))]
+            trees = [Tree.of(lengths, p) for p in (SharedPrefixes.none(len(inputs)), SharedPrefixes.of(inputs))]
             tokens = trees[1].tokens / trees[0].tokens
             share_of_work = work(trees[1], linear, args.hidden) / work(trees[0], linear, args.hidden)
             whole = make_batch(1, size, prompt, args.response)

@@ -4,14 +4,13 @@
     python -m benchmarks.time_to_reward --seeds 0 1 2 --max-staleness 1 2
 
 1. A pair is one run of `python -m agentrl.demo` and one of `benchmarks/trl_calculator.py`, one after the other, the
-   order changing from pair to pair. The warm-started model is made before; both start from it and evaluate it as often.
+   order changing from pair to pair. Both start from the shipped model and evaluate it as often.
    A pair takes two to three minutes.
 2. With `--backend`, `--max-staleness`, `--partial-rollout` or `--set` the demo's training is run in that form instead
    of its own.
 3. The start-up of the last run is shown line by line as its output came, up to the end of the first evaluation, beside
    Ray's own share: the time that a process needs to start Ray and as many actors that do nothing.
-4. `--seeds` runs the demo alone, for each seed and each `--max-staleness`, and prints the held-out success. A seed's
-   first run makes its model, which takes a minute or two.
+4. `--seeds` runs the demo alone, for each seed and each `--max-staleness`, and prints the held-out success.
 
 TRL needs a venv of its own, made by `python -m venv DIR && DIR/bin/pip install torch==2.13.0 'trl==1.16.*' jmespath`.
 """
@@ -29,6 +28,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from agentrl.tiny import shipped
 from tests.support.checkout import ROOT, import_path
 
 RAY = """
@@ -82,32 +82,24 @@ def demo(options: argparse.Namespace, folder: Path, seed: int, form: Form) -> Ti
     """The demo in a process of its own: the demo itself, or its training in another form."""
     command = [sys.executable, "-u", "-m"]
     if form:
-        asked = {"folder": str(folder), "cache": str(options.cache), "seed": seed, "steps": options.steps, "form": form}
+        asked = {"folder": str(folder), "seed": seed, "steps": options.steps, "form": form}
         command += ["benchmarks.time_to_reward", "--one", json.dumps(asked)]
     else:
         command += ["agentrl.demo", "--seed", str(seed), "--num-rollout", str(options.steps)]
-        command += ["--output-dir", str(folder), "--cache", str(options.cache)]
+        command += ["--output-dir", str(folder)]
     return timed(command, {**os.environ, "PYTHONPATH": import_path(), "HF_HUB_OFFLINE": "1"})
 
 
-def run_form(folder: str, cache: str, seed: int, steps: int, form: Form) -> None:
+def run_form(folder: str, seed: int, steps: int, form: Form) -> None:
     """What the demo does, with some settings changed."""
     from agentrl.cluster.launch import train
     from agentrl.config import RunSettings
     from agentrl.demo.run import DEMO
     from agentrl.observability.report import write_report
 
-    settings = RunSettings.from_cli(DEMO.argv(Path(folder), warmed(Path(cache), seed), seed))
+    settings = RunSettings.from_cli(DEMO.argv(Path(folder), shipped("calculator"), seed))
     train(settings.replace(**{"num_rollout": steps, **form}))
     write_report(Path(folder), title=f"Calculator demo, seed {seed}")
-
-
-def warmed(cache: Path, seed: int) -> Path:
-    """The demo's model, made if it is not there."""
-    from agentrl.demo.demonstrations import CalculatorLessons
-    from agentrl.tiny.warm_start import WarmStartSettings, in_own_process
-
-    return in_own_process(cache.resolve(), CalculatorLessons(), WarmStartSettings(seed=seed), print)
 
 
 def trl(options: argparse.Namespace, model: Path, data: Path, folder: Path) -> Timed:
@@ -125,7 +117,7 @@ EVALUATED = r"^\[ *[\d.]+s\] eval .*?(?:reward|pass@1) ([\d.]+)"
 def pairs(options: argparse.Namespace, form: Form, work: Path) -> None:
     from agentrl.demo.data import write_train_and_test
 
-    seed, model = 0, warmed(options.cache, 0)
+    seed, model = 0, shipped("calculator")
     write_train_and_test(
         work / "data", train_count=options.steps * 16, seed=seed
     )  # prompts a rollout, as in calculator.yaml
@@ -171,7 +163,6 @@ def seeds(options: argparse.Namespace, forms: Sequence[Form], work: Path) -> Non
     print(f"\n{'seed':>4} {'form':<50} {'seconds':>8}  held-out success")
     for form in forms:
         for seed in options.seeds:
-            warmed(options.cache, seed)
             name = " ".join(f"{key}={value}" for key, value in form.items())
             run = demo(options, work / f"{seed}-{name}".replace("/", "_"), seed, form)
             print(f"{seed:>4} {name:<50} {run.seconds:>8.1f}  {' '.join(run.found(EVALUATED))}", flush=True)
@@ -182,7 +173,6 @@ def main() -> None:
     parser.add_argument("--trl-venv", type=Path, help="the venv that has TRL")
     parser.add_argument("--pairs", type=int, default=5)
     parser.add_argument("--steps", type=int, default=20)
-    parser.add_argument("--cache", type=Path, default=Path("runs/cache"), help="where warm-started models are")
     parser.add_argument("--backend", choices=["ray", "local"])
     parser.add_argument("--max-staleness", type=int, nargs="+", help="several only with --seeds")
     parser.add_argument("--partial-rollout", action="store_true")

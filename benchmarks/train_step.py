@@ -22,7 +22,7 @@ from agentrl.algorithms import AlgorithmSettings
 from agentrl.sample import Sample
 from agentrl.train.batch import TrainBatch
 from agentrl.train.contracts import RankInfo
-from agentrl.train.megatron.backend import MegatronBackend
+from agentrl.train.megatron.network import MegatronBackend
 from agentrl.train.settings import TrainSettings
 
 SIZES = {"1M": (128, 4, 384), "10M": (384, 5, 1152)}

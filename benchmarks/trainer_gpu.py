@@ -23,7 +23,7 @@ from agentrl.sample import Sample
 from agentrl.tiny import create
 from agentrl.train.batch import TrainBatch
 from agentrl.train.contracts import RankInfo
-from agentrl.train.megatron.backend import MegatronBackend
+from agentrl.train.megatron.network import MegatronBackend
 from agentrl.train.settings import TrainSettings
 
 SHAPE = Qwen3Config(

@@ -29,7 +29,8 @@ from typing import Any
 
 from agentrl.envs import Environment, Step, Turn
 from agentrl.sample import Message, Sample
-from agentrl.tiny.warm_start import Phase, WarmStartSettings, in_own_process
+from agentrl.tiny.acceptance import Check
+from agentrl.tiny.warm_start import Phase, WarmStartSettings, in_own_process, warm_start
 from tests.support.checkout import ROOT
 
 TURNS = 6
@@ -77,7 +78,7 @@ def games(name: str) -> Iterator[dict[str, Any]]:
 class RoughIdea:
     """What the tiny model is taught: one of the words, the right one somewhat more often; see `agentrl.tiny.warm_start.Lessons`."""
 
-    name, version, markup = "rough-idea", 1, ()
+    markup = ()
 
     def corpus(self) -> Iterator[str]:
         yield from ("\n".join([*RIGHT, *WORDS, "user\n", "assistant\n"]) for _ in range(50))
@@ -92,14 +93,14 @@ class RoughIdea:
             answers = ({"role": "assistant", "content": word} for word in words)
             yield [m for sign, answer in zip(game["signs"], answers, strict=True) for m in (shown(sign), answer)]
 
-    async def checks(self) -> list[list[Message]]:
-        return [await anext(self.demonstrations("skill", -1))]
+    async def checks(self) -> list[Check]:
+        return []
 
 
 def recipe(seed: int) -> WarmStartSettings:
-    """There is nothing to reproduce in such answers, so the first round is the last."""
+    """Return the recipe. There is nothing to check in such answers, so the first round is the last."""
     sizes = {"layers": 2, "hidden": 64, "vocab_size": 320, "context_length": 256}
-    return WarmStartSettings(seed=seed, **sizes, skill_steps=200, skill_success=0.0, habit_steps=40)
+    return WarmStartSettings(seed=seed, **sizes, skill_steps=200, habit_steps=40)
 
 
 def run(folder: Path, cache: Path, seed: int, steps: int, form: dict[str, Any]) -> None:
@@ -107,7 +108,9 @@ def run(folder: Path, cache: Path, seed: int, steps: int, form: dict[str, Any]) 
     from agentrl.cluster.launch import train
     from agentrl.config import RunSettings
 
-    model = in_own_process(cache.resolve(), RoughIdea(), recipe(seed), print)
+    model = cache.resolve() / f"rough-idea-{seed}"
+    if not model.is_dir():
+        in_own_process(warm_start, model, RoughIdea(), recipe(seed), print)
     prompts, dealt = folder / "games.jsonl", games(f"training {seed}")
     rows = [{"input": "six signs", "metadata": next(dealt)} for _ in range(steps * PROMPTS)]
     prompts.write_text("".join(json.dumps(row) + "\n" for row in rows))

@@ -3,10 +3,12 @@
 import gc
 import os
 import signal
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
 
+from tests.support import order
 from tests.support.checkout import import_path
 
 # On a busy machine a first draw can wait seconds for an import or a core; speed is measured in benchmarks/.
@@ -14,6 +16,9 @@ settings.register_profile("agentrl", deadline=None, suppress_health_check=[Healt
 settings.load_profile("agentrl")
 
 os.environ["PYTHONPATH"] = import_path()
+
+# Several processes test at once: more threads would wait for each other and turn in circles meanwhile.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 # A shell's background jobs ignore SIGINT, and so would every process that the tests start and then interrupt.
 signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -24,3 +29,33 @@ def _loaded_for_good() -> None:
     """What is there when a file begins stays: collecting garbage in its tests would look at all of it each time."""
     gc.collect()
     gc.freeze()
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--record-seconds", action="store_true", help="write tests/seconds.tsv")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if config.getoption("--record-seconds") and not hasattr(config, "workerinput"):
+        config.pluginmanager.register(order.Recorder())
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    return order.make_scheduler(config, log)
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if hasattr(config, "workerinput"):  # in one process files stay in the order that they were asked for
+        order.longest_first(items)
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """One line on the sandbox backends that this machine lacks: their tests were skipped."""
+    if not any("/sandbox/" in report.nodeid for report in terminalreporter.stats.get("skipped", [])):
+        return
+    from agentrl.sandbox import try_backends
+
+    absent = [f"{name} ({said})" for name, (works, said) in try_backends().items() if not works]
+    if absent:
+        terminalreporter.write_line(f"sandbox backends that this machine lacks, tests skipped: {', '.join(absent)}")

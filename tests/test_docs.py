@@ -18,8 +18,9 @@ import yaml
 from agentrl.buffer.store import TrajectoryStore
 from agentrl.cli.main import COMMANDS, agentrl
 from agentrl.config.fields import all_fields
+from agentrl.config.inapplicable import inapplicable
 from agentrl.config.settings import RunSettings
-from agentrl.config.unused import refused
+from agentrl.errors import DISTRIBUTION
 from agentrl.plugins import optional
 from agentrl.run.evalsets import eval_sets
 from agentrl.sample import Sample
@@ -147,7 +148,7 @@ def check_command(name: str, args: list[str]) -> None:
         settings = RunSettings.from_parts(values, origins, config=context.params.get("config"))
         purpose = name if name in ("rollout", "eval") else "train"
         more = {"...", "--slime-script"} & set(args)  # what else is given is not there to be read
-        assert more or refused(settings, purpose) == []
+        assert more or inapplicable(settings, purpose) == []
 
 
 @pytest.mark.parametrize(("page", "code"), each("bash"))
@@ -166,7 +167,7 @@ def test_command_lines_are_understood(page: Path, code: str, desk: Path) -> None
                 path = ROOT / module.replace(".", "/")
                 assert path.with_suffix(".py").exists() or (path / "__main__.py").exists() or module == "http.server"
             case ["pip", "install", wanted]:
-                extras = re.fullmatch(r"agentrl(?:\[(.*)\])?", wanted)
+                extras = re.fullmatch(rf"(?:\.|{DISTRIBUTION})(?:\[(.*)\])?", wanted)
                 assert extras, wanted
                 assert set(filter(None, (extras[1] or "").split(","))) <= set(project["optional-dependencies"])
             case [program, *_]:
@@ -235,7 +236,7 @@ def known_flags() -> set[str]:
 def test_flags_exist(page: Path) -> None:
     text = page.read_text(encoding="utf-8")
     # Lines that call other programs have flags of their own.
-    other = r"python -m|pytest|pip install|mypy|ray start|hf download"
+    other = r"python -m|pytest|pip install|mypy|ray start"
     ours = "\n".join(line for line in text.splitlines() if not re.search(other, line))
     own = {flag for flag in _FLAG.findall(ours) if not flag.startswith("--sglang-")}  # the prefix of SGLang's flags
     if page.name.startswith(

@@ -8,7 +8,7 @@ import pytest
 from tests.support.runs import WAITING, RunKit
 from tests.test_docs import ROOT, write_files
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 OWN = {
     "custom_generate_function_path": "my_loop.py",
@@ -44,7 +44,7 @@ def documented(name: str) -> bool:
 
 def test_everything_of_ones_own_together(tmp_path: Path) -> None:
     kit = RunKit.make(tmp_path)
-    for page in ("algorithms", "extension-points", "data"):
+    for page in ("algorithms", "extension-points", "data", "parsers"):
         write_files(ROOT / f"docs/{page}.md", tmp_path)
     metrics = train(kit, **OWN)
     assert [row["rollout/groups"] for row in metrics] == [2, 2]
@@ -59,3 +59,11 @@ def test_an_environment_that_came_from_verifiers(tmp_path: Path) -> None:
     metrics = train(kit, **{**WAITING, **given}, turn_credit="returns")
     assert max(row["rollout/turns"] for row in metrics) > 2
     assert all(row["rollout/reward"] < 0 for row in metrics)
+
+
+def test_a_group_function_gives_each_sample_its_own_conversation(tmp_path: Path) -> None:
+    kit = RunKit.make(tmp_path)
+    write_files(ROOT / "docs/extension-points.md", tmp_path)
+    given = {"custom_generate_function_path": "my_group.py", "custom_rm_path": "my_reward.py:shorter", "env": None}
+    metrics = train(kit, **given, prompt_data="prompts.jsonl")
+    assert [row["rollout/groups"] for row in metrics] == [2, 2]

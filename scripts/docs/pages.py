@@ -16,9 +16,9 @@ import click
 import mkdocs_gen_files
 
 from agentrl.cli.main import COMMANDS, agentrl
-from agentrl.compat.flags import Row, row_of
+from agentrl.compat.flags import FlagRow, row_of
 from agentrl.config.fields import FieldRef, Sections, all_fields
-from agentrl.config.unused import EFFECTS, matching
+from agentrl.config.inapplicable import EFFECTS, matching
 
 ROOT = Path(__file__).parents[2]
 _EXAMPLES = sorted(readme.parent.name for readme in ROOT.glob("examples/*/README.md"))
@@ -57,14 +57,14 @@ def copied(source: str, target: str) -> str:
 
 
 def settings_page() -> Iterator[str]:
-    """Every setting, room by room."""
+    """Every setting, by section."""
     yield (
         "# Settings\n\nEvery setting is a flag of `agentrl train`, `sft`, `rollout` and `eval`, and a key of a YAML or TOML file "
-        "(`--config run.yaml`; without the dashes, with underscores). Flags win over the file, the file over defaults. "
-        "This page is made from the settings themselves.\n\nA setting that was given and has no effect in the run is refused, or, "
-        "where that may be meant, named in a note: one file serves several commands. `--dry-run` checks what the run would check "
-        "before it starts anything, and prints what differs from the defaults. A run that is resumed "
-        "with other settings says which, and is refused if its prompts are others.\n"
+        "(`--config run.yaml`; without the dashes, with underscores). Flags override the file, and the file overrides defaults. "
+        "This page is generated from the settings.\n\nA setting without effect in the run is refused. It is only named in a "
+        "note if the same file may serve several commands. `--dry-run` makes the run's checks without a start, and prints "
+        "the settings that differ from the defaults. A run that is resumed with other settings lists them. It is refused if "
+        "its prompts differ.\n"
     )
     for section, info in Sections.model_fields.items():
         yield f"\n## {info.title}\n"
@@ -93,8 +93,8 @@ def _plain(text: str) -> str:
 
 
 def commands_page() -> Iterator[str]:
-    """What each command says of itself."""
-    yield "# Commands\n\nWhat `agentrl COMMAND --help` says, made when this page was.\n"
+    """The help text of each command."""
+    yield "# Commands\n\nThis page contains the output of `agentrl COMMAND --help`.\n"
     context = click.Context(agentrl, info_name="agentrl", max_content_width=100, terminal_width=100)
     for name in COMMANDS:
         command = agentrl.get_command(context, name)
@@ -113,7 +113,7 @@ def flags_of_slime() -> Iterator[str]:
     """What each flag of slime's and Megatron's is here."""
     yield "\n## Every flag\n\n| flag | here |\n|---|---|\n"
     for row in sorted(read_table("agentrl/compat/flags.tsv"), key=lambda row: row["name"]):
-        name, said = _flag(row["name"]), _said(row_of(row["name"]) or Row(**row))
+        name, said = _flag(row["name"]), _said(row_of(row["name"]) or FlagRow(**row))
         yield f"| `{name}` | {said.replace('|', '&#124;')} |\n"
 
 
@@ -121,7 +121,7 @@ def _flag(name: str) -> str:
     return f"--{name.replace('_', '-')}"
 
 
-def _said(row: Row) -> str:
+def _said(row: FlagRow) -> str:
     ours = " ".join(f"`{_flag(word.rpartition('>')[2]).replace('=', ' ')}`" for word in row.target.split())
     match row.state:
         case "same":

@@ -39,7 +39,7 @@ def check(file: Path, case: dict[str, Any], model: Path, folder: Path) -> tuple[
         arguments += ["--prompt-data", str(folder / "rows.jsonl"), *label]
     began, before = time.monotonic(), os.times()
     command = [sys.executable, "-m", "agentrl", "check", *arguments]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=100)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=600)
     now = os.times()
     processor = now.children_user + now.children_system - before.children_user - before.children_system
     seconds = time.monotonic() - began if os.getloadavg()[0] < 1.5 else processor

@@ -12,7 +12,7 @@ from aiohttp import web
 
 from agentrl import Blame
 from agentrl.chat import Chat
-from agentrl.clock import Watchdog
+from agentrl.clock import Watchdog, _warn
 from agentrl.config import RunSettings
 from agentrl.envs import load_environment
 from agentrl.errors import AgentRLError
@@ -20,7 +20,7 @@ from agentrl.rollout.settings import FailureAction
 from agentrl.run.driver import open_folder
 from agentrl.run.rollouts import LedgerRollouts
 from tests.acceptance import environments
-from tests.acceptance.environments import CHOICES, CULPRIT, DEADLINE, ENVIRONMENTS, Plain, Seen, released
+from tests.acceptance.environments import CHOICES, CULPRIT, DEADLINE, ENVIRONMENTS, Plain, Seen, released, reported
 from tests.acceptance.servers import Engine, fleet
 from tests.rollout.scripted import END, build
 from tests.support.runs import RunKit
@@ -32,8 +32,14 @@ CALL = '<tool_call>\n{"name": "look", "arguments": {}}\n</tool_call>' + END
 @pytest.fixture(autouse=True)
 def _release() -> Iterator[None]:
     released.clear()
+    reported.clear()
     yield
     released.set()
+
+
+def _report(seconds: float, who: str, where: str) -> None:
+    _warn(seconds, who, where)
+    reported.set()
 
 
 def cases() -> Iterator[Any]:
@@ -54,7 +60,7 @@ async def test_innocents_pass_and_the_culprit_is_named(
         reward_timeout=DEADLINE,
         failure_policy=dict.fromkeys(Blame, FailureAction.KEEP_MASKED),
     )
-    with Watchdog.watching(DEADLINE):
+    with Watchdog.watching(DEADLINE, _report):
         result = await loop.run(0)
     failed = {s.index: s.metadata["failure"] for group in result.groups for s in group if "failure" in s.metadata}
     guilty = failed.pop(CULPRIT, None)
@@ -112,12 +118,12 @@ async def test_of_a_play_that_differs_from_the_first_nothing_old_is_left(kit: Ru
         async with fleet(held := Held(last=6), members=1), LedgerRollouts.open(s, folder, [held.url], None) as life:
             playing = asyncio.ensure_future(life.play(0))
             reached = asyncio.ensure_future(held.reached.wait())
-            await asyncio.wait([playing, reached], timeout=10, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait([playing, reached], timeout=120, return_when=asyncio.FIRST_COMPLETED)
             assert reached.done()
             playing.cancel()
             await asyncio.wait([playing])
         async with fleet(free := Held(last=1000), members=1), LedgerRollouts.open(s, folder, [free.url], None) as life:
-            groups, _ = await life.play(0)
+            groups, *_ = await life.play(0)
     said = sorted(int(n) for g in groups for sample in g for n in re.findall(r"play (\d+)", sample.response))
     assert len(said) == 6
     assert said == list(range(said[0], said[0] + 6))

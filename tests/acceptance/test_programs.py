@@ -27,7 +27,10 @@ FIELDS = {
     "unasked": {"id", "label", "metadata", "response"},
 }
 EXPECTATIONS = {"runs", "runs_or_refused"}
-SETTINGS = RmHubSettings(code_test_timeout=3, code_timeout=40, grader_processes=1)
+WIDTH = {"code_concurrency": 8, "grader_processes": 1}
+HOSTILE = RmHubSettings(code_test_timeout=1, code_timeout=20, **WIDTH)
+"""Whatever its time, a hostile program earns nothing: many of them use all of it."""
+FORMS = RmHubSettings(code_test_timeout=10, code_timeout=100, **WIDTH)
 GARBAGE = "garbage"
 COMMON = {"a", "by", "from", "in", "of", "shared", "submission", "test", "tests", "the", "with"}
 """Words of the forms' names that name no form."""
@@ -51,14 +54,14 @@ async def _grade(runner: GraderRunner, item: Item, response: str) -> Outcome:
         return failure
 
 
-async def _grade_all(asked: Iterable[tuple[Item, str]]) -> list[Outcome | BaseException]:
+async def _grade_all(settings: RmHubSettings, asked: Iterable[tuple[Item, str]]) -> list[Outcome | BaseException]:
     """One outcome for each item and response, in order; what is raised beside a GraderFailure stands in its place."""
     try:
         async with Sandbox(preload=(), warm=0):
             pass
     except SandboxUnavailable as error:
         pytest.skip(str(error))
-    async with GraderRunner(SETTINGS) as runner:
+    async with GraderRunner(settings) as runner:
         grading = [_grade(runner, item, response) for item, response in asked]
         return list(await asyncio.gather(*grading, return_exceptions=True))
 
@@ -96,19 +99,19 @@ def _report(problems: list[tuple[str, str]]) -> str:
     return f"{len(problems)} problems ({counts})\n" + "\n".join(f"{name}: {text}" for name, text in problems)
 
 
-@pytest.mark.timeout(580)
+@pytest.mark.timeout(900)
 async def test_a_hostile_program_scores_zero() -> None:
     items = _load("hostile")
-    outcomes = await _grade_all((item, item["response"]) for item in items)
+    outcomes = await _grade_all(HOSTILE, ((item, item["response"]) for item in items))
     problems = [(item["id"], said) for item, outcome in zip(items, outcomes, strict=True) if (said := _paid(outcome))]
     assert not problems, _report(problems)
 
 
-@pytest.mark.timeout(580)
+@pytest.mark.timeout(900)
 async def test_every_form_of_tests_tells_right_from_wrong() -> None:
     items = _load("forms")
     asked = [(item, _fenced(program)) for item in items for program in (item["right"], *item["wrong"])]
-    outcomes = iter(await _grade_all(asked))
+    outcomes = iter(await _grade_all(FORMS, asked))
     problems = [
         (item["id"], said)
         for item in items
@@ -117,10 +120,10 @@ async def test_every_form_of_tests_tells_right_from_wrong() -> None:
     assert not problems, _report(problems)
 
 
-@pytest.mark.timeout(200)
+@pytest.mark.timeout(900)
 async def test_tests_that_ask_nothing_are_a_bad_label() -> None:
     items = _load("unasked")
-    outcomes = await _grade_all((item, item["response"]) for item in items)
+    outcomes = await _grade_all(FORMS, ((item, item["response"]) for item in items))
     problems = [
         (item["id"], f"{outcome!r:.200}")
         for item, outcome in zip(items, outcomes, strict=True)

@@ -14,7 +14,7 @@ from agentrl.engine.weights import DiskUpdate
 from agentrl.engine.wire import Generation, SamplingParams
 from agentrl.errors import AgentRLError, EngineFailure
 from agentrl.run.driver import open_folder
-from agentrl.run.rollouts import Generation as Playing
+from agentrl.run.rollouts import RolloutResources as Playing
 from tests.acceptance.servers import (
     AT_ONCE,
     AT_START,

@@ -19,12 +19,12 @@ REFUSED = {
     "--partial-rollout --max-staleness 0": (PARTIAL, STALENESS, MASKED),
     "--mask-offpolicy-in-partial-rollout": (MASKED, PARTIAL),
     "--mask-offpolicy-in-partial-rollout --max-staleness 2": (MASKED, PARTIAL),
-    "--stale-groups keep": ("--stale-groups", "one of remake, drop", "'keep'"),
+    "--stale-groups keep": ("--stale-groups", "one of regenerate, drop", "'keep'"),
     "--pause-generation-mode freeze": ("--pause-generation-mode", "one of abort, retract, in_place", "'freeze'"),
 }
 
 ACCEPTED: dict[str, dict[str, object]] = {
-    "": {"max_staleness": 0, "stale_groups": "remake", "partial_rollout": False, "update_weights_interval": 1},
+    "": {"max_staleness": 0, "stale_groups": "regenerate", "partial_rollout": False, "update_weights_interval": 1},
     "--max-staleness 1": {"max_staleness": 1},
     "--update-weights-interval 3 --max-staleness 2": {"max_staleness": 2, "update_weights_interval": 3},
     "--partial-rollout --max-staleness 1": {"partial_rollout": True, "mask_offpolicy_in_partial_rollout": False},

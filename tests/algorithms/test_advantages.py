@@ -13,7 +13,7 @@ from pydantic import ValidationError
 
 from agentrl.algorithms import AdvantageInputs, AlgorithmSettings, algorithm_of
 from agentrl.algorithms import compute_advantages as estimate
-from agentrl.algorithms.grpo import GRPO
+from agentrl.algorithms.group_relative import GRPO
 from agentrl.algorithms.ops.normalization import group_normalize, whiten
 from agentrl.errors import PluginError, SettingsError, TrainError
 
@@ -26,7 +26,7 @@ def inputs(groups: list[list[float]], rollouts: list[int] | None = None, length:
     return AdvantageInputs(
         rewards=torch.tensor(rewards, dtype=torch.float64),
         group_ids=torch.arange(len(groups)).repeat_interleave(sizes),
-        rollout_ids=torch.arange(len(rewards)) if rollouts is None else torch.tensor(rollouts),
+        trajectory_ids=torch.arange(len(rewards)) if rollouts is None else torch.tensor(rollouts),
         lengths=torch.full((len(rewards),), length),
         loss_mask=torch.ones(len(rewards) * length),
     )
@@ -57,7 +57,7 @@ def test_every_token_of_a_sample_has_the_samples_advantage() -> None:
     batch = AdvantageInputs(
         rewards=torch.tensor([1.0, 0.0]),
         group_ids=torch.tensor([0, 0]),
-        rollout_ids=torch.tensor([0, 1]),
+        trajectory_ids=torch.tensor([0, 1]),
         lengths=torch.tensor([3, 0]),
         loss_mask=torch.ones(3),
     )
@@ -98,12 +98,12 @@ def test_samples_without_a_reward_are_left_out() -> None:
 @given(rewards_st, st.randoms(use_true_random=False), st.floats(-5, 5), st.floats(0.5, 4))
 def test_invariances(groups: list[list[float]], random: object, shift: float, scale: float) -> None:
     batch = inputs(groups, length=1)
-    base = group_normalize(batch.rewards, batch.group_ids, batch.rollout_ids)
+    base = group_normalize(batch.rewards, batch.group_ids, batch.trajectory_ids)
     order = list(range(len(base)))
     random.shuffle(order)  # type: ignore[attr-defined]
-    shuffled = group_normalize(batch.rewards[order], batch.group_ids[order], batch.rollout_ids[order])
+    shuffled = group_normalize(batch.rewards[order], batch.group_ids[order], batch.trajectory_ids[order])
     torch.testing.assert_close(shuffled, base[order])
-    moved = group_normalize(batch.rewards * scale + shift, batch.group_ids, batch.rollout_ids)
+    moved = group_normalize(batch.rewards * scale + shift, batch.group_ids, batch.trajectory_ids)
     torch.testing.assert_close(moved, base, rtol=1e-4, atol=1e-5)
     for group in range(len(groups)):
         assert base[batch.group_ids == group].sum().item() == pytest.approx(0, abs=1e-9)

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agentrl.algorithms import AlgorithmSettings, WeightInputs, algorithm_of
-from agentrl.algorithms.ops.weights import token_weights
+from agentrl.algorithms.ops.corrections import token_weights
 from agentrl.errors import SettingsError
 from tests.algorithms.views import view
 
@@ -17,7 +17,7 @@ from tests.algorithms.views import view
 class Batch(NamedTuple):
     mask: torch.Tensor
     lengths: torch.Tensor
-    rollout_ids: torch.Tensor
+    trajectory_ids: torch.Tensor
 
 
 @st.composite
@@ -34,7 +34,7 @@ def batches(draw: st.DrawFn) -> Batch:
 def naive_mean(batch: Batch, losses: torch.Tensor, per_token: bool) -> float:
     by_rollout: dict[int, list[float]] = defaultdict(list)
     at = 0
-    for length, rollout in zip(batch.lengths.tolist(), batch.rollout_ids.tolist(), strict=True):
+    for length, rollout in zip(batch.lengths.tolist(), batch.trajectory_ids.tolist(), strict=True):
         for token in range(at, at + length):
             if batch.mask[token]:
                 by_rollout[rollout].append(losses[token].item())
@@ -60,7 +60,7 @@ def test_weights_do_not_depend_on_the_order(batch: Batch, per_token: bool, rando
     masks = batch.mask.split(batch.lengths.tolist())
     order = list(range(len(batch.lengths)))
     random.shuffle(order)  # type: ignore[attr-defined]
-    moved = Batch(torch.cat([masks[i] for i in order]), batch.lengths[order], batch.rollout_ids[order])
+    moved = Batch(torch.cat([masks[i] for i in order]), batch.lengths[order], batch.trajectory_ids[order])
     torch.testing.assert_close(token_weights(*moved, per_token=per_token), torch.cat([weights[i] for i in order]))
 
 
@@ -103,7 +103,7 @@ def test_denominators() -> None:
     mask, lengths, rollouts = torch.tensor([1, 1, 1, 0, 1, 0]), torch.tensor([2, 2, 1, 1]), torch.tensor([0, 0, 1, 2])
 
     def weights(**changes: Any) -> list[float]:
-        given = WeightInputs(loss_mask=mask, lengths=lengths, rollout_ids=rollouts, group_ids=torch.zeros(4).long())
+        given = WeightInputs(loss_mask=mask, lengths=lengths, trajectory_ids=rollouts, group_ids=torch.zeros(4).long())
         return algorithm_of(AlgorithmSettings(**changes)).token_weights(given).tolist()
 
     third = 1 / 3

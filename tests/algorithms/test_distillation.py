@@ -20,7 +20,7 @@ def inputs(**changes: Any) -> AdvantageInputs:
     found = AdvantageInputs(
         rewards=torch.tensor([1.0, 0.0], dtype=torch.float64),
         group_ids=torch.tensor([0, 0]),
-        rollout_ids=torch.tensor([0, 1]),
+        trajectory_ids=torch.tensor([0, 1]),
         lengths=torch.tensor([2, 3]),
         loss_mask=torch.tensor([1.0, 1.0, 1.0, 0.0, 1.0]),
         old_log_probs=torch.tensor([-1.0, -2.0, -0.5, 0.0, -3.0]),
@@ -75,7 +75,7 @@ def test_the_gradient_by_hand() -> None:
     one = AdvantageInputs(
         rewards=torch.zeros(1),
         group_ids=torch.zeros(1, dtype=torch.long),
-        rollout_ids=torch.zeros(1, dtype=torch.long),
+        trajectory_ids=torch.zeros(1, dtype=torch.long),
         lengths=torch.ones(1, dtype=torch.long),
         loss_mask=torch.ones(1),
         old_log_probs=log_probs[:1].detach(),

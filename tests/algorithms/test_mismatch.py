@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from agentrl.algorithms.ops.mismatch import mismatch_metrics, mismatch_sums
+from agentrl.algorithms.ops.corrections import mismatch_metrics, mismatch_sums
 from tests.algorithms.views import view
 
 

@@ -150,7 +150,7 @@ def of_one_argument(batch: AdvantageInputs) -> torch.Tensor:
 def weight_inputs() -> WeightInputs:
     mask, lengths = torch.tensor([1, 0, 1, 1, 0]), torch.tensor([2, 2, 1])
     return WeightInputs(
-        loss_mask=mask, lengths=lengths, rollout_ids=torch.tensor([0, 0, 1]), group_ids=torch.tensor([5, 5, 7])
+        loss_mask=mask, lengths=lengths, trajectory_ids=torch.tensor([0, 0, 1]), group_ids=torch.tensor([5, 5, 7])
     )
 
 
@@ -206,3 +206,8 @@ def test_a_path_that_leads_nowhere_is_known_before_anything_starts(changes: dict
         algorithm_of(AlgorithmSettings(**changes))
     assert isinstance(caught.value, AgentRLError)
     assert "--" in str(caught.value)
+
+
+def test_former_names_of_inputs_are_still_read() -> None:
+    with pytest.warns(DeprecationWarning, match="trajectory_ids"):
+        assert weight_inputs().rollout_ids.tolist() == [0, 0, 1]

@@ -24,7 +24,7 @@ def inputs(masks: list[list[int]], rewards: list[float], **changes: Any) -> Adva
     fields: dict[str, Any] = {
         "rewards": torch.tensor(rewards, dtype=torch.float64),
         "group_ids": torch.zeros(len(masks), dtype=torch.int64),
-        "rollout_ids": torch.arange(len(masks)),
+        "trajectory_ids": torch.arange(len(masks)),
         "lengths": torch.tensor([len(mask) for mask in masks]),
         "loss_mask": torch.tensor([float(m) for mask in masks for m in mask]),
     }

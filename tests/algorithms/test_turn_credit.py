@@ -34,12 +34,12 @@ def inputs(groups: Sequence[Sequence[Played]], *, steps: bool = True, numbers: S
     return AdvantageInputs(
         rewards=torch.tensor([math.fsum(r for _, r in played) for played in trajectories], dtype=torch.float64),
         group_ids=torch.tensor([g for g, group in enumerate(groups) for _ in group]),
-        rollout_ids=torch.arange(len(trajectories)),
+        trajectory_ids=torch.arange(len(trajectories)),
         lengths=torch.tensor([3 * len(played) - 1 for played in trajectories]),
         loss_mask=torch.tensor(mask),
         turns=torch.tensor(turns, dtype=torch.int32),
         step_rewards=torch.tensor(rewards, dtype=torch.float64) if steps else None,
-        states=torch.tensor(states, dtype=torch.int32),
+        observation_ids=torch.tensor(states, dtype=torch.int32),
     )
 
 
@@ -107,7 +107,7 @@ def test_a_split_trajectory_is_credited_as_a_whole_one() -> None:
     whole = credit(inputs([[plain([1, 0, 0.5, 1]), other]]))
     # The earlier sibling's last turn has all that came after, see `turns.credit_of`.
     parts = inputs([[plain([1, 1.5]), plain([0.5, 1]), other]], numbers=[1, 3, 1])
-    got = credit(dataclasses.replace(parts, rollout_ids=torch.tensor([0, 0, 1])))
+    got = credit(dataclasses.replace(parts, trajectory_ids=torch.tensor([0, 0, 1])))
     assert [got[0] + got[1], got[2]] == whole
 
 

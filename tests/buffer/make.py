@@ -7,7 +7,7 @@ from typing import Any
 import orjson
 
 from agentrl.buffer.ledger import Ledger
-from agentrl.data.order import Place
+from agentrl.data.order import DataPosition
 from agentrl.data.settings import DataSettings
 from agentrl.data.source import DataSource
 from agentrl.data.user_source import load_source
@@ -27,7 +27,7 @@ def source_of(args: SimpleNamespace) -> DataSource:
 def lease(ledger: Ledger, n: int, step: int) -> list[int]:
     """Ids of leased groups: those given back, then new ones of an endless file in its order."""
     waiting = ledger.lease_waiting(n, step)
-    new = ledger.lease_new(n - len(waiting), step, lambda position: Place(0, position))
+    new = ledger.lease_new(n - len(waiting), step, lambda position: DataPosition(0, position))
     return [leased.group_id for leased in waiting + new]
 
 

@@ -4,17 +4,19 @@ import os
 import sqlite3
 import subprocess
 import sys
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 
 from agentrl.buffer.ledger import Ledger
-from agentrl.buffer.states import Lease, State
-from agentrl.data.order import Place
+from agentrl.buffer.states import LedgerLease, State
+from agentrl.data.order import DataPosition
 from agentrl.errors import LedgerError, SampleError
 from agentrl.sample import Sample
 from tests.buffer.make import complete, finished, lease, recovered
 from tests.support.audit import audit_ledger
+from tests.support.ledgers import reading
 
 
 @pytest.fixture
@@ -24,8 +26,8 @@ def path(tmp_path: Path) -> Path:
 
 def train_step(ledger: Ledger, step: int, n: int = 2) -> list[int]:
     """One whole step: lease, generate, train."""
-    complete(ledger, n - len(ledger.fix_batch(n, step)), step)
-    ids = ledger.fix_batch(n, step)
+    complete(ledger, n - len(ledger.assign_batch(n, step)), step)
+    ids = ledger.assign_batch(n, step)
     ledger.mark_trained(ids, step)
     return ids
 
@@ -42,10 +44,10 @@ def test_samples_come_back_equal(path: Path) -> None:
 def test_a_batch_is_fixed_once(path: Path) -> None:
     with Ledger(path) as ledger:
         complete(ledger, 3, 0)
-        assert ledger.fix_batch(2, 0) == [0, 1]
-        assert ledger.fix_batch(2, 0) == [0, 1]
-        assert ledger.fix_batch(2, 1) == [2]
-        assert ledger.fix_batch(3, 0) == [0, 1]
+        assert ledger.assign_batch(2, 0) == [0, 1]
+        assert ledger.assign_batch(2, 0) == [0, 1]
+        assert ledger.assign_batch(2, 1) == [2]
+        assert ledger.assign_batch(3, 0) == [0, 1]
         with pytest.raises(LedgerError, match="group 2 is fixed for training step 1, not 0"):
             ledger.mark_trained([0, 1, 2], 0)
         assert ledger.counts()[State.TRAINED] == 0, "all or none"
@@ -57,9 +59,11 @@ def test_a_batch_is_of_the_oldest_steps_in_the_order_of_completion(path: Path) -
         lease(ledger, 2, 1)
         for group_id in (4, 2, 3, 0):
             ledger.complete(group_id, finished(group_id))
-        assert ledger.fix_batch(3, 1) == [2, 0, 4], "step 0 before step 1, and in each the first to be completed first"
+        assert ledger.assign_batch(3, 1) == [2, 0, 4], (
+            "step 0 before step 1, and in each the first to be completed first"
+        )
         ledger.complete(1, finished(1))
-        assert ledger.fix_batch(5, 1) == [2, 0, 1, 4, 3], (
+        assert ledger.assign_batch(5, 1) == [2, 0, 1, 4, 3], (
             "a late group of an old step comes before those of newer steps"
         )
 
@@ -132,7 +136,7 @@ def test_released_groups_come_first(path: Path) -> None:
         lease(ledger, 2, 0)
         ledger.release(1, "weights changed")
         ledger.release(0, "engine lost")
-        kept = [Lease(0, Place(0, 0), None), Lease(1, Place(0, 1), None)]
+        kept = [LedgerLease(0, DataPosition(0, 0), None), LedgerLease(1, DataPosition(0, 1), None)]
         assert ledger.waiting() == kept
         assert ledger.lease_waiting(3, 1) == kept
         assert lease(ledger, 3, 1) == [2, 3, 4]
@@ -141,7 +145,7 @@ def test_released_groups_come_first(path: Path) -> None:
 def test_given_groups_are_kept_to_start_from(path: Path) -> None:
     with Ledger(path) as ledger:
         given = ledger.lease_given([finished(0)], 0)
-        assert given == [Lease(0, None, finished(0))]
+        assert given == [LedgerLease(0, None, finished(0))]
     with Ledger(path) as ledger:
         ledger.recover(None)
         assert ledger.lease_waiting(1, 0) == given
@@ -149,7 +153,7 @@ def test_given_groups_are_kept_to_start_from(path: Path) -> None:
 
 def test_the_data_comes_to_an_end(path: Path) -> None:
     with Ledger(path) as ledger:
-        leases = ledger.lease_new(5, 0, lambda position: Place(0, 9 - position) if position < 3 else None)
+        leases = ledger.lease_new(5, 0, lambda position: DataPosition(0, 9 - position) if position < 3 else None)
         assert [leased.place for leased in leases] == [(0, 9), (0, 8), (0, 7)]
 
 
@@ -160,7 +164,7 @@ def test_resume_trains_the_same_samples_at_the_same_steps(path: Path) -> None:
         ledger.checkpointed(1)
     with Ledger(path) as ledger:
         assert recovered(ledger, 1) == {"after the checkpoint": [4, 5, 6, 7], "the run stopped": [8, 9]}
-        assert [ledger.fix_batch(2, step) for step in (2, 3)] == batches[2:]
+        assert [ledger.assign_batch(2, step) for step in (2, 3)] == batches[2:]
         assert [train_step(ledger, step) for step in (2, 3, 4)] == [*batches[2:], [8, 9]]
         report = audit_ledger(path, through_step=4, groups_per_step=2)
         assert report.ok, report.problems
@@ -191,6 +195,19 @@ def test_resume_from_an_older_checkpoint_makes_pruned_groups_again(path: Path) -
         assert train_step(ledger, 1) == [2, 3], "the same prompts, made anew"
         assert train_step(ledger, 2) == [4, 5]
         assert audit_ledger(path, through_step=2, groups_per_step=2).ok
+
+
+def test_finished_groups_that_the_remade_steps_did_not_change_are_kept(path: Path) -> None:
+    """Step 1 is trained again: the weights before it are the same as in the first life, those after it are not."""
+    with Ledger(path) as ledger:
+        for step in range(2):
+            train_step(ledger, step)
+        assert [*complete(ledger, 1, 1), *complete(ledger, 1, 2)] == [4, 5]
+        ledger.checkpointed(1)
+    with Ledger(path) as ledger:
+        assert recovered(ledger, 0) == {"samples pruned": [2, 3], "weights of another life": [5]}
+        assert ledger.samples(4) == finished(4)
+        assert train_step(ledger, 1) == [4, 2], "the finished group first, and one of the two prompts made anew"
 
 
 @pytest.mark.parametrize(("reason", "sound"), [("too old", True), ("not needed", False)])
@@ -232,7 +249,7 @@ def test_a_checkpoint_proves_a_step_that_the_ledger_could_not_record(path: Path)
     with Ledger(path) as ledger:
         train_step(ledger, 0)
         complete(ledger, 2, 1)
-        ledger.fix_batch(2, 1)  # trained, checkpoint of step 1 written, killed before mark_trained
+        ledger.assign_batch(2, 1)  # trained, checkpoint of step 1 written, killed before mark_trained
     with Ledger(path) as ledger:
         assert recovered(ledger, 1) == {"the checkpoint": [2, 3]}
         assert audit_ledger(path, through_step=1, groups_per_step=2).ok
@@ -268,7 +285,7 @@ def test_a_second_writer_is_refused_and_a_reader_is_not(path: Path) -> None:
         with pytest.raises(LedgerError, match=rf"in use by another writer \(process {os.getpid()}\)"):
             Ledger(path)
         code = "import sys; from agentrl.buffer.ledger import Ledger; Ledger(sys.argv[1])"
-        other = subprocess.run([sys.executable, "-c", code, str(path)], capture_output=True, text=True, timeout=60)
+        other = subprocess.run([sys.executable, "-c", code, str(path)], capture_output=True, text=True, timeout=600)
         assert "in use by another writer" in other.stderr
         assert audit_ledger(path).groups == 1
     Ledger(path).close()
@@ -307,7 +324,7 @@ def test_files_that_are_no_ledger(tmp_path: Path) -> None:
         ("UPDATE groups SET state='zzz' WHERE group_id=0", "group 0 is lost, or not in the state"),
         ("UPDATE groups SET state='dropped' WHERE group_id=2", "group 2 is lost, or not in the state"),
         ("UPDATE groups SET state='zzz'; UPDATE events SET to_state='zzz'", "group 0 has a value of a wrong type"),
-        ("UPDATE groups SET step='soon' WHERE group_id=1", "group 1 has a value of a wrong type|TEXT value"),
+        ("UPDATE groups SET version='soon' WHERE group_id=1", "group 1 has a value of a wrong type|TEXT value"),
         ("UPDATE groups SET train_step=x'00' WHERE group_id=1", "group 1 has a value of a wrong type"),
         ("UPDATE meta SET value='x' WHERE key='checkpoint'", "the step of its checkpoint is x"),
         ("DELETE FROM meta WHERE key='schema'", "has layout None; this program reads layout"),
@@ -317,13 +334,13 @@ def test_files_that_are_no_ledger(tmp_path: Path) -> None:
             "is damaged: .*index",
         ),
         ("DROP TABLE payloads", "is a database but not a ledger"),
-        ("DROP INDEX groups_by_step; ALTER TABLE groups DROP COLUMN step", "no such column: step"),
+        ("DROP INDEX groups_by_version; ALTER TABLE groups DROP COLUMN version", "no such column: version"),
     ],
 )
 def test_rows_changed_behind_its_back_are_noticed_when_it_is_opened(path: Path, statement: str, said: str) -> None:
     with Ledger(path) as ledger:
         complete(ledger, 3, 0)
-        ledger.mark_trained(ledger.fix_batch(2, 0), 0)
+        ledger.mark_trained(ledger.assign_batch(2, 0), 0)
         ledger.checkpointed(0)
         ledger.lease_given([[Sample(prompt="x")]], 1)
     Ledger(path).close()
@@ -364,15 +381,15 @@ def test_a_damaged_page_an_emptied_file_and_a_read_only_one_are_named(path: Path
     path.write_bytes(whole)
     folder = path.parent
     try:
-        subprocess.run(["mount", "--bind", folder, folder], check=True, capture_output=True, timeout=30)
+        subprocess.run(["mount", "--bind", folder, folder], check=True, capture_output=True, timeout=600)
     except (OSError, subprocess.CalledProcessError):
         pytest.skip("mounting is not allowed here")
     try:
-        subprocess.run(["mount", "-o", "remount,ro,bind", folder], check=True, capture_output=True, timeout=30)
+        subprocess.run(["mount", "-o", "remount,ro,bind", folder], check=True, capture_output=True, timeout=600)
         with pytest.raises(LedgerError, match="[Rr]ead-?only"):
             Ledger(path)
     finally:
-        subprocess.run(["umount", "--lazy", folder], check=True, capture_output=True, timeout=30)
+        subprocess.run(["umount", "--lazy", folder], check=True, capture_output=True, timeout=600)
     assert len(Ledger(path)) == 300
 
 
@@ -394,7 +411,7 @@ try:
 except LedgerError as error:
     print(done, error)
 """
-    child = subprocess.run([sys.executable, "-c", code, str(path)], capture_output=True, text=True, timeout=100)
+    child = subprocess.run([sys.executable, "-c", code, str(path)], capture_output=True, text=True, timeout=600)
     assert child.returncode == 0, child.stderr
     done, _, message = child.stdout.partition(" ")
     assert "resume" in message, message
@@ -422,7 +439,7 @@ def test_what_cannot_be_stored_is_refused_and_leaves_the_group_as_it_was(path: P
         ("DELETE FROM events WHERE seq=2", "the history has a gap before event 3"),
         ("DELETE FROM payloads", "completed but its samples are gone"),
         ("DELETE FROM groups WHERE group_id=1", "a row was removed"),
-        ("INSERT INTO events SELECT max(seq)+1, 0, 'trained', 'trained', 0, 'x', 0, '' FROM events",
+        ("INSERT INTO events SELECT max(seq)+1, 0, 'trained', 'trained', 0, 'x', 0, '', 0 FROM events",
          "group 0 may not go from trained to trained"),
     ],
 )  # fmt: skip
@@ -445,4 +462,34 @@ def test_the_audit_counts_the_groups_of_each_step(path: Path) -> None:
             "step 0 trained 2 groups, expected 3",
             "step 1 trained no group",
             "step 2 trained 2 groups, expected 3",
+        )
+
+
+def test_a_ledger_of_layout_2_is_migrated_when_it_is_opened(path: Path) -> None:
+    """Its groups: 0 and 1 trained at step 0, 2 and 4 trained at step 1 and undone, 3 waits again, 5 was dropped."""
+    path.parent.mkdir()
+    with closing(sqlite3.connect(path)) as db:
+        db.executescript(Path(__file__).with_name("ledger_layout_2.sql").read_text())
+    with Ledger(path) as ledger:
+        ledger.recover(0)
+        assert ledger.kept(1).groups == {0: 1, 1: 1}
+        assert ledger.assign_batch(2, 1) == [2, 4]
+        ledger.mark_trained([2, 4], 1)
+        assert [lease.group_id for lease in ledger.lease_waiting(5, 2)] == [3]
+        assert ledger.expire(1, "too old", again=True) == {}
+    found = audit_ledger(path, through_step=1, groups_per_step=2, max_staleness=1)
+    assert found.ok, found.problems
+    with reading(path) as db:
+        rows = db.execute("SELECT to_state, step, version FROM events WHERE seq IN (11, 15, 17, 18, 20)").fetchall()
+        assert rows == [
+            ("leased", None, 1),
+            ("leased", None, 1),
+            ("trained", 1, None),
+            ("recover", 0, None),
+            ("completed", 1, None),
+        ]
+        assert db.execute("SELECT to_state, step, version FROM events ORDER BY seq DESC").fetchone() == (
+            "leased",
+            None,
+            2,
         )

@@ -45,7 +45,7 @@ log = (folder / "trained.log").open("a")
 with Ledger(folder / "ledger.sqlite") as ledger:
     ledger.recover(checkpoint)
     for step in range(0 if checkpoint is None else checkpoint + 1, steps):
-        while len(ids := ledger.fix_batch(batch, step)) < batch:
+        while len(ids := ledger.assign_batch(batch, step)) < batch:
             for group_id in lease(ledger, batch - len(ids), step):
                 if group_id % 5 == 4:
                     ledger.drop(group_id, "every fifth")
@@ -73,7 +73,7 @@ def test_killed_again_and_again(tmp_path: Path, seed: int) -> None:
             [sys.executable, "-c", RUN, str(tmp_path), str(kill_at), str(STEPS), str(BATCH), str(EVERY)],
             capture_output=True,
             text=True,
-            timeout=60,
+            timeout=600,
         )
         report = audit_ledger(tmp_path / "ledger.sqlite")
         assert report.ok, report.problems

@@ -113,7 +113,7 @@ class LedgerMachine(RuleBasedStateMachine):
     @rule(recorded=st.booleans())
     @precondition(lambda self: list(self.model.values()).count(State.COMPLETED) >= BATCH)
     def train(self, recorded: bool) -> None:
-        ids = self.ledger.fix_batch(BATCH, self.step)
+        ids = self.ledger.assign_batch(BATCH, self.step)
         assert ids == sorted(ids, key=lambda i: (self.leased_for[i], self.finished_as[i]))
         assert set(self.batches.get(self.step, [])) <= set(ids), "a batch that was fixed must stay"
         assert all(self.model[i] is State.COMPLETED for i in ids)

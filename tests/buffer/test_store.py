@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from agentrl.buffer.codec import encode_group
-from agentrl.buffer.reader import Filter, Part, StoreReader, find_stores
+from agentrl.buffer.reader import Filter, StoreReader, StoreSection, find_stores
 from agentrl.buffer.store import TrajectoryStore
 from agentrl.errors import DataError, SampleError
 from agentrl.groups import Group
@@ -54,12 +54,29 @@ def test_a_row_says_what_a_sample_was(store: TrajectoryStore) -> None:
     assert (second.key, second.place, second.prompt) == (first.key, 1, first.prompt)
 
 
+def test_a_store_of_the_first_layout_is_read_as_it_is_and_gets_the_column_from_a_writer(store: TrajectoryStore) -> None:
+    store.add("train", "", 0, [finished(1)])
+    with store, sqlite3.connect(store.path) as db:
+        db.execute("ALTER TABLE trajectories DROP COLUMN stop_reason")
+        db.execute("PRAGMA user_version=1")
+    with StoreReader(store.path) as reader:
+        assert [row.stop_reason for row in reader.query(Filter(equal={"stop_reason": ""}))] == ["", ""]
+        assert [row.staleness for row in reader.query()] == [0, 0]
+    later = finished(2)
+    for sample in later:
+        sample.stop("max_turns")
+    with TrajectoryStore(store.path, keep=1000) as again:
+        again.add("train", "", 1, [later])
+    with StoreReader(store.path) as reader:
+        assert reader.values("stop_reason") == {"": 2, "max_turns": 2}
+
+
 def test_filters_orders_and_pages(store: TrajectoryStore) -> None:
     for step in range(4):
         store.add("train", "", step, [called("search", number=10 * step), finished(10 * step + 1, n=3)])
     store.add("eval", "dev", 2, [called("a'b%", number=0)])
     with StoreReader(store.path) as reader:
-        assert reader.kinds() == [Part("eval", "dev", 2, 2, 2), Part("train", "", 20, 0, 3)]
+        assert reader.kinds() == [StoreSection("eval", "dev", 2, 2, 2), StoreSection("train", "", 20, 0, 3)]
         assert reader.steps("train") == [0, 1, 2, 3]
         assert reader.count(Filter(equal={"kind": "train"}, within={"step": (1, 2)})) == 10
         assert reader.count(Filter(within={"reward": (2, None)})) == 4
@@ -218,7 +235,7 @@ def test_other_files_are_refused(tmp_path: Path) -> None:
         db.execute("CREATE TABLE t (x)")
     text = tmp_path / "text.sqlite"
     text.write_text("no database, whatever its name says, and longer than a header of a hundred bytes " * 2)
-    for path, what in ((other, "layout 1, got 0"), (text, "not a database"), (tmp_path / "none", "no such file")):
+    for path, what in ((other, "layout 2, got 0"), (text, "not a database"), (tmp_path / "none", "no such file")):
         with pytest.raises(DataError, match=what):
             StoreReader(path)
         if path.exists():

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agentrl.chat import Conversation, Shown
+from agentrl.chat import AppendResult, Conversation
 from agentrl.errors import ContextOverflow, SampleError
 from agentrl.sample import Message, Origin, Sample, SpecInfo, Status
 from tests.support.chats import make_chat
@@ -23,13 +23,13 @@ THINK = "<think>\nhmm\n</think>\n\n"
 
 
 def begin(policy: Any = "keep", name: str = "qwen3", **limits: int) -> Conversation:
-    chat = make_chat(name, history_policy=policy)
+    chat = make_chat(name, template_rewrite_policy=policy)
     return Conversation(chat, Sample(index=4, prompt="hi"), [USER], TOOLS, **limits)
 
 
 def write(talk: Conversation, text: str) -> list[int]:
     ids = make_chat("qwen3").encode(text)
-    talk.sampled(ids, [-0.5] * len(ids), "v1", text=text)
+    talk.append_model_turn(ids, [-0.5] * len(ids), "v1", text=text)
     return ids
 
 
@@ -38,7 +38,7 @@ def test_tokens_segments_mask_and_messages_end_to_end() -> None:
     texts = [THINK + CALL + END, "<think>cut", "Done." + END]
     ids = [write(talk, texts[0])]
     for text in texts[1:]:
-        assert talk.show([RESULT]) is Shown.FITS
+        assert talk.append_messages([RESULT]) is AppendResult.FITS
         ids.append(write(talk, text))
     sample = talk.sample.validate()
     model, env, close = Origin.MODEL, Origin.ENV, Origin.CLOSE
@@ -65,27 +65,27 @@ def test_tokens_segments_mask_and_messages_end_to_end() -> None:
 def test_an_answer_of_two_versions_keeps_both_at_their_tokens() -> None:
     talk = begin()
     ids = make_chat("qwen3").encode("one two three" + END)
-    talk.sampled(ids, [-0.5] * len(ids), [("a", 0, 2), ("b", 2, len(ids))], text="one two three" + END)
-    talk.show([USER])
+    talk.append_model_turn(ids, [-0.5] * len(ids), [("a", 0, 2), ("b", 2, len(ids))], text="one two three" + END)
+    talk.append_messages([USER])
     write(talk, "four" + END)
     written = [(s.version, s.turn, s.end - s.start) for s in talk.sample.segments if s.origin is Origin.MODEL]
     assert written[:2] == [("a", 1, 2), ("b", 1, len(ids) - 2)]
     assert written[2][:2] == ("v1", 2)
     assert talk.sample.weight_versions == ["a", "b", "v1"]
     with pytest.raises(SampleError, match="do not cover 2 ids"):
-        begin().sampled(ids[:2], [-0.5] * 2, [("a", 0, 1)], text="one two")
+        begin().append_model_turn(ids[:2], [-0.5] * 2, [("a", 0, 1)], text="one two")
 
 
 def test_it_is_full_when_the_next_turn_would_have_no_token() -> None:
     free = begin()
     write(free, "yes" + END)
-    assert free.show([USER]) is Shown.FITS
-    for length, shown in ((free.length + 2, Shown.FITS), (free.length + 1, Shown.FULL)):
+    assert free.append_messages([USER]) is AppendResult.FITS
+    for length, shown in ((free.length + 2, AppendResult.FITS), (free.length + 1, AppendResult.OUT_OF_CONTEXT)):
         talk = begin(context_length=length)
         write(talk, "yes" + END)
         before = list(talk.sample.tokens)
-        assert talk.show([USER]) is shown
-        assert (talk.sample.tokens == before) is (shown is Shown.FULL)
+        assert talk.append_messages([USER]) is shown
+        assert (talk.sample.tokens == before) is (shown is AppendResult.OUT_OF_CONTEXT)
         assert talk.room == length - free.length - 1
         assert talk.length == free.length
         assert len(talk.messages) == 3
@@ -112,7 +112,7 @@ def test_a_split_goes_on_in_a_sibling_and_leaves_what_was_counted() -> None:
     first.metadata = {"counters": {"n": 1}, "step_rewards": [0.5], "own": {"kept": [1]}}
     first.spec_info, first.non_generation_time = SpecInfo(1, 2, 3, 4), 2.0
     tokens = list(first.tokens)
-    assert talk.show([USER]) is Shown.SPLIT
+    assert talk.append_messages([USER]) is AppendResult.SPLIT
     assert talk.earlier == [first]
     assert (first.status, first.rollout_id, first.tokens) == (Status.COMPLETED, 4, tokens)
     second = talk.sample
@@ -130,10 +130,10 @@ def test_a_split_goes_on_in_a_sibling_and_leaves_what_was_counted() -> None:
 def test_a_split_that_does_not_fit_is_no_split() -> None:
     free = begin("split")
     write(free, THINK + "Hello." + END)
-    free.show([USER])
+    free.append_messages([USER])
     talk = begin("split", context_length=free.length + 1)
     write(talk, THINK + "Hello." + END)
-    assert talk.show([USER]) is Shown.FULL
+    assert talk.append_messages([USER]) is AppendResult.OUT_OF_CONTEXT
     assert talk.earlier == []
 
 
@@ -145,9 +145,9 @@ def told(policy: Any = "keep") -> Conversation:
     talk = begin(policy)
     for text, shown in ((THINK + CALL + END, RESULT), ("It is 1." + END, None)):
         write(talk, text)
-        talk.told(text.removesuffix(END))
+        talk.record_shown_text(text.removesuffix(END))
         if shown:
-            talk.show([shown])
+            talk.append_messages([shown])
     return talk
 
 
@@ -210,7 +210,7 @@ def test_a_call_in_another_form_is_no_other_call() -> None:
     assert told().continued([*other, *NEW]) is None
     talk = begin()
     write(talk, THINK + CALL + END)
-    talk.told("")  # a client that is told content and calls apart, and keeps no reasoning
+    talk.record_shown_text("")  # a client that is told content and calls apart, and keeps no reasoning
     for messages, new in ((parsed(SENT), [RESULT]), (other, None)):
         turn = {key: value for key, value in messages[1].items() if key != "reasoning"}
         assert talk.continued([USER, turn, RESULT]) == new
@@ -221,7 +221,7 @@ def test_a_turn_that_was_not_told_yet_is_waited_for() -> None:
     assert talk.continued([USER, *NEW]) is None
     write(talk, "yes" + END)
     assert talk.continued([USER, {"role": "assistant", "content": "yes"}, *NEW]) is None
-    talk.told("yes")
+    talk.record_shown_text("yes")
     assert talk.continued([USER, {"role": "assistant", "content": "yes"}, *NEW]) == NEW
 
 

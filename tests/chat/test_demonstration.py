@@ -49,8 +49,8 @@ def test_one_that_the_template_would_rewrite_is_not_cut_in_two() -> None:
     thought: Message = {"role": "assistant", "content": "4", "reasoning_content": "hm"}
     messages = [user, thought, user, thought]
     assert len(to_sample(make_chat("qwen3"), messages).segments) == 3
-    with pytest.raises(TemplateError, match="before assistant message 3, and --history-policy is 'split'"):
-        to_sample(make_chat("qwen3", history_policy="split"), messages)
+    with pytest.raises(TemplateError, match="before assistant message 3, and --template-rewrite-policy is 'split'"):
+        to_sample(make_chat("qwen3", template_rewrite_policy="split"), messages)
 
 
 @pytest.mark.parametrize("messages", [[], CONVERSATION[:1], CONVERSATION[:3]])

@@ -32,7 +32,7 @@ def conversation(chat: Chat, text: str) -> tuple[list[int], list[int]]:
     tools = [{**TOOLS[0], "description": text}] if chat.report.can.tools else None
     session = ChatSession(chat, [*system, {"role": "user", "content": [{"type": "text", "text": text}]}], tools)
     prompt = list(session.prompt_ids)
-    session.sampled([])
+    session.append_model_turn([])
     role = "tool" if chat.report.can.tool_messages else "user"
     delta = session.extend([{"role": role, "content": text, "name": "fn", "tool_call_id": "call00001"}])
     return prompt, delta.close + delta.env

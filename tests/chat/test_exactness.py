@@ -67,7 +67,7 @@ def grow(name: str, data: st.DataObject, thought: Thought) -> tuple[int, int]:
     for at, end in steps:
         text = completion(chat, messages[: at + 1], tools, thought)
         sampled = chat.encode(text)
-        turn, seen = session.sampled(sampled), chat.decode(ids)
+        turn, seen = session.append_model_turn(sampled), chat.decode(ids)
         written = chat.template.render(messages[: at + 1], tools, generation_prompt=False)
         if not name.startswith(REWRITTEN) or written.startswith(seen):
             assert_parsed(chat, turn, messages[at], text)
@@ -109,7 +109,7 @@ def test_calls_without_text_beside_them_are_exact(name: str, thought: Thought) -
     for number in (1, 2):
         messages.append(assistant(number, reasoning=reasoning, calls=[number], content=False))
         sampled = chat.encode(completion(chat, messages, [TOOL], thought))
-        turn = session.sampled(sampled)
+        turn = session.append_model_turn(sampled)
         assert [call.arguments for call in turn.tool_calls] == [{"a": f"zqArg{number}zq"}]
         assert turn.reasoning == (f"zqReason{number}zq" if reasoning else None)
         delta = session.extend([result(number)])
@@ -117,7 +117,7 @@ def test_calls_without_text_beside_them_are_exact(name: str, thought: Thought) -
         ids += sampled + delta.close + delta.env
         assert (delta.verdict, delta.close) == (Verdict.EXACT, [])
         assert ids == chat.render_ids(messages, [TOOL])
-    session.sampled(chat.encode(f"Text.{completion(chat, messages[:2], [TOOL], Thought.WITHOUT)}"))
+    session.append_model_turn(chat.encode(f"Text.{completion(chat, messages[:2], [TOOL], Thought.WITHOUT)}"))
     assert session.extend([result(1)]).verdict is not Verdict.EXACT or name == "gptoss"
 
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from agentrl.chat import ParsedTurn, make_parser
 from agentrl.chat.parsers import FAMILIES, REASONING, Parsed, Split
-from agentrl.chat.parsers.reasoning import TAGS
+from agentrl.chat.parsers.base import TAGS
 from agentrl.errors import PluginError, SettingsError
 
 FORMATS = sorted({family.name for family in FAMILIES.values()})

@@ -26,7 +26,7 @@ def answer(chat: Chat, completion: str | list[int], messages: Any = None) -> tup
     """(close text, env text) of one model turn that is answered by a tool."""
     session = ChatSession(chat, [USER], TOOLS)
     ids = chat.encode(completion) if isinstance(completion, str) else completion
-    session.sampled(ids)
+    session.append_model_turn(ids)
     delta = session.extend(messages or [{"role": "tool", "content": "R"}])
     return chat.decode(delta.close), chat.decode(delta.env)
 
@@ -74,12 +74,12 @@ def test_an_alias_stop_stands_for_the_templates_own() -> None:
 def test_tool_messages_get_the_calls_names_and_ids() -> None:
     chat = make_chat("qwen3")
     session = ChatSession(chat, [USER], TOOLS)
-    turn = session.sampled(chat.encode(THINK + CALL + "\n" + CALL + END))
+    turn = session.append_model_turn(chat.encode(THINK + CALL + "\n" + CALL + END))
     assert [call.id for call in turn.tool_calls] == ["call00001", "call00002"]
     session.extend([{"role": "tool", "content": "a"}, {"role": "tool", "content": "b"}])
     results = session.messages[-2:]
     assert [(m["name"], m["tool_call_id"]) for m in results] == [("run_sql", "call00001"), ("run_sql", "call00002")]
-    assert [call.id for call in session.sampled(chat.encode(CALL + END)).tool_calls] == ["call00003"]
+    assert [call.id for call in session.append_model_turn(chat.encode(CALL + END)).tool_calls] == ["call00003"]
 
 
 def test_the_trajectories_of_a_group_share_one_rendering_and_no_list(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -118,17 +118,17 @@ def test_a_prompt_that_is_no_json_is_rendered_each_time() -> None:
 
 def test_calls_out_of_order_are_errors() -> None:
     session = ChatSession(make_chat("qwen3"), [USER])
-    with pytest.raises(TemplateError, match="extend was called before sampled"):
+    with pytest.raises(TemplateError, match="extend was called before append_model_turn"):
         session.extend([USER])
-    session.sampled([])
+    session.append_model_turn([])
     with pytest.raises(TemplateError, match="twice"):
-        session.sampled([])
+        session.append_model_turn([])
 
 
 def qwen3_with_reasoning(policy: Any) -> tuple[Chat, Any, Any]:
-    chat = make_chat("qwen3", history_policy=policy)
+    chat = make_chat("qwen3", template_rewrite_policy=policy)
     session = ChatSession(chat, [USER])
-    session.sampled(chat.encode(THINK + "Hello." + END))
+    session.append_model_turn(chat.encode(THINK + "Hello." + END))
     return chat, session, [{"role": "user", "content": "and now?"}]
 
 
@@ -148,7 +148,7 @@ def test_policy_split_restarts_with_the_templates_own_history() -> None:
     history = [USER, {"role": "assistant", "content": "Hello.", "reasoning_content": "hmm"}, *new]
     assert delta.restart == chat.render_ids(history)
     assert "hmm" not in chat.decode(delta.restart)
-    session.sampled(chat.encode("Fine." + END))
+    session.append_model_turn(chat.encode("Fine." + END))
     after = session.extend([USER])
     assert after.restart is None
     assert after.verdict is Verdict.EXACT
@@ -162,10 +162,10 @@ def test_policy_fail_says_what_to_do() -> None:
 
 @pytest.mark.parametrize("policy", ["split", "fail"])
 def test_policies_do_nothing_where_history_is_exact(policy: Any) -> None:
-    chat = make_chat("qwen3", history_policy=policy)
+    chat = make_chat("qwen3", template_rewrite_policy=policy)
     session = ChatSession(chat, [USER], TOOLS)
     for _ in range(3):
-        session.sampled(chat.encode(CALL + END))
+        session.append_model_turn(chat.encode(CALL + END))
         assert session.extend([{"role": "tool", "content": "R"}]).restart is None
 
 
@@ -209,8 +209,8 @@ def test_a_turn_costs_the_same_at_any_history() -> None:
         talk = Conversation(chat, Sample(), [USER], TOOLS)
         while talk.length < 33_000:
             before = tokenizer.characters
-            talk.sampled(turn, [-0.5] * len(turn), "1", text="")
-            talk.show([result])
+            talk.append_model_turn(turn, [-0.5] * len(turn), "1", text="")
+            talk.append_messages([result])
             yield tokenizer.characters - before
 
     seen = list(costs())
@@ -235,7 +235,7 @@ def test_load_reads_a_folder(tmp_path: Path) -> None:
     with pytest.raises(SettingsError, match="no tokenizer"):
         Chat.load(str(tmp_path / "nothing-here"))
     with pytest.raises(SettingsError, match="keep, split or fail"):
-        Chat(chat.tokenizer, chat_template="{{ 1 }}", history_policy="forget")  # type: ignore[arg-type]
+        Chat(chat.tokenizer, chat_template="{{ 1 }}", template_rewrite_policy="forget")  # type: ignore[arg-type]
     with pytest.raises(TemplateError, match="does not compile"):
         Chat(chat.tokenizer, chat_template="{% if %}")
 
@@ -246,7 +246,7 @@ def test_calls_that_are_nested_too_deeply_are_broken(depth: int) -> None:
     session = ChatSession(chat := make_chat("qwen3"), [{"role": "user", "content": "x"}])
     arguments = '{"a": ' + "[" * depth + "]" * depth + "}"
     call = f'<tool_call>\n{{"name": "f", "arguments": {arguments}}}\n</tool_call>'
-    parsed = session.sampled(chat.encode(call))
+    parsed = session.append_model_turn(chat.encode(call))
     assert (len(parsed.tool_calls), len(parsed.broken)) == ((1, 0) if depth == 50 else (0, 1))
     assert session.extend([{"role": "user", "content": "so?"}]).env
     given = {"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": arguments}}]}

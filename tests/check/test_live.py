@@ -1,6 +1,9 @@
 """A person, or a served model, in the place of the scripts."""
 
+import re
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import anyio
 import click
@@ -8,11 +11,14 @@ import pytest
 from click.testing import CliRunner
 
 from agentrl.chat import Chat
-from agentrl.check.play import Played, play
+from agentrl.check.harness import Episode, Harness
+from agentrl.check.play import CheckedPlay, play
 from agentrl.check.policy import Endpoint, Live, Person
-from agentrl.check.stage import Episode, Stage
+from agentrl.check.script import Lines, arguments, guessed, read_lines
 from agentrl.config import RunSettings
 from agentrl.demo.task import CalculatorEnv
+from agentrl.errors import SettingsError
+from agentrl.sample import Message, Sample
 from agentrl.tiny import create
 from tests.support.embedded_server import embedded_server
 from tests.support.tiny_models import make_tokenizer
@@ -20,10 +26,10 @@ from tests.support.tiny_models import make_tokenizer
 ENV = f"{CalculatorEnv.__module__}:{CalculatorEnv.__name__}"
 
 
-async def played(live: Live, chat: Chat, rows: Path) -> tuple[Played, list[Episode]]:
-    found, shown = Played(), list[Episode]()
+async def played(live: Live | Sequence[Lines], chat: Chat, rows: Path) -> tuple[CheckedPlay, list[Episode]]:
+    found, shown = CheckedPlay(), list[Episode]()
 
-    def show(stage: Stage, episode: Episode | None) -> None:
+    def show(stage: Harness, episode: Episode | None) -> None:
         assert episode is not None
         shown.append(episode)
 
@@ -60,6 +66,95 @@ def test_what_a_person_types_is_the_models_turn(rows: Path) -> None:
     # The person is shown what a model would be: the prompt, and what the tool answered.
     assert "How much is 40+2?" in said
     assert "<tool_response>" in said
+
+
+@pytest.mark.parametrize(("lines", "said"), [([], 0), (["no idea", '!calculator {"expression": "1"}'], 1)])
+def test_the_end_of_the_input_ends_the_session_without_a_problem(rows: Path, lines: list[str], said: int) -> None:
+    @click.command()
+    def command() -> None:
+        found, shown = anyio.run(played, Person, Chat(make_tokenizer()), rows)
+        assert (found.problems, len(shown), len(found.episodes), found.rows) == ([], said, said, 3)
+
+    CliRunner().invoke(command, input="".join(f"{line}\n" for line in lines), catch_exceptions=False)
+
+
+def test_a_short_file_is_played_once(rows: Path) -> None:
+    rows.write_text('{"input": "How much is 40+2?", "label": "42"}\n')
+    assert typing(["<answer>42</answer>"] * 3, rows).endswith("[1.0]\n")
+
+
+RIGHT = '# a comment\n!calculator {"expression": "40+2"}\n<answer>42</answer>\nexpect reward 1\n'
+
+
+@pytest.mark.parametrize(
+    ("text", "problems"),
+    [
+        (RIGHT, []),
+        (f"{RIGHT}---\n<answer>2</answer>\nexpect reward 1.0\n\nno idea\nexpect reward 0\n", []),
+        (RIGHT.replace("reward 1", "reward 0.5"), ["line 4 expects reward 0.5, the episode earned 1.0"]),
+        (f"{RIGHT}and more\n", ["the episode ended with turn 2, before line 5"]),
+        (
+            '!calculator {"expression": "1"}\n',
+            ["behind line 1 the environment waits for turn 2, and the episode has no more"],
+        ),
+    ],
+)
+async def test_a_file_of_turns_is_played_and_its_rewards_are_compared(
+    rows: Path, text: str, problems: list[str]
+) -> None:
+    file = rows.with_name("play.txt")
+    file.write_text(text)
+    found, shown = await played(read_lines(str(file)), Chat(make_tokenizer()), rows)
+    assert len(shown) == text.count("<answer>") + text.count("no idea") or problems
+    assert len(found.problems) == len(problems)
+    for problem, said in zip(found.problems, problems, strict=True):
+        assert said in problem.what
+        assert str(file) in problem.what
+
+
+async def test_a_file_with_more_episodes_than_prompts_is_refused(rows: Path) -> None:
+    file = rows.with_name("play.txt")
+    file.write_text("no idea\n\n" * 4)
+    with pytest.raises(SettingsError, match=r"play.txt line 7: no prompt for it: the data has 3"):
+        await played(read_lines(str(file)), Chat(make_tokenizer()), rows)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("hm\n!calculator 40+2\n", "line 2: arguments are a JSON object, as in !calculator {...}"),
+        ("!calculator [1]\n", "line 1: arguments are a JSON object"),
+        ("hm\nexpect reward high\n", "line 2: could not convert string to float: 'high'"),
+        ("hm\n\nexpect reward 1\n", "line 3: an episode without a turn"),
+        ("\n# nothing\n", "has no turn"),
+        (None, "cannot be read"),
+    ],
+)
+def test_a_file_of_turns_that_cannot_be_played_is_refused(tmp_path: Path, text: str | None, said: str) -> None:
+    if text is not None:
+        (tmp_path / "play.txt").write_text(text)
+    with pytest.raises(SettingsError, match=re.escape(said)):
+        read_lines(str(tmp_path / "play.txt"))
+
+
+@pytest.mark.parametrize(
+    ("prompt", "schema", "value"),
+    [
+        ("How many people live in Oslo?", {"type": "string"}, "Oslo"),
+        ("Don't guess. Who wrote 'War and Peace', and when?", {"type": "string"}, "War and Peace"),
+        ([{"role": "user", "content": "How much is 40 + 2?"}], {"type": "string"}, "40 + 2"),
+        ("Wait for 12 seconds.", {"type": "string"}, "12"),
+        ("say yes", {"type": "string"}, "say yes"),
+        ("How many people live in Oslo?", {"type": "string", "examples": ["Rome"]}, "Rome"),
+        ("How many people live in Oslo?", {"enum": ["a", "b"]}, "a"),
+    ],
+)
+def test_a_tools_arguments_come_from_the_prompt_or_the_schema_and_never_from_the_label(
+    prompt: str | list[Message], schema: dict[str, Any], value: str
+) -> None:
+    parameters = {"type": "object", "properties": {"x": schema}, "required": ["x"]}
+    sample = Sample(prompt=prompt, label="0.7 million")
+    assert arguments({"function": {"name": "f", "parameters": parameters}}, guessed(sample)) == {"x": value}
 
 
 def test_arguments_that_are_no_json_are_asked_for_again(rows: Path) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from agentrl.chat import Chat
-from agentrl.check.play import Played, play
+from agentrl.check.play import CheckedPlay, play
 from agentrl.config import RunSettings
 from tests.check import plays
 from tests.support.tiny_models import CHAT_TEMPLATE, make_tokenizer
@@ -36,8 +36,8 @@ MISTAKES = {
 }
 
 
-async def checked(env: str, chat: Chat | None = None, seconds: float = 60.0, **settings: object) -> Played:
-    played = Played()
+async def checked(env: str, chat: Chat | None = None, seconds: float = 60.0, **settings: object) -> CheckedPlay:
+    played = CheckedPlay()
 
     def stuck() -> None:
         raise AssertionError("nothing stops the loop for as long")
@@ -117,7 +117,7 @@ async def test_several_environments_are_played_each_with_its_own_rows(tmp_path: 
 
 def agentrl(*arguments: str) -> "subprocess.CompletedProcess[str]":
     command = [sys.executable, "-m", "agentrl", "check", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, timeout=60, env=os.environ | {"COLUMNS": "100"})
+    return subprocess.run(command, capture_output=True, text=True, timeout=600, env=os.environ | {"COLUMNS": "100"})
 
 
 def test_the_command_shows_the_prompt_an_episode_and_the_problems() -> None:

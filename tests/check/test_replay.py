@@ -72,6 +72,11 @@ def test_another_environment_says_from_where_it_is_another(folder: Path, capsys:
 
 def test_what_cannot_be_replayed_is_refused(folder: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     assert run(["replay", str(tmp_path)]) == 2
-    assert "no settings.json of a run in it" in capsys.readouterr().err
+    assert "no run here; give the --output-dir of a run" in capsys.readouterr().err
+    assert run(["replay", str(folder.parent / "none")]) == 2
+    assert (
+        f"none: no run here; give the --output-dir of a run; {folder.parent} has {folder.name}"
+        in capsys.readouterr().err
+    )
     assert run(["replay", str(folder), "--kind", "eval"]) == 2
     assert "no trajectories of kind eval" in capsys.readouterr().err

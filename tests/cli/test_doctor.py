@@ -11,7 +11,7 @@ ROOT = Path(__file__).parents[2]
 def doctor(**environment: str) -> subprocess.CompletedProcess[str]:
     env = {**os.environ, "COLUMNS": "160", **environment}
     command = [sys.executable, "-m", "agentrl", "doctor"]
-    return subprocess.run(command, capture_output=True, text=True, timeout=60, env=env, cwd=ROOT)
+    return subprocess.run(command, capture_output=True, text=True, timeout=600, env=env, cwd=ROOT)
 
 
 def rows(text: str) -> dict[str, str]:
@@ -50,7 +50,7 @@ def test_without_any_sandbox_it_fails(tmp_path: Path) -> None:
         "bootstrap.modules = broken\nfrom agentrl.cli.main import main\nmain(['doctor'])\n"
     )
     env = {**os.environ, "COLUMNS": "200", "PATH": str(tmp_path)}
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, env=env, cwd=ROOT)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=600, env=env, cwd=ROOT)
     assert done.returncode == 1, done.stderr
     assert rows(done.stdout)["Python tool"].startswith("problem")
     assert "unsafe_subprocess" in done.stdout
@@ -70,5 +70,5 @@ def test_a_gpu_tool_that_fails_is_a_note(tmp_path: Path) -> None:
 def test_it_loads_nothing_heavy() -> None:
     heavy = {"torch", "ray", "numpy", "transformers", "sympy", "rich"}
     code = f"import sys, agentrl.cli.doctor, agentrl.sandbox, agentrl.tools.python\nprint({heavy!r} & set(sys.modules))"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, cwd=ROOT)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=600, cwd=ROOT)
     assert done.stdout == "set()\n"

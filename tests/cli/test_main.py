@@ -3,7 +3,6 @@
 import ast
 import os
 import re
-import resource
 import signal
 import socket
 import subprocess
@@ -16,7 +15,9 @@ from pathlib import Path
 import pytest
 
 import agentrl as rooms
-from agentrl.cli.main import _DISTRIBUTED_AS, COMMANDS, extra_for
+from agentrl.cli.main import _DISTRIBUTED_AS, COMMANDS
+from agentrl.errors import install
+from tests.support.commands import in_this_process, processor_seconds
 from tests.support.runs import RunKit
 
 HEAVY = ("torch", "nicegui", "ray", "transformers", "megatron", "numpy", "pydantic", "matplotlib", "tensorboard")
@@ -24,9 +25,7 @@ HEAVY = ("torch", "nicegui", "ray", "transformers", "megatron", "numpy", "pydant
 
 def agentrl(*args: str, cwd: Path | None = None, **environment: str) -> subprocess.CompletedProcess[str]:
     env = {**os.environ, "COLUMNS": "100", **environment}
-    return subprocess.run(
-        [sys.executable, "-m", "agentrl", *args], capture_output=True, text=True, timeout=60, env=env, cwd=cwd
-    )
+    return subprocess.run([sys.executable, "-m", "agentrl", *args], capture_output=True, text=True, env=env, cwd=cwd)
 
 
 def loaded_after(line: str) -> set[str]:
@@ -35,7 +34,7 @@ def loaded_after(line: str) -> set[str]:
         f"import sys\nfrom agentrl.cli.main import run\nsys.stdout = open('/dev/null', 'w')\nrun({line.split()!r})\n"
         f"sys.stdout = sys.__stdout__\nprint(*[m for m in {HEAVY!r} if m in sys.modules])"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     return set(done.stdout.split())
 
 
@@ -51,14 +50,8 @@ def test_commands_answer_without_torch_or_ray(line: str) -> None:
 
 
 def test_help_is_fast() -> None:
-    """CPU seconds of the whole process, best of five, so that a busy machine does not matter."""
-    best = 10.0
-    for _ in range(5):
-        before = resource.getrusage(resource.RUSAGE_CHILDREN)
-        assert agentrl("--help").returncode == 0
-        after = resource.getrusage(resource.RUSAGE_CHILDREN)
-        best = min(best, after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
-    assert best < 0.3
+    """Hardly more than the library that it is written with, on any processor and beside any other program."""
+    assert processor_seconds("-m", "agentrl", "--help") < 3 * processor_seconds("-c", "import click")
 
 
 def test_train_help_shows_essentials_first_and_every_flag() -> None:
@@ -73,7 +66,7 @@ def test_train_help_shows_essentials_first_and_every_flag() -> None:
 
 @pytest.mark.parametrize("command", ["", *(name for name in COMMANDS if name != "demo")])
 def test_help_fits_a_terminal_of_80_columns(command: str) -> None:
-    done = agentrl(*command.split(), "--help", COLUMNS="80")
+    done = in_this_process(*command.split(), "--help", COLUMNS="80")
     assert done.returncode == 0
     assert [line for line in done.stdout.splitlines() if len(line) > 80] == []
 
@@ -151,11 +144,17 @@ def test_bad_input_is_one_message_and_exit_code_2(args: tuple[str, ...], parts: 
     (tmp_path / "syntax.py").write_text("class Env(Environment)\n    pass\n")
     (tmp_path / "function.py").write_text("def Env(args, samples): ...\n")
     (tmp_path / "unknown.yaml").write_text("seed: 1\nlearning_rat: 1e-5\n")
-    done = agentrl(*args, cwd=tmp_path)
+    done = in_this_process(*args, cwd=tmp_path)
     assert done.returncode == 2, done.stderr
     assert [part for part in parts if part not in done.stderr] == [], done.stderr
     assert "error: " in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_a_process_of_its_own_says_and_returns_the_same(tmp_path: Path) -> None:
+    for args in (("trian",), ("train", "--lr", "fast")):
+        there, here = agentrl(*args, cwd=tmp_path), in_this_process(*args, cwd=tmp_path)
+        assert (there.returncode, there.stdout, there.stderr) == (here.returncode, here.stdout, here.stderr)
 
 
 def test_a_port_that_is_taken_is_said_before_the_model_is_loaded(tmp_path: Path) -> None:
@@ -190,8 +189,8 @@ main({argv!r})
 def test_a_missing_package_names_the_extra_for_the_command(line: str, missing: str, extra: str, tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").write_text('{"prompt": "q", "text": "Oslo has fjords", "response": "r", "label": "l"}\n')
     code = BLOCKED.format(missing=missing, argv=line.split())
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, cwd=tmp_path)
-    assert f"pip install 'agentrl[{extra}]'" in done.stderr, done.stderr
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=tmp_path)
+    assert install(extra) in done.stderr, done.stderr
     assert done.returncode == 2
 
 
@@ -211,15 +210,6 @@ def test_every_package_that_agentrl_imports_is_required_or_brought_by_an_extra()
     assert missing == others, "these come with numba, pydantic, mcp, math-verify, aiohttp, transformers"
 
 
-def test_the_extra_of_a_package_is_the_commands_else_the_smallest() -> None:
-    assert extra_for("httpx", ["grade", "a.jsonl"]) == "graders"
-    assert extra_for("httpx", ["retrieval"]) == "search"
-    assert extra_for("torch", ["train"]) == "train"
-    assert extra_for("mcp", ["train"]) == "mcp"
-    assert extra_for("wandb", []) == "wandb"
-    assert extra_for("no_such_package", ["train"]) is None
-
-
 def test_debug_shows_the_traceback(tmp_path: Path) -> None:
     for done in (
         agentrl("train", "--lr", "fast", "--debug", cwd=tmp_path),
@@ -231,15 +221,15 @@ def test_debug_shows_the_traceback(tmp_path: Path) -> None:
         assert "--lr: expected a number" in done.stderr
 
 
-def test_dry_run_prints_the_plan_and_then_what_is_missing(tmp_path: Path) -> None:
+def test_dry_run_prints_the_plan_or_what_is_wrong(tmp_path: Path) -> None:
     done = agentrl("train", "--dry-run", "--lr", "1e-4", cwd=tmp_path)
-    assert "lr = 0.0001" in done.stdout
-    assert "[placement]" in done.stdout
-    assert done.returncode == 2
+    assert (done.returncode, done.stdout) == (2, "")
     assert "--hf-checkpoint is missing" in done.stderr
     kit = RunKit.make(tmp_path)
-    full = agentrl("train", "--dry-run", *kit.arguments(), cwd=tmp_path)
+    full = agentrl("train", "--dry-run", *kit.arguments(), "--lr", "1e-4", cwd=tmp_path)
     assert full.returncode == 0, full.stderr
+    assert "lr = 0.0001" in full.stdout
+    assert "[placement]" in full.stdout
     assert "rollout_top_k" not in full.stdout, "as by default"
     unknown = agentrl("train", "--dry-run", *kit.arguments(env="env.py:AddEnf"), cwd=tmp_path)
     assert (unknown.returncode, "did you mean 'AddEnv'" in unknown.stderr) == (2, True)
@@ -252,7 +242,9 @@ def test_dry_run_prints_the_plan_and_then_what_is_missing(tmp_path: Path) -> Non
 
 def test_a_config_file_and_flags(tmp_path: Path) -> None:
     (tmp_path / "run.yaml").write_text("train:\n  lr: 1e-5\n  seed: 7\n")
-    out = agentrl("train", "--config", "run.yaml", "--lr", "2e-5", "--dry-run", cwd=tmp_path).stdout
+    kit = RunKit.make(tmp_path)
+    line = [*kit.arguments(lr=None), "--config", "run.yaml", "--lr", "2e-5", "--dry-run"]
+    out = agentrl("train", *line, cwd=tmp_path).stdout
     assert "lr = 2e-05\n" in out
     assert "seed = 7\n" in out
 
@@ -329,7 +321,7 @@ def test_a_signal_ends_the_command_with_130(tmp_path: Path) -> None:
     assert process.stdout is not None
     assert process.stdout.readline() == "ready\n"
     process.send_signal(signal.SIGINT)
-    _, errors = process.communicate(timeout=30)
+    _, errors = process.communicate()
     assert process.returncode == 130
     assert "Traceback" not in errors
 
@@ -340,7 +332,7 @@ def test_output_into_a_closed_pipe_is_quiet() -> None:
         ["bash", "-c", f"{sys.executable} -m agentrl train --help-all | head -1"],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=600,
     )
     assert done.stdout.startswith("Usage: agentrl train")
     assert done.stderr == ""

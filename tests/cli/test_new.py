@@ -34,10 +34,21 @@ def test_a_new_project_passes_its_tests_check_and_preflight(here: Path, monkeypa
         env={**os.environ, "PYTHONPATH": import_path()},
         capture_output=True,
         text=True,
+        timeout=600,
+        check=False,
+    )
+    assert "3 passed" in done.stdout, done.stdout + done.stderr
+    play = Path("play.txt").read_text()
+    Path("play.txt").write_text(play.replace("expect reward 0", "expect reward 1"))
+    again = subprocess.run(
+        command,
+        env={**os.environ, "PYTHONPATH": import_path()},
+        capture_output=True,
+        text=True,
         timeout=60,
         check=False,
     )
-    assert "2 passed" in done.stdout, done.stdout + done.stderr
+    assert "play.txt line 7: line 8 expects reward 1, the episode earned 0.0" in again.stdout, "pytest plays the file"
     make_tiny_model(Path("model"))
     assert run(["check", "maze_runner.py:MazeRunner"]) == 0
     preflight(RunSettings.from_file("run.yaml").check_complete("train"), "train")

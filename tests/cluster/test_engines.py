@@ -9,7 +9,7 @@ import pytest
 from tests.support.audit import audit_ledger
 from tests.support.runs import RunKit, still_running
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 
 @pytest.mark.parametrize("mode", ["broadcast", "disk"])

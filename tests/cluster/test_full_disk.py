@@ -36,7 +36,7 @@ def test_init_on_a_full_disk(tmp_path: Path, capsys: pytest.CaptureFixture[str])
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(900)
 def test_a_disk_that_fills_up_ends_the_run_and_more_room_lets_it_go_on(kit: RunKit, tmp_path: Path) -> None:
     with small_disk(tmp_path / "disk", "3m") as disk:
         arguments = kit.arguments("filling", num_rollout=3, save_interval=1, save=disk / "checkpoints")

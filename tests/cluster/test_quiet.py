@@ -22,7 +22,7 @@ with library_output(Path("native.log")):
 def test_only_the_libraries_words_are_set_apart(tmp_path: Path) -> None:
     env = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
     done = subprocess.run(
-        [sys.executable, "-c", PROGRAM], cwd=tmp_path, capture_output=True, text=True, timeout=60, env=env
+        [sys.executable, "-c", PROGRAM], cwd=tmp_path, capture_output=True, text=True, timeout=600, env=env
     )
     assert done.stderr.splitlines()[:3] == ["before", "ours", "afterwards"]
     assert "RuntimeError: shown" in done.stderr

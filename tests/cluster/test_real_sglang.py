@@ -39,7 +39,7 @@ def test_three_steps_with_the_engine_following_the_trainer(tmp_path: Path, mode:
 def test_asynchronous_steps_go_on_through_updates_in_flight(tmp_path: Path) -> None:
     """The server's own version spans say which tokens of a turn came before an update and which after it."""
     kit = RunKit.make(tmp_path)
-    settings = {"engine": "sglang", "engine_python": PYTHON, "update_weight_mode": "disk", "ledger_keep": "always"}
+    settings = {"engine": "sglang", "engine_python": PYTHON, "update_weight_mode": "disk", "ledger_retention": "always"}
     form = {"max_staleness": 2, "pause_generation_mode": "retract", "rollout_max_response_len": 400}
     run = kit.start(kit.arguments("run", num_rollout=4, embedded_slots=None, embedded_threads=None, **settings, **form))
     assert run.wait(800) == 0, run.output

@@ -15,7 +15,7 @@ from tests.support.audit import audit_ledger
 from tests.support.checkout import import_path
 from tests.support.runs import RunKit
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = pytest.mark.timeout(900)
 
 OWNER = """
 import json
@@ -69,7 +69,7 @@ def test_ray_that_is_initialised_is_used_and_stays_up_for_its_owner(tmp_path: Pa
         env={**os.environ, "PYTHONPATH": import_path(), "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"},
         capture_output=True,
         text=True,
-        timeout=240,
+        timeout=600,
     )
     assert done.returncode == 0, done.stdout + done.stderr
     assert "the owner goes on" in done.stdout
@@ -109,7 +109,7 @@ def test_a_cluster_without_room_says_what_it_lacks_or_the_run_is_reduced(tmp_pat
     refused = kit.start(kit.arguments("refused", start_timeout=1, **form))
     assert refused.wait() == 2
     assert "the cluster has no room for 5 processes" in refused.output
-    reduced = kit.start(kit.arguments("reduced", reduce_to_fit=True, **form))
+    reduced = kit.start(kit.arguments("reduced", allow_fewer_devices=True, **form))
     assert reduced.wait() == 0, reduced.output
     assert "--rollout-num-gpus 2 instead of 4" in reduced.output
 
@@ -132,7 +132,7 @@ def test_a_lost_node_costs_its_engines_or_the_run_is_resumed_on_what_is_left(tmp
     assert run.wait() == 2, run.output
     assert "start the same command again to resume" in run.output
     cluster.add_node(num_cpus=2)
-    again = kit.start([*arguments, "--num-rollout", "30", "--reduce-to-fit"])
+    again = kit.start([*arguments, "--num-rollout", "30", "--allow-fewer-devices"])
     assert again.wait() == 0, again.output
     result = audit_ledger(again.folder / "ledger.sqlite", through_step=29, groups_per_step=4)
     assert result.ok, result.problems

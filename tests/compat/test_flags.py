@@ -9,7 +9,7 @@ from agentrl.cli.main import run
 from agentrl.compat.calls import namespace
 from agentrl.compat.conformance import hooks
 from agentrl.compat.facts import RUNS, SHAPES
-from agentrl.compat.flags import FLAGS, Row, table
+from agentrl.compat.flags import FLAGS, FlagRow, table
 from agentrl.config import RunSettings
 from agentrl.config.fields import all_fields
 from agentrl.errors import SettingsError
@@ -19,7 +19,7 @@ STATES = ("same", "set", "agrees", "own", "args", "refused", "called")
 
 
 @pytest.mark.parametrize("row", table().values(), ids=lambda row: row.name)
-def test_every_row_holds(row: Row) -> None:
+def test_every_row_holds(row: FlagRow) -> None:
     flag = f"--{row.name.replace('_', '-').replace('*', 'x')}"
     assert row.state in STATES
     assert row.kind in ("flag", "one", "many")

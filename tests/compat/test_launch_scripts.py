@@ -208,7 +208,7 @@ def test_scripts_for_dense_models_pass_the_dry_run(
             teacher = make_tiny_model(tmp_path / "teacher", context_length=140000)
             line[line.index("--rm-url") + 1] = f"{stack.enter_context(embedded_server(teacher))}/generate"
         assert run(["train", "--dry-run", *line]) == 0
-    assert "nothing stands in its way" in capsys.readouterr().out
+    assert "All checks that precede a run have passed." in capsys.readouterr().out
 
 
 @pytest.mark.slow

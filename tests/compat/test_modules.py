@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from agentrl.compat.modules import names, speaks_slime
-from agentrl.compat.sample import Sample
+from agentrl.compat.sample import SlimeSample
 from agentrl.config import RunSettings
 from agentrl.errors import PluginError
 from agentrl.plugins import load_object
@@ -42,7 +42,7 @@ def test_a_name_that_is_not_there_is_said(tmp_path: Path, line: str, message: st
 def test_lazy_imports_of_slime_and_of_files_beside_resolve_when_the_function_is_called(tmp_path: Path) -> None:
     (tmp_path / "beside_the_user.py").write_text("VALUE = 3\n")
     text = "def f():\n import slime.utils.types as t\n from beside_the_user import VALUE\n return t.Sample, VALUE\n"
-    assert load_object(f"{_file(tmp_path, text)}:f", what="x")() == (Sample, 3)
+    assert load_object(f"{_file(tmp_path, text)}:f", what="x")() == (SlimeSample, 3)
 
 
 def test_what_counts_is_that_the_file_imports_slime(tmp_path: Path) -> None:
@@ -88,7 +88,7 @@ def test_samples_go_out_as_slimes_and_come_back_as_ours_with_all_that_was_set(tm
 
 
 def test_appending_grows_the_lists_that_user_code_holds_and_keeps_who_wrote_what() -> None:
-    sample = Sample(prompt="p", tokens=[1, 2], loss_mask=[])
+    sample = SlimeSample(prompt="p", tokens=[1, 2], loss_mask=[])
     mask: Any = sample.loss_mask
     meta = {"finish_reason": {"type": "length"}, "weight_version": "4", "prompt_tokens": 2, "cached_tokens": 1}
     sample.append_response_tokens(tokens=[5, 6], log_probs=[-1.0, -2.0], meta_info=meta, text="ab")
@@ -102,7 +102,7 @@ def test_appending_grows_the_lists_that_user_code_holds_and_keeps_who_wrote_what
     )
     plain = sample.plain()
     assert [(s.origin.value, s.version) for s in plain.segments] == [("model", "4"), ("env", None)]
-    assert Sample.of(plain) == sample == Sample.from_dict(sample.to_dict())
+    assert SlimeSample.of(plain) == sample == SlimeSample.from_dict(sample.to_dict())
     sample.tokens, sample.response_length, sample.loss_mask, sample.rollout_log_probs = [1, 9], 1, [1], [-1.0]
     assert sample.plain().validate().segments == []
     with pytest.raises(ValueError, match="need the log-probs"):

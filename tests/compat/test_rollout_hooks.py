@@ -61,7 +61,7 @@ async def test_generate_and_reward_speak_to_the_engines_through_the_address_in_a
     s = settings(kit, {})
     with open_folder(s) as folder:
         async with opened(s, folder) as rollouts:
-            groups, metrics = await rollouts.play(0)
+            groups, metrics, _ = await rollouts.play(0)
     samples = [sample for group in groups for sample in group]
     for sample in samples:
         assert isinstance(sample.prompt, list), "what the data says, not what was rendered of it"
@@ -78,9 +78,9 @@ async def test_a_sample_names_its_own_functions(kit: RunKit) -> None:
     )
     with open_folder(s) as folder:
         async with opened(s, folder) as rollouts:
-            groups, _ = await rollouts.play(0)
+            groups, *_ = await rollouts.play(0)
         async with opened(s, folder) as rollouts:
-            again, _ = await rollouts.play(0)
+            again, *_ = await rollouts.play(0)
     assert [sample.reward for group in groups for sample in group] == [2, 7, 2, 7]
     assert [[s.to_dict() for s in group] for group in again] == [[s.to_dict() for s in group] for group in groups]
     assert json.loads(folder.ledger.with_name(folder.ledger.name + ".source").read_text()) == 0
@@ -98,7 +98,7 @@ async def test_hooks_are_called_at_their_moments_and_the_ledger_stays_exact(kit:
     s = settings(kit, hooks, dynamic_sampling_filter_path=f"{FUNCTIONS}:dynamic_filter", eval_prompt_data=data)
     with open_folder(s) as folder:
         async with opened(s, folder) as rollouts:
-            groups, metrics = await rollouts.play(0)
+            groups, metrics, _ = await rollouts.play(0)
             evaluated = await rollouts.evaluate(0)
         with Ledger(folder.ledger) as ledger:
             counts = ledger.counts()

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from agentrl.config.fields import all_fields
-from agentrl.config.unused import named
+from agentrl.config.inapplicable import possibly_inapplicable
 from agentrl.errors import SettingsError
 from tests.config.toggles import BASE, ELSEWHERE, RUNS, SAID, UNSHOWN
 from tests.support.produced import settings_of
@@ -27,7 +27,7 @@ def test_a_setting_without_effect_is_spoken_of(name: str, tmp_path: Path, monkey
     value, part = SAID[name]
     try:
         settings = settings_of(BASE, flag(name, value))
-        said = "\n".join(named(settings, "train"))
+        said = "\n".join(possibly_inapplicable(settings, "train"))
         settings.check_complete("train")
     except SettingsError as error:
         said = str(error)

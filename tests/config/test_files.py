@@ -154,6 +154,8 @@ def test_precedence_of_flags_file_defaults(
         ("sglang_options: 3\nsglang_x: 4\n", ["run.yaml line 2, sglang_options", "KEY=VALUE", "got 3"]),
         ("compat_options: [1]\n", ["run.yaml line 1, compat_options", "KEY=VALUE", "got [1]"]),
         ("lr: [1\n", ["run.yaml", "not valid YAML"]),
+        ("lr: 1\nrm_type: a: b\n", ["run.yaml line 2: not valid YAML", "in quotes", "The line is: rm_type: a: b"]),
+        ("train:\n\tlr: 1\n", ["run.yaml line 2: not valid YAML", "indent with spaces, not with tabs"]),
     ],
 )
 def test_bad_files_are_named_with_their_line(tmp_path: Path, text: str, parts: list[str]) -> None:

@@ -292,11 +292,11 @@ def test_whose_the_old_log_probs_are(line: str, engines: bool | None) -> None:
 
 
 def test_a_mask_of_stale_tokens_must_mask_some() -> None:
-    assert build("--max-staleness 4 --mask-staleness 2").rollout.mask_staleness == 2
-    assert "--mask-staleness 2 has no effect: --max-staleness 2 allows none" in message(
-        "--max-staleness 2 --mask-staleness 2"
+    assert build("--max-staleness 4 --max-token-staleness 2").rollout.max_token_staleness == 2
+    assert "--max-token-staleness 2 has no effect: --max-staleness 2 allows none" in message(
+        "--max-staleness 2 --max-token-staleness 2"
     )
-    masked = "--partial-rollout --max-staleness 3 --mask-offpolicy-in-partial-rollout --mask-staleness 1"
+    masked = "--partial-rollout --max-staleness 3 --mask-offpolicy-in-partial-rollout --max-token-staleness 1"
     assert "masks them all" in message(masked)
 
 
@@ -335,3 +335,18 @@ def test_keys_of_a_users_own_are_in_args_and_win_there_alone() -> None:
     settings = RunSettings.from_flat({"compat_options": {"max_tries": 3, "tis_mode": "clip"}})
     assert (settings.args.max_tries, settings.args.tis_mode) == (3, "clip")
     assert settings.algorithm.tis_mode == "truncate"
+
+
+def test_former_names_of_settings_are_still_read(tmp_path: Path) -> None:
+    flags = "--mask-staleness 2 --max-staleness 4 --ledger-keep always --no-reduce-to-fit --stale-groups remake"
+    file = tmp_path / "run.yaml"
+    file.write_text(
+        "mask_staleness: 2\nmax_staleness: 4\nbuffer: {ledger_keep: always}\nreduce_to_fit: false\nstale_groups: remake\n"
+    )
+    for made in (
+        build(flags),
+        RunSettings.from_file(file),
+        RunSettings.from_flat({"mask_staleness": 2, "max_staleness": 4, "ledger_keep": "always"}),
+    ):
+        assert (made.rollout.max_token_staleness, made.buffer.ledger_retention) == (2, "always")
+        assert (made.args.mask_staleness, made.rollout.stale_groups) == (2, "regenerate")

@@ -14,7 +14,7 @@ STOPS = " ".join(map(str, range(7, 512, 16)))
 BASE = (
     "--env env.py:AddEnv --hf-checkpoint model --prompt-data prompts.jsonl --label-key label --num-rollout 2 "
     "--rollout-batch-size 2 --n-samples-per-prompt 2 --rollout-max-response-len 12 --lr 1e-2 --backend local "
-    "--device cpu --progress off --no-use-tensorboard --train-threads 1 --stall-warning 60 "
+    "--device cpu --progress off --no-use-tensorboard --train-threads 1 --event-loop-block-warning 60 "
     "--rollout-max-concurrency 1 --output-dir run"
 )
 
@@ -182,7 +182,7 @@ RUNS: dict[str, dict[str, str]] = {
         "input_key": "label",
         "rollout_shuffle": "",
         "data_source_path": "plugins.py:Source",
-        "ledger_keep": "always",
+        "ledger_retention": "always",
         "keep_trajectories": "2",
         "advantage_estimator": "rloo",
         "rewards_normalization": "no",
@@ -382,7 +382,7 @@ SAID: dict[str, tuple[str, str]] = {
     "offload_train": ("", "without --colocate"),
     "offload_rollout": ("", "without --colocate"),
     "num_gpus_per_node": ("1", "has no effect with --backend local"),
-    "reduce_to_fit": ("", "has no effect with --backend local"),
+    "allow_fewer_devices": ("", "has no effect with --backend local"),
     "update_weight_mode": ("broadcast", "sends weights by disk"),
     "update_weight_buffer_size": ("4096", "has no effect with --update-weight-mode disk"),
     "wandb_project": ("x", "has no effect without --use-wandb"),
@@ -399,11 +399,11 @@ SAID: dict[str, tuple[str, str]] = {
 ELSEWHERE: dict[str, tuple[str, str]] = {
     "colocate": ("run/test_driver.py", "colocate"),
     "use_rollout_routing_replay": ("run/test_routing.py", "use_rollout_routing_replay"),
-    "slime_defaults": ("config/test_unused.py", "slime_defaults"),
+    "slime_defaults": ("config/test_inapplicable.py", "slime_defaults"),
     "compat_options": ("config/test_settings.py", "compat_options"),
     "router_middleware_paths": ("engine/test_router.py", "router_middleware_paths"),
     "reasoning_parser": ("chat/test_parsers.py", "reasoning_parser"),
-    "history_policy": ("rollout/test_agent_loop.py", "history_policy"),
+    "template_rewrite_policy": ("rollout/test_agent_loop.py", "template_rewrite_policy"),
     "grader_processes": ("rm_hub/test_sample.py", "grader_processes"),
     "grader_timeout": ("rm_hub/test_sample.py", "grader_timeout"),
     "grader_memory_mb": ("rm_hub/test_pool.py", "memory_mb"),
@@ -413,11 +413,11 @@ ELSEWHERE: dict[str, tuple[str, str]] = {
     "max_staleness": ("rollout/test_between_batches.py", "max_staleness"),
     "partial_rollout": ("rollout/test_between_batches.py", "partial_rollout"),
     "mask_offpolicy_in_partial_rollout": ("rollout/test_between_batches.py", "mask_offpolicy"),
-    "mask_staleness": ("rollout/test_between_batches.py", "mask_staleness"),
+    "max_token_staleness": ("rollout/test_between_batches.py", "max_token_staleness"),
     "rollout_max_concurrency": ("rollout/test_admission.py", "places"),
     "update_weights_interval": ("run/test_driver.py", "update_weights_interval"),
     "embedded_slots": ("engine/embedded/test_core.py", "slots"),
-    "stall_warning": ("test_clock.py", "Watchdog"),
+    "event_loop_block_warning": ("test_clock.py", "Watchdog"),
     "deterministic_mode": ("train/megatron/test_single.py", "deterministic_mode"),
     "balance_data": ("train/test_packing.py", "balance"),
     "recompute_granularity": ("train/megatron/test_single.py", "recompute_granularity"),

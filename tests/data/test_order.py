@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agentrl.data.order import Place, PromptOrder, permute
+from agentrl.data.order import DataPosition, PromptOrder, permute
 from agentrl.errors import DataError
 
 
@@ -52,7 +52,12 @@ def test_every_epoch_draws_every_row_once_and_then_it_ends(rows: int, shuffle: b
 
 def test_file_order_without_shuffle() -> None:
     order = PromptOrder(3)
-    assert [order.at(p) for p in range(4)] == [Place(0, 0), Place(0, 1), Place(0, 2), Place(1, 0)]
+    assert [order.at(p) for p in range(4)] == [
+        DataPosition(0, 0),
+        DataPosition(0, 1),
+        DataPosition(0, 2),
+        DataPosition(1, 0),
+    ]
 
 
 def test_bad_numbers_are_refused() -> None:

@@ -1,5 +1,7 @@
 """Prompt files: every shape that is accepted, and every sentence that a bad one earns."""
 
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -205,3 +207,27 @@ def test_bad_files(tmp_path: Path) -> None:
     }.items():
         with pytest.raises(DataError, match=message):
             PromptData(str(tmp_path / name))
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("my rows.csv", "input,label\nHow much?,42\n"),
+        ("r.tsv", "input\tlabel\nHow much?\t42\n"),
+        ("r.json", '[{"input": "How much?", "label": "42"}]'),
+    ],
+)
+def test_the_command_that_is_named_converts_a_file(tmp_path: Path, name: str, text: str) -> None:
+    (tmp_path / name).write_text(text)
+    with pytest.raises(DataError) as caught:
+        PromptData(str(tmp_path / name))
+    command = str(caught.value).partition("convert it: ")[2]
+    subprocess.run(["bash", "-c", command.replace("python", sys.executable, 1)], check=True)
+    row = PromptData(str((tmp_path / name).with_suffix(".jsonl")), DataSettings(label_key="label"))[0]
+    assert (row.prompt, row.label) == ("How much?", "42")
+
+
+def test_a_file_in_another_encoding_is_named(tmp_path: Path) -> None:
+    (tmp_path / "wide.jsonl").write_text('{"input": "a"}\n', encoding="utf-16")
+    with pytest.raises(DataError, match="is UTF-16 text; expected UTF-8. Convert it: iconv -f UTF-16 -t UTF-8"):
+        PromptData(str(tmp_path / "wide.jsonl"))

@@ -8,7 +8,7 @@ import pytest
 
 from agentrl.buffer.ledger import Ledger
 from agentrl.buffer.queue import GroupQueue
-from agentrl.buffer.states import Lease
+from agentrl.buffer.states import LedgerLease
 from agentrl.data.settings import DataSettings
 from agentrl.data.source import DataSource, RolloutDataSource, RolloutDataSourceWithBuffer
 from agentrl.data.user_source import check_source
@@ -256,10 +256,10 @@ def test_on_resume_a_users_source_goes_on_where_it_was(data: Path, tmp_path: Pat
 class Full(Ledger):
     """A ledger whose disk is full from the second draw on."""
 
-    def lease_given(self, groups: Sequence[Group], step: int) -> list[Lease]:
+    def lease_given(self, groups: Sequence[Group], version: int) -> list[LedgerLease]:
         if len(self):
             raise LedgerError("the disk is full")
-        return super().lease_given(groups, step)
+        return super().lease_given(groups, version)
 
 
 def test_prompts_that_the_ledger_could_not_take_are_drawn_again(data: Path, tmp_path: Path) -> None:

@@ -8,20 +8,23 @@ import pytest
 
 from agentrl.cluster.launch import train
 from agentrl.config import RunSettings
+from agentrl.demo.demonstrations import CalculatorLessons
 from agentrl.demo.run import DEMO
 from agentrl.tiny import Arch
-from agentrl.tiny.warm_start import WarmStartSettings, in_own_process
+from agentrl.tiny.warm_start import WarmStartSettings, in_own_process, warm_start
 
 RECIPES: dict[Arch, dict[str, float]] = {"qwen2_moe": {"skill_muon_lr": 5e-3}}
-"""What a family needs to learn to copy; the others take the demo's recipe."""
+"""Settings that a family needs to learn to copy; the others take the demo's recipe."""
+LENIENT = {"least_right": 0.85, "least_probability": 0.5}
+"""Ten steps must raise the reward; a family need not copy as well as the demo's model."""
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("arch", get_args(Arch))
 def test_ten_steps_raise_the_reward(tmp_path: Path, arch: Arch) -> None:
-    recipe = WarmStartSettings(arch=arch, **RECIPES.get(arch, {}))
-    model = in_own_process(tmp_path / "cache", DEMO.lessons, recipe)
+    recipe = WarmStartSettings(arch=arch, **LENIENT, **RECIPES.get(arch, {}))
+    model = in_own_process(warm_start, tmp_path / "model", CalculatorLessons(), recipe)
     assert json.loads((model / "config.json").read_text())["model_type"] == arch
     argv = DEMO.argv(tmp_path / "run", model, 0)
     train(RunSettings.from_cli([*argv, "--num-rollout", "10", "--train-backend", "megatron"]))

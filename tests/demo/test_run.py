@@ -5,17 +5,18 @@ from pathlib import Path
 
 import pytest
 
-from agentrl import tiny
+from agentrl.buffer.store import TrajectoryStore
 from agentrl.config import RunSettings
-from agentrl.demo.demonstrations import CalculatorLessons
 from agentrl.demo.example import held_out, run_example
 from agentrl.demo.run import DEMO
 from agentrl.errors import DataError
+from agentrl.sample import Sample
+from agentrl.tiny import shipped
+from tests.buffer.make import finished
 
 
 def test_settings_are_complete(tmp_path: Path) -> None:
-    tiny.create(tmp_path / "model", corpus=CalculatorLessons().corpus())
-    settings = RunSettings.from_cli(DEMO.argv(tmp_path / "run", tmp_path / "model", 3))
+    settings = RunSettings.from_cli(DEMO.argv(tmp_path / "run", shipped(DEMO.model), 3))
     settings.check_complete("train")
     asked = (tmp_path / "run/data/train.jsonl").read_text().splitlines()
     assert len(asked) >= settings.rollout.num_rollout * settings.rollout.rollout_batch_size
@@ -49,4 +50,23 @@ def test_learned_needs_a_gain_and_a_level() -> None:
 def test_a_used_folder_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(DataError, match="not empty"):
-        run_example(DEMO, tmp_path, tmp_path / "cache", say=print)
+        run_example(DEMO, tmp_path, say=print)
+
+
+def test_a_run_that_failed_names_phrases_and_mistakes_of_its_last_evaluation(tmp_path: Path) -> None:
+    """Two problems of one phrase, one of another; an earlier evaluation with other mistakes is not counted."""
+
+    def asked(number: int, question: str, reward: float) -> list[Sample]:
+        said = [{"role": "user", "content": question}, {"role": "assistant", "content": "<answer>1</answer>"}]
+        group = finished(number, n=1)
+        group[0].reward, group[0].metadata["messages"] = reward, said
+        return group
+
+    with TrajectoryStore(tmp_path / "trajectories.sqlite", 1000) as store:
+        store.add("eval", "held_out", 0, [asked(0, "Compute 10*17.", 0.0)])
+        last = [("How much is 10*17?", 0.0), ("How much is 10*24?", 1.0), ("Compute 10*17.", 1.0)]
+        store.add("eval", "held_out", 20, [asked(at, *of) for at, of in enumerate(last, 1)])
+    assert DEMO.mistakes(tmp_path) == [
+        "mistakes in the last evaluation, of 3 problems:",
+        "  'How much is {}?': 1 of 2 failed: 1 answer without a call",
+    ]

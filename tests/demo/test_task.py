@@ -1,8 +1,10 @@
 """The calculator task: tool, reward, and a held-out split that is really held out."""
 
+import json
 import random
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -14,6 +16,7 @@ from agentrl.demo.task import (
     TRAIN_OPERANDS,
     CalculatorEnv,
     evaluate,
+    explain,
     make_problem,
     make_problems,
     score,
@@ -80,8 +83,6 @@ def test_problems_are_different_and_the_same_for_the_same_seed() -> None:
 
 
 def test_prompt_files(tmp_path: Path) -> None:
-    import json
-
     train, test = write_train_and_test(tmp_path, train_count=32, seed=5)
     rows = [[json.loads(line) for line in path.read_text().splitlines()] for path in (train, test)]
     assert [len(part) for part in rows] == [32, TEST_PROBLEMS]
@@ -119,6 +120,36 @@ async def test_reward_looks_at_the_last_turn_only() -> None:
     tool_last = [*messages, {"role": "tool", "content": "<answer>42</answer>"}]
     assert await env.reward(Sample(label="42", metadata={"messages": tool_last})) == 0.0
     assert await env.reward(Sample(label=42, response="x</tool_response>\n<answer>42</answer>")) == 1.0
+
+
+def told(*messages: dict[str, Any], status: Status = Status.COMPLETED) -> Sample:
+    asked = {"role": "user", "content": "How much is 10*17+24?"}
+    return Sample(reward=0.0, status=status, metadata={"messages": [asked, *messages]})
+
+
+def called(result: str, **arguments: str) -> list[dict[str, Any]]:
+    call = {"id": "c", "type": "function", "function": {"name": "calculator", "arguments": json.dumps(arguments)}}
+    return [{"role": "assistant", "content": "", "tool_calls": [call]}, {"role": "tool", "content": result}]
+
+
+ANSWER = {"role": "assistant", "content": "<answer>195</answer>"}
+
+
+@pytest.mark.parametrize(
+    ("sample", "mistake"),
+    [
+        (told(ANSWER), "answer without a call"),
+        (told({"role": "assistant", "content": '<tool_call>\n{"name": "calc'}), "malformed call"),
+        (told(*called("Error: argument `expression` is missing; x", expr="10*17+24"), ANSWER), "refused call"),
+        (told(*called("195", expression="10*17+25"), ANSWER), "call with another expression"),
+        (told(*called("194", expression="10*17+24"), ANSWER), "another answer than the result"),
+        (told(*called("194", expression="10*17+24"), status=Status.TRUNCATED), "cut off"),
+    ],
+)
+def test_a_failure_is_explained_by_its_phrase_and_its_mistake(sample: Sample, mistake: str) -> None:
+    phrase, said = explain(sample)
+    assert phrase == "How much is {}?"
+    assert said.startswith(mistake)
 
 
 async def test_the_tool_answers_and_explains() -> None:

@@ -22,7 +22,7 @@ PARAMS = SamplingParams(temperature=1.0, max_new_tokens=4)
 
 async def until(condition: Callable[[], bool]) -> None:
     """Return once it holds."""
-    with anyio.fail_after(5):
+    with anyio.fail_after(120):
         while not condition():
             await anyio.lowlevel.checkpoint()
 

@@ -16,13 +16,13 @@ import torch.distributed as dist
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from agentrl.engine.member import PauseMode
+from agentrl.engine.client import PauseMode
 from agentrl.engine.pool import EnginePool
 from agentrl.engine.settings import EngineSettings
 from agentrl.engine.transport import HttpTransport
 from agentrl.engine.weights import BroadcastUpdate, DiskUpdate, WeightGroup
 from agentrl.engine.wire import Generation, SamplingParams
-from agentrl.weightgroup import join_group
+from agentrl.numerics.weight_group import join_group
 
 PROMPT = [10, 60, 61, 62, 63, 64, 65, 66]
 SHORT = SamplingParams(temperature=1.0, max_new_tokens=12, ignore_eos=True)
@@ -112,9 +112,9 @@ async def check_update_in_flight(
     async with anyio.create_task_group() as group:
         group.start_soon(call)
         await running(1)
-        await pool.hold()
+        await pool.pause()
         await running(0)
-        await pool.release()
+        await pool.resume()
         await running(1)
         await pool.receive(DiskUpdate(str(other)), "two")
     answer = got[0]

@@ -44,12 +44,12 @@ def keyed(tiny_model: Path) -> Iterator[tuple[str, Keyed]]:
         thread.start()
         yield "http://127.0.0.1:{1}".format(*listener.getsockname()), app
         server.should_exit = True
-        thread.join(20)
+        thread.join(120)
 
 
 def settings(url: str, **options: str) -> EngineSettings:
     return EngineSettings(
-        engine="external", rollout_external_engine_addrs=(url,), sglang_options=options, engine_start_timeout=5.0
+        engine="external", rollout_external_engine_addrs=(url,), sglang_options=options, engine_start_timeout=120.0
     )
 
 

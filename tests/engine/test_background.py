@@ -5,7 +5,7 @@ import logging
 import anyio
 import pytest
 
-from agentrl.engine.background import beside
+from agentrl.engine.transport import beside
 
 
 async def test_what_went_wrong_is_logged_when_it_does_and_raised_at_the_end(caplog: pytest.LogCaptureFixture) -> None:
@@ -16,7 +16,7 @@ async def test_what_went_wrong_is_logged_when_it_does_and_raised_at_the_end(capl
 
     async def run() -> None:
         async with beside(wrong()):
-            with anyio.fail_after(5):
+            with anyio.fail_after(120):
                 while not caplog.text:
                     await anyio.lowlevel.checkpoint()
             logged.append(caplog.text)

@@ -8,6 +8,7 @@ import pytest
 from aiohttp import web
 
 from agentrl.engine.pool import EnginePool
+from agentrl.engine.weights import DiskUpdate
 from agentrl.engine.wire import Generation, SamplingParams
 from agentrl.errors import EngineRejected
 from tests.engine.faults import FAST, PARAMS, FaultyServer, answer, late, ok, sent, serving, status, until
@@ -45,16 +46,42 @@ async def test_a_held_call_goes_on_with_its_tokens_and_its_time_stands_still() -
             group.start_soon(call)
             for number in (1, 2):
                 await until(partial(sent, server, number))
-                await pool.hold()
+                await pool.pause()
                 assert not got
                 await anyio.sleep(0.6)
                 assert len(server.generates) == number, "nothing is sent while it is held"
-                await pool.release()
+                await pool.resume()
     assert got[0].ids == list(range(10, 18))
     assert got[0].finish_reason.type == "length"
     assert got[0].prompt_tokens == 1
     assert [body["input_ids"] for body in server.generates] == [[1], [1, 10, 11], [1, 10, 11, 12, 13]]
     assert len({body["rid"] for body in server.generates}) == 3
+
+
+async def test_a_call_that_works_on_during_an_update_has_tokens_of_both_versions() -> None:
+    spans = [{"version": "1", "start": 0, "end": 2}, {"version": "2", "start": 2, "end": 4}]
+    updated = anyio.Event()
+
+    async def reply(server: FaultyServer, body: dict[str, Any], request: web.Request) -> web.Response:
+        await updated.wait()
+        return web.json_response(answer([10, 11, 12, 13], prompt_tokens=1, weight_version="2", weight_versions=spans))
+
+    got: list[Generation] = []
+    settings = FAST.model_copy(update={"pause_generation_mode": "in_place"})
+    async with serving(reply) as server, EnginePool([server.url], settings, vocab_size=512) as pool:
+        await pool.receive(DiskUpdate("/weights/1"), "1")
+
+        async def call() -> None:
+            got.append(await pool.generate([1], PARAMS))
+
+        async with anyio.create_task_group() as group:
+            group.start_soon(call)
+            await until(partial(sent, server, 1))
+            await pool.receive(DiskUpdate("/weights/2"), "2")
+            updated.set()
+    assert got[0].weight_versions == (("1", 0, 2), ("2", 2, 4))
+    assert len(server.generates) == 1, "nothing was sampled again"
+    assert server.loaded == ["/weights/1", "/weights/2"]
 
 
 async def test_an_answer_that_is_held_to_a_grammar_begins_again() -> None:
@@ -76,8 +103,8 @@ async def test_an_answer_that_is_held_to_a_grammar_begins_again() -> None:
         async with anyio.create_task_group() as group:
             group.start_soon(call)
             await until(partial(sent, server, 1))
-            await pool.hold()
-            await pool.release()
+            await pool.pause()
+            await pool.resume()
     assert [body["input_ids"] for body in server.generates] == [[1], [1]]
     assert got[0].ids == list(range(10, 18))
 
@@ -110,7 +137,7 @@ async def test_a_call_that_waits_for_a_place_or_is_held_can_be_aborted() -> None
             await anyio.wait_all_tasks_blocked()
             await pool.abort("queued")
             server.aborted.set()
-        pool.held.close()
+        pool.pause_gate.close()
         async with anyio.create_task_group() as group:
             group.start_soon(call, "held")
             await anyio.wait_all_tasks_blocked()
@@ -157,8 +184,8 @@ async def test_a_call_that_is_interrupted_behind_its_stop_token_has_ended(
         async with anyio.create_task_group() as group:
             group.start_soon(call)
             await server.arrived.wait()
-            await pool.hold()
-            await pool.release()
+            await pool.pause()
+            await pool.resume()
     assert got[0].ids == ids
     assert (got[0].finish_reason.type, got[0].finish_reason.matched) == (
         ("length", None) if ignore_eos else ("stop", 99)

@@ -45,7 +45,7 @@ async def play(pool: EnginePool) -> list[Generation]:
 
 async def running(transport: OwnTransport, count: int) -> None:
     """Wait until so many requests run."""
-    with anyio.fail_after(20):
+    with anyio.fail_after(120):
         while (
             orjson.loads((await transport.exchange("GET", f"{transport.url}/v1/loads"))[1])["loads"][0][
                 "num_running_reqs"

@@ -15,14 +15,14 @@ from tests.engine.faults import ok, serving
 
 
 async def test_an_engine_that_is_paused_for_an_update_is_not_taken_for_hung() -> None:
-    settings = EngineSettings(engine_hang_timeout=0.5, engine_probe_interval=0.1)
+    settings = EngineSettings(engine_hang_timeout=2.0, engine_probe_interval=0.5)
     async with serving(ok([5])) as server, HttpTransport(EngineSettings(engine_connect_timeout=1.0)) as transport:
         server.paused = True
-        with anyio.move_on_after(1.0) as scope:
+        with anyio.move_on_after(3.5) as scope:
             await _down(EngineProcess(server.url), settings, transport)
         assert scope.cancelled_caught
         server.deaf = True
-        with anyio.fail_after(5):
+        with anyio.fail_after(120):
             assert "--engine-hang-timeout" in await _down(EngineProcess(server.url), settings, transport)
 
 
@@ -34,6 +34,6 @@ async def test_an_engine_that_is_not_started_again_any_more_is_reported(
 
     engine = EngineProcess("http://127.0.0.1:9", command, tmp_path / "log")
     engine.start()
-    with caplog.at_level(logging.WARNING), anyio.fail_after(20):
+    with caplog.at_level(logging.WARNING), anyio.fail_after(120):
         await supervise([engine], EngineSettings(engine_max_restarts=1))
     assert "ended with status 1; not started again (--engine-max-restarts)" in caplog.text

@@ -20,7 +20,7 @@ TOLERANCE = 0.02
 
 pytestmark = [
     pytest.mark.sglang,
-    pytest.mark.timeout(400),
+    pytest.mark.timeout(900),
     pytest.mark.skipif(not PYTHON.exists(), reason=f"no SGLang interpreter at {PYTHON}"),
 ]
 

@@ -19,8 +19,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agentrl.engine.local import in_process
-from agentrl.engine.memory import Memory, Piece, Prefixes
 from agentrl.engine.pool import EnginePool
+from agentrl.engine.prefix_cache import Piece, PrefixCache, PrefixTree
 from agentrl.engine.router import _tokenizer, router
 from agentrl.engine.settings import EngineSettings
 from agentrl.engine.wire import FinishReason, Generation
@@ -40,7 +40,7 @@ async def routed(
         pool = EnginePool([url], settings, vocab_size=512)
         await stack.enter_async_context(pool)
         address = await stack.enter_async_context(router(pool))
-        yield await stack.enter_async_context(httpx.AsyncClient(base_url=address, timeout=60)), pool
+        yield await stack.enter_async_context(httpx.AsyncClient(base_url=address, timeout=120)), pool
 
 
 @asynccontextmanager
@@ -49,7 +49,7 @@ async def over(*servers: FaultyServer) -> AsyncIterator[tuple[httpx.AsyncClient,
     async with (
         EnginePool([server.url for server in servers], FAST, vocab_size=512) as pool,
         router(pool) as url,
-        httpx.AsyncClient(base_url=url, timeout=60) as client,
+        httpx.AsyncClient(base_url=url, timeout=120) as client,
     ):
         yield client, pool
 
@@ -151,8 +151,8 @@ async def test_what_an_update_interrupts_goes_on_with_its_tokens() -> None:
             group.start_soon(call)
             for number in (1, 2):
                 await until(partial(sent, server, number))
-                await pool.hold()
-                await pool.release()
+                await pool.pause()
+                await pool.resume()
     meta = got[0]["meta_info"]
     assert got[0]["output_ids"] == [id_ for _, id_, _ in meta["output_token_logprobs"]] == list(range(10, 18))
     assert meta["finish_reason"]["type"] == "length"
@@ -176,8 +176,8 @@ async def test_a_chat_that_an_update_interrupts_is_asked_again() -> None:
 
         group.start_soon(call)
         await until(partial(sent, server, 1))
-        await pool.hold()
-        await pool.release()
+        await pool.pause()
+        await pool.resume()
     assert got[0]["choices"][0]["finish_reason"] == "stop"
     assert len(server.generates) == 2
 
@@ -205,6 +205,22 @@ async def test_conversations_stay_where_they_are_and_others_spread(form: str) ->
     assert sorted(sorted({talk_of(body) for body in server.generates}) for server in (one, two)) == [[0, 2], [1, 3]]
 
 
+async def test_clients_that_began_alike_go_on_where_their_own_answers_came_from() -> None:
+    async def reply(server: FaultyServer, body: dict[str, Any], request: web.Request) -> web.Response:
+        answers.append(server)
+        return web.json_response(answer([100 + len(answers)], prompt_tokens=len(body["input_ids"])))
+
+    answers: list[FaultyServer] = []
+    async with serving(reply) as one, serving(reply) as two, over(one, two) as (client, _):
+        got = [(await ask(client, input_ids=[1, 2]))["output_ids"] for _ in range(4)]
+        firsts = answers.copy()
+        assert firsts == [one, two, one, two]
+        order = [0, 2, 1, 3]  # engines chosen afresh would take turns
+        for talk in order:
+            await ask(client, input_ids=[1, 2, *got[talk], 9])
+    assert answers[4:] == [firsts[talk] for talk in order]
+
+
 async def test_a_request_whose_client_has_gone_is_aborted_and_one_can_be_aborted_by_its_rid() -> None:
     async with serving(late) as server, over(server) as (client, _):
         with pytest.raises(httpx.ReadTimeout):
@@ -218,7 +234,7 @@ async def test_a_request_whose_client_has_gone_is_aborted_and_one_can_be_aborted
 async def test_a_request_that_is_aborted_before_it_is_sent_has_an_answer_without_tokens() -> None:
     got: list[Any] = []
     async with serving(ok([7])) as server, over(server) as (client, pool):
-        await pool.hold()
+        await pool.pause()
 
         async def call() -> None:
             got.append(await ask(client, input_ids=[1, 2], rid="mine"))
@@ -287,7 +303,7 @@ async def test_the_command_serves_engines_until_a_signal(tmp_path: Path) -> None
 
 @given(st.lists(st.text("ab", min_size=1, max_size=6), max_size=30), st.integers(4, 40))
 def test_the_tree_knows_the_longest_beginning_and_stays_in_its_room(texts: list[str], room: int) -> None:
-    tree, all_of_it, kept = Prefixes(room), Prefixes(1 << 20), {}
+    tree, all_of_it, kept = PrefixTree(room), PrefixTree(1 << 20), {}
     for text in texts:
         kept[text] = piece = Piece()
         all_of_it.put(text, piece)
@@ -305,7 +321,7 @@ def test_the_tree_knows_the_longest_beginning_and_stays_in_its_room(texts: list[
 async def test_an_end_token_that_the_text_does_not_show_is_known_with_and_without_it(
     tiny_model: Path, matched: int | None, said: str
 ) -> None:
-    memory = Memory()
+    memory = PrefixCache()
     memory.tokenizer = _tokenizer(tiny_model / "tokenizer.json")
     encoded: list[str] = []
 

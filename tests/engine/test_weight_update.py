@@ -129,7 +129,7 @@ async def test_an_update_that_nobody_takes_fails_and_leaves_all_as_they_were(pat
     assert recorder.paths("one")[-1] == recorder.paths("two")[-1] == "/continue_generation"
     assert pool.version is None
     assert [member.weights for member in pool.members] == ["current", "current"]
-    assert not pool.held.closed
+    assert not pool.pause_gate.closed
 
 
 async def test_only_a_hold_between_two_rollouts_is_told_and_an_update_ends_it() -> None:
@@ -137,7 +137,7 @@ async def test_only_a_hold_between_two_rollouts_is_told_and_an_update_ends_it() 
     pool = pool_over(Recorder())
 
     async def watch() -> None:
-        await pool.held.wait_between_rollouts()
+        await pool.pause_gate.wait_between_rollouts()
         seen.append(str(pool.version))
 
     async with anyio.create_task_group() as tasks:
@@ -145,11 +145,11 @@ async def test_only_a_hold_between_two_rollouts_is_told_and_an_update_ends_it() 
         await anyio.wait_all_tasks_blocked()
         for version in ("7", "8"):
             await pool.receive(DiskUpdate(f"/weights/{version}"), version)
-        await pool.hold()
+        await pool.pause()
         await anyio.wait_all_tasks_blocked()
         assert seen == ["8"]
         await pool.receive(DiskUpdate("/weights/9"), "9")
-        assert not pool.held.closed
+        assert not pool.pause_gate.closed
         tasks.start_soon(watch)
         await anyio.wait_all_tasks_blocked()
         tasks.cancel_scope.cancel()
@@ -182,7 +182,7 @@ async def test_a_group_of_whom_one_was_away_has_to_be_made_again() -> None:
     recorder = Recorder()
     pool = await joined(pool_over(recorder), recorder)
     before = await pool.epoch()
-    pool._roster.lost(pool.members[1])
+    pool._registry.lost(pool.members[1])
     assert (await pool.epoch())[0] == before[0]
     assert (await pool.epoch())[1] != before[1]
     with pytest.raises(EngineUnreachable, match="http://two") as caught:

@@ -11,13 +11,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agentrl.engine.answers import Asked, error_message, read
+from agentrl.engine.answers import RequestExpectations, error_message, read
 from agentrl.engine.wire import FinishReason, Generation, SamplingParams, encode, join
 from agentrl.errors import EngineRejected
 from tests.conformance.sglang.replay import names, recording
 from tests.engine.faults import answer
 
-ASKED = Asked(prompt_tokens=3, max_new_tokens=4, vocab_size=512)
+ASKED = RequestExpectations(prompt_tokens=3, max_new_tokens=4, vocab_size=512)
 
 
 def is_whole_answer(name: str) -> bool:
@@ -45,7 +45,7 @@ def test_unset_parameters_are_left_out() -> None:
 @given(st.lists(st.tuples(st.integers(0, 200_000), st.floats(-50, 0)), min_size=1, max_size=50))
 def test_ids_and_log_probs_survive_json(tokens: list[tuple[int, float]]) -> None:
     wire = answer([i for i, _ in tokens], output_token_logprobs=[[p, i, None] for i, p in tokens])
-    got = read(json.loads(json.dumps(wire)), Asked(3))
+    got = read(json.loads(json.dumps(wire)), RequestExpectations(3))
     assert list(zip(got.ids, got.log_probs, strict=True)) == tokens
 
 
@@ -150,19 +150,19 @@ def test_answers_that_contradict_themselves_or_the_request_are_refused(answered:
 
 
 def test_an_id_below_zero_is_refused_where_the_vocabulary_is_not_known() -> None:
-    assert read(answer([10**6]), Asked(3)).ids == [10**6]
+    assert read(answer([10**6]), RequestExpectations(3)).ids == [10**6]
     with pytest.raises(EngineRejected, match="ids from 0, got -1"):
-        read(answer([-1]), Asked(3))
+        read(answer([-1]), RequestExpectations(3))
 
 
 def test_an_empty_answer_is_a_full_context_unless_nothing_was_asked_for() -> None:
     with pytest.raises(EngineRejected, match="context is full") as caught:
         read(answer([]), ASKED)
     assert caught.value.kind == "context_overflow"
-    assert read(answer([]), Asked(3, max_new_tokens=0)).ids == []
+    assert read(answer([]), RequestExpectations(3, max_new_tokens=0)).ids == []
 
 
-SCORED = Asked(prompt_tokens=3, max_new_tokens=0, scored=(7, 8))
+SCORED = RequestExpectations(prompt_tokens=3, max_new_tokens=0, scored=(7, 8))
 
 
 @pytest.mark.parametrize(
@@ -215,7 +215,7 @@ def test_an_abort_in_the_queue_says_neither_prompt_nor_version() -> None:
 def test_what_the_real_server_answered_is_accepted(name: str) -> None:
     exchange = recording(name)
     body, answered = exchange["request"]["body"], exchange["response"]["json"]
-    asked = Asked(len(body["input_ids"]), body["sampling_params"].get("max_new_tokens"), vocab_size=512)
+    asked = RequestExpectations(len(body["input_ids"]), body["sampling_params"].get("max_new_tokens"), vocab_size=512)
     ids = list(answered["output_ids"])
     assert read(answered, asked).ids == ids
 
@@ -302,7 +302,7 @@ def test_the_kept_sets_of_a_real_server_are_read() -> None:
     recorded = recording("generate_sampling_mask")["response"]["json"]
     full = [[-1.0, id_, None] for id_ in recorded["output_ids"]]  # it was not asked for log-probs
     recorded["meta_info"] |= {"output_token_logprobs": full}
-    got = read(recorded, Asked(8, 5, 512, kept=True))
+    got = read(recorded, RequestExpectations(8, 5, 512, kept=True))
     assert list(map(len, got.kept or ())) == [3] * 5
     assert max(got.log_probs) < 0 > min(got.log_probs) > math.log(0.2)
 
@@ -344,15 +344,15 @@ def routed_answer(rows: list[list[int]] | None, count: int = 2, **finish: Any) -
 
 def test_experts_are_read_from_the_token_that_was_asked_for() -> None:
     rows = [[0, 300], [5, 1], [2, 3]]
-    got = read(routed_answer(rows), Asked(4, routed_from=2))
+    got = read(routed_answer(rows), RequestExpectations(4, routed_from=2))
     assert got.routed is not None
     assert got.routed.tolist() == rows
-    more = read(routed_answer([[9, 9]], 1), Asked(6, routed_from=5))
-    none = read(routed_answer(None, 1, type="abort"), Asked(6, routed_from=5))
+    more = read(routed_answer([[9, 9]], 1), RequestExpectations(6, routed_from=5))
+    none = read(routed_answer(None, 1, type="abort"), RequestExpectations(6, routed_from=5))
     joined = join([got, none, more], 4).routed
     assert joined is not None
     assert joined.tolist() == [*rows, [9, 9]]
-    assert read(routed_answer(rows), Asked(4)).routed is None
+    assert read(routed_answer(rows), RequestExpectations(4)).routed is None
 
 
 @pytest.mark.parametrize(
@@ -367,7 +367,7 @@ def test_experts_are_read_from_the_token_that_was_asked_for() -> None:
 )
 def test_experts_that_are_missing_or_none_are_refused(rows: list[list[int]] | None, said: str) -> None:
     with pytest.raises(EngineRejected, match=said):
-        read(routed_answer(rows), Asked(4, routed_from=2))
+        read(routed_answer(rows), RequestExpectations(4, routed_from=2))
 
 
 @pytest.mark.parametrize("text", [7, "not base64!", "AAA", "AAAA"])
@@ -375,4 +375,4 @@ def test_experts_that_cannot_be_decoded_are_refused(text: Any) -> None:
     answer = routed_answer([])
     answer["meta_info"]["routed_experts"] = text
     with pytest.raises(EngineRejected, match=r"meta_info\.routed_experts"):
-        read(answer, Asked(4, routed_from=2))
+        read(answer, RequestExpectations(4, routed_from=2))

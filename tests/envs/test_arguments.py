@@ -10,7 +10,7 @@ import pytest
 from pydantic import Field
 
 from agentrl.config import Args
-from agentrl.envs import Environment, Environments, Kinds
+from agentrl.envs import EnvClasses, Environment, Environments
 from agentrl.envs.load import read_arguments
 from agentrl.errors import AgentRLError, PluginError
 from agentrl.sample import Sample
@@ -109,7 +109,7 @@ async def test_what_setup_keeps_on_a_class_is_that_of_its_own_arguments(file: Pa
 
 
 def test_a_class_with_the_same_arguments_is_there_once(file: Path) -> None:
-    kinds, args = Kinds(), Args({})
+    kinds, args = EnvClasses(), Args({})
     one, two, third = (Environments.load(f"{file}:Sized", {"size": n}, args, kinds)[""].kind for n in (1, 1, 2))
     assert one is two
     assert third is not one

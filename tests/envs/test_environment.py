@@ -1,5 +1,6 @@
 """The Environment's defaults: reset, running tool calls, counting, rewards."""
 
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -64,7 +65,7 @@ async def test_a_turn_without_calls_ends_the_trajectory() -> None:
 
 async def test_calls_run_side_by_side_and_results_keep_the_order() -> None:
     env = Meeting.create(SimpleNamespace(x=1))
-    with anyio.fail_after(5):
+    with anyio.fail_after(120):
         step = await env.step(turn(call("meet", {"who": "first"}, "a"), call("meet", {"who": "second"}, "b")))
     assert step.messages == [
         {"role": "tool", "tool_call_id": "a", "name": "meet", "content": "first"},
@@ -74,6 +75,14 @@ async def test_calls_run_side_by_side_and_results_keep_the_order() -> None:
     assert {key: value for key, value in step.info.items() if key != "tool_seconds"} == {"tool_calls": 2, "tool_ok": 2}
     assert step.info["tool_seconds"] > 0
     assert env.args.x == 1
+
+
+async def test_a_step_can_be_made_the_last_with_what_its_tools_said() -> None:
+    step = replace(
+        await Environment().step(turn()), messages=[{"role": "tool", "content": "won"}], info={"calls": 1}, done=False
+    )
+    assert step.finish(1.0) == Step(step.messages, reward=1.0, done=True, info={"calls": 1})
+    assert replace(step, reward=0.5).finish() == Step(step.messages, reward=0.5, done=True, info={"calls": 1})
 
 
 async def test_every_kind_of_failure_is_shown_and_counted() -> None:

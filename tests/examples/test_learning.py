@@ -41,6 +41,6 @@ def test_the_settings_hold_together(name: str, tmp_path: Path) -> None:
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("name", LEARNING)
 def test_it_learns(name: str, tmp_path: Path) -> None:
-    success = run_example(example(name), tmp_path / "run", Path("runs/cache").resolve(), say=print)
+    success = run_example(example(name), tmp_path / "run", say=print)
     assert success[0] <= 0.4
     assert success[-1] >= 0.8

@@ -19,8 +19,8 @@ from agentrl.rollout.functions import GenerateFunction, RewardFunction
 from agentrl.rollout.group import GroupPlayer
 from agentrl.rollout.rewards import Grader
 from agentrl.rollout.settings import RolloutSettings
+from agentrl.tiny import shipped
 from agentrl.tiny.create import create
-from agentrl.tiny.warm_start import in_own_process
 from examples.retool.data import HELD_OUT_NUMBERS, gsm8k_rows, make_problem, make_problems, write_synthetic
 from examples.retool.env import shaped
 from examples.retool.lessons import PythonLessons, demonstrate
@@ -163,7 +163,7 @@ def test_the_settings_hold_together(name: str) -> None:
 @pytest.mark.timeout(1500)
 @pytest.mark.parametrize("env", ["FaultyRetoolEnv", "FailingRetoolEnv"])
 def test_learns_though_tools_fail_and_hang(env: str, tmp_path: Path) -> None:
-    model = in_own_process(Path("runs/cache").resolve(), EXAMPLE_RUN.lessons, EXAMPLE_RUN.warm_start)
+    model = shipped(EXAMPLE_RUN.model)
     train, test = write_synthetic(tmp_path / "data", 0)
     flags = ["--config", str(EXAMPLE / "cpu.yaml"), "--env", f"tests.examples.faulty_retool:{env}"]
     flags += ["--hf-checkpoint", str(model), "--prompt-data", str(train), "--output-dir", str(tmp_path / "run")]

@@ -89,8 +89,8 @@ def test_mutated_torch_dist(tmp_path: Path, count: int) -> None:
 
     from agentrl.train import torch_dist
 
-    parts = [torch_dist.Part("w", (i,), (3,), torch.full((2, 4), float(i))) for i in range(3)]
-    torch_dist.write(tmp_path, [*parts, torch_dist.Part("v", (), (), torch.ones(5))], {})
+    parts = [torch_dist.TensorPiece("w", (i,), (3,), torch.full((2, 4), float(i))) for i in range(3)]
+    torch_dist.write(tmp_path, [*parts, torch_dist.TensorPiece("v", (), (), torch.ones(5))], {})
     whole = (tmp_path / ".metadata").read_bytes()
 
     def read(mutant: bytes) -> list[bool]:

@@ -57,9 +57,9 @@ def originals(folder: Path) -> tuple[list[Files], int, dict[int, Group]]:
     path = folder / "original" / "ledger.sqlite"
     ledger = Ledger(path)
     complete(ledger, 4, 0)
-    ledger.mark_trained(ledger.fix_batch(2, 0), 0)
+    ledger.mark_trained(ledger.assign_batch(2, 0), 0)
     ledger.checkpointed(COVERED)
-    ledger.fix_batch(2, 1)
+    ledger.assign_batch(2, 1)
     complete(ledger, 20, 1)
     for group_id in lease(ledger, 3, 1)[:2]:
         ledger.release(group_id, "not needed") if group_id % 2 else ledger.drop(group_id, "no use")
@@ -126,7 +126,7 @@ def test_mutated_ledgers(folder: Path, count: int) -> None:
             ledger.lease_waiting(100, 2)
             ledger.lease_new(1, 2, lambda position: (0, position))
             ledger.kept(1)
-            batch = ledger.fix_batch(100, 1)
+            batch = ledger.assign_batch(100, 1)
             samples = {group_id: ledger.samples(group_id) for group_id in batch}
             ledger.mark_trained(batch, 1)
             ledger.checkpointed(1)

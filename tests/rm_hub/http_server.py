@@ -35,11 +35,11 @@ def serving(endpoint: Endpoint, path: str = "/", methods: tuple[str, ...] = ("PO
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)
     thread.start()
     try:
-        assert ready.wait(20), "the test server did not start"
+        assert ready.wait(120), "the test server did not start"
         yield f"http://127.0.0.1:{listener.getsockname()[1]}{path}"
     finally:
         server.should_exit = True
-        thread.join(20)
+        thread.join(120)
         listener.close()
 
 

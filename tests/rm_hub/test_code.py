@@ -13,11 +13,10 @@ from agentrl.rm_hub.code import CodeGrader, same_output
 from agentrl.rm_hub.grade import Grade
 from agentrl.rm_hub.registry import find
 from agentrl.rm_hub.settings import RmHubSettings
-from agentrl.rm_hub.submissions.extract import extract_code
 from agentrl.rm_hub.submissions.harness.forms import same_value
 from agentrl.rm_hub.submissions.harness.standins import Held, Remote
 from agentrl.rm_hub.submissions.harness.values import NotPlain, decode, encode
-from agentrl.rm_hub.submissions.tests import Checks, Programs, read_tests
+from agentrl.rm_hub.submissions.tests import Checks, Programs, extract_code, read_tests
 
 SQUARE = "def f(x):\n    return x * x"
 
@@ -369,6 +368,17 @@ async def test_an_overrun_fails_its_test_alone() -> None:
     for grade in await graded((code, tests), (code, calls), code_test_timeout=1.5):
         assert dict(grade.parts) == {"passed": 2.0, "tests": 3.0, "fraction": pytest.approx(2 / 3)}
         assert "test 2: took too long" in grade.reason
+
+
+@pytest.mark.parametrize("form", ["programs", "calls"])
+async def test_after_three_overruns_no_test_is_run_any_more(form: str) -> None:
+    """The last two would pass."""
+    hang = "import time\ndef f(x):\n    x < 4 and time.sleep(1000)\n    return x\n"
+    code, label = f"{hang}print(f(int(input())))", dict[str, Any](inputs=list("12345"), outputs=list("12345"))
+    if form == "calls":
+        code, label = hang, {"fn_name": "f", "inputs": [[1], [2], [3], [4], [5]], "outputs": [1, 2, 3, 4, 5]}
+    (grade,) = await graded((code, label), code_test_timeout=0.5, code_score="fraction")
+    assert dict(grade.parts) == {"passed": 0.0, "tests": 5.0, "fraction": 0.0}
 
 
 async def test_after_a_crash_the_submission_is_loaded_afresh() -> None:

@@ -114,6 +114,6 @@ def test_metadata_of_the_wrong_type_is_an_error(metadata: dict[str, Any]) -> Non
         "if ",
     ],
 )
-@pytest.mark.timeout(20)
+@pytest.mark.timeout(120)
 def test_hostile_text(unit: str) -> None:
     assert not grade("gpqa", unit * (300_000 // len(unit)), "D", {"choices": CHOICES}).correct

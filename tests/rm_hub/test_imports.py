@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import agentrl.rm_hub
+from tests.support.commands import processor_seconds
 
 FOLDER = Path(agentrl.rm_hub.__file__).parent
 EVERY = sorted(FOLDER.rglob("*.py"))
@@ -15,19 +16,13 @@ BANNED = {"eval", "exec", "compile", "sympify", "parse_expr", "parse_latex", "sy
 
 
 def test_importing_every_public_name_is_quick_and_light() -> None:
-    code = (
-        "import sys, time; start = time.process_time()\n"
-        "from agentrl.rm_hub import *\n"
-        "print(time.process_time() - start)\n"
-        "print(sorted({'torch', 'ray', 'transformers', 'sympy', 'numpy', 'httpx', 'math_verify'} & sys.modules.keys()))"
-    )
-    # The least of three: the first may compile, and other programs may be in the way.
-    runs = [
-        subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split("\n")
-        for _ in range(3)
-    ]
-    assert runs[0][1] == "[]"
-    assert min(float(run[0]) for run in runs) < 0.3
+    every = "from agentrl.rm_hub import *"
+    heavy = {"torch", "ray", "transformers", "sympy", "numpy", "httpx", "math_verify"}
+    code = f"import sys\n{every}\nprint(*{heavy} & sys.modules.keys())"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "\n"
+    settings = "import pydantic; pydantic.create_model('Settings', seed=(int, 1))"
+    assert processor_seconds("-c", every) < 2.5 * processor_seconds("-c", settings)
 
 
 def test_graders_that_wait_for_servers_or_sandboxes_are_light_before_they_are_used() -> None:
@@ -35,7 +30,7 @@ def test_graders_that_wait_for_servers_or_sandboxes_are_light_before_they_are_us
         "import sys, agentrl.rm_hub.code, agentrl.rm_hub.llm_judge, agentrl.rm_hub.remote_rm\n"
         "assert not {'httpx', 'torch', 'numpy'} & sys.modules.keys()"
     )
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=600)
 
 
 def test_no_module_evaluates_text() -> None:

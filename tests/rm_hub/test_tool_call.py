@@ -167,6 +167,6 @@ def test_accepted_values_need_lists() -> None:
         "```" * 100_000, "f(a=1)\n" * 40_000, "\ud800", "\0", "<function=" * 30_000, '{"name":"f","arguments":{"a":' + "9" * 5000 + "}}", "f(a=" + "1+" * 3000 + "1)",
     ],
 )  # fmt: skip
-@pytest.mark.timeout(20)
+@pytest.mark.timeout(120)
 def test_hostile_text(text: str) -> None:
     assert not grade("tool_call", text, LABEL).correct

@@ -5,6 +5,7 @@ Only failures that a real engine produces at its own pleasure are scripted; the 
 
 from collections import Counter
 from collections.abc import Callable, Sequence
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -12,18 +13,18 @@ import anyio
 
 from agentrl import Environment
 from agentrl.chat import Chat
-from agentrl.engine.hold import Hold
+from agentrl.engine.pause import PauseGate
 from agentrl.engine.wire import FinishReason, Generation, SamplingParams
 from agentrl.envs import Environments
 from agentrl.groups import GroupStore, Kept
 from agentrl.rollout.context import RolloutContext, Scorer
-from agentrl.rollout.filters import GroupFilter
+from agentrl.rollout.coordinator import Rollout, RolloutCoordinator
+from agentrl.rollout.filters import GroupFilter, named_filter
 from agentrl.rollout.functions import GenerateFunction, RewardFunction
 from agentrl.rollout.group import GroupPlayer
 from agentrl.rollout.rewards import Grader
-from agentrl.rollout.runner import RolloutRunner
 from agentrl.rollout.settings import RolloutSettings
-from agentrl.rollout.stats import RolloutStats
+from agentrl.rollout.worker import RolloutWorker
 from agentrl.sample import Sample
 
 END = "<|im_end|>"
@@ -40,14 +41,17 @@ class ScriptedEngine:
         self.chat, self.replies = chat, replies
         self.calls: list[tuple[str, list[int]]] = []
         self.turns: dict[str, int] = {}
-        self.cancelled = self.tokens = 0
-        self.held = Hold()
+        self.cancelled = self.tokens = self.version = 0
+        self.pause_gate = PauseGate()
 
-    async def hold(self) -> None:
-        self.held.close(between_rollouts=True)
+    async def pause(self) -> None:
+        self.pause_gate.close(between_rollouts=True)
 
-    async def release(self) -> None:
-        self.held.open()
+    async def resume(self) -> None:
+        self.pause_gate.open()
+
+    def updated(self, version: int) -> None:
+        self.version = version
 
     async def generate(
         self,
@@ -127,10 +131,10 @@ class Store:
             for at in given
         ]
 
-    def adopt(self, groups: Sequence[list[Sample]], version: int) -> list[int]:
+    def insert_external(self, groups: Sequence[list[Sample]], version: int) -> list[int]:
         raise NotImplementedError
 
-    def complete(self, group_id: int, samples: Sequence[Sample]) -> None:
+    def complete(self, group_id: int, samples: Sequence[Sample], data: bytes | None = None) -> None:
         self.fate[group_id] = "completed"
         self.completed[group_id] = list(samples)
 
@@ -165,26 +169,22 @@ class Store:
 _store: type[GroupStore] = Store
 
 
-@dataclass(frozen=True)
-class Played:
-    """What one batch of a runner was: its groups, and the counts."""
-
-    groups: list[list[Sample]]
-    stats: RolloutStats
-
-
 @dataclass
 class OneBatch:
-    """A runner for one batch at a time."""
+    """A coordinator for one batch at a time, with a worker in this process."""
 
     player: GroupPlayer
     store: Store
     group_filter: GroupFilter | None = None
 
-    async def run(self, step: int) -> Played:
-        async with RolloutRunner.running(self.player, self.store, self.group_filter) as runner:
-            groups, stats = await runner.batch(step)
-        return Played(sorted(groups, key=lambda group: group[0].group_index or 0), stats)
+    def running(self, store: GroupStore | None = None) -> AbstractAsyncContextManager[RolloutCoordinator]:
+        name = "" if self.group_filter is None else named_filter(self.group_filter)
+        worker = RolloutWorker(self.player, self.group_filter)
+        return RolloutCoordinator.running(worker, store or self.store, self.player.context.settings, name)
+
+    async def run(self, step: int) -> Rollout:
+        async with self.running() as coordinator:
+            return await coordinator.batch(step)
 
 
 class EchoEnv(Environment):

@@ -22,6 +22,7 @@ from agentrl.tools import Tool
 from tests.rollout.scripted import Reply, ScriptedEngine, make_context
 from tests.support.assets import chat_templates
 from tests.support.tiny_models import make_tiny_model
+from tests.support.virtual_time import virtual_time
 
 END = "<|im_end|>"
 CALL = '<tool_call>\n{"name": "double", "arguments": {"x": 21}}\n</tool_call>' + END
@@ -102,11 +103,47 @@ async def test_the_context_is_never_overrun(chat: Chat) -> None:
         assert engine.calls
 
 
+class Words(DoubleEnv):
+    """Ends after its first tool call with a word of its own."""
+
+    async def step(self, turn: Turn) -> Step:
+        step = await super().step(turn)
+        return step if step.done else step.finish(stop_reason="solved")
+
+
+LONG = f"a long answer without an end{END}"
+STOPS: list[tuple[str, Status, list[str], dict[str, Any]]] = [
+    ("done", Status.COMPLETED, [CALL, f"It is 42.{END}"], {}),
+    ("max_turns", Status.TRUNCATED, [CALL], {}),
+    ("length", Status.TRUNCATED, [LONG], {"rollout_max_response_len": 4}),
+    ("solved", Status.COMPLETED, [CALL], {"environment": Words}),
+]
+
+
+@pytest.mark.parametrize(("reason", "status", "replies", "settings"), STOPS, ids=[row[0] for row in STOPS])
+async def test_a_sample_says_why_it_stopped(
+    chat: Chat, reason: str, status: Status, replies: list[str], settings: dict[str, Any]
+) -> None:
+    sample, _ = await play(chat, replies, **settings)
+    assert (sample.stop_reason, sample.status) == (reason, status)
+    assert Sample.from_dict(sample.to_dict()).stop_reason == reason
+    (stored,) = decode_group(encode_group([sample]))
+    assert stored.stop_reason == reason
+
+
+async def test_an_answer_or_observation_that_fills_the_context_stops_for_it(chat: Chat) -> None:
+    prompt = (await play(chat, [f"x{END}"]))[0].prompt_length
+    for replies, room in (([LONG], 6), ([CALL], len(chat.encode(CALL)) + 4)):
+        sample, _ = await play(chat, replies, context_length=prompt + room)
+        assert (sample.stop_reason, sample.status) == ("context", Status.TRUNCATED)
+
+
 async def test_a_prompt_that_does_not_fit_is_an_overflow(chat: Chat) -> None:
     with pytest.raises(ContextOverflow, match="the prompt has .* tokens, at most 18 fit"):
         await play(chat, [f"x{END}"], context_length=20)
 
 
+@virtual_time
 async def test_close_is_called_on_cancel(chat: Chat) -> None:
     DoubleEnv.closed = 0
     with anyio.move_on_after(0.2):
@@ -153,6 +190,7 @@ class SilentEnv(DoubleEnv):
         (SilentEnv, "returned no messages and done=False"),
     ],
 )
+@virtual_time
 async def test_an_environments_own_fault_has_its_name_on_it(
     chat: Chat, environment: type[Environment], message: str
 ) -> None:
@@ -188,6 +226,7 @@ async def test_half_a_surrogate_pair_from_model_or_tool_does_not_end_the_run(cha
     assert decode_group(encode_group([sample]))[0].metadata == sample.metadata
 
 
+@virtual_time
 async def test_a_step_that_hangs_takes_its_time_too(chat: Chat) -> None:
     sample = Sample(prompt="What is 21*2?", index=0)
     context = make_context(chat, ScriptedEngine(chat, [CALL]), HangingEnv, env_timeout=0.2)
@@ -273,7 +312,7 @@ async def test_a_turn_that_was_cut_has_an_entry_too(chat: Chat) -> None:
 
 async def test_split_siblings_earn_the_trajectorys_reward_and_know_the_steps_before(tmp_path: Path) -> None:
     make_tiny_model(tmp_path)
-    chat = Chat.load(str(tmp_path), chat_template=chat_templates()["qwen3"], history_policy="split")
+    chat = Chat.load(str(tmp_path), chat_template=chat_templates()["qwen3"], template_rewrite_policy="split")
     context = make_context(chat, ScriptedEngine(chat, [f"<think>\nhm\n</think>\n\nfine{END}"]), Paying)
     samples = await run_environment(context, Sample(prompt="go", index=7), context.params())
     assert [sample.reward for sample in samples] == [0.75] * 4
@@ -315,7 +354,7 @@ async def test_siblings_share_a_combined_rewards_credit(tmp_path: Path) -> None:
             return await combine(Weighted(lambda sample: 0.8), steps=StepRewards("average"))(self.args, sample)
 
     make_tiny_model(tmp_path)
-    chat = Chat.load(str(tmp_path), chat_template=chat_templates()["qwen3"], history_policy="split")
+    chat = Chat.load(str(tmp_path), chat_template=chat_templates()["qwen3"], template_rewrite_policy="split")
     context = make_context(chat, ScriptedEngine(chat, [f"<think>\nhm\n</think>\n\nfine{END}"]), Combined)
     samples = await run_environment(context, Sample(prompt="go", index=7), context.params())
     assert [sample.reward for sample in samples] == pytest.approx([1.4] * 4)

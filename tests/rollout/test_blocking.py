@@ -13,7 +13,7 @@ from agentrl.clock import Watchdog
 from agentrl.envs import Turn
 from agentrl.errors import Blame, EnvFailure
 from agentrl.rollout.settings import FailureAction
-from agentrl.rollout.stats import RolloutStats
+from agentrl.rollout.stats import Tally
 from agentrl.tools import Tool
 from agentrl.tools.threads import ToolThreads
 from tests.rollout.scripted import END, EchoEnv, build
@@ -27,7 +27,7 @@ def _fast(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def block() -> None:
-    time.sleep(0.29)
+    time.sleep(1.4)
 
 
 class Innocents(EchoEnv):
@@ -45,18 +45,16 @@ class Innocents(EchoEnv):
 
 async def test_the_culprit_fails_and_the_innocents_pass(chat: Chat) -> None:
     policy = {Blame.ENV: FailureAction.KEEP_MASKED}
-    loop, _ = build(chat, [f"hello{END}"], environment=Innocents, env_timeout=0.15, failure_policy=policy)
-    stats = RolloutStats()
+    loop, _ = build(chat, [f"hello{END}"], environment=Innocents, env_timeout=1.0, failure_policy=policy)
+    tally = Tally()
     group = [Sample(group_index=3, index=at, prompt="q") for at in range(40)]
     with Watchdog.watching(10):
-        played = await loop.player.group(group, evaluation=False, stats=stats)
-    assert stats.failures == {"env/env_timeout": 1}
+        played = await loop.player.group(group, evaluation=False, tally=tally)
+    assert tally.stats.failures == {"env/env_timeout": 1}
     (failed,) = [sample for sample in played if "failure" in sample.metadata]
     assert failed.index == 5
     said = failed.metadata["failure"]["message"]
-    assert said.startswith(
-        "group 3, sample 5, turn 1: Innocents.step took longer than 0.15 s: it blocked the event loop"
-    )
+    assert said.startswith("group 3, sample 5, turn 1: Innocents.step took longer than 1 s: it blocked the event loop")
     assert f"{__file__}:" in said
 
 
@@ -131,7 +129,7 @@ async def test_nothing_is_stranded_by_a_cancellation_of_either_kind(chat: Chat, 
     loop, _ = build(chat, replies, environment=Resource)
     group = [Sample(group_index=0, index=at, prompt="q") for at in range(4)]
     tasks_before = asyncio.all_tasks()
-    playing = loop.player.group(group, evaluation=False, stats=RolloutStats())
+    playing = loop.player.group(group, evaluation=False)
     if native:
         task = asyncio.ensure_future(playing)
         await Resource.there.wait()

@@ -14,7 +14,6 @@ from agentrl.rollout.agent_loop import run_environment
 from agentrl.rollout.evaluate import evaluate
 from agentrl.rollout.group import GroupPlayer
 from agentrl.rollout.rewards import Grader
-from agentrl.rollout.stats import RolloutStats
 from tests.rollout.scripted import END, ScriptedEngine, Store, build, make_context
 from tests.support.tiny_models import make_tiny_model
 
@@ -30,7 +29,7 @@ FORGETFUL = """{%- for m in messages -%}<|im_start|>{{ m.role }}
 def splitting(tmp_path_factory: pytest.TempPathFactory) -> Chat:
     folder = Path(tmp_path_factory.mktemp("tiny"))
     make_tiny_model(folder)
-    return Chat.load(str(folder), chat_template=FORGETFUL, history_policy="split")
+    return Chat.load(str(folder), chat_template=FORGETFUL, template_rewrite_policy="split")
 
 
 class Once(Environment):
@@ -76,7 +75,7 @@ async def test_evaluation_samples_by_its_own_settings_and_training_by_its_own(
     context = make_context(chat, engine, Once, **settings | {name: OWN[name] for name in given})
     runner = GroupPlayer(context, Grader(context.settings, context.args, None), None)
     await evaluate(runner, "held out", Store().lease(1, 0))
-    await runner.group(Store().lease(1, 0)[0], evaluation=False, stats=RolloutStats())
+    await runner.group(Store().lease(1, 0)[0], evaluation=False)
     seen = [(p.temperature, p.top_p, p.top_k, p.max_new_tokens) for p in engine.params]
     evaluated = tuple(OWN[f"eval_{name}"] if f"eval_{name}" in given else value for name, value in training.items())
     assert seen == [evaluated] * 2 + [tuple(training.values())] * 2

@@ -26,6 +26,7 @@ from agentrl.sample import Message
 from agentrl.tools import Tool
 from agentrl.train.batch import TrainBatch
 from tests.rollout.scripted import END, EchoEnv, Reply, Store, build
+from tests.support.virtual_time import virtual_time
 
 
 async def test_a_retry_starts_fresh(chat: Chat) -> None:
@@ -71,6 +72,7 @@ async def test_the_first_request_is_on_its_way_before_the_last_trajectory_begins
     assert begun == 40
 
 
+@virtual_time
 async def test_a_timeout_is_kept_masked(chat: Chat) -> None:
     def replies(key: str) -> list[Reply]:
         return [lambda: anyio.sleep_forever()] if key.split("-")[1] == "1" else [f"hello{END}"]
@@ -190,6 +192,7 @@ async def test_what_a_generate_function_may_not_return(
         await loop.run(0)
 
 
+@virtual_time
 async def test_a_sample_that_failed_before_its_prompt_still_fits_a_train_batch(chat: Chat) -> None:
     class SlowStart(EchoEnv):
         async def reset(self, sample: Sample) -> list[Message]:
@@ -204,6 +207,7 @@ async def test_a_sample_that_failed_before_its_prompt_still_fits_a_train_batch(c
     assert batch.response_lengths[1] == 0
 
 
+@virtual_time
 async def test_a_close_that_fails_does_not_hide_what_ended_the_trajectory(chat: Chat) -> None:
     class BadClose(EchoEnv):
         async def close(self) -> None:
@@ -217,23 +221,24 @@ async def test_a_close_that_fails_does_not_hide_what_ended_the_trajectory(chat: 
 @pytest.mark.parametrize("synchronous", [False, True])
 async def test_waiting_for_a_busy_tool_is_not_the_environments_time(chat: Chat, synchronous: bool) -> None:
     async def slow(x: int) -> int:
-        await anyio.sleep(0.1)
+        await anyio.sleep(0.25)
         return x
 
     def blocking(x: int) -> int:
-        time.sleep(0.1)
+        time.sleep(0.25)
         return x
 
     class Busy(EchoEnv):
         tools = [Tool(blocking if synchronous else slow, name="slow", description="Slow.", max_concurrency=1)]
 
     call = '<tool_call>\n{"name": "slow", "arguments": {"x": 1}}\n</tool_call>'
-    # Two calls a turn, ten trajectories: 2 s of work in a queue.
-    loop, _ = build(chat, [call + call + END, f"done{END}"], environment=Busy, env_timeout=1.2, rollout_batch_size=5)
+    # Two calls a turn, ten trajectories: 5 s of work in a queue.
+    loop, _ = build(chat, [call + call + END, f"done{END}"], environment=Busy, env_timeout=2.5, rollout_batch_size=5)
     result = await loop.run(0)
     assert all(s.metadata["counters"]["tool_ok"] == 2 for group in result.groups for s in group)
 
 
+@virtual_time
 async def test_a_call_that_hangs_after_its_wait_still_ends(chat: Chat) -> None:
     class Hanging(EchoEnv):
         tools = [Tool(lambda: "x", name="quick", description="Quick.", max_concurrency=1)]
@@ -296,6 +301,7 @@ async def test_what_failed_without_a_mask_is_not_trained_on(chat: Chat) -> None:
     assert [batch.sample_loss_mask(i).tolist() for i in range(3)] == [[0, 0, 0, 0], [1, 1, 0, 0], [1, 1, 0, 0]]
 
 
+@virtual_time
 async def test_lists_that_a_deadline_caught_half_way_do_not_end_the_run(chat: Chat) -> None:
     async def generate(args: Args, sample: Sample, params: object) -> Sample:
         sample.tokens, sample.loss_mask = [1, 2, 3], [1, 1]

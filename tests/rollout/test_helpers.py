@@ -17,12 +17,13 @@ from agentrl.engine.wire import FinishReason, Generation, SamplingParams
 from agentrl.errors import ContextOverflow, EngineFailure, EngineRejected, EnvFailure, ToolFailure
 from agentrl.rm_hub import final_answer
 from agentrl.rollout.helpers import Recorder, build_loss_mask, execute_tool, generate_single, recording
-from agentrl.rollout.stats import RolloutStats
+from agentrl.rollout.stats import Tally
 from agentrl.sample import Message
 from agentrl.tools import Injected
 from tests.rollout.scripted import ScriptedEngine, Store, build, make_context
 from tests.support.assets import chat_templates
 from tests.support.tiny_models import make_tiny_model
+from tests.support.virtual_time import virtual_time
 
 END = "<|im_end|>"
 
@@ -85,6 +86,14 @@ async def test_side_by_side_conversations_are_told_apart_by_their_list(chat: Cha
             sample.loss_mask = build_loss_mask(sample)
     for at, sample in enumerate(samples):
         assert f"question {at}" in chat.decode(sample.tokens)
+
+
+async def test_an_answer_appended_as_text_is_refused_with_the_message_to_append(chat: Chat) -> None:
+    async with recording(recorder(chat, ScriptedEngine(chat, [f"fine{END}"]), 0)):
+        conversation: list[Any] = [{"role": "user", "content": "hello"}]
+        conversation.append(await generate_single(conversation))
+        with pytest.raises(EnvFailure, match=r"message 1 is a str; append \{'role': 'assistant', 'content': ...\}"):
+            await generate_single(conversation)
 
 
 class Asked:
@@ -238,13 +247,13 @@ async def test_the_same_words_in_other_tokens_are_ambiguous_unless_the_list_or_t
 
 async def test_a_history_that_the_template_would_rewrite_is_refused_and_what_was_written_stays(tmp_path: Path) -> None:
     make_tiny_model(tmp_path)
-    chat = Chat.load(str(tmp_path), chat_template=chat_templates()["qwen3"], history_policy="split")
+    chat = Chat.load(str(tmp_path), chat_template=chat_templates()["qwen3"], template_rewrite_policy="split")
     used, sample = recorder(chat, ScriptedEngine(chat, [f"<think>\nhm\n</think>\n\nfine{END}"]), 0), Sample(index=0)
     async with recording(used):
         asked = Asked("hello")
         await asked.send("the list")
         asked.say("and?")
-        with pytest.raises(EnvFailure, match="cannot split it; use --history-policy keep"):
+        with pytest.raises(EnvFailure, match="cannot split it; use --template-rewrite-policy keep"):
             await asked.send("the list")
         used.rescue(sample)
     assert sum(sample.loss_mask or ()) > 0
@@ -346,6 +355,7 @@ async def test_a_conversation_that_outgrows_the_context_keeps_what_was_written(c
     assert sum(sample.loss_mask or ()) > 0
 
 
+@virtual_time
 async def test_a_close_that_fails_does_not_hide_a_deadline(chat: Chat) -> None:
     class BadClose(Environment):
         async def close(self) -> None:
@@ -357,9 +367,9 @@ async def test_a_close_that_fails_does_not_hide_a_deadline(chat: Chat) -> None:
         raise ToolFailure("cannot go on")
 
     loop, _ = build(chat, [], generate=generate, environment=BadClose, trajectory_timeout=0.2, rollout_max_retries=0)
-    stats = RolloutStats()
-    group = await loop.player.group(Store().lease(1, 0)[0], evaluation=False, stats=stats)
-    assert stats.failures == {"timeout/timeout_timeout": 1, "tool/tool": 1}
+    tally = Tally()
+    group = await loop.player.group(Store().lease(1, 0)[0], evaluation=False, tally=tally)
+    assert tally.stats.failures == {"timeout/timeout_timeout": 1, "tool/tool": 1}
     assert all("cannot close" in s.metadata["close_failure"] for s in group)
 
 

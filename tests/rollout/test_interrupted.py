@@ -14,9 +14,10 @@ from agentrl.envs.base import WhenInterrupted
 from agentrl.errors import EnvFailure
 from agentrl.rollout.group import GroupPlayer
 from agentrl.rollout.rewards import Grader
-from agentrl.rollout.stats import RolloutStats
+from agentrl.rollout.stats import RolloutStats, Tally
 from agentrl.sample import Message
 from tests.rollout.scripted import END, EchoEnv, ScriptedEngine, make_context
+from tests.support.virtual_time import virtual_time
 
 
 class Held(ScriptedEngine):
@@ -28,13 +29,13 @@ class Held(ScriptedEngine):
 
     async def generate(self, input_ids: Sequence[int], params: SamplingParams, **options: Any) -> Generation:
         if len(self.calls) + 1 == self.when:
-            self.held.close(between_rollouts=not self.updates)
+            self.pause_gate.close(between_rollouts=not self.updates)
             self.when = 0
             try:
                 await anyio.wait_all_tasks_blocked()
                 self.alive = Counting.opened - Counting.closed
             finally:
-                self.held.open()
+                self.pause_gate.open()
         return await super().generate(input_ids, params, **options)
 
 
@@ -85,13 +86,13 @@ def _fresh() -> None:
 async def play(
     chat: Chat, environment: type[Counting], when: int = 2, *, updates: bool = False
 ) -> tuple[Sample, Held, RolloutStats]:
-    engine, stats = Held(chat, [f"a{END}", f"b{END}", f"c{END}"], when, updates=updates), RolloutStats()
+    engine, tally = Held(chat, [f"a{END}", f"b{END}", f"c{END}"], when, updates=updates), Tally()
     context = make_context(chat, engine, environment)
     player = GroupPlayer(context, Grader(context.settings, context.args))
-    with anyio.fail_after(10):
-        (sample,) = await player.group([Sample(group_index=1, index=2, prompt="q")], evaluation=False, stats=stats)
+    with anyio.fail_after(120):
+        (sample,) = await player.group([Sample(group_index=1, index=2, prompt="q")], evaluation=False, tally=tally)
     assert Counting.closed == Counting.opened
-    return sample.validate(), engine, stats
+    return sample.validate(), engine, tally.stats
 
 
 @pytest.mark.parametrize("when", [0, 2, 3])
@@ -144,15 +145,16 @@ async def test_a_weight_update_leaves_every_environment_alone(chat: Chat, enviro
     assert sample.metadata["log"] == ["reset", "step 1", "step 2", "step 3"]
 
 
+@virtual_time
 async def test_a_held_trajectory_is_not_late(chat: Chat) -> None:
     class Long(ScriptedEngine):
         async def generate(self, input_ids: Sequence[int], params: SamplingParams, **options: Any) -> Generation:
-            self.held.close()
+            self.pause_gate.close()
             await anyio.sleep(0.25)
-            self.held.open()
+            self.pause_gate.open()
             return await super().generate(input_ids, params, **options)
 
     context = make_context(chat, Long(chat, [f"a{END}"]), EchoEnv, trajectory_timeout=0.2)
-    player, stats = GroupPlayer(context, Grader(context.settings, context.args)), RolloutStats()
-    await player.group([Sample(group_index=1, index=2, prompt="q")], evaluation=False, stats=stats)
-    assert not stats.failures
+    player, tally = GroupPlayer(context, Grader(context.settings, context.args)), Tally()
+    await player.group([Sample(group_index=1, index=2, prompt="q")], evaluation=False, tally=tally)
+    assert not tally.stats.failures

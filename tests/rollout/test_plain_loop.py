@@ -62,7 +62,7 @@ async def plain_loop(
                 sampling_seed=turn_seed(SEED, sample, turn),
             )
             generation = await pool.generate(tokens, params)
-            session.sampled(generation.ids)
+            session.append_model_turn(generation.ids)
             tokens += generation.ids
             mask += [1] * len(generation.ids)
             if generation.finish_reason.type == "length" or turn == TURNS:

@@ -61,7 +61,7 @@ class Labelled(Store):
 async def test_environments_are_graded_by_the_sessions_processes(chat: Chat) -> None:
     async with GraderRunner(RmHubSettings(grader_processes=1)) as graders:
         result = await evaluate(make_runner(chat, graders, rm_type="exact_match"), "held-out", prompts(4))
-        assert graders.pool.forked == 1
+        assert graders.pool.started == 1
     assert result.metrics["reward"] == 1.0
     assert result.groups[0][0].metadata["grade"]["correct"] is True
 
@@ -119,7 +119,7 @@ async def test_users_code_that_calls_async_rm_uses_the_sessions_processes(chat: 
 
     async with GraderRunner(RmHubSettings(grader_processes=1)) as graders:
         result = await evaluate(make_runner(chat, graders, reward=reward, rm_type="exact_match"), "x", prompts(2))
-        assert graders.pool.forked == 1
+        assert graders.pool.started == 1
     assert result.metrics["reward"] == 0.5
 
 

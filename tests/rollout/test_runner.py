@@ -17,8 +17,8 @@ from agentrl.errors import (
     LedgerError,
     PluginError,
 )
+from agentrl.rollout.coordinator import RolloutCoordinator
 from agentrl.rollout.filters import nonzero_std
-from agentrl.rollout.runner import RolloutRunner
 from agentrl.rollout.settings import FailureAction
 from tests.rollout.scripted import END, EchoEnv, Reply, Store, build
 
@@ -134,12 +134,12 @@ async def test_one_runner_fills_batch_after_batch_and_keeps_no_surplus(chat: Cha
 
     store = Store()
     loop, engine = build(chat, replies, over_sampling_batch_size=4, store=store)
-    async with RolloutRunner.running(loop.player, store) as runner:
-        groups, first = await runner.batch(0)
+    async with loop.running() as runner:
+        groups, first, _ = await runner.batch(0)
         assert sorted(group[0].group_index or 0 for group in groups) == [0, 2, 3]
         assert store.fate[1] == "released"
         assert engine.cancelled == 2
-        _, second = await runner.batch(1)
+        _, second, _ = await runner.batch(1)
     assert {step: len(batch) for step, batch in store.batches.items()} == {0: 3, 1: 3}
     assert store.fate[1] == "released"
     assert len(first.offered) == 6
@@ -152,7 +152,7 @@ async def test_a_cancelled_batch_leaves_nothing_leased(chat: Chat, native: bool)
     store = Store()
     loop, engine = build(chat, [lambda: anyio.sleep_forever()], store=store)
 
-    async def interrupted(runner: RolloutRunner) -> None:
+    async def interrupted(runner: RolloutCoordinator) -> None:
         if native:
             task = asyncio.ensure_future(runner.batch(0))
             await until(lambda: len(engine.calls) == 6)
@@ -166,19 +166,19 @@ async def test_a_cancelled_batch_leaves_nothing_leased(chat: Chat, native: bool)
                     await until(lambda: len(engine.calls) == 6)
                     scope.cancel()
 
-    async with RolloutRunner.running(loop.player, store) as runner:
+    async with loop.running() as runner:
         await interrupted(runner)
         assert set(store.fate.values()) == {"released"}
         assert engine.cancelled == 6
         engine.replies = [f"hello{END}"]
-        groups, _ = await runner.batch(1)
+        groups, *_ = await runner.batch(1)
     assert len(groups) == 3
 
 
 async def test_a_runner_that_is_left_in_the_middle_gives_back_what_it_plays(chat: Chat) -> None:
     store = Store()
     loop, engine = build(chat, [lambda: anyio.sleep_forever()], store=store)
-    async with anyio.create_task_group() as outside, RolloutRunner.running(loop.player, store) as runner:
+    async with anyio.create_task_group() as outside, loop.running() as runner:
         outside.start_soon(runner.batch, 0)
         await until(lambda: len(engine.calls) == 6)
         outside.cancel_scope.cancel()
@@ -188,19 +188,19 @@ async def test_a_runner_that_is_left_in_the_middle_gives_back_what_it_plays(chat
 async def test_a_runner_that_is_closed_while_another_task_fills_a_batch_leases_nothing_again(chat: Chat) -> None:
     store = Store()
     loop, engine = build(chat, [lambda: anyio.sleep_forever()], store=store)
-    held: list[RolloutRunner] = []
+    held: list[RolloutCoordinator] = []
     leave = anyio.Event()
 
     async def hold() -> None:
-        async with RolloutRunner.running(loop.player, store) as runner:
+        async with loop.running() as runner:
             held.append(runner)
             await leave.wait()
 
     async def fill() -> None:
-        with pytest.raises(AgentRLError, match="the rollout runner was closed"):
+        with pytest.raises(AgentRLError, match="the rollout coordinator was closed"):
             await held[0].batch(0)
 
-    with anyio.fail_after(10):
+    with anyio.fail_after(120):
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(hold)
             await until(lambda: bool(held))
@@ -221,7 +221,7 @@ async def test_a_filter_that_raises_leaves_no_group_leased(chat: Chat) -> None:
 
 async def test_a_store_that_fails_ends_the_batch_with_its_error(chat: Chat) -> None:
     class Full(Store):
-        def complete(self, group_id: int, samples: Sequence[Sample]) -> None:
+        def complete(self, group_id: int, samples: Sequence[Sample], data: bytes | None = None) -> None:
             raise LedgerError("the disk is full")
 
     loop, _ = build(chat, [f"hello{END}"], store=Full())
@@ -231,6 +231,6 @@ async def test_a_store_that_fails_ends_the_batch_with_its_error(chat: Chat) -> N
 
 async def until(condition: Callable[[], bool]) -> None:
     """Let others run until `condition` holds."""
-    with anyio.fail_after(10):
+    with anyio.fail_after(120):
         while not condition():
             await anyio.lowlevel.checkpoint()

@@ -14,6 +14,7 @@ from agentrl.rollout.functions import GenerateFunction
 from agentrl.rollout.settings import FailureAction
 from agentrl.sample import Message
 from tests.rollout.scripted import END, EchoEnv, Store, build
+from tests.support.virtual_time import virtual_time
 
 UserFunction = Callable[..., Awaitable[object]]
 
@@ -66,6 +67,7 @@ class NoRole(EchoEnv):
         (NoRole, "NoRole.reset must return a list of messages"),
     ],
 )
+@virtual_time
 async def test_an_environment(chat: Chat, environment: type[Environment], message: str) -> None:
     store = Store()
     loop, _ = build(chat, [f"hello{END}"], environment=environment, env_timeout=0.1, store=store)
@@ -98,6 +100,7 @@ async def test_a_generate_function_that_raises(chat: Chat, generate: UserFunctio
 
 
 @pytest.mark.parametrize("generate", [hanging, hanging_group])
+@virtual_time
 async def test_a_generate_function_that_hangs_is_a_timeout(chat: Chat, generate: UserFunction) -> None:
     policy = {Blame.TIMEOUT: FailureAction.RAISE}
     loop, _ = build(chat, [], generate=generate, environment=None, trajectory_timeout=0.1, failure_policy=policy)
@@ -121,6 +124,7 @@ async def hanging_reward(args: Any, sample: Sample) -> None:
         (hanging_reward, "my reward took longer than 0.1 s; --reward-timeout sets the limit"),
     ],
 )
+@virtual_time
 async def test_a_reward_function(chat: Chat, reward: UserFunction, message: str) -> None:
     policy = {Blame.GRADER: FailureAction.RAISE}
     loop, _ = build(chat, [f"hello{END}"], reward=reward, reward_timeout=0.1, failure_policy=policy)

@@ -20,7 +20,7 @@ from tests.support.audit import audit_ledger
 from tests.support.checkout import import_path
 from tests.support.tiny_models import make_tiny_model
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = pytest.mark.timeout(900)
 
 TOOL = {
     "type": "function",
@@ -168,7 +168,7 @@ def test_two_processes_on_ray_learn_what_one_does(here: Path, model: Path) -> No
         given = f"sft --hf-checkpoint {model} --prompt-data chats.jsonl --rollout-batch-size 4 --lr 1e-3 --output-dir {name}"
         command = [sys.executable, "-m", "agentrl", *given.split(), *flags]
         environment = {**os.environ, "PYTHONPATH": import_path()}
-        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=250, check=False)
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=600, check=False)
         assert done.returncode == 0, done.stdout + done.stderr
         return [row["train/loss"] for row in read_metrics(here / name / "metrics.jsonl")]
 

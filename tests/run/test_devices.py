@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from agentrl.config import RunSettings
-from agentrl.run.resolving import resolve_threads
+from agentrl.run.autoconfig import resolve_threads
 
 
 @pytest.mark.parametrize(

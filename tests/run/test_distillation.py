@@ -21,7 +21,7 @@ class Plain(Environment):
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(900)
 def test_the_student_comes_nearer_to_its_teacher(tmp_path: Path) -> None:
     kit = RunKit.make(tmp_path)
     (tmp_path / "plain.py").write_text(PLAIN)

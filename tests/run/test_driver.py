@@ -12,15 +12,16 @@ from agentrl.errors import AgentRLError, TrainError
 from agentrl.observability.metrics import MetricsLogger, read_metrics
 from agentrl.observability.progress import Progress
 from agentrl.run.driver import Driver, cadence, open_folder
-from agentrl.run.parts import Batch, PartLost, Parts, Rollouts, Trainer, Weights
+from agentrl.run.protocols import Batch, ComponentLost, Components, Rollouts, Trainer, WeightTransfer
 from agentrl.runfolder import METRICS
 
 
-class Notes(Rollouts, Trainer, Weights):
+class Notes(Rollouts, Trainer, WeightTransfer):
     """All three parts; `log` is what they were asked."""
 
     def __init__(self, groups: int = 99, fail_at: str = "", error: Exception | None = None) -> None:
         self.log: list[str] = []
+        self.versions: list[int] = []
         self.groups, self.fail_at, self.error = groups, fail_at, error
 
     def _note(self, text: str) -> None:
@@ -45,8 +46,8 @@ class Notes(Rollouts, Trainer, Weights):
         self._note(f"evaluate {done}")
         return {"eval/set/reward": 1.0}
 
-    async def train(self, batch: Batch, steps: int) -> Mapping[str, float]:
-        self._note(f"train {batch.payload} after {steps} steps")
+    async def train(self, batch: Batch, step: int) -> Mapping[str, float]:
+        self._note(f"train {batch.payload} at {step}")
         return {"loss": 0.25}
 
     async def details(self) -> Any:
@@ -60,7 +61,11 @@ class Notes(Rollouts, Trainer, Weights):
     async def save_hf(self, path: Path, *, served: bool = False) -> None:
         self._note(f"export {path.name}")
 
-    async def occupy(self, memory: frozenset[str]) -> None:
+    async def updated(self, version: int) -> None:
+        assert self.log[-1] == f"send {version}"
+        self.versions.append(version)
+
+    async def set_resident_memory(self, memory: frozenset[str]) -> None:
         self._note(f"engines keep {sorted(memory)}")
 
     async def offload(self) -> None:
@@ -84,19 +89,21 @@ async def drive(s: RunSettings, notes: Notes, first: int = 0, *, engines: bool =
         MetricsLogger(s.observability, folder.path) as logger,
         Progress(s.observability, total=2) as progress,
     ):
-        parts = Parts(notes, notes, notes if engines else None)
+        parts = Components(notes, notes, notes if engines else None)
         await Driver(s, parts, folder, logger, progress).run(first)
     return notes.log
 
 
 async def test_a_run_from_its_first_weights_to_its_model(tmp_path: Path) -> None:
     s = settings(tmp_path, eval_prompt_data=("set", "x.jsonl"), eval_interval=2, global_batch_size=64)
-    assert await drive(s, Notes()) == [
+    notes = Notes()
+    assert await drive(s, notes) == [
         *("send 0", "evaluate 0"),
-        *("batch 0", "train payload 0 after 0 steps", "details", "trained [0, 1] at 0", "send 1"),
-        *("batch 1", "train payload 1 after 2 steps", "details", "trained [2, 3] at 1", "send 2"),
+        *("batch 0", "train payload 0 at 0", "details", "trained [0, 1] at 0", "send 1"),
+        *("batch 1", "train payload 1 at 1", "details", "trained [2, 3] at 1", "send 2"),
         *("evaluate 2", "save rollout_000001 1", "checkpointed 1", "export model"),
     ]
+    assert notes.versions == [0, 1, 2]
     rows = list(read_metrics(tmp_path / METRICS))
     assert [row["step"] for row in rows] == [-1, 0, 1, 1]
     assert rows[1]["train/loss"] == 0.25
@@ -111,7 +118,7 @@ async def test_trainer_and_engines_take_turns_on_shared_devices(tmp_path: Path) 
     s = settings(tmp_path, colocate=True, eval_prompt_data=("set", "x.jsonl"), eval_interval=1, save_interval=1)
     engines, trainer = ("trainer away", "engines keep ['kv_cache', 'weights']"), "trainer back"
     sending, training = ("engines keep ['weights']", trainer), ("engines keep []", trainer)
-    trained = (*training, "train payload 0 after 0 steps", "details", "trained [0, 1] at 0")
+    trained = (*training, "train payload 0 at 0", "details", "trained [0, 1] at 0")
     assert (await drive(s, Notes()))[:24] == [
         *(*sending, "send 0", *engines, "evaluate 0", "batch 0", *trained),
         *(*sending, "send 1", *engines, "evaluate 1", *sending, "save rollout_000000 0", "checkpointed 0"),
@@ -163,10 +170,10 @@ async def test_the_model_is_written_before_each_checkpoint_so_that_no_resume_ski
 
 
 async def test_a_step_that_failed_is_not_recorded_as_trained(tmp_path: Path) -> None:
-    notes = Notes(fail_at="train payload 0 after 0 steps", error=TrainError("the loss is nan"))
+    notes = Notes(fail_at="train payload 0 at 0", error=TrainError("the loss is nan"))
     with pytest.raises(TrainError, match="the loss is nan"):
         await drive(settings(tmp_path), notes)
-    assert notes.log == ["send 0", "batch 0", "train payload 0 after 0 steps"]
+    assert notes.log == ["send 0", "batch 0", "train payload 0 at 0"]
 
 
 @pytest.mark.parametrize(
@@ -174,7 +181,7 @@ async def test_a_step_that_failed_is_not_recorded_as_trained(tmp_path: Path) -> 
     [
         ("send 1", "the weight update"),
         ("batch 1", "generating rollout 1"),
-        ("train payload 1 after 1 steps", "the training of rollout 1"),
+        ("train payload 1 at 1", "the training of rollout 1"),
         ("trained [0, 1] at 0", "recording the training"),
         ("save rollout_000001 1", "saving the checkpoint"),
         ("export model", "writing the model"),
@@ -182,7 +189,7 @@ async def test_a_step_that_failed_is_not_recorded_as_trained(tmp_path: Path) -> 
 )
 async def test_a_part_that_is_lost_is_named_by_what_was_waited_for(tmp_path: Path, where: str, what: str) -> None:
     with pytest.raises(AgentRLError, match=f"{what} failed: a process of the run died"):
-        await drive(settings(tmp_path), Notes(fail_at=where, error=PartLost("a process of the run died")))
+        await drive(settings(tmp_path), Notes(fail_at=where, error=ComponentLost("a process of the run died")))
 
 
 @pytest.mark.parametrize(
@@ -200,14 +207,15 @@ async def test_every_wait_has_its_own_deadline(tmp_path: Path, limit: str, messa
                 await anyio.sleep_forever()
             return await super().next_batch(step)
 
-        async def train(self, batch: Batch, steps: int) -> Mapping[str, float]:
+        async def train(self, batch: Batch, step: int) -> Mapping[str, float]:
             if limit == "train_timeout":
                 await anyio.sleep_forever()
-            return await super().train(batch, steps)
+            return await super().train(batch, step)
 
         async def send(self, version: int) -> None:
             if limit == "weight_sync_timeout":
                 await anyio.sleep_forever()
+            await super().send(version)
 
     with pytest.raises(AgentRLError, match=message):
         await drive(settings(tmp_path, **{limit: 0.05}), Hanging())

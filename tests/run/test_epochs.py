@@ -6,7 +6,7 @@ import pytest
 
 from agentrl.config import RunSettings
 from agentrl.errors import DataError
-from agentrl.run.resolving import whole_epochs
+from agentrl.run.autoconfig import whole_epochs
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ from agentrl.errors import AgentRLError
 from agentrl.run.driver import open_folder
 from agentrl.run.evalsets import eval_sets, name_paths
 from agentrl.run.preflight import preflight
-from agentrl.run.rollouts import Generation, LedgerRollouts
+from agentrl.run.rollouts import LedgerRollouts, RolloutResources
 from tests.run.test_rollouts import Engines, settings
 from tests.support.runs import RunKit
 from tests.test_docs import ROOT, blocks, write_files
@@ -184,7 +184,7 @@ async def test_each_set_is_played_by_its_own_settings(kit: RunKit) -> None:
     s = settings(kit, **{n: run.flat()[n] for n in run.given()}, **several, metadata_key="meta")
     Path("a.jsonl").write_text(json.dumps({"input": "1 + 1?", "label": "2", "env": "small"}))
     with open_folder(s) as folder:
-        async with Generation.open(s, folder, ["http://a"], Engines({"a": 2048})) as generation:
+        async with RolloutResources.open(s, folder, ["http://a"], Engines({"a": 2048})) as generation:
             found = await generation.evaluate(0)
             players = {held_out.name: player for held_out, player in generation.sets}
             assert {player.limit for player in players.values()} == {generation.player.limit}
@@ -209,7 +209,7 @@ async def test_what_the_page_on_environments_shows_is_played(
     await to_thread.run_sync(preflight, s.check_complete("train"), "train")
     with open_folder(s) as folder:
         async with LedgerRollouts.open(s, folder, ["http://a"], None, Engines({"a": 2048})) as rollouts:
-            _, metrics = await rollouts.play(0)
+            _, metrics, _ = await rollouts.play(0)
             found = await rollouts.evaluate(0)
     got = {name: metrics[f"env/{name}/reward"] for name in ("easy", "hard", "city")}
     assert got == {"easy": pytest.approx(-1.2), "hard": pytest.approx(-1.2), "city": 0}

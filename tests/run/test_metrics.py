@@ -23,7 +23,7 @@ def part(index: int, turn: int, shared: int | None, status: Status = Status.COMP
 def test_siblings_are_one_trajectory() -> None:
     siblings = [part(0, 1, 0), part(0, 2, 0), part(0, 3, 0, Status.TRUNCATED)]
     group = [*siblings, part(1, 1, None)]
-    found = rollout_metrics([group], RolloutStats(offered=describe(group, None)), SETTINGS)
+    found = rollout_metrics([group], RolloutStats(offered=tuple(describe(group, None))), SETTINGS)
     for where in ("rollout", "offered"):
         assert found[f"{where}/response_length"] == (9 + 3) / 2
         assert found[f"{where}/model_tokens"] == (6 + 2) / 2
@@ -32,6 +32,16 @@ def test_siblings_are_one_trajectory() -> None:
         assert found[f"{where}/tool_calls"] == (3 + 1) / 2
         assert found[f"{where}/non_generation_seconds"] == (3 + 1) / 2
         assert found[f"{where}/reward"] == 0.5
+
+
+def test_the_share_of_each_stop_reason_counts_trajectories() -> None:
+    siblings, alone = [part(0, 1, 0), part(0, 2, 0)], part(1, 1, None)
+    siblings[0].stop("done")
+    siblings[1].stop("max_turns")
+    alone.stop("gave_up")
+    found = rollout_metrics([[*siblings, alone]], RolloutStats(), SETTINGS)
+    shares = {name: value for name, value in found.items() if "/stop/" in name}
+    assert shares == {"rollout/stop/max_turns": 0.5, "rollout/stop/gave_up": 0.5}
 
 
 def test_a_rollout_in_which_nothing_was_finished_offers_no_mean() -> None:

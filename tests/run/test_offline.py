@@ -17,7 +17,7 @@ from agentrl.run.driver import open_folder
 from agentrl.run.evaluations import refuse_others
 from tests.support.runs import Run, RunKit
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = pytest.mark.timeout(900)
 
 OFFLINE: dict[str, object] = {"lr": None, "train_threads": None, "device": None}
 

@@ -13,10 +13,10 @@ import pytest
 from agentrl.cli.main import run
 from agentrl.config import Purpose, RunSettings
 from agentrl.run.preflight import preflight
-from agentrl.runfolder import MANIFEST
+from agentrl.runfolder import MANIFEST, RunFolder
 from agentrl.train.checkpoints import FORMAT
 from tests.support.runs import RunKit
-from tests.support.tiny_models import CHAT_TEMPLATE
+from tests.support.tiny_models import CHAT_TEMPLATE, make_tiny_model
 
 PLUGINS = """
 from agentrl import Environment, Step
@@ -78,6 +78,7 @@ def kit(tmp_path_factory: pytest.TempPathFactory) -> RunKit:
     rows = [json.dumps({"input": "a", "label": "x", **row}) for row in NAMED]
     (kit.folder / "named.jsonl").write_text("\n".join(rows))
     (kit.folder / "empty.jsonl").write_text("\n")
+    (kit.folder / "objects.jsonl").write_text('{"input": "a", "label": {"a": 1}}\n' * 2)
     for name in ("no_tokenizer", "no_weights"):
         (kit.folder / name).mkdir()
         (kit.folder / name / "config.json").write_text((kit.folder / "model" / "config.json").read_text())
@@ -116,6 +117,8 @@ def refused(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> str:
     ("changes", "parts"),
     [
         ({"hf_checkpoint": "nowhere"}, ["--hf-checkpoint nowhere: no such folder"]),
+        ({"hf_checkpoint": "modle"}, ["--hf-checkpoint modle: no such folder; did you mean model?"]),
+        ({"hf_checkpoint": "one_dump/modle"}, ["one_dump/modle: no such folder; one_dump has no modle"]),
         ({"hf_checkpoint": "no_tokenizer"}, ["--hf-checkpoint no_tokenizer: no tokenizer.json"]),
         ({"hf_checkpoint": "no_weights"}, ["no_weights: expected model.safetensors"]),
         ({"hf_checkpoint": "float8"}, ["float8: its weights are float8", "`agentrl convert float8 DIR --to hf`"]),
@@ -204,6 +207,10 @@ def refused(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> str:
         ({"advantage_estimator": "ppo", "critic_load": "no_weights"}, ["--critic-load no_weights: expected model"]),
         ({"save": "prompts.jsonl"}, ["--save", "prompts.jsonl cannot be written", "choose another folder"]),
         ({"tensor_model_parallel_size": 4, "actor_num_gpus_per_node": 4}, ["2 key-value heads", "1, 2"]),
+        (
+            {"env": "plugins.py:Ungraded", "rm_type": "gsm8k", "prompt_data": "objects.jsonl"},
+            ["no label of the first 2 rows can be graded: gsm8k: the label must be", "got dict {'a': 1}"],
+        ),
         ({"global_batch_size": 3}, ["= 8 samples", "set --global-batch-size"]),
     ],
 )
@@ -293,10 +300,120 @@ def test_a_port_that_is_taken(here: RunKit, capsys: pytest.CaptureFixture[str]) 
     assert "--engine-port-base" in said
 
 
-def test_an_output_folder_that_cannot_be_made(here: RunKit, capsys: pytest.CaptureFixture[str]) -> None:
-    said = refused(["train", *here.arguments("prompts.jsonl/run")], capsys)
-    assert "--output-dir" in said
-    assert "Not a directory; choose another folder" in said
+@pytest.mark.parametrize("more", [[], ["--dry-run"]])
+@pytest.mark.parametrize(
+    ("place", "why"),
+    [("prompts.jsonl/run", "Not a directory"), ("/proc/x", "cannot be made: /proc takes no new folder")],
+)
+def test_an_output_folder_that_cannot_be_made(
+    here: RunKit, capsys: pytest.CaptureFixture[str], place: str, why: str, more: list[str]
+) -> None:
+    for command in ("train", "rollout"):
+        said = refused([command, *here.arguments(place), *more], capsys)
+        assert f"--output-dir {Path(place).absolute()}" in said
+        assert f"{why}; choose another folder" in said
+
+
+def test_a_folder_in_use_is_known_to_a_dry_run(
+    here: RunKit, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with RunFolder.open(str(tmp_path / "run"), "{}"):
+        said = refused(["train", *here.arguments(str(tmp_path / "run")), "--dry-run"], capsys)
+    assert "is in use by another agentrl process" in said
+
+
+@pytest.mark.parametrize("more", [[], ["--dry-run"]])
+def test_the_mistakes_of_all_layers_are_told_at_once(
+    here: RunKit, capsys: pytest.CaptureFixture[str], more: list[str]
+) -> None:
+    (here.folder / "layers.yaml").write_text("lr: abc\nrollout_batchsize: 2\n")
+    changes = {
+        "env": "env.py:AddEnf",
+        "rm_type": "mth",
+        "custom_rm_path": "plugins.py:nothin",
+        "hf_checkpoint": "modle",
+    }
+    given = ["train", *here.arguments(**changes), *more]
+    parts = ["did you mean 'AddEnv'", "did you mean 'math'", "did you mean 'nothing'", "did you mean model?"]
+    said = refused([*given, "--prompt-data", "none.jsonl"], capsys)
+    assert [part for part in [*parts, "5 settings", "--prompt-data none.jsonl: no such file"] if part not in said] == []
+    parts += ["unknown flag --lrr; did you mean --lr", "layers.yaml line 1", "layers.yaml line 2", "rollout_batch_size"]
+    given = ["train", *here.arguments(**changes, lr=None), *more]
+    said = refused([*given, "--lrr", "3", "--config", "layers.yaml"], capsys)
+    assert [part for part in [*parts, "7 settings"] if part not in said] == [], said
+
+
+def test_an_unknown_flag_is_not_followed_by_what_it_left_out(here: RunKit, capsys: pytest.CaptureFixture[str]) -> None:
+    said = refused(["train", "--hf-checkpoint", "model", "--promt-data", "prompts.jsonl", "--dry-run"], capsys)
+    assert said.startswith("error: unknown flag --promt-data; did you mean --prompt-data?")
+    assert "settings" not in said
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Models that trainers or engines refuse, whole but for the weights of `config.json`."""
+    folder = tmp_path_factory.mktemp("models")
+    make_tiny_model(folder / "plain")
+    make_tiny_model(folder / "untied", tie_word_embeddings=False)
+    make_tiny_model(folder / "grouped", "deepseek_v3")
+    changes: dict[str, dict[str, Any]] = {
+        "linear": {"model_type": "qwen3_next", "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16},
+        "biased": {"attention_bias": True},
+        "grouped": {"n_group": 2, "topk_group": 2, "num_experts_per_tok": 2},
+    }
+    for name, change in changes.items():
+        if name != "grouped":
+            shutil.copytree(folder / "plain", folder / name)
+        config = folder / name / "config.json"
+        config.write_text(json.dumps(json.loads(config.read_text()) | change))
+    return folder
+
+
+@pytest.mark.parametrize("more", [[], ["--dry-run"]])
+@pytest.mark.parametrize(
+    ("model", "backend", "said"),
+    [
+        ("linear", "fsdp", "linear cannot be trained with fsdp: samples are packed, and it has"),
+        ("grouped", "megatron", "deepseek_v3 models with topk_group=2 cannot be trained with megatron yet"),
+        ("biased", "megatron", "qwen3 models with attention_bias=True cannot be trained with megatron yet"),
+        ("linear", "megatron", "config.json says 'qwen3_next'"),
+    ],
+)
+def test_a_model_that_cannot_be_trained_is_refused_by_its_config(
+    here: RunKit, models: Path, capsys: pytest.CaptureFixture[str], model: str, backend: str, said: str, more: list[str]
+) -> None:
+    changes: dict[str, Any] = {"hf_checkpoint": models / model, "train_backend": backend}
+    assert said in refused(["train", *here.arguments(**changes), *more], capsys)
+
+
+def test_a_model_that_the_engine_does_not_serve_is_refused_by_its_config(
+    here: RunKit, models: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    said = refused(["rollout", *here.arguments(hf_checkpoint=models / "linear"), "--dry-run"], capsys)
+    assert "the embedded engine serves causal attention and its windows only" in said
+
+
+@pytest.mark.parametrize("backend", ["fsdp", "megatron"])
+def test_a_critic_beside_untied_embeddings_passes(here: RunKit, models: Path, backend: str) -> None:
+    changes: dict[str, Any] = {
+        "hf_checkpoint": models / "untied",
+        "train_backend": backend,
+        "advantage_estimator": "ppo",
+    }
+    preflight(RunSettings.from_cli(here.arguments(**changes)).check_complete("train"), "train")
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"lora_rank": 4, "target_modules": "no_proj"}, "an adapter's target 'no_proj' is no linear layer"),
+        ({"freeze_params_name_list": "nowhere"}, "--freeze-params-name-list nowhere: no parameter is called so"),
+    ],
+)
+def test_names_of_layers_are_checked_before_anything_starts(
+    here: RunKit, capsys: pytest.CaptureFixture[str], changes: dict[str, Any], said: str
+) -> None:
+    assert said in refused(["train", *here.arguments(train_backend="fsdp", **changes), "--dry-run"], capsys)
 
 
 def test_good_inputs_pass_and_none_of_the_users_code_is_called(here: RunKit) -> None:

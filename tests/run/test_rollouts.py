@@ -20,7 +20,7 @@ from agentrl.engine.transport import HttpTransport, Reply
 from agentrl.observability.metrics import read_metrics
 from agentrl.run.driver import open_folder
 from agentrl.run.evaluations import evaluations_in
-from agentrl.run.rollouts import Generation, LedgerRollouts
+from agentrl.run.rollouts import LedgerRollouts, RolloutResources
 from agentrl.runfolder import EVALUATIONS, RunFolder
 from tests.buffer.make import finished
 from tests.support.runs import RunKit
@@ -50,7 +50,7 @@ class Engines(HttpTransport):
         host, path = url.removeprefix("http://").split("/", 1)
         if path == "server_info":
             return Reply(200, orjson.dumps({"context_length": self.lengths[host]}))
-        if path == "model_info":
+        if path in ("model_info", "health"):
             return Reply(200, b"{}")
         assert path == "generate"
         self.answers += 1
@@ -126,7 +126,7 @@ async def test_evaluations_are_kept_with_their_figures(kit: RunKit) -> None:
     s = settings(kit, eval_prompt_data=("dev", f"{kit.folder}/prompts.jsonl"), n_samples_per_eval_prompt=2)
     with open_folder(s, "eval") as folder:
         for number, model in enumerate(("first", "second")):
-            async with Generation.open(s, folder, ["http://a"], Engines({"a": 2048})) as generation:
+            async with RolloutResources.open(s, folder, ["http://a"], Engines({"a": 2048})) as generation:
                 assert evaluations_in(folder.path) == number
                 figures = await generation.evaluate(number, model)
         rows = list(read_metrics(folder.path / EVALUATIONS))
@@ -184,7 +184,7 @@ async def test_a_trajectory_is_as_long_as_every_engine_and_the_model_allow(
     s = settings(kit, **changes)
     with open_folder(s) as folder:
         urls = [f"http://{host}" for host in lengths]
-        async with Generation.open(s, folder, urls, Engines(lengths)) as generation:
+        async with RolloutResources.open(s, folder, urls, Engines(lengths)) as generation:
             assert generation.player.context.context_length == want
 
 
@@ -216,7 +216,7 @@ async def test_several_environments_share_a_batch_each_with_its_arguments_and_me
     s = settings(kit, **several, prompt_data=data, label_key=None, eval_prompt_data=("held_out", data))
     with open_folder(s) as folder:
         async with opened(s, folder, Engines({"a": 2048})) as rollouts:
-            groups, metrics = await rollouts.play(0)
+            groups, metrics, _ = await rollouts.play(0)
             evaluated = await rollouts.evaluate(0)
             kinds = [entry.kind for entry in (rollouts.generation.plugins.environments or {}).values()]
     assert [(group[0].metadata["env"], group[0].reward) for group in groups] == [("small", 1), ("big", 3), ("big", 3)]

@@ -20,7 +20,7 @@ from tests.support.runs import RunKit
 from tests.support.tiny_models import make_tiny_model
 from tests.train.megatron.helpers import TEMPERATURE, backend, settings
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = pytest.mark.timeout(900)
 
 
 @pytest.fixture(scope="module")
@@ -55,7 +55,7 @@ async def test_the_trainers_log_probs_are_the_engines_among_what_was_kept(tmp_pa
     cuts: list[dict[str, Any]] = [{"top_p": 0.9}, {"top_k": 5}, {"min_p": 0.7}, {"top_p": 0.5, "top_k": 300}]
     played = [await play(tmp_path, filters) for filters in cuts]
     batch = TrainBatch.from_samples(played, truncated=True)
-    whole = replace(batch, kept_ids=None, kept_offsets=None)
+    whole = replace(batch, support_ids=None, support_offsets=None)
     trained, said = batch.loss_mask == 1, batch.rollout_log_probs
     assert said is not None
     with backend(settings(tmp_path)) as made:

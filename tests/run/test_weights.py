@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from agentrl.config.placement import ClusterSettings
 from agentrl.errors import EngineUnreachable, TrainError
-from agentrl.run.parts import (
+from agentrl.run.protocols import (
     Batch,
     BroadcastUpdate,
     DiskUpdate,
@@ -55,7 +55,7 @@ class Source(WeightSource, Trainer):
     async def close_weight_group(self) -> None:
         self.log.append("close")
 
-    async def train(self, batch: Batch, steps: int) -> dict[str, float]:
+    async def train(self, batch: Batch, step: int) -> dict[str, float]:
         raise AssertionError("nothing is trained here")
 
     async def details(self) -> Any:

@@ -82,7 +82,7 @@ def open_host(backend: str, user: int, limits: SandboxLimits) -> Iterator[Host]:
     finally:
         assert process.stdin is not None
         process.stdin.close()
-        process.wait(30)
+        process.wait(120)
         process.stdout.close()
 
 

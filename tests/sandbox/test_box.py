@@ -89,7 +89,6 @@ async def test_timeout_is_the_smaller_of_the_two(box: Sandbox) -> None:
         await box.run("1", timeout=0)
 
 
-@pytest.mark.slow
 async def test_processor_time() -> None:
     """By the program's own count of it, which does not depend on what else the machine does meanwhile."""
     code = """
@@ -107,7 +106,7 @@ while True:
         for result in (await box.run(code), await session.run(code)):
             assert result.outcome == "timeout"
             assert result.seconds < 45
-            assert 0.3 < float(result.stdout.split()[-1]) < 2
+            assert 0.3 < float(result.stdout.split()[-1]) < 10
 
 
 async def test_each_program_is_fresh(box: Sandbox) -> None:
@@ -210,9 +209,9 @@ async def test_the_event_loop_goes_on(safe: Sandbox) -> None:
 
     async with anyio.create_task_group() as group:
         group.start_soon(watch)
-        await safe.run("import time; time.sleep(1)")
+        await safe.run("import time; time.sleep(4)")
         group.cancel_scope.cancel()
-    assert longest < 0.9
+    assert longest < 3
 
 
 async def test_preloaded_modules() -> None:

@@ -130,7 +130,7 @@ def test_questions_about_others(machine: str) -> None:
 @given(st.recursive(st.none() | st.integers() | st.text(), lambda inner: st.lists(inner), max_leaves=5), st.data())
 def test_messages_survive_any_cut(value: object, data: st.DataObject) -> None:
     encoded = frames.encode({"value": value}) * 2
-    decoder, seen = frames.Decoder(), []
+    decoder, seen = frames.FrameDecoder(), []
     while encoded:
         size = data.draw(st.integers(1, len(encoded)))
         decoder.feed(encoded[:size])

@@ -55,7 +55,12 @@ def test_a_forged_answer_is_one_too_many(host: Host, word: bytes) -> None:
     assert host.run("print('fine')").stdout == "fine\n"
 
 
-@pytest.mark.parametrize("name", [*FORGED, "an answer"])
+DAILY = ("ready", "many", "two answers")
+
+
+@pytest.mark.parametrize(
+    "name", [*(pytest.param(name, marks=() if name in DAILY else pytest.mark.slow) for name in FORGED), "an answer"]
+)
 def test_words_between_two_cells_end_the_session(host: Host, name: str) -> None:
     word = FORGED.get(name, b"o")
     code = f"""

@@ -40,6 +40,6 @@ def processes_called(name: str) -> int:
 
 async def until(condition: Callable[[], bool]) -> None:
     """Wait for something that only the kernel knows."""
-    with anyio.fail_after(20):
+    with anyio.fail_after(120):
         while not condition():  # noqa: ASYNC110 - there is no event for it
             await anyio.sleep(0.01)

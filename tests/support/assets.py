@@ -60,7 +60,7 @@ def _cached(name: str, fetch: Callable[[Path, Path], None]) -> Path:
 
 def _run(command: list[str], folder: Path, what: str) -> None:
     try:
-        subprocess.run(command, cwd=folder, check=True, capture_output=True, text=True, timeout=90)
+        subprocess.run(command, cwd=folder, check=True, capture_output=True, text=True, timeout=600)
     except (subprocess.CalledProcessError, subprocess.TimeoutExpired) as error:
         pytest.skip(f"{what} could not be fetched: {error}")
 

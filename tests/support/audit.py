@@ -192,7 +192,7 @@ def _check_staleness(db: sqlite3.Connection, max_staleness: int | None) -> list[
     if max_staleness is None:
         return []
     found = db.execute(
-        "SELECT group_id, train_step, step FROM groups WHERE state='trained' AND train_step - step > ?",
+        "SELECT group_id, train_step, version FROM groups WHERE state='trained' AND train_step - version > ?",
         (max_staleness,),
     )
     return [f"group {group_id} was trained at step {at} and leased for {first}" for group_id, at, first in found]

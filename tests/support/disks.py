@@ -20,7 +20,7 @@ def small_disk(folder: Path, size: str) -> Iterator[Path]:
     try:
         yield folder
     finally:
-        subprocess.run(["umount", "--lazy", folder], check=True, capture_output=True, timeout=30)
+        subprocess.run(["umount", "--lazy", folder], check=True, capture_output=True, timeout=600)
 
 
 def enlarge(folder: Path, size: str) -> None:
@@ -39,4 +39,4 @@ def fill(folder: Path) -> Path:
 
 
 def _mount(*arguments: str | Path) -> None:
-    subprocess.run(["mount", *arguments], check=True, capture_output=True, timeout=30)
+    subprocess.run(["mount", *arguments], check=True, capture_output=True, timeout=600)

@@ -1,7 +1,7 @@
-"""Running a function in several fresh processes that talk to each other, and getting their answers back.
+"""Running a function in several processes that talk to each other, and getting their answers back.
 
 The function must be importable (module level). An exception in any rank ends the others and is raised here with that
-rank's traceback.
+rank's traceback. The processes are forked from one that has imported torch and megatron and done nothing else.
 """
 
 from __future__ import annotations
@@ -24,13 +24,21 @@ def free_port() -> int:
         return port
 
 
-def run_ranks(function: Callable[..., Any], world_size: int, *args: Any, timeout: float = 100.0) -> list[Any]:
+def run_ranks(
+    function: Callable[..., Any], world_size: int, *args: Any, timeout: float = 500.0, fresh: bool = False
+) -> list[Any]:
     """Call `function(rank, *args)` in `world_size` processes; returns their results by rank.
+
+    Args:
+        timeout: seconds after which a rank is stuck, on a machine however busy.
+        fresh: the processes have imported nothing before.
 
     Raises:
         RuntimeError: a rank raised, died, or did not answer within `timeout` seconds.
     """
-    context = multiprocessing.get_context("spawn")
+    context: Any = multiprocessing.get_context("spawn" if fresh else "forkserver")
+    if not fresh:
+        context.set_forkserver_preload(["tests.train.megatron.helpers"])
     ends, processes = [], []
     for rank in range(world_size):
         mine, theirs = context.Pipe(duplex=False)

@@ -33,7 +33,7 @@ FAULTS: tuple[Fault, ...] = ("kill", "stop", "stop and continue")
 
 CHECKED = {
     "save_interval": 1,
-    "ledger_keep": "always",
+    "ledger_retention": "always",
     "lr": 1e-2,  # so that the weights of any two versions can be told apart
 }
 """Settings of a run whose tokens' versions can be checked afterwards."""

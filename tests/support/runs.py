@@ -182,10 +182,10 @@ class Run:
 
     def end(self) -> None:
         self.process.kill()
-        self.process.wait(30)
+        self.process.wait()
 
 
-def still_running(processes: dict[str, list[int]], patience: float = 20) -> list[str]:
+def still_running(processes: dict[str, list[int]], patience: float = 120) -> list[str]:
     """Which of a run's processes are alive after `patience` seconds."""
     alive = [psutil.Process(pid) for pids in processes.values() for pid in pids if psutil.pid_exists(pid)]
     _, alive = psutil.wait_procs(alive, timeout=patience)

@@ -1,4 +1,4 @@
-"""Which weights sampled what was trained on, from the samples that a run's ledger keeps (`--ledger-keep always`)."""
+"""Which weights sampled what was trained on, from the samples that a run's ledger keeps (`--ledger-retention always`)."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def trained_groups(path: str | Path) -> Iterator[tuple[int, Group]]:
             "WHERE state='trained' ORDER BY train_step, group_id"
         ).fetchall()
     for step, group_id, data in rows:
-        assert data is not None, f"group {group_id} has no samples: run with --ledger-keep always"
+        assert data is not None, f"group {group_id} has no samples: run with --ledger-retention always"
         yield step, decode_group(data)
 
 
@@ -68,7 +68,7 @@ TOLERANCE = 1e-3
 def log_prob_errors(run: Path, start: Path) -> Errors:
     """Compare the trained tokens of a finished run with the weights of their versions, which its checkpoints hold.
 
-    The run needs `--save-interval 1` and `--ledger-keep always`, float32, temperature 1 and no `in_place` updates.
+    The run needs `--save-interval 1` and `--ledger-retention always`, float32, temperature 1 and no `in_place` updates.
 
     Args:
         run: its folder; the weights are written into it, as Hugging Face folders.

@@ -59,15 +59,12 @@ def test_a_name_is_the_same_ids_in_a_sentence_and_in_quotes(tmp_path: Path) -> N
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(1800)
+@pytest.mark.timeout(900)
 def test_a_new_project_earns_rewards_with_a_skilled_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     assert run(["new", "my_env"]) == 0
     monkeypatch.chdir(tmp_path / "my_env")
     assert run(["init", "--skilled", "model"]) == 0
-    (kept,) = (tmp_path / "cache" / "agentrl").iterdir()
-    assert (kept / "model.safetensors").read_bytes() == Path("model/model.safetensors").read_bytes()
     assert run(["train", "--config", "run.yaml", "--progress", "off"]) == 0
     rows = list(read_metrics(Path("runs/first/metrics.jsonl")))
     used = [row["rollout/used_tool"] for row in rows if "rollout/used_tool" in row]

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from agentrl.errors import PluginError, ToolFailure
 from agentrl.tools import OutcomeKind, Tool, Toolbox, ToolError, ToolOutcome, tool
 from agentrl.tools.threads import ToolThreads
+from tests.support.virtual_time import virtual_time
 
 
 @tool
@@ -127,6 +128,7 @@ async def test_exceptions_become_text_without_traceback(asynchronous: bool) -> N
         await next(iter(box)).call({"kind": "own"})
 
 
+@virtual_time
 async def test_a_hanging_async_tool_meets_its_deadline() -> None:
     cancelled = []
 
@@ -153,7 +155,7 @@ async def test_a_hanging_sync_tool_meets_its_deadline_and_does_not_block_the_loo
         release.wait(10)
         return ""
 
-    with anyio.fail_after(5):
+    with anyio.fail_after(120):
         outcome = await hang.run({})
     release.set()
     assert outcome.kind is OutcomeKind.TIMEOUT
@@ -169,6 +171,7 @@ async def test_sync_tools_run_outside_the_loop_thread() -> None:
     assert await where.call({}) != str(threading.get_ident())
 
 
+@virtual_time
 async def test_cancelling_from_outside_is_not_swallowed() -> None:
     @tool
     async def hang() -> str:
@@ -232,7 +235,7 @@ def hang() -> str:
 
 print(anyio.run(hang.run, {}).kind)
 """
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=600, check=True)
     assert done.stdout.strip() == "timeout"
 
 
@@ -247,7 +250,7 @@ async def test_waiting_for_a_free_thread_does_not_count_against_the_deadline() -
         release.wait(30)
         return "blocked"
 
-    @tool(timeout=0.5)
+    @tool(timeout=2)
     def quick() -> str:
         """Be quick."""
         return "quick"
@@ -264,7 +267,7 @@ async def test_waiting_for_a_free_thread_does_not_count_against_the_deadline() -
             while not started.is_set():
                 await anyio.lowlevel.checkpoint()
             group.start_soon(run, quick)
-            await anyio.sleep(0.6)  # longer than the quick tool's deadline
+            await anyio.sleep(2.5)  # longer than the quick tool's deadline
             release.set()
     finally:
         limiter.total_tokens = before
@@ -311,6 +314,7 @@ async def test_at_most_so_many_calls_run_at_once() -> None:
     ("fault", "kind"),
     [("raise", "tool_raised"), ("hang", "tool_timeout"), ("nonsense", "tool_bad_result")],
 )
+@virtual_time
 async def test_a_tools_own_failure_can_end_the_trajectory(fault: str, kind: str) -> None:
     @tool(on_failure="fail", timeout=0.05)
     async def shaky(number: int) -> object:

@@ -171,7 +171,7 @@ def serving(*arguments: str) -> Iterator[str]:
         yield address.group()
     finally:
         process.terminate()
-        process.wait(20)
+        process.wait(120)
 
 
 @contextlib.asynccontextmanager

@@ -82,7 +82,7 @@ def test_select_takes_whole_samples_in_the_order_asked(groups: list[list[Sample]
     part = batch.select(chosen)
     assert_same_samples(part, [samples[i] for i in chosen])
     assert part.group_ids.tolist() == batch.group_ids[chosen].tolist()
-    assert part.rollout_ids.tolist() == batch.rollout_ids[chosen].tolist()
+    assert part.trajectory_ids.tolist() == batch.trajectory_ids[chosen].tolist()
 
 
 @given(group_lists(), st.integers(1, 7))
@@ -90,7 +90,7 @@ def test_steps_are_whole_trajectories_and_cover_everything_once(groups: list[lis
     batch = TrainBatch.from_samples(groups)
     parts = list(batch.split(steps))
     assert sorted(np.concatenate(parts).tolist()) == list(range(len(batch)))
-    sets = [set(batch.rollout_ids[part].tolist()) for part in parts]
+    sets = [set(batch.trajectory_ids[part].tolist()) for part in parts]
     trajectories = len(set().union(*sets))
     assert sum(map(len, sets)) == trajectories
     assert len(parts) == min(steps, trajectories)
@@ -107,7 +107,7 @@ def test_steps_have_the_global_batch_size_even_where_groups_do_not_divide(groups
 def test_siblings_share_a_rollout_number_only_within_their_group() -> None:
     shared = [make_sample(0, rollout_id=5), make_sample(1, rollout_id=5), make_sample(2), make_sample(3)]
     other = [make_sample(4, rollout_id=5)]
-    assert TrainBatch.from_samples([shared, other]).rollout_ids.tolist() == [0, 0, 1, 2, 3]
+    assert TrainBatch.from_samples([shared, other]).trajectory_ids.tolist() == [0, 0, 1, 2, 3]
 
 
 def test_a_removed_sample_keeps_its_reward_and_loses_its_mask() -> None:
@@ -261,12 +261,12 @@ def truncated_sample(index: int = 0, *, missing: bool = False, **changes: object
 
 def test_kept_sets_go_with_their_tokens() -> None:
     batch = TrainBatch.from_samples([[truncated_sample(i).compact() for i in range(3)]], truncated=True)
-    ids, bounds = batch.kept_sets(np.array([10, 4, 2])) or ([], [])
+    ids, bounds = batch.sampling_support(np.array([10, 4, 2])) or ([], [])
     assert (list(ids), list(bounds)) == ([9, 12, 20, 3, 4], [0, 2, 5, 5])
-    ids, bounds = batch.select([2, 0]).kept_sets(np.arange(10)) or ([], [])
+    ids, bounds = batch.select([2, 0]).sampling_support(np.arange(10)) or ([], [])
     assert list(ids) == [9, 12, 11, 20, 3, 4, 9, 10, 11, 20, 3, 4]
     assert list(np.diff(bounds)) == [2, 1, 0, 0, 3] * 2
-    assert TrainBatch.from_samples([[make_sample()]]).kept_sets(np.arange(2)) is None
+    assert TrainBatch.from_samples([[make_sample()]]).sampling_support(np.arange(2)) is None
 
 
 @pytest.mark.parametrize(
@@ -289,8 +289,8 @@ def test_what_is_not_trained_needs_no_kept_set() -> None:
     masked = truncated_sample(missing=True, loss_mask=[0, 0, 0, 0, 1])
     removed = make_sample(1, remove_sample=True)
     batch = TrainBatch.from_samples([[masked, removed]], truncated=True)
-    assert batch.kept_offsets is not None
-    assert len(batch.kept_offsets) == 5 + removed.response_length + 1
+    assert batch.support_offsets is not None
+    assert len(batch.support_offsets) == 5 + removed.response_length + 1
 
 
 def routed_sample(rows: int, width: int = 2, **changes: Any) -> Sample:

@@ -12,7 +12,7 @@ import agentrl
 from agentrl.algorithms import AlgorithmSettings
 from agentrl.errors import CheckpointError, SettingsError, TrainError
 from agentrl.train.backends import backend_class
-from agentrl.train.megatron.backend import MegatronBackend
+from agentrl.train.megatron.network import MegatronBackend
 from agentrl.train.settings import TrainSettings
 from agentrl.train.trainer import TrainBackend
 
@@ -39,4 +39,4 @@ def test_megatron_is_imported_in_its_room_where_a_backend_is_chosen_and_for_its_
     imports = re.compile(r"^ *(from|import) agentrl\.train\.megatron", re.MULTILINE)
     found = {str(file.relative_to(root)) for file in root.rglob("*.py") if imports.search(file.read_text())}
     outside = {file for file in found if not file.startswith("train/megatron/")}
-    assert outside - {"cluster/trainers.py", "train/convert.py"} == {"train/backends.py", "train/fsdp/backend.py"}
+    assert outside - {"cluster/trainers.py", "train/convert.py"} == {"train/backends.py", "train/fsdp/network.py"}

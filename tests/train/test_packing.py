@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 from agentrl.errors import TrainError
 from agentrl.sample import Sample
 from agentrl.train.batch import TrainBatch
-from agentrl.train.packing import Plan, balanced_partition, first_fit_decreasing, make_plan, padded
+from agentrl.train.model_state import ModelState
+from agentrl.train.packing import PackingPlan, balanced_partition, first_fit_decreasing, make_plan, padded
 from agentrl.train.settings import TrainSettings
-from agentrl.train.slots import ModelSlot
-from agentrl.train.tree import LEAST, Ids, Prefixes, Tree
+from agentrl.train.tree import LEAST, Ids, SharedPrefixes, Tree
 from tests.train.test_tree import sequences
 
 lengths_st = st.lists(st.integers(1, 200), min_size=1, max_size=40)
@@ -66,7 +66,7 @@ def test_work_is_as_even_as_its_largest_item(lengths: list[int], ranks: int, cro
     assert max(loads) - min(loads) <= max(work(n, crossover) for n in lengths)
 
 
-def rank_tokens(lengths: list[int], made: Plan) -> list[int]:
+def rank_tokens(lengths: list[int], made: PackingPlan) -> list[int]:
     """Tokens of each rank."""
     return [sum(lengths[i] for mb in rank for i in mb) for rank in made.ranks]
 
@@ -157,12 +157,12 @@ def test_the_plan_is_the_same_every_time() -> None:
 def computed(found: list[Ids], samples: tuple[int, ...]) -> int:
     """Tokens of a microbatch's tree."""
     chosen = [found[i] for i in samples]
-    return Tree.of([len(ids) for ids in chosen], Prefixes.of(chosen)).tokens
+    return Tree.of([len(ids) for ids in chosen], SharedPrefixes.of(chosen)).tokens
 
 
 @given(sequences(), st.integers(1, 4), st.sampled_from([None, 40, 100, 1000]), st.integers(1, 4))
 def test_plans_of_trees_hold_the_same_promises(found: list[Ids], ranks: int, max_tokens: int | None, size: int) -> None:
-    lengths, prefixes = [len(ids) for ids in found], Prefixes.of(found)
+    lengths, prefixes = [len(ids) for ids in found], SharedPrefixes.of(found)
     made = make_plan(lengths, ranks, prefixes=prefixes, max_tokens=max_tokens, micro_batch_size=size)
     assert sorted(i for rank in made.ranks for mb in rank for i in mb) == list(range(len(found)))
     assert {len(rank) for rank in made.ranks} == {made.num_microbatches}
@@ -184,7 +184,7 @@ def groups(count: int, size: int, prompt: int, response: int) -> list[Ids]:
 @pytest.mark.parametrize(("ranks", "budget"), [(1, 10_000), (1, 500), (2, 500), (4, 500)])
 def test_a_group_stays_together_where_it_fits(ranks: int, budget: int) -> None:
     found = groups(8, 8, 100, 40)
-    made = make_plan([len(ids) for ids in found], ranks, prefixes=Prefixes.of(found), max_tokens=budget)
+    made = make_plan([len(ids) for ids in found], ranks, prefixes=SharedPrefixes.of(found), max_tokens=budget)
     total = sum(computed(found, mb) for rank in made.ranks for mb in rank)
     assert total == 8 * (100 + 8 * 40)
     each = [sum(computed(found, mb) for mb in rank) for rank in made.ranks]
@@ -193,7 +193,7 @@ def test_a_group_stays_together_where_it_fits(ranks: int, budget: int) -> None:
 
 def test_a_group_is_cut_where_memory_or_an_even_share_asks_for_it() -> None:
     found = groups(1, 8, 100, 40)
-    lengths, prefixes = [len(ids) for ids in found], Prefixes.of(found)
+    lengths, prefixes = [len(ids) for ids in found], SharedPrefixes.of(found)
     small = make_plan(lengths, 1, prefixes=prefixes, max_tokens=300)
     assert sorted(map(len, small.ranks[0])) == [4, 4]
     even = make_plan(lengths, 2, prefixes=prefixes, max_tokens=10_000)
@@ -212,14 +212,14 @@ def test_short_questions_after_one_system_prompt_do_not_overfill() -> None:
     system, questions = rng.integers(0, 500, 200), rng.integers(0, 500, (64, LEAST - 6))
     parts = [(system, question, rng.integers(0, 500, 40)) for question in questions for _ in range(8)]
     samples = [np.concatenate(part).astype(np.int32) for part in parts]
-    made = make_plan([len(ids) for ids in samples], 2, prefixes=Prefixes.of(samples), max_tokens=2048)
+    made = make_plan([len(ids) for ids in samples], 2, prefixes=SharedPrefixes.of(samples), max_tokens=2048)
     for microbatch in (mb for rank in made.ranks for mb in rank):
         own = [samples[i] for i in microbatch]
-        assert Tree.of([len(ids) for ids in own], Prefixes.of(own)).tokens <= 2048
+        assert Tree.of([len(ids) for ids in own], SharedPrefixes.of(own)).tokens <= 2048
 
 
 def test_settings_become_a_plan() -> None:
-    def planned(**chosen: Any) -> Plan:
+    def planned(**chosen: Any) -> PackingPlan:
         place = SimpleNamespace(settings=TrainSettings(share_prefixes=False, **chosen), ranks=SimpleNamespace(dp=1))
         network, shape = SimpleNamespace(check=lambda _: None), SimpleNamespace(vocab=10**6, matrices=1, channels=1)
         slot: Any = SimpleNamespace(place=place, network=network, shape=shape)
@@ -228,7 +228,7 @@ def test_settings_become_a_plan() -> None:
             samples.append(sample := Sample(reward=0.0))
             sample.set_prompt_tokens([1] * length)
             sample.append_model([2], [-1.0])
-        return ModelSlot.plan(slot, TrainBatch.from_samples([samples]))
+        return ModelState.plan(slot, TrainBatch.from_samples([samples]))
 
     made = planned(use_dynamic_batch_size=True, max_tokens_per_gpu=16, context_parallel_size=2)
     assert made.alignment == 4

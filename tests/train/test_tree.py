@@ -4,7 +4,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agentrl.train.tree import LEAST, Ids, Prefixes, Tree
+from agentrl.train.tree import LEAST, Ids, SharedPrefixes, Tree
 
 
 @st.composite
@@ -20,8 +20,8 @@ def sequences(draw: st.DrawFn) -> list[Ids]:
     return found
 
 
-def grown(found: list[Ids], prefixes: Prefixes | None = None) -> Tree:
-    return Tree.of([len(ids) for ids in found], prefixes or Prefixes.of(found))
+def grown(found: list[Ids], prefixes: SharedPrefixes | None = None) -> Tree:
+    return Tree.of([len(ids) for ids in found], prefixes or SharedPrefixes.of(found))
 
 
 @given(sequences())
@@ -56,7 +56,7 @@ def test_what_two_branches_still_have_in_common_is_short(found: list[Ids]) -> No
 
 @given(sequences())
 def test_nothing_is_shared_where_nothing_may_be(found: list[Ids]) -> None:
-    tree = grown(found, Prefixes.none(len(found)))
+    tree = grown(found, SharedPrefixes.none(len(found)))
     assert tree.paths == tuple((i,) for i in range(len(found)))
     assert tree.tokens == sum(map(len, found))
 
@@ -81,6 +81,6 @@ def test_a_sequence_that_is_the_beginning_of_another_ends_inside_it() -> None:
 def test_as_deep_as_a_trajectory_has_turns() -> None:
     whole = np.arange(2000 * LEAST, dtype=np.int32)
     sequences = [whole[: LEAST * turns] for turns in range(1, 2001)]
-    tree = Tree.of([len(ids) for ids in sequences], Prefixes.of(sequences))
+    tree = Tree.of([len(ids) for ids in sequences], SharedPrefixes.of(sequences))
     assert (tree.tokens, len(tree.paths[-1])) == (len(whole), 2000)
     assert {node.last for node in tree.nodes} == {1999}

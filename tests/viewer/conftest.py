@@ -38,7 +38,7 @@ def address(runs: Path) -> Iterator[str]:
         line = server.stdout.readline()
         yield line.split()[3]
         server.terminate()
-        server.wait(10)
+        server.wait(120)
 
 
 @pytest.fixture(scope="session")

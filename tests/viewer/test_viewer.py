@@ -89,7 +89,7 @@ def test_a_store_that_was_replaced_is_opened_again(tmp_path: Path) -> None:
 def found(index: TextIndex, words: str) -> list[int]:
     """What is found when everything has been read."""
     index.find(words)
-    assert index.wait(10)
+    assert index.wait(120)
     return index.find(words)
 
 
@@ -110,7 +110,7 @@ def test_an_index_that_failed_is_tried_again_when_there_is_more(tmp_path: Path) 
     source = Library([write_run(tmp_path / "a", steps=1)]).source(0)
     source.index.path.mkdir()  # in its place
     source.index._start()
-    assert source.index.wait(10)
+    assert source.index.wait(120)
     with pytest.raises(DataError, match="cannot be indexed"):
         source.index.find("seven")
     source.index.path.rmdir()
@@ -125,7 +125,7 @@ def test_two_make_the_same_index_at_once(tmp_path: Path) -> None:
         store.parent.mkdir()
 
         def begin(store: Path = store, together: Barrier = together) -> None:
-            together.wait(10)
+            together.wait(120)
             with closing(TextIndex(store)._open()) as db:
                 db.execute("BEGIN IMMEDIATE")
                 db.execute("INSERT INTO state VALUES ('it', 1)")

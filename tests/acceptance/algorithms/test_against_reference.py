@@ -48,14 +48,19 @@ def settings(given: dict[str, Any]) -> AlgorithmSettings:
 
 
 def inputs(made: Case, by_turn: bool = False) -> AdvantageInputs:
-    arrays = {"rewards": made.rewards, "group_ids": made.groups, "rollout_ids": made.rollouts, "lengths": made.lengths}
+    arrays = {
+        "rewards": made.rewards,
+        "group_ids": made.groups,
+        "trajectory_ids": made.rollouts,
+        "lengths": made.lengths,
+    }
     arrays |= {"loss_mask": made.mask, "kl": made.kl, "values": made.values, "turns": made.turns, "tokens": made.tokens}
     arrays |= {"old_log_probs": made.old, "ref_log_probs": made.ref, "teacher_log_probs": made.teacher}
     arrays |= {"step_rewards": made.step_rewards} if by_turn else {}
     anchors = ref.states(made)
     known, sample = list(dict.fromkeys(anchors.values())), np.repeat(np.arange(len(made.lengths)), made.lengths)
     state = [known.index(anchors[s, k]) for s, k in zip(sample.tolist(), made.turns.tolist(), strict=True)]
-    arrays |= {"states": np.array(state, np.int64)}
+    arrays |= {"observation_ids": np.array(state, np.int64)}
     return AdvantageInputs(**{name: torch.from_numpy(array) for name, array in arrays.items()})
 
 
@@ -287,7 +292,7 @@ def test_weights(name: str) -> None:
     given, reference = WEIGHTS[name]
     algorithm, found = algorithm_of(settings(given)), []
     for made in cases():
-        arrays = {"loss_mask": made.mask, "lengths": made.lengths, "rollout_ids": made.rollouts}
+        arrays = {"loss_mask": made.mask, "lengths": made.lengths, "trajectory_ids": made.rollouts}
         tensors = {k: torch.from_numpy(array) for k, array in (arrays | {"group_ids": made.groups}).items()}
         found.append(differ(algorithm.token_weights(WeightInputs(**tensors)), reference(made)))
     agree(found)

@@ -115,7 +115,7 @@ def test_a_call_that_was_cut_is_reported(row: Format) -> None:
     assert done >= 8
 
 
-@pytest.mark.timeout(60)
+@pytest.mark.timeout(120)
 @pytest.mark.parametrize("row", formats())
 def test_repetitions_take_linear_time(row: Format) -> None:
     """A collapsing policy repeats a piece of a call until the limit. Eight times the text may take 20 times as long."""

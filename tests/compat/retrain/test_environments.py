@@ -8,7 +8,7 @@ import pytest
 from agentrl.chat import Chat
 from agentrl.compat.retrain import EnvironmentBridge, RewardBridge, RolloutBridge
 from agentrl.compat.retrain.formats import KEPT
-from agentrl.envs import ALONE, Entry, Environments
+from agentrl.envs import ALONE, Environments, EnvSpec
 from agentrl.errors import EnvFailure, GraderFailure
 from agentrl.rollout.agent_loop import run_environment
 from agentrl.rollout.helpers import Recorder, recording
@@ -64,7 +64,7 @@ async def play(
     chat: Chat, kind: Any, replies: list[str], config: Any = None, evaluating: bool = False, **settings: Any
 ) -> Sample:
     context = make_context(chat, ScriptedEngine(chat, [text + END for text in replies]), **settings)
-    bridged = Entry(EnvironmentBridge, context.args, {"environment": kind, "config": config})
+    bridged = EnvSpec(EnvironmentBridge, context.args, {"environment": kind, "config": config})
     context = replace(context, environments=Environments({ALONE: bridged}), evaluating=evaluating)
     sample = Sample(index=5, group_index=2)
     (played,) = await run_environment(context, sample, context.params())

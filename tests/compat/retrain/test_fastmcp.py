@@ -9,7 +9,7 @@ import pytest
 
 from agentrl.chat import Chat
 from agentrl.compat.retrain import FastMCPEnv
-from agentrl.envs import ALONE, Entry, Environments
+from agentrl.envs import ALONE, Environments, EnvSpec
 from agentrl.errors import PluginError
 from agentrl.rollout.agent_loop import run_environment
 from agentrl.run.environments import set_up
@@ -23,13 +23,13 @@ def call(name: str, arguments: str) -> str:
 
 
 @contextlib.asynccontextmanager
-async def entry(**config: Any) -> AsyncIterator[Entry]:
-    made = Entry(FastMCPEnv, SimpleNamespace(env_args=config, rm_type=None), config)
+async def entry(**config: Any) -> AsyncIterator[EnvSpec]:
+    made = EnvSpec(FastMCPEnv, SimpleNamespace(env_args=config, rm_type=None), config)
     async with set_up([made], timeout=20):
         yield made
 
 
-async def play(chat: Chat, entry: Entry, replies: list[str], prompt: str = "") -> Sample:
+async def play(chat: Chat, entry: EnvSpec, replies: list[str], prompt: str = "") -> Sample:
     context = make_context(chat, ScriptedEngine(chat, replies))
     object.__setattr__(context, "environments", Environments({ALONE: entry}))
     (sample,) = await run_environment(context, Sample(prompt=prompt, index=0), context.params())

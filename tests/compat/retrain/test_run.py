@@ -17,7 +17,7 @@ from tests.compat.retrain.test_bridges import rollout
 from tests.support.audit import audit_ledger
 from tests.tools.test_mcp import http_server
 
-pytestmark = pytest.mark.timeout(400)
+pytestmark = pytest.mark.timeout(900)
 
 BRIDGE = """
 experiment_name: slime_bridge_example

@@ -50,7 +50,7 @@ def test_a_rollout_comes_as_lists_of_one_entry_a_sample(root: Path, seen: list[t
     batch = make_batch()
     chosen = {**hooked(rollout_data_postprocess_path="look"), "advantage_estimator": "ppo", "use_kl_loss": True}
     with backend(root, chosen, num_steps_per_rollout=2) as made:
-        made.train(batch, 6)
+        made.train(batch, 3)
         want = made.log_probs(batch)
     [(_, rollout, data)] = seen
     assert rollout == 3
@@ -172,7 +172,7 @@ def test_the_trainers_own_moments(root: Path, seen: list[tuple[Any, ...]], tmp_p
     }
     chosen = {**hooked(**names), "use_kl_loss": True, "update_weight_mode": "disk"}
     with backend(root, chosen, num_steps_per_rollout=2) as made:
-        made.train(make_batch(), 2)
+        made.train(make_batch(), 1)
         made.save_hf(tmp_path / "plain")
         made.save_hf(tmp_path / "1", served=True)
     assert [entry[0] for entry in seen] == ["begin", "log_probs", "log_probs", "step", "step", "written"]

@@ -38,7 +38,7 @@ def test_every_item_is_graded_as_labelled(name: str, record_property: Callable[[
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(900)
 @pytest.mark.parametrize("name", corpus.names("async"))
 def test_every_item_is_graded_as_labelled_by_graders_that_wait(
     name: str, record_property: Callable[[str, object], None]

@@ -123,7 +123,7 @@ def send(
     headers = {"Content-Type": "application/json", **request.get("headers", {})} if content is not None else {}
     call = {"method": request["method"], "url": request["path"], "content": content, "headers": headers}
     pieces = []
-    with httpx.Client(base_url=url, timeout=60, trust_env=False) as client, client.stream(**call) as answer:
+    with httpx.Client(base_url=url, timeout=120, trust_env=False) as client, client.stream(**call) as answer:
         for piece in answer.iter_bytes():
             pieces.append(piece)
             arrived()
@@ -144,14 +144,14 @@ class Background:
 
     def begun(self) -> None:
         """Wait for the first piece of the answer."""
-        assert self._begun.wait(60)
+        assert self._begun.wait(120)
 
     @property
     def finished(self) -> bool:
         return not self._thread.is_alive()
 
     def result(self) -> httpx.Response:
-        self._thread.join(60)
+        self._thread.join(120)
         return self._answer[0]
 
 

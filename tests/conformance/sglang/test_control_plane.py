@@ -188,7 +188,7 @@ def test_weights_over_gloo(step: Step, url: str, models: tuple[Path, Path]) -> N
     from safetensors.torch import load_file
     from torch.distributed import broadcast, destroy_process_group
 
-    from agentrl.weightgroup import join_group
+    from agentrl.numerics.weight_group import join_group
 
     state = load_file(models[1] / "model.safetensors")
     step("w_dist_no_group")
@@ -210,7 +210,7 @@ def test_weights_over_gloo(step: Step, url: str, models: tuple[Path, Path]) -> N
     body |= {"group_name": "slime", "backend": "gloo"}
     answer = send(url, {"method": "POST", "path": "/init_weights_update_group", "body": body})
     assert answer.json() == {"success": True, "message": "Succeeded to initialize custom process group."}
-    trainer.join(30)
+    trainer.join(120)
     step("w_begin")
     step("w_begin_twice")
     update = Background(

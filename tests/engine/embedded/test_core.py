@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 import torch
 
-from agentrl.engine.embedded.fast import Decoder
-from agentrl.engine.embedded.job import Wanted
-from agentrl.engine.embedded.weights import Weights
+from agentrl.engine.embedded.cpu_model import CpuModel
+from agentrl.engine.embedded.sequence import Wanted
+from agentrl.engine.embedded.weights import WeightUpdater
 from tests.engine.embedded.conftest import ARCHES
 from tests.engine.embedded.driver import make_engine, make_job, prompt, reference_log_probs, run
 
@@ -20,7 +20,7 @@ Folder = Callable[..., Path]
 @pytest.mark.parametrize("arch", ARCHES)
 def test_log_probs_are_those_of_a_plain_forward(arch: str, folder: Folder, plain_model: Callable[..., Any]) -> None:
     engine = make_engine(folder(arch), slots=4)
-    assert isinstance(engine.forward, Decoder)
+    assert isinstance(engine.forward, CpuModel)
     jobs = [make_job(prompt(n, n), seed=n) for n in (1, 5, 90, 64, 65, 200, 7)]
     run(engine, *jobs)
     model = plain_model(arch)
@@ -34,7 +34,7 @@ def test_log_probs_after_a_weight_update_from_disk(arch: str, folder: Folder, pl
     engine = make_engine(folder(arch))
     before = make_job(prompt(40))
     run(engine, before)
-    weights = Weights(engine.model)
+    weights = WeightUpdater(engine.model)
     weights.write(engine, weights.read_folder(str(folder(arch, 1))), "new")
     after = make_job(prompt(40))
     run(engine, after)

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from agentrl.engine.embedded.fast import Decoder
+from agentrl.engine.embedded.cpu_model import CpuModel
 from agentrl.engine.embedded.model import context_length, load_model
-from agentrl.engine.embedded.weights import Weights
+from agentrl.engine.embedded.weights import WeightUpdater
 from agentrl.errors import AgentRLError
 from tests.engine.embedded.driver import make_engine, make_job, prompt, reference_log_probs, run
 from tests.support.tiny_models import make_tiny_model
@@ -44,7 +44,7 @@ def test_log_probs_are_those_of_a_plain_forward(case: str, tmp_path: Path) -> No
     folders = [make_tiny_model(tmp_path / f"{seed}", arch, seed, **changes) for seed in (0, 1)]
     models = [AutoModelForCausalLM.from_pretrained(folder, dtype="float32").eval() for folder in folders]
     engine = make_engine(folders[0])
-    assert isinstance(engine.forward, Decoder) == (arch not in OTHER_FORMS)
+    assert isinstance(engine.forward, CpuModel) == (arch not in OTHER_FORMS)
     first = [make_job(prompt(n, n), seed=n) for n in (1, 20, 100, 101)]
     run(engine, *first)
     after = [make_job(job.prompt + job.output + prompt(9, 9), seed=8) for job in first]
@@ -52,7 +52,7 @@ def test_log_probs_are_those_of_a_plain_forward(case: str, tmp_path: Path) -> No
     run(engine, *after, *siblings)
     assert [job.cached_tokens for job in after] == [12, 31, 111, 112]
     assert [job.cached_tokens for job in siblings] == [89] * 3
-    weights = Weights(engine.model)
+    weights = WeightUpdater(engine.model)
     weights.write(engine, weights.read_folder(str(folders[1])), "new")
     updated = make_job(first[2].prompt)
     run(engine, updated)

@@ -8,13 +8,13 @@ from typing import Any
 import pytest
 import regex
 
-from agentrl.chat.written import written
-from agentrl.engine.embedded.errors import RequestError
-from agentrl.engine.embedded.forced import chosen, held_to
+from agentrl.chat.render_turn import render_turn
 from agentrl.engine.embedded.grammar import Grammars, strict
-from agentrl.engine.embedded.job import Job
 from agentrl.engine.embedded.model import Vocabulary, read_config
 from agentrl.engine.embedded.request import parse_generate
+from agentrl.engine.embedded.sequence import SequenceState
+from agentrl.engine.embedded.structured_output import chosen, required_output
+from agentrl.serving.http import RequestError
 from tests.engine.embedded.driver import make_engine, make_job, run
 from tests.support.chats import make_chat
 
@@ -36,14 +36,14 @@ def grammars(vocab: Vocabulary) -> Grammars:
     return Grammars(vocab)
 
 
-def held(grammars: Grammars, vocab: Vocabulary, **params: Any) -> Job:
+def held(grammars: Grammars, vocab: Vocabulary, **params: Any) -> SequenceState:
     body = {"input_ids": [5, 6, 7], "sampling_params": {"max_new_tokens": 60, "sampling_seed": 1, **params}}
     (job,) = parse_generate({**body, "return_logprob": True, "top_logprobs_num": 3}, vocab, 512).jobs
     job.grammar = grammars.compiled(*job.params.grammar) if job.params.grammar else None
     return job
 
 
-def text(job: Job, vocab: Vocabulary) -> str:
+def text(job: SequenceState, vocab: Vocabulary) -> str:
     assert job.finish is not None
     assert job.finish["type"] == "stop", job.finish
     return vocab.decode(job.output[:-1], False)
@@ -165,10 +165,10 @@ def test_forced_calls_are_those_that_templates_write(grammars: Grammars, vocab: 
     functions = [{"name": "g", "arguments": {"a": 1, "b": "x <y>\n"}}, {"name": "f", "arguments": {"a": 2}}]
     calls = [{"id": f"call0000{i}", "type": "function", "function": one} for i, one in enumerate(functions)]
     calls = calls[:1] if template in ("llama3_1", "gptoss") else calls
-    text = written(chat, {"role": "assistant", "content": "", "tool_calls": calls}, tools)
+    text = render_turn(chat, {"role": "assistant", "content": "", "tool_calls": calls}, tools)
     for choice, single, allowed in (("required", False, True), ({"function": {"name": "f"}}, True, False)):
         body = {"tool_choice": choice, "parallel_tool_calls": not single}
-        job = held(grammars, vocab, **held_to(chat, grammars, body, chosen(tools, choice)))
+        job = held(grammars, vocab, **required_output(chat, grammars, body, chosen(tools, choice)))
         assert job.grammar is not None
         reason = job.grammar.advance(vocab.encode(text, 400))
         assert (reason is None) == allowed, reason
@@ -176,7 +176,7 @@ def test_forced_calls_are_those_that_templates_write(grammars: Grammars, vocab: 
 
 def test_what_cannot_be_forced_is_refused_by_name(grammars: Grammars) -> None:
     with pytest.raises(RequestError, match=r"lfm2.*cannot be forced"):
-        held_to(make_chat("lfm2_v2"), grammars, {"tool_choice": "required"}, [{"function": {"name": "f"}}])
+        required_output(make_chat("lfm2_v2"), grammars, {"tool_choice": "required"}, [{"function": {"name": "f"}}])
 
 
 @pytest.mark.parametrize(
@@ -192,7 +192,7 @@ def test_answers_stand_where_the_template_has_them(
 ) -> None:
     schema = {"properties": {"ok": {"type": "boolean"}}}
     form = {"type": "json_schema", "json_schema": {"schema": schema}}
-    job = held(grammars, vocab, **held_to(make_chat(template), grammars, {"response_format": form}, []))
+    job = held(grammars, vocab, **required_output(make_chat(template), grammars, {"response_format": form}, []))
     assert job.grammar is not None
     assert job.grammar.advance(vocab.encode(text, 99)) is None
     assert make_chat(template).parse(text).content == '{"ok": true}'
@@ -200,7 +200,7 @@ def test_answers_stand_where_the_template_has_them(
 
 def test_a_model_without_calls_of_its_own_writes_sglangs(grammars: Grammars, vocab: Vocabulary) -> None:
     tools = [{"type": "function", "function": {"name": name}} for name in ("f", "g")]
-    job = held(grammars, vocab, **held_to(make_chat("gemma3"), grammars, {"tool_choice": "required"}, tools))
+    job = held(grammars, vocab, **required_output(make_chat("gemma3"), grammars, {"tool_choice": "required"}, tools))
     assert job.grammar is not None
     listed = [{"name": "g", "parameters": {"a": 1}}, {"name": "f", "parameters": {}}]
     assert job.grammar.advance(vocab.encode(json.dumps(listed), 99)) is None

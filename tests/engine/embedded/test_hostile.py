@@ -46,7 +46,7 @@ def serving(folder: Path) -> Iterator[tuple[subprocess.Popen[str], int]]:
 def ask(port: int) -> float:
     """Seconds until a good client, over a connection of its own, has its four tokens."""
     began = time.monotonic()
-    connection = HTTPConnection("127.0.0.1", port, timeout=20)
+    connection = HTTPConnection("127.0.0.1", port, timeout=120)
     connection.request("POST", "/generate", json.dumps(GOOD), {"content-type": "application/json"})
     answer = connection.getresponse()
     assert answer.status == 200
@@ -59,7 +59,7 @@ def ended(server: subprocess.Popen[str]) -> float:
     """Seconds from SIGTERM to the server's end."""
     began = time.monotonic()
     server.send_signal(signal.SIGTERM)
-    server.wait(30)
+    server.wait(120)
     return time.monotonic() - began
 
 
@@ -82,7 +82,7 @@ def test_64_hostile_clients_keep_nobody_waiting_and_no_server_alive(folder: Call
             most = max(most, process.memory_info().rss)
         took = ended(server)
         attackers.kill()
-        reader.join(10)
+        reader.join(120)
     waited.sort()
     sys.stdout.write(
         f"\n{len(said)} hostile requests; {len(waited)} good ones: median {waited[len(waited) // 2]:.2f} s, most "
@@ -108,7 +108,7 @@ def test_a_signal_ends_it_whatever_it_does(folder: Callable[..., Path], name: st
 def test_a_process_whose_interpreter_is_held_ends_as_well() -> None:
     """The alarm needs nobody's help once the signal was heard."""
     script = (
-        "import threading, time, uvicorn\nfrom agentrl import serving\n"
+        "import threading, time, uvicorn\nfrom agentrl.serving import server as serving\n"
         "async def app(scope, receive, send):\n    pass\n"
         "def hold():\n    sum(range(10**12))\n"
         "here = serving.listen('127.0.0.1', 0)\n"
@@ -137,14 +137,14 @@ def test_a_process_whose_interpreter_is_held_ends_as_well() -> None:
     ],
 )
 def test_what_a_request_may_ask_for_is_named(server: str, path: str, body: dict[str, Any], part: str) -> None:
-    refused = httpx.post(f"{server}{path}", json=body, timeout=30, trust_env=False)
+    refused = httpx.post(f"{server}{path}", json=body, timeout=120, trust_env=False)
     assert refused.status_code == 400
     assert part in refused.text
 
 
 def test_log_probs_of_others_are_bounded(server: str) -> None:
     body = {"input_ids": [1], "return_logprob": True, "top_logprobs_num": 512, "sampling_params": {"n": 4000}}
-    refused = httpx.post(f"{server}/generate", json=body, timeout=30, trust_env=False)
+    refused = httpx.post(f"{server}/generate", json=body, timeout=120, trust_env=False)
     assert refused.status_code == 400
     assert "log-probs of other tokens" in refused.text
 
@@ -167,7 +167,7 @@ def test_a_group_that_never_meets_holds_nobody_up(server: str) -> None:
             connection = stack.enter_context(socket.create_connection((host, int(port))))
             connection.sendall(request("/init_weights_update_group", body))
         chat = {"messages": [{"role": "user", "content": "a"}], "max_tokens": 2}
-        assert httpx.post(f"{server}/v1/chat/completions", json=chat, timeout=10, trust_env=False).status_code == 200
+        assert httpx.post(f"{server}/v1/chat/completions", json=chat, timeout=120, trust_env=False).status_code == 200
         taken = httpx.post(f"{server}/init_weights_update_group", json={**DEAD, "group_name": "g0"}, trust_env=False)
         assert taken.status_code == 400
         assert "exists already" in taken.text

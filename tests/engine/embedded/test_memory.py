@@ -8,8 +8,8 @@ import httpx
 import psutil
 import pytest
 
-from agentrl.engine.embedded.errors import RequestError
-from agentrl.engine.embedded.weights import Weights
+from agentrl.engine.embedded.weights import WeightUpdater
+from agentrl.serving.http import RequestError
 from tests.engine.embedded.driver import make_engine, make_job, prompt, run
 from tests.support.tiny_models import make_tiny_model
 
@@ -22,7 +22,7 @@ def resident() -> int:
 
 def test_weights_and_cache_leave_the_process_and_come_back_the_same(tmp_path: Path) -> None:
     engine = make_engine(make_tiny_model(tmp_path / "model", hidden_size=1024), slots=2, context=2048)
-    weights = Weights(engine.model)
+    weights = WeightUpdater(engine.model)
     size = sum(tensor.nbytes for tensor in {t.data_ptr(): t for t in engine.model.state_dict().values()}.values())
     assert size > 70 * MB
     before, sums = make_job(prompt(40)), weights.checksums(engine)
@@ -52,7 +52,7 @@ def test_nothing_is_taken_away_while_requests_run_or_where_it_does_not_fit(
     folder: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     engine, job = make_engine(folder()), make_job(prompt(20))
-    weights = Weights(engine.model)
+    weights = WeightUpdater(engine.model)
     engine.add(job)
     engine.step()
     with pytest.raises(RequestError, match="requests are running"):

@@ -11,7 +11,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agentrl.engine.embedded import fast, kernels
+from agentrl.engine.embedded import cpu_model, kernels
 from tests.engine.embedded.driver import make_engine, make_job, prompt, reference_log_probs, run
 
 
@@ -66,7 +66,7 @@ def test_threads_share_heads_and_products(
     for job in jobs:
         assert job.log_probs == pytest.approx(reference_log_probs(plain_model(), job), abs=1e-5)
     rows, weight, bias = torch.randn(50, 200), torch.randn(301, 200), torch.randn(301)
-    found = fast._product(weight, bias)(rows.numpy())
+    found = cpu_model._product(weight, bias)(rows.numpy())
     np.testing.assert_allclose(found, (rows @ weight.T + bias).numpy(), rtol=1e-4, atol=1e-4)
 
 

@@ -10,7 +10,7 @@ from starlette.testclient import TestClient
 from agentrl.chat import make_parser
 from agentrl.engine.embedded.server import build
 from agentrl.engine.embedded.service import Options
-from agentrl.engine.embedded.settled import settled
+from agentrl.engine.embedded.stream_holdback import stable_prefix
 from tests.chat.acceptance.table import TABLE, Format, outputs, parser_of
 from tests.support.tiny_models import make_tiny_model
 
@@ -131,7 +131,7 @@ def test_what_is_sent_of_a_turn_is_how_the_whole_one_begins(form: Format) -> Non
         parser = parser_of(form, output.prompt)
         turn = parser.parse(output.text, output.tools)
         for end in range(len(output.text)):
-            reasoning, content = settled(parser, output.text[:end])
+            reasoning, content = stable_prefix(parser, output.text[:end])
             assert (turn.reasoning or "").startswith(reasoning), output.id
             assert turn.content.startswith(content), output.id
             shown += len(content) + len(reasoning)
@@ -140,7 +140,7 @@ def test_what_is_sent_of_a_turn_is_how_the_whole_one_begins(form: Format) -> Non
 
 def test_text_is_sent_up_to_what_may_be_a_tag() -> None:
     parser = make_parser("hermes", "think", "")
-    assert settled(parser, "<thi") == ("", "")
-    assert settled(parser, "<think> so </thin") == ("so", "")
-    assert settled(parser, "<think>so</think> I see <tool") == ("so", "I see")
-    assert settled(parser.without_calls(), "I see <tool_call>x") == ("", "I see <tool_call>x")
+    assert stable_prefix(parser, "<thi") == ("", "")
+    assert stable_prefix(parser, "<think> so </thin") == ("so", "")
+    assert stable_prefix(parser, "<think>so</think> I see <tool") == ("so", "I see")
+    assert stable_prefix(parser.without_calls(), "I see <tool_call>x") == ("", "I see <tool_call>x")

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from agentrl.engine.embedded.job import Job, Wanted
+from agentrl.engine.embedded.sequence import SequenceState, Wanted
 from tests.conformance.sglang.recorded_model import make_recorded_model
 from tests.engine.embedded.driver import make_engine, make_job, prompt, run
 from tests.engine.embedded.test_server import post
@@ -31,7 +31,7 @@ def own_routing(model: Any, ids: list[int]) -> torch.Tensor:
     return torch.stack([layer.topk(2, -1).indices for layer in logits], 1)
 
 
-def wanted(ids: list[int], start: int = 0, **changes: Any) -> Job:
+def wanted(ids: list[int], start: int = 0, **changes: Any) -> SequenceState:
     return make_job(ids, want=Wanted(return_routed_experts=True, routed_experts_start_len=start), **changes)
 
 

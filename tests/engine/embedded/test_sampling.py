@@ -8,7 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agentrl.engine.embedded.params import SamplingParams
+from agentrl.engine.embedded.params import RequestSampling
 from agentrl.engine.embedded.sampling import adjust, choose
 
 LOGITS = st.lists(st.floats(-8, 8), min_size=2, max_size=40)
@@ -22,11 +22,11 @@ FILTERS = st.fixed_dictionaries(
 )
 
 
-def params(**raw: Any) -> SamplingParams:
-    return SamplingParams.decode(raw, vocab_size=100_000)
+def params(**raw: Any) -> RequestSampling:
+    return RequestSampling.decode(raw, vocab_size=100_000)
 
 
-def allowed(logits: list[float], p: SamplingParams) -> set[int]:
+def allowed(logits: list[float], p: RequestSampling) -> set[int]:
     """The support by the definition, in plain Python."""
     weights = torch.tensor([logits]).div(p.temperature).log_softmax(-1).exp()[0].tolist()
     order = sorted(range(len(weights)), key=lambda i: -weights[i])
@@ -41,7 +41,7 @@ def allowed(logits: list[float], p: SamplingParams) -> set[int]:
     return kept | {i for i in order if abs(weights[i] - last) < 1e-7}
 
 
-def support(probs: torch.Tensor, rows: list[SamplingParams]) -> tuple[torch.Tensor, torch.Tensor]:
+def support(probs: torch.Tensor, rows: list[RequestSampling]) -> tuple[torch.Tensor, torch.Tensor]:
     """Probabilities by size with all that the filters drop set to zero, and their ids: the definition, by a full sort."""
     ordered, ids = probs.sort(dim=-1, descending=True, stable=True)
     before = ordered.double().cumsum(-1) - ordered.double()

@@ -77,7 +77,7 @@ def near(one: dict[str, float], other: dict[str, float], rel: float = 1e-5) -> N
     assert {name: one[name] for name in kept} == pytest.approx({name: other[name] for name in kept}, rel=rel, abs=rel)
 
 
-@pytest.mark.timeout(240)
+@pytest.mark.timeout(900)
 @pytest.mark.parametrize(
     "names",
     [("shards",), pytest.param(tuple(CASES), marks=pytest.mark.slow)],

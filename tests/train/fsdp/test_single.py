@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from agentrl.algorithms import AlgorithmSettings
-from agentrl.config.unused import refused
+from agentrl.config.inapplicable import inapplicable
 from agentrl.errors import CheckpointError, SettingsError, TrainError
 from tests.support.produced import settings_of
 from tests.support.tiny_models import Arch, NoTable, make_tiny_model
@@ -38,7 +38,7 @@ def test_numbers_and_weights_are_megatrons(folder: Path, algorithm: AlgorithmSet
     batch, found = make_batch(), list[Any]()
     for kind in ("megatron", "fsdp"):
         with backend(settings(folder, train_backend=kind, **changes), algorithm) as made:
-            history = [made.log_probs(batch), *(timeless(made.train(batch, 2 * number)) for number in range(3))]
+            history = [made.log_probs(batch), *(timeless(made.train(batch, number)) for number in range(3))]
             found.append(
                 (history, made.details(), made.weight_specs(), {n: t.clone() for n, t in made.export_weights()})
             )
@@ -113,7 +113,7 @@ def test_what_only_the_other_backend_reads_is_refused_with_the_remedy() -> None:
             settings = settings_of(flags)
         except SettingsError as error:
             return str(error)
-        return "; ".join(refused(settings, "train"))
+        return "; ".join(inapplicable(settings, "train"))
 
     assert settings_of("--backend local").train.train_backend == "fsdp"
     assert settings_of("").train.train_backend == "megatron"

@@ -12,7 +12,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from agentrl.algorithms import AdvantageInputs, AlgorithmSettings, compute_advantages
-from agentrl.algorithms.ops.weights import token_weights
+from agentrl.algorithms.ops.corrections import token_weights
 from agentrl.sample import Sample
 from agentrl.train.backends import backend_class
 from agentrl.train.batch import TrainBatch
@@ -138,11 +138,11 @@ class Reference:
     def step(self, batch: TrainBatch, old: torch.Tensor | None = None) -> dict[str, float]:
         """One GRPO step with the policy itself as the old policy, or against the log-probs `old` [R]."""
         mask, lengths, rollouts = map(
-            torch.from_numpy, (batch.loss_mask.copy(), batch.response_lengths, batch.rollout_ids.copy())
+            torch.from_numpy, (batch.loss_mask.copy(), batch.response_lengths, batch.trajectory_ids.copy())
         )
         rewards, groups = torch.from_numpy(batch.rewards.copy()), torch.from_numpy(batch.group_ids.copy())
         inputs = AdvantageInputs(
-            rewards=rewards, group_ids=groups, rollout_ids=rollouts, lengths=lengths, loss_mask=mask.float()
+            rewards=rewards, group_ids=groups, trajectory_ids=rollouts, lengths=lengths, loss_mask=mask.float()
         )
         advantages = compute_advantages(inputs, self.algorithm).advantages
         log_probs = self.log_probs(batch)

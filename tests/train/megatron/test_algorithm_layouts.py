@@ -82,7 +82,7 @@ def train(rank: int, world: int, root: str, layouts: dict[str, Any], steps: tupl
                 with backend(
                     chosen(root, name, count, **changes), algorithm(name), RankInfo(rank, world, rank)
                 ) as made:
-                    out[name, layout, count] = [dict(made.train(make_batch(seed=i), count * i)) for i in range(2)]
+                    out[name, layout, count] = [dict(made.train(make_batch(seed=i), i)) for i in range(2)]
     return out
 
 

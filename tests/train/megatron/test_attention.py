@@ -11,8 +11,8 @@ from megatron.core.transformer.transformer_config import TransformerConfig
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from agentrl.train.kernels import Part
-from agentrl.train.megatron.attention import Pack, PackedAttention
+from agentrl.train.kernels import AttentionBlocks
+from agentrl.train.megatron.attention import MegatronPack, PackedAttention
 
 
 class _Written(TorchDispatchMode):
@@ -35,9 +35,9 @@ def test_the_backward_pass_of_packed_attention_grows_with_the_tokens_only(one_ra
         config = TransformerConfig(num_layers=1, hidden_size=16, num_attention_heads=2, kv_channels=8)
         attention = PackedAttention(config, pg_collection=ProcessGroupCollection(cp=one_rank))
         size = 256 // sequences
-        part = Part(tuple((a, a + size, a, a + size) for a in range(0, 256, size)), causal=True)
+        part = AttentionBlocks(tuple((a, a + size, a, a + size) for a in range(0, 256, size)), causal=True)
         q, k, v = (torch.randn(256, 2, 8, requires_grad=True) for _ in range(3))
-        packed = Pack(parts=(part,), order=None, cos=torch.ones(256, 1, 4), sin=torch.zeros(256, 1, 4))
+        packed = MegatronPack(parts=(part,), order=None, cos=torch.ones(256, 1, 4), sin=torch.zeros(256, 1, 4))
         out = attention(q, k, v, packed_seq_params=packed)
         counter = _Written()
         with counter:

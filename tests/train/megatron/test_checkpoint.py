@@ -160,7 +160,7 @@ def resume_where_cuda_is(_rank: int, folder: str, bf16: bool) -> tuple[float, fl
 @pytest.mark.parametrize("bf16", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_the_distributed_optimizer_resumes_on_a_gpu_without_transformer_engine(tmp_path: Path, bf16: bool) -> None:
     make_tiny_model(tmp_path / "m", "qwen3")
-    assert all(np.isfinite(run_ranks(resume_where_cuda_is, 1, str(tmp_path), bf16)[0]))
+    assert all(np.isfinite(run_ranks(resume_where_cuda_is, 1, str(tmp_path), bf16, fresh=True)[0]))
 
 
 @pytest.mark.parametrize("arch", ["qwen3", "qwen2", "llama"])

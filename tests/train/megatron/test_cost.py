@@ -42,7 +42,7 @@ def test_a_rollout_says_what_it_took_and_is_profiled_where_that_was_asked_for(tm
         profile_dir=str(tmp_path / "profile"),
     )
     with backend(train, AlgorithmSettings(use_kl_loss=True)) as made:
-        rows = [made.train(batch, 2 * rollout) for rollout in range(2)]
+        rows = [made.train(batch, rollout) for rollout in range(2)]
         shape = made.actor.shape
     for row in rows:
         done = 3 * forward_flops(shape, np.diff(batch.offsets))

@@ -170,14 +170,14 @@ def test_first_rollouts_train_the_critic_alone(folder: Path) -> None:
     with backend(chosen, PPO) as made:
         before, head = exported(made), critics(made)["score.weight"]
         for rollout in range(2):
-            metrics = made.train(make_batch(seed=rollout), 2 * rollout)
+            metrics = made.train(make_batch(seed=rollout), rollout)
             assert "loss" not in metrics
             assert metrics["value_loss"] > 0
             assert metrics["tokens"] == make_batch(seed=rollout).loss_mask.sum()
         after = exported(made)
         assert all(torch.equal(before[name], after[name]) for name in before)
         assert not torch.equal(head, critics(made)["score.weight"])
-        metrics = made.train(make_batch(seed=2), 4)
+        metrics = made.train(make_batch(seed=2), 2)
         assert metrics["lr"] == pytest.approx(0.25e-3)  # the mean of its first two steps
         assert any(not torch.equal(before[name], tensor) for name, tensor in exported(made).items())
 
@@ -189,12 +189,12 @@ def test_resume_equals_uninterrupted_to_the_bit(folder: Path, tmp_path: Path, ch
         made.save(tmp_path / "rollout_0", 0)
         made.train(make_batch(seed=1), 0)
         made.save(tmp_path / "rollout_1", 1)
-        want = made.train(make_batch(seed=2), 2)
+        want = made.train(make_batch(seed=2), 1)
         end = critics(made)
     with backend(train, PPO) as made:
         made.train(make_batch(seed=3), 0)
         assert made.load(tmp_path) == 1
-        got = made.train(make_batch(seed=2), 2)
+        got = made.train(make_batch(seed=2), 1)
         assert timeless(got) == timeless(want)
         assert all(torch.equal(end[name], tensor) for name, tensor in critics(made).items())
         made.load(tmp_path / "rollout_0")
@@ -251,7 +251,7 @@ def test_a_critic_of_its_own_process_does_what_it_does_beside_the_actor(folder: 
     with backend(train, PPO) as made:
         made.train(batch, 0)
         made.save(tmp_path / "together", 1)
-        want = made.train(later, 2)
+        want = made.train(later, 1)
     with backend(train, PPO, learners="critic") as critic:
         values = critic.values(batch)
     with backend(train, PPO, learners="actor") as actor:
@@ -267,8 +267,8 @@ def test_a_critic_of_its_own_process_does_what_it_does_beside_the_actor(folder: 
         actor.save(tmp_path / "apart", 1, tmp_path / ".apart.critic")
         prepared = actor.prepare(later, values)
         assert prepared.metrics.items() <= want.items()
-        assert actor.train(later, 2, prepared)["loss"] == want["loss"]
+        assert actor.train(later, 1, prepared)["loss"] == want["loss"]
     assert not (tmp_path / ".apart.critic").exists()
     with backend(train, PPO) as made:
         assert made.load(tmp_path / "apart") == 1
-        assert timeless(made.train(later, 2)) == timeless(want)
+        assert timeless(made.train(later, 1)) == timeless(want)

@@ -14,7 +14,7 @@ from tests.train.megatron import test_layouts, test_layouts_of_four
 from tests.train.megatron.helpers import PPO, backend
 from tests.train.megatron.test_layouts import actor_and_critic, check_critics, with_critic
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 TWO = {name: changes for name, changes in test_layouts.LAYOUTS.items() if "bf16" not in name}
 FOUR = test_layouts_of_four.LAYOUTS
@@ -38,7 +38,7 @@ def results(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
     with backend(with_critic(root), PPO) as made:
         found = {"one": actor_and_critic(made)}
     for world in LAYOUTS:
-        found |= run_ranks(train, world, world, str(root), timeout=500)[0]
+        found |= run_ranks(train, world, world, str(root))[0]
     return found
 
 

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from agentrl.cli.main import main
-from agentrl.train.kernels import FlashOnCuda, Part, attention, kernel_for
+from agentrl.train.kernels import AttentionBlocks, FlashOnCuda, attention, kernel_for
 from tests.support.tiny_models import Arch, make_tiny_model
 from tests.train.megatron.helpers import backend, make_batch, settings
 
@@ -21,21 +21,21 @@ pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a G
 
 HEADS, GROUPS, DIM, SCALE = 8, 2, 64, 0.125
 TREES = {
-    "one sequence": (Part(((0, 96, 0, 96),), causal=True),),
-    "packed": (Part(((0, 40, 0, 40), (40, 96, 40, 96)), causal=True),),
+    "one sequence": (AttentionBlocks(((0, 96, 0, 96),), causal=True),),
+    "packed": (AttentionBlocks(((0, 40, 0, 40), (40, 96, 40, 96)), causal=True),),
     "a prefix and two": (
-        Part(((0, 40, 0, 40), (40, 70, 40, 70), (70, 96, 70, 96)), causal=True),
-        Part(((40, 70, 0, 40), (70, 96, 0, 40))),
+        AttentionBlocks(((0, 40, 0, 40), (40, 70, 40, 70), (70, 96, 70, 96)), causal=True),
+        AttentionBlocks(((40, 70, 0, 40), (70, 96, 0, 40))),
     ),
     "a prefix apart": (
-        Part(((0, 20, 0, 20), (20, 60, 20, 60), (60, 96, 60, 96)), causal=True),
-        Part(((20, 60, 0, 20),)),
-        Part(((60, 96, 20, 60),)),
+        AttentionBlocks(((0, 20, 0, 20), (20, 60, 20, 60), (60, 96, 60, 96)), causal=True),
+        AttentionBlocks(((20, 60, 0, 20),)),
+        AttentionBlocks(((60, 96, 20, 60),)),
     ),
 }
 
 
-def dense(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, parts: tuple[Part, ...]) -> torch.Tensor:
+def dense(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, parts: tuple[AttentionBlocks, ...]) -> torch.Tensor:
     seen = torch.zeros(len(q), len(k), dtype=torch.bool, device=q.device)
     for part in parts:
         for a, b, s, e in part.blocks:

@@ -13,9 +13,9 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from agentrl.train.kernels import FlashOnCpu, Kernel, Part, Plain, attention, kernel_for, merge
-from agentrl.train.microbatches import Laid
-from agentrl.train.tree import Ids, Prefixes, Tree
+from agentrl.train.kernels import AttentionBlocks, FlashOnCpu, Kernel, Plain, attention, kernel_for, merge
+from agentrl.train.microbatches import PackedLayout
+from agentrl.train.tree import Ids, SharedPrefixes, Tree
 from tests.train.test_tree import sequences
 
 HEADS, GROUPS, DIM, SCALE = 4, 2, 8, 0.3
@@ -44,7 +44,7 @@ def dense(q: Tensor, k: Tensor, v: Tensor, seen: Tensor) -> Tensor:
     return torch.einsum("hqk,khd->qhd", scores.masked_fill(~seen, -torch.inf).softmax(-1), v)
 
 
-def seen_by(tree: Tree, laid: Laid) -> Tensor:
+def seen_by(tree: Tree, laid: PackedLayout) -> Tensor:
     """Which global places each real token's query sees, by the paths of the tree; padding sees itself."""
     seen = torch.eye(laid.total, dtype=torch.bool)
     for path in tree.paths:
@@ -66,9 +66,9 @@ def seen_by(tree: Tree, laid: Laid) -> Tensor:
 def test_blocks_are_one_softmax_over_the_path(
     kernel: str, found: list[Ids], cp: int, pad: int, seed: int, value_dim: int
 ) -> None:
-    tree = Tree.of([len(ids) for ids in found], Prefixes.of(found))
+    tree = Tree.of([len(ids) for ids in found], SharedPrefixes.of(found))
     alignment = 2 * cp if cp > 1 else 1
-    ranks = [Laid(tree, alignment, cp, rank, pad) for rank in range(cp)]
+    ranks = [PackedLayout(tree, alignment, cp, rank, pad) for rank in range(cp)]
     q, k, v, weight = inputs(ranks[0].total, seed, value_dim=value_dim)
     for x in (q, k, v):
         x.requires_grad_()
@@ -92,11 +92,11 @@ def test_blocks_are_one_softmax_over_the_path(
 def test_a_shared_token_has_the_routing_of_the_first_that_knows_it(cp: int) -> None:
     begin = np.arange(20)
     found = [np.concatenate([begin, [n] * 4]).astype(np.int32) for n in (50, 40, 60)]
-    tree = Tree.of([24] * 3, Prefixes.of(found))
+    tree = Tree.of([24] * 3, SharedPrefixes.of(found))
     rows = [np.full((24, 2), n, np.int16) for n in range(3)]
     rows[0][10:] = -1
     for rank in range(cp):
-        laid = Laid(tree, 2 * cp, cp, rank, 1)
+        laid = PackedLayout(tree, 2 * cp, cp, rank, 1)
         tokens, positions = laid.local(found)
         want = [
             0 if at < 10 else 1 if at < 20 else {50: -1, 40: 1, 60: 2}[int(id_)]
@@ -107,10 +107,12 @@ def test_a_shared_token_has_the_routing_of_the_first_that_knows_it(cp: int) -> N
 
 def test_merged_halves_are_the_whole() -> None:
     q, k, v, _ = inputs(12, 0)
-    parts = [next(iter(Plain().forward(q, k, v, Part(((0, 12, s, e),)), SCALE))) for s, e in ((0, 5), (5, 12))]
+    parts = [
+        next(iter(Plain().forward(q, k, v, AttentionBlocks(((0, 12, s, e),)), SCALE))) for s, e in ((0, 5), (5, 12))
+    ]
     (_, a, a_lse), (_, b, b_lse) = parts
     out, lse = merge(a, a_lse, b, b_lse)
-    _, want, want_lse = next(iter(Plain().forward(q, k, v, Part(((0, 12, 0, 12),)), SCALE)))
+    _, want, want_lse = next(iter(Plain().forward(q, k, v, AttentionBlocks(((0, 12, 0, 12),)), SCALE)))
     torch.testing.assert_close((out, lse), (want, want_lse))
     # A set of keys that is far less likely changes nothing, and nothing overflows.
     out, _ = merge(a, a_lse + 1e4, b, b_lse - 1e4)
@@ -121,8 +123,8 @@ def test_merged_halves_are_the_whole() -> None:
 def test_precision_of_the_merged_parts_is_that_of_one_call(dtype: torch.dtype) -> None:
     exact = inputs(96, 1)
     q, k, v, _ = (x.to(dtype) for x in exact)
-    cut = (Part(((0, 40, 0, 40), (40, 96, 40, 96)), causal=True), Part(((40, 96, 0, 40),)))
-    whole = (Part(((0, 96, 0, 96),), causal=True),)
+    cut = (AttentionBlocks(((0, 40, 0, 40), (40, 96, 40, 96)), causal=True), AttentionBlocks(((40, 96, 0, 40),)))
+    whole = (AttentionBlocks(((0, 96, 0, 96),), causal=True),)
     want = dense(exact[0], exact[1], exact[2], torch.ones(96, 96, dtype=torch.bool).tril())
     errors = [(attention(q, k, v, parts, SCALE, FlashOnCpu()) - want).abs().max() for parts in (cut, whole)]
     assert errors[0] <= 1.5 * errors[1] + 1e-7
@@ -130,7 +132,7 @@ def test_precision_of_the_merged_parts_is_that_of_one_call(dtype: torch.dtype) -
 
 def test_the_plain_kernel_in_chunks_is_the_plain_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
     q, k, v, grad = inputs(30, 2)
-    parts = (Part(((0, 10, 0, 10), (10, 30, 10, 30)), causal=True), Part(((10, 30, 0, 10),)))
+    parts = (AttentionBlocks(((0, 10, 0, 10), (10, 30, 10, 30)), causal=True), AttentionBlocks(((10, 30, 0, 10),)))
     results = []
     for elements in (1 << 24, 100):
         monkeypatch.setattr("agentrl.train.kernels.CHUNK_ELEMENTS", elements)
@@ -150,7 +152,7 @@ def test_the_same_key_in_several_blocks_gathers_all_its_gradients() -> None:
             yield (*places, *(torch.cat(grads) for grads in zip(*((dq, dk, dv) for _, _, dq, dk, dv in found), strict=True)))  # fmt: skip
 
     q, k, v, grad = inputs(24, 3)
-    parts = (Part(((0, 24, 0, 24),), causal=True), Part(((8, 16, 0, 8), (16, 24, 0, 16))))
+    parts = (AttentionBlocks(((0, 24, 0, 24),), causal=True), AttentionBlocks(((8, 16, 0, 8), (16, 24, 0, 16))))
     found = []
     for kernel in (Plain(), Gathered()):
         leaves = leaves_of(q, k, v)
@@ -159,7 +161,10 @@ def test_the_same_key_in_several_blocks_gathers_all_its_gradients() -> None:
 
 
 def test_a_part_on_a_device() -> None:
-    touching, apart = Part(((0, 4, 0, 4), (4, 9, 4, 9)), causal=True), Part(((2, 4, 0, 2), (6, 9, 4, 6)))
+    touching, apart = (
+        AttentionBlocks(((0, 4, 0, 4), (4, 9, 4, 9)), causal=True),
+        AttentionBlocks(((2, 4, 0, 2), (6, 9, 4, 6))),
+    )
     queries, keys = touching.on(torch.device("cpu"))
     assert (queries.rows, keys.rows) == (slice(0, 9), slice(0, 9))
     assert queries.bounds.tolist() == [0, 4, 9]

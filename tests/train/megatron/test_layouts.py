@@ -52,7 +52,7 @@ EXACT = [name for name in LAYOUTS if "bf16" not in name]
 TIES = {"tied": True, "untied": False}
 CASES = [(name, "untied") for name in EXACT] + [(name, "tied") for name in TIED]
 
-pytestmark = pytest.mark.timeout(240)
+pytestmark = pytest.mark.timeout(900)
 
 
 def saved_by_one(name: str) -> str:
@@ -175,7 +175,7 @@ def single(root: Path) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def double(root: Path, single: dict[str, Any]) -> list[dict[str, Any]]:
-    return run_ranks(in_two_processes, 2, str(root), timeout=200)
+    return run_ranks(in_two_processes, 2, str(root))
 
 
 @pytest.mark.parametrize(("name", "tie"), CASES)

@@ -17,7 +17,7 @@ from tests.support.distributed import run_ranks
 from tests.support.tiny_models import make_tiny_model
 from tests.train.megatron.helpers import backend, make_batch, settings
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 VOCAB = 511
 LAYOUTS: dict[str, dict[str, Any]] = {
@@ -59,7 +59,7 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any], d
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
     config = json.loads((folder / "config.json").read_text()) | {"vocab_size": VOCAB}
     (folder / "config.json").write_text(json.dumps(config))
-    four = run_ranks(train, 4, 4, str(root), LAYOUTS, timeout=500)[0]
+    four = run_ranks(train, 4, 4, str(root), LAYOUTS)[0]
     return run_ranks(train, 1, 1, str(root), ONE)[0], four
 
 

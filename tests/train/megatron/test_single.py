@@ -100,7 +100,7 @@ def test_the_learning_rate_is_counted_in_optimizer_steps(folder: Path, steps: in
     with backend(train, total_steps=12) as made:
         for step in range(0, 12, steps):
             want = [learning_rate(number, train, 12) for number in range(step, step + steps)]
-            assert made.train(make_batch(groups=1), step)["lr"] == pytest.approx(np.mean(want), rel=1e-12)
+            assert made.train(make_batch(groups=1), step // steps)["lr"] == pytest.approx(np.mean(want), rel=1e-12)
 
 
 def test_metrics_say_how_far_trainer_and_engine_are_apart(folder: Path) -> None:
@@ -303,6 +303,22 @@ def test_muon_trains_matrices_and_adam_the_rest(folder: Path) -> None:
     assert all(np.isfinite(m["grad_norm"]) for m in metrics)
     assert min(moved.values()) > 0
     assert moved["model.embed_tokens.weight"] <= 4e-3 < moved["model.layers.0.mlp.down_proj.weight"]
+
+
+@pytest.mark.parametrize("shape", [(24, 40), (40, 24)])
+def test_muon_in_float32_takes_pytorchs_steps_within_bfloat16s_rounding(shape: tuple[int, int]) -> None:
+    from agentrl.train.megatron.optimizer import Muon
+
+    weights = [torch.nn.Parameter(torch.zeros(shape)) for _ in range(2)]
+    ours = Muon([{"params": weights[:1], "lr": 0.1, "weight_decay": 0.5}])
+    theirs = torch.optim.Muon(weights[1:], lr=0.1, weight_decay=0.5, adjust_lr_fn="match_rms_adamw")
+    for seed in range(3):
+        gradient = torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+        for weight, optimizer in zip(weights, (ours, theirs), strict=True):
+            weight.grad = gradient.clone()
+            optimizer.step()
+        gap = (weights[0] - weights[1]).norm() / weights[1].norm()
+        assert gap < 0.02
 
 
 def test_impossible_layouts_are_refused(folder: Path) -> None:

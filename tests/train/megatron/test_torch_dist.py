@@ -28,7 +28,7 @@ from agentrl.train.convert import convert
 from agentrl.train.hf import HFFolder
 from agentrl.train.megatron import device
 from agentrl.train.megatron.folder import opened
-from agentrl.train.megatron.layout import Layout
+from agentrl.train.megatron.layout import ParallelLayout
 from tests.support.tiny_models import Arch, make_tiny_model
 from tests.test_modelfolder import Hostile
 from tests.train.megatron.helpers import backend, make_batch, settings
@@ -97,7 +97,7 @@ def source(tmp_path: Path) -> HFFolder:
 @pytest.fixture
 def joined(source: HFFolder) -> Any:
     device.prepare()
-    layout = Layout.join(settings(source.path), RankInfo(), torch.device("cpu"))
+    layout = ParallelLayout.join(settings(source.path), RankInfo(), torch.device("cpu"))
     torch.manual_seed(0)
     model_parallel_cuda_manual_seed(0)
     yield layout
@@ -105,7 +105,9 @@ def joined(source: HFFolder) -> Any:
 
 
 @pytest.mark.parametrize("stacked", [True, False])
-def test_a_foreign_checkpoint_becomes_a_folder(joined: Layout, source: HFFolder, tmp_path: Path, stacked: bool) -> None:
+def test_a_foreign_checkpoint_becomes_a_folder(
+    joined: ParallelLayout, source: HFFolder, tmp_path: Path, stacked: bool
+) -> None:
     model, root = stock(source, vocab=640), tmp_path / "foreign"  # the vocabulary padded
     (root / "iter_0000010").mkdir(parents=True)
     form = {"non_homogeneous_layers": not stacked}
@@ -118,7 +120,7 @@ def test_a_foreign_checkpoint_becomes_a_folder(joined: Layout, source: HFFolder,
     torch.testing.assert_close(judged(tmp_path / "out"), logits(model)[..., :512], rtol=0, atol=1e-5)
 
 
-def test_what_is_written_is_loaded_by_megatron(joined: Layout, source: HFFolder, tmp_path: Path) -> None:
+def test_what_is_written_is_loaded_by_megatron(joined: ParallelLayout, source: HFFolder, tmp_path: Path) -> None:
     assert run(["convert", str(source.path), str(tmp_path / "out"), "--to", "torch_dist"]) == 0
     model, written = stock(source, vocab=640), tmp_path / "out" / "release"
     assert dist_checkpointing.check_is_distributed_checkpoint(str(written))
@@ -130,7 +132,7 @@ def test_what_is_written_is_loaded_by_megatron(joined: Layout, source: HFFolder,
     assert all(torch.equal(back.tensor(name), source.tensor(name)) for name in source.files)
 
 
-def test_a_mixture_is_written_as_megatron_has_it(joined: Layout, tmp_path: Path) -> None:
+def test_a_mixture_is_written_as_megatron_has_it(joined: ParallelLayout, tmp_path: Path) -> None:
     """Its layers apart, as content_metadata says and a list of layers makes it; experts stacked."""
     source = HFFolder(make_tiny_model(tmp_path / "moe", "qwen3_moe", tie_word_embeddings=False))
     assert run(["convert", str(source.path), str(tmp_path / "out"), "--to", "torch_dist"]) == 0
@@ -216,7 +218,7 @@ def test_what_cannot_be_read_is_named(source: HFFolder, tmp_path: Path) -> None:
 def test_pieces_are_put_together_and_damage_is_noticed(tmp_path: Path) -> None:
     whole = torch.arange(24.0).reshape(2, 4, 3)
     pieces = {"w": whole[:, :2], "w2": whole[:, 2:]}
-    part = [torch_dist.Part(name, (), (), tensor) for name, tensor in pieces.items()]
+    part = [torch_dist.TensorPiece(name, (), (), tensor) for name, tensor in pieces.items()]
     torch_dist.write(tmp_path, part, {})
     file = tmp_path / ".metadata"
     metadata: Any = pickle.loads(file.read_bytes())

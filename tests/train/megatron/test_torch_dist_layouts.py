@@ -21,7 +21,7 @@ LAYOUTS: dict[str, tuple[Arch, dict[str, Any]]] = {
     "tp2_mixture": ("deepseek_v3", {"tensor_model_parallel_size": 2, "sequence_parallel": True}),
 }
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 
 def saved(rank: int, folder: str, ports: list[int]) -> None:

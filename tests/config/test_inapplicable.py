@@ -6,7 +6,7 @@ import pytest
 
 from agentrl.config import RunSettings
 from agentrl.config.fields import all_fields
-from agentrl.config.unused import EFFECTS, matching, named, refused
+from agentrl.config.inapplicable import EFFECTS, inapplicable, matching, possibly_inapplicable
 
 PROMPTS = "--prompt-data a.jsonl"
 
@@ -14,7 +14,7 @@ PROMPTS = "--prompt-data a.jsonl"
 def said(line: str, purpose: str = "train") -> tuple[list[str], list[str]]:
     """What is refused, and what is named."""
     settings = RunSettings.from_cli(shlex.split(line))
-    return refused(settings, purpose), named(settings, purpose)
+    return inapplicable(settings, purpose), possibly_inapplicable(settings, purpose)
 
 
 @pytest.mark.parametrize(
@@ -46,7 +46,7 @@ def test_a_setting_in_vain_is_refused(line: str, sentence: str) -> None:
 def test_in_slimes_form_it_is_named() -> None:
     settings = RunSettings.from_flat({"slime_defaults": True, "group_rm": True, "hf_checkpoint": ".", "env": "a:b"})
     sentence = "--group-rm has no effect without --custom-rm-path; leave it out"
-    assert sentence in named(settings, "train")
+    assert sentence in possibly_inapplicable(settings, "train")
     assert settings.check_complete("train") is settings
 
 

@@ -3,8 +3,8 @@
 import pytest
 
 from agentrl.chat.probe import TOOL, assistant, result, user
+from agentrl.chat.render_turn import render_turn, unread_call
 from agentrl.chat.template import Template
-from agentrl.chat.written import unread_call, written
 from tests.support.chats import make_chat
 
 NAMES = [
@@ -24,9 +24,9 @@ NAMES = [
 def test_what_the_template_writes_is_read_back(name: str) -> None:
     chat = make_chat(name)
     assert unread_call(chat) is None
-    turn = chat.parse(written(chat, assistant(2, calls=[1]), [TOOL]), [TOOL])
+    turn = chat.parse(render_turn(chat, assistant(2, calls=[1]), [TOOL]), [TOOL])
     assert [(call.name, call.arguments) for call in turn.tool_calls] == [("zqtool", {"a": "zqArg1zq"})]
-    assert written(chat, assistant(2)).strip().endswith("zqAsst2zq")
+    assert render_turn(chat, assistant(2)).strip().endswith("zqAsst2zq")
 
 
 def test_a_format_without_a_parser_is_known() -> None:

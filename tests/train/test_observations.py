@@ -13,7 +13,7 @@ from agentrl.errors import SampleError
 from agentrl.sample import Sample
 from agentrl.train.batch import TrainBatch
 from agentrl.train.objective import estimate, step_inputs
-from agentrl.train.turns import credit_of
+from agentrl.train.observations import credit_of
 
 
 def played(turns: range, reward: float | None = 1.0, shown: int = 7, **metadata: Any) -> Sample:
@@ -107,7 +107,7 @@ def test_the_batch_reads_the_entry_that_trains_and_removed_samples() -> None:
 def test_states_are_what_was_shown_before_a_turn() -> None:
     def states(*groups: list[Sample]) -> list[list[int]]:
         batch = TrainBatch.from_samples(groups)
-        return [turn_values_at(batch.states[batch.response_slice(i)].tolist()) for i in range(len(batch))]
+        return [turn_values_at(batch.observation_ids[batch.response_slice(i)].tolist()) for i in range(len(batch))]
 
     def turn_values_at(values: list[int]) -> list[int]:
         assert values[0::3] == values[1::3]
@@ -116,11 +116,11 @@ def test_states_are_what_was_shown_before_a_turn() -> None:
     same, other, later = played(range(1, 4)), played(range(1, 4), shown=8), played(range(4, 6))
     assert states([same, other, later], [same]) == [[0, 1, 1], [0, 2, 2], [3, 1], [4, 5, 5]]
     plain = Sample(tokens=[1, 2, 3], response_length=2, reward=0.5, rollout_log_probs=[-1.0, -2.0])
-    assert TrainBatch.from_samples([[plain]]).states.tolist() == [-1, -1]
+    assert TrainBatch.from_samples([[plain]]).observation_ids.tolist() == [-1, -1]
     interrupted = Sample(reward=1.0)
     interrupted.set_prompt_tokens([1])
     interrupted.append_model([5, 6, 7], [-1.0] * 3, [("1", 0, 1), ("2", 1, 3)], turn=1)
-    assert TrainBatch.from_samples([[interrupted]]).states.tolist() == [0, 0, 0]
+    assert TrainBatch.from_samples([[interrupted]]).observation_ids.tolist() == [0, 0, 0]
 
 
 def test_six_turns_of_which_one_decides_from_samples_to_advantages() -> None:

@@ -13,9 +13,9 @@ from agentrl.chat import Chat
 from agentrl.errors import AgentRLError, Blame, GraderFailure
 from agentrl.rollout.evaluate import evaluate
 from agentrl.rollout.failures import DropGroup
-from agentrl.rollout.outset import FIRST_GROUPS, Outset
 from agentrl.rollout.settings import FailureAction
-from agentrl.rollout.stats import RolloutStats
+from agentrl.rollout.startup_check import FIRST_GROUPS, StartupCheck
+from agentrl.rollout.stats import RolloutStats, Tally
 from tests.rollout.scripted import END, EchoEnv, Reply, Store, build
 
 HERE = Path(__file__).name
@@ -134,11 +134,11 @@ async def test_the_first_groups_are_those_that_began_first(chat: Chat) -> None:
 
 
 def test_a_group_that_was_broken_off_says_nothing() -> None:
-    outset, stats = Outset(), RolloutStats()
-    stats.count(GraderFailure("no reward"))
+    startup_check, tally = StartupCheck(), Tally()
+    tally.stats += RolloutStats.of(GraderFailure("no reward"))
 
     def plays(raised: Exception) -> None:
-        with outset.playing(stats):
+        with startup_check.playing(tally):
             raise raised
 
     for _ in range(FIRST_GROUPS):

@@ -2,7 +2,7 @@
 
 import pytest
 
-from agentrl.cluster.room import bundles, fitting
+from agentrl.cluster.capacity import bundles, fitting
 from agentrl.config import RunSettings
 from agentrl.errors import SettingsError
 
@@ -53,12 +53,14 @@ def test_too_few_gpus_are_refused_with_the_numbers() -> None:
     ],
 )
 def test_a_run_is_reduced_to_what_is_there_if_it_is_asked_for(line: str, gpus: int, left: tuple[int, int, int]) -> None:
-    assert counts(fitting(build(f"--reduce-to-fit {line}"), {"GPU": float(gpus)})) == left
+    assert counts(fitting(build(f"--allow-fewer-devices {line}"), {"GPU": float(gpus)})) == left
 
 
 def test_what_cannot_be_reduced_is_refused() -> None:
     with pytest.raises(SettingsError, match="need 4 GPUs, and the cluster has 2"):
         fitting(
-            build("--reduce-to-fit --actor-num-gpus-per-node 2 --tensor-model-parallel-size 2 --rollout-num-gpus 2"),
+            build(
+                "--allow-fewer-devices --actor-num-gpus-per-node 2 --tensor-model-parallel-size 2 --rollout-num-gpus 2"
+            ),
             {"GPU": 2},
         )

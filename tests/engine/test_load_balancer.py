@@ -3,14 +3,14 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agentrl.engine.balance import Balance, EngineState
+from agentrl.engine.load_balancer import EngineState, LoadBalancer
 
 
-def of(*urls: str, max_sessions: int = 100) -> Balance[EngineState]:
-    return Balance(*map(EngineState, urls), max_sessions=max_sessions)
+def of(*urls: str, max_sessions: int = 100) -> LoadBalancer[EngineState]:
+    return LoadBalancer(*map(EngineState, urls), max_sessions=max_sessions)
 
 
-def choose(balance: Balance[EngineState], session: str | None, now: float) -> EngineState:
+def choose(balance: LoadBalancer[EngineState], session: str | None, now: float) -> EngineState:
     engine = balance.choose(session, now)
     assert engine is not None
     return engine
@@ -82,6 +82,15 @@ def test_the_longest_unused_session_is_forgotten_first() -> None:
     other = next(engine for engine in balance.members if engine is not first)
     balance.release(other)
     assert choose(balance, "s", 0.0) is other
+
+
+def test_an_idle_engine_is_chosen_however_often_it_was_chosen_before() -> None:
+    balance = of("a", "b")
+    busy, idle = choose(balance, None, 0.0), choose(balance, None, 0.0)
+    for _ in range(3):
+        balance.release(idle)
+        assert choose(balance, None, 0.0) is idle
+    assert (busy.in_flight, busy.chosen, idle.chosen) == (1, 1, 4)
 
 
 def test_an_engine_that_failed_gets_one_request_a_rest_until_it_answers_well() -> None:

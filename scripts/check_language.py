@@ -1,0 +1,168 @@
+"""Checks public text against the language guide of docs/contributing: openings, words, class names, sentence length.
+
+Run by `make lint`. `--all` checks internal docstrings too; `--count` prints the number of findings by kind and exits with 0.
+"""
+
+import argparse
+import ast
+import re
+import sys
+from collections import Counter, defaultdict
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+ROOT = Path(__file__).resolve().parent.parent
+PACKAGE = ROOT / "agentrl"
+MOST_WORDS = 25
+OPENINGS = re.compile(r"(?:What|Whether|Who|How|Where|That)\b")
+WORDS = re.compile(
+    r"(?i)\b(?:nobody|somebody|whoever|those (?:that|which|who)|in vain|outset|roster|upkeep|strayed|stands? in (?:its|the) way"
+    r"|(?:this|that|another|other|earlier|a) room|rooms|the door|doors|away from home|knows nothing of|in play)\b"
+)
+ALLOWED = re.compile(r"`[^`]*`|\[[^\]]*\]\([^)]*\)|\$[^$\n]+\$")
+BREAK = re.compile(r"(?<=[.!?:])(?:\*\*)?\s+(?=[A-Z`\[\"'x(*])|(?<=[.!?])\s+(?=\d|agentrl|slime)")
+ABBREVIATIONS = re.compile(r"\b(?:e\.g|i\.e|cf|vs|etc|et al|no|fig|eq)\.", re.IGNORECASE)
+
+
+class Finding(NamedTuple):
+    """One sentence or name that breaks the guide."""
+
+    kind: str
+    place: str
+    text: str
+
+
+def documentation() -> Iterator[tuple[Path, int, str]]:
+    """Yields the paragraphs of README, docs and examples, without code, tables and headings."""
+    pages = [
+        ROOT / "README.md",
+        *sorted((ROOT / "docs").glob("*.md")),
+        *sorted((ROOT / "examples").glob("*/README.md")),
+    ]
+    for page in pages:
+        text = re.sub(r"```.*?```|<!--.*?-->", lambda found: "\n" * found[0].count("\n"), page.read_text(), flags=re.S)
+        for number, block in blocks(text):
+            if not block.startswith(("|", "#", "::: ", "!", "<", "    ", ":::")):
+                yield page, number, block
+
+
+def blocks(text: str) -> Iterator[tuple[int, str]]:
+    """Yields paragraphs and list items with the number of their first line."""
+    lines: list[str] = []
+    first = 1
+    for number, line in enumerate([*text.splitlines(), ""], start=1):
+        item = re.match(r"\s*(?:[-*]|\d+\.)\s", line)
+        if (not line.strip() or item or line.startswith(("|", "#"))) and lines:
+            yield first, " ".join(lines)
+            lines = []
+        if line.strip():
+            first = number if not lines else first
+            text = re.sub(r"^\s*(?:[-*]|\d+\.)\s+", "", line).strip()
+            lines.append(f"    {text}" if not lines and not item and line.startswith("    ") else text)
+
+
+def sentences(paragraph: str) -> list[str]:
+    """Returns the sentences of a paragraph; a semicolon does not end one."""
+    plain = ABBREVIATIONS.sub(lambda found: found[0].replace(".", ""), ALLOWED.sub("x", paragraph))
+    return [sentence for sentence in BREAK.split(plain) if sentence.strip()]
+
+
+def check_documentation() -> Iterator[Finding]:
+    """Yields long sentences and forbidden words of the pages."""
+    for page, number, paragraph in documentation():
+        place = f"{page.relative_to(ROOT)}:{number}"
+        for sentence in sentences(paragraph):
+            if len(sentence.split()) > MOST_WORDS:
+                yield Finding("long sentence", place, f"{len(sentence.split())} words: {sentence}")
+        for word in WORDS.findall(ALLOWED.sub("", paragraph)):
+            yield Finding("word", place, word)
+
+
+def docstrings(tree: ast.Module) -> Iterator[tuple[ast.AST, str, str]]:
+    """Yields each documented node with its dotted name and docstring."""
+
+    def visit(node: ast.AST, name: str) -> Iterator[tuple[ast.AST, str, str]]:
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+            if text := ast.get_docstring(node):
+                yield node, name, text
+            for child in node.body:
+                if isinstance(child, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+                    yield from visit(child, f"{name}.{child.name}")
+
+    yield from visit(tree, "")
+
+
+def public_names() -> frozenset[str]:
+    """Returns the names that the API pages show."""
+    pages = " ".join(page.read_text() for page in (ROOT / "docs").glob("api*.md"))
+    return frozenset(found.rsplit(".", 1)[1] for found in re.findall(r"^::: (\S+)", pages, flags=re.M))
+
+
+def check_docstrings(everything: bool) -> Iterator[Finding]:
+    """Yields docstrings of public names (or of all) that open with a question word or use a forbidden word."""
+    shown = public_names()
+    for file in sorted(PACKAGE.rglob("*.py")):
+        place = str(file.relative_to(ROOT))
+        for node, name, text in docstrings(ast.parse(file.read_text())):
+            public = name.split(".")[1] in shown if "." in name else False
+            if not everything and (not public or "._" in name):
+                continue
+            where = f"{place}:{getattr(node, 'lineno', 1)}"
+            if OPENINGS.match(text):
+                yield Finding("opening", where, text.splitlines()[0])
+            for word in WORDS.findall(ALLOWED.sub("", text)):
+                yield Finding("word", where, word)
+
+
+def check_help() -> Iterator[Finding]:
+    """Yields texts of `--help` (settings' descriptions, options, summaries) that break the guide."""
+    for file in [
+        *sorted(PACKAGE.rglob("settings.py")),
+        *sorted((PACKAGE / "cli").glob("*.py")),
+        PACKAGE / "config/placement.py",
+    ]:
+        for node in ast.walk(ast.parse(file.read_text())):
+            if not isinstance(node, ast.keyword) or node.arg not in {"description", "help", "short_help"}:
+                continue
+            if isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
+                text, place = node.value.value, f"{file.relative_to(ROOT)}:{node.value.lineno}"
+                if OPENINGS.match(text):
+                    yield Finding("opening", place, text)
+                for word in WORDS.findall(text):
+                    yield Finding("word", place, word)
+                for sentence in sentences(text):
+                    if len(sentence.split()) > MOST_WORDS:
+                        yield Finding("long sentence", place, f"{len(sentence.split())} words: {sentence}")
+
+
+def check_classes() -> Iterator[Finding]:
+    """Yields class names that the package uses twice."""
+    places: dict[str, list[str]] = defaultdict(list)
+    for file in sorted(PACKAGE.rglob("*.py")):
+        for node in ast.walk(ast.parse(file.read_text())):
+            if isinstance(node, ast.ClassDef):
+                places[node.name].append(f"{file.relative_to(ROOT)}:{node.lineno}")
+    for name, found in places.items():
+        if len(found) > 1:
+            yield Finding("class name", found[1], f"{name} is also in {found[0]}")
+
+
+def main() -> int:
+    """Prints the findings and returns 1 if there are any."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--all", action="store_true", help="check internal docstrings too")
+    parser.add_argument("--count", action="store_true", help="print the number of findings by kind")
+    given = parser.parse_args()
+    found = [*check_classes(), *check_docstrings(given.all), *check_help(), *check_documentation()]
+    if given.count:
+        for (kind, top), number in sorted(Counter((f.kind, f.place.split("/")[0]) for f in found).items()):
+            print(f"{number:6} {kind:14} {top}")
+        return 0
+    for finding in found:
+        print(f"{finding.place}: {finding.kind}: {finding.text}")
+    return 1 if found else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,134 @@
+"""Messages between coordinator and worker: what a worker reports, and what becomes of results of old leases."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import anyio
+import pytest
+
+from agentrl import Sample
+from agentrl.buffer.codec import decode_group
+from agentrl.chat import Chat
+from agentrl.rollout.coordinator import BROKEN_OFF, RolloutCoordinator
+from agentrl.rollout.filters import FilterOutput
+from agentrl.rollout.worker import Lease, Played, Player, Progress, RolloutWorker
+from tests.rollout.scripted import END, EchoEnv, Store, build
+from tests.rollout.test_runner import until
+
+HELLO = f"hello{END}"
+
+
+def lease(store: Store, number: int = 7) -> Lease:
+    (group,) = store.lease(1, 3)
+    return Lease(number, 0, 3, group)
+
+
+async def test_a_worker_reports_each_trajectory_and_returns_the_group_encoded_once(chat: Chat) -> None:
+    loop, engine = build(chat, [HELLO])
+    said: list[Progress] = []
+    given = lease(loop.store)
+    played = await RolloutWorker(loop.player).play(given, said.append)
+    assert [message.ended for message in said] == [1, 2, 2]
+    assert said[-1].summary.tokens.generated == engine.tokens == played.trained
+    assert (len(said[0].summary.offered), len(said[-1].summary.offered)) == (0, 2)
+    assert {message.lease for message in said} == {played.lease} == {7}
+    assert decode_group(played.data) == played.group
+    assert [sample.status for sample in given.group] == [Sample.Status.PENDING] * 2, "the lease is as it was"
+
+
+async def test_a_lease_that_is_cancelled_is_reported_too(chat: Chat) -> None:
+    loop, engine = build(chat, lambda key: [HELLO] if key.startswith("0-0") else [anyio.sleep_forever])
+    said: list[Progress] = []
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(RolloutWorker(loop.player).play, lease(loop.store), said.append)
+        await until(lambda: len(said) == 1)
+        tasks.cancel_scope.cancel()
+    assert said[-1].ended == 1
+    assert said[-1].summary.tokens.generated == engine.tokens > 0
+
+
+@pytest.mark.parametrize("scarce", [True, False])
+async def test_a_group_that_may_be_kept_if_groups_are_scarce_waits_for_the_coordinators_word(
+    chat: Chat, scarce: bool
+) -> None:
+    def varied(args: object, samples: list[Sample]) -> FilterOutput:
+        return FilterOutput((samples[0].group_index or 0) >= 3, "flat", keep_when_insufficient=True)
+
+    store = Store()
+    more: dict[str, Any] = {} if scarce else {"over_sampling_batch_size": 6}
+    loop, _ = build(chat, [HELLO], group_filter=varied, store=store, **more)
+    groups, *_ = await loop.run(0)
+    assert len(groups) == 3
+    assert {store.fate[at] for at in range(3)} == {"completed" if scarce else "dropped:flat"}
+
+
+class Late(Player):
+    """Answers late: cancelling does not stop it, or it answers with the result of another lease."""
+
+    def __init__(self, player: Player, *, mistaken: bool = False) -> None:
+        self.player, self.mistaken, self.go, self.leases = player, mistaken, anyio.Event(), list[Lease]()
+
+    async def play(self, lease: Lease, report: Callable[[Progress], None]) -> Played:
+        self.leases.append(lease)
+        with anyio.CancelScope(shield=True):
+            played = await self.player.play(lease, report)
+            if lease.number == 0 and not self.mistaken:
+                await self.go.wait()
+        return replace(played, lease=99) if self.mistaken and lease.number == 0 else played
+
+    async def pause(self) -> None:
+        await self.player.pause()
+
+    async def resume(self) -> None:
+        await self.player.resume()
+
+    async def updated(self, version: int) -> None:
+        await self.player.updated(version)
+
+
+async def test_the_result_of_a_cancelled_lease_is_discarded_and_its_group_waits(chat: Chat) -> None:
+    store = Store()
+    loop, _ = build(chat, [HELLO], store=store)
+    player = Late(RolloutWorker(loop.player))
+
+    async def cancelling(scope: anyio.CancelScope) -> None:
+        await until(lambda: list(store.fate.values()).count("completed") == 2)
+        scope.cancel()
+        await anyio.wait_all_tasks_blocked()
+        player.go.set()
+
+    async with RolloutCoordinator.running(player, store, loop.player.context.settings) as coordinator:
+        async with anyio.create_task_group() as outside:
+            with anyio.CancelScope() as scope:
+                outside.start_soon(cancelling, scope)
+                await coordinator.batch(0)
+        assert store.fate == {0: "released", 1: "completed", 2: "completed"}
+        assert store.released == {0: BROKEN_OFF}
+        groups, stats, full = await coordinator.batch(0)
+    assert full
+    assert [group[0].group_index for group in groups] == [0, 1, 2]
+    assert [(lease.number, lease.group_id) for lease in player.leases] == [(0, 0), (1, 1), (2, 2), (3, 0)]
+    assert stats.account.lost[BROKEN_OFF] > 0
+
+
+async def test_the_result_of_another_lease_is_discarded(chat: Chat) -> None:
+    store = Store()
+    loop, _ = build(chat, [HELLO], store=store)
+    player = Late(RolloutWorker(loop.player), mistaken=True)
+    async with RolloutCoordinator.running(player, store, loop.player.context.settings) as coordinator:
+        groups, *_ = await coordinator.batch(0)
+    assert store.released == {0: BROKEN_OFF}
+    assert store.fate == dict.fromkeys(range(3), "completed")
+    assert len(groups) == 3
+
+
+async def test_pause_resume_and_version_reach_the_engines(chat: Chat) -> None:
+    loop, engine = build(chat, [HELLO], environment=EchoEnv)
+    worker = RolloutWorker(loop.player)
+    await worker.pause()
+    assert engine.pause_gate.closed
+    await worker.resume()
+    assert not engine.pause_gate.closed
+    await worker.updated(5)
+    assert engine.version == 5
