@@ -103,7 +103,9 @@ RECIPES = {
             "examples.tau_bench.lessons:ShopLessons": 1,
             "examples.multi_agent.lessons:TeamLessons": 4,
         },
-        WarmStartSettings(vocab_size=1024, feed_forward=128, skill_steps=800, skill_batch=24, skill_rounds=3, habit_lr=5e-4),
+        WarmStartSettings(
+            vocab_size=1024, feed_forward=128, skill_steps=800, skill_batch=24, skill_rounds=3, habit_lr=5e-4
+        ),
     ),
     "tools": Recipe(
         {"agentrl.tiny.skilled:ToolLessons": 1},
