@@ -145,7 +145,11 @@ class Hostile:
         return (Path.touch, (self.canary,))
 
 
-SERVE, DRY = ["serve", "--port", "39999"], ["train", "--dry-run", "--prompt-data", __file__, "--hf-checkpoint"]
+PROMPTS = str(Path(__file__).parents[1] / "examples/retool/data/gsm8k_test.jsonl")
+SERVE, DRY = (
+    ["serve", "--port", "39999"],
+    ["train", "--dry-run", "--prompt-data", PROMPTS, "--input-key", "question", "--hf-checkpoint"],
+)
 
 
 @pytest.mark.parametrize(

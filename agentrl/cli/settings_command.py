@@ -131,8 +131,12 @@ def _dry_run(settings: RunSettings, purpose: Purpose, problems: Problems) -> int
     from agentrl.run.preflight import prepared
     from agentrl.run.resuming import changed
 
-    settings, notes = prepared(settings, purpose, problems)
-    show(settings, purpose=purpose)
+    understood = not problems.any
+    try:
+        settings, notes = prepared(settings, purpose, problems)
+    finally:
+        if understood:
+            show(settings, purpose=purpose)
     for note in notes:
         click.echo(f"note: {note}", err=True)
     if purpose == "train" and (differs := changed(settings)):

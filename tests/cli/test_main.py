@@ -223,7 +223,7 @@ def test_debug_shows_the_traceback(tmp_path: Path) -> None:
 
 def test_dry_run_prints_the_plan_or_what_is_wrong(tmp_path: Path) -> None:
     done = agentrl("train", "--dry-run", "--lr", "1e-4", cwd=tmp_path)
-    assert (done.returncode, done.stdout) == (2, "")
+    assert (done.returncode, "lr = 0.0001" in done.stdout) == (2, True)
     assert "--hf-checkpoint is missing" in done.stderr
     kit = RunKit.make(tmp_path)
     full = agentrl("train", "--dry-run", *kit.arguments(), "--lr", "1e-4", cwd=tmp_path)

@@ -28,7 +28,8 @@ def test_too_few_gpus_are_refused_with_the_numbers() -> None:
     asked = build("--actor-num-gpus-per-node 4 --rollout-num-gpus 4")
     assert fitting(asked, {"GPU": 8.0, "CPU": 1.0}) is asked
     with pytest.raises(
-        SettingsError, match=r"4 trainer processes and 4 engines need 8 GPUs, and the cluster has 6; lower .*--reduce"
+        SettingsError,
+        match=r"4 trainer processes and 4 engines need 8 GPUs, and the cluster has 6; lower .*--allow-fewer",
     ):
         fitting(asked, {"GPU": 6.0})
     shared = build("--colocate --actor-num-gpus-per-node 4")

@@ -112,7 +112,7 @@ def test_tensorboard_can_be_elsewhere(tmp_path: Path) -> None:
 
 def test_wandb_that_is_not_installed_says_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "wandb", None)
-    with pytest.raises(SettingsError, match=r"agentrl\[wandb\]"):
+    with pytest.raises(SettingsError, match=r"agentrl-sdk\[wandb\]"):
         MetricsLogger(ObservabilitySettings(use_wandb=True), tmp_path)
 
 

@@ -2,13 +2,16 @@
 
 import hashlib
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from agentrl.cli.main import run
+from agentrl.demo.demonstrations import CalculatorLessons
+from agentrl.sample import Message
 from agentrl.tiny import SHIPPED, shipped
-from agentrl.tiny.acceptance import LEAST_PROBABILITY, LEAST_RIGHT, Row, failures, measure
+from agentrl.tiny.acceptance import LEAST_PROBABILITY, LEAST_RIGHT, Check, Row, failures, measure
 from agentrl.tiny.make_models import RECIPES, RECORDS, make
 
 NAMES = sorted(RECIPES)
@@ -43,22 +46,25 @@ def test_weights_are_stored_in_bfloat16(name: str) -> None:
     assert {weight.dtype for weight in load_file(shipped(name) / "model.safetensors").values()} == {torch.bfloat16}
 
 
-async def test_the_check_names_a_phrase_that_is_not_copied(tmp_path: Path) -> None:
-    """A model with one phrase damaged: its word `much` means nothing any more."""
-    from transformers import AutoModelForCausalLM, AutoTokenizer
+class OtherNumbers(CalculatorLessons):
+    """The calculator's checks; the questions of one phrase contain other digits than the text that must be written."""
 
-    model = AutoModelForCausalLM.from_pretrained(shipped("calculator"), dtype="float32")
-    tokenizer = AutoTokenizer.from_pretrained(shipped("calculator"))
-    (much,) = tokenizer.encode(" much")
-    digit = tokenizer.encode("7")[0]
-    weights = model.get_input_embeddings().weight.data
-    weights[much] = 3 * weights[digit]
-    model.save_pretrained(tmp_path)
-    tokenizer.save_pretrained(tmp_path)
-    rows = {row.name: row for row in await measure(tmp_path, RECIPES["calculator"].load())}
-    phrases = [name for name in rows if "call" not in name and name != "answer"]
-    worst = min(phrases, key=lambda name: rows[name].right)
-    assert worst == "How much is {}?"
+    async def checks(self) -> list[Check]:
+        return [
+            replace(check, messages=[_other_digits(check.messages[0]), *check.messages[1:]])
+            if check.phrase == "How much is {}?"
+            else check
+            for check in await super().checks()
+        ]
+
+
+def _other_digits(message: Message) -> Message:
+    return {**message, "content": message["content"].translate(str.maketrans("123456789", "234567891"))}
+
+
+async def test_the_check_names_a_phrase_that_is_not_copied() -> None:
+    rows = {row.name: row for row in await measure(shipped("calculator"), OtherNumbers())}
+    assert rows["How much is {}?"].right < 0.6
     assert "'How much is {}?'" in failures(rows.values())
     assert "'Compute {}.'" not in failures(rows.values())
 
