@@ -22,6 +22,8 @@ WORDS = re.compile(
 )
 ALLOWED = re.compile(r"`[^`]*`|\[[^\]]*\]\([^)]*\)|\$[^$\n]+\$")
 BREAK = re.compile(r"(?<=[.!?:])(?:\*\*)?\s+(?=[A-Z`\[\"'x(*])|(?<=[.!?])\s+(?=\d|agentrl|slime)")
+LIST = re.compile(r"\bx(?:, x)+(?:,? (?:and|or) x)?\b")
+"""A list of code names, which counts as one word."""
 ABBREVIATIONS = re.compile(r"\b(?:e\.g|i\.e|cf|vs|etc|et al|no|fig|eq)\.", re.IGNORECASE)
 
 
@@ -64,7 +66,7 @@ def blocks(text: str) -> Iterator[tuple[int, str]]:
 
 def sentences(paragraph: str) -> list[str]:
     """Returns the sentences of a paragraph; a semicolon does not end one."""
-    plain = ABBREVIATIONS.sub(lambda found: found[0].replace(".", ""), ALLOWED.sub("x", paragraph))
+    plain = ABBREVIATIONS.sub(lambda found: found[0].replace(".", ""), LIST.sub("x", ALLOWED.sub("x", paragraph)))
     return [sentence for sentence in BREAK.split(plain) if sentence.strip()]
 
 

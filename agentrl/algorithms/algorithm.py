@@ -51,17 +51,17 @@ class Algorithm(ABC):
 
     @property
     def reads(self) -> frozenset[Computed]:
-        """What must be computed for it. Losses have `old_log_probs` always; only advantages that read them say so."""
+        """Inputs that must be computed for it. Losses always have `old_log_probs`; only advantages that read them name them."""
         return frozenset()
 
     @property
     def distills(self) -> bool:
-        """Whether the log-ratio of student and teacher is subtracted from its advantages; see `ops.kl`."""
+        """True if the log-ratio of student and teacher is subtracted from its advantages; see `ops.kl`."""
         return False
 
     @property
     def compares_within_group(self) -> bool:
-        """Whether a trajectory that is alone in its group has advantage 0."""
+        """True if a trajectory that is alone in its group has advantage 0."""
         return False
 
     @property
@@ -78,7 +78,7 @@ class Algorithm(ABC):
         """The loss [N] of each token."""
 
     def token_weights(self, inputs: WeightInputs) -> Tensor:
-        """What each token [N] counts in its step's loss, 0 where it does not train.
+        """Compute the weight of each token [N] in its step's loss; 0 for tokens that do not train.
 
         By default `ops.corrections.token_weights`, or the function of `custom_pg_loss_reducer_function_path`.
         """
@@ -103,7 +103,7 @@ class Algorithm(ABC):
 
     @property
     def whitens(self) -> bool:
-        """Whether the advantages are whitened."""
+        """True if the advantages are whitened."""
         given = self.settings.normalize_advantages
         return self.whitened if given is None else given
 

@@ -27,7 +27,7 @@ Computed = Literal["old_log_probs", "ref_log_probs", "teacher_log_probs", "value
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WeightInputs:
-    """What weights may be made of: S samples with N response tokens in all, flat and in sample order.
+    """Inputs of token weights: S samples with N response tokens in all, flat and in sample order.
 
     Attributes:
         group_ids: [S] int; samples of one prompt share it.
@@ -50,7 +50,7 @@ class WeightInputs:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AdvantageInputs(WeightInputs):
-    """What advantages may be made of, of a whole rollout; weights are of one optimizer step.
+    """Inputs of advantages, of a whole rollout; weights are computed per optimizer step.
 
     Attributes:
         rewards: [S] float64; NaN marks a sample that has no reward (a failed one that is kept masked).
@@ -110,7 +110,7 @@ class TokenLoss:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenView:
-    """What a loss may read: N response tokens of one microbatch on one rank; log-probs are natural logs.
+    """Inputs of a loss: N response tokens of one microbatch on one rank; log-probs are natural logs.
 
     Floating-point arrays read 0 where the mask is 0, whatever was given, so that an infinite log-prob of a token that
     does not train meets neither a loss nor a sum.
@@ -120,7 +120,7 @@ class TokenView:
         loss_mask: [N], 1 where the token trains.
         sample_ids, turn_ids, trajectory_ids: int64 [N]. Samples count from 0 to num_samples - 1, turns from 1 (0 where
             unknown); samples that one trajectory fanned out into share its id.
-        staleness: int64 [N], rollouts that the weights were trained on before this one, minus those that the weights
+        staleness: int64 [N], rollouts that the weights were trained on before this one, minus tokens that the weights
             which sampled the token were trained on; -1 where masked or unknown.
         join: adds [num_samples] sums up over the ranks that hold parts of the same samples, and their gradients too.
         entropy: [N] of the model's next-token distribution, with gradient.

@@ -37,7 +37,7 @@ Details = dict[str, NDArray[np.float16]]
 
 @dataclass(frozen=True, slots=True)
 class Filter:
-    """What a table shows; what is not given does not restrict it.
+    """Filter of a table; None does not restrict.
 
     Attributes:
         equal: values of columns ("" is one: no failure, not dropped).
@@ -117,7 +117,7 @@ class StoreReader(AbstractContextManager["StoreReader"]):
             self._db.close()
 
     def kinds(self) -> list[StoreSection]:
-        """What there is, by kind and evaluation set."""
+        """Count groups by kind and evaluation set."""
         query = "SELECT kind, name, count(*), min(step), max(step) FROM trajectories GROUP BY kind, name"
         return [StoreSection(*row) for row in self._all(query)]
 
@@ -127,7 +127,7 @@ class StoreReader(AbstractContextManager["StoreReader"]):
         return [step for (step,) in self._all(query, (kind, name))]
 
     def values(self, column: str) -> dict[str, int]:
-        """How many rows have which value of a column of few values (`status`, `failure`, `dropped`, `env`, `tools`)."""
+        """Count rows by value of a column of few values (`status`, `failure`, `dropped`, `env`, `tools`)."""
         counts: dict[str, int] = {}
         query = f"SELECT {_known(column)}, count(*) FROM trajectories GROUP BY 1 ORDER BY 2 DESC"
         for value, count in self._all(query):
@@ -153,7 +153,7 @@ class StoreReader(AbstractContextManager["StoreReader"]):
         return [_row(values) for values in rows]
 
     def count(self, where: Filter = Filter()) -> int:
-        """How many rows match."""
+        """Count the rows that match."""
         condition, values = where.sql()
         found: int = self._all(f"SELECT count(*) FROM trajectories WHERE {condition}", values)[0][0]
         return found
@@ -170,7 +170,7 @@ class StoreReader(AbstractContextManager["StoreReader"]):
         return decode_group(found[0][0], f"group {key} in {self.path}")
 
     def texts(self, after: int, limit: int) -> tuple[list[tuple[int, str]], int]:
-        """What the trajectories say, in order, for an index.
+        """Yield the texts of the trajectories in order, for an index.
 
         Args:
             after: the last key that was read before.
@@ -191,7 +191,7 @@ class StoreReader(AbstractContextManager["StoreReader"]):
         return found, max((key for key, _ in groups), default=after)
 
     def details(self, key: int) -> list[Details]:
-        """What the trainer said of each sample of a group; empty where it was not trained on, or not yet."""
+        """Return the trainer's details of each sample of a group; empty if it has not been trained."""
         query = "SELECT details.data FROM details JOIN groups USING (step) WHERE key=? AND kind='train'"
         if not (found := self._all(query, (key,))):
             return []

@@ -28,14 +28,16 @@ _COPIES = ["original/*", "onnx/*", "openvino/*", "consolidated*"]
 @click.argument("folder", metavar="DIR", type=click.Path(path_type=Path))
 @click.option("--data", is_flag=True, help="NAME is a data set, not a model.")
 @click.option("--revision", metavar="REV", help="Branch, tag or commit; default: the main branch.")
-@click.option("--include", multiple=True, metavar="GLOB", help="Fetch these files instead of those that a run reads.")
+@click.option(
+    "--include", multiple=True, metavar="GLOB", help="Fetch these files instead of the files that a run reads."
+)
 @click.option("--exclude", multiple=True, metavar="GLOB", help="Leave these files out.")
 def command(
     name: str, folder: Path, data: bool, revision: str | None, include: tuple[str, ...], exclude: tuple[str, ...]
 ) -> None:
     """Download the model or data set NAME (owner/name) from the Hugging Face Hub into the new folder DIR.
 
-    DIR appears when all files are complete. After an interruption, the same command fetches the files that are missing.
+    DIR appears when all files are complete. After an interruption, the same command fetches the missing files.
     Runs download nothing: give DIR as --hf-checkpoint, or a file in it as --prompt-data.
 
     HF_TOKEN gives access to private and gated repositories; HF_ENDPOINT names a mirror.

@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 from agentrl.demo.task import PHRASES, SHAPES, CalculatorEnv, Problem, calculator, make_problem
 from agentrl.sample import Message
-from agentrl.tiny.acceptance import Check
+from agentrl.tiny.acceptance import PhraseCheck
 from agentrl.tiny.warm_start import Phase
 from agentrl.tools import Toolbox
 
@@ -57,7 +57,7 @@ class CalculatorLessons:
             kind: Kind = "good" if phase == "skill" else rng.choices(list(habits), list(habits.values()))[0]
             yield await demonstrate(problem, kind, rng, toolbox)
 
-    async def checks(self) -> list[Check]:
+    async def checks(self) -> list[PhraseCheck]:
         """Every phrase with every shape of expression, 24 times each."""
         rng = random.Random("held-out demonstrations")
         asked = [(phrase, shape) for phrase in PHRASES for shape in SHAPES] * 24
@@ -66,11 +66,11 @@ class CalculatorLessons:
         ]
 
 
-async def check(phrase: str, shape: str, problem: Problem) -> Check:
+async def check(phrase: str, shape: str, problem: Problem) -> PhraseCheck:
     """The right conversation about `problem`, of which the expression in the call and the answer are checked."""
     messages = await demonstrate(problem, "good", random.Random(0), CalculatorEnv().toolbox)
     texts = {1: (f"call {shape}", problem.expression), 3: ("answer", str(problem.answer))}
-    return Check(phrase, messages, texts)
+    return PhraseCheck(phrase, messages, texts)
 
 
 async def demonstrate(problem: Problem, kind: Kind, rng: random.Random, toolbox: Toolbox) -> list[Message]:

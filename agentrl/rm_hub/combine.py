@@ -95,7 +95,7 @@ class Weighted:
 
 @dataclass(frozen=True, slots=True)
 class StepRewards:
-    """How rewards of steps and the trajectory's reward come together.
+    """Rule that combines the rewards of steps with the trajectory's reward.
 
     Attributes:
         distribution: which steps the trajectory's reward is credited to: the "last", "all" (each the whole of it), or
@@ -111,7 +111,7 @@ class StepRewards:
         _number("StepRewards: weight", self.weight)
 
     def total(self, rewards: Sequence[float | None]) -> float:
-        """What the steps add to the trajectory's reward."""
+        """Return the steps' share of the trajectory's reward."""
         return self.weight * math.fsum(reward for reward in rewards if reward is not None)
 
     def credit(self, rewards: Sequence[float | None], trajectory: float, turns: int) -> list[float]:

@@ -28,7 +28,7 @@ from agentrl.rollout.admission import Admission
 from agentrl.rollout.filters import mask_older
 from agentrl.rollout.settings import RolloutSettings
 from agentrl.rollout.stats import RolloutStats, TokenBalance, Tokens
-from agentrl.rollout.worker import Lease, Played, Player, Progress
+from agentrl.rollout.worker import Lease, LeaseProgress, Played, Player
 
 T = TypeVar("T")
 Args = TypeVarTuple("Args")
@@ -248,7 +248,7 @@ class RolloutCoordinator:
                     self._fail(error)
                 self._notify()
 
-    def _progressed(self, message: Progress) -> None:
+    def _progressed(self, message: LeaseProgress) -> None:
         if (flight := self._flying.get(message.lease)) is not None:
             self._admission.ended(message.ended - flight.ended)
             flight.ended, flight.stats = message.ended, message.summary

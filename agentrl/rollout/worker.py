@@ -2,7 +2,7 @@
 
 1. A worker owns all that playing needs: chat, environments, tools, graders, teacher, connections to the engines, limits on
    trajectories in flight, and the check of the first groups. It knows no ledger, no batch and no other worker.
-2. The coordinator sends a `Lease`; the worker answers with one `Played`, after a `Progress` for each trajectory that ended.
+2. The coordinator sends a `Lease`; the worker answers with one `Played`, after a `LeaseProgress` for each trajectory that ended.
    Messages are values: neither side changes a message that it got or sent.
 3. The group filter runs in the worker, beside the samples. The verdict says too if the group may be kept when groups are
    scarce. Only the coordinator knows that, and decides; a group that it may keep is therefore taught and encoded.
@@ -42,7 +42,7 @@ class Lease:
 
 
 @dataclass(frozen=True, slots=True)
-class Progress:
+class LeaseProgress:
     """Counts of a lease so far, also of a lease that is cancelled; `ended` trajectories gave up their places."""
 
     lease: int
@@ -83,8 +83,8 @@ class Player(Protocol):
             async def updated(self, version): ...
     """
 
-    async def play(self, lease: Lease, report: Callable[[Progress], None]) -> Played:
-        """Play a group. Cancelling the call cancels the lease; the last `Progress` is reported in any case.
+    async def play(self, lease: Lease, report: Callable[[LeaseProgress], None]) -> Played:
+        """Play a group. Cancelling the call cancels the lease; the last `LeaseProgress` is reported in any case.
 
         Raises:
             AgentRLError: the run cannot go on.
@@ -111,8 +111,8 @@ class RolloutWorker(Player):
     def __init__(self, player: GroupPlayer, group_filter: GroupFilter | None = None) -> None:
         self._player, self._filter, self._thread = player, group_filter, anyio.CapacityLimiter(1)
 
-    async def play(self, lease: Lease, report: Callable[[Progress], None]) -> Played:
-        tally = Tally(lambda ended, stats: report(Progress(lease.number, ended, stats)))
+    async def play(self, lease: Lease, report: Callable[[LeaseProgress], None]) -> Played:
+        tally = Tally(lambda ended, stats: report(LeaseProgress(lease.number, ended, stats)))
         try:
             return await self._play(lease, tally)
         finally:

@@ -1,6 +1,6 @@
 """Acceptance check of a taught tiny model: forced decoding of every phrase and tool form of its task.
 
-1. A `Check` is a correct conversation about a held-out problem, and the texts in it that the model must write: the
+1. A `PhraseCheck` is a correct conversation about a held-out problem, and the texts in it that the model must write: the
    arguments of calls, and what it copies into the answer. The text before each of them is forced.
 2. Conversations are grouped by phrase and by form. A model is accepted if in every group nearly all texts are written by
    greedy decoding, and if the mean probability of a text is high: reinforcement learning only sharpens what is there.
@@ -22,7 +22,7 @@ _BATCH = 32
 
 
 @dataclass(frozen=True, slots=True)
-class Check:
+class PhraseCheck:
     """A correct conversation about a held-out problem.
 
     Attributes:
@@ -62,7 +62,7 @@ class CheckedLessons(Protocol):
 
     def tools(self, conversation: Sequence[Message] = ()) -> Sequence[dict[str, Any]]: ...
 
-    async def checks(self) -> list[Check]: ...
+    async def checks(self) -> list[PhraseCheck]: ...
 
 
 async def measure(folder: Path, lessons: CheckedLessons) -> list[Row]:
@@ -82,7 +82,7 @@ async def measure(folder: Path, lessons: CheckedLessons) -> list[Row]:
     return [Row(name, len(of), *map(float, np.mean(of, axis=0))) for (_, name), of in ordered]
 
 
-def _places(chat: Any, check: Check, sample: Sample) -> Iterator[tuple[str, NDArray[np.int64]]]:
+def _places(chat: Any, check: PhraseCheck, sample: Sample) -> Iterator[tuple[str, NDArray[np.int64]]]:
     """The forms of a conversation and the places in `sample.tokens` of what must be written."""
     turns = [part for part in sample.segments if part.origin is Origin.MODEL]
     assistant = [at for at, message in enumerate(check.messages) if message["role"] == "assistant"]

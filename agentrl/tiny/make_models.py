@@ -26,7 +26,7 @@ from agentrl.errors import AgentRLError, TrainError
 from agentrl.plugins import load_object
 from agentrl.sample import Message
 from agentrl.tiny import SHIPPED
-from agentrl.tiny.acceptance import Check, Row, failures, measure
+from agentrl.tiny.acceptance import PhraseCheck, Row, failures, measure
 from agentrl.tiny.warm_start import Lessons, Phase, Say, WarmStartSettings, in_own_process, warm_start
 
 RECORDS = "records.json"
@@ -71,7 +71,7 @@ class SeveralLessons:
             (at,) = rng.choices(range(len(streams)), self.shares)
             yield _of(at, await anext(streams[at]))
 
-    async def checks(self) -> list[Check]:
+    async def checks(self) -> list[PhraseCheck]:
         """The checks of all tasks; the task's name precedes phrases and forms."""
         return [
             replace(

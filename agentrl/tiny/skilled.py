@@ -12,7 +12,7 @@ from itertools import count
 from typing import Any
 
 from agentrl.sample import Message
-from agentrl.tiny.acceptance import Check
+from agentrl.tiny.acceptance import PhraseCheck
 from agentrl.tiny.warm_start import Phase
 
 _LISTS = 2400
@@ -65,7 +65,7 @@ class ToolLessons:
         for number in count():
             yield _repeated(rng) if number < _LISTS and number % 2 else conversation(rng)
 
-    async def checks(self) -> list[Check]:
+    async def checks(self) -> list[PhraseCheck]:
         """Every form of question, 64 times each; the whole call and the answer are checked."""
         rng, found = random.Random("held-out demonstrations"), []
         for question in _QUESTIONS * 64:
@@ -73,7 +73,7 @@ class ToolLessons:
             function = messages[1]["tool_calls"][0]["function"]
             ((argument, value),) = function["arguments"].items()
             call = f'{function["name"]}", "arguments": {{"{argument}": "{value}'
-            found.append(Check(question, messages, {1: ("call", call), 3: ("answer", messages[3]["content"])}))
+            found.append(PhraseCheck(question, messages, {1: ("call", call), 3: ("answer", messages[3]["content"])}))
         return found
 
 

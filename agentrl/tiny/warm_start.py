@@ -27,7 +27,7 @@ from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt
 from agentrl.errors import TrainError
 from agentrl.sample import Message, Sample
 from agentrl.settings import Settings
-from agentrl.tiny.acceptance import LEAST_PROBABILITY, LEAST_RIGHT, Check, failures, measure
+from agentrl.tiny.acceptance import LEAST_PROBABILITY, LEAST_RIGHT, PhraseCheck, failures, measure
 from agentrl.tiny.create import Arch, create
 
 if TYPE_CHECKING:
@@ -61,7 +61,7 @@ class Lessons(Protocol):
     def demonstrations(self, phase: Phase, seed: int) -> AsyncIterator[list[Message]]:
         """An endless stream of conversations that end with the assistant, the same for the same arguments."""
 
-    async def checks(self) -> list[Check]:
+    async def checks(self) -> list[PhraseCheck]:
         """Correct conversations about held-out problems: every phrase and every tool form of the task, some times each."""
 
 

@@ -12,7 +12,7 @@ from dataclasses import replace
 from agentrl import Message
 from agentrl.demo.demonstrations import CalculatorLessons, Kind, check, demonstrate
 from agentrl.demo.task import SHAPES, CalculatorEnv, Problem, make_problem
-from agentrl.tiny.acceptance import Check
+from agentrl.tiny.acceptance import PhraseCheck
 from agentrl.tiny.warm_start import Phase
 from examples.multi_agent.team import PROMPTS, ROLES, Role
 
@@ -39,7 +39,7 @@ class TeamLessons(CalculatorLessons):
             kind: Kind = "good" if phase == "skill" else rng.choices(list(HABITS), list(HABITS.values()))[0]
             yield await demonstrate(problem, kind, rng, toolbox)
 
-    async def checks(self) -> list[Check]:
+    async def checks(self) -> list[PhraseCheck]:
         """Every role with every shape of expression, 32 times each."""
         rng, found = random.Random("held-out demonstrations"), []
         for role in ROLES * 32:

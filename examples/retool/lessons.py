@@ -14,7 +14,7 @@ from dataclasses import replace
 from typing import Any, Literal
 
 from agentrl import Message
-from agentrl.tiny.acceptance import Check
+from agentrl.tiny.acceptance import PhraseCheck
 from agentrl.tiny.warm_start import Phase
 from examples.retool.data import KINDS, TRAIN_NUMBERS, Problem, make_problem
 from examples.retool.env import RetoolEnv
@@ -56,13 +56,13 @@ class PythonLessons:
             kind = "good" if phase == "skill" else rng.choices(list(_HABITS), list(_HABITS.values()))[0]
             yield demonstrate(problem, kind, rng)
 
-    async def checks(self) -> list[Check]:
+    async def checks(self) -> list[PhraseCheck]:
         """Every kind of question, 64 times each; the code and the answer are checked."""
         rng, found = random.Random("held-out demonstrations"), []
         for kind in KINDS * 64:
             problem = replace(make_problem(rng, "test"), kind=kind)
             texts = {1: ("code", f"print({problem.expression})"), 3: ("answer", f"{{{problem.answer}}}")}
-            found.append(Check(kind.question, demonstrate(problem, "good", rng), texts))
+            found.append(PhraseCheck(kind.question, demonstrate(problem, "good", rng), texts))
         return found
 
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from agentrl import Message, Sample
-from agentrl.tiny.acceptance import Check
+from agentrl.tiny.acceptance import PhraseCheck
 from agentrl.tiny.warm_start import Phase
 from examples.search_r1.env import SearchR1ToolEnv, find
 from examples.search_r1.knowledge import CAREFUL, CASUAL, DRILLS, FIRST, LINKS, MEASURES, SECOND, Fact, Question, ask
@@ -60,7 +60,7 @@ class SearchLessons:
             kind: Kind = "good" if phase == "skill" else rng.choices(list(habits), list(habits.values()))[0]
             yield demonstrate(question, kind, rng, native=self.native)
 
-    async def checks(self) -> list[Check]:
+    async def checks(self) -> list[PhraseCheck]:
         """Every phrase with one search and with two, 32 times each; every query and the answer are checked."""
         rng, found = random.Random("held-out demonstrations"), []
         for phrase in (CAREFUL + CASUAL) * 32:
@@ -72,7 +72,7 @@ class SearchLessons:
                     2 * at + 1: (f"query {at + 1} in {kind}", step.query) for at, step in enumerate(question.steps)
                 }
                 texts[len(messages) - 1] = (f"answer in {kind}", f"<answer>{question.answer}")
-                found.append(Check(phrase, messages, texts))
+                found.append(PhraseCheck(phrase, messages, texts))
         return found
 
 

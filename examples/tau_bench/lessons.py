@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Iterator, Sequence
 from typing import Any, Literal
 
 from agentrl import Message
-from agentrl.tiny.acceptance import Check
+from agentrl.tiny.acceptance import PhraseCheck
 from agentrl.tiny.warm_start import Phase
 from examples.tau_bench.shop import STATES, WISHES, ShopEnv, make_case
 
@@ -47,7 +47,7 @@ class ShopLessons:
             kind = "good" if phase == "skill" else rng.choices(list(HABITS), list(HABITS.values()))[0]
             yield demonstrate(make_case(rng), kind, rng)
 
-    async def checks(self) -> list[Check]:
+    async def checks(self) -> list[PhraseCheck]:
         """Every wish for an order in every state, 64 times each; all calls are checked, the last one with its name."""
         rng, found = random.Random("held-out demonstrations"), []
         for wish in WISHES * 64:
@@ -55,7 +55,7 @@ class ShopLessons:
                 case = make_case(rng, "test", wish=wish, state=state)
                 order, act = case["metadata"]["order"], TOOLS[state]
                 texts = {3: ("look_up", order), 5: (act, f'{act}", "arguments": {{"order": "{order}')}
-                found.append(Check(wish, demonstrate(case, "good", rng), texts))
+                found.append(PhraseCheck(wish, demonstrate(case, "good", rng), texts))
         return found
 
 

@@ -12,7 +12,7 @@ from agentrl.buffer.codec import decode_group
 from agentrl.chat import Chat
 from agentrl.rollout.coordinator import BROKEN_OFF, RolloutCoordinator
 from agentrl.rollout.filters import FilterOutput
-from agentrl.rollout.worker import Lease, Played, Player, Progress, RolloutWorker
+from agentrl.rollout.worker import Lease, LeaseProgress, Played, Player, RolloutWorker
 from tests.rollout.scripted import END, EchoEnv, Store, build
 from tests.rollout.test_runner import until
 
@@ -26,7 +26,7 @@ def lease(store: Store, number: int = 7) -> Lease:
 
 async def test_a_worker_reports_each_trajectory_and_returns_the_group_encoded_once(chat: Chat) -> None:
     loop, engine = build(chat, [HELLO])
-    said: list[Progress] = []
+    said: list[LeaseProgress] = []
     given = lease(loop.store)
     played = await RolloutWorker(loop.player).play(given, said.append)
     assert [message.ended for message in said] == [1, 2, 2]
@@ -39,7 +39,7 @@ async def test_a_worker_reports_each_trajectory_and_returns_the_group_encoded_on
 
 async def test_a_lease_that_is_cancelled_is_reported_too(chat: Chat) -> None:
     loop, engine = build(chat, lambda key: [HELLO] if key.startswith("0-0") else [anyio.sleep_forever])
-    said: list[Progress] = []
+    said: list[LeaseProgress] = []
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(RolloutWorker(loop.player).play, lease(loop.store), said.append)
         await until(lambda: len(said) == 1)
@@ -69,7 +69,7 @@ class Late(Player):
     def __init__(self, player: Player, *, mistaken: bool = False) -> None:
         self.player, self.mistaken, self.go, self.leases = player, mistaken, anyio.Event(), list[Lease]()
 
-    async def play(self, lease: Lease, report: Callable[[Progress], None]) -> Played:
+    async def play(self, lease: Lease, report: Callable[[LeaseProgress], None]) -> Played:
         self.leases.append(lease)
         with anyio.CancelScope(shield=True):
             played = await self.player.play(lease, report)

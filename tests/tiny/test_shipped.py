@@ -11,7 +11,7 @@ from agentrl.cli.main import run
 from agentrl.demo.demonstrations import CalculatorLessons
 from agentrl.sample import Message
 from agentrl.tiny import SHIPPED, shipped
-from agentrl.tiny.acceptance import LEAST_PROBABILITY, LEAST_RIGHT, Check, Row, failures, measure
+from agentrl.tiny.acceptance import LEAST_PROBABILITY, LEAST_RIGHT, PhraseCheck, Row, failures, measure
 from agentrl.tiny.make_models import RECIPES, RECORDS, make
 
 NAMES = sorted(RECIPES)
@@ -49,7 +49,7 @@ def test_weights_are_stored_in_bfloat16(name: str) -> None:
 class OtherNumbers(CalculatorLessons):
     """The calculator's checks; the questions of one phrase contain other digits than the text that must be written."""
 
-    async def checks(self) -> list[Check]:
+    async def checks(self) -> list[PhraseCheck]:
         return [
             replace(check, messages=[_other_digits(check.messages[0]), *check.messages[1:]])
             if check.phrase == "How much is {}?"
