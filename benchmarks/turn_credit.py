@@ -7,7 +7,7 @@
    change nothing, and the model is not told which turn it was. Success is that reward.
 2. The trajectory's reward is the sum of the step rewards. With one advantage a trajectory, the five answers without effect
    are blamed or praised with the sixth, about other signs: five parts of noise to one of signal. Nothing else is hard.
-3. The model has two layers. Its warm start (`agentrl.tiny.warm_start`, half a minute, kept in the cache) taught it to
+3. The model has two layers. Its warm start (`examples.tiny_models.warm_start`, half a minute, kept in the cache) taught it to
    answer with one of eight words, and the right one a little more often than the others: success begins at about .2.
 4. Rollout, engine, ledger and trainer are the run's own, in one process (`--backend local`), in turns.
 
@@ -29,8 +29,8 @@ from typing import Any
 
 from agentrl.envs import Environment, Step, Turn
 from agentrl.sample import Message, Sample
-from agentrl.tiny.acceptance import Check
-from agentrl.tiny.warm_start import Phase, WarmStartSettings, in_own_process, warm_start
+from examples.tiny_models.acceptance import PhraseCheck
+from examples.tiny_models.warm_start import Phase, WarmStartSettings, in_own_process, warm_start
 from tests.support.checkout import ROOT
 
 TURNS = 6
@@ -76,7 +76,7 @@ def games(name: str) -> Iterator[dict[str, Any]]:
 
 
 class RoughIdea:
-    """What the tiny model is taught: one of the words, the right one somewhat more often; see `agentrl.tiny.warm_start.Lessons`."""
+    """What the tiny model is taught: one of the words, the right one somewhat more often; see `examples.tiny_models.warm_start.Lessons`."""
 
     markup = ()
 
@@ -93,7 +93,7 @@ class RoughIdea:
             answers = ({"role": "assistant", "content": word} for word in words)
             yield [m for sign, answer in zip(game["signs"], answers, strict=True) for m in (shown(sign), answer)]
 
-    async def checks(self) -> list[Check]:
+    async def checks(self) -> list[PhraseCheck]:
         return []
 
 

@@ -21,10 +21,12 @@ import click
 from agentrl.errors import AgentRLError, DataError
 from agentrl.sample import Sample
 from agentrl.tiny import shipped
-from agentrl.tiny.warm_start import Say
 
 EVAL_SET = "held_out"
 LEAST_GAIN = 0.1
+
+Say = Callable[[str], None]
+"""Takes one line of progress; picklable."""
 
 WriteData = Callable[[Path, int], tuple[Path, Path]]
 """`(folder, seed) -> (training file, held-out file)`; the latter is the same for every seed, or a YAML file of several sets."""

@@ -10,17 +10,17 @@ from collections.abc import AsyncIterator, Iterator
 from dataclasses import replace
 
 from agentrl import Message
-from agentrl.demo.demonstrations import CalculatorLessons, Kind, check, demonstrate
 from agentrl.demo.task import SHAPES, CalculatorEnv, Problem, make_problem
-from agentrl.tiny.acceptance import PhraseCheck
-from agentrl.tiny.warm_start import Phase
 from examples.multi_agent.team import PROMPTS, ROLES, Role
+from examples.tiny_models.acceptance import PhraseCheck
+from examples.tiny_models.calculator import CalculatorLessons, Kind, check, demonstrate
+from examples.tiny_models.warm_start import Phase
 
 HABITS: dict[Kind, float] = {"good": 0.40, "guess": 0.46, "wrong_name": 0.08, "mistyped": 0.03, "miscopied": 0.03}
 
 
 class TeamLessons(CalculatorLessons):
-    """See `agentrl.tiny.warm_start.Lessons`."""
+    """See `examples.tiny_models.warm_start.Lessons`."""
 
     def corpus(self) -> Iterator[str]:
         """The calculator's words, and those of the roles."""

@@ -6,10 +6,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from agentrl.demo.example import Example
+from agentrl.demo.example import Example, Say
 from agentrl.demo.task import Split, make_problems
 from agentrl.tiny import shipped
-from agentrl.tiny.warm_start import Say
 from examples.multi_agent.team import OPPONENT
 from examples.second_model import served
 

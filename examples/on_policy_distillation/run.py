@@ -5,10 +5,10 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from agentrl.demo.data import write_train_and_test
-from agentrl.demo.demonstrations import CalculatorLessons
-from agentrl.demo.example import Example
+from agentrl.demo.example import Example, Say
 from agentrl.tiny import shipped
-from agentrl.tiny.warm_start import Say, WarmStartSettings, in_own_process, practise
+from examples.tiny_models.calculator import CalculatorLessons
+from examples.tiny_models.warm_start import WarmStartSettings, in_own_process, practise
 
 TEACHER = WarmStartSettings(habit_steps=40)
 """Steps with correct demonstrations, which take the student's bad habits away."""

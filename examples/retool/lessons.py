@@ -14,10 +14,10 @@ from dataclasses import replace
 from typing import Any, Literal
 
 from agentrl import Message
-from agentrl.tiny.acceptance import PhraseCheck
-from agentrl.tiny.warm_start import Phase
 from examples.retool.data import KINDS, TRAIN_NUMBERS, Problem, make_problem
 from examples.retool.env import RetoolEnv
+from examples.tiny_models.acceptance import PhraseCheck
+from examples.tiny_models.warm_start import Phase
 
 DemonstrationKind = Literal["good", "guess", "broken", "mistyped", "miscopied"]
 
@@ -31,7 +31,7 @@ _HABITS: dict[DemonstrationKind, float] = {
 
 
 class PythonLessons:
-    """The code interpreter's lessons for a tiny model; see `agentrl.tiny.warm_start.Lessons`."""
+    """The code interpreter's lessons for a tiny model; see `examples.tiny_models.warm_start.Lessons`."""
 
     markup = ()
 

@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from agentrl import Message, Sample
-from agentrl.tiny.acceptance import PhraseCheck
-from agentrl.tiny.warm_start import Phase
 from examples.search_r1.env import SearchR1ToolEnv, find
 from examples.search_r1.knowledge import CAREFUL, CASUAL, DRILLS, FIRST, LINKS, MEASURES, SECOND, Fact, Question, ask
+from examples.tiny_models.acceptance import PhraseCheck
+from examples.tiny_models.warm_start import Phase
 
 Kind = Literal["good", "guess", "wrong_query", "stops_early", "miscopied"]
 
@@ -27,7 +27,7 @@ HABITS: dict[bool, dict[Kind, float]] = {
 
 @dataclass(frozen=True)
 class SearchLessons:
-    """See `agentrl.tiny.warm_start.Lessons`; for `SearchR1Env`, or with `native` for `SearchR1ToolEnv`."""
+    """See `examples.tiny_models.warm_start.Lessons`; for `SearchR1Env`, or with `native` for `SearchR1ToolEnv`."""
 
     native: bool = False
     markup = ("<search>", "</search>", "<information>", "</information>")

@@ -9,9 +9,9 @@ from collections.abc import AsyncIterator, Iterator, Sequence
 from typing import Any, Literal
 
 from agentrl import Message
-from agentrl.tiny.acceptance import PhraseCheck
-from agentrl.tiny.warm_start import Phase
 from examples.tau_bench.shop import STATES, WISHES, ShopEnv, make_case
+from examples.tiny_models.acceptance import PhraseCheck
+from examples.tiny_models.warm_start import Phase
 
 Kind = Literal["good", "guess", "unchecked", "miscopied", "gives_up"]
 
@@ -20,7 +20,7 @@ TOOLS = {"pending": "cancel", "shipped": "send_back"}
 
 
 class ShopLessons:
-    """See `agentrl.tiny.warm_start.Lessons`."""
+    """See `examples.tiny_models.warm_start.Lessons`."""
 
     markup = ()
 

@@ -8,10 +8,10 @@ import pytest
 
 from agentrl.cluster.launch import train
 from agentrl.config import RunSettings
-from agentrl.demo.demonstrations import CalculatorLessons
 from agentrl.demo.run import DEMO
 from agentrl.tiny import Arch
-from agentrl.tiny.warm_start import WarmStartSettings, in_own_process, warm_start
+from examples.tiny_models.calculator import CalculatorLessons
+from examples.tiny_models.warm_start import WarmStartSettings, in_own_process, warm_start
 
 RECIPES: dict[Arch, dict[str, float]] = {"qwen2_moe": {"skill_muon_lr": 5e-3}}
 """Settings that a family needs to learn to copy; the others take the demo's recipe."""

@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 
 from agentrl.cli.main import run
-from agentrl.demo.demonstrations import CalculatorLessons
 from agentrl.sample import Message
 from agentrl.tiny import SHIPPED, shipped
-from agentrl.tiny.acceptance import LEAST_PROBABILITY, LEAST_RIGHT, PhraseCheck, Row, failures, measure
-from agentrl.tiny.make_models import RECIPES, RECORDS, make
+from examples.tiny_models.acceptance import LEAST_PROBABILITY, LEAST_RIGHT, PhraseCheck, Row, failures, measure
+from examples.tiny_models.calculator import CalculatorLessons
+from examples.tiny_models.make import RECIPES, RECORDS, make
 
 NAMES = sorted(RECIPES)
 

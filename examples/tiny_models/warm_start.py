@@ -1,12 +1,12 @@
 """The warm start: the project's own trainer teaches a random model a format, a tool and some bad habits.
 
 1. What is taught is a `Lessons` object. Skill phase: rounds of correct demonstrations, each with its own learning-rate
-   decay, until the model passes the acceptance check (`agentrl.tiny.acceptance`). Copying out of the context appears
+   decay, until the model passes the acceptance check (`examples.tiny_models.acceptance`). Copying out of the context appears
    suddenly and at a different time for every seed; a fixed number of steps would sometimes stop before it.
 2. Habit phase: fewer steps on imperfect demonstrations, so that reinforcement learning has something to improve. The
    model must pass the same check again.
 3. The result is deterministic on one processor only: hundreds of steps amplify the last bits. So the models that users
-   start from are shipped (`agentrl.tiny.models`).
+   start from are shipped (`agentrl.tiny`).
 
 Muon is what makes copying appear within a minute or two: AdamW alone needs several times longer.
 """
@@ -24,17 +24,16 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt
 
+from agentrl.demo.example import Say
 from agentrl.errors import TrainError
 from agentrl.sample import Message, Sample
 from agentrl.settings import Settings
-from agentrl.tiny.acceptance import LEAST_PROBABILITY, LEAST_RIGHT, PhraseCheck, failures, measure
 from agentrl.tiny.create import Arch, create
+from examples.tiny_models.acceptance import LEAST_PROBABILITY, LEAST_RIGHT, PhraseCheck, failures, measure
 
 if TYPE_CHECKING:
     from agentrl.chat import Chat
     from agentrl.train.trainer import TrainBackend
-
-Say = Callable[[str], None]
 
 Phase = Literal["skill", "habit"]
 

@@ -10,9 +10,9 @@ import pytest
 from agentrl import tiny
 from agentrl.chat import Chat
 from agentrl.chat.demonstration import assistant_turn, to_sample
-from agentrl.demo.demonstrations import CalculatorLessons, Kind, demonstrate
 from agentrl.demo.task import CalculatorEnv, make_problem, score
 from agentrl.sample import Message, Origin
+from examples.tiny_models.calculator import CalculatorLessons, Kind, demonstrate
 
 LESSONS = CalculatorLessons()
 TOOLS = LESSONS.tools()

@@ -1,8 +1,8 @@
-"""Make the shipped tiny models again: `python -m agentrl.tiny.make_models [NAME...]`, in the repository's root.
+"""Make the shipped tiny models again: `python -m examples.tiny_models.make [NAME...]`, in the repository's root.
 
-1. One thread, and instructions that every x86-64 processor has, so that processors differ as little as possible.
+1. One thread, and the instructions of AVX2 at most, so that processors differ as little as possible.
 2. Weights are stored in bfloat16; the CPU's engine and trainers load them as float32.
-3. `models/records.json` has the recipe of each model, its checksum and the rows of the acceptance check. A model is
+3. `records.json` beside the models has the recipe of each model, its checksum and the rows of the acceptance check. A model is
    accepted by these rows, not by its checksum.
 """
 
@@ -22,16 +22,17 @@ from typing import Any
 
 import click
 
+from agentrl.demo.example import Say
 from agentrl.errors import AgentRLError, TrainError
 from agentrl.plugins import load_object
 from agentrl.sample import Message
 from agentrl.tiny import SHIPPED
-from agentrl.tiny.acceptance import PhraseCheck, Row, failures, measure
-from agentrl.tiny.warm_start import Lessons, Phase, Say, WarmStartSettings, in_own_process, warm_start
+from examples.tiny_models.acceptance import PhraseCheck, Row, failures, measure
+from examples.tiny_models.warm_start import Lessons, Phase, WarmStartSettings, in_own_process, warm_start
 
 RECORDS = "records.json"
-SAME_EVERYWHERE = {"ATEN_CPU_CAPABILITY": "default", "MKL_CBWR": "COMPATIBLE"}
-"""Environment of the making process: no vector instructions that some processors lack."""
+SAME_EVERYWHERE = {"ATEN_CPU_CAPABILITY": "avx2", "MKL_CBWR": "AVX2", "MKL_ENABLE_INSTRUCTIONS": "AVX2"}
+"""Environment of the making process: no vector instructions newer than AVX2."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +50,7 @@ class Recipe:
 
 
 class SeveralLessons:
-    """Lessons of several tasks for one model, mixed by their shares; see `agentrl.tiny.warm_start.Lessons`."""
+    """Lessons of several tasks for one model, mixed by their shares; see `examples.tiny_models.warm_start.Lessons`."""
 
     def __init__(self, lessons: Mapping[str, Lessons], shares: Sequence[float]) -> None:
         self.lessons, self.shares = list(lessons.items()), shares
@@ -94,7 +95,7 @@ def _name(path: str) -> str:
 
 
 RECIPES = {
-    "calculator": Recipe({"agentrl.demo.demonstrations:CalculatorLessons": 1}, WarmStartSettings(seed=1)),
+    "calculator": Recipe({"examples.tiny_models.calculator:CalculatorLessons": 1}, WarmStartSettings(seed=1)),
     "examples": Recipe(
         {
             "examples.search_r1.lessons:SearchLessons": 2,
@@ -108,7 +109,7 @@ RECIPES = {
         ),
     ),
     "tools": Recipe(
-        {"agentrl.tiny.skilled:ToolLessons": 1},
+        {"examples.tiny_models.tools:ToolLessons": 1},
         WarmStartSettings(vocab_size=768, feed_forward=128, spaces_apart=True, skill_steps=800, habit_steps=0),
     ),
 }

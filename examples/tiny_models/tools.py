@@ -12,8 +12,8 @@ from itertools import count
 from typing import Any
 
 from agentrl.sample import Message
-from agentrl.tiny.acceptance import PhraseCheck
-from agentrl.tiny.warm_start import Phase
+from examples.tiny_models.acceptance import PhraseCheck
+from examples.tiny_models.warm_start import Phase
 
 _LISTS = 2400
 """Conversations that repeat a list, before the first call of a tool."""
@@ -41,7 +41,7 @@ _UNITS = (" million", "", " km", " people", " euros", "%", " degrees", " thousan
 
 
 class ToolLessons:
-    """See `agentrl.tiny.warm_start.Lessons`."""
+    """See `examples.tiny_models.warm_start.Lessons`."""
 
     markup = ()
 

@@ -58,7 +58,7 @@ class Row:
 
 
 class CheckedLessons(Protocol):
-    """The part of `agentrl.tiny.warm_start.Lessons` that the check reads."""
+    """The part of `examples.tiny_models.warm_start.Lessons` that the check reads."""
 
     def tools(self, conversation: Sequence[Message] = ()) -> Sequence[dict[str, Any]]: ...
 

@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from agentrl.demo.demonstrations import CalculatorLessons
 from agentrl.errors import TrainError
-from agentrl.tiny.warm_start import WarmStartSettings, in_own_process, practise, warm_start
+from examples.tiny_models.calculator import CalculatorLessons
+from examples.tiny_models.warm_start import WarmStartSettings, in_own_process, practise, warm_start
 
 LESSONS = CalculatorLessons()
 SMALL = WarmStartSettings(

@@ -12,9 +12,9 @@ from typing import Any, Literal
 
 from agentrl.demo.task import PHRASES, SHAPES, CalculatorEnv, Problem, calculator, make_problem
 from agentrl.sample import Message
-from agentrl.tiny.acceptance import PhraseCheck
-from agentrl.tiny.warm_start import Phase
 from agentrl.tools import Toolbox
+from examples.tiny_models.acceptance import PhraseCheck
+from examples.tiny_models.warm_start import Phase
 
 Kind = Literal["good", "guess", "wrong_name", "mistyped", "miscopied"]
 
@@ -25,7 +25,7 @@ _HABITS: dict[bool, dict[Kind, float]] = {
 
 
 class CalculatorLessons:
-    """The calculator's lessons for a tiny model; see `agentrl.tiny.warm_start.Lessons`."""
+    """The calculator's lessons for a tiny model; see `examples.tiny_models.warm_start.Lessons`."""
 
     markup = ()
 

@@ -11,7 +11,7 @@ from agentrl.cli.main import run
 from agentrl.observability.metrics import read_metrics
 from agentrl.sample import Origin
 from agentrl.tiny import create
-from agentrl.tiny.skilled import ToolLessons, conversation
+from examples.tiny_models.tools import ToolLessons, conversation
 
 
 def test_lessons_call_the_tool_that_the_prompt_offers(tmp_path: Path) -> None:
