@@ -14,7 +14,7 @@ from typing import Literal
 
 Split = Literal["train", "test"]
 
-FIRST = "Bol Cam Dag Fos Gal Hul Jor Ker Lem Mal Nim Osk Pel Rus Sib Tav Ulm Vek Wex Yar Zor".split()  # noqa: SIM905
+FIRST = "Bol Cam Dag Fod Gal Hul Jor Kev Lem Mal Nim Osk Pel Rud Siv Tav Ulm Vek Wud Yar Zor".split()  # noqa: SIM905
 SECOND = "ber cot dir fil gon hem jin kal lek mir nul pra rab sia tas und van wip yel zet".split()  # noqa: SIM905
 MEASURES = ("height", "age", "price", "weight", "speed", "width")
 LINKS = ("owner", "maker", "keeper", "rival")

@@ -98,19 +98,33 @@ RECIPES = {
     "calculator": Recipe({"examples.tiny_models.calculator:CalculatorLessons": 1}, WarmStartSettings(seed=1)),
     "examples": Recipe(
         {
-            "examples.search_r1.lessons:SearchLessons": 2,
-            "examples.search_r1.lessons:native": 1,
+            "examples.search_r1.lessons:SearchLessons": 3,
+            "examples.search_r1.lessons:native": 2,
             "examples.retool.lessons:PythonLessons": 3,
-            "examples.tau_bench.lessons:ShopLessons": 1,
+            "examples.tau_bench.lessons:ShopLessons": 2,
             "examples.multi_agent.lessons:TeamLessons": 4,
         },
         WarmStartSettings(
-            vocab_size=1024, feed_forward=128, skill_steps=800, skill_batch=24, skill_rounds=3, habit_lr=5e-4
+            vocab_size=1024,
+            feed_forward=160,
+            skill_steps=2400,
+            skill_batch=24,
+            skill_rounds=3,
+            habit_steps=60,
+            habit_lr=3e-4,
         ),
     ),
     "tools": Recipe(
         {"examples.tiny_models.tools:ToolLessons": 1},
-        WarmStartSettings(vocab_size=768, feed_forward=128, spaces_apart=True, skill_steps=800, habit_steps=0),
+        WarmStartSettings(
+            vocab_size=768,
+            feed_forward=128,
+            spaces_apart=True,
+            skill_steps=2400,
+            skill_batch=24,
+            skill_rounds=2,
+            habit_steps=0,
+        ),
     ),
 }
 """The shipped models by name."""
@@ -168,7 +182,7 @@ def halve(folder: Path) -> None:
 @click.argument("names", nargs=-1, type=click.Choice(list(RECIPES)))
 @click.option("--output-dir", type=click.Path(path_type=Path), help="Another folder than the package's own.")
 def main(names: tuple[str, ...], output_dir: Path | None) -> None:
-    """Make the shipped models NAMES again, by default all; about ten minutes each."""
+    """Make the shipped models NAMES again, by default all; ten minutes to an hour each."""
     try:
         for name in names or RECIPES:
             for row in make(name, output_dir or SHIPPED, click.echo):
