@@ -88,7 +88,7 @@ num_rollout: 10
 rollout_batch_size: 8
 n_samples_per_prompt: 8
 rollout_max_response_len: 64
-rollout_temperature: 1.7 # the skilled tiny model is sure of itself, and learns from mistakes; for others take this out
+rollout_temperature: 2.2 # the skilled tiny model is sure of itself, and learns from mistakes; for others take this out
 lr: 3.0e-4
 """
 _README = """# ${MODULE}
