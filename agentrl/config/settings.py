@@ -67,13 +67,23 @@ class RunSettings(Sections):
         return self
 
     def _follow_colocate(self) -> None:
-        """Both sides leave their memory to the other one; SGLang has to be started so that it can."""
+        """Both sides leave their memory to the other one; SGLang has to be started so that it can.
+
+        SGLang does not restore released weights by itself. An update replaces all of them, except the base of an adapter and a
+        draft model: SGLang must keep a copy of these in host memory.
+        """
         cluster = self.cluster
         devices = cluster.rollout_num_gpus if "rollout_num_gpus" in cluster.model_fields_set else cluster.world_size
         offload = {name: getattr(cluster, name) is not False for name in ("offload_train", "offload_rollout")}
         self._fill("cluster", rollout_num_gpus=devices, **offload)
         if self.engine.engine == "sglang" and offload["offload_rollout"]:
-            self._fill("engine", sglang_options={"enable_memory_saver": True, **self.engine.sglang_options})
+            given = self.engine.sglang_options
+            copies = {
+                "enable_weights_cpu_backup": self.train.lora_rank is not None,
+                "enable_draft_weights_cpu_backup": any(name.startswith("speculative") for name in given),
+            }
+            options = {name: True for name, needed in {"enable_memory_saver": True, **copies}.items() if needed}
+            self._fill("engine", sglang_options={**options, **given})
 
     def _follow_adapter(self) -> None:
         """Engines are sent the adapter alone, as a folder; SGLang has to be started for it."""

@@ -138,6 +138,12 @@ class EngineClient(EngineState):
             await self._call("POST", "/resume_memory_occupation", {"tags": sorted(back)})
             self._given_back -= back
         if rest := WHOLE - memory - self._given_back:
+            if "weights" in rest and self._adapter and info.get("enable_weights_cpu_backup") is not True:
+                raise EngineRejected(
+                    f"{self.url} would lose the base weights of its adapter: updates send the adapter alone. Start it with "
+                    "--enable-weights-cpu-backup, or set --no-offload-rollout",
+                    kind="no_weights_backup",
+                )
             await self.flush_cache()
             await self._call("POST", "/release_memory_occupation", {"tags": sorted(rest)})
             self._given_back |= rest

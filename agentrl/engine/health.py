@@ -141,7 +141,7 @@ class HealthMonitor:
         that were given back are as before in the built-in engine, and any in SGLang, which needs an update then.
 
         Raises:
-            EngineFailure: none answers, or one cannot: kind `no_memory_saver`.
+            EngineFailure: none answers, or one cannot: kinds `no_memory_saver`, `no_weights_backup`.
         """
         async with self._alone():
             self._memory = memory

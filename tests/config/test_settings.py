@@ -151,7 +151,11 @@ def test_shared_devices() -> None:
     found = build("--colocate --actor-num-gpus-per-node 4 --rollout-num-gpus-per-engine 2 --engine sglang")
     c = found.cluster
     assert (c.rollout_num_gpus, c.num_engines, c.offload_train, c.offload_rollout) == (4, 2, True, True)
-    assert found.args.sglang_enable_memory_saver is True
+    assert found.engine.sglang_options == {"enable_memory_saver": True}
+    adapter = build(
+        "--colocate --engine sglang --lora-rank 8 --sglang-speculative-algorithm EAGLE"
+    ).engine.sglang_options
+    assert adapter["enable_weights_cpu_backup"] is adapter["enable_draft_weights_cpu_backup"] is True
     assert "rollout_num_gpus" not in found.given()
     assert found.replace(actor_num_gpus_per_node=2).cluster.rollout_num_gpus == 2
     fewer = build("--colocate --actor-num-gpus-per-node 4 --rollout-num-gpus 2 --no-offload-train").cluster

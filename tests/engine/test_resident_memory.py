@@ -1,5 +1,6 @@
 """Engines of a pool that give their memory back while somebody else needs it."""
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -102,6 +103,44 @@ async def test_an_engine_without_a_memory_saver_is_named() -> None:
     pool = EnginePool(["http://one"], SETTINGS, vocab_size=8, transport=Saver(False))
     with pytest.raises(EngineRejected, match="http://one cannot give its memory back .*--enable-memory-saver, or set"):
         await pool.set_resident_memory(frozenset())
+
+
+class ReleasedWeights(Saver):
+    """An engine whose released base weights come back as NaN, unless it keeps a copy of them."""
+
+    def __init__(self, backup: bool) -> None:
+        super().__init__(saver=True)
+        self.info["enable_weights_cpu_backup"] = backup
+        self.base = [1.0, 2.0]
+
+    async def exchange(self, method: str, url: str, body: bytes | None = None, *rest: Any, **more: Any) -> Reply:
+        reply = await super().exchange(method, url, body, *rest, **more)
+        released = url.endswith("/release_memory_occupation") and "weights" in orjson.loads(body or b"{}")["tags"]
+        if released and not self.info["enable_weights_cpu_backup"]:
+            self.base = [math.nan for _ in self.base]
+        return reply
+
+
+@pytest.mark.parametrize("backup", [True, False])
+async def test_the_base_of_an_adapter_is_released_only_if_the_engine_keeps_a_copy(backup: bool) -> None:
+    engine = ReleasedWeights(backup)
+    pool = EnginePool(["http://one"], SETTINGS, vocab_size=8, transport=engine)
+    await pool.set_resident_memory(WEIGHTS)
+    await pool.receive(DiskUpdate("folder", "adapter-1"), "1")
+    await pool.set_resident_memory(WHOLE)
+    if backup:
+        await pool.set_resident_memory(frozenset())
+        await pool.set_resident_memory(WHOLE)
+    else:
+        with pytest.raises(EngineRejected, match="--enable-weights-cpu-backup, or set --no-offload-rollout"):
+            await pool.set_resident_memory(frozenset())
+    assert all(map(math.isfinite, engine.base))
+
+
+async def test_whole_updates_need_no_copy() -> None:
+    pool = EnginePool(["http://one"], SETTINGS, vocab_size=8, transport=ReleasedWeights(backup=False))
+    await pool.receive(DiskUpdate("folder"), "1")
+    await pool.set_resident_memory(frozenset())
 
 
 async def test_one_that_comes_back_meanwhile_gives_its_memory_back_too() -> None:

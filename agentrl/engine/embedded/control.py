@@ -86,6 +86,7 @@ async def server_info(request: Request) -> Response:
             "slots": len(engine.slots),
             "sampling_mask_max_tokens": MASK_LIMIT,
             "enable_memory_saver": True,
+            "enable_weights_cpu_backup": True,
             "tokenizer_path": service.options.model_path,
             "version": PROTOCOL,
             "engine": "agentrl-embedded",
