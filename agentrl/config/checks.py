@@ -362,7 +362,18 @@ def untrainable(s: Sections) -> Iterator[str]:
             "--sglang-preferred-sampling-params: penalties and the like change what is sampled from, and the trainer would "
             "not know; leave it out"
         )
-    algorithm = algorithm_of(s.algorithm)
+    algorithm, kind, unbiased = algorithm_of(s.algorithm), s.algorithm.kl_loss_type, s.algorithm.use_unbiased_kl
+    if s.algorithm.kl_loss_coef and "kl_loss_type" in algorithm.takes:
+        if kind == "k1" and not unbiased:
+            yield (
+                "--kl-loss-coef with --kl-loss-type k1: the expected gradient of k1 is zero, so that nothing holds the policy "
+                "near the reference; use --kl-loss-type low_var_kl, or add --use-unbiased-kl"
+            )
+        if kind == "k2" and unbiased:
+            yield (
+                "--use-unbiased-kl with --kl-loss-type k2: the gradient of k2 is unbiased by itself, and is not with the "
+                "ratio; leave one of them out"
+            )
     if "teacher_log_probs" in algorithm.reads and not (s.rollout.opd_teacher_url or s.train.opd_teacher_load):
         yield f"{algorithm.name} needs a teacher here: give {' or '.join(_TEACHERS.values())}"
     yield from _demonstrations(s, algorithm.supervised)

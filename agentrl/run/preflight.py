@@ -194,6 +194,9 @@ def _check_played(settings: RunSettings, purpose: Purpose, model: bool, problems
         plugins = Plugins.load(settings)
     whole = not problems.any  # else what is missing may follow from another mistake
     with problems:
+        if purpose == "train":
+            _longest_trajectory(settings, plugins)
+    with problems:
         local = purpose == "train" and settings.cluster.backend == "local" and settings.engine.engine == "embedded"
         if whole and not local:
             sampling_support = purpose == "train" and settings.rollout.replays_truncation
@@ -398,6 +401,18 @@ def calls_tools(first: FirstRows) -> bool:
     own_steps = any(kind.step is not Environment.step for kind in kinds)
     declared = any(kind.declared_tools(with_sources=False) or kind.tool_sources() for kind in kinds)
     return declared or (own_steps and any(row.tools for row in first.rows.values()))
+
+
+def _longest_trajectory(settings: RunSettings, plugins: Plugins) -> None:
+    """Refuse to compare the length of trajectories of several turns with the limit of one turn."""
+    rollout, buffer = settings.rollout, settings.algorithm.overlong_buffer_len
+    kinds = [entry.kind for entry in (plugins.environments or {}).values() if entry.kind is not Environment]
+    turns = max((rollout.max_turns or kind.max_turns for kind in kinds), default=1)
+    if buffer and turns > 1 and "loss_max_length" not in settings.given():
+        raise SettingsError(
+            f"--overlong-buffer-len {buffer}: trajectories have up to {turns} turns of {rollout.rollout_max_response_len} tokens, and "
+            "their whole length counts; set --loss-max-length to the most tokens that the model should write in a trajectory"
+        )
 
 
 def ungraded(settings: RunSettings, plugins: Plugins) -> bool:

@@ -12,6 +12,7 @@ import pytest
 
 from agentrl.cli.main import run
 from agentrl.config import Purpose, RunSettings
+from agentrl.errors import SettingsError
 from agentrl.run.preflight import preflight
 from agentrl.runfolder import MANIFEST, RunFolder
 from agentrl.train.checkpoints import FORMAT
@@ -401,6 +402,36 @@ def test_a_critic_beside_untied_embeddings_passes(here: RunKit, models: Path, ba
         "advantage_estimator": "ppo",
     }
     preflight(RunSettings.from_cli(here.arguments(**changes)).check_complete("train"), "train")
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"kl_loss_coef": 0.1}, "the expected gradient of k1 is zero"),
+        (
+            {"kl_loss_coef": 0.1, "kl_loss_type": "k2", "use_unbiased_kl": True},
+            "the gradient of k2 is unbiased by itself",
+        ),
+        ({"kl_loss_coef": 0.1, "kl_loss_type": "low_var_kl"}, ""),
+        ({"kl_loss_coef": 0.1, "use_unbiased_kl": True}, ""),
+        ({"kl_loss_coef": 0.0}, ""),
+    ],
+)
+def test_a_kl_loss_that_pulls_nowhere_is_refused(here: RunKit, changes: dict[str, Any], said: str) -> None:
+    settings = RunSettings.from_cli(here.arguments(use_kl_loss=True, **changes))
+    if said:
+        with pytest.raises(SettingsError, match=said):
+            settings.check_complete("train")
+    else:
+        settings.check_complete("train")
+
+
+def test_the_overlong_buffer_is_of_the_whole_trajectory(here: RunKit, capsys: pytest.CaptureFixture[str]) -> None:
+    shaped = here.arguments(overlong_buffer_len=4)
+    said = refused(["train", *shaped, "--max-turns", "3", "--dry-run"], capsys)
+    assert "--overlong-buffer-len 4: trajectories have up to 3 turns of" in said
+    for enough in ("--max-turns 1", "--max-turns 3 --loss-max-length 96"):
+        assert run(["train", *shaped, *enough.split(), "--dry-run"]) == 0
 
 
 @pytest.mark.parametrize(

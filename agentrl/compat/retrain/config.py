@@ -126,7 +126,12 @@ def _hyperparameters(own: Mapping[str, Any], part: Mapping[str, Any]) -> Iterato
     for key, value in own.items():
         path = ("algorithm", "hyperparameters", str(key))
         if key == "beta":
-            said += [(path, "kl_loss_coef", value), (path, "use_kl_loss", True)] if value else []
+            kl = {
+                "use_kl_loss": True,
+                "kl_loss_coef": value,
+                "kl_loss_type": "k3",
+            }  # as in TRL, which retrain trains with
+            said += [(path, setting, given) for setting, given in kl.items()] if value else []
         else:
             said += _one(path, str(key).removeprefix("slime_"), value, [*_KEYS, *all_fields()])
     given = {setting: value for _, setting, value in said}
