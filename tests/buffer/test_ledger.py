@@ -131,6 +131,16 @@ def test_what_is_dropped_leaves_nothing_stored(path: Path) -> None:
         assert stored(path) == (0, 0)
 
 
+def test_a_dropped_group_is_of_no_training_step(path: Path) -> None:
+    with Ledger(path) as ledger:
+        ledger.lease_given([finished(0)], 0)
+        ledger.complete(0, finished(0))
+        assert ledger.assign_batch(1, 5) == [0]
+        ledger.drop(0, "failed")
+    with Ledger(path) as again, pytest.raises(LedgerError, match="knows steps up to -1"):
+        again.recover(5)
+
+
 def test_released_groups_come_first(path: Path) -> None:
     with Ledger(path) as ledger:
         lease(ledger, 2, 0)
