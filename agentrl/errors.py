@@ -39,12 +39,15 @@ def install(extra: str) -> str:
 
 SECRET = "<secret-not-kept>"
 """What is printed and written in place of a secret."""
-_IN_URL = re.compile(r"(://)[^/\s@]+(?=@)|([?&][\w-]*(?:key|token|password|secret)=)[^&\s]+", re.IGNORECASE)
+_WORDS = r"key|token|passw(?:or)?d|passphrase|secret|credentials?|auth(?:orization)?|bearer|sig(?:nature)?"
+SECRET_NAME = re.compile(rf"(?:^|[_-]|(?<=[a-z0-9])(?=[A-Z]))(?i:api[_-]?k\w*|{_WORDS})$")
+"""Names of values that are secrets, also in camelCase; `api_k...` covers misspelt API keys."""
+_IN_TEXT = re.compile(rf"(://)[^/\s@]+(?=@)|([?&][\w-]*(?:{_WORDS})=)[^&\s]+|(\bBearer\s+)\S+", re.IGNORECASE)
 
 
 def without_secrets(text: str) -> str:
-    """`text` without the passwords and keys of the URLs in it."""
-    return _IN_URL.sub(lambda found: (found[1] or found[2]) + SECRET, text)
+    """`text` without the passwords and keys of the URLs in it, and without bearer tokens."""
+    return _IN_TEXT.sub(lambda found: (found[1] or found[2] or found[3]) + SECRET, text)
 
 
 class AgentRLError(Exception):

@@ -60,7 +60,8 @@ class RunFolder:
         path = _absolute(output_dir) / BELOW[command]
         checkpoints = _absolute(save) if save else path / "checkpoints"
         try:
-            (path / "logs").mkdir(parents=True, exist_ok=True)
+            path.mkdir(0o700, parents=True, exist_ok=True)
+            (path / "logs").mkdir(exist_ok=True)
             lock = (path / ".lock").open("ab")
         except OSError as error:
             raise _unwritable(path, error) from error

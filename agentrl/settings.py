@@ -5,21 +5,18 @@ packages, and slime's names if slime has them. Each field's description is its f
 secrets. Numbers are finite and whole numbers fit into 64 bits; text holds no lone surrogates.
 """
 
-import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 import orjson
 from pydantic import BaseModel, ConfigDict, field_validator
 
-from agentrl.errors import SECRET, without_secrets
-
-_SECRET_KEY = re.compile(r"(^|[_-])(key|token|password|passphrase|secret|credentials?)$", re.IGNORECASE)
+from agentrl.errors import SECRET, SECRET_NAME, without_secrets
 
 
 def shown(value: Any, key: object = "") -> Any:
     """`value` as it may be shown; `key` is what it is called in the mapping that it is from."""
-    if value is not None and _SECRET_KEY.search(str(key)):
+    if value is not None and SECRET_NAME.search(str(key)):
         return SECRET
     if isinstance(value, Mapping):
         return {name: shown(inner, name) for name, inner in value.items()}

@@ -11,6 +11,7 @@ from agentrl.config import RunSettings
 from agentrl.config.dry_run import show
 from agentrl.errors import SECRET, AgentRLError, SettingsError
 from agentrl.run.driver import open_folder
+from agentrl.settings import shown
 
 LINE = (
     "--engine external --sglang-api-key SEKRET --sglang-ssl-key-password SEKRET --sglang-tp-size 2 --label-key answer "
@@ -47,6 +48,34 @@ def test_errors_hide_what_urls_and_keys_hold() -> None:
     with pytest.raises(SettingsError) as raised:
         RunSettings.from_flat({"sglang_options": {"api_key": {"a": "SEKRET"}}})
     assert "SEKRET" not in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "--rm-url http://h/x?token=SEKRET&sig=SEKRET",
+        "--rm-url http://h/x?X-Amz-Signature=SEKRET",
+        "--judge-url http://h/x?apiKey=SEKRET",
+        "--sglang-api-kee SEKRET",
+        "--sglang-authorization SEKRET",
+        '--sglang-options {"apiKey":"SEKRET","headers":{"Authorization":"SEKRET","x":"Bearer\\u0020SEKRET"}}',
+    ],
+)
+def test_secrets_under_other_names_are_hidden_too(line: str) -> None:
+    out, settings = io.StringIO(), build(line)
+    show(settings, Console(file=out, width=200))
+    assert "SEKRET" not in out.getvalue() + repr(settings) + repr(settings.args)
+    assert SECRET in out.getvalue()
+
+
+@pytest.mark.parametrize("name", ["monkey", "size", "design", "author", "tokenizer_path", "max_tokens", "capital"])
+def test_other_names_are_shown(name: str) -> None:
+    assert shown({name: "value"}) == {name: "value"}
+
+
+def test_a_new_run_folder_is_its_owners_alone(tmp_path: Path) -> None:
+    with open_folder(build(f"--output-dir {tmp_path / 'run'}")) as folder:
+        assert folder.path.stat().st_mode & 0o077 == 0
 
 
 def test_the_file_of_a_run_has_none_and_asks_for_them_again(tmp_path: Path) -> None:
