@@ -58,7 +58,7 @@ def test_errors_hide_what_urls_and_keys_hold() -> None:
         "--judge-url http://h/x?apiKey=SEKRET",
         "--sglang-api-kee SEKRET",
         "--sglang-authorization SEKRET",
-        '--sglang-options {"apiKey":"SEKRET","headers":{"Authorization":"SEKRET","x":"Bearer\\u0020SEKRET"}}',
+        '--sglang-options {"apiKey":"SEKRET","headers":["Bearer\\u0020SEKRET"]}',
     ],
 )
 def test_secrets_under_other_names_are_hidden_too(line: str) -> None:
