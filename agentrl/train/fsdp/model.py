@@ -69,15 +69,17 @@ class Mesh(Ranks):
 def config_of(folder: HFFolder) -> Any:
     """transformers' config of a folder. Raises TrainError: transformers does not know the model, or it has other layers
     than attention that can be packed."""
+    from huggingface_hub.errors import StrictDataclassError
     from transformers import AutoConfig, AutoModelForCausalLM
 
     try:
         config = type(AutoConfig.from_pretrained(folder.path)).from_dict(dict(folder.config))
+        if config.get_text_config() is not config:
+            kind = type(config).__name__
+            raise TrainError(f"{folder.path} has parts for more than text ({kind}); fsdp trains text models alone")
         cls = AutoModelForCausalLM._model_mapping[type(config)]
-    except (ValueError, KeyError, OSError) as error:
-        raise TrainError(f"{folder.path}: transformers has no causal language model for it: {error}") from error
-    if config.get_text_config() is not config:
-        raise TrainError(f"{folder.path} has parts for more than text ({cls.__name__}); fsdp trains text models alone")
+    except (ValueError, KeyError, OSError, StrictDataclassError) as error:
+        raise TrainError(f"{folder.path}: transformers makes no causal language model of it: {error}") from error
     other = sorted({*(getattr(config, "layer_types", None) or ())} - {"full_attention", "sliding_attention"})
     if other or cls._is_stateful or not cls._supports_attention_backend:
         what = f"layers of {', '.join(other)}" if other else f"no attention that can be replaced ({cls.__name__})"

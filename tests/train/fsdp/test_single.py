@@ -84,8 +84,10 @@ def test_what_cannot_be_packed_or_read_is_refused_by_name(tmp_path: Path) -> Non
     for config, reason in (
         (transformers.BloomConfig(n_layer=1), "no attention that can be replaced .BloomForCausalLM"),
         (transformers.Lfm2Config(num_hidden_layers=2, layer_types=["conv", "full_attention"]), "layers of conv"),
-        (transformers.Gemma3Config(), "more than text .Gemma3ForConditionalGeneration"),
-        (transformers.CLIPConfig(), "no causal language model"),
+        (transformers.Gemma3Config(), "more than text .Gemma3Config"),
+        (transformers.Qwen2_5_VLConfig(), "more than text .Qwen2_5_VLConfig"),
+        (transformers.Mamba2Config(), "no causal language model of it: .*time_step_limit"),
+        (transformers.ViTConfig(), "no causal language model"),
     ):
         config.save_pretrained(tmp_path)
         with pytest.raises(TrainError, match=reason), backend(settings(tmp_path, train_backend="fsdp")):
