@@ -93,6 +93,10 @@ def cadence(settings: RunSettings, *, engines: bool = True) -> Cadence:
     )
 
 
+_LEAST_ESS, _FAR_APART_STEPS = 0.7, 2
+"""Effective sample size, and the number of steps below it, at which the driver warns."""
+
+
 class Driver:
     """Carries out a schedule, action by action.
 
@@ -107,6 +111,7 @@ class Driver:
         self._logger, self._progress = logger, progress
         self._batch: Batch | None = None
         self._began = self._waited = 0.0
+        self._far_apart = 0
 
     async def run(self, first: int = 0) -> None:
         """Run from step `first` to the planned end, or to the end of the data. Waits for each action in turn: a batch unblocks
@@ -192,3 +197,14 @@ class Driver:
     def _log(self, step: int, metrics: Mapping[str, float]) -> None:
         self._logger.log(step, metrics)
         self._progress.step(step, metrics)
+        self._watch_mismatch(metrics)
+
+    def _watch_mismatch(self, metrics: Mapping[str, float]) -> None:
+        """Warn once if the engine's probabilities were far from the trainer's in several steps, one after the other."""
+        ess = metrics.get("train/mismatch_ess", 1.0)
+        self._far_apart = self._far_apart + 1 if ess < _LEAST_ESS else 0
+        if self._far_apart == _FAR_APART_STEPS:
+            self._progress.note(
+                f"train/mismatch_ess is {ess:.2f}: the weights that sampled these tokens are far from the trained ones, and the "
+                "reward may collapse; lower --max-staleness or --lr, or correct with --use-tis"
+            )

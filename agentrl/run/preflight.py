@@ -9,7 +9,7 @@
 """
 
 import os
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
@@ -160,7 +160,7 @@ def preflight(settings: RunSettings, purpose: Purpose, problems: Problems | None
     with problems:
         if train:
             check_prompts(settings)
-    notes = _check_played(settings, purpose, model, problems)
+    notes = [*(_uncorrected(settings) if train else ()), *_check_played(settings, purpose, model, problems)]
     problems.raise_all()
     if train:
         from agentrl.run.training import make_backend
@@ -401,6 +401,16 @@ def calls_tools(first: FirstRows) -> bool:
     own_steps = any(kind.step is not Environment.step for kind in kinds)
     declared = any(kind.declared_tools(with_sources=False) or kind.tool_sources() for kind in kinds)
     return declared or (own_steps and any(row.tools for row in first.rows.values()))
+
+
+def _uncorrected(settings: RunSettings) -> Iterator[str]:
+    """Name stale training whose ratio leaves out the weights that sampled."""
+    stale, algorithm = settings.rollout.max_staleness, settings.algorithm
+    if stale and not (algorithm.use_rollout_logprobs or algorithm.old_is_trainers or algorithm.supervised):
+        yield (
+            f"--max-staleness {stale} with --no-use-rollout-logprobs and no correction: the loss takes tokens of older weights for "
+            "tokens of the newest ones, and training may become unstable; leave the flag out, or add --use-tis"
+        )
 
 
 def _longest_trajectory(settings: RunSettings, plugins: Plugins) -> None:

@@ -133,6 +133,22 @@ async def test_trainer_and_engines_take_turns_on_shared_devices(tmp_path: Path) 
     assert not [entry for entry in await drive(settings(tmp_path / "d"), Notes()) if "engines" in entry]
 
 
+@pytest.mark.parametrize(
+    ("found", "warned"), [([0.6, 0.8, 0.6, 0.8], 0), ([0.9, 0.6, 0.5, 0.4], 1), ([0.7, 0.7, 0.7, 0.7], 0)]
+)
+async def test_two_steps_of_distant_probabilities_are_named_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, found: list[float], warned: int
+) -> None:
+    class Apart(Notes):
+        async def train(self, batch: Batch, step: int) -> Mapping[str, float]:
+            return {**await super().train(batch, step), "mismatch_ess": found[step]}
+
+    said: list[str] = []
+    monkeypatch.setattr(Progress, "note", lambda self, text: said.append(text))
+    await drive(settings(tmp_path, num_rollout=4, keep_trajectories=0), Apart())
+    assert len([text for text in said if "mismatch_ess" in text]) == warned
+
+
 async def test_data_that_ends_and_a_dump_without_engines(tmp_path: Path) -> None:
     assert (await drive(settings(tmp_path / "a"), Notes(groups=1)))[-5:] == [
         "send 1",

@@ -426,6 +426,22 @@ def test_a_kl_loss_that_pulls_nowhere_is_refused(here: RunKit, changes: dict[str
         settings.check_complete("train")
 
 
+@pytest.mark.parametrize(
+    ("changes", "noted"),
+    [
+        ({"max_staleness": 2, "use_rollout_logprobs": False}, True),
+        ({"max_staleness": 2, "use_rollout_logprobs": False, "use_tis": True}, False),
+        ({"max_staleness": 2}, False),
+        ({"use_rollout_logprobs": False}, False),
+    ],
+)
+def test_stale_training_without_a_correction_is_noted(here: RunKit, changes: dict[str, Any], noted: bool) -> None:
+    flat = {name: value for name, value in changes.items() if value is not False}
+    off = [f"--no-{name.replace('_', '-')}" for name, value in changes.items() if value is False]
+    settings = RunSettings.from_cli([*here.arguments(**flat), *off]).check_complete("train")
+    assert any("takes tokens of older weights" in note for note in preflight(settings, "train")) is noted
+
+
 def test_the_overlong_buffer_is_of_the_whole_trajectory(here: RunKit, capsys: pytest.CaptureFixture[str]) -> None:
     shaped = here.arguments(overlong_buffer_len=4)
     said = refused(["train", *shaped, "--max-turns", "3", "--dry-run"], capsys)
