@@ -2,6 +2,7 @@
 accepted where the caller gives the name to look for. Errors say what was looked for, where, and what is there
 instead."""
 
+import asyncio
 import difflib
 import hashlib
 import importlib
@@ -178,8 +179,23 @@ def user_code(what: str) -> Iterator[None]:
         yield
     except AgentRLError:
         raise
-    except Exception as error:
+    except BaseException as error:
+        if stops_the_caller(error):
+            raise
         raise PluginError(f"{what} raised {describe_error(error)}") from error
+
+
+def stops_the_caller(error: BaseException) -> bool:
+    """Tell the end of the caller, which user code must pass on, from an error that user code raised.
+
+    The caller ends if its task is cancelled, or by Ctrl-C outside of an event loop, which handles Ctrl-C itself. All else is
+    the user's, `SystemExit` and the user's own `CancelledError` included: they would end the event loop without a word.
+    """
+    try:
+        task = asyncio.current_task()
+    except RuntimeError:
+        return isinstance(error, KeyboardInterrupt)
+    return isinstance(error, asyncio.CancelledError) and task is not None and task.cancelling() > 0
 
 
 def positional(function: Callable[..., Any]) -> list[inspect.Parameter]:

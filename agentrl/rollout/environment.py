@@ -19,6 +19,7 @@ import anyio
 
 from agentrl.envs import Environment, EnvSpec, Step, Turn
 from agentrl.errors import AgentRLError, EnvFailure, ungrouped
+from agentrl.plugins import stops_the_caller
 from agentrl.rollout.context import RolloutContext
 from agentrl.rollout.failures import bad_result, describe, guarded
 from agentrl.sample import Message, Sample
@@ -41,7 +42,9 @@ def make_environment(entry: EnvSpec, context: RolloutContext) -> Environment:
     """
     try:
         return entry.make(evaluating=context.evaluating)
-    except Exception as raised:
+    except BaseException as raised:
+        if stops_the_caller(raised):
+            raise
         raise EnvFailure(describe(f"making a {entry.kind.__name__}", raised), kind="env_raised") from raised
 
 

@@ -5,14 +5,13 @@
 2. The outermost call of a trajectory has a `TrajectoryPlace`; every error that leaves it says which group, sample and turn.
 """
 
-import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from typing import TypeVar
 
 from agentrl.clock import Deadline
 from agentrl.errors import AgentRLError, Blame, EnvFailure, Failure, SampleError, TrajectoryPlace, first_error
-from agentrl.plugins import describe_error
+from agentrl.plugins import describe_error, stops_the_caller
 from agentrl.sample import Sample, Status
 
 T = TypeVar("T")
@@ -58,9 +57,8 @@ async def guarded(
         if limit.overdue:
             raise late(limit.verdict + (f"; {flag} sets the limit" if flag else ""), kind=f"{late.blame}_timeout")
         return result
-    except (Exception, asyncio.CancelledError) as raised:
-        task = asyncio.current_task()
-        if isinstance(raised, asyncio.CancelledError) and task is not None and task.cancelling():
+    except BaseException as raised:
+        if stops_the_caller(raised):
             raise
         first = first_error(raised)
         error = (

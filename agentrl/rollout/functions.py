@@ -10,6 +10,7 @@ Reward, accepted forms (async or plain):
 A plain function runs in a worker thread, never on the event loop.
 """
 
+import asyncio
 import inspect
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
@@ -20,7 +21,7 @@ import anyio
 
 from agentrl.engine.wire import SamplingParams
 from agentrl.errors import AgentRLError, PluginError, SampleError
-from agentrl.plugins import defined_at, load_object, positional
+from agentrl.plugins import defined_at, load_object, positional, stops_the_caller
 from agentrl.rollout.failures import bad_result
 from agentrl.sample import Sample, Status
 from agentrl.tools.threads import run_in_daemon_thread
@@ -209,7 +210,13 @@ class RewardFunction:
         rewards: list[Any] = [None] * len(samples)
 
         async def one(at: int, sample: Sample) -> None:
-            rewards[at] = await _invoke(partial(self.function, args, sample))
+            try:
+                rewards[at] = await _invoke(partial(self.function, args, sample))
+            except (SystemExit, KeyboardInterrupt, asyncio.CancelledError) as error:
+                if stops_the_caller(error):
+                    raise
+                # Out of a task, these would end the event loop, or be lost.
+                raise BaseExceptionGroup(self.name, [error]) from None
 
         async with anyio.create_task_group() as group:
             for at, sample in enumerate(samples):

@@ -16,6 +16,7 @@ from pydantic_core import PydanticSerializationError, to_json
 
 from agentrl.clock import Deadline, waiting
 from agentrl.errors import Failure, PluginError, ToolFailure
+from agentrl.plugins import stops_the_caller
 from agentrl.tools.arguments import (
     Arguments,
     OutcomeKind,
@@ -183,7 +184,9 @@ class Tool:
                 raise ToolError(self._cut(str(error)), kind=error.kind) from error
             except Failure:  # the tool itself says that the trajectory cannot go on
                 raise
-            except Exception as error:  # a tool is user code: whatever it raises is an observation for the model
+            except BaseException as error:  # a tool is user code: whatever it raises is an observation for the model
+                if stops_the_caller(error):
+                    raise
                 raise ToolError(self._cut(described(error)), kind=OutcomeKind.RAISED) from error
         if limit.overdue:
             raise ToolError(f"`{self.name}` did not finish within {self.timeout:g} s", kind=OutcomeKind.TIMEOUT)

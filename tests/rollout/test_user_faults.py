@@ -1,12 +1,14 @@
 """User code that raises, hangs or returns the wrong thing: whose it was and what to do is in the message."""
 
+import asyncio
+import sys
 from collections.abc import Awaitable, Callable
 from typing import Any
 
 import anyio
 import pytest
 
-from agentrl import Environment, Sample, Step
+from agentrl import Environment, Sample, Step, tool
 from agentrl.chat import Chat
 from agentrl.envs import Turn
 from agentrl.errors import AgentRLError, Blame, EnvFailure, GraderFailure, PluginError, TrajectoryTimeout
@@ -17,6 +19,100 @@ from tests.rollout.scripted import END, EchoEnv, Store, build
 from tests.support.virtual_time import virtual_time
 
 UserFunction = Callable[..., Awaitable[object]]
+
+
+class Own(BaseException):
+    """An exception of the user's that is no `Exception`."""
+
+
+def deeper(*_: Any) -> None:
+    deeper()
+
+
+RAISED: dict[str, Callable[[], Any]] = {
+    "SystemExit": lambda: sys.exit(3),
+    "KeyboardInterrupt": lambda: raised(KeyboardInterrupt()),
+    "GeneratorExit": lambda: raised(GeneratorExit()),
+    "Own": lambda: raised(Own("mine")),
+    "CancelledError": lambda: raised(asyncio.CancelledError()),
+    "RecursionError": deeper,
+}
+CALL = f'<tool_call>\n{{"name": "look", "arguments": {{}}}}\n</tool_call>{END}'
+
+
+def raised(error: BaseException) -> None:
+    raise error
+
+
+def spoiled(hook: str, fail: Callable[[], Any]) -> dict[str, Any]:
+    """What `build` takes for a run whose `hook` calls `fail`."""
+
+    async def late(*_: Any) -> Any:
+        await anyio.lowlevel.checkpoint()
+        fail()
+
+    if hook in ("__init__", "reset", "step", "reward", "close"):
+        method = (lambda self: fail()) if hook == "__init__" else late
+        return {"environment": type("Spoiled", (EchoEnv,), {hook: method})}
+    if hook == "generate":
+        return {"generate": late_generate(late), "environment": None}
+    if hook == "custom rm":
+        return {"reward": late_reward(late)}
+    return (
+        {"reward": lambda args, sample: fail()}
+        if hook == "custom rm in a thread"
+        else {"group_filter": lambda a, b: fail()}
+    )
+
+
+def late_generate(fail: UserFunction) -> UserFunction:
+    async def generate(args: Any, sample: Sample, sampling_params: object) -> None:
+        await fail()
+
+    return generate
+
+
+def late_reward(fail: UserFunction) -> UserFunction:
+    async def reward(args: Any, sample: Sample) -> float:
+        await fail()
+        return 0.0
+
+    return reward
+
+
+@pytest.mark.parametrize("name", RAISED)
+@pytest.mark.parametrize(
+    "hook",
+    ["__init__", "reset", "step", "reward", "close", "generate", "custom rm", "custom rm in a thread", "filter"],
+)
+async def test_no_exception_of_user_code_ends_a_run_without_a_word(chat: Chat, hook: str, name: str) -> None:
+    policy = dict.fromkeys((Blame.ENV, Blame.GRADER), FailureAction.RAISE)
+    loop, _ = build(chat, [f"hello{END}"], failure_policy=policy, **spoiled(hook, RAISED[name]))
+    with anyio.fail_after(60), pytest.raises(AgentRLError, match=rf"{name}.* at .*test_user_faults\.py:\d+"):
+        await loop.run(0)
+
+
+@pytest.mark.parametrize("name", RAISED)
+@pytest.mark.parametrize("threaded", [False, True])
+async def test_no_exception_of_a_tool_ends_a_run(chat: Chat, threaded: bool, name: str) -> None:
+    fail = RAISED[name]
+
+    async def look() -> str:
+        """Look."""
+        await anyio.lowlevel.checkpoint()
+        fail()
+        return "never"
+
+    def look_in_a_thread() -> str:
+        """Look."""
+        fail()
+        return "never"
+
+    made = tool(name="look")(look_in_a_thread if threaded else look)
+    loop, _ = build(chat, [CALL, f"done{END}"], environment=type("Spoiled", (EchoEnv,), {"tools": [made]}))
+    with anyio.fail_after(60):
+        result = await loop.run(0)
+    assert all(f"Error: {name}" in sample.response for group in result.groups for sample in group)
 
 
 class RaisingInit(EchoEnv):
