@@ -40,9 +40,9 @@ class TeamLessons(CalculatorLessons):
             yield await demonstrate(problem, kind, rng, toolbox)
 
     async def checks(self) -> list[PhraseCheck]:
-        """Every role with every shape of expression, 32 times each."""
+        """Every role with every shape of expression, 64 times each."""
         rng, found = random.Random("held-out demonstrations"), []
-        for role in ROLES * 32:
+        for role in ROLES * 64:
             for shape in SHAPES:
                 problem = asked(make_problem(rng, "test", shape=shape), rng, role)
                 found.append(await check(role, shape, problem))

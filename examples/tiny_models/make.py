@@ -110,8 +110,9 @@ RECIPES = {
             skill_steps=2400,
             skill_batch=24,
             skill_rounds=3,
-            habit_steps=60,
-            habit_lr=3e-4,
+            least_skill_rounds=2,
+            habit_steps=130,
+            habit_lr=2e-3,
         ),
     ),
     "tools": Recipe(

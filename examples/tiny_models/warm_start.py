@@ -77,6 +77,9 @@ class WarmStartSettings(Settings):
     context_length: PositiveInt = Field(1024, description="Longest sequence in tokens.")
     skill_steps: PositiveInt = Field(400, description="Optimizer steps of one round of the skill phase.")
     skill_rounds: PositiveInt = Field(4, description="Most rounds of the skill phase.")
+    least_skill_rounds: PositiveInt = Field(
+        1, description="Fewest rounds: a model that has just passed the check loses more in the habit phase."
+    )
     skill_batch: PositiveInt = Field(16, description="Demonstrations a step in the skill phase.")
     skill_lr: PositiveFloat = Field(4e-3, description="Peak learning rate of embeddings and norms in the skill phase.")
     skill_muon_lr: PositiveFloat = Field(9e-3, description="Peak learning rate of the matrices, by Muon.")
@@ -174,7 +177,7 @@ class _Course:
                 shutil.rmtree(target, ignore_errors=True)
                 backend.save_hf(target)
                 self.say(f"warm start: skill round {round_number}, {s.skill_steps} steps, loss {loss:.4f}")
-                if not (failed := await self._failures(target)):
+                if not (failed := await self._failures(target)) and round_number >= s.least_skill_rounds:
                     return
         raise TrainError(
             f"the warm start with seed {s.seed} failed the acceptance check after {s.skill_rounds} rounds: {failed}; "
