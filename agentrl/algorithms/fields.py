@@ -156,5 +156,6 @@ class AlgorithmFields(Settings):
 
     @property
     def old_is_trainers(self) -> bool:
-        """Whether a correction compares the engine's log-probs with the trainer's, which the old ones are then."""
+        """Return true if a correction compares the engine's log-probs with the trainer's, which the old ones are
+        then."""
         return self.use_tis or self.use_rs

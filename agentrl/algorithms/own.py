@@ -39,7 +39,7 @@ def load_function(path: str | None, flag: str) -> Callable[..., Any]:
 
 
 def is_own(path: str | None, flag: str) -> bool:
-    """Whether there is a path, and of no function in another trainer's form: `train.hooks` call those."""
+    """Return true if there is a path, and of no function in another trainer's form: `train.hooks` call those."""
     if not path:
         return False
     foreign = compat()

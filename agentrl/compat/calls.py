@@ -72,7 +72,7 @@ def served(url: str) -> Iterator[None]:
 
 
 def in_use() -> bool:
-    """Whether this process has loaded a slime function, which may ask for the engines' address."""
+    """Return true if this process has loaded a slime function, which may ask for the engines' address."""
     return bool(_adapted)
 
 
@@ -182,5 +182,5 @@ def rendered(args: Args, sample: ours.Sample) -> str:
 
 
 def has_samples(value: Sequence[Any]) -> bool:
-    """Whether a list holds samples, or lists of them."""
+    """Return true if a list holds samples, or lists of them."""
     return any(isinstance(item, ours.Sample) or (isinstance(item, list) and has_samples(item)) for item in value)

@@ -82,7 +82,8 @@ def install() -> None:
 
 
 def speaks_slime(found: Any) -> bool:
-    """Whether a function or class, or one that wraps it, is slime's: its file imports slime, or it is in `names.tsv`."""
+    """Return true if a function or class, or one that wraps it, is slime's: its file imports slime, or it is in
+    `names.tsv`."""
     found = inspect.unwrap(getattr(found, "func", found))
     module = str(getattr(found, "__module__", "") or "")
     if module.partition(".")[0] in ROOTS or module.startswith(f"{__package__}."):

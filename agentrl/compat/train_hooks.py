@@ -196,7 +196,7 @@ def get_model_provider_func(args: Any, role: str = "actor") -> Callable[..., Any
 
 
 def foreign(path: str, flag: str) -> bool:
-    """Whether a path names a function of slime's form for a flag that also takes ours."""
+    """Return true if a path names a function of slime's form for a flag that also takes ours."""
     install()
     found, form = find_object(path, what=flag), hooks()[flag[2:].replace("-", "_")].form
     return callable(found) and not _binds(found, "view, settings") and _binds(found, form)

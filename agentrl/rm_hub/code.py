@@ -128,7 +128,8 @@ def _grade(program: str, results: list[str], rule: str) -> Grade:
 
 
 def same_output(got: str, want: str) -> bool:
-    """Whether a program's output is the wanted one: line for line, white space at the ends and empty last lines aside; numbers with a point to 1e-6."""
+    """Return true if a program's output is the wanted one: line for line, white space at the ends and empty last lines
+    aside; numbers with a point to 1e-6."""
     got_lines, want_lines = _trimmed(got), _trimmed(want)
     return len(got_lines) == len(want_lines) and all(map(_same_line, got_lines, want_lines))
 

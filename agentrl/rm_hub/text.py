@@ -53,13 +53,13 @@ def _unpunctuated(mark: str) -> str:
 
 
 def exact(answer: str, accepted: list[str]) -> bool:
-    """Whether the normalised answer is one of the normalised accepted answers."""
+    """Return true if the normalised answer is one of the normalised accepted answers."""
     got = normalise(answer)
     return any(got == normalise(gold) for gold in accepted)
 
 
 def contains(text: str, accepted: list[str]) -> bool:
-    """Whether one of the normalised accepted answers stands in the normalised text, as whole words."""
+    """Return true if one of the normalised accepted answers stands in the normalised text, as whole words."""
     padded = f" {normalise(text)} "
     return any(f" {normalise(gold)} " in padded for gold in accepted)
 

@@ -171,7 +171,7 @@ def _arguments(got: Call, want: Call, rules: Rules) -> dict[str, bool]:
 
 
 def _field(got: Mapping[str, Any], want: Mapping[str, Any], key: str, rules: Rules, depth: int) -> bool:
-    """Whether a field is equal to the wanted one, or has one of its accepted values, among them "" for none."""
+    """Return true if a field is equal to the wanted one, or has one of its accepted values, among them "" for none."""
     if key not in got or key not in want:
         return rules.accepted_values and key in want and "" in want[key]
     options = want[key] if rules.accepted_values else [want[key]]

@@ -93,7 +93,7 @@ class Admission:
         return self.ageless or all(self._in_time(version) for version in self.playing)
 
     def _in_time(self, version: int) -> bool:
-        """Whether the batches after this one can hold the groups up to `version` before they are too stale."""
+        """Return true if the batches after this one can hold the groups up to `version` before they are too stale."""
         kept = sum(n for v, n in self.kept.items() if v <= version)
         playing = sum(n for v, n in self.playing.items() if v <= version)
         left = playing + max(0, kept - self.batch)
@@ -105,7 +105,7 @@ class Admission:
         return self.kept.total() + self.playing.total() <= self.batch
 
     def stale(self, version: int) -> bool:
-        """Whether a group in play of this version is too stale for the next batch."""
+        """Return true if a group in play of this version is too stale for the next batch."""
         return not self.ageless and version < self.step - self.staleness
 
     @property

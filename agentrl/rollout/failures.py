@@ -88,7 +88,7 @@ def mark_failed(sample: Sample, failure: Failure) -> Sample:
 
 
 def trainable(sample: Sample) -> bool:
-    """Whether what a failed trajectory left behind says which of its tokens the model wrote.
+    """Return true if what a failed trajectory left behind says which of its tokens the model wrote.
 
     User code may have been interrupted between tokens and mask: a mask that is missing or does not fit is no mask.
     """

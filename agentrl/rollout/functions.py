@@ -190,7 +190,7 @@ class RewardFunction:
 
     @property
     def plain(self) -> bool:
-        """Whether it is no coroutine function and runs in a thread."""
+        """Return true if it is no coroutine function and runs in a thread."""
         return not inspect.iscoroutinefunction(self.function)
 
     async def __call__(self, args: Any, samples: Sequence[Sample]) -> list[Any]:

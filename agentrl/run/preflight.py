@@ -395,7 +395,8 @@ def _someone_asks(plugins: Plugins) -> None:
 
 
 def calls_tools(first: FirstRows) -> bool:
-    """Whether turns are read for tool calls: an environment has tools, or a step method of its own and rows with tools."""
+    """Return true if turns are read for tool calls: an environment has tools, or a step method of its own and rows with
+    tools."""
     plugins = first.plugins
     kinds = [entry.kind for entry in (plugins.environments or {}).values()] if plugins.generate is None else []
     own_steps = any(kind.step is not Environment.step for kind in kinds)
@@ -426,7 +427,7 @@ def _longest_trajectory(settings: RunSettings, plugins: Plugins) -> None:
 
 
 def ungraded(settings: RunSettings, plugins: Plugins) -> bool:
-    """Whether nobody has to grade, and nobody but a sample's own row says how."""
+    """Return true if nobody has to grade, and nobody but a sample's own row says how."""
     rollout = settings.rollout
     if settings.algorithm.needs_rewards or rollout.eval_prompt_data or rollout.rm_type or plugins.reward is not None:
         return False

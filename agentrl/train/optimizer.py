@@ -68,7 +68,7 @@ class Optimizer(ABC):
 
     @property
     def stepped(self) -> bool:
-        """Whether there is state, which comes with the first step."""
+        """Return true if there is state, which comes with the first step."""
         return any(len(part.state) > 0 for part in self.parts)
 
     def memory(self) -> list[Tensor]:

@@ -25,7 +25,7 @@ class Reader(NamedTuple):
 
 
 def is_list(value: Any) -> TypeGuard[Sequence[Any]]:
-    """Whether this is a list, or what Parquet gives for one: an array."""
+    """Return true if this is a list, or what Parquet gives for one: an array."""
     return hasattr(value, "__len__") and hasattr(value, "__getitem__") and not isinstance(value, (str, bytes, Mapping))
 
 

@@ -112,7 +112,7 @@ def _plain(raw: str) -> str:
 
 
 def _of_his_life(text: str) -> bool:
-    """Whether this is a date YYYY-MM-DD from Napoleon's lifetime, 1769 to 1821."""
+    """Return true if this is a date YYYY-MM-DD from Napoleon's lifetime, 1769 to 1821."""
     try:
         return bool(_DATE.fullmatch(text)) and 1769 <= datetime.date.fromisoformat(text).year <= 1821
     except ValueError:

@@ -14,8 +14,8 @@ _DIGITS_AND_MARKS = "0123456789" + MARKS.replace('"', "")
 
 
 def _nests(raw: str, closers: Mapping[str, str], deep: int, shut: int) -> bool:
-    """Whether marks nest `deep` levels, of which `shut` are closed again; `closers` says what each mark closes. A
-    bracket that closes nothing starts again; a quote opens where it does not close."""
+    """Return true if marks nest `deep` levels, of which `shut` are closed again; `closers` says what each mark closes.
+    A bracket that closes nothing starts again; a quote opens where it does not close."""
     open_: list[str] = []
     deepest = 0
     for char in raw:

@@ -47,7 +47,7 @@ def _inflected(base: str) -> list[str]:
 
 
 def starts_with_verb(passage: ResponseText) -> bool:
-    """Whether the first word is a verb; marks before it, as of bold text, are no words, so that it is not."""
+    """Return true if the first word is a verb; marks before it, as of bold text, are no words, so that it is not."""
     sentences = ResponseText(passage.raw.lstrip()[:_ENOUGH]).sentences
     first, following, *_ = (*tokenise(sentences[0].lower()), "", "")
     base = _forms().get(first)

@@ -126,7 +126,7 @@ class ResponseAnswer(NamedTuple):
 
 
 def is_lenient(metadata: Mapping[str, Any], grader: str) -> bool:
-    """Whether `metadata["reader"]` asks for the lenient reader; the default is "strict"."""
+    """Return true if `metadata["reader"]` asks for the lenient reader; the default is "strict"."""
     return one_of(metadata, "reader", ("strict", "lenient"), grader) == "lenient"
 
 
@@ -226,7 +226,7 @@ def _candidates(text: str, asked: AnswerPattern) -> Iterator[Candidate]:
 
 
 def _boxed(marked: list[Box], start: int, end: int) -> bool:
-    """Whether one of the boxes, in order, stands between two positions."""
+    """Return true if one of the boxes, in order, stands between two positions."""
     following = bisect_left(marked, start, key=lambda box: box.end)
     return following < len(marked) and marked[following].start < end
 
@@ -282,7 +282,7 @@ def _taken_back(rest: str) -> bool:
 
 
 def _together(gap: str) -> bool:
-    """Whether two candidates with this text between them are one answer with several values."""
+    """Return true if two candidates with this text between them are one answer with several values."""
     if len(gap) > 120:
         return False
     return _GUESS.search(gap) is not None or ("\n\n" not in gap and len(_JOINED.sub("", gap)) <= 4)

@@ -218,7 +218,7 @@ def _python(text: str) -> list[Call]:
 
 
 def _only_shows(node: ast.Call) -> bool:
-    """Whether this prints something that is no call itself."""
+    """Return true if this prints something that is no call itself."""
     shows = isinstance(node.func, ast.Name) and node.func.id == "print"
     return shows and bool(node.args) and not any(isinstance(argument, ast.Call) for argument in node.args)
 

@@ -75,7 +75,7 @@ def _compare(gold: str, got: str, budget: _Budget) -> Equality:
 
 
 def _contradicts(text: str) -> bool:
-    """Whether a chain of equations holds different numbers, as x = 5 = 6."""
+    """Return true if a chain of equations holds different numbers, as x = 5 = 6."""
     chains = ([numbers.read(part) for part in chain.split("=")] for chain in re.split(",|;|and|or", text))
     return any(len({number.value for number in chain if number is not None}) > 1 for chain in chains)
 
@@ -258,7 +258,7 @@ def _ratios(gold: str, got: str, number: numbers.Number | None, found: numbers.N
 
 
 def _is_arithmetic(text: str) -> bool:
-    """Whether a text has several operators, and numbers only: 2 + 3 * 4, and not \\frac{\\sqrt{3}}{2}."""
+    """Return true if a text has several operators, and numbers only: 2 + 3 * 4, and not \\frac{\\sqrt{3}}{2}."""
     bare = re.sub(r"\\[dt]?frac(?![a-zA-Z])|\\(?:left|right)(?![a-zA-Z])", " ", text)
     return len(_OPERATOR.findall(bare.lstrip("-+ "))) > 1 or bool(_SERIES.search(text))
 

@@ -77,7 +77,7 @@ def read(text: str, comma_is_point: bool = False) -> Number | None:
 
 
 def same(label: Number, answer: Number) -> bool:
-    """Whether `answer` is the number that `label` means; not symmetric where one of them is rounded."""
+    """Return true if `answer` is the number that `label` means; not symmetric where one of them is rounded."""
     first, second = label.unit or _NONE, answer.unit or _NONE
     if first.kind and second.kind and first.name != second.name:
         if first.kind != second.kind or first.kind in {"square", "cubic"}:
@@ -98,7 +98,7 @@ def same(label: Number, answer: Number) -> bool:
 
 
 def _rounded(label: Number, answer: Number) -> bool:
-    """Whether one is the other rounded in a way that a reader takes for the same answer."""
+    """Return true if one is the other rounded in a way that a reader takes for the same answer."""
     off = abs(answer.value - label.value)
     if label.decimals is not None and label.decimals >= 2:
         # A label such as 3.75 is most likely exact, one such as 2.33 most likely rounded.

@@ -124,12 +124,12 @@ def _named(text: str) -> tuple[str, str]:
 
 
 def is_symbol(name: str) -> bool:
-    """Whether a name is a variable or a function of variables, and not words or an expression."""
+    """Return true if a name is a variable or a function of variables, and not words or an expression."""
     return _SYMBOL.match(name.strip()) is not None
 
 
 def is_name(name: str) -> bool:
-    """Whether the left side of an equals sign only says what the value is of."""
+    """Return true if the left side of an equals sign only says what the value is of."""
     name = name.strip()
     bare = re.sub(r"_\s*(?:\{[^{}]*\}|\w)", "", name)
     return not name.startswith("-") and (
@@ -170,7 +170,7 @@ def _split(text: str, separators: set[str]) -> list[str]:
 
 
 def _inside_number(text: str, at: int, token: str) -> bool:
-    """Whether a comma groups the digits of a number: 1,234 and not 1, 234 or 0,234."""
+    """Return true if a comma groups the digits of a number: 1,234 and not 1, 234 or 0,234."""
     if token == "=":
         return at > 0 and text[at - 1] in "<>!"
     return (

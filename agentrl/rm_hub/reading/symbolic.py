@@ -91,7 +91,8 @@ def _group(text: str, start: int) -> str:
 
 
 def equal(label: str, answer: str) -> tuple[bool, str]:
-    """Whether math-verify takes two expressions for equal, and a sentence about it. Both have passed `refusal`."""
+    """Return true if math-verify takes two expressions for equal, and a sentence about it. Both have passed
+    `refusal`."""
     gold, got = parse(label), parse(answer)
     if not gold or not got:
         return False, f"the {'answer' if gold else 'label'} is not an expression that could be parsed"
@@ -103,7 +104,7 @@ def equal(label: str, answer: str) -> tuple[bool, str]:
 
 
 def rounds_to(answer: str, value: Fraction, decimals: int) -> bool:
-    """Whether an exact expression without variables, rounded to `decimals` places, is `value`."""
+    """Return true if an exact expression without variables, rounded to `decimals` places, is `value`."""
     trees = parse(answer)
     if not trees or getattr(trees[0], "free_symbols", True):
         return False

@@ -82,7 +82,7 @@ def phrase(said: str) -> tuple[str, str] | None:
 
 
 def is_value(text: str) -> bool:
-    """Whether a cleaned text is a number with, perhaps, its unit, or mathematics, and not prose."""
+    """Return true if a cleaned text is a number with, perhaps, its unit, or mathematics, and not prose."""
     if not text:
         return False
     if (number := numbers.read(text)) is not None:

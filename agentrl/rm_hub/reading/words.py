@@ -46,14 +46,14 @@ def choice(text: str) -> str | None:
 
 
 def wordy(text: str) -> bool:
-    """Whether a cleaned text is words and not mathematics."""
+    """Return true if a cleaned text is words and not mathematics."""
     if text.strip().lower() in _MEANING or r"\emptyset" in text:
         return True
     return any(word.lower() not in _MATH_WORDS for word in _LETTERS.findall(text))
 
 
 def known_words(text: str) -> bool:
-    """Whether a text is one of the answers that are said in words: "no solution", "does not exist"."""
+    """Return true if a text is one of the answers that are said in words: "no solution", "does not exist"."""
     return normal_words(text.strip(" .:*_")) in _MEANING.values()
 
 
@@ -69,7 +69,7 @@ def normal_words(text: str) -> str:
 
 
 def same_words(label: str, answer: str) -> bool:
-    """Whether two texts are the same words."""
+    """Return true if two texts are the same words."""
     left, right = normal_words(label), normal_words(answer)
     return bool(left) and re.sub(r"[\s-]", "", left) == re.sub(r"[\s-]", "", right)
 

@@ -35,7 +35,7 @@ class Held:
 
     @property
     def used(self) -> bool:
-        """Whether its operators are part of the task; `Solution` only holds functions."""
+        """Return true if its operators are part of the task; `Solution` only holds functions."""
         return self.kind in self.classes and self.kind != "Solution"
 
 
@@ -79,7 +79,7 @@ def held(remote: Any) -> Held:
 
 
 def is_remote(value: Any) -> bool:
-    """Whether it is a stand-in, whatever class it shows."""
+    """Return true if it is a stand-in, whatever class it shows."""
     return type(value) is Remote
 
 

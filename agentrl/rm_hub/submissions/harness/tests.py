@@ -216,7 +216,7 @@ async def _ready(value: Any) -> Any:
 
 
 def _hides(name: str, value: Any) -> bool:
-    """Whether a name of the submission would stand in for a built-in or a module."""
+    """Return true if a name of the submission would stand in for a built-in or a module."""
     return hasattr(builtins, name) or (name in _MODULES and not isinstance(value, types.ModuleType))
 
 

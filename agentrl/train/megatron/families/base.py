@@ -143,7 +143,7 @@ class Rule:
         return "{expert}" in self.megatron
 
     def holds(self, config: Mapping[str, Any]) -> bool:
-        """Whether a model of this config has the parameter."""
+        """Return true if a model of this config has the parameter."""
         return not self.when or bool(config.get(self.when.removeprefix("!"))) != self.when.startswith("!")
 
 
@@ -176,7 +176,7 @@ class ModelFamily:
         return (*(rule for rule in self.layer_rules if ".mlp." not in rule.megatron), *self.experts)
 
     def has(self, parameter: str) -> bool:
-        """Whether layers have a parameter whose megatron name ends so."""
+        """Return true if layers have a parameter whose megatron name ends so."""
         return any(rule.megatron.endswith(parameter) for rule in (*self.layer_rules, *self.experts))
 
 
