@@ -1,0 +1,38 @@
+"""The verdict on a finished group, without a run around it."""
+
+import pytest
+
+from agentrl import Sample
+from agentrl.rollout.filters import FilterOutput, judged
+
+
+def finished(*, removed: bool = False, tokens: int = 2) -> Sample:
+    sample = Sample(reward=1.0, remove_sample=removed)
+    sample.set_prompt_tokens([1])
+    if tokens:
+        sample.append_model([5] * tokens, [-0.5] * tokens, "1")
+    return sample
+
+
+@pytest.mark.parametrize(
+    ("group", "reason"),
+    [
+        ([finished(removed=True), finished(removed=True)], "nothing_to_train"),
+        ([finished(tokens=0), finished(tokens=0)], "nothing_to_train"),
+        ([finished(removed=True), finished(tokens=0)], "nothing_to_train"),
+        ([finished(removed=True), finished()], None),
+    ],
+)
+def test_a_group_without_a_trained_token_is_dropped(group: list[Sample], reason: str | None) -> None:
+    assert judged(group, None, None) == FilterOutput(reason is None, reason)
+
+
+def test_a_filter_that_gives_no_reason_is_named_filtered() -> None:
+    assert judged([finished()], lambda args, samples: False, None) == FilterOutput(False, "filtered")
+
+
+def test_a_filter_is_not_asked_for_a_group_without_a_trained_token() -> None:
+    def keep(args: object, samples: list[Sample]) -> bool:
+        raise AssertionError
+
+    assert judged([finished(removed=True)], keep, None).reason == "nothing_to_train"
