@@ -105,10 +105,10 @@ def test_a_value_is_clipped_at_its_old_one() -> None:
 
 
 def test_long_samples_lose_reward_as_in_dapo() -> None:
-    masks = [[1] * n + [0] * 9 for n in (6, 7, 8, 10, 12)]
-    batch = inputs(masks, [1.0] * 5)
+    masks = [[1] * n + [0] * 9 for n in (3, 6, 7, 8, 10, 12)]
+    batch = inputs(masks, [1.0] * 6)
     got = overlong_shaped(batch, 4, 10, 0.5)
-    assert got.rewards.tolist() == [1, 1 - 0.125, 1 - 0.25, 0.5, 0.5]
+    assert got.rewards.tolist() == [1, 1, 1 - 0.125, 1 - 0.25, 0.5, 0.5]
     assert got.step_rewards is None
     credit = torch.zeros(len(batch.loss_mask))
     credit[10] = 3.0

@@ -48,6 +48,18 @@ def test_a_saved_position_goes_on_where_it_was(tmp_path: Path, shuffle: bool) ->
     assert (whole[:7] != whole[7:14]) is shuffle
 
 
+@pytest.mark.parametrize("shuffle", [False, True])
+def test_another_seed_is_refused_if_it_changes_the_order(tmp_path: Path, shuffle: bool) -> None:
+    path = prompts(tmp_path / "p.jsonl", 7)
+    first, other = (RolloutDataSource(make_args(path, rollout_shuffle=shuffle, rollout_seed=seed)) for seed in (1, 2))
+    first.save(tmp_path / "s.json")
+    if shuffle:
+        with pytest.raises(DataError, match="rollout_seed=1, this run has 2; use the old value"):
+            other.load(tmp_path / "s.json")
+    else:
+        other.load(tmp_path / "s.json")
+
+
 def test_bad_saved_states(tmp_path: Path) -> None:
     source = RolloutDataSource(make_args(prompts(tmp_path / "p.jsonl", 7)))
     source.save(tmp_path / "s.json")

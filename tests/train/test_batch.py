@@ -132,6 +132,11 @@ def test_dict_rewards() -> None:
         TrainBatch.from_samples([samples])
 
 
+def test_a_token_of_weight_0_does_not_train() -> None:
+    sample = Sample(tokens=[1, 2, 3], response_length=2, loss_mask=[1, 1], train_metadata={"weight": 0.0}, reward=0.0)
+    assert TrainBatch.from_samples([[sample]]).loss_mask.tolist() == [0, 0]
+
+
 def test_without_a_loss_mask_the_whole_response_trains() -> None:
     plain = Sample(tokens=[1, 2, 3], response_length=2, reward=0.0, rollout_log_probs=[-1.0, -2.0])
     assert TrainBatch.from_samples([[plain]]).loss_mask.tolist() == [1, 1]
