@@ -133,7 +133,8 @@ def test_dict_rewards() -> None:
 
 
 def test_a_token_of_weight_0_does_not_train() -> None:
-    sample = Sample(tokens=[1, 2, 3], response_length=2, loss_mask=[1, 1], train_metadata={"weight": 0.0}, reward=0.0)
+    sample = Sample(tokens=[1, 2, 3], response_length=2, reward=0.0, rollout_log_probs=[-1.0, -2.0])
+    sample.train_metadata = {"weight": 0.0}
     assert TrainBatch.from_samples([[sample]]).loss_mask.tolist() == [0, 0]
 
 
