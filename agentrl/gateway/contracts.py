@@ -1,0 +1,143 @@
+"""Types that the gateway's modules exchange: a request in one common form, the model's turn, and a wire format.
+
+A wire format (`Wire`) is pure code without tasks or clients. For example, the format of OpenAI's chat completions:
+
+    request = wire.read(body, headers)           # raises Refusal
+    turn = await session.turn(request)           # raises Refusal
+    response = wire.answer(request, turn)        # or, if request.stream: the parts of wire.events(request, turn)
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal, Protocol
+
+from agentrl.chat import ParsedTurn
+from agentrl.errors import AgentRLError
+from agentrl.sample import Message
+
+Body = dict[str, Any]
+RefusalKind = Literal["invalid", "not_found", "context", "limit", "overloaded", "failed"]
+
+
+class Refusal(AgentRLError):
+    """A request that gets an error in place of a turn.
+
+    Attributes:
+        kind: `invalid` (400), `not_found` (404), `context` (400: the prompt does not fit, such that agents compact; the
+            message is "prompt is too long: N tokens > M maximum"), `limit` (429: a limit of the session), `overloaded`
+            (503: no engine answers), `failed` (502: the engines failed).
+        reason: for `limit`, the limit's name, for example `requests`.
+    """
+
+    def __init__(self, message: str, kind: RefusalKind = "invalid", reason: str = "") -> None:
+        super().__init__(message)
+        self.kind: RefusalKind = kind
+        self.reason = reason
+
+    @property
+    def status(self) -> int:
+        """The HTTP status, if the wire format has none of its own."""
+        return _STATUS[self.kind]
+
+
+_STATUS: Mapping[RefusalKind, int] = {
+    "invalid": 400,
+    "not_found": 404,
+    "context": 400,
+    "limit": 429,
+    "overloaded": 503,
+    "failed": 502,
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AgentRequest:
+    """A request of an agent in the common form.
+
+    Attributes:
+        messages: chat messages in OpenAI's form, system messages (also a developer's) where the agent put them. Text parts
+            are one string; calls have their ids. Tool results have `tool_call_id`, and the order of their calls.
+        tools: schemas in OpenAI's function form, in the agent's order.
+        model: the model's name as the agent wrote it; it goes back in the answer.
+        stream: the agent asked for events.
+        max_tokens: the agent's own limit on the turn, at least 1; None if it gave none.
+        stop: the agent's own stop strings, at most 16 of at most 256 characters.
+        previous: `AgentTurn.id` of an earlier answer that `messages` continue (`previous_response_id`, without its prefix).
+        stored: the agent may continue the answer by its id.
+        agent: the name under which a program's own sub-agents speak; "" if the request does not say.
+        instructions: number of messages at the front that belong to this request only; an answer's id does not stand for
+            them. With `previous` they go in front of the earlier messages.
+        usage: a stream of chat completions ends with a chunk of usage.
+        thinking: an answer in Anthropic's messages shows the reasoning.
+        call_forms: for tools by name, the fields that an item of responses has in a call of the tool.
+        ignored: fields that were accepted and have no effect, for example `temperature`: sampling belongs to the session.
+    """
+
+    messages: list[Message]
+    tools: list[Body] = field(default_factory=list)
+    model: str = ""
+    stream: bool = False
+    max_tokens: int | None = None
+    stop: tuple[str, ...] = ()
+    previous: str = ""
+    stored: bool = False
+    agent: str = ""
+    instructions: int = 0
+    usage: bool = False
+    thinking: bool = False
+    call_forms: Mapping[str, Body] = field(default_factory=dict)
+    ignored: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class AgentTurn:
+    """The model's turn, as every wire format is given it.
+
+    Attributes:
+        id: of the answer, unique in the session; without a wire's prefix (`chatcmpl-`, `resp_`, `msg_`).
+        created: Unix time in seconds.
+        parsed: content, reasoning and calls; the ids of the calls are unique in the session. A broken call is text in
+            `content`, so that the agent sees it.
+        finish: `stop`, `calls` (the turn has tool calls) or `length`.
+        prompt_tokens, cached_tokens, completion_tokens: counts for the agent's usage display.
+    """
+
+    id: str
+    created: int
+    parsed: ParsedTurn
+    finish: Literal["stop", "calls", "length"]
+    prompt_tokens: int
+    cached_tokens: int
+    completion_tokens: int
+
+
+class Wire(Protocol):
+    """One wire format. See this module's docstring for an example."""
+
+    keep_alive: bytes
+    """Bytes that are sent in a stream while the model works."""
+
+    def read(self, body: Body, headers: Mapping[str, str]) -> AgentRequest:
+        """Read a request. Raises Refusal: something is malformed, or asked for what the gateway does not do; it names the
+        field."""
+        ...
+
+    def answer(self, request: AgentRequest, turn: AgentTurn) -> Body:
+        """Return the body of a whole answer."""
+        ...
+
+    def events(self, request: AgentRequest, turn: AgentTurn) -> Iterator[bytes]:
+        """Yield the server-sent events of an answer, the last one included."""
+        ...
+
+    def status(self, refusal: Refusal) -> int:
+        """Return the HTTP status of an error in this wire."""
+        ...
+
+    def error(self, refusal: Refusal) -> Body:
+        """Return the body of an error in this wire's own form, by which its clients decide to retry or to compact."""
+        ...
+
+    def error_event(self, refusal: Refusal) -> bytes:
+        """Return the event of an error in a stream that has begun."""
+        ...

@@ -1,0 +1,305 @@
+"""One address over all engines of a pool, for programs that speak HTTP: `/generate`, and what else an engine answers.
+
+1. A request goes to the engine that holds its conversation (by the header `X-SMG-Routing-Key`, or by `memory`).
+2. `/generate` with one prompt goes on with its tokens after an update. Its stream then ends with one event that has all
+   tokens.
+3. Everything else is an engine's own answer, a stream too. A stream that has begun is not asked again.
+4. Only the run controls pauses, caches, weights and memory: such requests are refused.
+"""
+
+import asyncio
+import math
+import re
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from dataclasses import fields
+from functools import partial
+from pathlib import Path
+from socket import socket
+from typing import Any, Final
+from urllib.parse import quote
+
+import anyio
+import orjson
+from anyio import to_thread
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.requests import Request
+from starlette.responses import Response, StreamingResponse
+from starlette.routing import Route
+
+from agentrl.engine.client import EngineClient
+from agentrl.engine.pool import EnginePool
+from agentrl.engine.requests import ROUTING_HEADER
+from agentrl.engine.transport import Reply, Sink
+from agentrl.engine.wire import REQUEST_LEVEL_FIELDS, Generation, SamplingParams
+from agentrl.errors import EngineFailure, EngineRejected, EngineTimeout, EngineUnreachable, SettingsError
+from agentrl.gateway.prefix_cache import PrefixCache
+from agentrl.plugins import load_object
+from agentrl.serving.http import (
+    Json,
+    RequestError,
+    field,
+    object_body,
+    openai_error,
+    refusal,
+    refuse_pages,
+    refused,
+    until_done,
+)
+from agentrl.serving.server import aside, listen, served
+
+_CONTROL: Final = re.compile("/(?!v1/models/).*(abort|pause|continue|flush|cache|weight|memory|lora|state|slow_down)")
+"""Paths by which an engine is controlled; the name of a model may have any of these words."""
+_CHATS: Final = ("/v1/chat/completions", "/v1/messages", "/v1/responses")
+_STREAMING: Final = ("/api/chat", "/api/generate")
+"""Ollama's paths, which stream unless the request says otherwise."""
+_OWN: Final = "text input_ids sampling_params rid stream return_sampling_mask"
+_PASSED: Final = """
+    return_logprob logprob_start_len top_logprobs_num token_ids_logprob return_text_in_logprobs return_prompt_token_ids
+    return_hidden_states return_routed_experts priority lora_path
+"""
+"""Fields of `/generate` that go along where the pool asks."""
+_SAMPLING: Final = {each.name for each in fields(SamplingParams)} - set(REQUEST_LEVEL_FIELDS) | {"n"}
+Body = dict[str, Any]
+
+
+@asynccontextmanager
+async def router(
+    pool: EnginePool, folder: str | Path | None = None, *, host: str = "127.0.0.1", listener: socket | None = None
+) -> AsyncIterator[str]:
+    """Serve `pool` in this event loop for the length of the context; gives the URL.
+
+    Args:
+        folder: a model folder with the tokenizer for texts; by default the engines' own, where it can be read here.
+        listener: a port of `host` that was taken; by default a free one is.
+
+    Raises:
+        PluginError: a middleware cannot be loaded.
+    """
+    async with served(EngineRouter(pool, folder).app, listener or listen(host, 0), host) as url:
+        yield url
+
+
+class EngineRouter:
+    """The ASGI application `app` over `pool`. Middleware is given it as `router`."""
+
+    def __init__(self, pool: EnginePool, folder: str | Path | None = None) -> None:
+        self.pool, self.memory = pool, PrefixCache()
+        self._folder, self._loading = folder, anyio.Lock(fast_acquire=True)
+        failures = {HTTPException: _no_route, RequestError: refusal, EngineFailure: _failed, SettingsError: _failed}
+        self.app = Starlette(
+            routes=[
+                Route("/generate", self._generate, methods=["POST"]),
+                Route("/abort_request", self._abort, methods=["POST"]),
+                Route("/retrieve_from_text", self._retrieve, methods=["POST"]),
+                Route("/health", self._health, methods=["GET"]),
+                Route("/list_workers", self._workers, methods=["GET"]),
+                Route("/add_worker", self._workers, methods=["POST"]),
+                Route("/remove_worker", self._workers, methods=["POST"]),
+                Route("/{path:path}", self._relay, methods=["GET", "POST"]),
+            ],
+            middleware=[
+                Middleware(load_object(path, what="--router-middleware-paths"), router=self)
+                for path in pool.settings.router_middleware_paths
+            ],
+            exception_handlers=failures,
+        )
+
+    async def _generate(self, request: Request) -> Response:
+        body = await object_body(request)
+        if not _plain(body):
+            return await self._relay(request, body)
+        sampling = {name: value for name, value in (body.get("sampling_params") or {}).items() if name != "n"}
+        params = SamplingParams(**sampling, return_sampling_mask=bool(body.get("return_sampling_mask")))
+        extra = {name: body[name] for name in _PASSED.split() if name in body}
+        ask = partial(self.pool.generate, params=params, rid=_rid(body), extra=extra)
+        session, text = request.headers.get(ROUTING_HEADER), body.get("text")
+        if text is not None:
+            await self._load_tokenizer()
+            piece, own = await self.memory.text(text, partial(aside, request))
+            ask, note = partial(ask, piece.all_ids()), partial(self.memory.answered, text, piece, session=own)
+        else:
+            ids: list[int] = body["input_ids"]
+            own = session or self.memory.listed(ids)
+            ask, note = partial(ask, ids), partial(self._listed, ids, "" if session else own)
+        answer = partial(_answer, partial(ask, session_id=session or own), note)
+        if body.get("stream"):
+            return await _streamed(request, partial(_events, answer))
+        return Response(await until_done(request, answer), media_type="application/json")
+
+    def _listed(self, ids: list[int], session: str, got: Generation) -> None:
+        if session:
+            self.memory.listed([*ids, *got.ids], session)
+
+    async def _relay(self, request: Request, body: Body | None = None) -> Response:
+        path = request.scope["path"]
+        if ".." in path or _CONTROL.match(path):
+            raise HTTPException(404)
+        if body is None:
+            body = await object_body(request) if _has_body(request) else {}
+        session, said = request.headers.get(ROUTING_HEADER), body.get("messages", body.get("input"))
+        if not session and path in _CHATS and isinstance(said, list):
+            session = self.memory.listed(said)
+        target = f"{quote(path)}?{request.scope['query_string'].decode('latin-1')}".rstrip("?")
+        sent = body if request.method == "POST" else None
+        relay = partial(self.pool.relay, target, sent, rid=_rid(body), session_id=session)
+        if body.get("stream", path in _STREAMING and request.method == "POST"):
+            return await _streamed(request, relay)
+        reply = await until_done(request, relay)
+        return Response(reply.body, reply.status, {"content-type": reply.content_type})
+
+    async def _abort(self, request: Request) -> Response:
+        await self.pool.abort(field(await object_body(request), "rid", str))
+        return Response()
+
+    async def _retrieve(self, request: Request) -> Response:
+        text = field(await object_body(request), "text", str)
+        await self._load_tokenizer()
+        pieces = (await self.memory.text(text, partial(aside, request)))[0].chain()
+        tokens = [id_ for piece in pieces for id_ in piece.ids]
+        mask = [int(piece.log_probs is not None) for piece in pieces for _ in piece.ids]
+        log_probs = [log_prob for piece in pieces for log_prob in piece.log_probs or [0.0] * len(piece.ids)]
+        found = {"tokens": tokens, "response": text, "loss_mask": mask, "rollout_logp": log_probs}
+        return Json({**found, "token_length": len(tokens), "loss_mask_length": len(mask)})
+
+    async def _load_tokenizer(self) -> None:
+        async with self._loading:
+            if self.memory.tokenizer is None:
+                info = {} if self._folder else (await self.pool.model_info())[0]
+                file = Path(self._folder or info.get("tokenizer_path") or str(info.get("model_path")), "tokenizer.json")
+                self.memory.tokenizer = await to_thread.run_sync(_tokenizer, file)
+
+    async def _health(self, _: Request) -> Response:
+        return Response(status_code=200 if any(_well(member) for member in self.pool.members) else 503)
+
+    async def _workers(self, request: Request) -> Response:
+        if request.method == "POST":
+            refuse_pages(request)
+            url = request.query_params.get("url") or field(await object_body(request), "url", str)
+            await self.pool.join(url) if request.url.path == "/add_worker" else self.pool.leave(url)
+        workers = [{"url": m.url, "is_healthy": _well(m), "load": m.in_flight} for m in self.pool.members]
+        return Json({"urls": self.pool.urls, "workers": workers})
+
+
+def _well(member: EngineClient) -> bool:
+    return member.weights == "current" and not member.failures
+
+
+def _tokenizer(file: Path) -> Any:
+    from tokenizers import Tokenizer
+
+    if not file.is_file():
+        raise refused(f"texts need the model's tokenizer here, but there is no {file}; send input_ids")
+    tokenizer = Tokenizer.from_file(str(file))
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    return tokenizer
+
+
+def _plain(body: Body) -> bool:
+    """Return true if it is one prompt, and asks for nothing that cannot go on after an update."""
+    if not _given(body) <= {*_OWN.split(), *_PASSED.split()}:
+        return False
+    text, ids, sampling = body.get("text"), body.get("input_ids"), body.get("sampling_params") or {}
+    if ids is None:
+        one = isinstance(text, str)
+    else:
+        one = text is None and isinstance(ids, list) and bool(ids) and type(ids[0]) is int
+    return one and isinstance(sampling, dict) and _given(sampling) <= _SAMPLING and sampling.get("n") in (None, 1)
+
+
+def _has_body(request: Request) -> bool:
+    return request.headers.get("content-length", "0") != "0" or "transfer-encoding" in request.headers
+
+
+def _rid(body: Body) -> str | None:
+    """Return the client's name of its request; the engine names a batch's."""
+    rid = body.get("rid")
+    return rid if isinstance(rid, str) and rid else None
+
+
+def _given(body: Body) -> set[str]:
+    return {name for name, value in body.items() if value is not None}
+
+
+def _joined(got: Generation) -> Body:
+    """An interrupted answer, or one aborted before it was sent: lists a token follow each other, and what is said of the
+    prompt is the first part's."""
+    parts: list[Body] = [orjson.loads(raw) for raw in got.raw] or [{"meta_info": {"finish_reason": {}}}]
+    metas: list[Body] = [part["meta_info"] for part in parts]
+    found = [(name, value) for meta in metas for name, value in meta.items()]
+    lists = {name for name, value in found if name.startswith("output_") and isinstance(value, list)}
+    meta = {
+        **metas[-1],
+        **got.meta_info,
+        **{name: value for name, value in metas[0].items() if name.startswith(("input_", "prompt_", "cached_"))},
+        **{name: [entry for meta in metas for entry in meta.get(name) or ()] for name in lists},
+        "prompt_tokens": got.prompt_tokens,
+        "finish_reason": {**metas[-1]["finish_reason"], "type": got.finish_reason.type},
+        "weight_versions": [{"version": v, "start": start, "end": end} for v, start, end in got.weight_versions],
+    }
+    return {**parts[-1], "text": got.text, "output_ids": got.ids, "meta_info": meta}
+
+
+async def _answer(ask: Callable[..., Awaitable[Generation]], note: Callable[..., None], sink: Sink = None) -> bytes:
+    """Return an answer to `/generate` as the client gets it; `note` remembers it."""
+    got = await ask(sink=sink)
+    note(got=got)
+    return got.raw[0] if len(got.raw) == 1 else orjson.dumps(_joined(got))
+
+
+async def _events(answer: Callable[..., Awaitable[bytes]], sink: Callable[[Reply], None]) -> Reply:
+    """Return the end of the stream of an answer to `/generate`; `sink` takes the events before it."""
+
+    def event(data: bytes, end: bytes = b"") -> Reply:
+        return Reply(200, b"data: %b\n\n%b" % (data, end), content_type="text/event-stream")
+
+    return event(await answer(lambda part: sink(event(part.body))), b"data: [DONE]\n\n")
+
+
+async def _streamed(request: Request, relay: Callable[..., Awaitable[Reply]]) -> Response:
+    """Answer with the parts that `relay` gives to its `sink`, and its end."""
+    parts = _parts(relay)
+    first = await until_done(request, partial(anext, parts))
+    return StreamingResponse(_bodies(first, parts), first.status, {"content-type": first.content_type})
+
+
+async def _parts(relay: Callable[..., Awaitable[Reply]]) -> AsyncGenerator[Reply]:
+    """Yield the parts of an answer as they come, and its end. They are taken from the engine also while the client does not
+    read: a weight update waits for engines, not for clients."""
+    into, parts = anyio.create_memory_object_stream[Reply](math.inf)
+    task = asyncio.ensure_future(relay(sink=into.send_nowait))
+    task.add_done_callback(lambda _: into.close())
+    try:
+        async for part in parts:
+            yield part
+        yield await task
+    finally:
+        task.cancel()
+
+
+async def _bodies(first: Reply, parts: AsyncGenerator[Reply]) -> AsyncIterator[bytes]:
+    """The stream that begins with `first`. A failure is an event at its end that clients of all three APIs raise."""
+    yield first.body
+    try:
+        async for part in parts:
+            yield part.body
+    except EngineFailure as error:
+        said = {"type": "error", "error": {"type": "api_error", "message": str(error)}}
+        yield b"\n\nevent: error\ndata: %b\n\n" % orjson.dumps(said)
+
+
+async def _failed(request: Request, error: Exception) -> Response:
+    """Answer a failure in SGLang's form."""
+    status = 504 if isinstance(error, EngineTimeout) else 503 if isinstance(error, EngineUnreachable) else 400
+    if isinstance(error, EngineRejected) and error.status and error.kind != "aborted":
+        status = error.status if 400 <= error.status < 500 else 502
+    return await refusal(request, openai_error(str(error), status=status))
+
+
+async def _no_route(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    said = f"{request.method} {request.url.path:.99} is not passed on: the run controls the engines (see /list_workers)"
+    return Json({"detail": said if error.status_code in (404, 405) else error.detail}, error.status_code, error.headers)

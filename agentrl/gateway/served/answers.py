@@ -1,0 +1,174 @@
+"""The OpenAI forms of a /generate answer: choices, log-probs, usage, and what of them is new in a stream.
+
+1. A chat's reasoning and text are streamed as they are written, up to what may turn out to be a tag or a stop string;
+   calls come at the end. What was sent is how the whole answer's reasoning and content begin.
+2. Log-probs come with the next chunk, those of tokens without text (a tag's, the end's) too.
+"""
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+from uuid import uuid4
+
+from agentrl.engine.embedded.model import Vocabulary
+from agentrl.gateway.served.stream_holdback import stable_prefix
+
+if TYPE_CHECKING:
+    from agentrl.chat.parsers import TurnParser
+
+Body = dict[str, Any]
+Sent = Counter[str]
+"""How much of a choice was sent: characters of its texts, by their names, and tokens with their log-probs."""
+
+
+@dataclass(frozen=True)
+class ChatAnswers:
+    """Those of a chat completion.
+
+    Attributes:
+        parser: takes reasoning and calls out of the text; None: it is all content.
+    """
+
+    body: Body
+    vocab: Vocabulary
+    parser: "TurnParser | None"
+    tools: Sequence[Body]
+
+    def choice(self, index: int, answer: Body) -> Body:
+        """One entry of `choices`."""
+        meta = answer["meta_info"]
+        message: Body = {"role": "assistant", "content": answer["text"], "reasoning_content": None}
+        finish = _finish(meta)
+        if self.parser is not None:
+            turn = self.parser.parse(answer["text"], list(self.tools) or None)
+            message |= {"content": turn.content, "reasoning_content": turn.reasoning}
+            if turn.tool_calls:
+                calls = (call.to_message() for call in turn.tool_calls)
+                # Ids that no other answer has; Mistral's templates take nine letters and digits.
+                message["tool_calls"] = [{**call, "id": uuid4().hex[:9], "index": i} for i, call in enumerate(calls)]
+                if finish["finish_reason"] == "stop":
+                    finish["finish_reason"] = "tool_calls"
+        choice = {"index": index, "message": message, "logprobs": self._log_probs(answer, 0), **finish}
+        if self.body.get("return_token_ids"):
+            choice["response_token_ids"] = answer["output_ids"]
+        if self.body.get("return_prompt_token_ids"):
+            choice["prompt_token_ids"] = answer["prompt_token_ids"]
+        if self.body.get("return_meta_info"):
+            choice["meta_info"] = meta
+        return choice
+
+    def new(self, index: int, answer: Body, sent: Sent, whole: bool) -> Iterator[Body]:
+        """Yield the new parts of a choice, from its answer so far; `whole` if that is all."""
+        entry: Body = {"index": index, "logprobs": None, "finish_reason": None, "matched_stop": None}
+        if not sent:
+            sent["begun"] = 1
+            yield {**entry, "delta": {"role": "assistant", "content": "", "reasoning_content": None}}
+        if whole:
+            entry |= self.choice(index, answer)
+            message = entry.pop("message")
+        elif self.parser is None:
+            message = {"reasoning_content": None, "content": answer["text"]}
+        else:
+            message = dict(
+                zip(("reasoning_content", "content"), stable_prefix(self.parser, answer["text"]), strict=True)
+            )
+        delta: Body = {"tool_calls": message["tool_calls"]} if "tool_calls" in message else {}
+        for name in ("reasoning_content", "content"):
+            text = message[name] or ""
+            if len(text) > sent[name]:
+                delta[name], sent[name] = text[sent[name] :], len(text)
+        if delta:
+            logs = self._log_probs(answer, sent["tokens"])
+            sent["tokens"] += len(logs["content"]) if logs else 0
+            shown = {"reasoning_content": None, **delta}
+            yield {"index": index, "delta": shown, "logprobs": logs, "finish_reason": None, "matched_stop": None}
+        if whole:
+            yield {**entry, "delta": {"reasoning_content": None}, "logprobs": self._log_probs(answer, sent["tokens"])}
+
+    def _log_probs(self, answer: Body, start: int) -> Body | None:
+        """Return the log-probs of the tokens from `start` on; None if they were not asked for."""
+        if not self.body.get("logprobs"):
+            return None
+        meta = answer["meta_info"]
+        chosen = meta["output_token_logprobs"]
+        tops = meta.get("output_top_logprobs") or [[]] * len(chosen)
+        pairs = zip(chosen[start:], tops[start:], strict=True)
+        return {
+            "content": [
+                {**self._token(t, p), "top_logprobs": [self._token(other, q) for q, other, _ in top]}
+                for (p, t, _), top in pairs
+            ]
+        }
+
+    def _token(self, token: int, log_prob: float) -> Body:
+        text = self.vocab.decode([token], False)
+        return {"token": text, "bytes": list(text.encode()), "logprob": log_prob}
+
+
+@dataclass(frozen=True)
+class TextAnswers:
+    """Those of a completion; `echo` puts the prompt before all of it."""
+
+    body: Body
+    vocab: Vocabulary
+
+    def choice(self, index: int, answer: Body, start: int = 0) -> Body:
+        """One entry of `choices`, with the log-probs from token `start` on."""
+        meta, text = answer["meta_info"], answer["text"]
+        if self.body.get("echo"):
+            given = self.body["prompt"]
+            text = (given if isinstance(given, str) else self.vocab.decode(answer["prompt_token_ids"])) + text
+        logs = self._log_probs(meta, start) if self.body.get("logprobs") is not None else None
+        choice = {"index": index, "text": text, "logprobs": logs, **_finish(meta)}
+        if self.body.get("return_token_ids"):
+            choice["response_token_ids"] = answer["output_ids"]
+        return choice
+
+    def new(self, index: int, answer: Body, sent: Sent, whole: bool) -> Iterator[Body]:
+        """See `ChatAnswers.new`."""
+        one = self.choice(index, answer, sent["tokens"])
+        text = one["text"][sent["text"] :]
+        sent["text"] += len(text)
+        sent["tokens"] += len(one["logprobs"]["tokens"]) if one["logprobs"] else 0
+        yield {**one, "text": text, **({} if whole else {"finish_reason": None, "matched_stop": None})}
+
+    def _log_probs(self, meta: Body, start: int) -> Body:
+        """Of the prompt's tokens too where they were asked for; the first of these has none."""
+        chosen = [*meta["input_token_logprobs"], *meta["output_token_logprobs"]]
+        tops = [*meta.get("input_top_logprobs", ()), *meta.get("output_top_logprobs", ())] or [[]] * len(chosen)
+        decode = self.vocab.decode
+        return {
+            "text_offset": [-1] * len(chosen[start:]),
+            "token_logprobs": [p for p, _, _ in chosen[start:]],
+            "tokens": [decode([t], False) for _, t, _ in chosen[start:]],
+            "top_logprobs": [
+                None if top is None else {decode([t], False): p for p, t, _ in top} for top in tops[start:]
+            ],
+        }
+
+
+Answers = ChatAnswers | TextAnswers
+
+
+def usage(answers: Sequence[Body]) -> Body:
+    """`usage` and `metadata` of a whole answer; a prompt sampled n times counts once."""
+    metas = [a["meta_info"] for a in answers]
+    prompts = {id(a["prompt_token_ids"]): a["meta_info"]["prompt_tokens"] for a in answers}
+    prompt, completion = sum(prompts.values()), sum(meta["completion_tokens"] for meta in metas)
+    return {
+        "usage": {
+            "prompt_tokens": prompt,
+            "total_tokens": prompt + completion,
+            "completion_tokens": completion,
+            "prompt_tokens_details": None,
+            "reasoning_tokens": 0,
+            "completion_tokens_details": None,
+        },
+        "metadata": {"weight_version": metas[0]["weight_version"], "weight_versions": metas[0]["weight_versions"]},
+    }
+
+
+def _finish(meta: Body) -> Body:
+    reason = meta["finish_reason"] or {}
+    return {"finish_reason": reason.get("type"), "matched_stop": reason.get("matched")}

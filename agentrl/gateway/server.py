@@ -1,0 +1,302 @@
+"""The gateway's two servers: agents reach `/s/TOKEN`, the owner of sessions reaches `/sessions` with a key.
+
+1. Both listen on loopback and refuse what `agentrl.serving` refuses. A session's token is in the path; no log has it.
+2. A request is refused with a status as long as its stream has not begun. Keep-alives are sent while the model works.
+3. The client's disconnect ends its request.
+"""
+
+import asyncio
+import hmac
+import math
+import tempfile
+from collections.abc import AsyncIterator, Mapping
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from socket import socket
+from typing import Any
+
+import anyio
+import orjson
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response, StreamingResponse
+from starlette.routing import Route
+
+from agentrl.chat import Chat
+from agentrl.engine.wire import SamplingParams
+from agentrl.errors import EngineUnreachable
+from agentrl.gateway.contracts import AgentRequest, Refusal, Wire
+from agentrl.gateway.roles import Roles
+from agentrl.gateway.sessions import Limits, Session, TurnSampler, read_limits, read_sampling
+from agentrl.gateway.wires import WIRES
+from agentrl.sample import Sample
+from agentrl.serving.http import Json, RequestError, until_done
+from agentrl.serving.server import aside, listen, read_json, served, served_at
+
+KEEP_ALIVE = 5
+"""Seconds between keep-alives of a stream that waits for the model."""
+MOST_SESSIONS = 100_000
+_EVENTS = "text/event-stream"
+_FINAL = {"x-should-retry": "false"}
+"""Tells OpenAI's and Anthropic's clients that the same request will be refused again."""
+
+
+class Gateway:
+    """Sessions of agents in front of engines.
+
+    Args:
+        chat: the model's tokenizer, template and parsers.
+        engine: samples; an engine pool, for example.
+        context_length: most tokens of a trajectory.
+        model: the name in the list of models.
+        owner_key: the owner's key.
+
+    Attributes:
+        agent_app, owner_app: the ASGI applications.
+        roles: the fold of roles that the template needs.
+        base, socket: the agents' address and Unix socket, known once `serving` runs.
+    """
+
+    def __init__(
+        self, chat: Chat, engine: TurnSampler, *, context_length: int, model: str = "policy", owner_key: str = ""
+    ) -> None:
+        self.chat, self.engine, self.context_length, self.model = chat, engine, context_length, model
+        self.roles, self.base, self.socket = Roles.probe(chat), "", Path()
+        self.owner_key, self._sessions, self._ended = owner_key, dict[str, Session](), False
+        handlers = {HTTPException: _http_error, RequestError: _gone}
+        self.agent_app = Starlette(
+            routes=[Route("/s/{token}{rest:path}", self._agent, methods=["GET", "HEAD", "POST"])],
+            exception_handlers=handlers,
+        )
+        self.owner_app = Starlette(
+            routes=[
+                Route("/sessions", self._owner(self._open), methods=["POST"]),
+                Route("/sessions", self._owner(self._list), methods=["GET"]),
+                Route("/sessions/{token}", self._owner(self._show), methods=["GET"]),
+                Route("/sessions/{token}", self._owner(self._close), methods=["DELETE"]),
+            ],
+            exception_handlers=handlers,
+        )
+
+    @asynccontextmanager
+    async def serving(self, host: str = "127.0.0.1", listener: socket | None = None) -> AsyncIterator[str]:
+        """Serve agents in this event loop for the length of the context, at an address and at a Unix socket; gives the
+        address. Sessions that are still open at the context's end fail."""
+        async with AsyncExitStack() as stack:
+            folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="agentrl-gateway-"))
+            self.base = await stack.enter_async_context(served(self.agent_app, listener or listen(host, 0), host))
+            self.socket = Path(folder, "socket")
+            await stack.enter_async_context(served_at(self.agent_app, str(self.socket), host))
+            self._ended = False
+            stack.callback(self._end)
+            yield self.base
+
+    def _end(self) -> None:
+        self._ended = True
+        for session in self._sessions.values():
+            session.fail(_closed())
+
+    # ---- sessions ---------------------------------------------------------------------------------------------
+
+    def open(self, origin: Sample, sampling: SamplingParams, limits: Limits | None = None) -> Session:
+        """Open a session whose Samples begin as `origin`. Raises Refusal: there are too many sessions. Raises
+        EngineUnreachable: the gateway was closed."""
+        if self._ended:
+            raise _closed()
+        if len(self._sessions) >= MOST_SESSIONS:
+            raise Refusal(f"the gateway has {MOST_SESSIONS} sessions; close some", "limit", "sessions")
+        given = sampling.stop_token_ids or ()
+        ends = tuple(dict.fromkeys((*self.chat.stop_token_ids, *given)))
+        whole = replace(sampling, stop_token_ids=ends, skip_special_tokens=False, no_stop_trim=True)
+        session = Session(self.chat, self.engine, self.roles, origin, whole, self.context_length, limits or Limits())
+        self._sessions[session.token] = session
+        return session
+
+    def close(self, token: str, rewards: Mapping[int, float] | float | None = None) -> list[Sample]:
+        """Close a session and return its Samples; see `Session.close`. Raises KeyError: it is not known."""
+        return self._sessions.pop(token).close(rewards)
+
+    def url(self, session: Session) -> str:
+        """The base URL of a session's agent."""
+        return f"{self.base}/s/{session.token}"
+
+    # ---- agents -----------------------------------------------------------------------------------------------
+
+    async def _agent(self, request: Request) -> Response:
+        session = self._sessions.get(request.path_params["token"])
+        path = "/" + request.path_params["rest"].strip("/").removeprefix("v1").strip("/")
+        counting = path == "/messages/count_tokens"
+        wire = WIRES.get("/messages" if counting else path)
+        if session is None or (wire is None and request.method == "POST"):
+            return _error(404, "there is no such session" if session is None else f"the gateway has no {path:.80}")
+        if request.method != "POST":
+            return self._read_only(path)
+        assert wire is not None
+        try:
+            return await self._answer(request, session, wire, counting)
+        except Refusal as refusal:
+            session.refused(refusal)
+            final = refusal.kind == "limit" and refusal.reason != "parallel"
+            return Json(wire.error(refusal), wire.status(refusal), _FINAL if final else None)
+
+    def _read_only(self, path: str) -> Response:
+        def shown(name: str) -> dict[str, Any]:
+            return {"id": name, "object": "model", "type": "model", "created": 0, "owned_by": "agentrl"}
+
+        if path == "/":
+            return Response()
+        if path == "/models":
+            data = [shown(self.model)]
+            return Json({"object": "list", "data": data, "models": [], "has_more": False})
+        if path.startswith("/models/"):
+            return Json(shown(path.removeprefix("/models/")))
+        return _error(404, f"the gateway has no {path:.80}")
+
+    async def _answer(self, request: Request, session: Session, wire: Wire, counting: bool) -> Response:
+        try:
+            body = await read_json(request)
+        except ValueError as error:
+            raise Refusal(str(error)) from None
+        if not isinstance(body, dict):
+            raise Refusal("the body must be a JSON object")
+        asked, run = wire.read(body, request.headers), partial(aside, request)
+        size = int(request.headers.get("content-length") or len(orjson.dumps(body)))
+        if counting:
+            return Json({"input_tokens": await session.measure(asked, size, run)})
+        if not asked.stream:
+            node, turn = await until_done(request, partial(session.turn, asked, size, run))
+            session.delivered(node)
+            return Json(wire.answer(asked, turn))
+        placed = anyio.Event()
+        task = asyncio.create_task(session.turn(asked, size, run, placed))
+        await _first(task, placed)
+        if task.done():
+            task.result()
+        return StreamingResponse(_stream(session, wire, asked, task), media_type=_EVENTS)
+
+    # ---- the owner --------------------------------------------------------------------------------------------
+
+    def _owner(self, handler: Any) -> Any:
+        async def wrapped(request: Request) -> Response:
+            given = request.headers.get("authorization", "").removeprefix("Bearer ").encode()
+            if not self.owner_key or not hmac.compare_digest(given, self.owner_key.encode()):
+                return _error(401, "send the owner's key: Authorization: Bearer KEY")
+            try:
+                return Json(*await handler(request))
+            except Refusal as refusal:
+                return _error(refusal.status, str(refusal))
+
+        return wrapped
+
+    async def _open(self, request: Request) -> tuple[Any, int]:
+        body = await _fields(
+            request, {"group_index": int, "index": int, "sampling": dict, "limits": dict, "metadata": dict}
+        )
+        index = body.get("index")
+        origin = Sample(
+            group_index=body.get("group_index"), index=index, rollout_id=index, metadata=body.get("metadata", {})
+        )
+        session = self.open(origin, read_sampling(body.get("sampling", {})), read_limits(body.get("limits", {})))
+        return {"id": session.token, "base_url": self.url(session)}, 201
+
+    async def _list(self, _: Request) -> tuple[Any, int]:
+        return {"sessions": [{"requests": s.counts["requests"], "open": True} for s in self._sessions.values()]}, 200
+
+    async def _show(self, request: Request) -> tuple[Any, int]:
+        session = self._known(request)
+        return {**session.tree.shown(), "counts": session.figures()}, 200
+
+    async def _close(self, request: Request) -> tuple[Any, int]:
+        session = self._known(request)
+        body = await _fields(request, {"reward": float, "rewards": dict})
+        rewards = body.get("rewards", body.get("reward"))
+        if isinstance(rewards, dict):
+            roots = {str(root.number) for root in session.tree.roots()}
+            if unknown := sorted(rewards.keys() - roots):
+                raise Refusal(f"rewards.{unknown[0]:.80}: there is no such root")
+            rewards = {int(root): _number(f"rewards.{root}", value) for root, value in rewards.items()}
+        samples = self.close(session.token, rewards)
+        return {"samples": [sample.to_dict() for sample in samples], "counts": session.figures()}, 200
+
+    def _known(self, request: Request) -> Session:
+        session = self._sessions.get(request.path_params["token"])
+        if session is None:
+            raise Refusal("there is no such session", "not_found")
+        return session
+
+
+async def _fields(request: Request, kinds: Mapping[str, type]) -> dict[str, Any]:
+    """The fields of an owner's request. Raises Refusal: one is unknown or has a wrong type."""
+    try:
+        body = await read_json(request) or {}
+    except ValueError as error:
+        raise Refusal(str(error)) from None
+    if not isinstance(body, dict):
+        raise Refusal("the body must be a JSON object")
+    for name, value in body.items():
+        if name not in kinds:
+            raise Refusal(f"{name}: there is no such field; expected some of {', '.join(kinds)}")
+        if kinds[name] is float:
+            _number(name, value)
+        elif not isinstance(value, kinds[name]) or isinstance(value, bool):
+            raise Refusal(f"{name}: expected a value of type {kinds[name].__name__}")
+    return body
+
+
+def _number(name: str, value: Any) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        raise Refusal(f"{name}: expected a finite number")
+    return float(value)
+
+
+async def _first(task: asyncio.Task[Any], placed: anyio.Event) -> None:
+    """Wait until the request is placed or has failed."""
+    waiting = asyncio.create_task(placed.wait())
+    try:
+        await asyncio.wait([task, waiting], return_when=asyncio.FIRST_COMPLETED)
+    except BaseException:
+        task.cancel()
+        raise
+    finally:
+        waiting.cancel()
+
+
+async def _stream(session: Session, wire: Wire, asked: AgentRequest, task: asyncio.Task[Any]) -> AsyncIterator[bytes]:
+    """The events of a turn, keep-alives before them."""
+    try:
+        while not (await asyncio.wait([task], timeout=KEEP_ALIVE))[0]:
+            yield wire.keep_alive
+        try:
+            node, turn = task.result()
+        except Refusal as refusal:
+            session.refused(refusal)
+            yield wire.error_event(refusal)
+            return
+        for event in wire.events(asked, turn):
+            yield event
+        session.delivered(node)
+    finally:
+        task.cancel()
+        with suppress(asyncio.CancelledError, Refusal):
+            await task
+
+
+def _closed() -> EngineUnreachable:
+    return EngineUnreachable("the gateway was closed before the session's end", kind="gateway_closed")
+
+
+def _error(status: int, message: str) -> Response:
+    return Json({"error": {"message": message, "type": "invalid_request_error", "code": None}}, status)
+
+
+async def _http_error(_: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    return _error(error.status_code, error.detail)
+
+
+async def _gone(_: Request, error: Exception) -> Response:
+    assert isinstance(error, RequestError)
+    return Response(status_code=error.status)

@@ -1,0 +1,317 @@
+"""The session of an agent: its limits, its turns with the engine, and its end."""
+
+import secrets
+import time
+import uuid
+from collections import Counter, deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, fields, replace
+from typing import Any, Final, Protocol, TypeVar
+
+import anyio
+import orjson
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
+
+from agentrl.chat import Chat
+from agentrl.engine.wire import Generation, SamplingParams
+from agentrl.errors import EngineFailure, EngineRejected, EngineTimeout, EngineUnreachable, TemplateError
+from agentrl.gateway.contracts import AgentRequest, AgentTurn, Refusal
+from agentrl.gateway.record import SessionRecord
+from agentrl.gateway.roles import Roles
+from agentrl.gateway.tree import Reading, SessionTree, TurnNode
+from agentrl.sample import Message, Sample
+
+S = TypeVar("S")
+T = TypeVar("T")
+_SAMPLING: Final = TypeAdapter(SamplingParams)
+_NAMES: Final = {each.name for each in fields(SamplingParams)}
+_MOST_IGNORED: Final = 100
+
+
+class WorkRunner(Protocol):
+    """The caller of a session's slow functions.
+
+    A caller that uses no thread:
+
+        async def run(work, *args, size=None):
+            return work(*args)
+    """
+
+    async def __call__(self, work: Callable[..., T], *args: Any, size: int | None = None) -> T:
+        """Return `work(*args)`; in a thread if `size` characters (default: the request's body) are slow to tokenize."""
+
+
+class TurnSampler(Protocol):
+    """The part of an engine pool that sessions need."""
+
+    async def generate(
+        self, input_ids: Sequence[int], params: SamplingParams, *, session_id: str | None = None
+    ) -> Generation:
+        """Sample a continuation of `input_ids`. Raises EngineFailure."""
+
+
+class Limits(BaseModel):
+    """Limits of one session. A request beyond a limit gets status 429 and the limit's name."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+    requests: int = Field(2000, ge=1)
+    """Requests in all."""
+    parallel: int = Field(32, ge=1)
+    """Requests at the same time."""
+    sampled_tokens: int = Field(1_000_000, ge=1)
+    """Tokens that the model samples in all. The turn that reaches the limit is still finished."""
+    bytes: int = Field(256 << 20, ge=1)
+    """Bytes of request bodies in all."""
+    idle_seconds: float = Field(3600, ge=1)
+    """Seconds without a request after which the session refuses further requests."""
+
+
+def read_sampling(given: Mapping[str, Any]) -> SamplingParams:
+    """Read a session's sampling parameters under SGLang's names. Raises Refusal: an unknown name or wrong type."""
+    if unknown := sorted(given.keys() - _NAMES):
+        raise Refusal(
+            f"sampling.{unknown[0]}: there is no such parameter; expected some of {', '.join(sorted(_NAMES))}"
+        )
+    try:
+        return _SAMPLING.validate_json(orjson.dumps(given), strict=True)
+    except ValidationError as error:
+        raise _invalid("sampling", error) from None
+
+
+def read_limits(given: Mapping[str, Any]) -> Limits:
+    """Read a session's limits. Raises Refusal: a limit is unknown, below 1 or of a wrong type."""
+    try:
+        return Limits.model_validate(given)
+    except ValidationError as error:
+        raise _invalid("limits", error) from None
+
+
+def _invalid(what: str, error: ValidationError) -> Refusal:
+    wrong = error.errors(include_input=False, include_url=False)[0]
+    return Refusal(f"{what}.{'.'.join(map(str, wrong['loc']))}: {wrong['msg']}")
+
+
+@dataclass(eq=False)
+class Session:
+    """One agent's trajectory in progress.
+
+    Attributes:
+        origin: the common fields of the session's Samples.
+        sampling: sampling parameters of all turns, including stop ids.
+        context_length: maximum number of tokens of a path through the tree.
+        token: the secret in the agent's base URL.
+        clock: gives seconds, for the idle limit.
+        counts: numbers of requests and tokens, by name; `figures` adds the numbers of nodes.
+        refusals: the last messages of refused requests.
+        record: after `close`, the tree in the form that a Sample keeps.
+        failure: the engines' failure, if the last request ended with it; the gateway's end, if the session was open then.
+    """
+
+    chat: Chat
+    engine: TurnSampler
+    roles: Roles
+    origin: Sample
+    sampling: SamplingParams
+    context_length: int
+    limits: Limits = field(default_factory=Limits)
+    token: str = field(default_factory=lambda: secrets.token_urlsafe(16), repr=False)
+    clock: Callable[[], float] = time.monotonic
+    counts: Counter[str] = field(default_factory=Counter)
+
+    def __post_init__(self) -> None:
+        self.tree = SessionTree(self.chat, self.roles)
+        self._route, self._last, self._closed = uuid.uuid4().hex, self.clock(), False
+        self._lock, self._scopes = anyio.Lock(), set[anyio.CancelScope]()
+        self._histories = dict[str, list[Message]]()
+        self.refusals: deque[str] = deque(maxlen=20)
+        self.record: dict[str, Any] = {}
+        self.failure: EngineFailure | None = None
+
+    async def turn(
+        self, request: AgentRequest, size: int, run: WorkRunner, placed: anyio.Event | None = None
+    ) -> tuple[TurnNode, AgentTurn]:
+        """Have the model answer a request of `size` bytes.
+
+        Args:
+            run: calls slow functions.
+            placed: is set when the request has a node. After that, the request's content cannot cause a refusal.
+
+        Raises:
+            Refusal: the session is closed or at a limit, the template cannot render the prompt, the prompt does not
+                fit, or the engines failed.
+        """
+        with self._admitted(size):
+            self._count_ignored(request)
+            request = self._whole(request)
+            async with self._lock:
+                reading = await self._read(request, size, run)
+                node = await run(self._place, reading, size=reading.new_characters)
+            if placed is not None:
+                placed.set()
+            try:
+                got = await self._generate(node, request)
+                return node, self._answered(node, request, got)
+            finally:
+                if not node.finish:
+                    self.tree.discard(node)
+
+    async def measure(self, request: AgentRequest, size: int, run: WorkRunner) -> int:
+        """Return the number of prompt tokens of a request. Raises Refusal: the template cannot render the prompt."""
+        async with self._lock:
+            reading = await self._read(self._whole(request), size, run)
+            tokens: int = await run(self._blamed, self.tree.measure, reading, size=reading.new_characters)
+        return tokens
+
+    def refused(self, refusal: Refusal) -> None:
+        """Note that a request was refused."""
+        self.counts[f"refused/{refusal.reason or refusal.kind}"] += 1
+        self.refusals.append(str(refusal))
+
+    def delivered(self, node: TurnNode) -> None:
+        """Note that the agent got the answer."""
+        node.delivered = True
+
+    def figures(self) -> dict[str, int]:
+        """Return `counts`, and the number of nodes for each reason."""
+        reasons = Counter(f"reason/{node.reason}" for node in self.tree.nodes.values())
+        return {**self.counts, **reasons}
+
+    def close(self, rewards: Mapping[int, float] | float | None = None) -> list[Sample]:
+        """End the session, cancel its requests in flight, and return its Samples.
+
+        Args:
+            rewards: one reward for all roots except side conversations, or a mapping from a root's number to its
+                reward. With None the caller sets the rewards later.
+        """
+        self._end()
+        if not isinstance(rewards, Mapping):
+            given = {root.number: rewards for root, role in self.tree.roots().items() if role != "side"}
+        else:
+            given = dict(rewards)
+        samples, tokens = self.tree.samples(self.origin, given)
+        self.counts = Counter({**self.counts, **tokens})
+        self.record = SessionRecord.of(self.tree, given, self.refusals).model_dump(exclude_defaults=True)
+        return samples
+
+    def fail(self, failure: EngineFailure) -> None:
+        """End the session by a failure, and cancel its requests in flight; `close` is still to be called."""
+        self.failure = failure
+        self._end()
+
+    def _end(self) -> None:
+        self._closed = True
+        for scope in self._scopes:
+            scope.cancel()
+
+    # ---- steps of a turn --------------------------------------------------------------------------------------
+
+    @contextmanager
+    def _admitted(self, size: int) -> Iterator[None]:
+        """Count a request. Raises Refusal: the session is at a limit, is closed, or is closed during the request."""
+        limits, counts, now = self.limits, self.counts, self.clock()
+        beyond = {
+            "idle_seconds": now - self._last > limits.idle_seconds,
+            "requests": counts["requests"] >= limits.requests,
+            "parallel": len(self._scopes) >= limits.parallel,
+            "sampled_tokens": counts["sampled"] >= limits.sampled_tokens,
+            "bytes": counts["bytes"] + size > limits.bytes,
+        }
+        if self._closed:
+            raise Refusal("there is no such session", "not_found")
+        if reason := next((name for name, holds in beyond.items() if holds), ""):
+            raise Refusal(f"the session takes no more requests: {reason}", "limit", reason)
+        self._last = now
+        counts.update(requests=1, bytes=size)
+        with anyio.CancelScope() as scope:
+            self._scopes.add(scope)
+            try:
+                yield
+            finally:
+                self._scopes.discard(scope)
+                self._last = self.clock()
+        if scope.cancelled_caught:
+            raise Refusal("there is no such session: it was closed", "not_found")
+
+    def _count_ignored(self, request: AgentRequest) -> None:
+        """Count fields without effect. The number of names is limited, because the agent chooses them."""
+        for name in (f"ignored/{name}" for name in request.ignored):
+            if name in self.counts or sum(known.startswith("ignored/") for known in self.counts) < _MOST_IGNORED:
+                self.counts[name] += 1
+
+    def _whole(self, request: AgentRequest) -> AgentRequest:
+        """Return `request` with the history of `previous_response_id` inserted before its new messages."""
+        if not request.previous:
+            return request
+        if (before := self._histories.get(request.previous)) is None:
+            raise Refusal(f"previous_response_id: {request.previous!r:.80} is not known in this session", "not_found")
+        own, new = request.messages[: request.instructions], request.messages[request.instructions :]
+        return replace(request, messages=[*own, *before, *new])
+
+    async def _read(self, request: AgentRequest, size: int, run: WorkRunner) -> Reading:
+        """Read a request of `size` bytes. That takes about a sixteenth of the time of tokenizing them."""
+        reading: Reading = await run(self._blamed, self.tree.read, request, size=size // 16)
+        return reading
+
+    def _place(self, reading: Reading) -> TurnNode:
+        node = self._blamed(self.tree.place, reading)
+        most = self.context_length - 2
+        if node.length > most:
+            self.tree.overflowed(node)
+            self.tree.discard(node)
+            raise Refusal(f"prompt is too long: {node.length} tokens > {most} maximum", "context")
+        return node
+
+    def _blamed(self, work: Callable[[S], T], given: S) -> T:
+        try:
+            return work(given)
+        except TemplateError as error:
+            raise Refusal(str(error)) from error
+
+    async def _generate(self, node: TurnNode, request: AgentRequest) -> Generation:
+        base, room = self.sampling, self.context_length - node.length - 1
+        own = (base.stop,) if isinstance(base.stop, str) else base.stop or ()
+        params = replace(
+            base,
+            max_new_tokens=min(room, base.max_new_tokens or room, request.max_tokens or room),
+            stop=(*own, *request.stop) or None,
+            sampling_seed=None if base.sampling_seed is None else (base.sampling_seed + node.number) % 2**31,
+            routed_experts_start_len=None if base.routed_experts_start_len is None else node.rows,
+        )
+        try:
+            got = await self.engine.generate(node.prompt(), params, session_id=f"{self._route}-{node.root.number}")
+            if got.finish_reason.type == "abort":
+                raise EngineRejected("the engine aborted the request", kind="aborted")
+        except EngineFailure as error:
+            refusal = _refusal(error)
+            if refusal.kind == "context":
+                self.tree.overflowed(node)
+            else:
+                self.failure = error
+            raise refusal from error
+        return got
+
+    def _answered(self, node: TurnNode, request: AgentRequest, got: Generation) -> AgentTurn:
+        told, self.failure = self.tree.sampled(node, got), None
+        self.counts["sampled"] += len(got.ids)
+        turn = AgentTurn(
+            id=uuid.uuid4().hex,
+            created=int(time.time()),
+            parsed=told,
+            finish=node.finish or "stop",
+            prompt_tokens=node.length,
+            cached_tokens=got.cached_tokens,
+            completion_tokens=len(got.ids),
+        )
+        if request.stored:
+            self._histories[turn.id] = [*request.messages[request.instructions :], told.to_message()]
+        return turn
+
+
+def _refusal(error: EngineFailure) -> Refusal:
+    if isinstance(error, EngineUnreachable | EngineTimeout):
+        return Refusal(str(error), "overloaded")
+    if isinstance(error, EngineRejected) and error.kind == "context_overflow":
+        return Refusal(f"prompt is too long: {error}", "context")
+    return Refusal(str(error), "failed")

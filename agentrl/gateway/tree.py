@@ -1,0 +1,496 @@
+"""The tree of a session: it finds the model turn that a request continues, and turns the finished tree into Samples.
+
+1. Pure code. `read` finds the node that a request extends, and `place` adds a pending node. A session calls both under
+   one lock, so that parallel requests are placed in the order of their arrival. `sampled` completes the node, `discard` removes it.
+2. Messages are compared by a chain of hashes over their normal form. The form leaves out what a client may change: ids
+   of calls, reasoning, the spelling of arguments, and white space around an assistant's text.
+3. Each leaf becomes a Sample. The leaves below a node share its sampled tokens; only the first leaf trains them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from array import array
+from collections import Counter, defaultdict
+from collections.abc import Container, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, Literal
+
+import orjson
+
+from agentrl.chat import Chat, ChatSession, ParsedTurn
+from agentrl.chat.messages import normalise_messages, normalise_tools
+from agentrl.engine.wire import Generation
+from agentrl.gateway.contracts import AgentRequest, Refusal
+from agentrl.gateway.roles import Roles
+from agentrl.sample import Message, Origin, Sample, SpecInfo, VersionSpan
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+Reason = Literal[
+    "first",
+    "extend",
+    "fork",
+    "retry",
+    "undelivered",
+    "edited",
+    "compacted",
+    "tools_changed",
+    "new_agent",
+    "template_rewrites",
+]
+Role = Literal["main", "subagent", "side"]
+Key = bytes
+
+_CALL_ID = re.compile(r"(?s)(.*)_(\d+)")
+"""The id of a tool call as the agent gets it: the parser's id, "_", and the number of the node with the call."""
+
+
+@dataclass(eq=False, slots=True)
+class TurnNode:
+    """One model turn.
+
+    Attributes:
+        number: running number in the session, in the order of requests.
+        family: for a root, the first root of its conversation. An edit or a compaction opens another root.
+        close, env: ids between the parent's sampled ids and this turn's: `close` ends the parent's turn, `env` has the
+            new messages. A root's whole prompt is `env`.
+        length: number of tokens of the prompt, including all nodes above.
+        rows: number of rows of routed experts that the nodes above have.
+        chat: the conversation's state before the turn; after `sampled`, the state after the turn.
+        delivered: the answer reached the agent: it was sent, or the agent repeated it.
+    """
+
+    number: int
+    parent: TurnNode | None
+    reason: Reason
+    close: array[int]
+    env: array[int]
+    length: int
+    chat: ChatSession
+    tools: Key = b""
+    has_tools: bool = False
+    keys: tuple[Key, ...] = ()
+    agent: str = ""
+    family: TurnNode | None = None
+    rows: int = 0
+    ids: array[int] = field(default_factory=lambda: array("i"))
+    log_probs: array[float] = field(default_factory=lambda: array("d"))
+    versions: tuple[VersionSpan, ...] = ()
+    kept: list[array[int]] | None = None
+    routed: NDArray[np.int16] | None = field(default=None, repr=False)
+    finish: Literal["", "stop", "calls", "length"] = ""
+    text: str = ""
+    calls: tuple[str, ...] = ()
+    delivered: bool = False
+    children: list[TurnNode] = field(default_factory=list)
+
+    def path(self) -> list[TurnNode]:
+        """Return the nodes from the root to this node."""
+        nodes = [self]
+        while nodes[-1].parent is not None:
+            nodes.append(nodes[-1].parent)
+        return nodes[::-1]
+
+    @property
+    def root(self) -> TurnNode:
+        """The first node of the path."""
+        return self.path()[0]
+
+    @property
+    def family_root(self) -> TurnNode:
+        """The first root of the conversation."""
+        return self.root.family or self.root
+
+    def prompt(self) -> array[int]:
+        """Return the token ids of the whole prompt of this turn."""
+        ids = array("i")
+        for node in self.path():
+            ids += node.close + node.env
+            if node is not self:
+                ids += node.ids
+        return ids
+
+    @property
+    def live(self) -> bool:
+        """True if the turn is complete and reached the agent."""
+        return bool(self.finish) and self.delivered
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """A request in the normal form.
+
+    Attributes:
+        messages: the folded messages.
+        keys: a key for each prefix of the messages.
+        tools, digest: the tools and their key.
+        agent: the agent's name.
+        found: the node that the request continues, and the number of messages that it repeats; None for a new root.
+    """
+
+    messages: list[Message]
+    keys: tuple[Key, ...]
+    tools: Any
+    digest: Key
+    agent: str
+    found: tuple[TurnNode, int] | None
+
+    @property
+    def new_characters(self) -> int | None:
+        """Length of the contents that the request adds to the node that it continues; None for a new root."""
+        if self.found is None:
+            return None
+        return sum(len(message["content"]) for message in self.messages[self.found[1] :])
+
+
+class SessionTree:
+    """The model turns of one session. One task at a time uses it."""
+
+    def __init__(self, chat: Chat, roles: Roles) -> None:
+        self._chat, self._roles = chat, roles
+        self.nodes: dict[int, TurnNode] = {}
+        self._count = 0
+        self._answers: defaultdict[Key, list[TurnNode]] = defaultdict(list)
+        self._asked: defaultdict[tuple[Key, Key], list[TurnNode]] = defaultdict(list)
+        self._begun: dict[tuple[str, Key], TurnNode] = {}
+        self._said: dict[tuple[str, Key], TurnNode] = {}
+        self._full: dict[TurnNode, TurnNode] = {}
+        self._normal: dict[Key, Message] = {}
+        self._tools: dict[Key, tuple[Any, Key]] = {}
+
+    # ---- placing a request ----------------------------------------------------------------------------------
+
+    def read(self, request: AgentRequest) -> Reading:
+        """Convert `request` to the normal form, and find the node that it continues.
+
+        Raises:
+            Refusal: the last message is the assistant's.
+            TemplateError: the chat template cannot render the messages.
+        """
+        messages = self._roles.fold(self._normalised(request.messages))
+        if not messages or messages[-1]["role"] == "assistant":
+            raise Refusal("messages: the last message must be of a user or a tool; a prefill is not supported")
+        tools, digest = self._read_tools(request.tools)
+        keys = _chain(messages)
+        return Reading(messages, keys, tools, digest, request.agent, self._known(messages, keys, digest))
+
+    def place(self, reading: Reading) -> TurnNode:
+        """Add a pending node for a request, and return it. Raises TemplateError: see `read`."""
+        messages, keys, found = reading.messages, reading.keys, reading.found
+        placed = self._extended(found, messages, keys) if found else None
+        if placed is None:
+            reason, family = self._reason(reading)
+            if found is not None:
+                reason, family = "template_rewrites", found[0].root
+            placed = self._root(messages, reading.tools, reason, family)
+        placed.tools, placed.has_tools, placed.keys = reading.digest, bool(reading.tools), keys
+        placed.agent = reading.agent
+        self._add(placed)
+        return placed
+
+    def measure(self, reading: Reading) -> int:
+        """Return the number of prompt tokens that a request would have. The tree stays as it is."""
+        node = self.place(reading)
+        self.discard(node)
+        return node.length
+
+    def _normalised(self, messages: Sequence[Message]) -> list[Message]:
+        """Return `messages` in the normal form. A session converts equal messages once."""
+        found = []
+        for message in messages:
+            key = _hash(b"", orjson.dumps(message))
+            if key not in self._normal:
+                self._normal[key] = normalise_messages([message])[0]
+            found.append(self._normal[key])
+        return found
+
+    def _read_tools(self, tools: list[dict[str, Any]]) -> tuple[Any, Key]:
+        """Return `tools` in the normal form, and their key. A session converts equal tools once."""
+        key = _hash(b"", orjson.dumps(tools))
+        if key not in self._tools:
+            normal = normalise_tools(tools)
+            digest = _hash(b"", orjson.dumps(normal, option=orjson.OPT_SORT_KEYS)) if normal else b""
+            self._tools[key] = normal, digest
+        return self._tools[key]
+
+    def _known(self, messages: list[Message], keys: tuple[Key, ...], tools: Key) -> tuple[TurnNode, int] | None:
+        """Find the node with the longest history that `messages` repeat, and the number of repeated messages."""
+        for end in range(len(messages) - 1, 0, -1):
+            if messages[end - 1]["role"] == "assistant":
+                same = [node for node in self._answers.get(keys[end], ()) if node.tools == tools]
+                if same:
+                    return _meant(same, messages[end - 1]), end
+        return None
+
+    def _extended(self, found: tuple[TurnNode, int], messages: list[Message], keys: tuple[Key, ...]) -> TurnNode | None:
+        """Return a child of the node in `found`; None if the template would rewrite the node's history."""
+        node, end = found
+        new = messages[end:]
+        node.delivered = True
+        chat = node.chat.fork()
+        delta = chat.extend(_with_own_ids(new, messages[end - 1], node))
+        if delta.restart is not None:
+            return None
+        earlier = [other for other in self._asked.get((keys[-1], node.tools), ()) if other.parent is node]
+        reason: Reason = "fork" if node.children else "extend"
+        if any(message["role"] == "assistant" for message in new):
+            reason = "edited"
+        elif earlier:
+            reason = "retry" if any(other.live for other in earlier) else "undelivered"
+        close, env = array("i", delta.close), array("i", delta.env)
+        length = node.length + len(node.ids) + len(close) + len(env)
+        rows = node.rows + (0 if node.routed is None else len(node.routed))
+        return TurnNode(self._count, node, reason, close, env, length, chat, rows=rows)
+
+    def _root(self, messages: list[Message], tools: Any, reason: Reason, family: TurnNode | None) -> TurnNode:
+        chat = ChatSession(self._chat, self._roles.show(_renumbered(messages)), tools)
+        ids, chat.prompt_ids = chat.prompt_ids, []
+        root = TurnNode(self._count, None, reason, array("i"), array("i", ids), len(ids), chat)
+        root.family = root if family is None else family.family
+        return root
+
+    def _reason(self, reading: Reading) -> tuple[Reason, TurnNode | None]:
+        """Return the reason for a new root, and a root of the conversation that it continues, if any. A named agent
+        continues its own conversations only."""
+        messages, keys, agent = reading.messages, reading.keys, reading.agent
+        asked = self._asked.get((keys[-1], reading.digest), ())
+        if earlier := [node for node in asked if node.agent == agent]:
+            return ("retry" if any(node.live for node in earlier) else "undelivered"), earlier[0].root
+        if not self.nodes:
+            return "first", None
+        for key in reversed(keys):
+            answers = (node for node in self._answers.get(key, ()) if node.agent == agent)
+            if other := next((node for node in answers if node.tools != reading.digest), None):
+                return "tools_changed", other.root
+        spoken = [message for message in messages if message["role"] == "assistant"]
+        shared = max((at for at, key in enumerate(keys) if (agent, key) in self._begun), default=0)
+        if any(message["role"] == "user" for message in messages[:shared]):
+            return ("edited" if spoken else "compacted"), self._begun[agent, keys[shared]].root
+        known = (self._said.get((agent, _part(message))) for message in spoken)
+        if other := next((node for node in known if node is not None), None):
+            same_instructions = self._begun.get((agent, keys[1])) if messages[0]["role"] == "system" else None
+            return "edited", (same_instructions or other).root
+        return "new_agent", None
+
+    def _add(self, node: TurnNode) -> None:
+        self.nodes[node.number] = node
+        self._count += 1
+        self._asked[node.keys[-1], node.tools].append(node)
+        if node.parent is not None:
+            node.parent.children.append(node)
+
+    def overflowed(self, node: TurnNode) -> None:
+        """Note that the prompt of a pending node does not fit. If no turn of its conversation follows, this is its end."""
+        if node.parent is not None:
+            self._full[node.family_root] = node.parent
+
+    def discard(self, node: TurnNode) -> None:
+        """Remove a pending node whose request failed or was cancelled."""
+        del self.nodes[node.number]
+        self._asked[node.keys[-1], node.tools].remove(node)
+        if node.parent is not None:
+            node.parent.children.remove(node)
+
+    # ---- the model's turn -------------------------------------------------------------------------------------
+
+    def sampled(self, node: TurnNode, got: Generation) -> ParsedTurn:
+        """Complete `node` with the engine's answer, and return the turn for the agent. If a call is broken, the turn is
+        text without calls."""
+        self._full.pop(node.family_root, None)
+        parsed = node.chat.append_model_turn(got.ids)
+        node.ids, node.log_probs = array("i", got.ids), array("d", got.log_probs)
+        node.versions, node.kept, node.routed = got.weight_versions, got.kept, got.routed
+        node.text = got.text
+        calls = parsed.tool_calls
+        if parsed.broken or not all(isinstance(call.arguments, dict) for call in calls):
+            parsed = ParsedTurn(str(node.chat.messages[-1]["content"]) if parsed.broken else got.text.strip())
+        node.calls = tuple(call.id for call in parsed.tool_calls)
+        told = replace(parsed, tool_calls=tuple(replace(c, id=f"{c.id}_{node.number}") for c in parsed.tool_calls))
+        cut = got.finish_reason.type == "length"
+        node.finish = "length" if cut else "calls" if node.calls else "stop"
+        message = normalise_messages([told.to_message()])[0]
+        key = _hash(node.keys[-1], part := _part(message))
+        self._answers[key].append(node)
+        self._said.setdefault((node.agent, part), node)
+        for known in node.keys[1:]:
+            self._begun.setdefault((node.agent, known), node)
+        return told
+
+    # ---- results ----------------------------------------------------------------------------------------------
+
+    def roots(self) -> dict[TurnNode, Role]:
+        """Return the roots in order, with their roles."""
+        roots = [node for node in self.nodes.values() if node.parent is None]
+        families = [node for node in roots if node.family is node and not node.agent]
+        main = next((node for node in families if node.has_tools), families[0] if families else None)
+        if main is not None and not main.has_tools and any(node.has_tools for node in roots):
+            main = None
+        return {root: self._role(root, main) for root in roots}
+
+    def _role(self, root: TurnNode, main: TurnNode | None) -> Role:
+        first = root.family or root
+        if first is main:
+            return "main"
+        return "subagent" if first.has_tools or first.agent else "side"
+
+    def samples(self, origin: Sample, rewards: Mapping[int, float | None]) -> tuple[list[Sample], Counter[str]]:
+        """Return the leaves as Samples, and the numbers of sampled, trained and dropped tokens.
+
+        Args:
+            origin: the common fields of all Samples; each Sample is a changed copy.
+            rewards: number of a root -> its reward, or None to set the reward later. Other roots are dropped.
+        """
+        counts, trained = Counter[str](), set[TurnNode]()
+        roles, found = self.roots(), list[Sample]()
+        for node, reason in self.dropped(rewards).items():
+            counts["sampled"] += len(node.ids)
+            counts[f"dropped/{reason}" if reason else "trained"] += len(node.ids)
+            if not reason and not any(child.live for child in node.children):
+                root = node.root
+                sample = _as_sample(node, origin, rewards[root.number], roles[root], trained)
+                if self._full.get(node.family_root) is node:
+                    sample.stop("context")
+                found.append(sample)
+        return found, +counts
+
+    def dropped(self, rewarded: Container[int]) -> dict[TurnNode, str]:
+        """Return for each node the reason why it does not train, or "" if it trains; see docs/gateway.md.
+
+        Args:
+            rewarded: numbers of the roots that get a reward.
+        """
+        reasons = {root: "side" if role == "side" else "unrewarded" for root, role in self.roots().items()}
+        reasons = {root: "" if root.number in rewarded else reason for root, reason in reasons.items()}
+        for node in self.nodes.values():
+            if node.parent is not None:
+                reasons[node] = reasons[node.parent]
+        return {node: reasons[node] if node.live else "undelivered" for node in self.nodes.values()}
+
+    def shown(self) -> dict[str, Any]:
+        """Return the tree as plain values; see docs/gateway.md."""
+        nodes = [
+            {
+                "number": node.number,
+                "parent": None if node.parent is None else node.parent.number,
+                "root": node.root.number,
+                "reason": node.reason,
+                "prompt_tokens": node.length,
+                "sampled_tokens": len(node.ids),
+                "finish": node.finish,
+                "delivered": node.delivered,
+                "agent": node.agent,
+                "text": node.text,
+            }
+            for node in self.nodes.values()
+        ]
+        roots = [{"number": r.number, "role": role, "reason": r.reason} for r, role in self.roots().items()]
+        return {"nodes": nodes, "roots": roots}
+
+
+def _as_sample(leaf: TurnNode, origin: Sample, reward: float | None, role: Role, trained: set[TurnNode]) -> Sample:
+    """Return the path to `leaf` as a Sample. Turns in `trained` get loss mask 0; other turns are added to it."""
+    path = leaf.path()
+    sample = replace(origin, reward=reward, metadata=dict(origin.metadata), spec_info=SpecInfo())
+    sample.set_prompt_tokens(path[0].env)
+    for turn, node in enumerate(path, 1):
+        if node.parent is not None:
+            sample.append_observation(node.close, turn=turn - 1, origin=Origin.CLOSE)
+            sample.append_observation(node.env, turn=turn - 1)
+        start = sample.response_length
+        sample.append_model(
+            node.ids,
+            node.log_probs,
+            node.versions,
+            text=node.text,
+            turn=turn,
+            kept=None if node in trained else node.kept,
+            routed=node.routed,
+        )
+        if node in trained and sample.loss_mask is not None and sample.rollout_log_probs is not None:
+            sample.loss_mask[start:] = [0] * len(node.ids)
+            sample.rollout_log_probs[start:] = [0.0] * len(node.ids)
+        trained.add(node)
+    sample.stop("length" if leaf.finish == "length" else "done")
+    sample.metadata["messages"] = leaf.chat.messages
+    sample.metadata["gateway"] = {
+        "root": path[0].number,
+        "role": role,
+        "agent": path[0].agent,
+        "nodes": [node.number for node in path],
+        "reasons": [node.reason for node in path],
+    }
+    return sample
+
+
+# ---- the normal form ------------------------------------------------------------------------------------------
+
+
+def _hash(before: Key, part: bytes) -> Key:
+    return hashlib.blake2b(before + part, digest_size=16).digest()
+
+
+def _part(message: Message, result: int = 0) -> bytes:
+    """Return the compared part of a message; `result` is the position of a tool result's call in its turn."""
+    calls = [[c["function"]["name"], _canonical(c["function"]["arguments"])] for c in message.get("tool_calls", ())]
+    content = message["content"].strip() if message["role"] == "assistant" else message["content"]
+    return orjson.dumps([message["role"], content, calls, result], option=orjson.OPT_SORT_KEYS)
+
+
+def _canonical(value: Any) -> Any:
+    """Return `value` with whole numbers as int: many programs write 1.0 as 1."""
+    if isinstance(value, float) and value.is_integer() and abs(value) < 2**53:
+        return int(value)
+    if isinstance(value, dict):
+        return {key: _canonical(item) for key, item in value.items()}
+    return [_canonical(item) for item in value] if isinstance(value, list) else value
+
+
+def _chain(messages: Sequence[Message]) -> tuple[Key, ...]:
+    """Return a key for each prefix of `messages`, the empty prefix first."""
+    keys, places = [b""], dict[Any, int]()
+    for message in messages:
+        if message["role"] == "assistant":
+            places = {call.get("id"): at for at, call in enumerate(message.get("tool_calls", ()))}
+        place = places.get(message.get("tool_call_id"), 0) if message["role"] == "tool" else 0
+        keys.append(_hash(keys[-1], _part(message, place)))
+    return tuple(keys)
+
+
+def _meant(same: Sequence[TurnNode], told: Message) -> TurnNode:
+    """Choose among nodes with the same history and answer: the node whose call ids the agent repeats, else the last
+    delivered node, else the last node."""
+    for call in told.get("tool_calls", ()):
+        if match := _CALL_ID.fullmatch(call.get("id", "")):
+            for node in same:
+                if str(node.number) == match[2] and match[1] in node.calls:
+                    return node
+    return next((node for node in reversed(same) if node.delivered), same[-1])
+
+
+def _with_own_ids(new: Sequence[Message], told: Message, node: TurnNode) -> list[Message]:
+    """Return `new` with the parser's ids of the calls in place of the agent's. Calls are matched by position."""
+    own = dict(zip((call.get("id") for call in told.get("tool_calls", ())), node.calls, strict=False))
+    return [
+        {**message, "tool_call_id": own[given]} if (given := message.get("tool_call_id")) in own else message
+        for message in new
+    ]
+
+
+def _renumbered(messages: Sequence[Message]) -> list[Message]:
+    """Return a history with call ids in the form of our parsers, because some templates require ids of nine letters or
+    digits."""
+    names: dict[Any, str] = {}
+    found = []
+    for message in messages:
+        if calls := message.get("tool_calls"):
+            for call in calls:
+                names[call.get("id")] = f"call{len(names) + 1:05d}"
+            message = {**message, "tool_calls": [{**call, "id": names[call.get("id")]} for call in calls]}
+        if message.get("tool_call_id") in names:
+            message = {**message, "tool_call_id": names[message["tool_call_id"]]}
+        found.append(message)
+    return found

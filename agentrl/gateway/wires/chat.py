@@ -1,0 +1,90 @@
+"""OpenAI's chat completions."""
+
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING
+
+from agentrl.chat.messages import REASONING_KEYS, ToolCall
+from agentrl.gateway.contracts import AgentRequest, AgentTurn, Body, Refusal, Wire
+from agentrl.gateway.wires.common import Fields, OpenAIErrors, agent_request, event, pieces, schema
+from agentrl.sample import Message
+
+_FINISH = {"stop": "stop", "calls": "tool_calls", "length": "length"}
+
+
+class ChatWire(OpenAIErrors):
+    """The wire format of `POST /chat/completions`. Reasoning is `reasoning_content`."""
+
+    def read(self, body: Body, headers: Mapping[str, str]) -> AgentRequest:
+        fields = Fields(body)
+        messages = [_message(message) for message in fields.each("messages")]
+        limits = [fields.positive(name) for name in ("max_completion_tokens", "max_tokens")]
+        more = {"max_tokens": next(filter(None, limits), None), "stop": fields.stops("stop")}
+        more["usage"] = fields.inner("stream_options").get("include_usage", bool) or False
+        return agent_request(fields, headers, messages, list(_tools(fields)), **more)
+
+    def answer(self, request: AgentRequest, turn: AgentTurn) -> Body:
+        head = {"id": f"chatcmpl-{turn.id}", "created": turn.created, "model": request.model}
+        choice = {"message": turn.parsed.to_message(), "finish_reason": _FINISH[turn.finish], "logprobs": None}
+        usage: Body = {"prompt_tokens": turn.prompt_tokens, "completion_tokens": turn.completion_tokens}
+        usage["total_tokens"] = turn.prompt_tokens + turn.completion_tokens
+        usage["prompt_tokens_details"] = {"cached_tokens": turn.cached_tokens}
+        return {**head, "object": "chat.completion", "choices": [{"index": 0, **choice}], "usage": usage}
+
+    def events(self, request: AgentRequest, turn: AgentTurn) -> Iterator[bytes]:
+        head = self.answer(request, turn) | {"object": "chat.completion.chunk"}
+        (choice,), usage = head.pop("choices"), head.pop("usage")
+        head |= {"usage": None} if request.usage else {}
+        for delta in _deltas(turn):
+            yield event({**head, "choices": [{"index": 0, "delta": delta, "finish_reason": None}]})
+        yield event({**head, "choices": [{"index": 0, "delta": {}, "finish_reason": choice["finish_reason"]}]})
+        if request.usage:
+            yield event({**head, "choices": [], "usage": usage})
+        yield b"data: [DONE]\n\n"
+
+    def error_event(self, refusal: Refusal) -> bytes:
+        return event(self.error(refusal))
+
+
+if TYPE_CHECKING:
+    _WIRE: type[Wire] = ChatWire
+
+
+def _message(given: Fields) -> Message:
+    role = given.role("system", "user", "assistant", "tool")
+    message: Message = {"role": role, "content": given.text("content")}
+    if role == "tool":
+        message["tool_call_id"] = given.need("tool_call_id", str)
+    if role == "assistant":
+        message["content"] = message["content"] or given.get("refusal", str) or ""
+        if reasoning := next((text for key in REASONING_KEYS if (text := given.get(key, str))), ""):
+            message["reasoning_content"] = reasoning
+        if calls := [_call(call) for call in given.each("tool_calls")]:
+            message["tool_calls"] = calls
+    return message
+
+
+def _call(given: Fields) -> Body:
+    if (given.get("type", str) or "function") != "function":
+        raise given.refusal("type", "only calls of functions are supported")
+    function = given.inner("function")
+    arguments = function.get("arguments", object) or {}
+    if not isinstance(arguments, str | dict):
+        raise function.refusal("arguments", "expected JSON text")
+    return ToolCall(given.need("id", str), function.need("name", str), arguments).to_message()
+
+
+def _tools(fields: Fields) -> Iterator[Body]:
+    for tool in fields.each("tools"):
+        if (kind := tool.need("type", str)) == "function":
+            function = tool.inner("function")
+            yield schema(function, function.get("parameters", dict))
+        else:
+            fields.ignored.add(f"tool:{kind:.80}")
+
+
+def _deltas(turn: AgentTurn) -> Iterator[Body]:
+    yield {"role": "assistant", "content": ""}
+    yield from ({"reasoning_content": piece} for piece in pieces(turn.parsed.reasoning))
+    yield from ({"content": piece} for piece in pieces(turn.parsed.content))
+    for index, call in enumerate(turn.parsed.tool_calls):
+        yield {"tool_calls": [{"index": index, **call.to_message()}]}

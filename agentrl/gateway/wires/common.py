@@ -1,0 +1,216 @@
+"""Parts that the wire formats share: fields of a request by name and type, texts, and server-sent events."""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import groupby
+from typing import Any, TypeVar
+
+import orjson
+
+from agentrl.gateway.contracts import AgentRequest, Body, Refusal
+from agentrl.sample import Message
+
+T = TypeVar("T")
+
+_NAMES: Mapping[type, str] = {type(None): "null", bool: "true or false", int: "a whole number", float: "a number"}
+_NAMES = {**_NAMES, str: "text", list: "a list", dict: "an object", object: "a value"}
+_MOST_STOPS = 16
+_LONGEST_STOP = 256
+_PIECE = 200
+_UNSUPPORTED = ["logit_bias", "logprobs", "top_logprobs", "echo", "prediction", "background", "audio", "functions"]
+_UNSUPPORTED += ["prompt", "conversation"]
+_TEXT_PARTS = {"text": "text", "input_text": "text", "output_text": "text", "refusal": "refusal"}
+
+
+class Fields:
+    """A JSON object in a request. Its methods refuse a field of another type by the field's path. Null means absent.
+
+    Attributes:
+        ignored: names of the body's fields that were not read; the names of tools that are left out are added.
+    """
+
+    def __init__(self, value: Any, path: str = "") -> None:
+        if not isinstance(value, dict):
+            raise Refusal(f"{path or 'the body'}: expected an object, got {_NAMES[type(value)]}")
+        self._value = value
+        self._path = path
+        self.ignored = set() if path else {name for name, given in value.items() if given is not None}
+
+    def refusal(self, name: str, reason: str) -> Refusal:
+        """Return the error that names a field."""
+        return Refusal(f"{self._below(name)}: {reason}")
+
+    def get(self, name: str, kind: type[T]) -> T | None:
+        """Return a field of exactly this type, or of any type for `object`; None if it is absent."""
+        self.ignored.discard(name)
+        value = self._value.get(name)
+        if value is None or kind is object or type(value) is kind:
+            return value
+        raise self.refusal(name, f"expected {_NAMES[kind]}, got {_NAMES[type(value)]}")
+
+    def need(self, name: str, kind: type[T]) -> T:
+        """Return a field that must be there."""
+        if (value := self.get(name, kind)) is None:
+            raise self.refusal(name, f"is missing; expected {_NAMES[kind]}")
+        return value
+
+    def positive(self, name: str) -> int | None:
+        """Return a whole number from 1; None if it is absent."""
+        value = self.get(name, int)
+        if value is not None and value < 1:
+            raise self.refusal(name, f"expected a whole number from 1, got {value}")
+        return value
+
+    def stops(self, name: str) -> tuple[str, ...]:
+        """Return stop strings."""
+        given = self.get(name, object)
+        stops = [given] if isinstance(given, str) else self.get(name, list) or []
+        if len(stops) > _MOST_STOPS or not all(
+            isinstance(stop, str) and 0 < len(stop) <= _LONGEST_STOP for stop in stops
+        ):
+            raise self.refusal(name, f"expected at most {_MOST_STOPS} strings of 1 to {_LONGEST_STOP} characters")
+        return tuple(stops)
+
+    def role(self, *roles: str) -> str:
+        """Return a message's role, one of these or `developer`, which is another name of `system`."""
+        role = self.need("role", str)
+        if role not in (*roles, "developer"):
+            raise self.refusal("role", f"expected {', '.join(roles)}")
+        return "system" if role == "developer" else role
+
+    def inner(self, name: str) -> "Fields":
+        """Return an object's fields; an absent object has none."""
+        return Fields(self.get(name, dict) or {}, self._below(name))
+
+    def each(self, name: str) -> "Iterator[Fields]":
+        """Yield the objects of a list; an absent list has none."""
+        for index, value in enumerate(self.get(name, list) or ()):
+            yield Fields(value, f"{self._below(name)}[{index}]")
+
+    def parts(self, name: str) -> "Iterable[Fields]":
+        """Return the parts of a content; a string is one text part."""
+        content = self.get(name, object)
+        return [Fields({"type": "text", "text": content}, name)] if isinstance(content, str) else self.each(name)
+
+    def text(self, name: str) -> str:
+        """Return a content as one text."""
+        return joined(part.part_text() for part in self.parts(name))
+
+    def part_text(self) -> str:
+        """Return the text of a part of content."""
+        if (kind := self.need("type", str)) not in _TEXT_PARTS:
+            raise self.refusal("type", f"{kind!r:.80} is not supported; send text only")
+        return self.need(_TEXT_PARTS[kind], str)
+
+    def _below(self, name: str) -> str:
+        return f"{self._path}.{name:.80}" if self._path else f"{name:.80}"
+
+
+def joined(texts: Iterable[str]) -> str:
+    """Join the texts that are not empty with a blank line."""
+    return "\n\n".join(filter(None, texts))
+
+
+def schema(tool: Fields, parameters: Body | None, name: str = "") -> Body:
+    """Return a tool in OpenAI's function form."""
+    described = {"description": text} if (text := tool.get("description", str)) else {}
+    given = {"name": name or tool.need("name", str), **described}
+    return {"type": "function", "function": {**given, "parameters": parameters or {"type": "object", "properties": {}}}}
+
+
+def agent_request(
+    body: Fields, headers: Mapping[str, str], messages: Sequence[Message], tools: list[Body], **more: Any
+) -> AgentRequest:
+    """Make a request from its parts and from the fields that the wire formats share; `more` are fields of the request."""
+    _check(body)
+    if form := _form(body):
+        at = more.get("instructions", 0)
+        messages = [*messages[:at], {"role": "system", "content": form}, *messages[at:]]
+        more["instructions"] = at + 1
+    if not messages or messages[-1]["role"] == "assistant":
+        raise Refusal("messages: the last one must be a user's or a tool's; an assistant's message is not continued")
+    choice = body.get("tool_choice", object)
+    chosen = choice.get("type") if isinstance(choice, dict) else choice
+    if chosen not in (None, "auto", "none"):
+        raise body.refusal("tool_choice", "only auto and none are supported; a call cannot be forced")
+    return AgentRequest(
+        messages=list(_in_order_of_calls(messages)),
+        tools=[] if chosen == "none" else tools,
+        model=body.get("model", str) or "",
+        stream=body.get("stream", bool) or False,
+        agent=_agent(headers),
+        **more,
+        ignored=tuple(sorted(body.ignored)),
+    )
+
+
+def _agent(headers: Mapping[str, str]) -> str:
+    """Return the name of a sub-agent; "" for a main agent. Codex names the threads of all its agents."""
+    spawned = "x-codex-parent-thread-id" in headers
+    return headers.get("x-claude-code-agent-id") or (headers.get("thread-id", "") if spawned else "")
+
+
+def _check(body: Fields) -> None:
+    """Refuse requests for what the gateway does not do."""
+    for name in _UNSUPPORTED:
+        if body.get(name, object):
+            raise body.refusal(name, "is not supported")
+    if (body.get("n", int) or 1) != 1:
+        raise body.refusal("n", "only 1 is supported; ask again for another answer")
+    if body.get("modalities", list) not in (None, [], ["text"]):
+        raise body.refusal("modalities", "only text is supported")
+
+
+def _form(body: Fields) -> str:
+    """Return the instruction that asks for the answer's form; "" for text. The engine does not enforce the form: forced
+    tokens are none of the policy."""
+    formats = [(body.inner(name), "format") for name in ("text", "output_config")]
+    for holder, name in (*formats, (body, "output_format"), (body, "response_format")):
+        match (given := holder.inner(name)).get("type", object):
+            case None | "text":
+                continue
+            case "json_object":
+                return "Answer with a JSON object, without any other text."
+            case "json_schema":
+                described = given.inner("json_schema") if name == "response_format" else given
+                shown = orjson.dumps(described.need("schema", dict)).decode()
+                return f"Answer with JSON of this schema, without any other text:\n{shown}"
+            case _:
+                raise holder.refusal(name, "only text, json_object and json_schema are supported")
+    return ""
+
+
+def _in_order_of_calls(messages: Sequence[Message]) -> Iterator[Message]:
+    """Put results that follow each other in the order of their calls: most chat templates do not show the ids."""
+    calls = [call["id"] for message in messages for call in message.get("tool_calls", ())]
+    places = {call: place for place, call in enumerate(calls)}
+    for _, run in groupby(messages, key=lambda message: message["role"] == "tool"):
+        yield from sorted(run, key=lambda message: places.get(message.get("tool_call_id"), -1))
+
+
+def pieces(text: str | None) -> Iterator[str]:
+    """Cut a text into the deltas of a stream."""
+    for start in range(0, len(text or ""), _PIECE):
+        yield (text or "")[start : start + _PIECE]
+
+
+def event(data: Body, name: str = "") -> bytes:
+    """Return a server-sent event."""
+    return (f"event: {name}\n" if name else "").encode() + b"data: " + orjson.dumps(data) + b"\n\n"
+
+
+class OpenAIErrors:
+    """Errors as both wire formats of OpenAI have them; a comment keeps a stream alive."""
+
+    keep_alive = b": keep-alive\n\n"
+
+    def status(self, refusal: Refusal) -> int:
+        return refusal.status
+
+    def error(self, refusal: Refusal) -> Body:
+        kind = "server_error" if refusal.status >= 500 else refusal.reason or "invalid_request_error"
+        code = _CODES.get(refusal.kind, "server_error")
+        return {"error": {"message": str(refusal), "type": kind, "param": None, "code": code}}
+
+
+_CODES = {"invalid": "invalid_request", "not_found": "not_found", "context": "context_length_exceeded"}
+_CODES |= {"limit": "rate_limit_exceeded"}

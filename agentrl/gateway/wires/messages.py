@@ -1,0 +1,132 @@
+"""Anthropic's messages. `read` also serves `count_tokens`, whose requests have the same fields."""
+
+import json
+import re
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+import orjson
+
+from agentrl.chat.messages import ToolCall, arguments_text
+from agentrl.gateway.contracts import AgentRequest, AgentTurn, Body, Refusal, Wire
+from agentrl.gateway.wires.common import Fields, agent_request, event, joined, pieces, schema
+from agentrl.sample import Message
+
+_STOP = {"stop": "end_turn", "calls": "tool_use", "length": "max_tokens"}
+_ERRORS = {"not_found": "not_found_error", "limit": "rate_limit_error", "overloaded": "overloaded_error"}
+_ERRORS |= {"invalid": "invalid_request_error", "context": "invalid_request_error", "failed": "api_error"}
+_DELTAS = {"text": ("text_delta", "text"), "thinking": ("thinking_delta", "thinking")}
+_DELTAS |= {"tool_use": ("input_json_delta", "partial_json")}
+_BILLING = re.compile(r"\Ax-anthropic-billing-header:[^\n]*\n*")
+_SIGNED = {"signature": "agentrl"}
+"""Clients keep a block of thinking in the history only if it is signed."""
+
+
+class MessagesWire:
+    """The wire format of `POST /messages`. Reasoning is a block of thinking, if the agent asked for it."""
+
+    keep_alive = event({"type": "ping"}, "ping")
+
+    def read(self, body: Body, headers: Mapping[str, str]) -> AgentRequest:
+        fields = Fields(body)
+        # The line about billing differs from request to request.
+        system = joined(_BILLING.sub("", block.part_text()) for block in fields.parts("system"))
+        messages: list[Message] = [{"role": "system", "content": system}] if system else []
+        messages += (message for given in fields.each("messages") for message in _messages(given))
+        more: Body = {"max_tokens": fields.positive("max_tokens"), "stop": fields.stops("stop_sequences")}
+        more["thinking"] = fields.inner("thinking").get("type", str) in ("enabled", "adaptive")
+        return agent_request(fields, headers, messages, list(_tools(fields)), **more)
+
+    def answer(self, request: AgentRequest, turn: AgentTurn) -> Body:
+        head = {"id": f"msg_{turn.id}", "type": "message", "role": "assistant", "model": request.model}
+        stop = {"stop_reason": _STOP[turn.finish], "stop_sequence": None}
+        usage = {"input_tokens": turn.prompt_tokens - turn.cached_tokens, "cache_creation_input_tokens": 0}
+        usage |= {"cache_read_input_tokens": turn.cached_tokens, "output_tokens": turn.completion_tokens}
+        return {**head, "content": list(_blocks(request, turn)), **stop, "usage": usage}
+
+    def events(self, request: AgentRequest, turn: AgentTurn) -> Iterator[bytes]:
+        whole = self.answer(request, turn)
+        usage = {**whole["usage"], "output_tokens": 0}
+        yield _event("message_start", message={**whole, "content": [], "stop_reason": None, "usage": usage})
+        for index, block in enumerate(whole["content"]):
+            for kind, fields in _steps(block):
+                yield _event(f"content_block_{kind}", index=index, **fields)
+        stop = {name: whole[name] for name in ("stop_reason", "stop_sequence")}
+        yield _event("message_delta", delta=stop, usage=whole["usage"])
+        yield _event("message_stop")
+
+    def status(self, refusal: Refusal) -> int:
+        return 529 if refusal.kind == "overloaded" else refusal.status
+
+    def error(self, refusal: Refusal) -> Body:
+        return {"type": "error", "error": {"type": _ERRORS[refusal.kind], "message": str(refusal)}}
+
+    def error_event(self, refusal: Refusal) -> bytes:
+        return event(self.error(refusal), "error")
+
+
+if TYPE_CHECKING:
+    _WIRE: type[Wire] = MessagesWire
+
+
+def _messages(given: Fields) -> Iterator[Message]:
+    """Yield the messages in one: the results of tools first, then the text."""
+    role = given.role("system", "user", "assistant")
+    texts, thoughts, calls, results = list[str](), list[str](), list[Body](), 0
+    for block in given.parts("content"):
+        match role, block.need("type", str):
+            case "user", "tool_result":
+                results += 1
+                yield {"role": "tool", "tool_call_id": block.need("tool_use_id", str), "content": block.text("content")}
+            case "assistant", "tool_use":
+                call = ToolCall(block.need("id", str), block.need("name", str), block.need("input", dict))
+                calls.append(call.to_message())
+            case "assistant", "thinking" | "redacted_thinking":
+                thoughts.append(block.get("thinking", str) or "")
+            case _:
+                texts.append(block.part_text())
+    if texts or not results:
+        thought = {"reasoning_content": joined(thoughts)} if any(thoughts) else {}
+        yield {"role": role, "content": joined(texts), **thought, **({"tool_calls": calls} if calls else {})}
+
+
+def _tools(fields: Fields) -> Iterator[Body]:
+    for tool in fields.each("tools"):
+        if (kind := tool.get("type", str) or "custom") == "custom":
+            yield schema(tool, tool.need("input_schema", dict))
+        else:
+            fields.ignored.add(f"tool:{kind:.80}")
+
+
+def _blocks(request: AgentRequest, turn: AgentTurn) -> Iterator[Body]:
+    parsed = turn.parsed
+    if parsed.reasoning and request.thinking:
+        yield {"type": "thinking", "thinking": parsed.reasoning, **_SIGNED}
+    if parsed.content or not parsed.tool_calls:
+        yield {"type": "text", "text": parsed.content}
+    for call in parsed.tool_calls:
+        yield {"type": "tool_use", "id": call.id, "name": call.name, "input": _input(call.arguments)}
+
+
+def _input(arguments: dict[str, Any] | str) -> Any:
+    """Return arguments as an object. Whole numbers that its encoder does not take become floats."""
+    if isinstance(arguments, str):
+        return {"input": arguments}
+    return json.loads(arguments_text(arguments), parse_int=lambda text: int(text) if len(text) < 19 else float(text))
+
+
+def _steps(block: Body) -> Iterator[tuple[str, Body]]:
+    """Yield the events of a block: their kinds, and the fields that they have besides the index."""
+    kind, field = _DELTAS[block["type"]]
+    called, signed = "input" in block, "signature" in block
+    empty: Body = {"input": {}} if called else {field: "", **({"signature": ""} if signed else {})}
+    yield "start", {"content_block": {**block, **empty}}
+    for piece in pieces(orjson.dumps(block["input"]).decode() if called else block[field]):
+        yield "delta", {"delta": {"type": kind, field: piece}}
+    if signed:
+        yield "delta", {"delta": {"type": "signature_delta", **_SIGNED}}
+    yield "stop", {}
+
+
+def _event(kind: str, **fields: Any) -> bytes:
+    return event({"type": kind, **fields}, kind)

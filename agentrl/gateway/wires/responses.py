@@ -1,0 +1,168 @@
+"""OpenAI's responses."""
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING
+
+from agentrl.chat.messages import ToolCall, arguments_text
+from agentrl.gateway.contracts import AgentRequest, AgentTurn, Body, Refusal, Wire
+from agentrl.gateway.wires.common import Fields, OpenAIErrors, agent_request, event, joined, pieces, schema
+from agentrl.sample import Message
+
+_WRITTEN = {"message": "content", "reasoning": "content", "function_call": "arguments", "custom_tool_call": "input"}
+"""The field of an item that the model writes: a list of one part, or text."""
+_TEXTS = {"message": "output_text", "reasoning": "reasoning_text", "function_call": "function_call_arguments"}
+_TEXTS |= {"custom_tool_call": "custom_tool_call_input"}
+"""The events by which that text grows."""
+_RESPONSE: Body = {"object": "response", "parallel_tool_calls": True, "tool_choice": "auto", "tools": [], "error": None}
+_RESPONSE |= {"output": [], "incomplete_details": None, "instructions": None, "metadata": {}, "usage": None}
+
+
+class ResponsesWire(OpenAIErrors):
+    """The wire format of `POST /responses`. Reasoning is an item of its own, with all its text:
+    some clients send an item that has only a summary back as the assistant's text."""
+
+    def read(self, body: Body, headers: Mapping[str, str]) -> AgentRequest:
+        fields = Fields(body)
+        instructions = fields.get("instructions", str)
+        system: list[Message] = [{"role": "system", "content": instructions}] if instructions else []
+        tools = list(_tools(fields))
+        more: Body = {"max_tokens": fields.positive("max_output_tokens"), "instructions": len(system)}
+        more["previous"] = (fields.get("previous_response_id", str) or "").removeprefix("resp_")
+        more["stored"] = fields.get("store", bool) is not False
+        more["call_forms"] = {tool["function"]["name"]: form for tool, form in tools}
+        if not (messages := _messages(fields)):
+            raise fields.refusal("input", "expected text or items")
+        return agent_request(fields, headers, [*system, *messages], [tool for tool, _ in tools], **more)
+
+    def answer(self, request: AgentRequest, turn: AgentTurn) -> Body:
+        cut = {"status": "incomplete", "incomplete_details": {"reason": "max_output_tokens"}}
+        status = cut if turn.finish == "length" else {"status": "completed"}
+        head = {"id": f"resp_{turn.id}", "created_at": turn.created, "model": request.model, **status}
+        usage = {"input_tokens": turn.prompt_tokens, "output_tokens": turn.completion_tokens}
+        usage["total_tokens"] = turn.prompt_tokens + turn.completion_tokens
+        cached = {"input_tokens_details": {"cached_tokens": turn.cached_tokens, "cache_write_tokens": 0}}
+        details = {**cached, "output_tokens_details": {"reasoning_tokens": 0}}
+        return {**_RESPONSE, **head, "output": list(_items(request, turn)), "usage": {**usage, **details}}
+
+    def events(self, request: AgentRequest, turn: AgentTurn) -> Iterator[bytes]:
+        return _numbered(_steps(self.answer(request, turn)))
+
+    def error_event(self, refusal: Refusal) -> bytes:
+        error = {"code": self.error(refusal)["error"]["code"], "message": str(refusal)}
+        begun = {**_RESPONSE, "id": "resp_failed", "created_at": 0, "model": "", "status": "in_progress"}
+        failed = {**begun, "status": "failed", "error": error}
+        return b"".join(_numbered([("created", {"response": begun}), ("failed", {"response": failed})]))
+
+
+if TYPE_CHECKING:
+    _WIRE: type[Wire] = ResponsesWire
+
+
+def _messages(fields: Fields) -> list[Message]:
+    if isinstance(given := fields.get("input", object), str):
+        return [{"role": "user", "content": given}]
+    messages: list[Message] = []
+    thought = ""
+    for item in fields.each("input"):
+        match kind := item.get("type", str) or "message":
+            case "message":
+                messages.append({"role": item.role("system", "user", "assistant"), "content": item.text("content")})
+            case "function_call" | "custom_tool_call":
+                if not messages or messages[-1]["role"] != "assistant":
+                    messages.append({"role": "assistant", "content": ""})
+                messages[-1].setdefault("tool_calls", []).append(_call(item, kind))
+            case "function_call_output" | "custom_tool_call_output":
+                output = item.text("output")
+                messages.append({"role": "tool", "tool_call_id": item.need("call_id", str), "content": output})
+            case "reasoning":
+                texts = (joined(part.need("text", str) for part in item.each(name)) for name in ("content", "summary"))
+                thought = next(filter(None, texts), "")
+                continue
+            case _:
+                raise item.refusal("type", f"{kind!r:.80} is not supported; send messages, calls and their outputs")
+        if thought and messages[-1]["role"] == "assistant":
+            messages[-1]["reasoning_content"] = thought
+        thought = ""
+    return messages
+
+
+def _call(item: Fields, kind: str) -> Body:
+    written = item.need(_WRITTEN[kind], str)
+    name = _shown(item.get("namespace", str), item.need("name", str))
+    return ToolCall(item.need("call_id", str), name, {"input": written} if kind[0] == "c" else written).to_message()
+
+
+def _shown(namespace: str | None, name: str) -> str:
+    """Return a tool's name as the model is shown it."""
+    return f"{namespace.removesuffix('__')}__{name}" if namespace else name
+
+
+def _tools(fields: Fields) -> Iterator[tuple[Body, Body]]:
+    """Yield each tool's schema, and the fields of an item that calls it. A custom tool is a function with a text."""
+    for outer in fields.each("tools"):
+        namespace = outer.need("name", str) if outer.need("type", str) == "namespace" else None
+        for tool in outer.each("tools") if namespace else [outer]:
+            parameters = tool.get("parameters", dict)
+            match kind := tool.need("type", str):
+                case "function":
+                    form = {"type": "function_call"}
+                case "custom":
+                    form = {"type": "custom_tool_call"}
+                    grammar = tool.inner("format").get("definition", str)
+                    told = {"description": f"Text of this grammar:\n{grammar}"} if grammar else {}
+                    text = {"type": "string", **told}
+                    parameters = {"type": "object", "properties": {"input": text}, "required": ["input"]}
+                case _:
+                    fields.ignored.add(f"tool:{kind:.80}")
+                    continue
+            name = tool.need("name", str)
+            form |= {"name": name} | ({"namespace": namespace} if namespace else {})
+            yield schema(tool, parameters, _shown(namespace, name)), form
+
+
+def _items(request: AgentRequest, turn: AgentTurn) -> Iterator[Body]:
+    parsed = turn.parsed
+    if parsed.reasoning:
+        thought = [{"type": "reasoning_text", "text": parsed.reasoning}]
+        yield {"type": "reasoning", "id": f"rs_{turn.id}", "summary": [], "content": thought, "status": "completed"}
+    if parsed.content or not parsed.tool_calls:
+        part = {"type": "output_text", "text": parsed.content, "annotations": [], "logprobs": []}
+        status = "incomplete" if turn.finish == "length" else "completed"
+        yield {"type": "message", "id": f"msg_{turn.id}", "role": "assistant", "status": status, "content": [part]}
+    for index, call in enumerate(parsed.tool_calls):
+        form = request.call_forms.get(call.name) or {"type": "function_call", "name": call.name}
+        match form["type"], call.arguments:
+            case "custom_tool_call", {"input": str(written), **rest} if not rest:
+                pass
+            case _:
+                written = arguments_text(call.arguments)
+        identity = {"id": f"fc_{turn.id}_{index}", "call_id": call.id, "status": "completed"}
+        yield {**form, **identity, _WRITTEN[form["type"]]: written}
+
+
+def _steps(whole: Body) -> Iterator[tuple[str, Body]]:
+    """Yield the events of an answer: their kinds and fields."""
+    begun = {**whole, "status": "in_progress", "output": [], "incomplete_details": None, "usage": None}
+    yield "created", {"response": begun}
+    yield "in_progress", {"response": begun}
+    for index, item in enumerate(whole["output"]):
+        field, kind, parts = _WRITTEN[item["type"]], _TEXTS[item["type"]], "content" in item
+        part = item["content"][0] if parts else {"text": item[field]}
+        at = {"item_id": item["id"], "output_index": index} | ({"content_index": 0} if parts else {})
+        besides: Body = {"logprobs": []} if item["type"] == "message" else {}
+        begun = {**item, field: [] if parts else "", "status": "in_progress"}
+        yield "output_item.added", {"output_index": index, "item": begun}
+        if parts:
+            yield "content_part.added", {**at, "part": {**part, "text": ""}}
+        for piece in pieces(part["text"]):
+            yield f"{kind}.delta", {**at, **besides, "delta": piece}
+        yield f"{kind}.done", {**at, **besides, "text" if parts else field: part["text"]}
+        if parts:
+            yield "content_part.done", {**at, "part": part}
+        yield "output_item.done", {"output_index": index, "item": item}
+    yield whole["status"], {"response": whole}
+
+
+def _numbered(steps: Iterable[tuple[str, Body]]) -> Iterator[bytes]:
+    for number, (kind, fields) in enumerate(steps):
+        yield event({"type": f"response.{kind}", "sequence_number": number, **fields}, f"response.{kind}")
