@@ -45,7 +45,7 @@ def parse(raw: bytes, asked: RequestExpectations) -> Generation:
     try:
         return read(orjson.loads(raw), asked)
     except orjson.JSONDecodeError as error:
-        _malformed("the answer", f"JSON ({error})", raw)
+        malformed("the answer", f"JSON ({error})", raw)
 
 
 def read(answer: Any, asked: RequestExpectations) -> Generation:
@@ -72,7 +72,7 @@ def read(answer: Any, asked: RequestExpectations) -> Generation:
         raise EngineRejected(
             f"the engine answered a prompt of {asked.prompt_tokens} tokens with no token and finish reason length: its "
             "context is full (SGLang keeps two places free); compare --rollout-max-context-len with the engine's",
-            status=200,
+            status=400,
             kind="context_overflow",
         )
     for name in ("output_token_logprobs", "input_token_logprobs", "routed_experts", *_MASK):
@@ -97,7 +97,7 @@ def read(answer: Any, asked: RequestExpectations) -> Generation:
 def error_message(body: bytes, status: int = 400) -> str:
     """The server's own words from an error answer, whichever of SGLang's forms it has; at most 500 characters."""
     if status == 401:
-        return f"{error_message(body)}; --sglang-api-key is what is sent"
+        return f"{error_message(body)}; --sglang-api-key is what is sent, and --sglang-admin-api-key to control routes"
     try:
         data = orjson.loads(body)
     except orjson.JSONDecodeError:
@@ -109,9 +109,13 @@ def error_message(body: bytes, status: int = 400) -> str:
     return str(found)[:500]
 
 
+_TOO_LONG: Final = ("context length", "exceeds the maximum allowed length")
+"""SGLang's words for a prompt beyond its context, and for one in the last few places, which it keeps free."""
+
+
 def error_kind(status: int, message: str) -> str:
     """The kind of the `EngineRejected` that stands for an error status of `/generate`."""
-    if status == 400 and "context length" in message:
+    if status == 400 and any(said in message for said in _TOO_LONG):
         return "context_overflow"
     return "engine_rejected" if status < 500 else "engine_error"
 
@@ -119,7 +123,7 @@ def error_kind(status: int, message: str) -> str:
 def _finish_reason(data: dict[str, Any]) -> FinishReason:
     kind = data.get("type")
     if kind not in ("stop", "length", "abort"):
-        _malformed("meta_info.finish_reason.type", "'stop', 'length' or 'abort'", kind)
+        malformed("meta_info.finish_reason.type", "'stop', 'length' or 'abort'", kind)
     if isinstance(status := data.get("status_code"), int):
         message = str(data.get("message"))[:500]
         raise EngineRejected(
@@ -137,7 +141,7 @@ def _sampled(meta: dict[str, Any], output_ids: Any, finish: FinishReason) -> tup
         triples = []  # aborted before the first token: the engine has no log-probs to report
     ids, log_probs = _triples(triples, "output_token_logprobs")
     if output_ids is not None and output_ids != ids:
-        _malformed("output_ids", f"the {len(ids)} ids of meta_info.output_token_logprobs", output_ids)
+        malformed("output_ids", f"the {len(ids)} ids of meta_info.output_token_logprobs", output_ids)
     return ids, log_probs
 
 
@@ -148,7 +152,7 @@ def _scored(meta: dict[str, Any], wanted: Sequence[int]) -> list[float]:
     name, found = "input_token_logprobs", meta.get("input_token_logprobs")
     ids, log_probs = _triples(found[1:] if isinstance(found, list) else found, name)
     if ids != list(wanted):
-        _malformed(f"meta_info.{name}", f"the ids of the prompt's last {len(wanted)} tokens and one before", found)
+        malformed(f"meta_info.{name}", f"the ids of the prompt's last {len(wanted)} tokens and one before", found)
     return log_probs
 
 
@@ -156,16 +160,16 @@ def _triples(triples: Any, name: str) -> tuple[list[int], list[float]]:
     """Ids and log-probs of `[log-prob, id, text]`, of the right types; log-probs in range."""
     name = f"meta_info.{name}"
     if not isinstance(triples, list):
-        _malformed(name, "a list with one [log-prob, id, text] a token", triples)
+        malformed(name, "a list with one [log-prob, id, text] a token", triples)
     try:
         ids: list[int] = [triple[1] for triple in triples]
         log_probs: list[float] = [triple[0] for triple in triples]
     except (TypeError, IndexError, KeyError):
-        _malformed(name, "a list with one [log-prob, id, text] a token", triples)
+        malformed(name, "a list with one [log-prob, id, text] a token", triples)
     if set(map(type, log_probs)) - _NUMBERS or set(map(type, ids)) - {int}:
-        _malformed(name, "numbers as log-probs and whole numbers as ids", triples)
+        malformed(name, "numbers as log-probs and whole numbers as ids", triples)
     if ids and (max(log_probs) > _ROUNDING or min(log_probs) < _LEAST):
-        _malformed(name, "log-probs of at most 0 in float32", max(log_probs, key=abs))
+        malformed(name, "log-probs of at most 0 in float32", max(log_probs, key=abs))
     return ids, log_probs
 
 
@@ -180,14 +184,21 @@ _COUNTS: Final = ("prompt_tokens", "completion_tokens", "cached_tokens", *_SPECU
 
 
 def _check_tokens(ids: list[int], asked: RequestExpectations) -> None:
-    least, most = min(ids, default=0), max(ids, default=0)
-    if least < 0 or (asked.vocab_size is not None and most >= asked.vocab_size):
-        known = "" if asked.vocab_size is None else f" to {asked.vocab_size - 1}; does it serve the model of this run?"
-        _malformed("meta_info.output_token_logprobs", f"ids from 0{known}", least if least < 0 else most)
+    if (least := min(ids, default=0)) < 0:
+        malformed("meta_info.output_token_logprobs", "ids from 0", least)
+    if asked.vocab_size is not None and (most := max(ids, default=0)) >= asked.vocab_size:
+        raise EngineRejected(
+            f"the engine sampled token {most}, and this pool was told of {asked.vocab_size} ids: vocab_size is that of the model's "
+            "embedding (config.json), which may have more ids than its tokenizer; or the engine serves another model",
+            status=BAD_ANSWER,
+            kind="unknown_token",
+        )
     if asked.max_new_tokens is not None and len(ids) > asked.max_new_tokens:
-        _malformed("output_ids", f"at most {asked.max_new_tokens} tokens (max_new_tokens)", f"{len(ids)} tokens")
+        malformed("output_ids", f"at most {asked.max_new_tokens} tokens (max_new_tokens)", f"{len(ids)} tokens")
 
 
+BAD_ANSWER: Final = 502
+"""Status of an answer that was 200 and cannot be used, for those who hand it on."""
 NO_KEPT_SETS: Final = (
     "the engine does not say what top-p, top-k or min-p left to sample from (return_sampling_mask, SGLang from 0.5.23), "
     "so that its log-probs cannot be trained with; use such a server or --engine embedded, leave --rollout-top-p and "
@@ -200,16 +211,16 @@ def _kept(meta: dict[str, Any], ids: list[int], asked: RequestExpectations) -> t
     """The kept set of each token, and the tokens' log-probs among them."""
     rows, log_probs = (meta.get(name, None if ids else []) for name in _MASK)
     if rows is None or log_probs is None:
-        raise EngineRejected(NO_KEPT_SETS, status=200, kind="no_sampling_mask")
+        raise EngineRejected(NO_KEPT_SETS, status=BAD_ANSWER, kind="no_sampling_mask")
     name, vocabulary = f"meta_info.{_MASK[0]}", range(asked.vocab_size or sys.maxsize)
     try:
         kept = [array("i", row) for row in rows]
         triples = list(zip(log_probs, ids, kept, strict=True))
     except (TypeError, ValueError, OverflowError):
-        _malformed(name, f"the kept ids of each of {len(ids)} tokens, with as many {_MASK[1]}", rows)
+        malformed(name, f"the kept ids of each of {len(ids)} tokens, with as many {_MASK[1]}", rows)
     for _, id_, row in triples:
         if id_ not in row or min(row) not in vocabulary or max(row) not in vocabulary:
-            _malformed(name, f"ids of the model, with the sampled one, {id_}, among them", row.tolist())
+            malformed(name, f"ids of the model, with the sampled one, {id_}, among them", row.tolist())
     return kept, _triples(triples, _MASK[1])[1]
 
 
@@ -226,33 +237,33 @@ def _routed(
         raise EngineRejected(
             "the engine does not say which experts its tokens went to (return_routed_experts): start SGLang with "
             "--enable-return-routed-experts, use --engine embedded, or leave --use-rollout-routing-replay out",
-            status=200,
+            status=BAD_ANSWER,
             kind="no_routed_experts",
         )
     rows = asked.prompt_tokens + count - 1 - (asked.routed_from or 0)
     try:
         numbers = np.frombuffer(base64.b64decode(text, validate=True), "<i4")
     except (TypeError, ValueError):
-        _malformed(name, "base64 of int32 numbers", text)
+        malformed(name, "base64 of int32 numbers", text)
     experts = numbers.astype(np.int16)
     if rows < 1 or not numbers.size or numbers.size % rows or (experts != numbers).any() or experts.min() < 0:
-        _malformed(name, f"numbers of experts, as many for each of {rows} tokens", f"{numbers.size} numbers")
+        malformed(name, f"numbers of experts, as many for each of {rows} tokens", f"{numbers.size} numbers")
     return experts.reshape(rows, -1)
 
 
 def _check_counts(meta: dict[str, Any], length: int, asked: RequestExpectations) -> None:
     for name in _COUNTS:
         if (count := meta.get(name)) is not None and (type(count) is not int or count < 0):
-            _malformed(f"meta_info.{name}", "a whole number from 0", count)
+            malformed(f"meta_info.{name}", "a whole number from 0", count)
     read = meta.get("prompt_tokens", asked.prompt_tokens)  # absent where the request was aborted in the queue
     if read != asked.prompt_tokens:
-        _malformed(
+        malformed(
             "meta_info.prompt_tokens",
             f"the prompt's {asked.prompt_tokens} tokens (does the server run with --allow-auto-truncate?)",
             read,
         )
     if (counted := meta.get("completion_tokens", length)) != length:
-        _malformed("meta_info.completion_tokens", f"the answer's {length} tokens", counted)
+        malformed("meta_info.completion_tokens", f"the answer's {length} tokens", counted)
 
 
 def _spans(data: Any, version: str, length: int) -> tuple[tuple[str, int, int], ...]:
@@ -262,22 +273,23 @@ def _spans(data: Any, version: str, length: int) -> tuple[tuple[str, int, int], 
     try:
         spans = tuple((str(span["version"]), int(span["start"]), int(span["end"])) for span in data)
     except (TypeError, KeyError, ValueError):
-        _malformed("meta_info.weight_versions", "a list of {version, start, end}", data)
+        malformed("meta_info.weight_versions", "a list of {version, start, end}", data)
     ends = [0, *(end for _, _, end in spans)]
     if [start for _, start, _ in spans] != ends[:-1] or ends[-1] != length or any(a > b for a, b in pairwise(ends)):
-        _malformed("meta_info.weight_versions", f"spans that cover the answer's {length} tokens in order", data)
+        malformed("meta_info.weight_versions", f"spans that cover the answer's {length} tokens in order", data)
     return tuple(span for span in spans if span[1] < span[2])
 
 
 def _get(data: Any, key: str, want: type[Any], prefix: str) -> Any:
     if not isinstance(data, dict):
-        _malformed(prefix or "the answer", "a JSON object", data)
+        malformed(prefix or "the answer", "a JSON object", data)
     value = data.get(key)
     if not isinstance(value, want):
-        _malformed(prefix + key, f"a JSON {want.__name__}", value)
+        malformed(prefix + key, f"a JSON {want.__name__}", value)
     return value
 
 
-def _malformed(where: str, expected: str, came: Any) -> NoReturn:
+def malformed(where: str, expected: str, came: Any) -> NoReturn:
+    """Raise EngineRejected: an answer is not as expected."""
     said = f"malformed engine answer: {where} should be {expected}, got {came!r:.120}"
-    raise EngineRejected(said, status=200, kind="malformed_answer")
+    raise EngineRejected(said, status=BAD_ANSWER, kind="malformed_answer")

@@ -13,7 +13,7 @@ import orjson
 from agentrl.engine.answers import error_message
 from agentrl.engine.load_balancer import EngineState
 from agentrl.engine.settings import EngineSettings
-from agentrl.engine.transport import ConnectionLost, HttpTransport, Reply
+from agentrl.engine.transport import ConnectionLost, Headers, HttpTransport, Reply, Sink
 from agentrl.engine.weights import WHOLE, DiskUpdate, TensorSpec, WeightGroup
 from agentrl.errors import EngineFailure, EngineRejected, EngineTimeout, EngineUnreachable
 from agentrl.settings import shown
@@ -23,6 +23,10 @@ PauseMode = Literal["abort", "in_place", "retract"]
 
 _FLUSH_TIMEOUT = 60.0
 _ABORT_TIMEOUT = 2.0
+
+
+_OPEN = ("/model_info", "/server_info", "/v1/tokenize")
+"""Calls that are no control of the server: `--api-key` is theirs, not `--admin-api-key`."""
 
 
 class EngineClient(EngineState):
@@ -50,11 +54,11 @@ class EngineClient(EngineState):
         for scope in self._calls:
             scope.cancel()
 
-    async def ask(self, path: str, rid: str, body: bytes | None, headers: Mapping[str, str] | None) -> Reply:
+    async def ask(self, path: str, rid: str, body: bytes | None, headers: Headers, sink: Sink = None) -> Reply:
         """Return the answer of `path`, without a time limit. A lost or cancelled call is aborted at the engine."""
         incarnation = self.incarnation
         try:
-            return await self._exchange("GET" if body is None else "POST", self.url + path, body, headers)
+            return await self._exchange("GET" if body is None else "POST", self.url + path, body, headers, sink)
         except (ConnectionLost, anyio.get_cancelled_exc_class()):
             # The engine may still be sampling for nobody; if it cannot be told it has nothing left to stop.
             if incarnation == self.incarnation:
@@ -69,12 +73,12 @@ class EngineClient(EngineState):
         return False
 
     async def _exchange(
-        self, method: str, url: str, body: bytes | None, headers: Mapping[str, str] | None = None
+        self, method: str, url: str, body: bytes | None, headers: Headers = None, sink: Sink = None
     ) -> Reply:
         with anyio.CancelScope() as scope:
             self._calls.add(scope)
             try:
-                return await self._transport.exchange(method, url, body, headers)
+                return await self._transport.exchange(method, url, body, headers, sink)
             finally:
                 self._calls.discard(scope)
         raise ConnectionLost(f"the engine at {self.url} does not answer any more", kind="engine_lost")
@@ -232,7 +236,8 @@ class EngineClient(EngineState):
         try:
             with anyio.fail_after(self._timeout):
                 sent = None if body is None else orjson.dumps(body)
-                status, raw, _ = await self._exchange(method, self.url + path, sent)
+                headers = None if path in _OPEN else self._transport.control_headers
+                status, raw, *_ = await self._exchange(method, self.url + path, sent, headers)
         except TimeoutError:
             raise EngineTimeout(
                 f"{path} got no answer from {self.url} within {self._timeout:g} s (--engine-control-timeout)",

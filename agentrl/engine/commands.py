@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from agentrl.engine.settings import EngineSettings
 from agentrl.errors import SettingsError
+from agentrl.settings import ADMIN_KEY_VARIABLE, API_KEY_VARIABLE
 
 _CPU_LAUNCHER = Path(__file__).parent / "sglang_cpu" / "launch.py"
 
@@ -59,6 +60,9 @@ def engine_command(
         "context-length": settings.engine_context_length,
         "batch_invariant": settings.embedded_deterministic,
     }
+    # A command line would show the keys to every user of the machine.
+    keys = {API_KEY_VARIABLE: settings.api_key, ADMIN_KEY_VARIABLE: settings.admin_api_key}
+    environment |= {name: key for name, key in keys.items() if key is not None}
     return EngineCommand((sys.executable, "-m", "agentrl", "serve", *where, *_flags(options)), environment)
 
 
@@ -73,6 +77,8 @@ def _sglang(settings: EngineSettings, where: tuple[str, ...], environment: dict[
     elif gpus > 1:
         options["tp-size"] = gpus
     options |= {name.replace("_", "-"): value for name, value in settings.sglang_options.items()}
+    if settings.api_key is not None:
+        options["api-key"] = settings.api_key
     start = (str(_CPU_LAUNCHER),) if cpu else ("-m", "sglang.launch_server")
     if cpu and options.get("enable-memory-saver"):
         raise SettingsError("SGLang on a CPU gives no memory back; set --no-offload-rollout, or --engine embedded")

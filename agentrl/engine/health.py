@@ -1,17 +1,20 @@
 """Health of a pool's engines: probes, and weight updates that an engine may miss.
 
-1. An engine that misses two probes in a row is out of reach. One that answers again recovers (`EngineRegistry.regain`);
-   an update never waits for a recovering engine, it completes the recovery.
-2. An update pauses the engines that answer, empties their caches, writes weights and resumes them, also after a
-   failure.
-3. An engine that misses a folder gets it later; the update fails if no engine took it. A broadcast is all or nothing.
+1. An engine that misses two probes in a row is lost: it gets no requests. If it answers again, it recovers
+   (`EngineRegistry.regain`). An update cancels recoveries: it gives these engines the new weights itself.
+2. An update pauses the engines that answer, empties their caches, writes the weights, and resumes the engines. After a
+   failure it resumes them, too.
+3. Weights come as a folder or as a broadcast. An engine that misses a folder loads it later; the update fails only if all
+   engines miss it. A broadcast fails if one engine of the group misses it.
+4. If no engine answers, an update waits up to `engine_absence_timeout` for the restart of an engine.
 """
 
 import logging
 from collections import Counter
-from collections.abc import AsyncIterator, Collection, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
+from typing import TypeVar
 
 import anyio
 
@@ -24,13 +27,16 @@ from agentrl.engine.weights import WHOLE, BroadcastUpdate, DiskUpdate, WeightGro
 from agentrl.errors import EngineFailure, EngineRejected, EngineUnreachable
 from agentrl.settings import shown
 
+T = TypeVar("T")
 _RESUME_TIMEOUT = 10.0
 _MISSES = 2
+_AGAIN = 0.2
+"""Seconds between two attempts while no engine can be reached."""
 _log = logging.getLogger(__name__)
 
 
 class HealthMonitor:
-    """Probes and updates of a pool's engines; the only writer of weights and of `held` while an update runs."""
+    """The part of a pool that probes engines and updates their weights; nothing else writes weights meanwhile."""
 
     def __init__(self, registry: EngineRegistry, settings: EngineSettings, vocab_size: int | None) -> None:
         self.settings, self.pause_gate = settings, PauseGate()
@@ -43,8 +49,8 @@ class HealthMonitor:
         self._groups: dict[str, dict[EngineClient, int]] = {}
 
     async def _watch(self) -> None:
-        """Probe all engines as long as the pool is open. Waits for the probe interval or for news of trouble; unblocks requests
-        that wait for an engine."""
+        """Probe all engines as long as the pool is open. Waits for the probe interval or for `trouble` of the
+        registry; unblocks requests that wait for an engine."""
         async with anyio.create_task_group() as group:
             while True:
                 with anyio.move_on_after(self.settings.engine_probe_interval):
@@ -63,7 +69,7 @@ class HealthMonitor:
         self._said[member] = said
 
     async def _look(self, member: EngineClient) -> None:
-        """One probe, and what follows from it."""
+        """Probe one engine. If it answers, recover it if it was lost; if not, count a miss."""
         path = "/model_info" if self._updating else "/health"  # a paused server has no /health
         if await member.answers(path, self.settings.engine_probe_interval):
             del self._misses[member]
@@ -73,18 +79,18 @@ class HealthMonitor:
                     await member.set_resident_memory(self._memory)
                     if "weights" in self._memory:
                         await self._registry.regain(member)
-        elif not self._updating or path == "/model_info":  # else it was paused meanwhile
+        elif not self._updating or path == "/model_info":  # otherwise an update paused it after the request: no miss
             self._misses[member] += 1
             if self._misses[member] >= _MISSES:
                 self._registry.lost(member)
 
     async def epoch(self) -> tuple[str, ...]:
-        """Names of the engines that would take an update now, new ones for those that were away: see `WeightGroup`.
-        Raises EngineUnreachable: no engine answers."""
+        """Return the names of the engines that would take an update now, for a `WeightGroup`. An engine that was lost
+        comes back under a new name. Raises EngineUnreachable: no engine answers."""
         return tuple(f"{member.url}#{member.incarnation}" for member in await self._answering())
 
     async def join_weight_group(self, group: WeightGroup) -> None:
-        """Have its members join; returns when all ranks are there, the trainer's included."""
+        """Have the group's engines join it; return when all ranks have joined, the trainer's included."""
         names = {f"{member.url}#{member.incarnation}": member for member in self._registry.members}
         if missing := [name for name in group.members if name not in names]:
             raise _broken(group.name, missing)
@@ -93,20 +99,21 @@ class HealthMonitor:
         await self._registry.all(lambda member: member.join_group(group, ranks[member]), ranks)
 
     async def leave_weight_group(self, name: str) -> None:
-        """Have the engines that are still there leave the group."""
+        """Have the engines leave the group, except engines that were lost after they joined."""
         still = [
             member for member, incarnation in self._groups.pop(name, {}).items() if member.incarnation == incarnation
         ]
         await self._registry.all(lambda member: member.leave_group(name), still)
 
     async def receive(self, update: WeightUpdate, version: str) -> None:
-        """Give the engines new weights under the label `version`, and generate again, also if it was held before.
+        """Give the engines new weights under the label `version`. Generation continues, even if it was paused before.
 
-        A broadcast has to run beside the trainer's side of it.
+        A broadcast returns only if the trainer sends its part at the same time.
 
         Raises:
-            EngineFailure: no engine took the weights, or one of the group did not: kind `weight_group_broken` if it was
-                away since it joined. All engines sample again, each with what it has.
+            EngineFailure: no engine took the folder, or an engine of the group missed the broadcast. The kind is
+                `weight_group_broken` if the engine was lost after it joined. All engines continue with the weights
+                that they have.
         """
         async with self._alone():
             if isinstance(update, BroadcastUpdate):
@@ -116,12 +123,12 @@ class HealthMonitor:
 
     @property
     def generates(self) -> bool:
-        """True if requests may be sent, as far as weights and memory go."""
+        """True if neither an update nor freed memory keeps the engines from generating."""
         return not self._updating and self._memory == WHOLE
 
     @asynccontextmanager
     async def _alone(self) -> AsyncIterator[None]:
-        """Block requests and the return of lost engines meanwhile."""
+        """Block requests and cancel the recovery of engines during the block."""
         async with self._lock:
             self._updating = True
             self.pause_gate.close()
@@ -135,13 +142,13 @@ class HealthMonitor:
                     self.pause_gate.open()
 
     async def set_resident_memory(self, memory: frozenset[str]) -> None:
-        """Have the engines keep or take this part of their memory (`weights`, `kv_cache`) and give back the rest.
+        """Have the engines allocate these parts of their memory (`weights`, `kv_cache`) and free the others.
 
-        Without both nothing is generated: calls under way keep their tokens, and go on when both are there again. Weights
-        that were given back are as before in the built-in engine, and any in SGLang, which needs an update then.
+        Engines generate only while both parts are allocated. Calls in flight keep their tokens and continue afterwards.
+        When freed weights are allocated again, the built-in engine restores their values. SGLang needs an update then.
 
         Raises:
-            EngineFailure: none answers, or one cannot: kinds `no_memory_saver`, `no_weights_backup`.
+            EngineFailure: no engine answers, or an engine refuses: kinds `no_memory_saver`, `no_weights_backup`.
         """
         async with self._alone():
             self._memory = memory
@@ -152,16 +159,25 @@ class HealthMonitor:
             if refused := [failure for failure in failures.values() if isinstance(failure, EngineRejected)]:
                 raise refused[0]
 
+    async def lacks_weights(self) -> bool:
+        """Return true if engines answer, but no engine has the current weights or a folder to load them from. This happens
+        if all engines are restarted after a broadcast. The trainer must then send the weights again."""
+        states = {member.weights for member in self._registry.members}
+        return self._registry.folder is None and "stale" in states and "current" not in states
+
     async def _load(self, update: DiskUpdate, version: str) -> None:
         async def load(member: EngineClient) -> None:
             await member.load_folder(update, version, flush_cache=not self._frozen(member))
 
-        async with self._paused(await self._answering()) as paused:
-            took, failures = await self._registry.each(load, paused)
-            if not took:
-                raise next(iter(failures.values()))
-            _left_out(failures)
-            self._sent(version, update, took)
+        async def load_all() -> None:
+            async with self._paused(await self._answering_now()) as paused:
+                took, failures = await self._registry.each(load, paused)
+                if not took:
+                    raise next(iter(failures.values()))
+                _left_out(failures)
+                self._sent(version, update, took)
+
+        await self._patiently(load_all)
 
     async def _broadcast(self, update: BroadcastUpdate, version: str) -> None:
         group = self._groups[update.group]
@@ -175,7 +191,7 @@ class HealthMonitor:
                     await self._registry.all(take, group)
                 await self._registry.all(EngineClient.end_update, group)
             except BaseException:
-                for member in group:  # some tensors are old and some are new, whatever it says
+                for member in group:  # some tensors are old and some are new, whatever version the engine reports
                     member.weights = "stale"
                 raise
             self._sent(version, None, group)
@@ -188,7 +204,8 @@ class HealthMonitor:
     async def _paused(
         self, members: Iterable[EngineClient], *, strict: bool = False
     ) -> AsyncIterator[list[EngineClient]]:
-        """Those of the members that could be paused and have empty caches now; `strict`: all of them, or an error."""
+        """Pause the members and empty their caches during the block; yield the members for which both succeeded. With
+        `strict`, one failure is an error."""
         members, mode = list(members), self.settings.pause_generation_mode
         if mode == "abort":
             self._requests.mark_interrupted()
@@ -204,7 +221,7 @@ class HealthMonitor:
             _left_out(failures)
             yield ready
         except BaseException as error:
-            # External engines outlive this process: one that is left paused would answer nobody ever after.
+            # External engines outlive this process: an engine that stays paused would never answer again.
             with anyio.move_on_after(_RESUME_TIMEOUT, shield=True):
                 for failure in (await self._registry.each(EngineClient.resume, members))[1].values():
                     error.add_note(f"and it could not be resumed: {failure}")
@@ -213,13 +230,28 @@ class HealthMonitor:
             self._registry.lost(member)
 
     def _frozen(self, member: EngineClient) -> bool:
-        """Return true if requests there wait for the update with keys and values that must not be flushed."""
+        """Return true if this engine's cache must be kept: its requests wait and continue after the update."""
         busy = any(call.member is member for call in self._requests.live.values())
         return busy and self.settings.pause_generation_mode == "in_place"
 
-    async def _answering(self) -> list[EngineClient]:
-        """The members that answer now; the others are out of reach. Raises EngineUnreachable: there are none."""
+    async def _patiently(self, work: Callable[[], Awaitable[T]]) -> T:
+        """Return the result of `work`. If no engine can be reached, repeat `work` for up to `engine_absence_timeout`: a
+        supervisor may be restarting the engines."""
+        began = anyio.current_time()
+        while True:
+            try:
+                return await work()
+            except EngineUnreachable as error:
+                if error.kind == "no_engine" or anyio.current_time() - began >= self.settings.engine_absence_timeout:
+                    raise
+            await anyio.sleep(_AGAIN)
 
+    async def _answering(self) -> list[EngineClient]:
+        """Return the members that answer; if no member does, wait for the first. Raises EngineUnreachable: no member
+        answered for `engine_absence_timeout`."""
+        return await self._patiently(self._answering_now)
+
+    async def _answering_now(self) -> list[EngineClient]:
         async def ask(member: EngineClient) -> None:
             for _ in range(_MISSES):
                 if await member.answers("/model_info", self.settings.engine_probe_interval):

@@ -17,6 +17,7 @@ from anyio.from_thread import start_blocking_portal
 from agentrl.engine.answers import NO_KEPT_SETS
 from agentrl.engine.client import EngineClient
 from agentrl.engine.commands import engine_command
+from agentrl.engine.hosted import HostedModel
 from agentrl.engine.process import EngineProcess, healthy, supervise
 from agentrl.engine.settings import EngineSettings
 from agentrl.engine.transport import HttpTransport, beside, normalise_url
@@ -87,8 +88,12 @@ async def check_launch(
     Raises:
         SettingsError: kind `external` without addresses or kept sets, or an interpreter that is not there.
         EngineUnreachable: nothing listens at an external address, or a port is taken.
+        EngineRejected: a hosted model's server wants another key.
     """
-    if settings.engine == "external":
+    if settings.engine == "openai":
+        async with HostedModel(settings) as hosted:
+            await hosted.check()
+    elif settings.engine == "external":
         engines = _external(settings)
         async with HttpTransport(settings) as transport:
             for engine in engines:

@@ -6,7 +6,7 @@
 """
 
 import threading
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
@@ -16,15 +16,18 @@ from starlette.responses import JSONResponse
 from starlette.types import Receive, Scope, Send
 
 from agentrl.engine.settings import EngineSettings
+from agentrl.serving.http import Handler
 from agentrl.serving.server import listen, served
 
 _CRASHED = JSONResponse({"error": {"message": "the engine in this process has crashed; the log says why"}}, 503)
 
 
 @asynccontextmanager
-async def in_process(settings: EngineSettings, model_path: str | Path) -> AsyncIterator[str]:
-    """Serve `model_path` for the length of the context; gives the address. Raises AgentRLError: the folder cannot be
-    served."""
+async def in_process(
+    settings: EngineSettings, model_path: str | Path, routes: Mapping[str, Handler] | None = None
+) -> AsyncIterator[str]:
+    """Serve `model_path` for the length of the context; gives the address. `routes` are more endpoints by POST. Raises
+    AgentRLError: the folder cannot be served."""
     from agentrl.engine.embedded.server import build
     from agentrl.engine.embedded.service import Options
 
@@ -34,9 +37,11 @@ async def in_process(settings: EngineSettings, model_path: str | Path) -> AsyncI
         dtype=settings.embedded_dtype,
         context_length=settings.engine_context_length,
         batch_invariant=settings.embedded_deterministic,
+        api_key=settings.api_key,
+        admin_api_key=settings.admin_api_key,
     )
     crashed = threading.Event()
-    app = await anyio.to_thread.run_sync(partial(build, options, on_crash=crashed.set))
+    app = await anyio.to_thread.run_sync(partial(build, options, on_crash=crashed.set, routes=routes))
 
     async def answering(scope: Scope, receive: Receive, send: Send) -> None:
         await (_CRASHED if crashed.is_set() and scope["type"] == "http" else app)(scope, receive, send)

@@ -7,6 +7,7 @@
 3. A call to all engines returns when all have succeeded, in the order of `urls`, or raises the first engine's error.
 """
 
+import logging
 import uuid
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -20,9 +21,11 @@ from agentrl.engine.client import EngineClient
 from agentrl.engine.health import HealthMonitor
 from agentrl.engine.registry import EngineRegistry
 from agentrl.engine.settings import EngineSettings
-from agentrl.engine.transport import HttpTransport, Reply, beside
+from agentrl.engine.transport import HttpTransport, Reply, Sink, beside
 from agentrl.engine.wire import Generation, SamplingParams
 from agentrl.errors import EngineRejected, EngineTimeout, SettingsError
+
+_log = logging.getLogger(__name__)
 
 
 class EnginePool(HealthMonitor):
@@ -35,6 +38,7 @@ class EnginePool(HealthMonitor):
             because such an id ends a real SGLang server, and so are answers with other ids. None, where it cannot be
             known, leaves both to the engine.
         transport: how the engines are reached, open as long as the pool; default HTTP connections of its own.
+        temperatures: those of the run. Sampling otherwise is noted, once; without any it is not.
 
     Attributes:
         pause_gate: whether generating is held, by `hold` or while an update runs.
@@ -47,6 +51,7 @@ class EnginePool(HealthMonitor):
         *,
         vocab_size: int | None,
         transport: HttpTransport | None = None,
+        temperatures: Sequence[float] = (),
     ) -> None:
         if not urls:
             raise SettingsError("expected at least one engine address, got none; set --rollout-external-engine-addrs")
@@ -55,7 +60,7 @@ class EnginePool(HealthMonitor):
         super().__init__(EngineRegistry(self._transport, settings), settings, vocab_size)
         for url in urls:
             self._registry.join(url)
-        self._stack = AsyncExitStack()
+        self._stack, self.temperatures, self._told = AsyncExitStack(), temperatures, False
 
     async def __aenter__(self) -> Self:
         async with AsyncExitStack() as stack:
@@ -102,17 +107,18 @@ class EnginePool(HealthMonitor):
         """Make sure that every engine is an SGLang server, and serves the same kind of model as the first. Raises
         EngineUnreachable, EngineTimeout: one does not answer. EngineRejected: kind `not_sglang`, or `other_model`:
         another architecture or size of the vocabulary."""
-        kinds = [
-            {name: info.get(name) for name in ("model_type", "architectures")} | vocabulary(info)
-            for info in await self.model_info()
-        ]
-        for url, kind in zip(self.urls, kinds, strict=True):
-            if differs := sorted(name for name in kind.keys() & kinds[0].keys() if kind[name] != kinds[0][name]):
-                raise EngineRejected(
-                    f"{url} serves another model than {self.urls[0]}: {differs[0]} is {kind[differs[0]]!r}, expected "
-                    f"{kinds[0][differs[0]]!r}; all engines of a pool must serve the model of this run",
-                    kind="other_model",
-                )
+        _check_alike(dict(zip(self.urls, await self.model_info(), strict=True)))
+
+    async def check_present(self) -> dict[str, Any]:
+        """Check the engines that answer, as soon as one does, and return the `/model_info` of the first. The others are out
+        of reach until a probe finds them. Raises EngineUnreachable: none answered for `engine_absence_timeout`.
+        EngineRejected: as `check`."""
+        found, failures = await self._registry.each(EngineClient.model_info, await self._answering())
+        if not found:
+            raise next(iter(failures.values()))
+        infos = {member.url: info for member, info in found.items()}
+        _check_alike(infos)
+        return next(iter(infos.values()))
 
     async def generate(
         self,
@@ -124,6 +130,7 @@ class EnginePool(HealthMonitor):
         deadline: float | None = None,
         scored: int = 0,
         extra: Mapping[str, Any] | None = None,
+        sink: Sink = None,
     ) -> Generation:
         """Sample one continuation of `input_ids`.
 
@@ -136,6 +143,8 @@ class EnginePool(HealthMonitor):
             deadline: seconds for the whole call; default `engine_request_timeout`.
             scored: of so many of the last `input_ids` the log-probs are asked for as well.
             extra: more fields of SGLang's request; the answers are then kept as they came (`Generation.raw`).
+            sink: takes the engine's events before the last as JSON, each with all tokens so far. It takes no more after a
+                weight update. After the first event a failed request is not sent again.
 
         Raises:
             EngineTimeout: the deadline passed.
@@ -144,8 +153,19 @@ class EnginePool(HealthMonitor):
                 request; kind `context_overflow` where the prompt or the answer does not fit the context.
         """
         name = rid or uuid.uuid4().hex
+        if self.temperatures and params.max_new_tokens != 0:
+            self._check_sampling(params.sampled_otherwise(self.temperatures))
         with self._within(deadline, f"a prompt of {len(input_ids)} tokens"):
-            return await self._requests.generate(name, input_ids, params, session_id, scored, extra)
+            return await self._requests.generate(name, input_ids, params, session_id, scored, extra, sink)
+
+    def _check_sampling(self, otherwise: str) -> None:
+        if otherwise and not self._told:
+            self._told = True
+            _log.warning(
+                f"the engines are asked to sample with {otherwise}, and the run's temperature is {self.temperatures[0]:g}: training "
+                "computes other log-probs for such tokens; give them loss mask 0"
+            )
+        self._registry.counts["sampled_otherwise"] += bool(otherwise)
 
     async def relay(
         self,
@@ -155,12 +175,14 @@ class EnginePool(HealthMonitor):
         rid: str | None = None,
         session_id: str | None = None,
         deadline: float | None = None,
+        sink: Sink = None,
     ) -> Reply:
         """Return an engine's answer to POST `path` (GET without a body), with any status but the ones after which the
-        pool asks another engine (408, 429, 5xx). The answer has to be whole: no stream. What an update interrupts is
-        asked again from its start; all else is as with `generate`."""
+        pool asks another engine (408, 429, 5xx). What an update interrupts is asked again from its start; all else is as
+        with `generate`. Where there is a `sink`, it takes an answer of status 200 in parts, as they come. After the first
+        part nothing is asked again: an update or a failure ends the answer."""
         with self._within(deadline, path):
-            return await self._requests.relay(rid or uuid.uuid4().hex, path, body, session_id)
+            return await self._requests.relay(rid or uuid.uuid4().hex, path, body, session_id, sink)
 
     @contextmanager
     def _within(self, deadline: float | None, what: str) -> Iterator[None]:
@@ -189,14 +211,16 @@ class EnginePool(HealthMonitor):
             await self._registry.all(lambda member: member.abort(rid), self.members)
 
     def figures(self) -> dict[str, float]:
-        """Return figures since the last call: engines that are `ready`, the times that one was `lost`, attempts at a
-        request that `failed`, and the `prefix_cache_hit_rate`, the share of the prompts' tokens found in a cache.
-        """
+        """Return figures since the last call: engines that are `ready`, requests `in_flight` on average, the times that an
+        engine was `lost`, attempts at a request that `failed`, answers that were `sampled_otherwise`, and the
+        `prefix_cache_hit_rate`, the share of the prompts' tokens found in a cache."""
         counts, self._registry.counts = self._registry.counts, Counter()
         return {
             "engines/ready": float(sum(member.weights == "current" for member in self.members)),
+            "engines/in_flight": self._requests.mean_in_flight(),
             "engines/lost": float(counts["lost"]),
             "engines/failed": float(counts["failed"]),
+            "engines/sampled_otherwise": float(counts["sampled_otherwise"]),
             "engines/prefix_cache_hit_rate": counts["cached_tokens"] / max(counts["prompt_tokens"], 1),
         }
 
@@ -226,6 +250,21 @@ class EnginePool(HealthMonitor):
     async def encode(self, text: str) -> list[list[int]]:
         """`text` as the ids of every engine's own tokenizer, special tokens around it included."""
         return await self._registry.all(lambda member: member.encode(text), self.members)
+
+
+def _check_alike(infos: Mapping[str, dict[str, Any]]) -> None:
+    kinds = {
+        url: {name: info.get(name) for name in ("model_type", "architectures")} | vocabulary(info)
+        for url, info in infos.items()
+    }
+    first, expected = next(iter(kinds.items()))
+    for url, kind in kinds.items():
+        if differs := sorted(name for name in kind.keys() & expected.keys() if kind[name] != expected[name]):
+            raise EngineRejected(
+                f"{url} serves another model than {first}: {differs[0]} is {kind[differs[0]]!r}, expected "
+                f"{expected[differs[0]]!r}; all engines of a pool must serve the model of this run",
+                kind="other_model",
+            )
 
 
 def vocabulary(info: dict[str, Any]) -> dict[str, Any]:

@@ -1,15 +1,17 @@
 """Requests in flight: retried at another engine after a failure, and continued after an interruption.
 
-1. A lost connection, a malformed answer and the statuses 408, 429 and 5xx rest the engine and retry elsewhere under a
-   new id. Other statuses raise at once.
-2. If every engine fails, a retry waits Retry-After or twice as long each time. If none is reachable, it waits up to
-   `engine_absence_timeout`.
-3. An answer by stale weights is not returned.
-4. Requests that `interrupt` ended continue; `abort` returns the tokens so far. An abort by others is continued or a
-   failure.
+1. After a lost connection, a malformed answer or status 408, 429 or 5xx the engine rests, and the request goes to
+   another engine under a new id. Other statuses raise at once.
+2. If every engine fails, a retry waits twice as long as the last one, and at least Retry-After. If no engine is
+   reachable, a call waits up to `engine_absence_timeout`.
+3. Answers of stale weights are discarded.
+4. Requests that `interrupt` ended continue; `abort` returns the tokens so far. If another client aborts a request, the
+   request continues if it has tokens. Otherwise it counts as failed.
+5. An answer that is also streamed is not sent to another engine once a part of it was passed on.
 """
 
 import re
+import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -20,28 +22,32 @@ from typing import Any, Final, TypeVar
 import anyio
 import orjson
 
-from agentrl.engine.answers import RequestExpectations, error_kind, error_message, parse
+from agentrl.engine.answers import BAD_ANSWER, RequestExpectations, error_kind, error_message, parse
 from agentrl.engine.client import EngineClient
 from agentrl.engine.pause import PauseGate
 from agentrl.engine.registry import EngineRegistry
 from agentrl.engine.settings import EngineSettings
-from agentrl.engine.transport import Reply
+from agentrl.engine.transport import Reply, Sink
 from agentrl.engine.wire import FinishReason, Generation, SamplingParams, encode, join
 from agentrl.errors import EngineFailure, EngineRejected, EngineUnreachable
 
 ROUTING_HEADER: Final = "X-SMG-Routing-Key"
 """Header by which SGLang's routers keep a session on one worker."""
 
-_MAX_BACKOFF = 10.0
+MAX_BACKOFF = 10.0
+_FINAL = frozenset({"versions_unknown", "no_sampling_mask", "no_routed_experts"})
+"""Kinds of failures that a retry would repeat."""
 _UNSENT = Reply(0, b"")
+_UNFINISHED = re.compile(rb'"finish_reason"\s*:\s*null')
 _ABORTED = re.compile(rb'"(?:finish_reason|type)"\s*:\s*"abort"')
 T = TypeVar("T")
 
 
 @dataclass(slots=True, eq=False)
 class GenerateCall:
-    """One `generate` under way; `member` and `rid` say where its present request is, if one is sent. `extra` are fields
-    of the request beside ours; where there are any the answers are kept as they came."""
+    """One call of `generate` or `relay`. `member` and `rid` are the engine and the id of its current request. `extra`
+    has more fields of the request; if it is given, answers keep their raw form. `sink` takes the parts of a stream.
+    After its first part (`begun`) a call is not sent again. `collects` is set if the last event is the answer."""
 
     rid: str
     session_id: str | None
@@ -51,10 +57,45 @@ class GenerateCall:
     interrupted: bool = False
     versions: set[str | None] = field(default_factory=set)
     waiting: anyio.CancelScope = field(default_factory=anyio.CancelScope)
+    sink: Sink = None
+    begun: bool = False
+    collects: bool = False
+
+    def part(self, part: Reply) -> None:
+        """Pass on a part of a stream."""
+        assert self.sink is not None
+        self.begun = True
+        self.sink(part)
+
+
+class StreamedAnswer:
+    """The events of one request to `/generate`. Each has all tokens so far. `passed` takes the events before the last."""
+
+    def __init__(self, passed: Callable[[Reply], None]) -> None:
+        self._passed, self._rest, self._last = passed, b"", b""
+
+    def part(self, part: Reply) -> None:
+        """Take a part of the stream."""
+        *events, self._rest = (self._rest + part.body).split(b"\n\n")
+        for event in events:
+            data = event.removeprefix(b"data: ")
+            if _UNFINISHED.search(data):
+                self._passed(part._replace(body=data))
+            elif data != b"[DONE]":
+                self._last = data
+
+    def whole(self, reply: Reply) -> Reply:
+        """Return the last event as the answer to the request. An error has its status there."""
+        if reply.status != 200:
+            return reply
+        body = self._last or self._rest
+        error = orjson.loads(body).get("error") if body.startswith(b'{"error"') else None
+        status = error.get("code") if isinstance(error, dict) else None
+        return reply._replace(body=body, status=status if isinstance(status, int) else 400 if error else 200)
 
 
 class Requests:
-    """All calls of a pool; `live` has them by the name that their callers know them by."""
+    """The calls of a pool that are in flight; `live` maps the names that callers gave to calls."""
 
     def __init__(
         self, registry: EngineRegistry, pause_gate: PauseGate, settings: EngineSettings, vocab_size: int | None
@@ -62,6 +103,7 @@ class Requests:
         self.live: dict[str, GenerateCall] = {}
         self._registry, self._pause_gate, self._settings = registry, pause_gate, settings
         self._vocab_size, self._sent, self._idle = vocab_size, 0, anyio.Event()
+        self._request_seconds, self._counted, self._since = 0.0, time.monotonic(), time.monotonic()
 
     async def generate(
         self,
@@ -71,13 +113,20 @@ class Requests:
         session: str | None,
         scored: int = 0,
         extra: Mapping[str, Any] | None = None,
+        sink: Sink = None,
     ) -> Generation:
-        """The whole answer, however often it was interrupted, with log-probs of the last `scored` ids; no deadline here."""
+        """Return the whole answer over all interruptions, with log-probs of the last `scored` ids. Sets no deadline. `sink`
+        takes the events until the answer is whole or interrupted."""
         parts: list[Generation] = []
         with self._under_way(name, session, extra) as call:
+            call.sink, call.collects = sink, sink is not None
             while not parts or parts[-1].finish_reason.type == "abort":
-                if not call.aborted and (params.json_schema or params.regex):
-                    parts.clear()  # a grammar begins where the answer does
+                if parts and not call.aborted and (params.json_schema or params.regex):
+                    if call.begun:
+                        break  # the new answer would not continue the streamed one
+                    parts.clear()  # under a grammar an answer starts again from its prompt
+                if parts:
+                    call.sink, call.collects, call.begun = None, False, False
                 sampled = [id_ for part in parts for id_ in part.ids]
                 rest = _routed_on(params.after(len(sampled)), parts)
                 got = await self._part(call, [*ids, *sampled] if sampled else ids, rest, scored)
@@ -86,9 +135,12 @@ class Requests:
         self._registry.counts.update(prompt_tokens=len(ids), cached_tokens=answer.cached_tokens)
         return answer
 
-    async def relay(self, name: str, path: str, body: Mapping[str, Any] | None, session: str | None) -> Reply:
-        """Return some member's answer to POST `path` (GET if there is no body), whole; no deadline here."""
+    async def relay(
+        self, name: str, path: str, body: Mapping[str, Any] | None, session: str | None, sink: Sink
+    ) -> Reply:
+        """Return any member's answer to POST `path` (GET if there is no body), whole or to `sink`. Sets no deadline."""
         with self._under_way(name, session) as call:
+            call.sink = sink
             while True:
                 reply = await self._anywhere(call, path, body, partial(self._fine, call))
                 if call.aborted or not (call.interrupted and _ABORTED.search(reply.body)):
@@ -99,7 +151,7 @@ class Requests:
     def _under_way(
         self, name: str, session: str | None, extra: Mapping[str, Any] | None = None
     ) -> Iterator[GenerateCall]:
-        """A new call; where it is aborted before it is sent, the context ends at once."""
+        """Register a new call. If the call is aborted before it is sent, the context ends at once."""
         if name in self.live:
             raise EngineRejected(f"a request with the id {name!r:.100} is under way already", status=400, kind="rid")
         call = self.live[name] = GenerateCall(name, session, extra)
@@ -110,7 +162,7 @@ class Requests:
             del self.live[name]
 
     async def abort(self, name: str) -> None:
-        """End a call; it returns what there is."""
+        """End a call. `generate` then returns the tokens so far."""
         call = self.live[name]
         call.aborted = True
         if call.member is None:
@@ -119,22 +171,22 @@ class Requests:
             await call.member.abort(call.rid)
 
     def mark_interrupted(self) -> None:
-        """Whatever is aborted from now on was aborted by us, and goes on."""
+        """Record that aborts from now on are ours: the aborted calls continue."""
         for call in self.live.values():
             call.interrupted = True
 
     async def interrupt(self) -> None:
-        """Have every request under way end; returns when none is. The hold has to be closed."""
+        """Abort all requests in flight; return when none is left. The pause gate must be closed."""
         while busy := {call.member for call in self.live.values() if call.member is not None}:
             self.mark_interrupted()
             self._idle = anyio.Event()
             await self._registry.each(EngineClient.abort_all, busy)
-            with anyio.move_on_after(1.0):  # a request that was still travelling is told again
+            with anyio.move_on_after(1.0):  # then aborts requests that reached their engine after the abort
                 if self._sent:
                     await self._idle.wait()
 
     def updated(self, version: str) -> None:
-        """Answers under way may have tokens of this version too."""
+        """Record that answers in flight may have tokens of this version too."""
         for call in self.live.values():
             call.versions.add(version)
 
@@ -146,6 +198,8 @@ class Requests:
             "sampling_params": params.to_wire(),
             "input_ids": orjson.Fragment(encode(ids, self._vocab_size)),
         }
+        if call.collects:
+            payload["stream"] = True
         if scored:
             payload["logprob_start_len"] = start - 1
         if params.return_sampling_mask:
@@ -153,7 +207,7 @@ class Requests:
         if (routed := params.routed_experts_start_len) is not None:
             payload |= {"return_routed_experts": True, "routed_experts_start_len": routed}
         limits = (len(ids), params.max_new_tokens, self._vocab_size)
-        asked = RequestExpectations(*limits, ids[start:], params.return_sampling_mask, routed)
+        asked = RequestExpectations(*limits, list(ids[start:]), params.return_sampling_mask, routed)
         return await self._anywhere(call, "/generate", payload, partial(self._read, call, asked))
 
     async def _anywhere(
@@ -161,6 +215,7 @@ class Requests:
     ) -> T:
         """Return the result of `read` on the first good answer of any member."""
         failed, absent, began = 0, 0, anyio.current_time()
+        strange: set[EngineClient] = set()
         while True:
             if call.aborted:
                 call.waiting.cancel()
@@ -172,7 +227,7 @@ class Requests:
             if member is None:
                 await self._somebody(began)
                 continue
-            reply = _UNSENT
+            reply, trial = _UNSENT, member.weights != "current"
             try:
                 reply = await self._exchange(call, member, path, payload)
                 if reply.status:
@@ -181,24 +236,30 @@ class Requests:
                     return got
             except EngineFailure as error:
                 failed += 1
-                gone = error.kind == "engine_refused" and not self._registry.any_usable(anyio.current_time())
+                strange |= {member} if error.kind == "unknown_token" else set()
+                if strange.issuperset(self._registry.members):
+                    raise  # every engine has such tokens, so `vocab_size` is wrong, not an engine
+                # A failed trial of an unreachable engine is no failure of the request. A lost connection may be: the
+                # request may have crashed its engine.
+                gone = trial or error.kind == "engine_refused"
+                gone = gone and not self._registry.any_usable(anyio.current_time())
                 absent += gone
                 self._blame(member, error, reply.retry_after)
                 counted = failed if gone and not self._patient(began) else failed - absent
-                if counted > self._settings.engine_max_retries:
+                if call.begun or counted > self._settings.engine_max_retries:
                     error.args = (f"{error} (after {failed} attempts)",) if failed > 1 else error.args
                     raise
                 call.rid = uuid.uuid4().hex
             finally:
                 self._registry.release(member)
             if failed and not self._registry.any_usable(anyio.current_time()):
-                backoff = min(self._settings.engine_retry_backoff * 2.0 ** min(failed - 1, 30), _MAX_BACKOFF)
+                backoff = min(self._settings.engine_retry_backoff * 2.0 ** min(failed - 1, 30), MAX_BACKOFF)
                 await self._registry.wait(max(backoff, reply.retry_after))
 
     async def _exchange(
         self, call: GenerateCall, member: EngineClient, path: str, payload: Mapping[str, Any] | None
     ) -> Reply:
-        """The member's answer; `_UNSENT` where nothing may be sent now, or the member has gone."""
+        """Return the member's answer; `_UNSENT` if generation is paused or the member was lost meanwhile."""
         incarnation, headers = (
             member.incarnation,
             None if call.session_id is None else {ROUTING_HEADER: call.session_id},
@@ -210,17 +271,32 @@ class Requests:
             added = {"rid": call.rid} | ({"lora_path": adapter} if adapter else {})
             body = None if payload is None else orjson.dumps({**payload, **added})
             call.member, call.interrupted, call.versions = member, False, {self._registry.version}
-            self._sent += 1
+            self._count(1)
+            streamed = StreamedAnswer(call.part) if call.collects else None
+            sink = streamed.part if streamed else call.part if call.sink else None
             try:
-                return await member.ask(path, call.rid, body, headers)
+                reply = await member.ask(path, call.rid, body, headers, sink)
+                return streamed.whole(reply) if streamed else reply
             finally:
                 call.member = None
-                self._sent -= 1
+                self._count(-1)
                 if not self._sent:
                     self._idle.set()
 
+    def _count(self, change: int) -> None:
+        now = time.monotonic()
+        self._request_seconds += self._sent * (now - self._counted)
+        self._counted, self._sent = now, self._sent + change
+
+    def mean_in_flight(self) -> float:
+        """Return the mean number of requests in flight since the last call."""
+        self._count(0)
+        mean = self._request_seconds / max(self._counted - self._since, 1e-9)
+        self._request_seconds, self._since = 0.0, self._counted
+        return mean
+
     def _fine(self, call: GenerateCall, reply: Reply, member: EngineClient) -> Reply:
-        if reply.status in (408, 429) or reply.status >= 500:
+        if busy_or_broken(reply.status):
             raise _refusal(reply, member)
         call.rid = uuid.uuid4().hex
         return reply
@@ -236,14 +312,16 @@ class Requests:
         call.rid = uuid.uuid4().hex
         if got.finish_reason.type == "abort" and not (got.ids or call.interrupted or call.aborted):
             said = f"{member.url} aborted the request before its first token, and this client did not ask for it"
-            raise EngineRejected(f"{said}; check that no other client controls this engine", status=200, kind="aborted")
-        if None in call.versions:  # no weights were sent yet: those that it has are right
+            raise EngineRejected(
+                f"{said}; check that no other client controls this engine", status=BAD_ANSWER, kind="aborted"
+            )
+        if None in call.versions:  # before the first update every version is right
             return got
         if strange := {version for version, _, _ in got.weight_versions} - call.versions:
             said = f"{member.url} answered with weights of version {sorted(strange)}; expected {self._registry.version}"
             raise EngineRejected(
                 f"{said}; check that it was not restarted and that no other client sends weights",
-                status=200,
+                status=BAD_ANSWER,
                 kind="other_weights",
             )
         mode = self._settings.pause_generation_mode
@@ -251,7 +329,7 @@ class Requests:
             raise EngineRejected(
                 f"{member.url} does not say which tokens of its answer are of which weights; "
                 f"--pause-generation-mode {mode} needs SGLang 0.5.23, abort works with every version",
-                status=200,
+                status=BAD_ANSWER,
                 kind="versions_unknown",
             )
         return got
@@ -263,15 +341,13 @@ class Requests:
             self._registry.lost(member)
         elif error.kind == "other_weights":
             self._registry.has_stale_weights(member)
-        elif isinstance(error, EngineRejected) and (
-            error.kind in ("malformed_answer", "aborted") or error.status in (408, 429) or error.status >= 500
-        ):
+        elif isinstance(error, EngineRejected) and error.kind not in _FINAL and busy_or_broken(error.status):
             self._registry.failed(member, anyio.current_time(), retry_after)
         else:
             raise error
 
     def _patient(self, began: float) -> bool:
-        """Return true if a part begun then still waits while no engine is reachable: since the last one was lost."""
+        """Return true if `engine_absence_timeout` has not passed since `began`, or since the last loss of an engine."""
         return anyio.current_time() - max(began, self._registry.lost_at) < self._settings.engine_absence_timeout
 
     async def _somebody(self, began: float) -> None:
@@ -283,11 +359,16 @@ class Requests:
                 "--update-weight-mode disk",
                 kind="no_current_weights",
             )
-        await self._registry.wait(_MAX_BACKOFF)
+        await self._registry.wait(MAX_BACKOFF)
+
+
+def busy_or_broken(status: int) -> bool:
+    """Return true for a status after which the same request may succeed."""
+    return status in (408, 429) or status >= 500
 
 
 def _routed_on(params: SamplingParams, parts: Sequence[Generation]) -> SamplingParams:
-    """Return the parameters of the next part: experts only of the tokens for which the parts so far have none."""
+    """Return the parameters of the next part. They request no experts that earlier parts contain."""
     known = sum(len(part.routed) for part in parts if part.routed is not None)
     start = params.routed_experts_start_len
     return replace(params, routed_experts_start_len=start + known) if start is not None and known else params
@@ -300,7 +381,7 @@ def _refusal(reply: Reply, member: EngineClient) -> EngineRejected:
 
 
 def _finish(got: Generation, params: SamplingParams) -> FinishReason:
-    """Why a part ended: SGLang says abort also where its last token would have ended it anyway."""
+    """Return why a part ended. SGLang reports abort even if the last token ended the part anyway."""
     if got.finish_reason.type != "abort":
         return got.finish_reason
     if got.ids and not params.ignore_eos and got.ids[-1] in (params.stop_token_ids or ()):

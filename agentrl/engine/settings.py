@@ -1,18 +1,43 @@
 """Settings of the engine room: which inference servers there are, how they are started, how patient the client is."""
 
+import os
+import re
+import secrets
+from functools import cache
 from typing import Literal
 
-from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
+from pydantic import Field, JsonValue, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, field_validator
 
-from agentrl.settings import Settings
+from agentrl.settings import ADMIN_KEY_VARIABLE, API_KEY_VARIABLE, HOSTED_KEY_VARIABLE, Settings, shown
+
+
+@cache
+def _own_key() -> str:
+    """The key of the engines that this process starts."""
+    return secrets.token_urlsafe(32)
 
 
 class EngineSettings(Settings):
-    """Inference engines. All of them speak SGLang's HTTP protocol; only the launcher knows their kind."""
+    """Inference engines. All of them speak SGLang's HTTP protocol, except a hosted model; only the launcher knows their
+    kind."""
 
-    engine: Literal["embedded", "sglang", "external"] = Field(
+    engine: Literal["embedded", "sglang", "external", "openai"] = Field(
         "embedded",
-        description="Kind of inference engine: the built-in CPU server, a real SGLang server, or servers already up.",
+        description="Kind of inference engine: the built-in CPU server, real SGLang, or servers that run already. With "
+        "openai, a hosted model behind OpenAI's chat API: for eval and rollout only, as it gives no token ids to train on.",
+    )
+    base_url: str | None = Field(
+        None,
+        min_length=1,
+        description="Address of the chat API for --engine openai, for example https://api.openai.com/v1.",
+    )
+    hosted_model: str | None = Field(None, min_length=1, description="Name of the model there.")
+    hosted_api_key_env: str = Field(
+        HOSTED_KEY_VARIABLE, description="Environment variable that holds the API key, if the server asks for one."
+    )
+    hosted_options: dict[str, JsonValue] = Field(
+        default_factory=dict,
+        description="More fields of each request to the hosted model, for example reasoning_effort=low; null leaves one out.",
     )
     rollout_external_engine_addrs: tuple[str, ...] = Field(
         (), description="Addresses (host:port or URL) of running engines for --engine external."
@@ -53,7 +78,7 @@ class EngineSettings(Settings):
         "default).",
     )
     engine_max_restarts: NonNegativeInt = Field(
-        10, description="Times an engine that this run started is started again after it died or hung."
+        10, description="Maximum restarts of an engine of this run after it died or hung."
     )
     engine_hang_timeout: PositiveFloat = Field(
         60.0, description="Seconds without an answer after which an engine that this run started is killed as hung."
@@ -80,7 +105,8 @@ class EngineSettings(Settings):
     )
     sglang_options: dict[str, str | int | float | bool | list[str | int | float] | None] = Field(
         default_factory=dict,
-        description="Options passed to the SGLang server as they are: --sglang-mem-fraction-static 0.7 and the like.",
+        description="Options for the SGLang server, passed unchanged, for example --sglang-mem-fraction-static 0.7. "
+        f"{API_KEY_VARIABLE} and {ADMIN_KEY_VARIABLE} give its keys.",
     )
 
     embedded_slots: PositiveInt = Field(64, description="Sequences the built-in engine keeps in memory at once.")
@@ -88,11 +114,11 @@ class EngineSettings(Settings):
         None, description="CPU threads of one built-in engine; default: as many as the machine's cores allow."
     )
     embedded_dtype: Literal["auto", "float32", "bfloat16"] = Field(
-        "auto", description="Number format of the built-in engine's weights; auto takes the model's own."
+        "auto", description="Number format of the built-in engine: auto is float32 on a CPU and bfloat16 with CUDA."
     )
     embedded_deterministic: bool = Field(
         False,
-        description="Have the built-in engine compute log-probs that do not depend on what else is in the batch, to the bit; "
+        description="Compute bit-identical log-probs in the built-in engine, whatever else is in the batch; "
         "several times slower.",
     )
 
@@ -101,11 +127,44 @@ class EngineSettings(Settings):
     )
     engine_host: str = Field("127.0.0.1", min_length=1, description="Address that started engines listen on.")
     engine_port_base: PositiveInt | None = Field(
-        None, le=65535, description="First port of started engines, the next ones follow; default: free ports."
+        None, le=65535, description="First port of started engines; the others get the next ports. Default: free ports."
     )
+
+    @field_validator("hosted_api_key_env")
+    @classmethod
+    def _names_a_variable(cls, value: str) -> str:
+        if not re.fullmatch(r"[A-Za-z_]\w*", value, re.ASCII):
+            raise ValueError("expected the name of an environment variable, not a key")  # a key is not repeated
+        return value
+
+    @field_validator("hosted_options")
+    @classmethod
+    def _leaves_ours(cls, value: dict[str, JsonValue]) -> dict[str, JsonValue]:
+        if taken := sorted({"messages", "model", "n", "stream", "tools"} & value.keys()):
+            raise ValueError(f"{', '.join(taken)}: agentrl sets this itself; leave it out")
+        return value
 
     @property
     def api_key(self) -> str | None:
-        """API key of SGLang servers (their `--api-key`), both started and external ones."""
-        key = self.sglang_options.get("api_key", self.sglang_options.get("api-key"))
+        """API key of SGLang servers (their `--api-key`), both started and external ones; by default that of the environment
+        variable. With a hosted model its own, and no other."""
+        if self.engine == "openai":
+            return os.environ.get(self.hosted_api_key_env, "").strip() or None
+        return self._key("api-key", API_KEY_VARIABLE)
+
+    @property
+    def hosted_name(self) -> str | None:
+        """The hosted model and its address; None if the engines serve a model of the run."""
+        return f"{self.hosted_model} at {shown(self.base_url)}" if self.engine == "openai" else None
+
+    @property
+    def admin_api_key(self) -> str | None:
+        """Key of the servers' control routes (their `--admin-api-key`); by default that of the environment variable. Without
+        any key, engines that are started here get a random one."""
+        key = self._key("admin-api-key", ADMIN_KEY_VARIABLE)
+        return _own_key() if key is None and self.api_key is None and self.engine != "external" else key
+
+    def _key(self, option: str, variable: str) -> str | None:
+        options = self.sglang_options
+        key = options.get(option.replace("-", "_"), options.get(option, os.environ.get(variable)))
         return None if key is None else str(key)

@@ -4,9 +4,13 @@ cancelled exchange as a client that has gone. Nothing is retried here."""
 
 import asyncio
 import logging
+import math
 import resource
-from collections.abc import AsyncIterator, Coroutine, Mapping
+import time
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
 from contextlib import asynccontextmanager, suppress
+from email.utils import parsedate_to_datetime
+from functools import lru_cache
 from typing import Any, NamedTuple, Self
 
 import aiohttp
@@ -29,20 +33,31 @@ class ConnectionLost(EngineUnreachable):
 
 
 class Reply(NamedTuple):
-    """An answer: its status, its body, and the seconds in which it says that one may come again (Retry-After)."""
+    """An answer: its status, its body, the seconds in which it says that one may come again (Retry-After), its type."""
 
     status: int
     body: bytes
     retry_after: float = 0.0
+    content_type: str = "application/json"
+
+
+Headers = Mapping[str, str] | None
+Sink = Callable[[Reply], None] | None
+"""Takes the parts of a good answer as they come; the body of the answer itself is empty then."""
 
 
 class HttpTransport:
     """An async context manager that holds the connections to all engines, which are kept open. aiohttp, because it
     takes a third of the CPU time of httpx a request, and milliseconds less where there are hundreds."""
 
+    control_headers: Mapping[str, str] = {}
+    """Headers of control routes."""
+
     def __init__(self, settings: EngineSettings) -> None:
         self._connect_timeout, self._key = settings.engine_connect_timeout, settings.api_key
-        self._urls: dict[str, URL] = {}
+        admin = settings.admin_api_key or settings.api_key
+        self.control_headers = {"authorization": f"Bearer {admin}"} if admin else {}
+        self._url = lru_cache(1024)(URL)
 
     async def __aenter__(self) -> Self:
         raise_open_files_limit()
@@ -61,24 +76,35 @@ class HttpTransport:
         await self._session.close()
 
     async def exchange(
-        self, method: str, url: str, body: bytes | None = None, headers: Mapping[str, str] | None = None
+        self, method: str, url: str, body: bytes | None = None, headers: Headers = None, sink: Sink = None
     ) -> Reply:
         """Send one request. Raises ConnectionRefused, ConnectionLost: no whole answer came."""
-        target = self._urls.get(url)
-        if target is None:
-            target = self._urls[url] = URL(url)
+        asked = self._session.request(method, self._url(url), data=body, headers=headers, allow_redirects=False)
         try:
-            async with self._session.request(
-                method, target, data=body, headers=headers, allow_redirects=False
-            ) as response:
-                wait = response.headers.get("Retry-After", "")  # a date is taken as no number
-                return Reply(response.status, await response.read(), float(wait) if wait.isdecimal() else 0.0)
+            async with asked as response:
+                wait = _seconds(response.headers.get("Retry-After", ""))
+                kind = response.headers.get("Content-Type", "application/json")
+                reply = Reply(response.status, b"", wait, kind)
+                if sink is None or reply.status != 200:
+                    return reply._replace(body=await response.read())
+                async for part in response.content.iter_any():
+                    sink(reply._replace(body=part))
+                return reply
         except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError, ValueError) as error:  # one of the URL's
             raise ConnectionRefused(f"cannot connect to the engine at {url}: {error}", kind="engine_refused") from error
         except (aiohttp.ClientError, ConnectionError) as error:
             raise ConnectionLost(
                 f"lost the connection to the engine at {url}: {type(error).__name__} {error}", kind="engine_lost"
             ) from error
+
+
+def _seconds(retry_after: str) -> float:
+    """Read a header Retry-After, a number of seconds or a date; what is neither asks for no wait."""
+    with suppress(ValueError):
+        return max(0.0, float(retry_after)) if math.isfinite(float(retry_after)) else 0.0
+    with suppress(ValueError, TypeError):
+        return max(0.0, parsedate_to_datetime(retry_after).timestamp() - time.time())
+    return 0.0
 
 
 def normalise_url(address: str) -> str:

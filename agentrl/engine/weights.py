@@ -1,12 +1,18 @@
 """Weight updates as plain values that travel between processes."""
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 WHOLE = frozenset({"weights", "kv_cache"})
 """All that an engine can give back of its memory, by SGLang's names; it needs all of it to generate."""
 
-TensorSpec = tuple[str, str, list[int]]
-"""A tensor's Hugging Face name, its dtype (as `bfloat16`) and its shape."""
+
+class TensorSpec(NamedTuple):
+    """A tensor's Hugging Face name, its dtype (as `bfloat16`) and its whole shape."""
+
+    name: str
+    dtype: str
+    shape: list[int]
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,7 @@ one, `join` makes one `Generation` of them."""
 from __future__ import annotations
 
 from array import array
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any, Final, Literal, Self
 
@@ -63,6 +63,15 @@ class SamplingParams:
         """The fields that are set, under SGLang's names."""
         return {name: value for name in _SAMPLING_FIELDS if (value := getattr(self, name)) is not None}
 
+    def sampled_otherwise(self, temperatures: Collection[float]) -> str:
+        """Return the fields for which log-probs are not the model's own at one of these temperatures; "" if there are none."""
+        changed = {name: value for name in _BIASES if (value := getattr(self, name))}
+        if self.repetition_penalty not in (None, 1):
+            changed["repetition_penalty"] = self.repetition_penalty
+        if self.temperature not in temperatures:
+            changed["temperature"] = self.temperature
+        return ", ".join(f"{name} {value!r:.60}" for name, value in changed.items())
+
     def after(self, count: int) -> Self:
         """Return the parameters that go on after `count` tokens; penalties and stop strings start anew. A seed moves
         with the count: an engine would draw the same random numbers as for the tokens before. Without `max_new_tokens`
@@ -77,6 +86,8 @@ class SamplingParams:
         )
 
 
+_BIASES: Final = ("logit_bias", "custom_params", "json_schema", "regex", "frequency_penalty", "presence_penalty")
+"""Fields that log-probs include and a trainer cannot compute."""
 _STRIDE: Final = 1_000_003
 """A prime far from the distances between seeds of one run."""
 
@@ -188,6 +199,12 @@ def encode(ids: Sequence[int], vocab_size: int | None) -> bytes:
     which and why."""
     if not ids:
         raise EngineRejected("the prompt is empty; expected at least one token id", kind="bad_prompt")
+    if isinstance(ids, array):
+        import numpy as np
+
+        whole = np.frombuffer(ids, ids.typecode)
+        if vocab_size is None or (whole.min() >= 0 and whole.max() < vocab_size):
+            return orjson.dumps(whole, option=orjson.OPT_SERIALIZE_NUMPY)
     try:
         text = orjson.dumps(ids if isinstance(ids, list) else list(ids))
     except TypeError as error:

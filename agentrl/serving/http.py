@@ -61,6 +61,13 @@ def invalid_body(kind: str, message: str, *loc: str) -> RequestError:
     return openai_error(f"1 validation error:\n  {detail}")
 
 
+def refuse_pages(request: Request) -> None:
+    """Raise RequestError, 403, for a request that a browser sent: no web page may control a server."""
+    if {"origin", "sec-fetch-site"} & set(request.headers):
+        said = "web pages may not control this server, only programs may"
+        raise RequestError(said, {"error": {"message": said}}, 403)
+
+
 class Json(Response):
     media_type = "application/json"
 

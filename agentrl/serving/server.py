@@ -1,8 +1,8 @@
 """Serving an ASGI application that knows no passwords: what every server of ours refuses, bounds and ends by.
 
-1. A page in somebody's browser cannot drive it. A foreign `Origin` gets 403; a `Host` with a domain (which anybody's DNS
-   may point here), and not one that the server was given, 421. WebSockets are no way around. A body that is not declared
-   as JSON is refused.
+1. A page in somebody's browser cannot drive it. An `Origin` that is neither this machine nor the request's `Host` gets 403;
+   a `Host` with a domain (which anybody's DNS may point here), and not one that the server was given, 421. WebSockets are
+   no way around. A body that is not declared as JSON is refused.
 2. A client cannot make it hold or do more than the constants below say, nor hold others up: what is too large gets 413,
    what comes too slowly 408, JSON that nests too deeply 400. Each names its limit.
 3. SIGTERM and SIGINT end the process within `GRACE` seconds, whatever its threads are doing.
@@ -44,6 +44,8 @@ MAX_DEPTH, MAX_MARKS = 64, 1 << 18
 decoding slow, and nobody else runs meanwhile."""
 LARGE = 1 << 15
 """Bytes from which on a body is worked on beside the event loop, one body at a time."""
+_QUICK = 1 << 17
+"""Bytes of a body that is decoded in about a millisecond."""
 READ_TIMEOUT = 30
 """Seconds in which a head must be here (from the connection or the answer before it), and then its body."""
 GRACE = 4
@@ -53,6 +55,7 @@ CLIENT_GONE = 499
 _HERE = re.compile(r"([\w-]+|[\d.]+|\[[\da-f:.]+\])(:\d+)?")
 """A `Host` that no public DNS has: an address, or a name without a domain."""
 _NEAR = re.compile(r"https?://(localhost|127(\.\d+){3}|\[::1\])(:\d+)?")
+_CONTAINERS = (dict, list)
 _CLOSE, _BACKLOG = {"connection": "close"}, 4096
 T = TypeVar("T")
 
@@ -76,7 +79,8 @@ class Guarded:
         if not _HERE.fullmatch(host) and host.partition(":")[0] not in self._names:
             said = f"this server is not known as {host!r:.100}; ask it by IP address, or start it with --host NAME"
             return JSONResponse({"error": {"message": said}}, 421, _CLOSE)
-        if not _NEAR.fullmatch(origin) if origin else headers.get("sec-fetch-site") == "cross-site":
+        own = origin is not None and origin.partition("://")[2] == host
+        if not (own or _NEAR.fullmatch(origin)) if origin else headers.get("sec-fetch-site") == "cross-site":
             said = f"pages of {origin or 'another site'} may not use this server, only programs may"
             return JSONResponse({"error": {"message": said}}, 403, _CLOSE)
         return None
@@ -89,14 +93,16 @@ async def read_json(request: Request) -> Any:
     declared = request.headers.get("content-type", "nothing")
     if raw and declared.partition(";")[0].strip().lower() != "application/json":
         raise ValueError(f"expected a body sent as content-type application/json, got {declared:.100}")
-    return await aside(request, _decode, raw) if raw else None
+    if not raw:
+        return None
+    return _decode(raw) if len(raw) < _QUICK else await aside(request, _decode, raw)
 
 
 async def _body(request: Request) -> bytes:
     """Of a body too large more is read than is kept, so that the client has sent it and reads the answer."""
     chunks, size = [], 0
     try:
-        with anyio.fail_after(READ_TIMEOUT):
+        async with asyncio.timeout(READ_TIMEOUT):
             async for chunk in request.stream():
                 size += len(chunk)
                 if size <= MAX_BODY:
@@ -118,17 +124,19 @@ def _decode(raw: bytes) -> Any:
         raise ValueError(f"a body may have {MAX_MARKS} of the characters [ {{ and :, got {marks}; send several bodies")
     found = orjson.loads(raw)
     level = [found] if brackets > MAX_DEPTH else []
-    for _ in range(MAX_DEPTH if level else 0):
-        containers = [value for value in level if isinstance(value, dict | list)]
+    for _ in range(MAX_DEPTH):
+        containers = [value for value in level if isinstance(value, _CONTAINERS)]
+        if not containers:
+            return found
         level = [member for c in containers for member in (c.values() if isinstance(c, dict) else c)]
-    if any(isinstance(value, dict | list) for value in level):
+    if any(isinstance(value, _CONTAINERS) for value in level):
         raise ValueError(f"JSON may nest {MAX_DEPTH} levels deep; send a flatter body")
     return found
 
 
-async def aside(request: Request, work: Callable[..., T], *args: Any) -> T:
-    """`work(*args)` for this request: here if its body is small, else in a thread, one at a time."""
-    if int(request.headers.get("content-length", LARGE)) < LARGE:
+async def aside(request: Request, work: Callable[..., T], *args: Any, size: int | None = None) -> T:
+    """Return `work(*args)`. It runs in a thread, one call at a time, if `size` (default: bytes of the body) is large."""
+    if (int(request.headers.get("content-length", LARGE)) if size is None else size) < LARGE:
         return work(*args)
     if not hasattr(request.app.state, "lane"):
         request.app.state.lane = anyio.CapacityLimiter(1)
@@ -227,7 +235,32 @@ async def served(app: ASGIApp, listener: socket.socket, host: str) -> AsyncItera
             await task
 
 
+@asynccontextmanager
+async def served_at(app: ASGIApp, path: str, host: str) -> AsyncIterator[None]:
+    """Serve `app`, guarded, at a Unix socket for the length of the context."""
+    server = _Beside(_config(app, host, uds=path, log_config=None))
+    task = asyncio.create_task(server.serve())
+    try:
+        with anyio.fail_after(GRACE):
+            await server.begun.wait()
+        yield
+    finally:
+        server.should_exit = True
+        with anyio.CancelScope(shield=True):
+            await task
+
+
 class _Beside(uvicorn.Server):
+    """uvicorn in an event loop of somebody else's."""
+
+    def __init__(self, config: uvicorn.Config) -> None:
+        super().__init__(config)
+        self.begun = anyio.Event()
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        self.begun.set()
+
     def capture_signals(self) -> AbstractContextManager[None]:  # type: ignore[override]
         return nullcontext()
 

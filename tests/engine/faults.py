@@ -54,13 +54,14 @@ Reply = Callable[["FaultyServer", dict[str, Any], web.Request], Awaitable[web.St
 
 @dataclass
 class FaultyServer:
-    """Replies to each `/generate` with the next entry of `script`, the last one for ever; records what came."""
+    """Replies to each `/generate`, and to each request below /v1, with the next entry of `script`, the last one for ever; records what came."""
 
     script: list[Reply]
     url: str = ""
     generates: list[dict[str, Any]] = field(default_factory=list)
     aborts: list[str] = field(default_factory=list)
     headers: list[dict[str, str]] = field(default_factory=list)
+    paths: list[str] = field(default_factory=list)
     arrived: anyio.Event = field(default_factory=anyio.Event)
     aborted: anyio.Event = field(default_factory=anyio.Event)
     version: str = "1"
@@ -70,6 +71,7 @@ class FaultyServer:
     loaded: list[str] = field(default_factory=list)
     load_gate: anyio.Event | None = None
     load_status: int = 200
+    probes: int = 0
 
     async def healthy(self, request: web.Request) -> web.Response:
         if self.deaf or self.paused:
@@ -77,6 +79,7 @@ class FaultyServer:
         return web.Response()
 
     async def model_info(self, request: web.Request) -> web.Response:
+        self.probes += 1
         if self.deaf:
             await anyio.sleep_forever()
         return web.json_response({"weight_version": self.version, **self.info})
@@ -94,10 +97,11 @@ class FaultyServer:
         return web.Response(status=self.load_status)
 
     async def generate(self, request: web.Request) -> web.StreamResponse:
-        body = orjson.loads(await request.read())
+        body = orjson.loads(await request.read() or b"{}")
         reply = self.script[min(len(self.generates), len(self.script) - 1)]
         self.generates.append(body)
         self.headers.append(dict(request.headers))
+        self.paths.append(f"{request.method} {request.path_qs}")
         self.arrived.set()
         return await reply(self, body, request)
 
@@ -113,7 +117,8 @@ async def serving(*script: Reply) -> AsyncIterator[FaultyServer]:
     server = FaultyServer(list(script))
     app = web.Application()
     app.router.add_post("/generate", server.generate)
-    app.router.add_post("/v1/chat/completions", server.generate)
+    app.router.add_route("*", "/v1/{path:.*}", server.generate)
+    app.router.add_get("/", server.generate)
     app.router.add_post("/abort_request", server.abort)
     app.router.add_get("/health", server.healthy)
     app.router.add_get("/model_info", server.model_info)

@@ -20,7 +20,7 @@ from agentrl.engine.client import PauseMode
 from agentrl.engine.pool import EnginePool
 from agentrl.engine.settings import EngineSettings
 from agentrl.engine.transport import HttpTransport
-from agentrl.engine.weights import BroadcastUpdate, DiskUpdate, WeightGroup
+from agentrl.engine.weights import BroadcastUpdate, DiskUpdate, TensorSpec, WeightGroup
 from agentrl.engine.wire import Generation, SamplingParams
 from agentrl.numerics.weight_group import join_group
 
@@ -168,7 +168,9 @@ async def check_broadcast(pool: EnginePool, model: Path, tolerance: float) -> No
         for name in weights:
             dist.broadcast(weights[name].contiguous(), src=0, group=joined[0])
 
-    specs = [(name, str(tensor.dtype).removeprefix("torch."), list(tensor.shape)) for name, tensor in weights.items()]
+    specs = [
+        TensorSpec(name, str(each.dtype).removeprefix("torch."), list(each.shape)) for name, each in weights.items()
+    ]
     async with anyio.create_task_group() as group:
         group.start_soon(anyio.to_thread.run_sync, send)
         await pool.receive(BroadcastUpdate("agentrl", [specs[:3], specs[3:]]), "broadcast")
@@ -184,6 +186,6 @@ async def running(pool: EnginePool, count: int, timeout: float = 20.0) -> None:
     async with HttpTransport(EngineSettings()) as transport:
         with anyio.fail_after(timeout):
             while True:
-                _, raw, _ = await transport.exchange("GET", pool.urls[0] + "/v1/loads?include=core")
+                _, raw, *_ = await transport.exchange("GET", pool.urls[0] + "/v1/loads?include=core")
                 if orjson.loads(raw)["loads"][0]["num_running_reqs"] == count:
                     return

@@ -37,7 +37,8 @@ def adapter(tiny_model: Path, tmp_path: Path) -> tuple[Path, Path]:
 
 
 async def post(transport: OwnTransport, path: str, body: dict[str, Any]) -> tuple[int, Any]:
-    status, answer, *_ = await transport.exchange("POST", transport.url + path, orjson.dumps(body))
+    asked = transport.exchange("POST", transport.url + path, orjson.dumps(body), transport.control_headers)
+    status, answer, *_ = await asked
     return status, orjson.loads(answer)
 
 

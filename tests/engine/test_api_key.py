@@ -6,12 +6,16 @@ import threading
 from collections.abc import Iterator
 from pathlib import Path
 
+import httpx
 import pytest
 import uvicorn
+from starlette.applications import Starlette
 from starlette.datastructures import Headers
 from starlette.responses import JSONResponse
+from starlette.testclient import TestClient
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from agentrl.engine.embedded import server
 from agentrl.engine.embedded.server import build
 from agentrl.engine.embedded.service import Options
 from agentrl.engine.launcher import check_launch, launch
@@ -19,6 +23,7 @@ from agentrl.engine.pool import EnginePool
 from agentrl.engine.settings import EngineSettings
 from agentrl.engine.wire import SamplingParams
 from agentrl.errors import EngineRejected, EngineUnreachable
+from agentrl.serving.http import RequestError, refusal
 
 
 class Keyed:
@@ -73,6 +78,74 @@ async def test_who_has_no_key_is_told_which_setting_it_is(keyed: tuple[str, Keye
             with pytest.raises(EngineRejected, match="answered 401: Unauthorized; --sglang-api-key"):
                 await ask
     assert {"/model_info", "/generate"} <= set(app.refused)
+
+
+CONTROL = [
+    ("GET", "/flush_cache"),
+    *((("POST"), f"/{each.__name__}") for each in server.CONTROL),
+]
+
+
+def asked(options: Options, method: str, path: str, **headers: str) -> int:
+    """The status of an application's answer, without its model: keys are looked at first."""
+    app = Starlette(routes=server.routes_of(options, {}), exception_handlers={RequestError: refusal})
+    app.state.service = None
+    client = TestClient(app, base_url="http://127.0.0.1", raise_server_exceptions=False)
+    return client.request(
+        method, path, headers={name.replace("_", "-"): value for name, value in headers.items()}
+    ).status_code
+
+
+@pytest.mark.parametrize(("method", "path"), CONTROL)
+def test_control_is_for_those_who_know_its_key(method: str, path: str) -> None:
+    """As SGLang 0.5.23: the admin key if there is one, else the API key."""
+    bare, one = Options("m"), Options("m", api_key="A")
+    both, admin = Options("m", api_key="A", admin_api_key="B"), Options("m", admin_api_key="B")
+    for options, key in ((one, "A"), (both, "B"), (admin, "B")):
+        assert asked(options, method, path) == 401
+        assert asked(options, method, path, authorization="Bearer AB") == 401
+        assert asked(options, method, path, authorization=f"Bearer {key}") not in (401, 403)
+    assert asked(both, method, path, authorization="Bearer A") == 401
+    assert asked(bare, method, path) not in (401, 403)
+    for browser in ({"origin": "http://localhost:8000"}, {"sec_fetch_site": "same-site"}):
+        assert asked(bare, method, path, **browser) == 403
+
+
+@pytest.mark.parametrize(("method", "path"), [("POST", "/generate"), ("GET", "/model_info"), ("GET", "/server_info")])
+def test_all_else_is_for_those_who_know_the_api_key(method: str, path: str) -> None:
+    one = Options("m", api_key="A", admin_api_key="B")
+    assert asked(one, method, path) == 401
+    assert asked(one, method, path, authorization="Bearer B") == 401
+    assert asked(one, method, path, authorization="Bearer A") != 401
+    assert asked(Options("m", admin_api_key="B"), method, path, origin="http://localhost:8000") not in (401, 403)
+
+
+async def test_engines_that_are_started_here_get_a_key_that_no_command_line_shows(
+    tiny_model: Path, tmp_path: Path
+) -> None:
+    own = EngineSettings(embedded_slots=4, engine_start_timeout=300.0)
+    assert own.admin_api_key
+    async with (
+        launch(own, tiny_model, log_dir=tmp_path) as engines,
+        EnginePool([engines[0].url], own, vocab_size=512) as pool,
+    ):
+        async with httpx.AsyncClient() as anybody:
+            refused = await anybody.post(f"{engines[0].url}/pause_generation", json={})
+            told = await anybody.get(f"{engines[0].url}/server_info")
+        assert refused.status_code == 401
+        assert own.admin_api_key not in told.text
+        await pool.pause()
+        await pool.resume()
+        shown = [path.read_bytes() for path in Path("/proc").glob("[0-9]*/cmdline")]
+    assert not any(own.admin_api_key.encode() in line for line in shown)
+
+
+def test_which_key_goes_to_control(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert EngineSettings(engine="external", rollout_external_engine_addrs=("a:1",)).admin_api_key is None
+    assert EngineSettings(sglang_options={"api_key": "A"}).admin_api_key is None
+    assert EngineSettings(sglang_options={"admin-api-key": "B"}).admin_api_key == "B"
+    monkeypatch.setenv("SGLANG_ADMIN_API_KEY", "C")
+    assert settings("a:1").admin_api_key == "C"
 
 
 async def test_a_key_and_a_password_at_once_are_an_error_of_ours(keyed: tuple[str, Keyed]) -> None:

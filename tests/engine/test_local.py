@@ -121,7 +121,6 @@ async def test_a_crash_of_the_engine_leaves_the_process_alone(
 
     signals: list[int] = []
     monkeypatch.setattr(signal, "raise_signal", signals.append)
-    monkeypatch.setattr("threading.excepthook", lambda _: None)
     monkeypatch.setattr(Engine, "step", broken)
     pool = pool_over(transport)
     with pytest.raises(EngineFailure, match="crashed"):  # the engine's own last word, or that it has gone

@@ -1,29 +1,33 @@
 """Members of a pool come and go: who is fed, who is given weights, and how long a call waits for somebody to come back."""
 
 import logging
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import anyio
+import anyio.lowlevel
+import orjson
 import pytest
 from aiohttp import web
 
 from agentrl.engine.pool import EnginePool
 from agentrl.engine.settings import EngineSettings
-from agentrl.engine.transport import ConnectionRefused, HttpTransport, Reply
+from agentrl.engine.transport import ConnectionRefused, Headers, HttpTransport, Reply, Sink
 from agentrl.engine.weights import DiskUpdate
 from agentrl.errors import EngineRejected, EngineUnreachable, SettingsError
 from tests.engine.faults import (
     FAST,
     PARAMS,
     FaultyServer,
+    answer,
     ok,
     reset,
+    sent,
     serving,
     silence,
     until,
 )
+from tests.support.virtual_time import virtual_time
 
 
 async def test_an_engine_with_other_weights_is_noticed_and_given_the_current_ones(tmp_path: Path) -> None:
@@ -98,14 +102,14 @@ class Refusing(HttpTransport):
         self.down, self.refused = False, 0
 
     async def exchange(
-        self, method: str, url: str, body: bytes | None = None, headers: Mapping[str, str] | None = None
+        self, method: str, url: str, body: bytes | None = None, headers: Headers = None, sink: Sink = None
     ) -> Reply:
         if self.down and url.endswith("/generate"):
             self.refused += 1
             self.down = self.refused < 8
         if self.down:
             raise ConnectionRefused("refused", kind="engine_refused")
-        return await super().exchange(method, url, body, headers)
+        return await super().exchange(method, url, body, headers, sink)
 
 
 async def test_patience_for_an_engine_that_is_gone_counts_from_when_it_went() -> None:
@@ -204,3 +208,139 @@ async def test_sessions_of_an_engine_that_leaves_while_it_is_updated_go_elsewher
             pool._registry.sent("1", None, (left, *pool.members))  # it took them, and then it was gone
             assert (await pool.generate([1], PARAMS, session_id="s", deadline=5.0)).ids == [6]
         assert left.in_flight == 0
+
+
+async def test_a_call_that_waited_for_a_place_is_not_sent_to_weights_found_stale_meanwhile(tmp_path: Path) -> None:
+    release = anyio.Event()
+
+    async def slow(server: FaultyServer, body: dict[str, Any], request: web.Request) -> web.StreamResponse:
+        await release.wait()
+        return await ok([5])(server, body, request)
+
+    settings = FAST.model_copy(update={"sglang_server_concurrency": 1, "engine_absence_timeout": 60.0})
+    async with serving(slow) as server, EnginePool([server.url], settings, vocab_size=512) as pool:
+        await pool.receive(DiskUpdate(str(tmp_path)), "7")
+        places = pool.members[0].places
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(pool.generate, [1], PARAMS)
+            await until(lambda: sent(server, 1))
+            tasks.start_soon(pool.generate, [2], PARAMS)
+            await until(lambda: places.statistics().tasks_waiting == 1)
+            server.version, server.load_gate = "default", anyio.Event()
+            pool._registry.has_stale_weights(pool.members[0])
+            release.set()
+            await until(lambda: places.value == 1)
+            assert [body["input_ids"] for body in server.generates] == [[1]]
+            server.load_gate.set()
+    assert [2] in [body["input_ids"] for body in server.generates]
+    assert len(server.loaded) == 2
+
+
+async def test_a_lost_engine_is_not_brought_back_while_weights_are_updated(tmp_path: Path) -> None:
+    settings = FAST.model_copy(update={"engine_probe_interval": 0.02})
+    async with (
+        serving(ok([5])) as one,
+        serving(ok([6])) as two,
+        EnginePool([one.url, two.url], settings, vocab_size=512) as pool,
+    ):
+        await pool.receive(DiskUpdate(str(tmp_path / "a")), "7")
+        one.load_gate = anyio.Event()
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(pool.receive, DiskUpdate(str(tmp_path / "b")), "8")
+            await until(lambda: len(one.loaded) == 2)
+            pool._registry.has_stale_weights(pool.members[1])
+            probes = two.probes
+            await until(lambda: two.probes > probes + 2)
+            assert two.loaded == [str(tmp_path / "a"), str(tmp_path / "b")], "nobody but the update loads weights"
+            one.load_gate.set()
+
+
+class Scripted(HttpTransport):
+    """Answers each `/generate` and each probe with the next entry of its script, the last one for ever."""
+
+    def __init__(self, generates: list[Reply], probes: list[int]) -> None:
+        super().__init__(EngineSettings())
+        self.generates, self.probes = generates, probes
+
+    async def exchange(
+        self, method: str, url: str, body: bytes | None = None, headers: Headers = None, sink: Sink = None
+    ) -> Reply:
+        await anyio.lowlevel.checkpoint()
+        if url.endswith("/generate"):
+            return self.generates.pop(0) if len(self.generates) > 1 else self.generates[0]
+        if url.endswith("/health"):
+            return Reply(self.probes.pop(0) if len(self.probes) > 1 else self.probes[0], b"")
+        return Reply(200, b"{}")
+
+
+@virtual_time
+async def test_the_only_engine_is_asked_again_when_it_said_and_not_before() -> None:
+    busy = Reply(429, b"busy", 300.0)
+    transport = Scripted([busy, busy, Reply(200, orjson.dumps(answer([5], prompt_tokens=1)))], [200])
+    async with EnginePool(["http://one"], FAST, vocab_size=512, transport=transport) as pool:
+        began = anyio.current_time()
+        assert (await pool.generate([1], PARAMS)).ids == [5]
+        assert anyio.current_time() - began >= 600
+
+
+@virtual_time
+async def test_probes_missed_long_ago_do_not_count() -> None:
+    """Every other probe is missed: an engine is lost after two in a row only."""
+    transport = Scripted([Reply(200, b"")], [503, 200] * 50)
+    async with EnginePool(["http://one"], FAST, vocab_size=512, transport=transport) as pool:
+        while len(transport.probes) > 1:
+            await anyio.sleep(1)
+            assert pool.members[0].weights == "current"
+        assert pool._registry.counts["lost"] == 0
+
+
+class Away(Scripted):
+    """No connection comes up before this time on the loop's clock; a request then finds the weights of a new start."""
+
+    def __init__(self, until: float) -> None:
+        super().__init__([Reply(200, orjson.dumps(answer([5], prompt_tokens=1)))], [200])
+        self.until = until
+
+    async def exchange(
+        self, method: str, url: str, body: bytes | None = None, headers: Headers = None, sink: Sink = None
+    ) -> Reply:
+        if anyio.current_time() < self.until:
+            raise ConnectionRefused("refused", kind="engine_refused")
+        return await super().exchange(method, url, body, headers, sink)
+
+
+@virtual_time
+async def test_an_update_waits_for_the_only_engine_to_be_started_again(tmp_path: Path) -> None:
+    settings = FAST.model_copy(update={"engine_absence_timeout": 60.0})
+    transport = Away(anyio.current_time() + 50)
+    async with EnginePool(["http://one"], settings, vocab_size=512, transport=transport) as pool:
+        assert await pool.epoch()
+        transport.until = anyio.current_time() + 50
+        await pool.receive(DiskUpdate(str(tmp_path)), "7")
+        transport.until = anyio.current_time() + 100
+        with pytest.raises(EngineUnreachable):
+            await pool.receive(DiskUpdate(str(tmp_path)), "8")
+
+
+@virtual_time
+async def test_trials_of_an_engine_that_is_away_are_no_failures_of_the_request(tmp_path: Path) -> None:
+    """With one retry: it is lost with the request, answers nothing but 503 for a while, and comes back."""
+    settings = FAST.model_copy(
+        update={"engine_absence_timeout": 60.0, "engine_max_retries": 1, "engine_retry_backoff": 1.0}
+    )
+    good = Reply(200, orjson.dumps(answer([5], prompt_tokens=1)))
+    transport = Scripted([*[Reply(503, b"starting")] * 9, good], [503] * 20 + [200])
+    async with EnginePool(["http://one"], settings, vocab_size=512, transport=transport) as pool:
+        pool._registry.lost(pool.members[0])
+        assert (await pool.generate([1], PARAMS)).ids == [5]
+
+
+async def test_engines_that_were_started_again_lack_weights_that_were_broadcast() -> None:
+    async with serving(ok([5])) as server, EnginePool([server.url], FAST, vocab_size=512) as pool:
+        pool._registry.sent("7", None, pool.members)
+        assert not await pool.lacks_weights()
+        pool._registry.lost(pool.members[0])
+        await pool._registry.regain(pool.members[0])
+        assert await pool.lacks_weights()
+        pool._registry.sent("7", None, pool.members)
+        assert not await pool.lacks_weights()

@@ -3,12 +3,15 @@
 import socket
 from contextlib import AsyncExitStack
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import anyio
+import orjson
 import pytest
 from aiohttp import web
 
+from agentrl.engine import requests
 from agentrl.engine.pool import EnginePool
 from agentrl.engine.requests import ROUTING_HEADER
 from agentrl.engine.settings import EngineSettings
@@ -64,6 +67,33 @@ async def test_kept_sets_are_asked_for_and_their_absence_is_no_engines_fault() -
     assert "return_sampling_mask" not in sent["sampling_params"]
 
 
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({}, ""),
+        ({"temperature": 0.5, "repetition_penalty": 1.0, "frequency_penalty": 0.0, "logit_bias": {}}, ""),
+        ({"temperature": 0.7}, "temperature 0.7"),
+        ({"logit_bias": {"5": 5.0}}, "logit_bias {'5': 5.0}"),
+        ({"presence_penalty": 0.5, "regex": "a+"}, "regex 'a+', presence_penalty 0.5"),
+    ],
+)
+async def test_sampling_that_training_cannot_compute_is_counted_and_told_once(
+    caplog: pytest.LogCaptureFixture, changes: dict[str, Any], said: str
+) -> None:
+    params = replace(PARAMS, **{"temperature": 1.0, **changes})
+    async with (
+        serving(ok([5])) as server,
+        EnginePool([server.url], FAST, vocab_size=512, temperatures=[1.0, 0.5]) as pool,
+    ):
+        for _ in range(2):
+            await pool.generate([1, 2, 3], params)
+        figures = pool.figures()
+    told = [record.getMessage() for record in caplog.records if "sample with" in record.getMessage()]
+    assert figures["engines/sampled_otherwise"] == (2 if said else 0)
+    assert len(told) == bool(said)
+    assert all(f"sample with {said}, and the run's temperature is 1:" in line for line in told)
+
+
 async def test_figures_are_of_what_happened_since_the_last_ones(closed_url: str) -> None:
     drafts = {"spec_num_correct_drafts": 3, "spec_num_proposed_drafts": 4, "spec_verify_ct": 2, "cached_tokens": 2}
     async with serving(ok([5], **drafts)) as server, EnginePool([server.url, closed_url], FAST, vocab_size=512) as pool:
@@ -71,10 +101,29 @@ async def test_figures_are_of_what_happened_since_the_last_ones(closed_url: str)
         first, second = pool.figures(), pool.figures()
     assert (first["engines/prefix_cache_hit_rate"], first["engines/ready"]) == (0.5, 1)
     assert first["engines/lost"] == 1 <= first["engines/failed"]
+    assert 0 < first["engines/in_flight"] <= 1
     assert {**second, "engines/ready": 1} == {name: float(name == "engines/ready") for name in first}
     spent = Sample().spec_info
     spent.add(got[0].meta_info)
     assert (spent.spec_accept_token_num, spent.spec_draft_token_num, spent.spec_verify_ct) == (3, 4, 2)
+
+
+async def test_the_mean_in_flight_counts_the_time_without_requests(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 0.0
+
+    async def ten_seconds(server: FaultyServer, body: dict[str, Any], request: web.Request) -> web.StreamResponse:
+        nonlocal now
+        now += 10
+        return await ok([5])(server, body, request)
+
+    async with serving(ten_seconds) as server:
+        monkeypatch.setattr(requests, "time", SimpleNamespace(monotonic=lambda: now))
+        async with EnginePool([server.url], FAST, vocab_size=512) as pool:
+            now += 30  # idle
+            await pool.generate([1, 2, 3], PARAMS)
+            assert pool.figures()["engines/in_flight"] == 0.25
+            now += 5
+            assert pool.figures()["engines/in_flight"] == 0
 
 
 async def test_refused_connection_is_engine_unreachable(closed_url: str) -> None:
@@ -135,8 +184,15 @@ async def test_busy_for_ever_is_rejected() -> None:
     assert len(server.generates) == 3
 
 
-async def test_overflow_has_its_own_kind() -> None:
-    body = b'{"error":{"message":"The input (2100 tokens) is longer than the model\'s context length (2048 tokens)."}}'
+@pytest.mark.parametrize(
+    "said",
+    [
+        "The input (2100 tokens) is longer than the model's context length (2048 tokens).",
+        "Input length (2046 tokens) exceeds the maximum allowed length (2042 tokens). Use a shorter input.",
+    ],
+)
+async def test_overflow_has_its_own_kind(said: str) -> None:
+    body = orjson.dumps({"error": {"message": said}})
     async with serving(status(400, body)) as server, EnginePool([server.url], FAST, vocab_size=512) as pool:
         with pytest.raises(EngineRejected) as caught:
             await pool.generate([1], PARAMS)
@@ -152,7 +208,7 @@ async def test_a_malformed_answer_is_tried_elsewhere_and_rejected_in_the_end(bod
     assert len({body["rid"] for body in server.generates}) == 3
 
 
-@pytest.mark.parametrize(("ids", "said"), [([512], "ids from 0 to 511"), ([5] * 5, "at most 4 tokens")])
+@pytest.mark.parametrize(("ids", "said"), [([512], "sampled token 512"), ([5] * 5, "at most 4 tokens")])
 async def test_an_answer_must_fit_the_request_and_the_model(ids: list[int], said: str) -> None:
     async with serving(ok(ids)) as server, EnginePool([server.url], FAST, vocab_size=512) as pool:
         with pytest.raises(EngineRejected, match=rf"{said}.* \(from {server.url}\)"):
@@ -323,3 +379,11 @@ async def test_requests_of_an_engine_that_hangs_go_elsewhere() -> None:
         hung.deaf = False
         await until(lambda: pool.members[0].weights == "current")
     assert hung.aborts == [], "nobody waits for an engine that does not answer"
+
+
+async def test_a_token_between_tokenizer_and_embedding_is_named_once_and_not_retried() -> None:
+    async with serving(ok([490])) as server, EnginePool([server.url], FAST, vocab_size=482) as pool:
+        with pytest.raises(EngineRejected, match=r"token 490.*482 ids.*config\.json") as caught:
+            await pool.generate([1], PARAMS)
+    assert (caught.value.kind, caught.value.status) == ("unknown_token", 502)
+    assert len(server.generates) == 1

@@ -1,10 +1,5 @@
-"""A real SGLang server on this machine's CPU, through the launcher and the pool (`make test-sglang`).
+"""A real SGLang server through the launcher and the pool."""
 
-The interpreter that has SGLang is `.venv-sglang/bin/python`, made by `scripts/install_sglang_cpu.sh`, or the one
-that `AGENTRL_SGLANG_PYTHON` names.
-"""
-
-import os
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -12,24 +7,17 @@ import pytest
 
 from agentrl.engine.launcher import launch
 from agentrl.engine.pool import EnginePool
-from agentrl.engine.settings import EngineSettings
 from tests.engine import protocol_checks as checks
+from tests.support.real_sglang import MARKS, sglang_settings
 
-PYTHON = Path(os.environ.get("AGENTRL_SGLANG_PYTHON", Path(__file__).parents[2] / ".venv-sglang" / "bin" / "python"))
 TOLERANCE = 0.02
 
-pytestmark = [
-    pytest.mark.sglang,
-    pytest.mark.timeout(900),
-    pytest.mark.skipif(not PYTHON.exists(), reason=f"no SGLang interpreter at {PYTHON}"),
-]
+pytestmark = MARKS
 
 
 @pytest.fixture
 async def pool(tiny_model: Path, tmp_path: Path) -> AsyncIterator[EnginePool]:
-    settings = EngineSettings(
-        engine="sglang", engine_python=str(PYTHON), sglang_cpu=True, sglang_options={"dtype": "float32"}
-    )
+    settings = sglang_settings()
     async with (
         launch(settings, tiny_model, log_dir=tmp_path) as engines,
         EnginePool([engine.url for engine in engines], settings, vocab_size=512) as pool,

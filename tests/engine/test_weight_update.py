@@ -10,12 +10,13 @@ import orjson
 import pytest
 
 from agentrl.engine.pool import EnginePool
-from agentrl.engine.transport import HttpTransport, Reply
+from agentrl.engine.settings import EngineSettings
+from agentrl.engine.transport import Headers, HttpTransport, Reply, Sink
 from agentrl.engine.weights import BroadcastUpdate, DiskUpdate, TensorSpec, WeightGroup, WeightUpdate
 from agentrl.errors import EngineRejected, EngineUnreachable
 
 URLS = ["http://one", "http://two"]
-SPECS: list[TensorSpec] = [("a", "bfloat16", [2, 3]), ("b", "float32", [4])]
+SPECS: list[TensorSpec] = [TensorSpec("a", "bfloat16", [2, 3]), TensorSpec("b", "float32", [4])]
 BROADCAST = BroadcastUpdate("group", [SPECS[:1], SPECS[1:]])
 AROUND = ["/pause_generation", "/flush_cache"], ["/continue_generation"]
 
@@ -35,7 +36,7 @@ class Recorder(HttpTransport):
         return None
 
     async def exchange(
-        self, method: str, url: str, body: bytes | None = None, headers: Mapping[str, str] | None = None
+        self, method: str, url: str, body: bytes | None = None, headers: Headers = None, sink: Sink = None
     ) -> Reply:
         host, path = urlsplit(url).netloc, url[url.index("/", 8) :]
         await anyio.lowlevel.checkpoint()
@@ -159,8 +160,9 @@ async def test_only_a_hold_between_two_rollouts_is_told_and_an_update_ends_it() 
 async def test_no_engine_at_all_has_a_name() -> None:
     recorder = Recorder()
     recorder.models = 503
+    pool = EnginePool(URLS, EngineSettings(engine_absence_timeout=0.0), vocab_size=8, transport=recorder)
     with pytest.raises(EngineUnreachable, match="does not answer"):
-        await pool_over(recorder).receive(DiskUpdate("/weights/7"), "7")
+        await pool.receive(DiskUpdate("/weights/7"), "7")
     assert recorder.calls == []
 
 
@@ -204,9 +206,9 @@ async def test_an_engine_that_cannot_be_resumed_does_not_hide_why() -> None:
 async def test_engines_sample_again_after_an_update_that_was_cancelled() -> None:
     class Endless(Recorder):
         async def exchange(
-            self, method: str, url: str, body: bytes | None = None, headers: Mapping[str, str] | None = None
+            self, method: str, url: str, body: bytes | None = None, headers: Headers = None, sink: Sink = None
         ) -> Reply:
-            answer = await super().exchange(method, url, body, headers)
+            answer = await super().exchange(method, url, body, headers, sink)
             if url.endswith("/update_weights_from_disk"):
                 scope.cancel()
                 await anyio.sleep_forever()

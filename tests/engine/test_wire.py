@@ -3,6 +3,7 @@
 import base64
 import json
 import math
+from array import array
 from dataclasses import replace
 from typing import Any
 
@@ -47,6 +48,16 @@ def test_ids_and_log_probs_survive_json(tokens: list[tuple[int, float]]) -> None
     wire = answer([i for i, _ in tokens], output_token_logprobs=[[p, i, None] for i, p in tokens])
     got = read(json.loads(json.dumps(wire)), RequestExpectations(3))
     assert list(zip(got.ids, got.log_probs, strict=True)) == tokens
+
+
+@pytest.mark.parametrize("kind", ["i", "l", "q"])
+def test_a_prompt_may_be_an_array(kind: str) -> None:
+    assert encode(array(kind, [0, 7, 99]), 100) == encode(array(kind, [0, 7, 99]), None) == b"[0,7,99]"
+    for wrong in (100, -1):
+        with pytest.raises(EngineRejected, match=f"prompt token 1 is {wrong}"):
+            encode(array(kind, [5, wrong]), 100)
+    with pytest.raises(EngineRejected, match="empty"):
+        encode(array(kind), 100)
 
 
 def test_a_prompt_is_checked_and_the_error_names_the_position() -> None:
@@ -123,8 +134,7 @@ def test_malformed_meta_info_names_the_field(meta: dict[str, Any], field: str) -
 @pytest.mark.parametrize(
     ("answered", "said"),
     [
-        (answer([512]), "ids from 0 to 511"),
-        (answer([-1]), "ids from 0 to 511"),
+        (answer([-1]), "ids from 0, got -1"),
         (answer([1], output_token_logprobs=[[3.0, 1, None]]), "log-probs of at most 0"),
         (answer([1], output_token_logprobs=[[-1e39, 1, None]]), "log-probs of at most 0 in float32"),
         (answer([1], prompt_tokens=999), "--allow-auto-truncate"),
@@ -147,6 +157,12 @@ def test_answers_that_contradict_themselves_or_the_request_are_refused(answered:
     with pytest.raises(EngineRejected, match=said) as caught:
         read(answered, ASKED)
     assert caught.value.kind == "malformed_answer"
+
+
+def test_an_id_that_the_model_does_not_have_is_named() -> None:
+    with pytest.raises(EngineRejected, match="sampled token 512, and this pool was told of 512 ids") as caught:
+        read(answer([512]), ASKED)
+    assert caught.value.kind == "unknown_token"
 
 
 def test_an_id_below_zero_is_refused_where_the_vocabulary_is_not_known() -> None:

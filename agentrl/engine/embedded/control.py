@@ -81,7 +81,7 @@ async def server_info(request: Request) -> Response:
     engine = service.engine
     return Json(
         {
-            **asdict(service.options),
+            **{name: value for name, value in asdict(service.options).items() if not name.endswith("api_key")},
             "context_length": service.context,
             "slots": len(engine.slots),
             "sampling_mask_max_tokens": MASK_LIMIT,

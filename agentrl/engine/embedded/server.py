@@ -3,9 +3,11 @@ engine thread is not started. `serve` runs it until SIGTERM or SIGINT and prints
 signal each live request ends with an abort that keeps its tokens."""
 
 import contextlib
+import secrets
 import signal
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from functools import partial
+from typing import Any
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -15,10 +17,9 @@ from starlette.routing import Route
 
 from agentrl.engine.embedded import control
 from agentrl.engine.embedded.generate import detokenize, generate, tokenize
-from agentrl.engine.embedded.openai import chat_completions, completions
 from agentrl.engine.embedded.service import EngineService, Options
 from agentrl.serving import server as serving
-from agentrl.serving.http import Handler, RequestError, refusal, takes_body
+from agentrl.serving.http import Handler, RequestError, refusal, refuse_pages, takes_body
 
 GET: dict[str, Handler] = {
     "/": control.root,
@@ -33,15 +34,11 @@ GET: dict[str, Handler] = {
     "/v1/loads": control.loads,
     "/v1/models": control.models,
     "/v1/models/{model:path}": control.models,
-    "/flush_cache": control.flush_cache,
 }
 POST: dict[str, Handler] = {
     "/generate": generate,
-    "/v1/chat/completions": chat_completions,
-    "/v1/completions": completions,
     "/v1/tokenize": takes_body(tokenize),
     "/v1/detokenize": takes_body(detokenize),
-    "/flush_cache": control.flush_cache,
 }
 CONTROL = (
     control.abort_request,
@@ -63,19 +60,42 @@ CONTROL = (
     control.resume_memory_occupation,
 )
 """By POST, each under its own name."""
+_FREE = (control.health, control.health_generate)
+"""What probes ask, which have no keys."""
 
 
-def build(options: Options, *, on_crash: Callable[[], None]) -> Starlette:
-    """The application of a new `EngineService`, which see."""
+def build(options: Options, *, on_crash: Callable[[], None], routes: Mapping[str, Handler] | None = None) -> Starlette:
+    """Return the application of a new `EngineService`; `routes` are more endpoints by POST."""
     service = EngineService(options, on_crash=on_crash)
-    routes = [Route(path, handler, methods=["GET"]) for path, handler in GET.items()]
-    routes += [Route(path, handler, methods=["POST"]) for path, handler in POST.items()]
-    routes += [Route(f"/{handler.__name__}", takes_body(handler), methods=["POST"]) for handler in CONTROL]
-    app = Starlette(
-        routes=routes, lifespan=_lifespan, exception_handlers={HTTPException: _no_route, RequestError: refusal}
-    )
+    handlers: dict[Any, Any] = {HTTPException: _no_route, RequestError: refusal}
+    app = Starlette(routes=routes_of(options, routes or {}), lifespan=_lifespan, exception_handlers=handlers)
     app.state.service = service
     return app
+
+
+def _for_those_who_know(options: Options, handler: Handler, *, admin: bool = False) -> Handler:
+    """`handler` for who sends the key, as SGLang does it. Control without any key is for programs, not for browsers."""
+    key = (options.admin_api_key if admin else None) or options.api_key
+    if handler in _FREE or (key is None and not admin):
+        return handler
+
+    async def guarded(request: Request) -> Response:
+        if key is None:
+            refuse_pages(request)
+        elif not secrets.compare_digest(request.headers.get("authorization", "").encode(), f"Bearer {key}".encode()):
+            return JSONResponse({"error": "Unauthorized"}, 401)
+        return await handler(request)
+
+    return guarded
+
+
+def routes_of(options: Options, more: Mapping[str, Handler]) -> list[Route]:
+    """All routes, behind their keys."""
+    known = partial(_for_those_who_know, options)
+    found = [Route(path, known(handler), methods=["GET"]) for path, handler in GET.items()]
+    found += [Route(path, known(handler), methods=["POST"]) for path, handler in {**POST, **more}.items()]
+    found += [Route(f"/{each.__name__}", known(takes_body(each), admin=True), methods=["POST"]) for each in CONTROL]
+    return [*found, Route("/flush_cache", known(control.flush_cache, admin=True), methods=["GET", "POST"])]
 
 
 @contextlib.asynccontextmanager
@@ -91,14 +111,14 @@ async def _no_route(_: Request, error: Exception) -> Response:
     return JSONResponse({"detail": error.detail}, error.status_code, error.headers)
 
 
-def serve(options: Options) -> None:
-    """Load the model and serve until a signal comes."""
+def serve(options: Options, routes: Mapping[str, Handler] | None = None) -> None:
+    """Load the model and serve until a signal comes; `routes` as in `build`."""
     import torch
 
     if options.threads:
         torch.set_num_threads(options.threads)
     listener = serving.listen(options.host, options.port)
-    app = build(options, on_crash=lambda: signal.raise_signal(signal.SIGTERM))
+    app = build(options, on_crash=lambda: signal.raise_signal(signal.SIGTERM), routes=routes)
     service: EngineService = app.state.service
     stop = partial(service.worker.post, lambda engine: engine.abort(lambda _: True))
     serving.serve(app, listener, options.host, ready="ready on {url}", on_signal=stop)

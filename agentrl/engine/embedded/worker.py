@@ -1,6 +1,6 @@
 """The thread that owns the engine, and the bridge from the event loop to it. Others hand over functions by `post`,
-`call`, `exclusive`; they run between forward passes. An exception in a forward pass is logged, all jobs end with status
-500, `on_crash` is called, and the thread ends."""
+`call`, `exclusive`; they run between forward passes. An exception in a forward pass is logged and `on_crash` is called.
+From then on all jobs and calls, also those that come later, end with an error."""
 
 import asyncio
 import logging
@@ -8,7 +8,7 @@ import queue
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from agentrl.engine.embedded.core import Engine
 from agentrl.engine.embedded.stopping import aborted
@@ -26,12 +26,13 @@ class Worker:
         self._engine = engine
         self._on_crash = on_crash
         self._inbox: queue.SimpleQueue[Callable[[Engine], object]] = queue.SimpleQueue()
-        self._stopping = False
+        self._stopping = self._crashed = False
+        self._futures: set[Future[Any]] = set()
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
 
     @property
     def alive(self) -> bool:
-        return self._thread.is_alive()
+        return self._thread.is_alive() and not self._crashed
 
     def start(self) -> None:
         self._thread.start()
@@ -49,15 +50,21 @@ class Worker:
 
     async def call(self, action: Callable[[Engine], T]) -> T:
         """Run `action` in the engine's thread and give its result, or raise what it raised."""
-        future: Future[T] = Future()
-        self.post(lambda engine: _settle(future, action, engine))
+        future = self._future()
+        self.post(lambda engine: self._settle(future, action, engine))
         return await asyncio.wrap_future(future)
 
     async def exclusive(self, action: Callable[[Engine], T]) -> T:
         """Like `call`, but not before every running job is done, unless generation is paused."""
-        future: Future[T] = Future()
-        self.post(lambda engine: engine.exclusive(lambda: _settle(future, action, engine)))
+        future = self._future()
+        self.post(lambda engine: engine.exclusive(lambda: self._settle(future, action, engine)))
         return await asyncio.wrap_future(future)
+
+    def _future(self) -> Future[Any]:
+        future = Future[Any]()
+        self._futures.add(future)
+        future.add_done_callback(self._futures.discard)
+        return future
 
     def _run(self) -> None:
         try:
@@ -68,20 +75,28 @@ class Worker:
                     self._inbox.get()(self._engine)
         except BaseException:
             log.critical("the engine's thread crashed", exc_info=True)
-            self._engine.abort(lambda _: True, CRASHED)
+            self._crashed = True
             self._on_crash()
-            raise
+            while not self._stopping:
+                self._refuse()
+                self._inbox.get()(self._engine)
 
+    def _refuse(self) -> None:
+        """End what has been asked for."""
+        self._engine.abort(lambda _: True, CRASHED)
+        for future in tuple(self._futures):
+            if future.set_running_or_notify_cancel():
+                future.set_exception(RuntimeError("the engine crashed"))
 
-def _settle(future: Future[T], action: Callable[[Engine], T], engine: Engine) -> None:
-    """Give the caller the result or the exception; skip the action when the caller has gone."""
-    if not future.set_running_or_notify_cancel():
-        return
-    try:
-        result = action(engine)
-    except BaseException as error:
-        future.set_exception(error)
-        if not isinstance(error, Exception):
-            raise
-    else:
-        future.set_result(result)
+    def _settle(self, future: Future[T], action: Callable[[Engine], T], engine: Engine) -> None:
+        """Give the caller the result or the exception; skip the action when the caller has gone or was refused."""
+        if self._crashed or future.done() or not future.set_running_or_notify_cancel():
+            return
+        try:
+            result = action(engine)
+        except BaseException as error:
+            future.set_exception(error)
+            if not isinstance(error, Exception):
+                raise
+        else:
+            future.set_result(result)

@@ -20,7 +20,7 @@ import pytest
 
 from agentrl.engine.embedded.request import MAX_SEQUENCES
 from tests.support.checkout import import_path
-from tests.support.hostile_clients import ATTACKS, DEAD, GOOD, SLOW, request
+from tests.support.hostile_clients import DEAD, GOOD, SLOW, attacks, request
 
 WAIT, END = 2.0, 5.0
 """Seconds that a good client may wait among hostile ones, and that a server may take to end."""
@@ -98,7 +98,7 @@ def test_64_hostile_clients_keep_nobody_waiting_and_no_server_alive(folder: Call
 )
 def test_a_signal_ends_it_whatever_it_does(folder: Callable[..., Path], name: str) -> None:
     with serving(folder()) as (server, port), contextlib.ExitStack() as stack:
-        for content in (ATTACKS[name], request("/generate", LONG)):
+        for content in (attacks()[name], request("/generate", LONG)):
             connection = stack.enter_context(socket.create_connection(("127.0.0.1", port)))
             connection.sendall(content)
         ask(port)

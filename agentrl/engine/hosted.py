@@ -1,0 +1,278 @@
+"""A hosted model: turns from a server with OpenAI's chat API, in messages and not in token ids.
+
+1. A call of `turn` is one request. A lost connection, an invalid answer and the statuses 408, 429 and 5xx are retried, up to
+   `engine_max_retries` times. A retry waits at least Retry-After. Other statuses raise at once, in the server's words.
+2. The deadline is `engine_request_timeout`: it covers all attempts and the waits between them.
+3. The API key is read from the environment and sent as a bearer token. An answer that repeats it is read without it.
+4. There are no token ids: `generate`, which asks for some, raises.
+"""
+
+import random
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, Self
+from uuid import uuid4
+
+import anyio
+import orjson
+
+from agentrl.chat.messages import (
+    REASONING_KEYS,
+    ParsedTurn,
+    ToolCall,
+    ToolSchema,
+    arguments_text,
+    normalise_messages,
+    whole_text,
+)
+from agentrl.engine.answers import error_kind, error_message, malformed
+from agentrl.engine.pause import PauseGate
+from agentrl.engine.requests import MAX_BACKOFF, busy_or_broken
+from agentrl.engine.settings import EngineSettings
+from agentrl.engine.transport import HttpTransport, Reply, normalise_url
+from agentrl.engine.wire import FinishReason, FinishType, Generation, SamplingParams
+from agentrl.errors import (
+    SECRET,
+    ContextOverflow,
+    EngineFailure,
+    EngineRejected,
+    EngineTimeout,
+    EngineUnreachable,
+    ModelFailure,
+    TemplateError,
+)
+from agentrl.sample import Message
+from agentrl.settings import shown
+
+NO_TOKENS: Final = "a hosted model (--engine openai) gives no token ids and no log-probs"
+KIND: Final = "hosted_no_tokens"
+"""Kind of the failure of code that asks a hosted model for token ids."""
+_PLAIN: Final = {"accept-encoding": "identity"}
+_SENT: Final[tuple[str, ...]] = ("role", "content", "tool_calls", "tool_call_id")
+
+
+@dataclass(frozen=True, slots=True)
+class HostedTurn:
+    """One turn.
+
+    Attributes:
+        generation: how it ended, and the server's counts; without ids.
+        parsed: what the server says it holds. A call whose arguments are no JSON object is broken.
+        message: the turn as the server is shown it again.
+    """
+
+    generation: Generation
+    parsed: ParsedTurn
+    message: Message
+
+
+class HostedModel:
+    """The model `hosted_model` at `base_url`; an async context manager, safe for concurrent calls.
+
+    Attributes:
+        name: the model and its address, as they may be shown.
+        pause_gate: whether generating is paused.
+    """
+
+    def __init__(self, settings: EngineSettings, transport: HttpTransport | None = None) -> None:
+        self.name, self.pause_gate = settings.hosted_name or "", PauseGate()
+        self._settings, self._transport = settings, transport or HttpTransport(settings)
+        self._url, self._key = normalise_url(settings.base_url or ""), settings.api_key
+        self._places = anyio.Semaphore(settings.sglang_server_concurrency)
+        self._counts: Counter[str] = Counter()
+
+    async def __aenter__(self) -> Self:
+        await self._transport.__aenter__()
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        await self._transport.__aexit__(*exc)
+
+    async def check(self) -> None:
+        """Ask for the list of models. A server may have none, or take its time. Raises EngineUnreachable: nothing answers.
+        Raises EngineRejected: it wants another key."""
+        with anyio.move_on_after(2 * self._settings.engine_connect_timeout):
+            try:
+                reply = await self._transport.exchange("GET", f"{self._url}/models", headers=_PLAIN)
+            except EngineUnreachable as error:
+                raise EngineUnreachable(f"no server answers at --base-url: {error}", kind=error.kind) from error
+            if reply.status == 401:
+                raise self._refusal(reply)
+
+    async def turn(
+        self, messages: Sequence[Message], tools: Sequence[ToolSchema] | None, params: SamplingParams
+    ) -> HostedTurn:
+        """Return the turn that follows `messages`.
+
+        Args:
+            messages: the conversation, as `sent` gives it and with the `message` of earlier turns.
+            tools: what the model may call.
+            params: those that the API has are sent: temperature, top_p, max_new_tokens, stop and the seed.
+
+        Raises:
+            EngineTimeout: the deadline passed.
+            EngineUnreachable: no answer came, also not to the retries.
+            EngineRejected: the server refused the request, or its answers could not be read.
+            ContextOverflow: the conversation does not fit the model's context.
+            ModelFailure: the server's content filter ended the turn.
+        """
+        body, seconds = orjson.dumps(self._body(messages, tools, params)), self._settings.engine_request_timeout
+        try:
+            with self.pause_gate.patience(seconds):
+                await self.pause_gate.wait_open()
+                async with self._places:
+                    return await self._answer(body)
+        except TimeoutError:
+            limit = f"{seconds:g} s (--engine-request-timeout)"
+            raise EngineTimeout(f"the hosted model {self.name} gave no turn within {limit}") from None
+
+    async def generate(
+        self, input_ids: Sequence[int], params: SamplingParams, *, session_id: str | None = None
+    ) -> Generation:
+        """Refuse. Raises EngineRejected: there is nothing here that reads token ids."""
+        raise EngineRejected(f"{NO_TOKENS}, and a prompt of {len(input_ids)} ids was asked for", kind=KIND)
+
+    async def pause(self) -> None:
+        """Send no request until `resume`; requests under way end."""
+        self.pause_gate.close(between_rollouts=True)
+
+    async def resume(self) -> None:
+        """Go on sending requests."""
+        self.pause_gate.open()
+
+    def updated(self, version: int) -> None:
+        """Do nothing: the run does not change these weights."""
+
+    def figures(self) -> dict[str, float]:
+        """Return figures since the last call: attempts that failed, and the tokens that the server counted."""
+        counts, self._counts = self._counts, Counter()
+        names = {"engines/failed": "failed"} | {f"hosted/{n}": n for n in ("prompt_tokens", "completion_tokens")}
+        return {name: float(counts[count]) for name, count in names.items()}
+
+    def _body(
+        self, messages: Sequence[Message], tools: Sequence[ToolSchema] | None, params: SamplingParams
+    ) -> dict[str, Any]:
+        fields = {
+            "model": self._settings.hosted_model,
+            "messages": messages,
+            "tools": tools or None,
+            "temperature": params.temperature,
+            "top_p": None if params.top_p == 1 else params.top_p,
+            "max_tokens": params.max_new_tokens,
+            "stop": params.stop or None,
+            "seed": params.sampling_seed,
+            **self._settings.hosted_options,
+        }
+        return {name: value for name, value in fields.items() if value is not None}
+
+    async def _answer(self, body: bytes) -> HostedTurn:
+        """Return the turn, after as many attempts as it takes; no deadline here."""
+        backoff, left = self._settings.engine_retry_backoff, self._settings.engine_max_retries
+        while True:
+            asked = 0.0
+            try:
+                reply = await self._transport.exchange("POST", f"{self._url}/chat/completions", body, _PLAIN)
+                asked = reply.retry_after
+                return self._read(reply)
+            except EngineUnreachable as error:
+                failure: EngineFailure = error
+            except EngineRejected as error:
+                if not busy_or_broken(error.status):
+                    raise
+                failure = error
+            self._counts["failed"] += 1
+            # Requests that were refused together come back one by one.
+            await self._wait(failure, left, max(backoff, asked) * random.uniform(1.0, 1.2))
+            backoff, left = min(2 * backoff, MAX_BACKOFF), left - 1
+
+    async def _wait(self, failure: EngineFailure, left: int, seconds: float) -> None:
+        """Wait before the next attempt. Raises the failure: no attempt is left, or none before the deadline."""
+        if not left:
+            raise failure
+        if anyio.current_time() + seconds > anyio.current_effective_deadline():
+            raise EngineTimeout(
+                f"{failure}; the next attempt is due in {seconds:.0f} s, after the deadline (--engine-request-timeout)"
+            ) from failure
+        await anyio.sleep(seconds)
+
+    def _read(self, reply: Reply) -> HostedTurn:
+        if self._key:
+            reply = reply._replace(body=reply.body.replace(self._key.encode(), SECRET.encode()))
+        if reply.status != 200:
+            raise self._refusal(reply)
+        turn = read_turn(reply.body)
+        meta = turn.generation.meta_info
+        self._counts.update({name: meta[name] for name in ("prompt_tokens", "completion_tokens")})
+        return turn
+
+    def _refusal(self, reply: Reply) -> EngineRejected | ContextOverflow:
+        message = error_message(reply.body)
+        hint = ""
+        if reply.status == 401:
+            variable = self._settings.hosted_api_key_env
+            hint = f"; the key is read from the environment variable {variable} (--hosted-api-key-env), which is "
+            hint += "set" if self._key else "not set"
+        elif reply.status == 404:
+            hint = "; --base-url usually ends in /v1, and --hosted-model names a model that the server has"
+        kind, said = error_kind(reply.status, message), f"{shown(self._url)} answered {reply.status}: {message}{hint}"
+        if kind == "context_overflow":
+            return ContextOverflow(said, kind="engine_context_overflow")
+        return EngineRejected(said, status=reply.status, kind=kind)
+
+
+def sent(messages: Sequence[Mapping[str, Any]]) -> list[Message]:
+    """Messages as the API takes them: without fields that it does not know, and with arguments as JSON text. Raises
+    TemplateError: one is no chat message."""
+    found = []
+    for message in normalise_messages(messages):
+        plain = {name: message[name] for name in _SENT if name in message}
+        if calls := plain.get("tool_calls"):
+            plain["tool_calls"] = [_call(call, call.get("id", "")).to_message() for call in calls]
+        found.append(plain)
+    return found
+
+
+def read_turn(raw: bytes) -> HostedTurn:
+    """Read a chat completion. Raises EngineRejected: kind `malformed_answer`. Raises ModelFailure: kind `content_filter`."""
+    try:
+        answer = orjson.loads(raw)
+    except orjson.JSONDecodeError as error:
+        malformed("the answer", f"JSON ({error})", raw)
+    match answer:
+        case {"choices": [{"message": dict(message), **choice}, *_]}:
+            pass
+        case _:
+            malformed("the answer", "a chat completion", answer)
+    try:
+        (said,) = normalise_messages([{**message, "role": "assistant"}])
+    except TemplateError as error:
+        malformed("choices[0].message", f"an assistant's message ({error})", message)
+    finish: FinishType = "length" if choice.get("finish_reason") == "length" else "stop"
+    if choice.get("finish_reason") == "content_filter":
+        raise ModelFailure("the server's content filter ended the turn", kind="content_filter")
+    calls = [_call(call, call.get("id") or uuid4().hex[:9]) for call in said.get("tool_calls", ())]
+    broken = tuple(f"{call.name} {call.arguments}" for call in calls if not isinstance(call.arguments, dict))
+    kept = tuple(call for call in calls if isinstance(call.arguments, dict))
+    content = (said["content"] or str(said.get("refusal", ""))).strip()
+    parsed = ParsedTurn(content, said.get("reasoning_content"), kept, broken)
+    usage = answer.get("usage") if isinstance(answer.get("usage"), dict) else {}
+    meta = {name: _count(usage.get(name)) for name in ("prompt_tokens", "completion_tokens")}
+    # A call that could not be read is shown as text: a server may refuse it, and nothing would answer it.
+    again: Message = {"role": "assistant", "content": "\n".join(filter(None, (content, *broken)))}
+    if kept:
+        again |= {"content": again["content"] or None, "tool_calls": [call.to_message() for call in kept]}
+    again |= {name: whole_text(message[name]) for name in REASONING_KEYS if isinstance(message.get(name), str)}
+    generation = Generation([], [], content, FinishReason(finish), "", (), meta["prompt_tokens"], 0, meta)
+    return HostedTurn(generation, parsed, again)
+
+
+def _call(call: Mapping[str, Any], name: str) -> ToolCall:
+    """A call in the normal form, by this id."""
+    function = call["function"]
+    arguments = function["arguments"]
+    return ToolCall(name, function["name"], arguments if isinstance(arguments, dict) else arguments_text(arguments))
+
+
+def _count(value: Any) -> int:
+    return value if type(value) is int and value > 0 else 0
