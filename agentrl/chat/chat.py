@@ -125,6 +125,12 @@ class Chat:
         """The tokenizer's ids of trusted text: control strings become control tokens."""
         return self._codec.encode(text)
 
+    def least_tokens(self, messages: Sequence[Mapping[str, Any]]) -> int:
+        """Return how many tokens the contents of messages have at least, from their length alone: every token is as long as
+        the longest one."""
+        contents = (message.get("content") for message in messages)
+        return sum(len(content) for content in contents if isinstance(content, str)) // self._codec.longest_token
+
     def decode(self, ids: Iterable[int], skip_special_tokens: bool = False) -> str:
         """The text of ids."""
         return self._codec.decode(ids, skip_special_tokens)

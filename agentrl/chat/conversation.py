@@ -36,6 +36,13 @@ class AppendResult(Enum):
     """They leave no room for another turn; the sample is as it was, and the conversation over."""
 
 
+def _too_long(tokens: str, most: int) -> ContextOverflow:
+    said = (
+        f"the prompt has {tokens} tokens, at most {most} fit; shorten the data, or raise --rollout-max-prompt-len or "
+    )
+    return ContextOverflow(f"{said}--rollout-max-context-len", kind="prompt_too_long")
+
+
 class Conversation:
     """A trajectory in flight.
 
@@ -68,19 +75,17 @@ class Conversation:
             ContextOverflow: the prompt leaves no room for an answer; the sample is as it was.
             TemplateError: the template cannot render the messages.
         """
+        most = min(prompt_limit or context_length, context_length - 2)
+        if (least := chat.least_tokens(messages)) > most:
+            raise _too_long(f"at least {least}", most)
         self._chat, self._session = chat, ChatSession(chat, messages, tools)
         self.sample, self.context_length = sample, context_length
         self.earlier: list[Sample] = []
         self.messages: list[Message] = []
         self.turns, self.length = 0, len(self._session.prompt_ids)
         self._told: dict[int, str] = {}
-        most = min(prompt_limit or context_length, context_length - 2)
         if self.length > most:
-            raise ContextOverflow(
-                f"the prompt has {self.length} tokens, at most {most} fit; "
-                "shorten the data, or raise --rollout-max-prompt-len or --rollout-max-context-len",
-                kind="prompt_too_long",
-            )
+            raise _too_long(str(self.length), most)
         sample.set_prompt_tokens(self._session.prompt_ids)
         self.remember(messages)
 
@@ -110,7 +115,11 @@ class Conversation:
         return parsed
 
     def append_messages(self, messages: Sequence[Mapping[str, Any]]) -> AppendResult:
-        """Answer the last model turn with new messages. Raises TemplateError: see `ChatSession.extend`."""
+        """Answer the last model turn with new messages. Those that are too long to fit are not tokenized at all. Raises
+        TemplateError: see `ChatSession.extend`."""
+        if self._chat.least_tokens(messages) > self.room:
+            self.remember(messages)
+            return AppendResult.OUT_OF_CONTEXT
         delta = self._session.extend(messages)
         self.remember(messages)
         restart = delta.restart

@@ -37,6 +37,7 @@ class Codec:
         self.added: dict[str, int] = {str(token.content): int(number) for number, token in decoder.items()}
         self.special = frozenset(str(token.content) for token in decoder.values() if token.special)
         self.vocab_size = len(tokenizer)
+        self.longest_token = max(len(token.encode()) for token in tokenizer.get_vocab())
 
     def encode(self, text: str) -> list[int]:
         """The tokenizer's ids of trusted text: control strings become control tokens."""

@@ -85,13 +85,13 @@ def map_texts(value: Any, change: Callable[[str], str]) -> Any:
     return value
 
 
-def too_deep(value: Any) -> bool:
+def too_deep(value: Any, most: int = _MOST_NESTED) -> bool:
     """Return true if `value` nests lists and dicts too deeply for the code that walks through it, templates too."""
     level = [value]
-    for _ in range(_MOST_NESTED):
-        held = [
-            part.values() if isinstance(part, dict) else part for part in level if isinstance(part, dict | list | tuple)
-        ]
+    for _ in range(most):
+        held = [p.values() if isinstance(p, dict) else p for p in level if isinstance(p, (dict, list, tuple))]
+        if not held:
+            return False
         level = [item for items in held for item in items]
     return bool(level)
 

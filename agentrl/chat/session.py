@@ -1,4 +1,4 @@
-"""A conversation as ids: token in and token out.
+"""A conversation as token ids: it takes the ids of each model turn and returns the ids that follow.
 
 1. `prompt_ids` is rendered once. `append_model_turn` takes the sampled ids; `extend` returns the ids that come next:
    `close` (a turn's end that the model left out), then `env` (new messages, generation prompt).
@@ -6,9 +6,10 @@
 3. One task at a time uses a session.
 """
 
+import copy
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Self
 
 from agentrl.chat.chat import Chat
 from agentrl.chat.messages import ParsedTurn, ToolCall, normalise_messages, normalise_tools
@@ -22,9 +23,9 @@ class Delta:
     """The ids that follow a model turn.
 
     Attributes:
-        close: ids that end the turn where the model did not (loss mask 0, `Origin.CLOSE`).
+        close: ids that end the turn if the model did not end it (loss mask 0, `Origin.CLOSE`).
         env: ids of the new messages and the next generation prompt (loss mask 0, `Origin.ENV`).
-        verdict: what the template's own full rendering would make of this boundary.
+        verdict: difference between these ids and the template's full rendering of the conversation.
         restart: under policy `split`, the full prompt ids of a new sample; `close` and `env` are then empty.
     """
 
@@ -44,7 +45,7 @@ class _Turn:
 
 
 class ChatSession:
-    """A growing conversation; it knows the template's side, and its caller keeps the ids.
+    """A growing conversation. It keeps the messages and renders the next ids; the caller keeps the ids.
 
     Attributes:
         prompt_ids: the first prompt: int token ids, generation prompt included.
@@ -60,9 +61,15 @@ class ChatSession:
         self._tools = normalise_tools(tools)
         self._thoughts: set[Thought] = set()
         self._beside = False
-        self._calls_made = 0
+        self._calls_made = sum(len(message.get("tool_calls", ())) for message in self.messages)
         self._turn: _Turn | None = None
         self.prompt_ids: list[int] = chat.prompt_ids(self.messages, self._tools)
+
+    def fork(self) -> Self:
+        """Return an independent copy."""
+        other = copy.copy(self)
+        other.messages, other._thoughts = list(self.messages), set(self._thoughts)
+        return other
 
     def append_model_turn(self, ids: Sequence[int]) -> ParsedTurn:
         """Parse the ids that the model sampled, exactly as the engine returned them, with or without an end token.
@@ -84,15 +91,15 @@ class ChatSession:
         return parsed
 
     def extend(self, messages: Sequence[Mapping[str, Any]]) -> Delta:
-        """Answer the last model turn with new messages. Tool messages without `tool_call_id` or `name` are given those
-        of the turn's calls, in order. Raises TemplateError: no model turn to answer, a message that the template cannot
-        show, or policy `fail` and a template that would rewrite history here."""
+        """Answer the last model turn with new messages. Tool messages without `tool_call_id` or `name` get the ids
+        and names of the turn's calls, in order. Raises TemplateError: there is no model turn to answer, the template
+        cannot render a message, or the policy is `fail` and the template would rewrite history."""
         turn = self._turn
         if turn is None:
             raise TemplateError(
                 "extend was called before append_model_turn; tell the session first what the model wrote"
             )
-        new = _name_results(normalise_messages(messages), turn.parsed.tool_calls)
+        new = name_results(normalise_messages(messages), turn.parsed.tool_calls)
         verdict = self._chat.report.predict(new[0]["role"] if new else "user", self._thoughts, beside=self._beside)
         if verdict.rewrites and self._chat.template_rewrite_policy == "fail":
             raise TemplateError(
@@ -121,7 +128,7 @@ class ChatSession:
         return Delta(close, env, verdict)
 
     def _close_cut_turn(self, turn: _Turn, env: list[int]) -> tuple[list[int], list[int]]:
-        """The turn has no end token (length limit, stop string): close reasoning and turn as context."""
+        """Return close and env after a turn without end token (length limit, stop string): close reasoning and turn."""
         close: list[int] = []
         if turn.parsed.reasoning_open:
             close += self._chat.reasoning_close_ids
@@ -131,23 +138,24 @@ class ChatSession:
         return close, env
 
     def _join_at_stop(self, stop: int, env: list[int]) -> tuple[list[int], list[int]]:
-        """The turn has an end token; the delta begins with the template's own."""
+        """Return close and env after a turn with end token `stop`; `env` begins with the template's end token."""
         closers = self._chat.closer_ids
         if not env or env[0] == stop:
             return [], env[1:]
         if env[0] not in closers:
             return [], env
-        # Any closer stands for the template's own; behind another end token that one is added as context.
+        # If `stop` can close a turn, it replaces the template's end token; otherwise that token is added as context.
         return ([] if stop in closers else [env[0]]), env[1:]
 
 
 def _as_message(parsed: ParsedTurn, text: str) -> Message:
-    """The turn as history. A broken call has no message form, so such a turn is its text."""
+    """Return the turn as a message. A turn with a broken call becomes text, since the call has no message form."""
     message = {"role": "assistant", "content": text.strip()} if parsed.broken else parsed.to_message()
     return normalise_messages([message])[0]
 
 
-def _name_results(new: list[Message], calls: Sequence[ToolCall]) -> list[Message]:
+def name_results(new: list[Message], calls: Sequence[ToolCall]) -> list[Message]:
+    """Give tool messages in the normal form the ids and names of the calls that they answer, in order."""
     names = {call.id: call.name for call in calls}
     taken = {message.get("tool_call_id") for message in new}
     free = iter([call for call in calls if call.id not in taken])
@@ -163,7 +171,7 @@ def _name_results(new: list[Message], calls: Sequence[ToolCall]) -> list[Message
 
 
 def _calls_for(calls: Sequence[ToolCall], new: Sequence[Message]) -> list[dict[str, Any]]:
-    """The calls that the delta's assistant turn carries: the parsed ones, or one for each tool message without any."""
+    """Return the calls of the last model turn; if it has none, an empty call for each tool message in `new`."""
     if calls:
         return [call.to_message() for call in calls]
     results = [m for m in new if m["role"] == "tool"] if new and new[0]["role"] == "tool" else []

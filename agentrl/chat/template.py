@@ -1,6 +1,6 @@
 """A chat template, compiled once, rendered from messages in the normal form of `messages.py`. The environment is
-transformers' own sandboxed Jinja. Differences between templates (arguments, content parts, names of reasoning) are
-found once and hidden. Errors of a template become a `TemplateError`."""
+transformers' own sandboxed Jinja, with limits (`jinja.py`). Differences between templates (arguments, content parts,
+names of reasoning) are found once and hidden. Errors of a template become a `TemplateError`."""
 
 from __future__ import annotations
 
@@ -16,21 +16,25 @@ from agentrl.sample import Message
 
 _GIVEN = {"messages", "tools", "documents", "add_generation_prompt", "raise_exception", "strftime_now"}
 ANCHOR = "zqxAnchorzqx"
+_MOST_SOURCE = 1 << 20
 
 
 class Template:
     """A compiled template with its fixed keyword arguments; immutable, thread-safe."""
 
     def __init__(self, source: str, special_tokens: Mapping[str, str], kwargs: Mapping[str, Any] | None = None) -> None:
-        from transformers.utils.chat_template_utils import _compile_jinja_template
+        from agentrl.chat.jinja import environment  # Jinja is not needed to import this package
 
+        if len(source) > _MOST_SOURCE:
+            raise TemplateError(f"the chat template has {len(source):,} characters; expected at most {_MOST_SOURCE:,}")
         self.source = source
         self.special_tokens = dict(special_tokens)
         self.kwargs = dict(kwargs or {})
         try:
-            self._compiled = _compile_jinja_template(source)
+            self._environment = environment()
+            self._compiled = self._environment.from_string(source)
         except Exception as error:  # jinja2's syntax errors and transformers' version errors alike
-            raise TemplateError(f"the chat template does not compile: {type(error).__name__}: {error}") from error
+            raise TemplateError(f"the chat template does not compile: {_said(error)}") from error
         self._text_arguments = False
         self._content_parts = self._no_content = self._named_ids = False
         self._probe_forms()
@@ -43,7 +47,7 @@ class Template:
         """Names of the keyword arguments that the template reads."""
         from jinja2 import meta
 
-        names = meta.find_undeclared_variables(self._compiled.environment.parse(self.source))
+        names = meta.find_undeclared_variables(self._environment.parse(self.source))
         return frozenset(names - _GIVEN - set(self.special_tokens))
 
     def render(
@@ -52,7 +56,8 @@ class Template:
         """The rendered text of normal-form messages. Raises TemplateError: the template refuses the conversation or
         fails on it."""
         try:
-            text = self._compiled.render(
+            return self._environment.rendered(
+                self._compiled,
                 messages=[self._adapt(message) for message in messages],
                 tools=tools,
                 documents=None,
@@ -62,9 +67,8 @@ class Template:
         except Exception as error:  # a template is a program: it can raise anything
             roles = " ".join(message["role"] for message in messages)
             raise TemplateError(
-                f"the chat template cannot render this conversation (roles: {roles}): {type(error).__name__}: {error}"
+                f"the chat template cannot render this conversation (roles: {roles}): {_said(error)}"
             ) from error
-        return str(text)
 
     def _adapt(self, message: Message) -> Message:
         out = dict(message)
@@ -101,6 +105,10 @@ class Template:
             return needle in self.render(messages, generation_prompt=False)
         except TemplateError:
             return False
+
+
+def _said(error: Exception) -> str:
+    return (str(error) if isinstance(error, TemplateError) else f"{type(error).__name__}: {error}")[:1000]
 
 
 def _with_text_arguments(call: dict[str, Any]) -> dict[str, Any]:

@@ -231,3 +231,21 @@ def test_its_own_list_may_hold_the_models_turns_in_any_form(turns: list[Message]
     assert told().continued(sent, same_list=True) == NEW
     assert told().continued([*sent[:-2], *SENT[3:]], same_list=True) == []
     assert told().continued([USER, *turns, *NEW], same_list=True) is None
+
+
+def test_what_cannot_fit_by_its_length_alone_is_not_tokenized(monkeypatch: pytest.MonkeyPatch) -> None:
+    talk = begin(context_length=1000)
+    write(talk, "yes" + END)
+    before, huge = list(talk.sample.tokens), "word " * 1_000_000
+    monkeypatch.setattr(talk._session, "extend", lambda _: pytest.fail("it was tokenized"))
+    assert talk.append_messages([{"role": "user", "content": huge}]) is AppendResult.OUT_OF_CONTEXT
+    assert talk.sample.tokens == before
+    assert talk.messages[-1]["content"] == huge
+    with pytest.raises(ContextOverflow, match=r"the prompt has at least \d+ tokens, at most 998 fit"):
+        Conversation(make_chat("qwen3"), Sample(), [{"role": "user", "content": huge}], context_length=1000)
+
+
+@given(st.text(max_size=300))
+def test_the_least_number_of_tokens_is_never_above_the_number(text: str) -> None:
+    chat = make_chat("qwen3")
+    assert chat.least_tokens([{"role": "user", "content": text}]) <= len(chat.encode(text))

@@ -1,6 +1,7 @@
 """Text from users, tools and data never becomes a control token; other text keeps the tokenizer's own ids."""
 
 import re
+from functools import cache
 from typing import Any
 
 import pytest
@@ -15,6 +16,7 @@ TEMPLATES = ["qwen3", "qwen2_5", "llama3_1", "glm4moe", "gemma4_v2", "deepseekv3
 TOOLS = [{"name": "fn", "description": "d", "parameters": {"type": "object", "properties": {}}}]
 
 
+@cache
 def control_ids(chat: Chat) -> dict[int, str]:
     """Special tokens, and added tokens that the template writes."""
     decoder: dict[int, Any] = chat.tokenizer.added_tokens_decoder
@@ -60,11 +62,16 @@ PIECES = st.lists(
 ).map("".join)
 
 
+@cache
+def own_encoder() -> tuple[Chat, SafeEncoder]:
+    chat = make_chat("qwen3")
+    return chat, SafeEncoder(Codec(chat.tokenizer), chat.template.source)
+
+
 @settings(max_examples=200, derandomize=True, deadline=None)
 @given(text=PIECES)
 def test_untrusted_text_decodes_to_itself_without_control_tokens(text: str) -> None:
-    chat = make_chat("qwen3")
-    encoder = SafeEncoder(Codec(chat.tokenizer), chat.template.source)
+    chat, encoder = own_encoder()
     ids = encoder.encode_rendered(encoder.mark(text))
     assert not count_control(chat, ids)
     if not any(control in text for control in control_ids(chat).values()):

@@ -127,6 +127,15 @@ def test_xml_values_follow_the_schema() -> None:
     assert call.arguments == {"n": "x", "o": None}
 
 
+def test_a_call_that_is_cut_behind_a_closing_tag_in_its_value_is_broken() -> None:
+    value = "Wrap each call in <tool_call> and </tool_call>"
+    cut = f"<tool_call>write<arg_key>content</arg_key><arg_value>{value}"
+    parser = make_parser("glm", "none", "")
+    assert (parser.parse(cut).tool_calls, parser.parse(cut).broken) == ((), (cut,))
+    [call] = parser.parse(f"{cut} there.</arg_value></tool_call>").tool_calls
+    assert call.arguments == {"content": f"{value} there."}
+
+
 @pytest.mark.parametrize(
     "text",
     [

@@ -259,3 +259,13 @@ def test_messages_that_are_nested_too_deeply_are_refused() -> None:
         deep = {"a": deep}
     with pytest.raises(TemplateError, match="message 0: .* more than 100 levels deep"):
         normalise_messages([{"role": "user", "content": "x", "extra": deep}])
+
+
+def test_no_two_calls_of_a_session_have_the_same_id() -> None:
+    chat = make_chat("qwen3")
+    session = ChatSession(chat, [USER], TOOLS)
+    ids = []
+    for calls in (1, 2, 1, 1):
+        ids += [call.id for call in session.append_model_turn(chat.encode(CALL * calls + END)).tool_calls]
+        session.extend([{"role": "tool", "content": "R"}] * calls)
+    assert len(set(ids)) == len(ids) == 5

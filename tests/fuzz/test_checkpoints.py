@@ -102,3 +102,37 @@ def test_mutated_torch_dist(tmp_path: Path, count: int) -> None:
         assert all(read)
 
     assert fuzz(count, lambda rng: of_bytes(rng, whole), read, sound)["accepted"]
+
+
+@counts
+def test_mutated_indexes(tmp_path: Path, count: int) -> None:
+    """The index that a run reads before torch does: it is read, or refused by name, and changes no class."""
+    import torch
+
+    from agentrl.train import torch_dist
+
+    torch_dist.write(tmp_path, [torch_dist.TensorPiece("w", (i,), (3,), torch.ones(2)) for i in range(3)], {})
+    whole = (tmp_path / ".metadata").read_bytes()
+    known = tuple(torch_dist._DESCRIPTIONS.values())
+    before = [dict(vars(kind)) for kind in known if isinstance(kind, type)]
+    names = (b"cposix\nsystem\n(S'x'\ntR", b"cbuiltins\neval\n", b"ctorch.storage\n_load_from_bytes\n")
+    setting = b"ctorch.distributed.checkpoint.metadata\nMetadata\n(N}S'planner_data'\nI1\nstb0"
+
+    def read(mutant: bytes) -> None:
+        (tmp_path / ".metadata").write_bytes(mutant)
+        with torch_dist.as_data(tmp_path):
+            pass
+
+    def sound(_: None) -> None:
+        assert [dict(vars(kind)) for kind in known if isinstance(kind, type)] == before
+
+    def mutant(rng: random.Random) -> bytes:
+        if rng.random() < 0.5:
+            at = rng.randrange(2, len(whole))
+            return whole[:2] + rng.choice((*names, setting)) + whole[at if rng.random() < 0.5 else 2 :]
+        return of_bytes(rng, whole, (*names, setting, b"\x95" + b"\xff" * 8, b"\x8e" + b"\x7f" * 8, b"L9" * 99))
+
+    found = fuzz(count, mutant, read, sound)
+    assert found["accepted"]
+    assert found["CheckpointError"]
+    sound(None)

@@ -46,7 +46,8 @@ def tagged(
     """
     splitter = Splitter(call or head.replace("?P<name>", ""), until or close, **marks)
     swallowed = re.compile(rf"{lost or key}|(?:{value_end})(?=\n|\s*(?:<|\Z))")
-    ends = re.compile(rf"(?:{value_end})(?=\s*(?:{key}|{close}))" + (f"|{unclosed}" if unclosed else ""))
+    ends = re.compile(rf"(?:{value_end})(?=\s*(?:{key}|{close}))" + (f"|(?P<unclosed>{unclosed})" if unclosed else ""))
+    begins = re.compile(call or head)
     heads, keys, closes = re.compile(head), re.compile(rf"\s*{key}"), re.compile(rf"\s*(?:{close}){tail}")
 
     def parse(text: str, tools: Sequence[Mapping[str, Any]] = ()) -> Parsed:
@@ -61,6 +62,8 @@ def tagged(
                 field, value = decode(found["key"]).strip(), text[found.end() : ended.start()] if ended else ""
                 if ended is None or field in arguments or swallowed.search(value):
                     return None
+                if ended.groupdict().get("unclosed") is not None and begins.search(value):
+                    return None  # the tag behind it belongs to a value that talks about calls
                 try:
                     arguments[field] = _meaning(value, found.groupdict().get("type"), schemas.get(name, {}).get(field))
                 except (ValueError, RecursionError):

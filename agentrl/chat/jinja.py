@@ -1,0 +1,222 @@
+"""The Jinja environment of chat templates: transformers' sandbox, and a limit to what one rendering may do.
+
+1. Every loop's turn, macro, output and operation that makes text longer is counted. A rendering that counts to
+   `MOST_WORK`, or computes for `SECONDS`, ends with a `TemplateError`. So does compiling, which computes nothing.
+2. Filters and functions that only web pages need, and that can take for ever, are missing.
+"""
+
+import re
+import threading
+import time
+from collections.abc import Callable, Iterable
+from functools import lru_cache, wraps
+from typing import Any, Final
+
+from jinja2 import Template, nodes, pass_context
+from jinja2.runtime import Context
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+from jinja2.utils import _PassArg
+from jinja2.visitor import NodeTransformer
+
+from agentrl.errors import TemplateError
+
+MOST_WORK: Final = 1 << 27
+"""Characters that one rendering may make, those in between included; a loop's turn, or a part of a list, counts as
+`_TURN`."""
+SECONDS: Final = 5.0
+"""CPU time of one rendering."""
+_TURN = 500
+_LOOK = 1 << 12
+"""Work between two looks at the clock."""
+_MOST_BITS, _MOST_WIDTH = 100_000, 100_000
+_GROW = frozenset(
+    [
+        "join",
+        "replace",
+        "format",
+        "center",
+        "ljust",
+        "rjust",
+        "zfill",
+        "expandtabs",
+        "translate",
+        "indent",
+        "tojson",
+        "string",
+        "batch",
+        "slice",
+        "round",
+        "sum",
+    ]
+)
+"""Filters, and methods of texts, whose result may be longer than what they are given."""
+_MISSING = ["lipsum", "striptags", "urlize", "wordwrap", "xmlattr", "pprint"]
+_WIDTH = re.compile(r"\d{5}|\*|:[^{}]*\{")
+
+
+class _Allowance(threading.local):
+    work: int = MOST_WORK
+    look: int = 0
+    until: float = float("inf")
+
+
+class TemplateEnvironment(ImmutableSandboxedEnvironment):
+    """The environment; templates of it are rendered by `rendered` alone."""
+
+    intercepted_binops = frozenset(["+", "*", "**", "%"])
+
+    def __init__(self) -> None:
+        from transformers.utils.chat_template_utils import _compile_jinja_template
+
+        theirs = _compile_jinja_template("").environment
+        super().__init__(
+            trim_blocks=True,
+            lstrip_blocks=True,
+            extensions=[*map(type, theirs.extensions.values())],
+            optimized=False,
+            finalize=_finalize,
+        )
+        self.filters = {n: self._counted(n, f) for n, f in theirs.filters.items() if n not in _MISSING}
+        self.globals = {name: value for name, value in theirs.globals.items() if name not in _MISSING}
+        self._budget = _Allowance()
+
+    def rendered(self, template: Template, **values: Any) -> str:
+        """The text of a template. Raises TemplateError: it exceeds the limits; and whatever the template raises."""
+        budget = self._budget
+        budget.work, budget.look, budget.until = MOST_WORK, MOST_WORK - _LOOK, time.thread_time() + SECONDS
+        return "".join(template.generate(**values))
+
+    def spend(self, work: int) -> None:
+        """Count `work`; templates call it, too."""
+        budget = self._budget
+        budget.work -= work
+        if budget.work >= budget.look:
+            return
+        budget.look = max(0, budget.work - _LOOK)
+        if budget.work < 0:
+            raise TemplateError(f"it makes more than {MOST_WORK:,} characters, or loops without end")
+        if time.thread_time() > budget.until:
+            raise TemplateError(f"it computes for longer than {SECONDS:g} s")
+
+    def joined(self, *parts: Any) -> str:
+        """The operator `~`."""
+        self.spend(self.weight(parts))
+        return "".join(map(str, parts))
+
+    def weight(self, value: Any) -> int:
+        """Characters of a value as text, roughly; those of a part that is in it twice are counted twice."""
+        found, left = 0, [value]
+        while left:
+            part = left.pop()
+            if isinstance(part, str | bytes):
+                found += len(part)
+            elif isinstance(part, dict):
+                left += [*part, *part.values()]
+            elif isinstance(part, list | tuple | set | range):
+                left += part
+            found += _TURN
+            if found > self._budget.work:
+                break
+        return found
+
+    def _parse(self, source: str, name: str | None, filename: str | None) -> nodes.Template:
+        tree = super()._parse(source, name, filename)
+        for node in tree.find_all((nodes.For, nodes.Macro, nodes.CallBlock)):
+            text = sum(len(data.data) for data in node.find_all(nodes.TemplateData))
+            counted = _call("spend", [nodes.Const(_TURN + text)])
+            body: list[nodes.Node] = node.body  # type: ignore[attr-defined]
+            body.insert(0, nodes.ExprStmt(counted).set_lineno(node.lineno))
+            if isinstance(node, nodes.For) and node.test is not None:  # turns that the condition leaves out count too
+                node.test = nodes.Or(_call("spend", [nodes.Const(_TURN)]), node.test).set_lineno(node.lineno)
+        changed: nodes.Template = _Concatenations().visit(tree)
+        return changed
+
+    def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
+        """See Jinja: the operators that `intercepted_binops` names."""
+        if operator == "%" and isinstance(left, str):
+            self._grow("format", left, right)
+        elif isinstance(left, int) and isinstance(right, int):
+            bits = left.bit_length(), right.bit_length()
+            if (left.bit_length() * abs(right) if operator == "**" else sum(bits)) > _MOST_BITS:
+                raise TemplateError("it makes numbers without end")
+        elif operator == "*":
+            times, value = (left, right) if isinstance(left, int) else (right, left)
+            self.spend(self.weight(value) * max(1, times if isinstance(times, int) else 1))
+        elif operator == "+":
+            self.spend(
+                sum(len(p) * (1 if isinstance(p, str) else _TURN) for p in (left, right) if hasattr(p, "__len__"))
+            )
+        return super().call_binop(context, operator, left, right)
+
+    def call(__self, __context: Any, __obj: Any, *args: Any, **kwargs: Any) -> Any:
+        """See Jinja: all calls but those of filters."""
+        method = getattr(__obj, "__wrapped__", __obj)
+        if isinstance(text := getattr(method, "__self__", None), str):
+            if method.__name__ == "join":
+                args = tuple(map(list, args))
+            __self._grow(method.__name__.removesuffix("_map"), text, *args, *kwargs.values())
+        return super().call(__context, __obj, *args, **kwargs)
+
+    def _counted(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        """The filter `function`, whose result is counted before it is made."""
+        if name not in _GROW:
+            return function
+        first = 1 if _PassArg.from_obj(function) else 0
+
+        @wraps(function)
+        def counted(*args: Any, **kwargs: Any) -> Any:
+            value = args[first]
+            if name != "round" and not isinstance(value, str | dict) and isinstance(value, Iterable):
+                value = list(value)
+            self._grow(name, value, *args[first + 1 :], *kwargs.values())
+            return function(*args[:first], value, *args[first + 1 :], **kwargs)
+
+        return counted
+
+    def _grow(self, name: str, value: Any, *args: Any) -> None:
+        """Count what a filter or a method of a text is about to make."""
+        if name not in _GROW:
+            return
+        widths = [abs(arg) if isinstance(arg, int) else len(arg) for arg in args if isinstance(arg, int | str)]
+        if max(widths, default=0) > _MOST_WIDTH and name not in ("replace", "join", "format"):
+            raise TemplateError(f"`{name}` is to make text of a width of more than {_MOST_WIDTH:,}")
+        if name == "format" and _WIDTH.search(str(value)):
+            raise TemplateError(f"`{name}` is to make text of a width of more than {_MOST_WIDTH:,}")
+        match name, args:
+            case "replace", (old, new, *_):
+                work = len(str(value)) + (len(str(value)) // max(1, len(str(old))) + 1) * len(str(new))
+            case "join", _ if isinstance(value, str) and args:
+                work = self.weight(args[0]) + len(value) * len(args[0])
+            case "join", _:
+                work = self.weight(value) + len(value) * sum(widths)
+            case (("format" | "translate"), _):
+                work = len(value) + (len(value) // (2 if name == "format" else 1) + 1) * self.weight(args)
+            case _:
+                work = self.weight(value) * max((1, *widths))
+        self.spend(work)
+
+
+@lru_cache(maxsize=1)
+def environment() -> TemplateEnvironment:
+    """The environment of this process; a rendering's limits are its thread's."""
+    return TemplateEnvironment()
+
+
+class _Concatenations(NodeTransformer):
+    """Makes calls of `joined` of the operators `~`, which Jinja lets nobody count."""
+
+    def visit_Concat(self, node: nodes.Concat) -> nodes.Node:
+        self.generic_visit(node)
+        return _call("joined", node.nodes).set_lineno(node.lineno)
+
+
+def _call(name: str, args: list[nodes.Expr]) -> nodes.Call:
+    return nodes.Call(nodes.EnvironmentAttribute(name), args, [], None, None)
+
+
+@pass_context  # without it Jinja computes constant expressions where it compiles
+def _finalize(context: Context, value: Any) -> Any:
+    environment = context.environment
+    assert isinstance(environment, TemplateEnvironment)
+    environment.spend(environment.weight(value))
+    return value
