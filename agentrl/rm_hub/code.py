@@ -1,14 +1,12 @@
 """`code`: unit tests of submitted Python, in the sandbox.
 
-1. The last code block of the answer is tested (the last that defines the tested name, if known).
-2. The submission sees neither tests nor verdicts: outputs are compared in this process, other tests run in a second
-   sandbox against stand-ins for the submission's objects.
+1. The last code block of the answer is tested (the last block that defines the tested name, if the name is known).
+2. The submission sees neither tests nor verdicts. Outputs are compared in this process. Other tests run in a second
+   sandbox, on proxies of the submission's objects.
 3. Each test has a deadline. After an overrun or a crash the submission is loaded afresh.
-4. The score is 1 if all tests pass, else 0, or the passed fraction (`code_score`). `parts` has `passed`, `tests`,
-   `fraction`.
-5. A test that cannot run, or that passed without asking the submission anything, is a `grader_bad_label`.
-6. Limits: operators of a class that the tests use by name are the submission's. Arguments travel by value; a list, dict
-   or set changed in place is changed for the test too. Coroutines run before they are awaited.
+4. A test that cannot run, or that passes without using the submission, is a `grader_bad_label`.
+5. Limits: if tests use a class by name, its operators are the submission's code. Arguments are passed by value, but the
+   test sees in-place changes of a list, dict or set. Coroutines run before they are awaited.
 """
 
 import math
@@ -27,26 +25,19 @@ from agentrl.rm_hub.grade import Grade, GraderService
 from agentrl.rm_hub.reading.common import one_of
 from agentrl.rm_hub.settings import RmHubSettings
 from agentrl.rm_hub.submissions.sessions import MOST_OVERRUNS, NOT_RUN, Submission, run_tests
-from agentrl.rm_hub.submissions.tests import Checks, Programs, extract_code, read_tests
+from agentrl.rm_hub.submissions.tests import Checks, Programs, extract_code, read_tests, usual_imports, with_preamble
 from agentrl.sandbox import Sandbox, SandboxBusy, SandboxFailure, SandboxInput, SandboxLimits
 from agentrl.tools.threads import run_in_daemon_thread
 
 T = TypeVar("T")
 
 _PRELOAD = ("numpy", "pytest", "unittest", "asyncio", "doctest")
-_OUTPUT_BYTES = 1 << 20
+_OUTPUT_BYTES = 8 << 20  # the sandbox's maximum: expected outputs may have megabytes
 _SHORT = 20_000
 
 
 class CodeGrader(GraderService):
-    """An async context manager: a sandbox, open for many submissions.
-
-        async with CodeGrader(RmHubSettings()) as grader:
-            grade = await grader.grade(answer, {"tests": ["assert f(1) == 2"]}, {})
-
-    Args:
-        settings: the `code_*` fields are read.
-    """
+    """A grader of code, an async context manager: one sandbox for many submissions. Reads the settings `code_*`."""
 
     def __init__(self, settings: RmHubSettings) -> None:
         self._settings = settings
@@ -63,6 +54,7 @@ class CodeGrader(GraderService):
         program, where = await _aside(len(response), partial(extract_code, response, _needed(cases)))
         if program is None:
             return Grade(0.0, False, None, where)
+        program = with_preamble(program, cases.preamble)
         try:
             async with self._places:
                 ends = time.monotonic() + self._settings.code_timeout
@@ -75,9 +67,10 @@ class CodeGrader(GraderService):
         return _grade(program, results, one_of(metadata, "code_score", tuple(rules), "code"))
 
     async def _run(self, program: str, cases: Programs | Checks, ends: float) -> list[str]:
-        """For each test nothing, or why it failed."""
+        """Return a text for each test: empty if it passed, else the reason of the failure."""
         if isinstance(cases, Checks):
-            submission = Submission(self._sandbox, program, self._settings.code_test_timeout, ends)
+            imports, seconds = usual_imports(program, cases), self._settings.code_test_timeout
+            submission = Submission(self._sandbox, program, imports, seconds, ends)
             async with aclosing(submission):
                 return await run_tests(self._sandbox, submission, cases.tests, cases.entry)
         results: list[str] = []
@@ -98,7 +91,7 @@ class CodeGrader(GraderService):
 
 
 async def _aside(size: int, work: Callable[[], T]) -> T:
-    """The result of work on texts of so many characters: long ones in a thread, so that the loop goes on."""
+    """Return the result of `work` on `size` characters. Long texts get a thread and do not block the event loop."""
     if size <= _SHORT:
         return work()
     result: T = await run_in_daemon_thread(work)
@@ -106,7 +99,7 @@ async def _aside(size: int, work: Callable[[], T]) -> T:
 
 
 def _needed(cases: Programs | Checks) -> set[str]:
-    """What a program may define to be the one that is tested."""
+    """Return the names that the tests mention: a code block that defines one of them is preferred."""
     mentioned = () if isinstance(cases, Programs) else (*cases.tests, cases.entry, "Solution")
     return set(re.findall(r"[A-Za-z_]\w*", "\n".join(map(str, mentioned))))
 
@@ -128,8 +121,8 @@ def _grade(program: str, results: list[str], rule: str) -> Grade:
 
 
 def same_output(got: str, want: str) -> bool:
-    """Return true if a program's output is the wanted one: line for line, white space at the ends and empty last lines
-    aside; numbers with a point to 1e-6."""
+    """Return true if the lines of both outputs are equal. Ignores white space around words and empty lines at the ends.
+    Numbers are equal by value; if the wanted number has a point or an exponent, within 1e-6."""
     got_lines, want_lines = _trimmed(got), _trimmed(want)
     return len(got_lines) == len(want_lines) and all(map(_same_line, got_lines, want_lines))
 

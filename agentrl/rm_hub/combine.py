@@ -3,10 +3,9 @@
 1. The object is a reward function: `--custom-rm-path rewards.py:reward`, or `return await reward(self.args, sample)` in
    `Environment.reward`. Its parts are in `sample.metadata["rewards"]`; with `--reward-key` (or `--eval-reward-key`) the
    reward is a dict of them and of itself ("score").
-2. The trajectory's reward is the weighted sum of the graders' scores. The environment's rewards for its steps
-   (`sample.metadata["step_rewards"]`, one entry a turn or None) are added with their weight. Gates act on the whole.
-3. Each turn's credit is written to `sample.metadata["step_credit"]` (entry k - 1 is turn k's), earlier siblings' included:
-   what estimators with token rewards and `--turn-credit` read. Those that compare trajectories read the one number.
+2. The weighted sum of the graders' scores is the trajectory's reward. Those of its steps (`metadata["step_rewards"]`) are
+   added with their weight. Gates act on the whole.
+3. Each turn's credit is written to `metadata["step_credit"]`, for estimators that credit turns or tokens.
 """
 
 import inspect
@@ -19,6 +18,7 @@ from typing import Any, Literal, get_args
 
 from agentrl.errors import GraderFailure, SettingsError
 from agentrl.rm_hub.grade import Grade
+from agentrl.rm_hub.reading.common import finite
 from agentrl.rm_hub.registry import find
 from agentrl.rm_hub.running.runner import each
 from agentrl.rm_hub.sample import grade_sample, keyed, reward_keys
@@ -95,11 +95,10 @@ class Weighted:
 
 @dataclass(frozen=True, slots=True)
 class StepRewards:
-    """Rule that combines the rewards of steps with the trajectory's reward.
+    """Rule that combines the rewards of steps with the trajectory's reward. Steps are the model's turns.
 
     Attributes:
-        distribution: which steps the trajectory's reward is credited to: the "last", "all" (each the whole of it), or
-            "average" (each an equal share). Steps are the model's turns.
+        distribution: which steps get the trajectory's reward: the "last", "all" of them (each the whole), or "average".
         weight: factor of the steps' own rewards.
     """
 
@@ -115,13 +114,8 @@ class StepRewards:
         return self.weight * math.fsum(reward for reward in rewards if reward is not None)
 
     def credit(self, rewards: Sequence[float | None], trajectory: float, turns: int) -> list[float]:
-        """Per turn, from the first on: its own reward times the weight, and its share of the trajectory's.
-
-        Args:
-            rewards: of the turns in order, None where there is none; turns beyond them have none.
-            trajectory: the trajectory's reward.
-            turns: how many turns the trajectory has had, at least one.
-        """
+        """Per turn, from the first of at least one on: its own reward (None for none) times the weight, and its share
+        of the trajectory's."""
         credit = [self.weight * (reward or 0.0) for reward in rewards] + [0.0] * (turns - len(rewards))
         share = trajectory / turns if self.distribution == "average" else trajectory
         for turn in range(turns - 1 if self.distribution == "last" else 0, turns):
@@ -137,8 +131,7 @@ class Combined:
         gate: checks that guard the whole reward, applied in order.
         steps: whether and how the environment's step rewards count.
 
-    Raises:
-        SettingsError: an unknown grader, two parts of one name, or nothing to combine.
+    Raises SettingsError: an unknown grader, two parts of one name, or nothing to combine.
     """
 
     def __init__(
@@ -154,11 +147,7 @@ class Combined:
             raise SettingsError("combine: nothing to combine; give it Weighted graders or steps=StepRewards()")
 
     async def __call__(self, args: Any, sample: Sample, **kwargs: Any) -> float | dict[str, float]:
-        """The reward of a sample.
-
-        Raises:
-            GraderFailure: a grader failed, or a score or step reward is no finite number.
-        """
+        """The reward of a sample. Raises GraderFailure: a grader failed, or a reward is no finite number."""
         scores = await self.scores(args, sample)
         sample.metadata["rewards"] = scores
         if getattr(args, "reward_key", None) not in (None, "score"):
@@ -239,9 +228,9 @@ def _one_of(what: str, value: str, choices: Any) -> None:
 
 
 def _number(what: str, value: Any, raises: Callable[[str], Exception] = SettingsError) -> float:
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
+    if (number := finite(value)) is None:
         raise raises(f"{what} must be a finite number, got {value!r:.80}")
-    return float(value)
+    return number
 
 
 _bad_reward = partial(GraderFailure, kind="grader_bad_reward")

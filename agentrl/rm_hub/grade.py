@@ -45,13 +45,8 @@ Where the data is at fault it raises a `GraderFailure` of kind "grader_bad_label
 
 
 class GraderService(ABC):
-    """A grader that waits for something else (a server, the sandbox), open for many answers.
-
-    An async context manager, made from `RmHubSettings`. It has no tasks of its own and may be closed by another task.
-
-    Args:
-        parts: what is open as long as it is, in order.
-    """
+    """A grader that waits for something else (a server, the sandbox), open for many answers: an async context manager,
+    made from `RmHubSettings`, that holds its `parts` open. It has no tasks of its own; another task may close it."""
 
     def __init__(self, *parts: AbstractAsyncContextManager[Any]) -> None:
         self._parts = parts

@@ -1,9 +1,8 @@
 """`llm_judge`: a language model behind any OpenAI-compatible server judges the answer.
 
 1. Each text stands between tags with a digest of the texts, so no text can hold its own closing tag.
-2. The verdict is requested as JSON, by schema if the server supports it, and is read from text otherwise
-   (`judging.verdict`). An answer without a verdict is requested once more, then it is a `judge_nonsense` failure, never
-   a zero.
+2. The verdict is requested as JSON, by schema if the server supports it, else it is read from text (`reading.verdict`). An
+   answer without one is requested once more, then it is a `judge_nonsense` failure, never a zero.
 3. Verdicts are cached by model, rubric and texts. The API key comes from the environment only.
 """
 
@@ -11,18 +10,21 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Mapping
+import sqlite3
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
+
+import anyio
 
 from agentrl.errors import GraderFailure, SettingsError
 from agentrl.rm_hub.grade import Grade, GraderService
-from agentrl.rm_hub.judging.cache import JudgeCache
-from agentrl.rm_hub.judging.verdict import parse_verdict
 from agentrl.rm_hub.reading.common import text_of
+from agentrl.rm_hub.reading.verdict import parse_verdict
 from agentrl.rm_hub.running.http import HttpStatus, JsonService
 from agentrl.rm_hub.settings import RmHubSettings
+from agentrl.tools.threads import run_in_daemon_thread
 
 DEFAULT_RUBRIC = """\
 Decide whether the response answers the question correctly. The reference answer is right; wording, formatting and \
@@ -59,17 +61,13 @@ _SCHEMA = {"type": "json_schema", "json_schema": {"name": "verdict", "strict": T
 _FIELD = re.compile(r"\{(question|response|label)\}")
 _NO_SCHEMA = (400, 404, 415, 422, 501)
 """Statuses with which servers refuse a `response_format` that they do not know."""
+_WAIT = 30.0
+"""Seconds to wait for another process's write to the cache."""
 
 
 class LLMJudge(GraderService):
-    """An async context manager: one judge, its connections and its cache.
-
-        async with LLMJudge(RmHubSettings(judge_url="http://127.0.0.1:30000", judge_model="judge")) as judge:
-            grade = await judge.grade(response, label, {"question": question})
-
-    Raises:
-        SettingsError: no `judge_url`, a rubric without {response}, or a cache that cannot be opened.
-    """
+    """An async context manager: one judge, its connections and its cache. Raises SettingsError: no `judge_url`, a rubric
+    without {response}, or a cache that cannot be opened."""
 
     def __init__(self, settings: RmHubSettings) -> None:
         if not settings.judge_url:
@@ -77,14 +75,8 @@ class LLMJudge(GraderService):
         self._settings = settings
         self._rubric = read_rubric(settings.judge_rubric)
         self._schema = True
-        self._service = JsonService(
-            _endpoint(settings.judge_url),
-            what="the judge",
-            flag="--judge-url",
-            kind="judge",
-            timeout=settings.judge_timeout,
-            concurrency=settings.judge_concurrency,
-        )
+        url, timeout, concurrency = _endpoint(settings.judge_url), settings.judge_timeout, settings.judge_concurrency
+        self._service = JsonService(url, "the judge", "--judge-url", "judge", timeout, concurrency)
         self._cache = JudgeCache(settings.judge_cache_path) if settings.judge_cache_path else None
         super().__init__(self._service, *filter(None, [self._cache]))
 
@@ -146,6 +138,64 @@ class LLMJudge(GraderService):
             said = "is set but was not accepted" if key else "is not set"
             where = f"the API key is read from the environment variable {name}, which {said}"
             raise HttpStatus(f"{refused}; {where}", kind=refused.kind) from refused
+
+
+class JudgeCache:
+    """Verdicts in an SQLite file that several processes may share, by a digest of model, rubric and texts.
+
+    An async context manager; a thread reads and writes the file, which is made if it is not there. It keeps the rollback
+    journal: SQLite refuses the switch to the write-ahead log while another process opens the file. Raises SettingsError:
+    the file cannot be opened, or is something else.
+    """
+
+    def __init__(self, path: str) -> None:
+        self.path = Path(path).expanduser()
+
+    async def __aenter__(self) -> Self:
+        self._one_at_a_time = anyio.CapacityLimiter(1)
+        try:
+            self._db = await run_in_daemon_thread(self._open)
+        except (sqlite3.Error, OSError) as error:
+            raise SettingsError(
+                f"--judge-cache-path {self.path}: cannot be used as a cache: {error}; name a file of its own in a "
+                "folder that you may write to"
+            ) from error
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        with anyio.CancelScope(shield=True), anyio.move_on_after(_WAIT):
+            await self._run(self._db.close)
+
+    async def get(self, key: str) -> Grade | None:
+        """The verdict kept under `key`, or None."""
+        found = "SELECT correct, score, reason FROM verdicts WHERE key=?"
+        row = await self._run(lambda: self._db.execute(found, (key,)).fetchone())
+        return None if row is None else Grade(float(row[1]), bool(row[0]), reason=str(row[2]))
+
+    async def put(self, key: str, verdict: Grade) -> None:
+        """Keep a verdict; an older one under the same key stays."""
+        reason = verdict.reason.encode(errors="replace").decode()  # SQLite takes no lone surrogates
+        row = (key, verdict.correct, verdict.score, reason)
+        await self._run(lambda: self._db.execute("INSERT OR IGNORE INTO verdicts VALUES (?, ?, ?, ?)", row))
+
+    async def _run(self, work: Callable[[], Any]) -> Any:
+        async with self._one_at_a_time:
+            try:
+                with anyio.fail_after(2 * _WAIT):
+                    return await run_in_daemon_thread(work)
+            except (sqlite3.Error, TimeoutError) as error:
+                raise GraderFailure(
+                    f"the judge's cache {self.path} failed: {error or 'it is locked'}; free space, or name another "
+                    "--judge-cache-path",
+                    kind="judge_cache",
+                ) from error
+
+    def _open(self) -> sqlite3.Connection:
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        db = sqlite3.connect(self.path, timeout=_WAIT, check_same_thread=False, isolation_level=None)
+        db.execute("PRAGMA synchronous=NORMAL")
+        db.execute("CREATE TABLE IF NOT EXISTS verdicts (key TEXT PRIMARY KEY, correct INT, score REAL, reason TEXT)")
+        return db
 
 
 def read_rubric(given: str | None) -> str:

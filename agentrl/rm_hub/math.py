@@ -10,16 +10,16 @@ import math
 import re
 from collections.abc import Mapping
 from fractions import Fraction
+from itertools import product
 from typing import Any
 
 from agentrl.rm_hub.grade import Grade
-from agentrl.rm_hub.reading import numbers, values
+from agentrl.rm_hub.reading import numbers, sentences
 from agentrl.rm_hub.reading.answers import NOTHING, AnswerPattern, find_answer, is_lenient, read
 from agentrl.rm_hub.reading.common import bad_label, boxes, one_of
 from agentrl.rm_hub.reading.common import golds as texts_of
 from agentrl.rm_hub.reading.equality import Equality, compare
 from agentrl.rm_hub.reading.latex import LONGEST, clean
-from agentrl.rm_hub.reading.seen import TAIL, seen
 from agentrl.rm_hub.reading.shapes import shape
 from agentrl.rm_hub.reading.words import wordy
 
@@ -29,6 +29,8 @@ WINDOW = 300
 _MOST_PARTS = 20
 _LINE = re.compile(r"(?i)(?:\banswer|答案)[*_\s]*[:：][*_]*[ \t]*")
 _ENDED = re.compile(r"</think>|###\s?Response")
+_LETTERED = re.compile(r"[{\s]*(?i:option |choice |answer )?(?:\(\s*[A-J]\s*\)|[A-J]\s*[.:)]\s)[}\s]*(?=\S)")
+"""A choice's letter before its value in a cleaned text, as AMC's answers have it: `\\textbf{(C)}\\ 42`."""
 _HASHES = re.compile(r"####\s*(.+?)\s*$")
 
 
@@ -53,7 +55,7 @@ def grade_deepscaler(response: str, label: Any, metadata: Mapping[str, Any]) -> 
     """`deepscaler`: right if a box after the reasoning equals an accepted answer (DeepScaleR: Luo et al. 2025). The
     response must end its reasoning by `</think>` or `###Response`; boxes inside it do not count."""
     golds = read_labels("deepscaler", label)
-    text = response[-TAIL:]
+    text = response[-sentences.TAIL :]
     ends = [match.end() for match in _ENDED.finditer(text)]
     if not ends:
         return Grade(0.0, False, None, "the reasoning does not end: no </think>")
@@ -75,7 +77,7 @@ def grade_dapo(response: str, label: Any, metadata: Mapping[str, Any]) -> Grade:
     form = one_of(metadata, "dapo_form", ("answer", "strict", "boxed"), "dapo")
     golds = read_labels("dapo", label)
     asked = asked_for(golds)._replace(announced=NOTHING if form == "boxed" else _LINE, called=NOTHING)
-    text = seen(response).rstrip()
+    text = sentences.seen(response).rstrip()
     since = _box_in(text) if form == "boxed" else _line_in(text, form == "strict")
     if since is None:
         what = "box" if form == "boxed" else "line 'Answer: ...'" + (" at the very end" if form == "strict" else "")
@@ -114,14 +116,14 @@ def grade_labels(response: str, golds: list[str], lenient: bool) -> Grade:
     verdict = best(golds, text)
     if not verdict.equal and found.how == "box" and any(shape(clean(gold)).kind in {"list", "set"} for gold in golds):
         # One part of the answer a box, for labels with several parts.
-        text = " or ".join(dict.fromkeys(box.text for box in boxes(seen(response))[-_MOST_PARTS:]))
+        text = " or ".join(dict.fromkeys(box.text for box in boxes(sentences.seen(response))[-_MOST_PARTS:]))
         verdict = best(golds, text)
     return Grade(float(verdict.equal), verdict.equal, text, f"{found.how}: {verdict.reason}")
 
 
 def asked_for(golds: list[str]) -> AnswerPattern:
     """Words if all labels are words, else formulas."""
-    return AnswerPattern(values.phrase if all(wordy(clean(gold)) for gold in golds) else values.formula)
+    return AnswerPattern(sentences.phrase if all(wordy(clean(gold)) for gold in golds) else sentences.formula)
 
 
 def best(golds: list[str], answer: str) -> Equality:
@@ -129,11 +131,12 @@ def best(golds: list[str], answer: str) -> Equality:
     if len(answer) > LONGEST:
         return Equality(False, f"an answer of more than {LONGEST} characters")
     said = clean(answer)
-    if (prose := values.SAID.match(said)) is not None and values.is_value(said[prose.end() :]):
+    if (prose := sentences.SAID.match(said)) is not None and sentences.is_value(said[prose.end() :]):
         answer = said[prose.end() :]
+    answers = [answer, said[letter.end() :]] if (letter := _LETTERED.match(said)) else [answer]
     verdict = Equality(False, "no label")
-    for gold in golds:
-        verdict = compare(gold, answer)
+    for gold, said in product(golds, answers):
+        verdict = compare(gold, said)
         if verdict.equal:
             return verdict
     return verdict
@@ -157,7 +160,7 @@ def _label(grader: str, label: Any) -> str:
     text = label.strip()
     if (solution := _HASHES.search(text)) is not None:
         text = solution.group(1)
-    elif "box" in text and (boxed := find_answer(text, AnswerPattern(values.formula))).how == "box":
+    elif "box" in text and (boxed := find_answer(text, AnswerPattern(sentences.formula))).how == "box":
         text = " or ".join(boxed.values)
     if not clean(text):
         raise bad_label(grader, "text with an answer in it", label)

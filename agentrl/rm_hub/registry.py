@@ -1,6 +1,4 @@
-"""Graders by their `--rm-type` names, each imported on first use.
-
-`boxed_NAME` grades the content of the last box. `package.module:function` or `path/file.py:function` names a user's
+"""Graders by their `--rm-type` names, each imported on first use. `boxed_NAME` grades the content of the last box. `package.module:function` or `path/file.py:function` names a user's
 grader. A missing label is an error, never a zero. A built-in grader that exhausts time, memory or stack gives a wrong
 answer's score, because the answer could drop its group otherwise; a user's grader fails.
 """
@@ -18,7 +16,7 @@ from typing import Any, Literal
 from agentrl.errors import AgentRLError, GraderFailure, SettingsError, install
 from agentrl.plugins import load_object, raised_at
 from agentrl.rm_hub.grade import Grade, GraderFunction
-from agentrl.rm_hub.reading.common import clip, last_box
+from agentrl.rm_hub.reading.common import after_reasoning, clip, last_box
 from agentrl.rm_hub.settings import RmHubSettings
 
 BOXED = "boxed_"
@@ -35,13 +33,13 @@ class GraderSpec:
     Attributes:
         path: `module:name` of what `runs` says.
         packages: packages of the extra `graders` without which no answer can be graded.
-        runs: "process": a `GraderFunction` (in a worker process with a deadline); "service": a `Service` class, for
-            what waits for a server or the sandbox; "async": a coroutine function of a `GraderFunction`'s form.
+        runs: "process": a `GraderFunction` in a worker process; "service": a `GraderService`; "async": a coroutine
+            function of a `GraderFunction`'s form.
         reads: which text of a sample is graded: its final answer, or its whole response.
         needs_label: whether a label is required.
         boxable: whether `boxed_NAME` exists.
         conversation: whether it reads `metadata["messages"]`; else a recorded conversation is not sent to its process.
-        zero: the score of an answer that could not be judged by its own doing; None for graders that fail instead.
+        zero: the score of an answer that exhausted its grader; None for graders that fail instead.
     """
 
     path: str
@@ -72,21 +70,14 @@ GRADERS: Mapping[str, GraderSpec] = {
     "gsm8k": GraderSpec(f"{_HUB}.math:grade_gsm8k"),
     "gpqa": GraderSpec(f"{_HUB}.text:grade_gpqa"),
     "ifbench": GraderSpec(
-        f"{_HUB}.ifbench:grade_ifbench", packages=("emoji", "langdetect", "punkt", "syllapy"), needs_label=False
+        f"{_HUB}.ifbench:grade_ifbench", ("emoji", "langdetect", "punkt", "syllapy"), needs_label=False
     ),
     "tool_call": GraderSpec(f"{_HUB}.tool_call:grade_tool_call", reads="response", boxable=False, conversation=True),
     "random": GraderSpec(f"{_HUB}.text:grade_random", needs_label=False, boxable=False),
-    "code": GraderSpec(f"{_HUB}.code:CodeGrader", runs="service", needs_label=False, boxable=False),
-    "llm_judge": GraderSpec(
-        f"{_HUB}.llm_judge:LLMJudge", packages=("httpx",), runs="service", needs_label=False, boxable=False
-    ),
+    "code": GraderSpec(f"{_HUB}.code:CodeGrader", (), "service", needs_label=False, boxable=False),
+    "llm_judge": GraderSpec(f"{_HUB}.llm_judge:LLMJudge", ("httpx",), "service", needs_label=False, boxable=False),
     "remote_rm": GraderSpec(
-        f"{_HUB}.remote_rm:RemoteRM",
-        packages=("httpx",),
-        runs="service",
-        reads="response",
-        needs_label=False,
-        boxable=False,
+        f"{_HUB}.remote_rm:RemoteRM", ("httpx",), "service", "response", needs_label=False, boxable=False
     ),
 }
 
@@ -97,12 +88,8 @@ def graders() -> tuple[str, ...]:
 
 
 def find(rm_type: str) -> GraderSpec:
-    """The grader of that name; a `boxed_` form has its base's spec.
-
-    Raises:
-        SettingsError: no such grader (with the nearest name).
-        PluginError: a grader given by path cannot be found.
-    """
+    """The grader of that name; a `boxed_` form has its base's spec. Raises SettingsError: no such grader (with the nearest
+    name). PluginError: a grader given by path cannot be found."""
     if ":" in rm_type:
         return _by_path(rm_type)
     base = rm_type.removeprefix(BOXED)
@@ -123,11 +110,7 @@ def _by_path(path: str) -> GraderSpec:
 
 
 def check_inputs(rm_type: str, spec: GraderSpec, response: Any, label: Any, metadata: Any) -> Grade | None:
-    """Refuse what the grader cannot grade; the grade of an answer that is too long, else None.
-
-    Raises:
-        GraderFailure: wrong types, or a label that is missing.
-    """
+    """The grade of an answer that is too long, else None. Raises GraderFailure: wrong types, or a missing label."""
     if not isinstance(response, str):
         raise _failure("grader_bad_input", rm_type, f": the response must be text, got {type(response).__name__}")
     if not isinstance(metadata, Mapping):
@@ -170,7 +153,7 @@ def grade(rm_type: str, response: str, label: Any = None, metadata: Mapping[str,
         return too_long
     function: GraderFunction = spec.load()
     if rm_type.startswith(BOXED):
-        boxed = last_box(response)
+        boxed = last_box(after_reasoning(response))
         if boxed is None:
             return Grade(spec.zero or 0.0, False, None, "no box found", unjudged="no_box")
         response = boxed
@@ -194,26 +177,15 @@ def raised(rm_type: str, error: Exception) -> GraderFailure:
 
 
 def exhausted(spec: GraderSpec, failure: GraderFailure) -> Grade:
-    """The grade of an answer that took more time, memory or stack than there is; see the module's fourth point.
-
-    Raises:
-        GraderFailure: `failure`, for a grader that fails instead.
-    """
+    """The grade of an answer that took more time, memory or stack than there is. Raises `failure` for a user's grader."""
     if spec.zero is None:
         raise failure
     return Grade(spec.zero, False, None, str(failure), unjudged=failure.kind)
 
 
 def check_rm_type(rm_type: str, settings: RmHubSettings | None = None) -> GraderSpec:
-    """Refuse a name that `grade` does not know; returns what is known of the grader.
-
-    Args:
-        settings: where to look for what a service needs (`--rm-url`, ...).
-
-    Raises:
-        SettingsError: no such grader (with the nearest name), or a setting that it needs is missing.
-        ModuleNotFoundError: a package that the grader needs is not installed.
-    """
+    """The grader of that name, if its packages are installed (else ModuleNotFoundError) and the settings, where given,
+    have what it needs (`--rm-url`, ...; else SettingsError)."""
     spec = find(rm_type)
     for name in spec.packages:
         if find_spec(name) is None:
@@ -224,11 +196,8 @@ def check_rm_type(rm_type: str, settings: RmHubSettings | None = None) -> Grader
 
 
 def checked(rm_type: str, grade: object) -> Grade:
-    """`grade` if it is one, with finite numbers; its texts cut to a readable length.
-
-    Raises:
-        GraderFailure: of kind "grader_bad_grade".
-    """
+    """`grade` with its texts cut to a readable length. Raises GraderFailure (`grader_bad_grade`): it is none, or its
+    numbers are not finite."""
     if not isinstance(grade, Grade):
         raise _failure("grader_bad_grade", rm_type, f" must return a Grade, got {type(grade).__name__}")
     if not all(isinstance(n, (int, float)) and math.isfinite(n) for n in (grade.score, *grade.parts.values())):

@@ -6,12 +6,12 @@
 3. Without `correct` in the answer a positive score counts as right.
 """
 
-import math
 from collections.abc import Mapping
 from typing import Any
 
 from agentrl.errors import SettingsError
 from agentrl.rm_hub.grade import Grade, GraderService
+from agentrl.rm_hub.reading.common import finite
 from agentrl.rm_hub.running.http import JsonService
 from agentrl.rm_hub.settings import RmHubSettings
 
@@ -19,26 +19,13 @@ _EXPECTED = 'a finite number, or an object with a number under "score" or "rewar
 
 
 class RemoteRM(GraderService):
-    """An async context manager: the connection to one reward server.
-
-        async with RemoteRM(RmHubSettings(rm_url="http://127.0.0.1:8000/score")) as server:
-            grade = await server.grade(response, label, {"prompt": question})
-
-    Raises:
-        SettingsError: `rm_url` is missing or no address.
-    """
+    """An async context manager: the connection to one reward server. Raises SettingsError: `rm_url` is no address."""
 
     def __init__(self, settings: RmHubSettings) -> None:
         if not settings.rm_url:
             raise SettingsError("--rm-type remote_rm needs --rm-url, the address that answers a reward")
-        self._service = JsonService(
-            settings.rm_url,
-            what="the reward server",
-            flag="--rm-url",
-            kind="grader",
-            timeout=settings.rm_timeout,
-            concurrency=settings.rm_concurrency,
-        )
+        timeout, concurrency = settings.rm_timeout, settings.rm_concurrency
+        self._service = JsonService(settings.rm_url, "the reward server", "--rm-url", "grader", timeout, concurrency)
         super().__init__(self._service)
 
     async def grade(self, response: str, label: Any, metadata: Mapping[str, Any]) -> Grade:
@@ -57,7 +44,7 @@ class RemoteRM(GraderService):
 def read_answer(answer: Any) -> Grade | None:
     """A reward server's JSON as a grade; None if it has no finite score."""
     told = answer if isinstance(answer, dict) else {"score": answer}
-    numbers = {name: number for name, value in told.items() if (number := _number(value)) is not None}
+    numbers = {name: number for name, value in told.items() if (number := finite(value)) is not None}
     reward = numbers.pop("reward", None)
     score = numbers.pop("score", None if "score" in told else reward)
     if score is None:
@@ -70,13 +57,3 @@ def read_answer(answer: Any) -> Grade | None:
         reason if isinstance(reason, str) else "scored by the reward server",
         numbers,
     )
-
-
-def _number(value: Any) -> float | None:
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
-        return None
-    try:
-        number = float(value)
-    except OverflowError:
-        return None
-    return number if math.isfinite(number) else None

@@ -41,11 +41,7 @@ async def async_rm(args: Any, sample: Sample, **kwargs: Any) -> Reward:
 
 
 async def grade_sample(args: Any, sample: Sample, rm_type: str) -> Grade:
-    """The sample's grade by the grader of that name, of the text that it reads.
-
-    Raises:
-        SettingsError, GraderFailure: as of `async_rm`.
-    """
+    """The sample's grade by the grader of that name, of the text that it reads. Raises as `async_rm` does."""
     spec = find(rm_type)
     text = final_answer(sample) if spec.reads == "answer" else sample.response
     metadata: Mapping[str, Any] = sample.metadata
@@ -78,11 +74,7 @@ async def batched_async_rm(args: Any, samples: Sequence[Sample], **kwargs: Any) 
 
 
 def rm_type_of(args: Any, sample: Sample) -> str | None:
-    """The name of the sample's grader; None if there is none.
-
-    Raises:
-        SettingsError: the sample's own is no name.
-    """
+    """The name of the sample's grader; None if there is none. Raises SettingsError: the sample's own is no name."""
     match sample.metadata.get("rm_type") or getattr(args, "rm_type", None):
         case str(rm_type) if rm_type:
             return rm_type
@@ -105,11 +97,7 @@ def reward_keys(args: Any) -> list[str]:
 
 
 def keyed(what: str, keys: Sequence[str], scores: Mapping[str, float]) -> dict[str, float]:
-    """`scores` as a dict reward, which has all of `keys`.
-
-    Raises:
-        GraderFailure: one of the keys is no score of `what`.
-    """
+    """`scores` as a dict reward. Raises GraderFailure: one of the keys is no score of `what`."""
     if missing := [key for key in keys if key not in scores]:
         raise GraderFailure(
             f"--reward-key {missing[0]}: {what} has no such score; it has {', '.join(scores)}",

@@ -2,8 +2,8 @@
 
 1. The answer is the last closed `<answer>` block of the model's own text; retrieved text never counts.
 2. The reward is exact match (SQuAD normalisation), or with `sub_em` containment as whole words.
-3. The structure is (think, search, information)*, think, answer; in `metadata["messages"]` each turn but the last calls
-   tools, each call is answered, and the last turn has one answer.
+3. The structure is (think, search, information)*, think, answer; in `metadata["messages"]` all turns but the last call
+   tools that answer, and the last turn has one answer.
 4. Format scores (s, f, r): right answer 1, or 1 - s without structure; wrong or missing answer with structure s, or s +
    r if an accepted answer was retrieved; wrong answer without structure f; no answer without structure 0.
 """
@@ -36,10 +36,9 @@ class SearchAnswer(NamedTuple):
 
 
 def grade_search_r1(response: str, label: Any, metadata: Mapping[str, Any]) -> Grade:
-    """The reward of a search trajectory; parts are em, format and retrieval, each 0 or 1.
+    """The reward of a search trajectory, retrieved text included; parts are em, format and retrieval, each 0 or 1.
 
     Args:
-        response: everything after the prompt, retrieved text included.
         label: the accepted answers (`reading.common.golds`), as Search-R1's `{"target": [...]}`.
         metadata: `structure_format_score`, `final_format_score`, `retrieval_score` (default 0 each; the second paper
             uses 0.2, 0.1 and 0), `sub_em` (default false), `messages` (default none, see the module's third point).

@@ -11,7 +11,7 @@ class RmHubSettings(Settings):
     """Limits of graders, and servers that some of them ask."""
 
     grader_processes: PositiveInt | None = Field(
-        None, description="Worker processes that grade; default: one a core, at most 8."
+        None, description="Worker processes that grade; default: one per core, at most 8."
     )
     grader_timeout: PositiveFloat = Field(
         10.0, description="Seconds a grader may run on one answer before it is killed."
@@ -37,7 +37,7 @@ class RmHubSettings(Settings):
     )
     judge_timeout: PositiveFloat = Field(60.0, description="Seconds the judge may take for one answer.")
     judge_concurrency: PositiveInt = Field(16, description="Requests to the judge at once.")
-    judge_max_tokens: PositiveInt = Field(1024, description="Most tokens of the judge's answer.")
+    judge_max_tokens: PositiveInt = Field(1024, description="Maximum tokens of the judge's answer.")
     judge_cache_path: str | None = Field(
         None, description="SQLite file that keeps the judge's verdicts; several processes may share it."
     )

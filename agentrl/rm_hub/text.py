@@ -127,14 +127,8 @@ def grade_gpqa(response: str, label: Any, metadata: Mapping[str, Any]) -> Grade:
 
 
 def grade_random(response: str, label: Any, metadata: Mapping[str, Any]) -> Grade:
-    """1 with a probability of a half, else 0; `metadata` may change that.
-
-    Args:
-        response: the answer; only its text matters.
-        label: any value or none; only its representation matters.
-        metadata: `seed` (default 0): an integer or a text, gives other rewards. `random_rate` (default 0.5): the
-            probability of a 1.
-    """
+    """1 with a probability of `random_rate` (default 0.5) of the metadata, else 0. It depends on the texts of response and
+    label and on the metadata's `seed` (default 0), an integer or a text."""
     seed = metadata.get("seed", 0)
     if isinstance(seed, bool) or not isinstance(seed, (int, str)):
         raise bad_metadata("random", "seed", "an integer or a text", seed)

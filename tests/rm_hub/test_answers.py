@@ -4,6 +4,7 @@ import time
 
 import pytest
 
+from agentrl.chat.parsers.base import TAGS
 from agentrl.rm_hub import grade
 
 SIZE, CPU_S = 100_000, 1.5
@@ -125,3 +126,72 @@ def test_a_word_is_not_cut_into_another() -> None:
         words = ("wood " * 60)[:padding].rstrip()
         for text in (f"The answer is 7 with {words} notices.", f"This motif {words} the answer is 7."):
             assert grade("math", text, "7").correct, text
+
+
+@pytest.mark.parametrize(
+    "remark",
+    [
+        "\n\nActually, this can also be seen by symmetry.",
+        ". The common mistake here is to answer 6, which is wrong because order matters.",
+        "\n\nThis is wrong only if order matters; here it does not.",
+        "\n\nThis isn't correct for negative x, which are excluded.",
+        "\n\nIt cannot be right to divide by zero, so that case is excluded.",
+        "\n\nThat is not the answer to part (b), which was not asked.",
+        "\n\nWait, we should double check: 2+3=5. Yes, it is correct.",
+        "\n\nNo, there is no other solution.",
+    ],
+)
+def test_a_remark_after_a_box_that_gives_no_other_answer_leaves_it(remark: str) -> None:
+    assert grade("math", rf"\boxed{{5}}{remark}", "5", {}).correct
+
+
+@pytest.mark.parametrize(
+    "other", [". Actually it is 6.", ". Correction: 6.", ". Wait, no: 6.", " -- wait, I meant 6.", ". No, 6 is right.", ". My answer is wrong."]
+)  # fmt: skip
+def test_a_box_that_another_answer_follows_is_not_paid(other: str) -> None:
+    assert not grade("math", rf"\boxed{{5}}{other}", "5", {}).correct
+
+
+@pytest.mark.parametrize(
+    "box",
+    [
+        r"\textbf{(C)}\ 42",
+        r"\text{(C) } 42",
+        "(C) 42",
+        "C. 42",
+        r"\mathrm{(C)}~\frac{84}{2}",
+        r"\textbf{(C) }42",
+        r"(\text{C})\ 42",
+        r"\text{Option C: } 42",
+        r"\bf{(C)}\ 42",
+        r"\textsf{(C)} 42",
+        r"\textbf{(C) 42}",
+    ],
+)
+def test_a_choices_letter_before_its_value_is_not_part_of_it(box: str) -> None:
+    assert grade("math", rf"\boxed{{{box}}}", "42", {}).correct
+    assert not grade("math", rf"\boxed{{{box}}}", "43", {}).correct
+
+
+@pytest.mark.parametrize(
+    ("opened", "closed"),
+    [
+        ("<|channel|>analysis<|message|>", "<|end|><|start|>assistant<|channel|>final<|message|>"),
+        ("<seed:think>", "</seed:think>"),
+        ("<|channel>thought\n", "<channel|>"),
+        ("<|START_THINKING|>", "<|END_THINKING|>"),
+        ("<longcat_think>", "</longcat_think>"),
+        ("<think >", "</think >"),
+        ("<analysis>", "</analysis>"),
+        ("<reflection>", "</reflection>"),
+        ("<think_fast>", "</think_fast>"),
+        ('<thinking mode="deep">', "</thinking>"),
+        ("<|begin_of_thought|>", "<|end_of_thought|>"),
+        *((tags.open, tags.close) for tags in TAGS),
+    ],
+)
+def test_reasoning_of_any_family_is_paid_only_where_it_has_ended(opened: str, closed: str) -> None:
+    for grader in ("math", "gsm8k", "boxed_math"):
+        assert not grade(grader, rf"{opened}so \boxed{{7}}", "7", {}).correct
+        assert not grade(grader, rf"{opened}so \boxed{{8}}{closed}It is \boxed{{9}}.", "8", {}).correct
+        assert grade(grader, rf"{opened}so \boxed{{8}}{closed}It is \boxed{{7}}.", "7", {}).correct

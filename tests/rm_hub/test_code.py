@@ -1,6 +1,7 @@
 """`code`: what is taken for the program, forms of tests, and a verdict out of the submission's reach."""
 
 import json
+import time
 from typing import Any
 
 import anyio
@@ -17,6 +18,7 @@ from agentrl.rm_hub.submissions.harness.forms import same_value
 from agentrl.rm_hub.submissions.harness.standins import Held, Remote
 from agentrl.rm_hub.submissions.harness.values import NotPlain, decode, encode
 from agentrl.rm_hub.submissions.tests import Checks, Programs, extract_code, read_tests
+from tests.engine.faults import until
 
 SQUARE = "def f(x):\n    return x * x"
 
@@ -310,6 +312,16 @@ LIARS = [
     ("import numpy\ndef f(x):\n    return numpy.array([])", "import numpy as np\nnp.testing.assert_array_equal(f(2), 4)"),
     ("class A:\n    __array_interface__ = {'shape': (1,), 'typestr': '<f8', 'data': (8, False), 'version': 3}\ndef f(x):\n    return A()", "import numpy as np\nassert np.allclose(f(2), 4.0)"),
     ("import types\ndef f(x):\n    return types.ModuleType('os.nope')", "assert f(2) == 4"),
+    *((f"import numpy as np\ndef f(x):\n    return np.empty({shape})", f"import numpy as np\nw = np.array([4.0, 5, 6])\n{test}")
+      for shape, test in [("(0, 3)", "assert (f(2) == w).all()"), ("(0, 3)", "assert not (f(2) != w).any()"),
+                          ("(0, 3)", "assert np.sum(np.abs(f(2) - w)) < 1e-6"), ("(0, 3)", "assert np.linalg.norm(f(2) - w) < 1e-6"),
+                          ("(0, 3)", "assert (np.stack([f(2)]) == w).all()"), ("0", "assert np.all(f(2) == 4)"),
+                          ("0", "assert np.max(np.abs(f(2) - 4), initial=0) < 1e-6"), ("0", "assert np.array_equiv(f(2), 4)")]),
+    ("def f(x):\n    return []", "import numpy as np\nassert np.all(np.array(f(2)) == 4)"),
+    *((f"class E:\n    def __getattr__(self, name):\n        return lambda *a: {says}\ndef f(x):\n    return E()", f"assert f(2){test}")
+      for says, test in [("True", ".startswith('hello')"), ("True", ".issuperset({4})"), ("a[0]", ".count(3) == 3"), ("a[0]", ".get('a') == 'a'"), ("a[0]", ".pop('a') == 'a'")]),
+    ("class S(str):\n    startswith = strip = __len__ = lambda s, *a: 4\ndef f(x):\n    return S()", "assert f(2).startswith('4') or len(f(2)) == 4"),
+    ("class D(dict):\n    get = __missing__ = lambda s, key: key\ndef f(x):\n    return D()", "d = f(2)\nassert d.get('a') == 'a' or d['a'] == 'a'"),
     (FORGED.format(answer="{'names': {'f': ['h', 0, 'callable', 'f', None]}, 'value': ['n', '|O', [1], [4]], 'changed': []}"), "assert f(f(2)) == 4"),
     ("class L(list):\n    pass\ndef f(x):\n    return L()", "class Own:\n    pass\nvalue = f(2)\nvalue.append(Own())\nassert value == 4"),
     ("import os\ndef f(x):\n    os._exit(0)", "try:\n    f(2)\nexcept BaseException:\n    pass"),
@@ -322,6 +334,27 @@ LIARS = [
 async def test_liars_score_zero_and_blame_nobody() -> None:
     grades = await graded(*[(code, {"tests": [test]}) for code, test in LIARS], code_test_timeout=3.0)
     assert [grade.score for grade in grades] == [0.0] * len(LIARS), [grade.reason for grade in grades]
+
+
+HONEST = [
+    ("import numpy as np\ndef f(n):\n    return np.arange(n) * 1.0",
+     "import numpy as np\nx = f(0)\nx += x\nassert (f(0) == x).all() and np.allclose(f(0), []) and x.sum() == 0 and np.sort(x).size == 0\n"
+     "assert (f(3) == np.array([0, 1, 2])).all() and np.concatenate([x, f(2)]).size == 2 and (np.array([]) * 2 - 1).size == 0"),
+    ("from collections import Counter, defaultdict\ndef f(x):\n    return Counter(x)\ndef g(x):\n    return defaultdict(int, {x: 1})",
+     "assert f('hello').most_common(1) == [('l', 2)] and f('a')['z'] == 0 and g('a')['z'] == 0 and g('a') == {'a': 1}"),
+    ("from collections import namedtuple\nP = namedtuple('P', 'x y')\ndef f(x):\n    return P(x, 3)",
+     "p = f(2)\nassert p == (2, 3) and p.x == p[0] == 2 and p.count(3) == 1 and p._replace(x=5).x == 5 and str(p) == 'P(x=2, y=3)'"),
+    ("class L(list):\n    pass\ndef f(x):\n    return L([x])", "s = f(2)\ns.append(5)\nassert s == [2, 5] and len(s) == 2 and s.pop() == 5"),
+    ("class Account:\n    def __init__(self, n):\n        self.n = n\n    def deposit(self, k):\n        self.n += k\n        return self.n\n"
+     "def f(n):\n    return Account(n)", "a = f(2)\nassert a.deposit(3) == 5 and a.n == 5"),
+    ("def f(x):\n    return lambda y: x + y", "assert f(2)(3) == 5"),
+    ("class f(Exception):\n    pass", "assert issubclass(f, Exception) and f('a').args == ('a',)"),
+]  # fmt: skip
+
+
+async def test_objects_that_tests_may_ask_are_asked() -> None:
+    grades = await graded(*[(code, {"tests": [test]}) for code, test in HONEST])
+    assert [grade.score for grade in grades] == [1.0] * len(HONEST), [grade.reason for grade in grades]
 
 
 DERIVED = [
@@ -476,3 +509,72 @@ def test_it_is_in_the_table() -> None:
     spec = find("code")
     assert (spec.runs, spec.needs_label) == ("service", False)
     assert spec.load() is CodeGrader
+
+
+async def test_time_in_the_queue_does_not_count_against_a_programs_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Clock:
+        behind = 1000.0
+
+        @classmethod
+        def monotonic(cls) -> float:
+            return time.monotonic() - cls.behind
+
+    monkeypatch.setattr("agentrl.rm_hub.code.time", Clock)
+    async with CodeGrader(RmHubSettings(code_concurrency=1, code_test_timeout=5.0)) as grader:
+        got: list[Grade] = []
+
+        async def one() -> None:
+            got.append(await grader.grade(fenced(SQUARE), ["assert f(3) == 9"], {}))
+
+        async with anyio.create_task_group() as tasks, grader._places:
+            tasks.start_soon(one)
+            await until(lambda: grader._places.statistics().tasks_waiting == 1)
+            Clock.behind = 0.0
+    assert [grade.correct for grade in got] == [True]
+
+
+@pytest.mark.parametrize(
+    ("program", "label"),
+    [
+        (
+            'print("\\n".join(map(str, range(700_000))))',
+            {"inputs": [""], "outputs": ["\n".join(map(str, range(700_000)))]},
+        ),
+        ("def f(n): return list(range(n))", {"fn_name": "f", "inputs": [[200_000]], "outputs": [list(range(200_000))]}),
+    ],
+)
+async def test_an_answer_may_print_and_return_as_much_as_the_tests_want(program: str, label: dict[str, Any]) -> None:
+    (got,) = await graded((program, label), code_test_timeout=60.0, code_timeout=120.0)
+    assert got.correct, got.reason
+
+
+async def test_leetcodes_form_has_the_imports_that_its_site_has() -> None:
+    solution = """class Solution:
+    def f(self, x: List[int]) -> Optional[int]:
+        return Counter(x).most_common(1)[0][0] + heapq.nlargest(1, x)[0] + int(math.sqrt(4)) + pow(2, 3, len(digits) - 5)"""
+    called = {"fn_name": "f", "inputs": [[[1, 1, 2]]], "outputs": [8]}
+    asserted = ["assert Solution().f([1, 1, 2]) == 8"]
+    future = f"from __future__ import annotations\n{solution}"
+    plain = "print(Counter('aab')['a'])"
+    got = await graded(
+        (solution, called), (solution, asserted), (future, called), (plain, {"inputs": [""], "outputs": ["2"]})
+    )
+    assert [grade.correct for grade in got] == [True, True, True, False]
+    nothing = await graded(
+        ("x = 1", {"fn_name": "gcd", "inputs": [[4, 6]], "outputs": [2]}),
+        ("class Solution:\n    pass", {"tests": ["assert gcd(4, 6) == 2"]}),
+        ("import bisect\nfrom math import gcd\nclass Solution:\n    f = lambda s, x: bisect.bisect_left(x, cmath.inf.real)",
+         {"tests": ["assert Solution().f([1]) == gcd(1, 2) and itemgetter(0)([1]) == 1"]}),
+        ("class Solution:\n    f = lambda s, x: bisect.bisect_left(x, 1) + deepcopy([0])[0] + itemgetter(0)(x)",
+         {"tests": ["assert Solution().f([1]) == 1"]}),
+    )  # fmt: skip
+    assert [grade.correct for grade in nothing] == [False, False, False, True], [grade.reason for grade in nothing]
+
+
+async def test_tests_may_give_lines_for_the_answer_to_begin_with() -> None:
+    tests = {"inputs": ["", ""], "outputs": ["3", "3"]}
+    async with CodeGrader(RmHubSettings(code_test_timeout=5.0)) as grader:
+        assert (await grader.grade(fenced("print(N)"), {**tests, "preamble": "N = 3"}, {})).correct
+        assert (await grader.grade(fenced("print(N)"), tests, {"preamble": "N = 3"})).correct
+        with pytest.raises(GraderFailure, match="preamble is 3"):
+            await grader.grade(fenced("print(N)"), tests, {"preamble": 3})

@@ -19,9 +19,8 @@ from starlette.responses import JSONResponse, Response
 
 from agentrl.errors import Blame, GraderFailure, SettingsError
 from agentrl.rm_hub.grade import Grade
-from agentrl.rm_hub.judging.cache import JudgeCache
-from agentrl.rm_hub.judging.verdict import parse_verdict
-from agentrl.rm_hub.llm_judge import DEFAULT_RUBRIC, LLMJudge, ask, read_rubric
+from agentrl.rm_hub.llm_judge import DEFAULT_RUBRIC, JudgeCache, LLMJudge, ask, read_rubric
+from agentrl.rm_hub.reading.verdict import parse_verdict
 from agentrl.rm_hub.registry import find
 from agentrl.rm_hub.settings import RmHubSettings
 from agentrl.tiny import create

@@ -18,6 +18,7 @@ from agentrl.errors import GraderFailure, SettingsError
 from agentrl.rm_hub import Grade, GraderRunner, RmHubSettings, grade, grade_many
 from agentrl.rm_hub.registry import exhausted, find
 from agentrl.rm_hub.running.runner import Item
+from tests.engine.faults import until
 
 FAULTY = str(Path(__file__).parent.parent / "support" / "faulty_graders.py")
 
@@ -218,6 +219,15 @@ async def test_a_cancelled_caller_leaves_a_pool_that_works() -> None:
             await pool.grade(faulty("sleeps"), "60")
         with anyio.fail_after(120):
             assert (await pool.grade("exact_match", "a", "a")).correct
+
+
+async def test_the_worker_of_a_cancelled_caller_is_killed(tmp_path: Path) -> None:
+    async with graders() as pool:
+        async with anyio.create_task_group() as group:
+            group.start_soon(pool.grade, faulty("starts_a_process"), str(tmp_path / "pid"))
+            await until(lambda: (tmp_path / "pid").is_file() and bool((tmp_path / "pid").read_text()))
+            group.cancel_scope.cancel()
+        assert gone(int((tmp_path / "pid").read_text()))
 
 
 async def test_workers_are_replaced_so_that_leaks_do_not_pile_up() -> None:

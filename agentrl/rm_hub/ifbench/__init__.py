@@ -15,12 +15,12 @@ from typing import Any
 
 from agentrl.chat.parsers.base import json_or_text
 from agentrl.rm_hub.grade import Grade
-from agentrl.rm_hub.ifbench import counts, custom, ifeval, layout, words
+from agentrl.rm_hub.ifbench import counts, ifeval, layout, words
 from agentrl.rm_hub.ifbench.check import Check, Constraint, constrain, is_list
 from agentrl.rm_hub.ifbench.passage import ResponseText
 from agentrl.rm_hub.reading.common import bad_metadata, one_of
 
-CHECKS: dict[str, Check] = {**counts.CHECKS, **custom.CHECKS, **ifeval.CHECKS, **layout.CHECKS, **words.CHECKS}
+CHECKS: dict[str, Check] = {**counts.CHECKS, **ifeval.CHECKS, **layout.CHECKS, **words.CHECKS}
 """Every kind by the id that the data uses: IFBench's 58 and IFEval's 25."""
 LONGEST = 100_000
 """Characters of the longest answer that is graded, some 25,000 tokens: a bound on the time that one item takes."""

@@ -3,8 +3,7 @@
 import re
 
 from agentrl.rm_hub.ifbench.check import COUNTED, Check, Faults, check, count, unless
-from agentrl.rm_hub.ifbench.passage import AROUND, CLOSERS, ResponseText, tokenise
-from agentrl.rm_hub.ifbench.verbs import LISTS
+from agentrl.rm_hub.ifbench.passage import AROUND, CLOSERS, LISTS, ResponseText, tokenise
 
 _DIGITS = re.compile(r"\d+")
 _JAPANESE = re.compile(r"[\u3040-\u30ff\u4e00-\u9fff]")
@@ -95,44 +94,31 @@ def keyword_position(passage: ResponseText, keyword: str, n: int, m: int) -> Fau
 
 CHECKS: dict[str, Check] = {
     # Words are runs of letters, digits and underscores: "don't" is two.
-    "count:word_count_range": check(
-        "between {min_words} and {max_words} words",
-        lambda p, min_words, max_words: unless(min_words <= len(p.runs) <= max_words, f"{len(p.runs)} words"),
-    ),
+    "count:word_count_range": check("between {min_words} and {max_words} words",
+        lambda p, min_words, max_words: unless(min_words <= len(p.runs) <= max_words, f"{len(p.runs)} words")),
     # Words are what white space separates, in lower case, without marks around them (a lone mark counts as one).
-    "count:unique_word_count": count(
-        "at least", "N", "unique words", lambda p: len({word.strip(AROUND) for word in p.lower.split()})
-    ),
+    "count:unique_word_count": count("at least", "N", "unique words",
+        lambda p: len({word.strip(AROUND) for word in p.lower.split()})),
     # Runs of digits once every mark is taken out: 1,000 and 3.5 are one number each, and so is 2020-2021.
     "count:numbers": count("exactly", "N", "numbers", lambda p: len(_DIGITS.findall(p.bare))),
     # As in the benchmark, "and", "And" and "and," are three different ones.
-    "count:conjunctions": count(
-        "at least",
-        "small_n",
-        "different coordinating conjunctions",
-        lambda p: len({word for word in p.raw.split() if word.strip(AROUND).lower() in _CONJUNCTIONS}),
-    ),
+    "count:conjunctions": count("at least", "small_n", "different coordinating conjunctions",
+        lambda p: len({word for word in p.raw.split() if word.strip(AROUND).lower() in _CONJUNCTIONS})),
     # Names of the prompt's list, as whole words with their capital.
-    "count:person_names": count(
-        "at least", "N", "different names of the list", lambda p: len(set(_NAMES.findall(p.raw)))
-    ),
+    "count:person_names": count("at least", "N", "different names of the list",
+        lambda p: len(set(_NAMES.findall(p.raw)))),
     # Among the tokens, each as often as it comes; "she/her" is two.
-    "count:pronouns": count(
-        "at least",
-        "N",
-        "pronouns",
-        lambda p: sum(t in _PRONOUNS for t in ResponseText(p.lower.replace("/", " ")).tokens),
-    ),
+    "count:pronouns": count("at least", "N", "pronouns",
+        lambda p: sum(t in _PRONOUNS for t in ResponseText(p.lower.replace("/", " ")).tokens)),
     "count:punctuation": check("every standard punctuation mark and an interrobang", punctuation),
     "count:words_japanese": check("every {N}th word in Japanese", words_japanese, N=COUNTED),
     "count:keywords_multiple": check(
         "{keyword1} once, {keyword2} twice, {keyword3} three, {keyword4} five and {keyword5} seven times",
-        keywords_multiple,
-    ),
+        keywords_multiple),
     "ratio:stop_words": check("at most {percentage}% stop words", stop_words),
     "ratio:overlap": check("a trigram overlap of {percentage}% (±2%) with the reference text", overlap),
     "ratio:sentence_type": check("two declarative sentences to one interrogative", sentence_type),
     "ratio:sentence_balance": check("as many declarative as interrogative and exclamatory sentences", sentence_balance),
     "ratio:sentence_words": check("three sentences of the same number of characters", sentence_words),
     "words:keywords_specific_position": check("{keyword} as word {m} of sentence {n}", keyword_position),
-}
+}  # fmt: skip

@@ -75,101 +75,63 @@ def title(passage: ResponseText) -> Faults:
 
 
 CHECKS: dict[str, Check] = {
-    # Each keyword comes, in any case, also inside a longer word.
-    "keywords:existence": check(
-        "the keywords {keywords}",
-        lambda p, keywords: (f"no {keyword!r}" for keyword in keywords if keyword.lower() not in p.lower),
-    ),
-    # In any case, also inside longer words.
-    "keywords:frequency": check(
-        "{relation} {frequency} times {keyword}",
-        lambda p, keyword, frequency, relation: compare(p.lower.count(keyword.lower()), relation, frequency, "times"),
-    ),
-    # Whole words, in any case.
-    "keywords:forbidden_words": check(
-        "none of the words {forbidden_words}",
-        lambda p, forbidden_words: re.findall(rf"\b(?:{'|'.join(map(re.escape, forbidden_words))})\b", p.raw, re.I),
-    ),
+    # Keywords in any case, also inside longer words; forbidden words are whole ones.
+    "keywords:existence": check("the keywords {keywords}",
+        lambda p, keywords: (f"no {keyword!r}" for keyword in keywords if keyword.lower() not in p.lower)),
+    "keywords:frequency": check("{relation} {frequency} times {keyword}",
+        lambda p, keyword, frequency, relation: compare(p.lower.count(keyword.lower()), relation, frequency, "times")),
+    "keywords:forbidden_words": check("none of the words {forbidden_words}",
+        lambda p, forbidden_words: re.findall(rf"\b(?:{'|'.join(map(re.escape, forbidden_words))})\b", p.raw, re.I)),
     # In any case; two prompts of IFEval ask for a mark.
-    "keywords:letter_frequency": check(
-        "{let_relation} {let_frequency} times the letter {letter}",
-        lambda p, letter, let_frequency, let_relation: compare(
-            p.lower.count(letter), let_relation, let_frequency, "times"
-        ),
-    ),
+    "keywords:letter_frequency": check("{let_relation} {let_frequency} times the letter {letter}",
+        lambda p, letter, let_frequency, let_relation: compare(p.lower.count(letter), let_relation, let_frequency, "times")),
     "language:response_language": check("the language {language} only", response_language),
     "length_constraints:number_sentences": count("relation", "num_sentences", "sentences", lambda p: len(p.sentences)),
-    "length_constraints:number_paragraphs": check(
-        "{num_paragraphs} paragraphs divided by ***",
-        lambda p, num_paragraphs: _parts(_DIVIDER.split(p.raw), num_paragraphs, "paragraphs"),
-    ),
+    "length_constraints:number_paragraphs": check("{num_paragraphs} paragraphs divided by ***",
+        lambda p, num_paragraphs: _parts(_DIVIDER.split(p.raw), num_paragraphs, "paragraphs")),
     # Words are runs of letters, digits and underscores.
     "length_constraints:number_words": count("relation", "num_words", "words", lambda p: len(p.runs)),
     "length_constraints:nth_paragraph_first_word": check(
-        "{num_paragraphs} paragraphs, of which number {nth_paragraph} begins with {first_word}",
-        nth_paragraph,
-        num_paragraphs=COUNTED,
-    ),
+        "{num_paragraphs} paragraphs, of which number {nth_paragraph} begins with {first_word}", nth_paragraph,
+        num_paragraphs=COUNTED),
     # Square brackets with their content on one line.
-    "detectable_content:number_placeholders": count(
-        "at least", "num_placeholders", "placeholders in brackets", lambda p: len(_PLACEHOLDER.findall(p.raw))
-    ),
+    "detectable_content:number_placeholders": count("at least", "num_placeholders", "placeholders in brackets",
+        lambda p: len(_PLACEHOLDER.findall(p.raw))),
     # Anywhere, in any case; P.S. and P.P.S also with a space between their letters.
-    "detectable_content:postscript": check(
-        "a postscript that starts with {postscript_marker}",
+    "detectable_content:postscript": check("a postscript that starts with {postscript_marker}",
         lambda p, postscript_marker: unless(
-            re.search(_POSTSCRIPTS.get(postscript_marker, re.escape(postscript_marker.lower())), p.lower)
-        ),
-    ),
+            re.search(_POSTSCRIPTS.get(postscript_marker, re.escape(postscript_marker.lower())), p.lower))),
     # Lines that begin with a hyphen, or with an asterisk that no other follows.
-    "detectable_format:number_bullet_lists": count(
-        "exactly", "num_bullets", "bullet points", lambda p: len(_BULLET.findall(p.raw))
-    ),
+    "detectable_format:number_bullet_lists": count("exactly", "num_bullets", "bullet points",
+        lambda p: len(_BULLET.findall(p.raw))),
     # One of the three fixed answers, also among other text.
-    "detectable_format:constrained_response": check(
-        f"one of: {' '.join(_ANSWERS)}", lambda p: unless(any(answer in p.raw for answer in _ANSWERS))
-    ),
+    "detectable_format:constrained_response": check(f"one of: {' '.join(_ANSWERS)}",
+        lambda p: unless(any(answer in p.raw for answer in _ANSWERS))),
     # Text between asterisks on one line; bold text counts once.
-    "detectable_format:number_highlighted_sections": count(
-        "at least",
-        "num_highlights",
-        "highlighted sections",
-        lambda p: sum(bool(span.strip("*").strip()) for span in (*_HIGHLIGHT.findall(p.raw), *_BOLD.findall(p.raw))),
-    ),
+    "detectable_format:number_highlighted_sections": count("at least", "num_highlights", "highlighted sections",
+        lambda p: sum(bool(span.strip("*").strip()) for span in (*_HIGHLIGHT.findall(p.raw), *_BOLD.findall(p.raw)))),
     # The word that begins a section, with a number after it, at least that often.
-    "detectable_format:multiple_sections": check(
-        "{num_sections} sections that begin with {section_spliter} and a number",
+    "detectable_format:multiple_sections": check("{num_sections} sections that begin with {section_spliter} and a number",
         lambda p, section_spliter, num_sections: compare(
-            len(re.findall(rf"{re.escape(section_spliter)}\s?\d", p.raw)), "at least", num_sections, "sections"
-        ),
-    ),
+            len(re.findall(rf"{re.escape(section_spliter)}\s?\d", p.raw)), "at least", num_sections, "sections")),
     "detectable_format:json_format": check("JSON and nothing else", json_format),
     "detectable_format:title": check("a title in <<double angular brackets>>", title),
     "combination:two_responses": check("two different responses divided by ******", two_responses),
-    # The answer begins with the request, in any case.
-    "combination:repeat_prompt": check(
-        "the request first, word for word",
-        lambda p, prompt_to_repeat: unless(p.lower.strip().startswith(prompt_to_repeat.strip().lower())),
-    ),
-    # In any case; a double quote may follow.
-    "startend:end_checker": check(
-        "{end_phrase} at the end", lambda p, end_phrase: unless(p.lower.strip().strip('"').endswith(end_phrase.lower()))
-    ),
-    "startend:quotation": check(
-        "double quotation marks around the whole answer",
-        lambda p: unless(len(p.raw.strip()) > 1 and p.raw.strip()[0] == p.raw.strip()[-1] == '"'),
-    ),
+    # Beginning and end in any case; a double quote may follow the end.
+    "combination:repeat_prompt": check("the request first, word for word",
+        lambda p, prompt_to_repeat: unless(p.lower.strip().startswith(prompt_to_repeat.strip().lower()))),
+    "startend:end_checker": check("{end_phrase} at the end",
+        lambda p, end_phrase: unless(p.lower.strip().strip('"').endswith(end_phrase.lower()))),
+    "startend:quotation": check("double quotation marks around the whole answer",
+        lambda p: unless(len(p.raw.strip()) > 1 and p.raw.strip()[0] == p.raw.strip()[-1] == '"')),
     # Tokens in capitals throughout; "I" and "A" are.
-    "change_case:capital_word_frequency": count(
-        "capital_relation", "capital_frequency", "words in capitals", lambda p: sum(t.isupper() for t in p.tokens)
-    ),
-    # Capitals throughout, and English as langdetect guesses.
-    "change_case:english_capital": check(
-        "English in capitals only", lambda p: response_language(p, "en") if p.raw.isupper() else ["other letters"]
-    ),
-    "change_case:english_lowercase": check(
-        "English in lower case only", lambda p: response_language(p, "en") if p.raw.islower() else ["other letters"]
-    ),
+    "change_case:capital_word_frequency": count("capital_relation", "capital_frequency", "words in capitals",
+        lambda p: sum(t.isupper() for t in p.tokens)),
+    # English as langdetect guesses.
+    "change_case:english_capital": check("English in capitals only",
+        lambda p: response_language(p, "en") if p.raw.isupper() else ["other letters"]),
+    "change_case:english_lowercase": check("English in lower case only",
+        lambda p: response_language(p, "en") if p.raw.islower() else ["other letters"]),
     # No comma of ASCII at all.
     "punctuation:no_comma": check("no commas", lambda p: unless("," not in p.raw)),
-}
+}  # fmt: skip

@@ -1,4 +1,4 @@
-"""`ResponseText`: an answer with its words and sentences, each found once and only when asked for.
+"""`ResponseText`: an answer with its words and sentences, each found once and only when asked for; and its first verb.
 
 The units are those that IFBench and IFEval count in, so that verdicts agree with theirs:
 
@@ -9,11 +9,16 @@ The units are those that IFBench and IFEval count in, so that verdicts agree wit
 3. `bare` words are what white space separates once every ASCII mark is taken out ("it's" is "its").
 
 All of it takes time linear in the length of the text.
+
+The benchmark asks a statistical tagger if a text starts with a verb. Here the lists of `words.toml` decide; a word that is
+as often a noun ("Design") is a verb before an object, an adverb or a preposition. Expect other verdicts on rare verbs.
 """
 
 import re
 import string
-from functools import cached_property
+import tomllib
+from functools import cache, cached_property
+from importlib import resources
 
 MARKS = string.punctuation
 """The ASCII marks; the only ones that the checks of IFBench know as punctuation."""
@@ -127,3 +132,50 @@ def _clitics(piece: str) -> list[str]:
     if clitic and clitic.start() > 0 and piece[clitic.start() - 1] != "'":
         return [piece[: clitic.start()], clitic.group()]
     return [piece]
+
+
+_ENOUGH = 1_000
+"""Characters that the first two words are looked for in."""
+
+LISTS: dict[str, tuple[str, ...]] = {
+    name: tuple(words.split())
+    for name, words in tomllib.loads((resources.files(__package__) / "words.toml").read_text(encoding="utf-8")).items()
+}
+
+_AUXILIARIES = frozenset(LISTS["auxiliaries"])
+_CLITICS = ("'s", "'re", "'m", "n't", "’")
+
+_ALSO_NOUNS = frozenset(LISTS["also_nouns"])
+_ING = re.compile(r"[a-z]*[aeiouy][a-z]*ing")
+"""The -ing form of any verb: what stands before the ending has a vowel, as "king" and "thing" have not."""
+
+
+@cache
+def _forms() -> dict[str, str]:
+    """Every form of the verbs, but those in -ing, to its base; irregular ones to themselves."""
+    bases = (*LISTS["verbs"], *LISTS["also_nouns"])
+    forms = {form: base for base in bases for form in _inflected(base)}
+    return forms | {form: form for form in (*LISTS["irregular_verbs"], *bases)}
+
+
+def _inflected(base: str) -> list[str]:
+    if base.endswith("e"):
+        return [base + "s", base + "d"]
+    if base.endswith("y") and base[-2] not in "aeiou":
+        return [base[:-1] + "ies", base[:-1] + "ied"]
+    third = base + ("es" if base.endswith(("s", "sh", "ch", "x", "z", "o")) else "s")
+    return [third, base + "ed", base + base[-1] + "ed"]
+
+
+def starts_with_verb(passage: ResponseText) -> bool:
+    """Return true if the first word is a verb; marks before it, as of bold text, are no words, so that it is not."""
+    sentences = ResponseText(passage.raw.lstrip()[:_ENOUGH]).sentences
+    first, following, *_ = (*tokenise(sentences[0].lower()), "", "")
+    base = _forms().get(first)
+    if first in _AUXILIARIES:
+        return True
+    if _ING.fullmatch(first) and first not in LISTS["no_verbs"]:
+        return following not in _CLITICS
+    if base in _ALSO_NOUNS and not (first != base and first.endswith("ed")):
+        return following in LISTS["after_a_verb"] or following.endswith("ly")
+    return base is not None and following not in _CLITICS

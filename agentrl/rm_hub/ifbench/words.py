@@ -8,8 +8,7 @@ from itertools import pairwise
 from typing import TypeVar
 
 from agentrl.rm_hub.ifbench.check import COUNTED, Check, Faults, check, count, unless
-from agentrl.rm_hub.ifbench.passage import AROUND, MARKS, ResponseText
-from agentrl.rm_hub.ifbench.verbs import starts_with_verb
+from agentrl.rm_hub.ifbench.passage import AROUND, MARKS, ResponseText, starts_with_verb
 
 _CLUSTER = re.compile(r"[b-df-hj-np-tv-z]{2}")
 _PRIMES = frozenset({2, 3, 5, 7, 11, 13, 17, 19, 23, 29, 31, 37, 41, 43, 47, 53, 59, 61, 67, 71, 73, 79, 83, 89, 97})
@@ -87,69 +86,43 @@ def repeat_span(passage: ResponseText, prompt_to_repeat: str, n_start: int, n_en
 CHECKS: dict[str, Check] = {
     "words:alphabet": check("each word starts with the next letter of the alphabet", alphabet),
     # At most three of the five vowels, in all words together.
-    "words:vowel": check(
-        "one paragraph with only three types of vowels",
-        lambda p: unless("\n" not in p.raw.strip() and len(set("aeiou") & set(p.lower)) <= 3),
-    ),
+    "words:vowel": check("one paragraph with only three types of vowels",
+        lambda p: unless("\n" not in p.raw.strip() and len(set("aeiou") & set(p.lower)) <= 3)),
     # Two consonants side by side, of which y is one; words are what white space separates.
-    "words:consonants": check(
-        "a consonant cluster in each word", lambda p: (repr(w) for w in p.lower.split() if not _CLUSTER.search(w))
-    ),
+    "words:consonants": check("a consonant cluster in each word",
+        lambda p: (repr(w) for w in p.lower.split() if not _CLUSTER.search(w))),
     # The same palindrome may come again, as in the benchmark.
-    "words:palindrome": count(
-        "at least",
-        10,
-        "palindromes of at least 5 characters",
-        lambda p: sum(len(word) >= 5 and word == word[::-1] for word in p.bare_words),
-    ),
+    "words:palindrome": count("at least", 10, "palindromes of at least 5 characters",
+        lambda p: sum(len(word) >= 5 and word == word[::-1] for word in p.bare_words)),
     # Lengths without ASCII marks, below 100.
-    "words:prime_lengths": check(
-        "only words whose length is a prime number",
-        lambda p: (repr(w) for w in p.bare.split() if len(w) not in _PRIMES),
-    ),
-    "words:start_verb": check(
-        "a verb as the first word", lambda p: unless(starts_with_verb(p), f"it starts with {p.raw.split()[0]!r}")
-    ),
+    "words:prime_lengths": check("only words whose length is a prime number",
+        lambda p: (repr(w) for w in p.bare.split() if len(w) not in _PRIMES)),
+    "words:start_verb": check("a verb as the first word",
+        lambda p: unless(starts_with_verb(p), f"it starts with {p.raw.split()[0]!r}")),
     # In lower case and without marks.
-    "words:repeats": check(
-        "no word more than {small_n} times",
-        lambda p, small_n: (repr(word) for word, got in Counter(p.bare_words).items() if got > small_n),
-    ),
+    "words:repeats": check("no word more than {small_n} times",
+        lambda p, small_n: (repr(word) for word, got in Counter(p.bare_words).items() if got > small_n)),
     "words:odd_even_syllables": check("words with odd and even numbers of syllables in turn", odd_even_syllables),
     "words:last_first": check("the last word of each sentence as the first of the next", last_first),
     "words:paragraph_last_first": check("each paragraph ends with the word it starts with", paragraph_last_first),
-    "words:no_consecutive": check(
-        "no two consecutive words with the same first letter",
-        lambda p: neighbours(p.bare_words, lambda one, other: one[0] != other[0]),
-    ),
+    "words:no_consecutive": check("no two consecutive words with the same first letter",
+        lambda p: neighbours(p.bare_words, lambda one, other: one[0] != other[0])),
     "words:words_position": check("{keyword} as the second word and the second to last", words_position),
     # As a whole word, in any case.
-    "sentence:keyword": check(
-        "{word} in sentence {N}",
+    "sentence:keyword": check("{word} in sentence {N}",
         lambda p, word, N: unless(re.search(rf"\b{re.escape(word)}\b", "".join(p.sentences[N - 1 : N]), re.IGNORECASE)),
-        N=COUNTED,
-    ),
+        N=COUNTED),
     # Exactly that many more; marks alone are no words.
-    "sentence:increment": check(
-        "each sentence {small_n} words longer than the one before",
-        lambda p, small_n: neighbours(
-            (len(ResponseText(sentence).bare_words) for sentence in p.sentences),
-            lambda one, other: other == one + small_n,
-        ),
-    ),
+    "sentence:increment": check("each sentence {small_n} words longer than the one before",
+        lambda p, small_n: neighbours((len(ResponseText(one).bare_words) for one in p.sentences),
+            lambda one, other: other == one + small_n)),
     "sentence:alliteration_increment": check(
-        "more consecutive alliterative words in each sentence than in the one before", alliteration_increment
-    ),
+        "more consecutive alliterative words in each sentence than in the one before", alliteration_increment),
     # All words after the first are the request's; the answer is not the request itself.
-    "repeat:repeat_change": check(
-        "the request with another first word",
-        lambda p, prompt_to_repeat: unless(
-            p.raw.split()[1:] == prompt_to_repeat.split()[1:] and p.raw != prompt_to_repeat
-        ),
-    ),
+    "repeat:repeat_change": check("the request with another first word",
+        lambda p, prompt_to_repeat: unless(p.raw.split()[1:] == prompt_to_repeat.split()[1:] and p.raw != prompt_to_repeat)),
     # In any case, and nothing else.
-    "repeat:repeat_simple": check(
-        "the sentence that asks to output only this sentence", lambda p: unless(p.lower.strip() == _SIMPLE)
-    ),
+    "repeat:repeat_simple": check("the sentence that asks to output only this sentence",
+        lambda p: unless(p.lower.strip() == _SIMPLE)),
     "repeat:repeat_span": check("words {n_start} to {n_end} of the request", repeat_span),
-}
+}  # fmt: skip

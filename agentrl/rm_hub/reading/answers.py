@@ -1,16 +1,7 @@
 r"""The final answer of a response: one list of candidates, one rule of choice, for every grader of answers.
 
-| a candidate is          | for instance                                    | read |
-|---|---|---|
-| a box                   | `\boxed{42}`                                    | always |
-| a tag                   | `<answer>42</answer>`                           | always |
-| hashes                  | `#### 42` on a line                             | always |
-| an announced answer     | "The answer is 42.", "答案是 42"                  | always |
-| what is called it       | "42 is the answer", "(B) is correct"            | always |
-| a whole response        | "42" and nothing else                           | where nothing above stands |
-| the end of a last line  | "So, x = 42.", "Altogether she has 42 apples."  | where nothing above stands, and only leniently |
-
-1. Reasoning is no answer. A response whose reasoning was opened and never ended has none.
+1. Candidates are boxes, `<answer>` tags, `#### 42`, what is announced ("The answer is 42.") or called it ("42 is the
+   answer"); where none stands the whole response, or leniently the end of its last line. Reasoning is no answer.
 2. The last candidate counts that is not denied ("the answer is not 5"), asked, supposed, a part of
    a formula, or said by somebody else.
    Candidates that follow it with nothing said between are one answer with several values.
@@ -28,8 +19,7 @@ from typing import Any, Literal, NamedTuple
 from agentrl.rm_hub.reading.common import Box, answer_blocks, boxes, one_of
 from agentrl.rm_hub.reading.latex import clean, squeeze
 from agentrl.rm_hub.reading.phrases import any_of, words
-from agentrl.rm_hub.reading.seen import ends, following, seen, sentence, sentence_start
-from agentrl.rm_hub.reading.values import SAID, before_break
+from agentrl.rm_hub.reading.sentences import SAID, before_break, ends, following, seen, sentence, sentence_start
 from agentrl.rm_hub.reading.words import known_words
 
 Kind = Literal["box", "tag", "hashes", "announced", "called", "whole", "last line"]
@@ -57,7 +47,9 @@ _BEGUN = re.compile(r"(?:\d|\^|[=($][-−]|\\(?:frac|sqrt|cancel)\s*\{|\\(?:cdot
 _GOES_ON = re.compile(r"\d|\^(?!\s*\{?\s*\\circ)|\s*\\(?:cdot|times)\b")
 """What stands before and behind a box that is a part of a formula."""
 _ASKED = re.compile(r"[?？吗][\s$)]*$")
-_MAYBE, _BACK, _SURE = words("maybe"), words("back"), words("sure")
+_MAYBE, _BACK, _PAUSE, _SURE = words("maybe"), words("back"), words("pause"), words("sure")
+_INSTEAD, _IT_IS = words("maybe", "pause"), re.compile(rf"(?i)(?:(?:it|this|that) )?{any_of('is_')} ")
+_DIGIT, _DEPENDS = re.compile(r"\d"), re.compile(r"(?i)\s*(?:only\s+)?(?:if|when|unless|for|to|with)\b")
 _ANOTHER_ANSWER = re.compile(
     r"(?i)\b(?:this|that|an|another|each|every|any|intermediate|partial|previous|first|second[ -]best|least likely|worst|wrong|incorrect|initial|its|year['’]s)[ \t]+$"
 )
@@ -105,9 +97,8 @@ class Candidate(NamedTuple):
         start: where the claim begins in the text that was searched.
         end: where its value ends.
         text: the value as written.
-        kind: which row of the module's table it is.
-        standing: "claimed"; "conditional" if it depends on something; "aside" if it is asked, supposed, quoted, or of a
-            part or a formula; "denied" if it is said not to be the answer; "open" if another value may be it too, or it is cut off.
+        standing: "conditional" if it depends on something; "aside" if it is asked, supposed, quoted, or of a part or a
+            formula; "denied" if it is said not to be the answer; "open" if another value may be it too, or it is cut off.
     """
 
     start: int
@@ -131,13 +122,7 @@ def is_lenient(metadata: Mapping[str, Any], grader: str) -> bool:
 
 
 def find_answer(response: str, asked: AnswerPattern, lenient: bool = False) -> ResponseAnswer:
-    """The final answer of a response.
-
-    Args:
-        response: what the model wrote, with its reasoning.
-        asked: what is asked for.
-        lenient: also read the end of the last line.
-    """
+    """The final answer of a response, which may have reasoning; `lenient` also reads the end of the last line."""
     return read(seen(response), asked, lenient)
 
 
@@ -172,7 +157,7 @@ def choose(text: str, found: list[Candidate]) -> ResponseAnswer:
     said = squeeze(clean(last.text))
     if any(one.standing == "denied" and one.end > last.end and squeeze(clean(one.text)) == said for one in found):
         return ResponseAnswer((), "the answer is denied in the end")
-    if _taken_back("it " + text[last.end :].lstrip(" $)]*")):
+    if _taken_back("it " + text[last.end :].lstrip(" $)]*"), boxed=last.kind == "box"):
         return ResponseAnswer((), "the answer is taken back")
     announced = [squeeze(clean(claim.text)) for claim in claims if claim.kind in ("announced", "tag")]
     changes = sum(first != second for first, second in pairwise(announced))
@@ -266,19 +251,27 @@ def _judged(text: str, candidate: Candidate, value: Value) -> Candidate:
             candidate = candidate._replace(standing="aside" if supposed else "conditional")
     said = squeeze(clean(candidate.text))
     others = (
-        value(said_next[maybe.end() : maybe.end() + 80].lstrip(" ,:*_"))
+        value(_IT_IS.sub("", said_next[word.end() : word.end() + 80].lstrip(" ,:*_"), count=1))
         for said_next in (rest, text[end : end + 100].lstrip())
-        for maybe in _MAYBE.finditer(said_next)
-        if maybe.end() <= 40
+        for word in (_INSTEAD if candidate.kind == "box" else _MAYBE).finditer(said_next)
+        if word.end() <= 40
     )
     if any(other is not None and squeeze(clean(other[0])) != said for other in others):
         return candidate._replace(standing="open")
     return candidate
 
 
-def _taken_back(rest: str) -> bool:
-    ends = [back.end() for back in _BACK.finditer(rest)]
-    return bool(ends) and _SURE.search(rest, ends[-1]) is None
+def _taken_back(rest: str, *, boxed: bool) -> bool:
+    """Return true if the text after an answer takes it back. A box is not by a pause, nor by words about another value or
+    that depend on something."""
+    found = [*_BACK.finditer(rest)] if boxed else [*_BACK.finditer(rest), *_PAUSE.finditer(rest)]
+    if boxed:
+        about = [rest[sentence_start(rest, back.start()) : back.start()] for back in found]
+        found = [
+            b for b, of in zip(found, about, strict=True) if not (_DIGIT.search(of) or _DEPENDS.match(rest, b.end()))
+        ]
+    last = max((back.end() for back in found), default=None)
+    return last is not None and _SURE.search(rest, last) is None
 
 
 def _together(gap: str) -> bool:

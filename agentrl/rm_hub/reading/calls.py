@@ -57,15 +57,8 @@ class Broken(ValueError):
 
 
 def read_calls(text: str, tools: Sequence[Mapping[str, Any]] = ()) -> list[Call]:
-    """The calls of an answer, in order; none if it makes none.
-
-    Args:
-        text: what the model wrote.
-        tools: the tools' schemas, which say what the values of the XML forms mean.
-
-    Raises:
-        Broken: a call was begun but cannot be read, or there is no text.
-    """
+    """The calls of an answer, in order; the tools' schemas say what the values of the XML forms mean. Raises Broken: a
+    call was begun but cannot be read, or there is no text."""
     if "<|channel|>" in text:
         return _of_format("gpt-oss", split_channels(text).rest, tools)
     text = after_reasoning(text, control=True)

@@ -10,13 +10,15 @@ import math
 import re
 import unicodedata
 from collections.abc import Iterable, Mapping, Sequence
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 from agentrl.errors import GraderFailure
 
-_REASONING = "think|thinking|thought|thoughts|reasoning|reason|scratchpad"
-_OPENED = re.compile(rf"(?i)<(?:{_REASONING})>|\[THINK\]|◁think▷|<\|begin_of_thought\|>")
-_CLOSED = re.compile(rf"(?i)</(?:{_REASONING})>|\[/THINK\]|◁/think▷|<\|end_of_thought\|>|###\s?Response")
+_THOUGHT = r"(?:\w{1,20}[:_])?(?:think|thinking|thought|thoughts|reasoning|reason|scratchpad|analysis|reflection)(?:_\w{1,20})?"
+_OPENED = rf"<\|?(?!/|end_){_THOUGHT}(?:\s+\w+=[^<>]{{0,60}})?\s?\|?>|◁think▷|<\|channel\|?>(?!\s*final)"
+_CLOSED = rf"<\|?(?:/|end_){_THOUGHT}\s?\|?>|◁/think▷|###\s?Response"
+"""Marks of reasoning besides those of the chat parsers."""
 _FINAL_CHANNEL = "<|channel|>final<|message|>"
 _TURN = re.compile(r"<\|im_start\|>assistant|<\|start_header_id\|>assistant<\|end_header_id\|>|<start_of_turn>model")
 _TURN_END = re.compile(
@@ -36,23 +38,31 @@ def without_control(text: str) -> str:
 
 
 def after_reasoning(response: str, *, control: bool = False) -> str:
-    """The answer proper: what follows the reasoning, or precedes it where nothing follows.
-
-    Reasoning that is opened and not ended leaves no answer.
-
-    Args:
-        control: keep the control tokens in it.
-    """
+    """The answer proper, with `control` tokens or without: what follows the reasoning, or precedes it where nothing
+    follows. Reasoning that is opened and not ended leaves no answer."""
     response = response.rpartition(_FINAL_CHANNEL)[2]
     response = response[max((turn.end() for turn in _TURN.finditer(response)), default=0) :].lstrip()
     ended = _TURN_END.search(response, 1)
     response = response[: ended.start() if ended else None]
-    end = max((closed.end() for closed in _CLOSED.finditer(response)), default=0)
-    first = _OPENED.search(response)
-    if _OPENED.search(response[end:]) is not None:
+    opened, closed = _reasoning()
+    end = max((mark.end() for mark in closed.finditer(response)), default=0)
+    first = opened.search(response)
+    if opened.search(response[end:]) is not None:
         return ""
     rest = response[end:] if without_control(response[end:]) or first is None else response[: first.start()]
     return rest if control else without_control(rest)
+
+
+@lru_cache(1)
+def _reasoning() -> tuple[re.Pattern[str], re.Pattern[str]]:
+    """What opens reasoning, and what closes it, in the formats of the chat parsers and in others."""
+    from agentrl.chat.parsers.base import TAGS
+
+    marks = ((_OPENED, (tags.open for tags in TAGS)), (_CLOSED, (tags.close for tags in TAGS)))
+    opened, closed = (
+        re.compile(f"(?i){'|'.join([more, *(re.escape(tag.strip()) for tag in of)])}") for more, of in marks
+    )
+    return opened, closed
 
 
 def answer_blocks(text: str) -> list[tuple[int, str]]:
@@ -92,11 +102,7 @@ def golds(label: Any, grader: str) -> list[str]:
 
     Accepted are a text or a number, a list of them, a JSON list as text, an array, and a mapping with one of the fields
     target (Search-R1), ground_truth, golden_answers, answers, answer, text (SQuAD), label. A truth value accepts "yes"
-    and "true", or "no" and "false".
-
-    Raises:
-        GraderFailure: of kind "grader_bad_label", if there is no usable answer in it.
-    """
+    and "true", or "no" and "false". Raises GraderFailure: there is no usable answer in it."""
     found = [text for text in _texts(label, label, grader, depth=0) if text.strip()]
     if not found:
         raise bad_label(grader, "at least one accepted answer that is not empty", label)
@@ -138,10 +144,15 @@ def one_of(metadata: Mapping[str, Any], field: str, known: Sequence[str], grader
 
 def number(metadata: Mapping[str, Any], field: str, default: float, grader: str) -> float:
     """A finite number of the metadata."""
-    value = metadata.get(field, default)
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not -1e300 < value < 1e300:
-        raise bad_metadata(grader, field, "a finite number", value)
-    return float(value)
+    if (value := finite(given := metadata.get(field, default))) is None:
+        raise bad_metadata(grader, field, "a finite number", given)
+    return value
+
+
+def finite(value: Any) -> float | None:
+    """A finite number as a float; None for anything else, truth values too."""
+    plain = isinstance(value, (int, float)) and not isinstance(value, bool)
+    return float(value) if plain and -1e300 < value < 1e300 else None
 
 
 def mappings(value: Any, field: str, expected: str, grader: str) -> Sequence[Mapping[str, Any]]:

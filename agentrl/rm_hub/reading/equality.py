@@ -11,9 +11,8 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from agentrl.rm_hub.reading import numbers, symbolic
-from agentrl.rm_hub.reading.framing import without_frame
 from agentrl.rm_hub.reading.latex import clean, squeeze
-from agentrl.rm_hub.reading.shapes import AnswerShape, Kind, interval, is_name, is_symbol, shape
+from agentrl.rm_hub.reading.shapes import AnswerShape, Kind, interval, is_name, is_symbol, shape, without_frame
 from agentrl.rm_hub.reading.words import choice, same_words, strip_units, wordy
 
 _BASED = re.compile(r"^\(?([0-9A-Fa-f]+)\)?\s*_\s*\{?\s*\(?(\w+)\)?\s*\}?$")

@@ -9,7 +9,7 @@ import re
 from fractions import Fraction
 from typing import NamedTuple
 
-from agentrl.rm_hub.reading.units import Unit, find_unit
+from agentrl.rm_hub.reading.words import Unit, find_unit
 
 _PLAIN = (
     r"(?:[1-9]\d{0,2}(?:,\d{3})+(?!\d)|\d{1,2}(?:,\d{2})+,\d{3}(?!\d)|\d{1,3}(?:[ ]\d{3})+(?!\d)|\d{1,3}(?:'\d{3})+(?!\d)"
@@ -29,12 +29,12 @@ _FORMS = re.compile(
     re.VERBOSE,
 )
 _COMMA = re.compile(r"^([+-]?)\s*(\d{1,3}(?:[. ]\d{3})+|\d+),(\d+)(?!\d)")
-_WORDS = {
-    "zero": 0, "one": 1, "two": 2, "three": 3, "four": 4, "five": 5, "six": 6, "seven": 7, "eight": 8, "nine": 9,
-    "ten": 10, "eleven": 11, "twelve": 12, "thirteen": 13, "fourteen": 14, "fifteen": 15, "sixteen": 16, "seventeen": 17,
-    "eighteen": 18, "nineteen": 19, "twenty": 20, "thirty": 30, "forty": 40, "fifty": 50, "sixty": 60, "seventy": 70,
-    "eighty": 80, "ninety": 90,
-}  # fmt: skip
+_SMALL = (
+    "zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen seventeen "
+    "eighteen nineteen"
+)
+_TENS = "twenty thirty forty fifty sixty seventy eighty ninety"
+_WORDS = {word: n for n, word in enumerate(_SMALL.split())} | {word: n * 10 for n, word in enumerate(_TENS.split(), 2)}
 _SCALES = {
     "hundred": 10**2, "thousand": 10**3, "million": 10**6, "billion": 10**9, "trillion": 10**12, "dozen": 12, "k": 1000,
     "千": 10**3, "万": 10**4, "亿": 10**8,
@@ -58,12 +58,7 @@ class Number(NamedTuple):
 
 
 def read(text: str, comma_is_point: bool = False) -> Number | None:
-    """The one number that `text` is; None if it is something else.
-
-    Args:
-        text: cleaned text.
-        comma_is_point: read `3,14` as 3.14 and `1.234,5` as 1234.5.
-    """
+    """The one number that a cleaned text is, else None; `comma_is_point` reads `1.234,5` as 1234.5."""
     text = text.strip()
     if len(text) > 300:
         return None

@@ -1,42 +1,99 @@
-r"""Answers that are words: names, choices, "no solution", true and false."""
+r"""Words: units and other words after a number, and answers that are words (names, choices, "no solution", true and false)."""
 
 import re
+import tomllib
+from fractions import Fraction
+from importlib import resources
+from typing import NamedTuple
 
-from agentrl.rm_hub.reading.units import find_unit
+
+class Unit(NamedTuple):
+    """What follows a number. `name` is "" where nothing does; `kind` is "" where the unit is not one of the known ones."""
+
+    name: str
+    kind: str = ""
+    factor: Fraction = Fraction(1)
+
+
+_NONE = Unit("")
+_WORDS = tomllib.loads((resources.files(__package__) / "words.toml").read_text(encoding="utf-8"))
+_KNOWN = {
+    spelled: Unit(names.split()[0], kind, Fraction(factor))
+    for kind, units in _WORDS["units"].items()
+    for names, factor in units.items()
+    for name in names.split()
+    for spelled in (name, name + "s")
+}
+_SHORT, _NOT_UNITS, _MATH_WORDS = (set(_WORDS[of].split()) for of in ("short_units", "not_units", "mathematics"))
+_DEGREES = re.compile(r"\s*\^\s*(?:\{\s*\\circ\s*\}|\\circ)\s*([CFK])?(?![a-zA-Z])")
+_AREAS = {
+    "square": re.compile(r"\bsq(?:uare)?\b|\^\s*\{?\s*2"),
+    "cubic": re.compile(r"\bcu(?:bic)?\b|\^\s*\{?\s*3"),
+}
+_POWER = re.compile(r"\^\s*\{?\s*-?[1-4]\s*\}?")
+_WORD = re.compile(r"[^\W\d_]+(?:[-'’.][^\W\d_]+)*\.?")
+_RATE = re.compile(r"([a-zA-Z]+)\.?\s*(?:/|\bper\b|\ba\b|\ban\b)\s*([a-zA-Z]+)\.?$")
+_SPEEDS = {"mph": "mi/h", "kph": "km/h", "kmh": "km/h", "kmph": "km/h", "mps": "m/s"}
+_FRAME = re.compile(r"[\s./()\-,'\"*\\:]*")
+
+
+def find_unit(rest: str) -> Unit | None:
+    """The unit that `rest`, the text after a number, is; None if it is more than words (an operator, a variable, a digit)."""
+    rest = rest.strip()
+    if re.match(r"\*\s*[a-zA-Z]|\\(?:cdot|times)", rest):
+        return None  # a product
+    if not rest or rest in {"\\", ".", "%"}:
+        return _NONE
+    if (rate := _rate(rest)) is not None:
+        return rate
+    if len(rest) > 120:
+        return None
+    if (degrees := _DEGREES.match(rest)) is not None:
+        tail = rest[degrees.end() :].strip()
+        if not tail:
+            return Unit(f"degree {degrees[1]}") if degrees[1] else Unit("degree", "angle")
+        rest = tail
+    spaced = _POWER.sub(" ", rest)
+    words = [word.lower().rstrip(".") for word in _WORD.findall(spaced)]
+    if not all(map(_is_word, words)) or not words or _FRAME.sub("", _WORD.sub("", spaced)):
+        return None
+    if rest[0] == "/" and len(words) > 3:
+        return None
+    area = next((name for name, mark in _AREAS.items() if mark.search(rest)), "")
+    measured = [word for word in words if word not in {"square", "sq", "cubic", "cu"}]
+    first = _KNOWN.get(measured[0]) if measured and "/" not in rest else None
+    if first is None or len(measured) > 1:
+        return _NONE if words[0] in _KNOWN else Unit(" ".join(words))
+    return Unit(f"{area} {first.name}", area) if area else first
+
+
+def _rate(text: str) -> Unit | None:
+    """Kilometres per hour and the like, if both units are known."""
+    found = _RATE.match(_SPEEDS.get(text.lower().rstrip("."), text))
+    if found is None:
+        return None
+    above, below = (_KNOWN.get(part.lower()) for part in found.groups())
+    if above is None or below is None:
+        return None
+    return Unit(f"{above.name}/{below.name}", f"{above.kind}/{below.kind}", above.factor / below.factor)
+
+
+def _is_word(word: str) -> bool:
+    return word not in _NOT_UNITS and (len(word) >= 3 or word in _SHORT or not word.isascii())
+
 
 _CHOICE = re.compile(
     r"(?is)^(?:(?:the\s+)?(?:correct\s+)?(?:answer|option|choice)\s*(?:is)?\s*:?\s*)?[(\[]?\s*([A-Ja-j])\s*(?:[)\].:]\s*.*|)$"
 )
 _LETTERS = re.compile(r"(?<![\\a-zA-Z])[a-zA-Z]{3,}|[^\x00-\x7f]{2,}")
-_MATH_WORDS = {
-    "sin", "cos", "tan", "cot", "sec", "csc", "log", "exp", "sqrt", "arcsin", "arccos", "arctan", "sinh", "cosh", "tanh", "max",
-    "min", "mod", "gcd", "lcm", "det", "deg", "pmatrix", "bmatrix", "matrix", "vmatrix", "cases", "array", "begin", "end",
-    "frac", "cis", "arg", "ker", "dim",
-}  # fmt: skip
-_GROUPS = (
-    ("no solution", "no solutions", "none", "no real solution", "no real solutions", "there is no solution", "no such number",
-     "there are no solutions", "there are no real solutions", "no answer exists", "emptyset", "empty set", "the empty set", "{}",
-     "null set", "impossible", "not possible", "no real roots", "no roots", "no such values", "no values", "no integer solutions",
-     "kein ergebnis", "keine lösung", "aucune solution", "sin solución", "no hay solución", "нет решений", "无解", "解なし", "解なし"),
-    ("does not exist", "dne", "undefined", "the limit does not exist", "limit does not exist", "not defined", "doesnt exist"),
-    ("infinity", "infinite", "infty", "+infty", "infinitely many", "infinitely many solutions", "positive infinity",
-     "there are infinitely many solutions", "infinite solutions", "infinitely many solution"),
-    ("-infty", "negative infinity", "minus infinity"),
-    ("true", "yes", "correct", "t", "wahr", "vrai", "verdadero", "да", "верно", "是", "对", "正确"),
-    ("false", "no", "incorrect", "f", "falsch", "faux", "falso", "нет", "неверно", "否", "错", "不正确"),
-    ("all real numbers", "mathbb{r}", "all reals", "every real number", "(-infty,infty)", "(-infty,+infty)", "all real x", "r",
-     "the set of all real numbers", "the real numbers"),
-    ("convergent", "converges", "it converges", "the series converges"),
-    ("divergent", "diverges", "it diverges", "the series diverges"),
-)  # fmt: skip
-_MEANING = {word: group[0] for group in _GROUPS for word in group}
+_MEANING: dict[str, str] = {word: group[0] for group in _WORDS["meanings"] for word in group}
 _MERIDIEM = re.compile(r"\b([ap])\.?\s?m\b\.?")
 _ARTICLES = re.compile(r"\b(?:a|an|the)\b")
 _UNIT_TAIL = re.compile(
     r"(?s)^(.*[\d)}!\]]|.*\\pi|.*[a-z])\s+"
     r"((?:[a-zA-Z]{1,12}\.?|/)(?:\s*(?:\^\s*\{?[23]\}?|/|per\b|[a-zA-Z]{2,12}\b))*)$"
 )
-_DEGREES = re.compile(r"\s*\^\s*(?:\{\s*\\circ\s*\}|\\circ)\s*$")
+_DEGREES_BEHIND = re.compile(r"\s*\^\s*(?:\{\s*\\circ\s*\}|\\circ)\s*$")
 
 
 def choice(text: str) -> str | None:
@@ -76,7 +133,7 @@ def same_words(label: str, answer: str) -> bool:
 
 def strip_units(text: str) -> str:
     """An expression without the unit behind it ("3\\sqrt{2} cm", "60^\\circ")."""
-    text = _DEGREES.sub("", text)
+    text = _DEGREES_BEHIND.sub("", text)
     match = _UNIT_TAIL.match(text) if len(text) <= 80 else None
     if match is None or find_unit(match[2]) is None:
         return text

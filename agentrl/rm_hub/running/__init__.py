@@ -1,1 +1,1 @@
-"""Running graders: worker processes with deadlines, connections to services, files of answers."""
+"""Running graders: worker processes with deadlines, connections to services."""

@@ -4,6 +4,7 @@
 
 import json
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any, Self
 
 import anyio
@@ -15,33 +16,29 @@ _CONNECT_TIMEOUT = 5.0
 _MAX_ANSWER = 8 << 20
 
 
+@dataclass
 class JsonService:
-    """An async context manager that holds the connections to one server.
+    """An async context manager that holds the connections to one server: `what` it is in words, the `flag` that names it,
+    how the `kind` of its failures begins, seconds for one exchange, and exchanges at once. Raises SettingsError: no http
+    or https address."""
 
-    Args:
-        url: where to post.
-        what: the server in words, for messages (`the reward server`).
-        flag: the setting that names it.
-        kind: how the kinds of its failures begin.
-        timeout: seconds for one exchange.
-        concurrency: exchanges at once.
+    url: str
+    what: str
+    flag: str
+    kind: str
+    timeout: float
+    concurrency: int
 
-    Raises:
-        SettingsError: the address is not an http or https address.
-    """
-
-    def __init__(self, url: str, *, what: str, flag: str, kind: str, timeout: float, concurrency: int) -> None:
-        if not url.startswith(("http://", "https://")):
-            raise SettingsError(f"{flag} {url!r}: expected an address that begins with http:// or https://")
-        self.url, self.what, self.flag, self.kind = url, what, flag, kind
-        self._timeout, self._concurrency = timeout, concurrency
+    def __post_init__(self) -> None:
+        if not self.url.startswith(("http://", "https://")):
+            raise SettingsError(f"{self.flag} {self.url!r}: expected an address that begins with http:// or https://")
 
     async def __aenter__(self) -> Self:
         import httpx
 
-        self._places = anyio.CapacityLimiter(self._concurrency)
+        self._places = anyio.CapacityLimiter(self.concurrency)
         # As many connections as places: httpx's own queue would count against the deadline.
-        limits = httpx.Limits(max_connections=self._concurrency, max_keepalive_connections=self._concurrency)
+        limits = httpx.Limits(max_connections=self.concurrency, max_keepalive_connections=self.concurrency)
         try:
             self._client = httpx.AsyncClient(
                 transport=httpx.AsyncHTTPTransport(retries=_CONNECT_RETRIES, limits=limits),
@@ -70,10 +67,10 @@ class JsonService:
             ) from error
         try:
             async with self._places:
-                with anyio.fail_after(self._timeout):
+                with anyio.fail_after(self.timeout):
                     status, answer = await self._exchange(body, {"content-type": "application/json", **(headers or {})})
         except TimeoutError as error:
-            raise self._failure("timeout", f"did not answer within {self._timeout:g} s") from error
+            raise self._failure("timeout", f"did not answer within {self.timeout:g} s") from error
         except (httpx.ConnectError, httpx.ConnectTimeout) as error:
             said = f"cannot be reached: {str(error) or 'no answer'}; is it running, and {self.flag} right?"
             raise self._failure("unreachable", said) from error

@@ -1,9 +1,8 @@
 """Graders in worker processes, with a hard deadline for every answer.
 
 1. A worker that overruns is killed with all processes that it started; other answers do not notice. An overrun, a crash
-   or lack of memory is the answer's fault if the grader is a built-in one (`registry.exhausted`). It is a
-   `GraderFailure` if the grader is the user's own, if the worker was killed from outside, or if it had the processor
-   for less than half its deadline.
+   or lack of memory is the answer's fault (`registry.exhausted`), unless the grader is the user's own, the worker was
+   killed from outside, or it had the processor for less than half its deadline.
 2. Answers start in order. The deadline runs from an answer's start, after the grader is loaded; `grader_total_timeout`
    bounds the wait before it.
 3. Nothing blocks the event loop. The pool works in its callers' tasks and belongs to one event loop. `close` ends all
@@ -20,8 +19,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import anyio
@@ -49,11 +47,7 @@ _LOST = (OSError, EOFError, anyio.ClosedResourceError)
 
 
 class WorkerPool:
-    """The worker processes of a `GraderRunner`, made when they are first needed.
-
-    Args:
-        settings: the `grader_*` fields are read.
-    """
+    """The worker processes of a `GraderRunner`, made when they are first needed. The settings' `grader_*` fields are read."""
 
     def __init__(self, settings: RmHubSettings) -> None:
         self.processes = settings.grader_processes or min(8, os.cpu_count() or 1)
@@ -77,13 +71,22 @@ class WorkerPool:
     ) -> Grade:
         """Grade one answer that `registry.check_inputs` has passed. Raises GraderFailure: as of
         `GraderRunner.grade`."""
+        self._check_open()
+        longest = self._settings.grader_total_timeout
+        with anyio.move_on_after(longest) as queue:
+            await self._free.acquire()
+        if queue.cancelled_caught:
+            said = f"--rm-type {rm_type}: no worker was free for {longest:g} s; more of them: --grader-processes"
+            raise GraderFailure(said, kind="grader_timeout")
         try:
-            async with self._place(rm_type):
-                # At the answer's turn: a thousand that come at once must not all be encoded in one go.
-                pieces = protocol.request(rm_type, response, label, metadata, conversation=spec.conversation)
-                outcome = protocol.read_reply(await self._run(rm_type, pieces))
+            self._check_open()
+            # At the answer's turn: a thousand that come at once must not all be encoded in one go.
+            pieces = protocol.request(rm_type, response, label, metadata, conversation=spec.conversation)
+            outcome = protocol.read_reply(await self._run(rm_type, pieces))
         except _Exhausted as failure:
             return exhausted(spec, failure)
+        finally:
+            self._free.release()
         if isinstance(outcome, Grade):
             return outcome
         if outcome.kind == "grader_out_of_memory":
@@ -142,25 +145,6 @@ class WorkerPool:
             raise GraderFailure(f"{overran}, with {had:.1f} s of processor time", kind="grader_timeout")
         raise _Exhausted(overran, kind="grader_timeout")
 
-    @asynccontextmanager
-    async def _place(self, rm_type: str) -> AsyncIterator[None]:
-        """Wait in the queue."""
-        self._check_open(None)
-        longest = self._settings.grader_total_timeout
-        try:
-            with anyio.fail_after(longest):
-                await self._free.acquire()
-        except TimeoutError as error:
-            raise GraderFailure(
-                f"--rm-type {rm_type}: no worker was free for {longest:g} s; more of them: --grader-processes",
-                kind="grader_timeout",
-            ) from error
-        try:
-            self._check_open(None)
-            yield
-        finally:
-            self._free.release()
-
     async def _worker(self, rm_type: str) -> "WorkerProcess":
         """Return an idle worker that has the grader, or a new one."""
         while self._idle:
@@ -200,20 +184,16 @@ class WorkerPool:
         worker.kill()
         self._ended.append(worker)
 
-    def _check_open(self, cause: BaseException | None) -> None:
+    def _check_open(self, cause: BaseException | None = None) -> None:
         if self._closed:
             raise GraderFailure("the grader pool is closed", kind="grader_closed") from cause
 
 
 class WorkerProcess:
-    """One worker process: send it a request, read its reply, kill it.
+    """One worker process: send it a request, read its reply, kill it. Its first reply says why graders cannot be loaded.
 
     It is in a session of its own. It is reaped only after its session was killed: until then no other process can have
     its number.
-
-    Args:
-        names: graders to load; its first reply holds the reasons of failures by name.
-        memory_mb: memory that grading may take, besides the graders' libraries.
     """
 
     def __init__(self, names: Sequence[str], memory_mb: int) -> None:

@@ -130,11 +130,7 @@ def runner_for(args: Any) -> GraderRunner:
 
 
 def settings_of(args: Any) -> RmHubSettings:
-    """The graders' settings among the attributes of `args`; what it does not have has its default.
-
-    Raises:
-        SettingsError: one has a value that cannot be.
-    """
+    """The graders' settings among the attributes of `args`, else the defaults. Raises SettingsError: one cannot be."""
     names = RmHubSettings.model_fields
     given = {name: getattr(args, name) for name in names if hasattr(args, name)}
     try:
@@ -195,12 +191,8 @@ async def _all(
 
 
 async def each(items: Iterable[T], work: Callable[[int, T], Awaitable[None]], at_once: int = 128) -> None:
-    """Do `work` on every item and its number, side by side; the first error ends it.
-
-    Args:
-        at_once: items under way at once: enough for servers that are asked, few enough to hold in memory. Not one task
-            an item: starting thousands in one step of the event loop would hold it up.
-    """
+    """Do `work` on every item and its number, `at_once` side by side (starting thousands of tasks in one step would hold
+    the event loop up); the first error ends it."""
     left = enumerate(items)
 
     async def run() -> None:

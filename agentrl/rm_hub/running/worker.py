@@ -30,14 +30,8 @@ MAX_REST = 2_000_000
 
 
 def request(rm_type: str, response: str, label: Any, metadata: Mapping[str, Any], *, conversation: bool) -> list[bytes]:
-    """Encode a request, as pieces to be sent in order. Drops metadata that is not JSON or that a rollout recorded.
-
-    Args:
-        conversation: keep `metadata["messages"]`.
-
-    Raises:
-        GraderFailure: the label is not JSON, or label and metadata are too large.
-    """
+    """Encode a request, as pieces to be sent in order. Drops metadata that is not JSON or that a rollout recorded, but
+    `messages` for a grader of conversations. Raises GraderFailure: the label is not JSON, or the rest is too large."""
     if not _plain(label):
         raise GraderFailure(
             f"--rm-type {rm_type}: the label must be plain JSON (text, numbers, lists, mappings), "
@@ -118,20 +112,15 @@ def prepare(parent: int) -> None:
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
 
 
-def limit_memory(memory_mb: int) -> None:
-    """Limit the memory for good; `memory_mb` comes on top of the memory that is mapped already."""
-    with open("/proc/self/statm") as statm:
-        mapped = int(statm.read().split()[0]) * resource.getpagesize()
-    limit = mapped + memory_mb * 2**20
-    resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
-
-
 def main(fd: int, parent: int, memory_mb: int, names: Sequence[str]) -> None:
     """Load graders, report the failures, and grade requests until the pool hangs up."""
     prepare(parent)
     connection = socket.socket(fileno=fd)
     connection.sendall(line(load(names)))
-    limit_memory(memory_mb)
+    with open("/proc/self/statm") as statm:
+        mapped = int(statm.read().split()[0]) * resource.getpagesize()
+    limit = mapped + memory_mb * 2**20  # besides what the graders' libraries take
+    resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
     with connection.makefile("rb") as stream:
         while True:
             try:

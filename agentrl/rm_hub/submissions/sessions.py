@@ -74,9 +74,10 @@ class _Side:
 class Submission(_Side):
     """The submission's side, to be closed. It is loaded when it is first needed and after every crash."""
 
-    def __init__(self, sandbox: Sandbox, program: str, test_timeout: float, ends: float) -> None:
+    def __init__(self, sandbox: Sandbox, program: str, imports: str, test_timeout: float, ends: float) -> None:
         super().__init__(sandbox, "answer")
-        self._program, self.test_timeout, self.ends = program, test_timeout, ends
+        self._load = {"do": "load", "source": program, "imports": imports}
+        self.test_timeout, self.ends = test_timeout, ends
         self.overruns = 0
         self.names: dict[str, Any] = {}
 
@@ -89,7 +90,7 @@ class Submission(_Side):
         if self.session is not None:
             return ""
         await self.open(f"__agentrl__ = SubmissionServer({self.token!r})")
-        answer, why = await self.request({"do": "load", "source": self._program}, deadline + 1.0)
+        answer, why = await self.request(self._load, deadline + 1.0)
         if why:
             return f"loading the answer's code: {why}"
         if "raised" in answer:

@@ -9,6 +9,8 @@ Accepted as the label, as JSON text of it, or as fields of the metadata:
         an input may also be text with one JSON value a line
     [{"input": ..., "output": ..., "testtype": "stdin" or "functional"}, ...]
     {"input_output": one of these}
+
+Lines for the answer to begin with are given as `preamble`, beside the tests or in the metadata.
 """
 
 import re
@@ -22,7 +24,7 @@ from agentrl.errors import GraderFailure
 from agentrl.rm_hub.reading.common import after_reasoning
 
 _FIELDS = ("tests", "test", "test_list", "input_output", "inputs")
-_BESIDE = ("outputs", "fn_name", "entry_point", "test_setup_code", "test_imports")
+_BESIDE = ("outputs", "fn_name", "entry_point", "test_setup_code", "test_imports", "preamble")
 _FORMS = 'expected {"tests": [...]}, {"inputs": [...], "outputs": [...]} or {"fn_name", "inputs", "outputs"}'
 
 
@@ -31,6 +33,7 @@ class Programs:
     """Runs of the whole program: standard input and what must come out, for each."""
 
     tests: tuple[tuple[str, str], ...]
+    preamble: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +43,7 @@ class Checks:
     tests: tuple[str | tuple[str, tuple[Any, ...], Any], ...]
     entry: str | None = None
     """What a function `check` of the texts is to test."""
+    preamble: str = ""
 
 
 def read_tests(label: Any, metadata: Mapping[str, Any]) -> Programs | Checks:
@@ -52,10 +56,41 @@ def read_tests(label: Any, metadata: Mapping[str, Any]) -> Programs | Checks:
                 f"--rm-type code needs tests as label or in the metadata; {_FORMS}", kind="grader_no_label"
             )
     name = next((metadata[key] for key in ("fn_name", "func_name", "entry_point") if metadata.get(key)), None)
-    cases = _read(_parsed(label), name if isinstance(name, str) else None)
+    given = _parsed(label)
+    cases = _read(given, name if isinstance(name, str) else None)
+    preamble = (given if isinstance(given, Mapping) else {}).get("preamble", metadata.get("preamble")) or ""
+    if not isinstance(preamble, str):
+        raise _bad(f"preamble is {preamble!r:.60}, expected text")
     if not any(not isinstance(test, str) or test.strip() for test in cases.tests):
         raise _bad("there is no test in it")
-    return cases
+    return replace(cases, preamble=preamble)
+
+
+_STARS = "operator bisect collections copy datetime functools heapq itertools math random string typing builtins"
+_MODULES = "bisect, cmath, collections, copy, datetime, functools, heapq, itertools, json, math, operator, random, re, string, sys"
+_IMPORTS = (
+    "".join(f"from {name} import *\n" for name in _STARS.split())
+    + f"""\
+import {_MODULES}, typing
+from sys import maxsize
+try: from sortedcontainers import SortedDict, SortedList, SortedSet
+except ImportError: pass
+"""
+)
+_FUTURE = re.compile(r"(?ms)\A.*^from __future__ import [^\n]*\n")
+_SOLUTION = re.compile(r"(?m)^class Solution\b")
+
+
+def usual_imports(program: str, cases: Checks) -> str:
+    """The imports of LeetCode's site, for calls by name and for a class Solution; else nothing."""
+    called = any(not isinstance(test, str) for test in cases.tests)
+    return _IMPORTS if called or _SOLUTION.search(program) else ""
+
+
+def with_preamble(program: str, preamble: str) -> str:
+    """The program behind the tests' preamble."""
+    head = found.end() if preamble and (found := _FUTURE.match(program)) else 0
+    return f"{program[:head]}{preamble.rstrip()}\n{program[head:]}" if preamble else program
 
 
 def _read(given: Any, name: Any) -> Programs | Checks:
@@ -146,13 +181,8 @@ _DEFINES = re.compile(r"(?m)^[ \t]*(?:async[ \t]+)?(?:def|class)[ \t]+(\w+)|^(\w
 
 
 def extract_code(answer: str, names: Collection[str] = ()) -> tuple[str | None, str]:
-    """The program of an answer, or None; and in words where it was found or why not.
-
-    Args:
-        answer: the model's answer, perhaps with reasoning before it.
-        names: what the tests need; the last block that defines one of them is taken before a later one that does not
-            (an example of use, say).
-    """
+    """The program of an answer, or None; and in words where it was found or why not. The last block that defines one of
+    the `names` that the tests need comes before a later one that does not (an example of use, say)."""
     text = after_reasoning(answer)[-_MOST:]
     blocks = list(_blocks(text))
     python = [b for b in blocks if b[0] in _PYTHON] or [b for b in blocks if b[0] in ("pycon", "text")]

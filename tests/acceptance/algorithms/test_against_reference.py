@@ -15,10 +15,9 @@ import torch
 from torch import Tensor
 
 from agentrl.algorithms import (
-    AdvantageInputs,
     AlgorithmSettings,
+    SampleView,
     TokenView,
-    WeightInputs,
     algorithm_of,
     compute_advantages,
 )
@@ -47,7 +46,7 @@ def settings(given: dict[str, Any]) -> AlgorithmSettings:
     return AlgorithmSettings.model_validate(given)
 
 
-def inputs(made: Case, by_turn: bool = False) -> AdvantageInputs:
+def inputs(made: Case, by_turn: bool = False) -> SampleView:
     arrays = {
         "rewards": made.rewards,
         "group_ids": made.groups,
@@ -61,7 +60,7 @@ def inputs(made: Case, by_turn: bool = False) -> AdvantageInputs:
     known, sample = list(dict.fromkeys(anchors.values())), np.repeat(np.arange(len(made.lengths)), made.lengths)
     state = [known.index(anchors[s, k]) for s, k in zip(sample.tolist(), made.turns.tolist(), strict=True)]
     arrays |= {"observation_ids": np.array(state, np.int64)}
-    return AdvantageInputs(**{name: torch.from_numpy(array) for name, array in arrays.items()})
+    return SampleView(**{name: torch.from_numpy(array) for name, array in arrays.items()})
 
 
 def view(made: Case, log_probs: Tensor) -> TokenView:
@@ -293,6 +292,9 @@ def test_weights(name: str) -> None:
     algorithm, found = algorithm_of(settings(given)), []
     for made in cases():
         arrays = {"loss_mask": made.mask, "lengths": made.lengths, "trajectory_ids": made.rollouts}
-        tensors = {k: torch.from_numpy(array) for k, array in (arrays | {"group_ids": made.groups}).items()}
-        found.append(differ(algorithm.token_weights(WeightInputs(**tensors)), reference(made)))
+        tensors = {
+            k: torch.from_numpy(array)
+            for k, array in (arrays | {"group_ids": made.groups, "rewards": made.rewards}).items()
+        }
+        found.append(differ(algorithm.token_weights(SampleView(**tensors)), reference(made)))
     agree(found)

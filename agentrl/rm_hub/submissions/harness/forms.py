@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from agentrl.rm_hub.submissions.harness.standins import held, is_remote
+from agentrl.rm_hub.submissions.harness.values import EMPTY
 
 _OWN = re.compile(
     r"(?:unittest\.)?mock\.patch|monkeypatch|caplog|recwarn|capfd|tmp_path|tmpdir|(?:tempfile|subprocess)(?:\.\w+)?|"
@@ -29,8 +30,10 @@ numpy: Any = sys.modules.get("numpy")
 pytest: Any = sys.modules.get("pytest")
 """As the sandbox has preloaded them: None where they are not installed."""
 _pytest_main = pytest and pytest.main
-_CLOSE = ("allclose", "isclose")
-_ASSERTED = ("assert_allclose", "assert_almost_equal", "assert_array_almost_equal", "assert_array_equal")
+_CLOSE = ("allclose", "isclose", "array_equiv")
+_ASSERTED = [
+    f"assert_{name}" for name in ("allclose", "almost_equal", "array_almost_equal", "array_equal", "array_less")
+]
 
 
 class BadTests(Exception):
@@ -83,6 +86,8 @@ def prepare() -> None:
         for place, names in ((numpy, _CLOSE), (numpy.testing, _ASSERTED), (near, ("__eq__",))):
             for name in names:
                 setattr(place, name, _compared(getattr(place, name)))
+        for name in ("array", "asarray", "asanyarray"):
+            setattr(numpy, name, _made(getattr(numpy, name)))
 
 
 def _compared(compare: Callable[..., Any]) -> Callable[..., Any]:
@@ -93,6 +98,33 @@ def _compared(compare: Callable[..., Any]) -> Callable[..., Any]:
         return compare(got, want, *args, **named)
 
     return checked
+
+
+class EmptyArray(numpy.ndarray if numpy is not None else object):  # type: ignore[misc]
+    """An array without items that came from the submission: it is compared with nothing that has items."""
+
+    def __array_ufunc__(self, ufunc: Any, method: str, *inputs: Any, **named: Any) -> Any:
+        if ufunc.signature is None and any(map(numpy.size, inputs)):
+            raise AssertionError("an empty array is compared with one that is not empty")
+        bare = [side.view(numpy.ndarray) if isinstance(side, EmptyArray) else side for side in inputs]
+        return _as_empty(getattr(ufunc, method)(*bare, **{name: named[name] for name in named.keys() - {"out"}}))
+
+    def __array_function__(self, *asked: Any) -> Any:
+        return _as_empty(super().__array_function__(*asked))
+
+
+def _as_empty(value: Any) -> Any:
+    return value.view(EmptyArray) if isinstance(value, numpy.ndarray) and not value.size else value
+
+
+def _made(make: Callable[..., Any]) -> Callable[..., Any]:
+    """A function that makes arrays: of what is empty and the submission's it makes an EmptyArray."""
+
+    def made(source: Any, *args: Any, **named: Any) -> Any:
+        array = make(source, *args, **named)
+        return _as_empty(array) if id(source) in EMPTY or isinstance(source, EmptyArray) else array
+
+    return made
 
 
 def run_doctests(module: types.ModuleType) -> None:

@@ -2,18 +2,26 @@
 
 1. Comparisons with plain data happen here, with this process's own builtins: an object of the submission's own class
    is equal to no number or text, whatever its `__eq__` says. It is told an operand only if it is of a class that the
-   tests themselves have used by its name, so that its operators are part of the task.
-2. What libraries look up to read an object's memory (`__array_interface__` and the like) is asked of nobody.
+   tests themselves have used by its name, so that its operators are part of the task. The same holds for arguments of
+   methods that plain data has as well: it would be told the expected value, and could say that this is right.
+2. An object of a subclass of a plain type is that plain data; only what the type does not have is asked for.
+3. What libraries look up to read an object's memory (`__array_interface__` and the like) is asked of nobody.
 """
 
+import builtins
 import operator
+import types
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-_ASKED = ("len", "iter", "next", "bool", "str", "repr", "hash", "int", "float", "abs", "neg", "pos", "reversed")
-_ASKED_WITH = ("getitem", "setitem", "delitem", "enter", "exit")
+_ASKED = ("next", "str", "repr", "enter", "exit", "setattr")
+_OF_DATA = ("len", "iter", "bool", "hash", "int", "float", "abs", "neg", "pos", "reversed")
+_ITEMS = ("getitem", "setitem", "delitem")
 _ARITHMETIC = ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "matmul", "xor", "and", "or")
+_DATA: tuple[Any, ...] = (str, bytes, int, float, complex, tuple, frozenset, range, types.MappingProxyType)
+_METHODS_OF_DATA = {name for kind in _DATA for name in dir(kind) if name[0] != "_"} | {"pop", "setdefault"}
+"""Methods by which plain data answers something; those that only change it are told what they are told."""
 _DESCRIBING = {f"__{name}__" for name in ("name", "qualname", "annotations", "slots", "mro", "bases", "members")}
 
 
@@ -32,11 +40,18 @@ class Held:
     """What an object of a subclass of a plain type holds."""
     given: bool = False
     """Whether every submission has it: a name of its own, or an object of a class that the tests used by name."""
+    untold: str = ""
+    """A method that is not told arguments, by its name."""
 
     @property
     def used(self) -> bool:
         """Return true if its operators are part of the task; `Solution` only holds functions."""
         return self.kind in self.classes and self.kind != "Solution"
+
+    @property
+    def is_data(self) -> bool:
+        """Return true if it is the plain data that it holds, whatever it says of itself."""
+        return self.plain is not None and not self.used
 
 
 class Remote:
@@ -53,7 +68,19 @@ class Remote:
     def __getattr__(self, name: str) -> Any:
         if name[:2] == name[-2:] == "__" and name not in _DESCRIBING:
             raise AttributeError(name)
-        return held(self).ask("getattr", self, name)
+        mine = held(self)
+        if mine.is_data and hasattr(mine.plain, name):
+            return getattr(mine.plain, name)
+        value = mine.ask("getattr", self, name)
+        if is_remote(value) and name in _METHODS_OF_DATA and not (mine.given or mine.used):
+            held(value).untold = name
+        return value
+
+    def __call__(self, /, *args: Any, **named: Any) -> Any:
+        mine = held(self)
+        if mine.untold and (args or named):
+            raise TypeError(f"{mine.untold} with arguments, of an object of a class that the tests do not use")
+        return mine.ask("call", self, *args, **named)
 
     def __eq__(self, other: Any) -> bool:
         mine, theirs = held(self), held(other) if is_remote(other) else None
@@ -84,7 +111,16 @@ def is_remote(value: Any) -> bool:
 
 
 def _forward(name: str) -> Callable[..., Any]:
-    return lambda self, /, *args, **named: held(self).ask(name, self, *args, **named)
+    return lambda self, /, *args: held(self).ask(name, self, *args)
+
+
+def _of_data(name: str) -> Callable[..., Any]:
+    here = getattr(builtins, name, None) or getattr(operator, name)
+
+    def method(self: Remote, *args: Any) -> Any:
+        return here(mine.plain, *args) if (mine := held(self)).is_data else mine.ask(name, self, *args)
+
+    return method
 
 
 def _checking(name: str) -> Callable[[Remote, Any], bool]:
@@ -107,8 +143,10 @@ def _with_operand(name: str, *, reverse: bool = False) -> Callable[[Remote, Any]
     return method
 
 
-for _name in (*_ASKED, *_ASKED_WITH, "call", "setattr"):
+for _name in _ASKED:
     setattr(Remote, f"__{_name}__", _forward(_name))
+for _name in (*_OF_DATA, *_ITEMS):
+    setattr(Remote, f"__{_name}__", _of_data(_name))
 Remote.__doc__ = property(lambda self: held(self).ask("getattr", self, "__doc__"))  # type: ignore[assignment]
 for _name in ("isinstance", "issubclass"):
     setattr(Remote, f"__{_name[2:]}check__", _checking(_name))  # __instancecheck__ and __subclasscheck__

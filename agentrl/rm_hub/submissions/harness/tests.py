@@ -26,8 +26,6 @@ from agentrl.rm_hub.submissions.harness.standins import Held, Remote, held, is_r
 from agentrl.rm_hub.submissions.harness.values import NotPlain, decode, encode, encode_function
 
 _MODULES = sys.stdlib_module_names | {"numpy", "np"}
-
-
 _TELLING = (AssertionError, ImportError, UnicodeError, StopIteration, StopAsyncIteration)
 """Errors that say something about the tests, or end a loop of theirs: from the submission they are others."""
 
@@ -164,7 +162,7 @@ class Tests:
         read = [
             self._given[name] for name in needs & self._given.keys()
         ]  # data travels by value: that is to ask for it
-        if idle or all(is_remote(value) or isinstance(value, type | types.ModuleType) for value in read):
+        if idle or all(is_remote(value) or isinstance(value, types.ModuleType) for value in read):
             raise BadTests(f"the test asks the submission nothing; nothing calls {', '.join(idle) or 'its functions'}")
 
     def _know(self, names: dict[str, Any]) -> None:

@@ -36,6 +36,10 @@ _PARTS: dict[str, tuple[Any, tuple[str, ...]]] = {
 }
 _TAGS: dict[type, str] = {kind: tag for tag, kind in _SEQUENCES.items()}
 _TAGS |= {kind[0]: tag for table in (_TEXTS, _PARTS) for tag, kind in table.items()}
+_MAPPINGS: dict[str, Any] = {"d": dict, "C": collections.Counter, "O": collections.OrderedDict}
+_TAGS |= {kind: tag for tag, kind in _MAPPINGS.items()}
+EMPTY: dict[int, Any] = {}
+"""The sequences without items that came from the other side, by their ids."""
 _ARRAYS = "biufcU"
 """Kinds of arrays that travel by value: numbers and text."""
 _PLAIN_BASES: tuple[Any, ...] = (bool, int, float, str, bytes, list, tuple, dict, set, frozenset)
@@ -61,8 +65,9 @@ def encode(value: Any, by_handle: Callable[[Any], Any]) -> Any:
         return [tag, _TEXTS[tag][1](value)]
     if tag in _PARTS:
         return [tag, *(encode(getattr(value, name), by_handle) for name in _PARTS[tag][1])]
-    if kind is dict:
-        return ["d", *([encode(k, by_handle), encode(v, by_handle)] for k, v in value.items())]
+    if tag in _MAPPINGS or kind is collections.defaultdict:
+        pairs = [[encode(k, by_handle), encode(v, by_handle)] for k, v in value.items()]
+        return [tag, *pairs] if tag else ["e", encode(value.default_factory, by_handle), *pairs]
     if numpy is not None and kind is numpy.ndarray and value.dtype.kind in _ARRAYS:
         return ["n", value.dtype.str, list(value.shape), [encode(item, by_handle) for item in value.ravel().tolist()]]
     if numpy is not None and issubclass(kind, numpy.generic) and kind.__module__ == "numpy":
@@ -84,20 +89,26 @@ def decode(data: Any, from_handle: Callable[[list[Any]], Any]) -> Any:
         return data
     tag, *rest = data
     if tag in _SEQUENCES:
-        return _SEQUENCES[tag]([decode(item, from_handle) for item in rest])
+        return _noted(_SEQUENCES[tag]([decode(item, from_handle) for item in rest]))
     if tag in _TEXTS:
         return _TEXTS[tag][2](rest[0])
     if tag in _PARTS:
         return _PARTS[tag][0](*(decode(part, from_handle) for part in rest))
-    if tag == "d":
-        return {decode(k, from_handle): decode(v, from_handle) for k, v in rest}
+    if tag in _MAPPINGS:
+        return _MAPPINGS[tag]({decode(k, from_handle): decode(v, from_handle) for k, v in rest})
+    if tag == "e":
+        return collections.defaultdict(decode(rest[0], from_handle), decode(["d", *rest[1:]], from_handle))
     if tag == "n":
         numpy = importlib.import_module("numpy")
         kind = numpy.dtype(rest[0])
         if kind.kind not in _ARRAYS:
             raise NotPlain(f"an array of {kind}")
-        return numpy.array([decode(item, from_handle) for item in rest[2]], dtype=kind).reshape(rest[1])
+        return numpy.array(_noted([decode(item, from_handle) for item in rest[2]]), dtype=kind).reshape(rest[1])
     return from_handle(data)
+
+
+def _noted(made: Any) -> Any:
+    return made if made else EMPTY.setdefault(id(made), made)
 
 
 def encode_function(value: Any, own: dict[str, Any], given: dict[str, Any], encode_one: Callable[[Any], Any]) -> Any:

@@ -1,11 +1,9 @@
 """Reading a judge's verdict out of what it wrote.
 
-1. Asked for is one JSON object with `verdict`, `score` and `reason`. Judges also answer with fences around it, prose
-   before it, single quotes, a cut-off end, `Verdict: correct` on a line, or the bare word; all of that is read.
-2. What occurs in the graded answer as well is a quotation, not the judge's verdict, unless it is all the judge wrote.
-3. Several verdicts must agree, or the last must end the text as a JSON object. Anything else is no verdict (None):
-   a guess would be a silent wrong reward.
-4. Linear in the length; only the last 20,000 characters are read.
+1. Asked for is one JSON object. Read is also one with fences or prose around it, single quotes or a cut-off end, `Verdict:
+   correct` on a line, or the bare word. Several must agree, or the last must end the text as a JSON object.
+2. What occurs in the graded answer as well is a quotation, unless it is all that the judge wrote. A guess would be a silent
+   wrong reward: anything else is no verdict (None).
 """
 
 import math
@@ -78,12 +76,10 @@ def _whole(text: str) -> Any:
     """The value if the text is one JSON value, perhaps in a fence; else None."""
     if fence := re.match(r"(```|~~~)[\w-]{0,12}", text):
         text = text[fence.end() :].removesuffix(fence.group(1))
-    value, end = read_json(text, 0) or (None, 0)
-    if text[end:].strip():
-        return None
-    if isinstance(value, list) and len(value) == 1:
-        value = value[0]
-    return value if isinstance(value, (dict, bool, str)) else None
+    match read_json(text, 0):
+        case ([dict() | bool() | str() as value] | (dict() | bool() | str() as value), end) if not text[end:].strip():
+            return value
+    return None
 
 
 def _objects(text: str) -> Iterator[tuple[int, dict[str, Any]]]:

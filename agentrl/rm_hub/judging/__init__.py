@@ -1,1 +1,0 @@
-"""What the judge grader needs besides: its cache, and reading its verdicts."""
