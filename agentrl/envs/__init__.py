@@ -5,12 +5,15 @@ trajectory; `setup` and `teardown` open and close resources of a process. A tool
 exception of the environment's code passes through. `load_environment` checks a class at start-up.
 """
 
+from agentrl.envs.agent import AgentEnvironment, CommandEnvironment, command_environment
 from agentrl.envs.base import Environment, Step, Turn
 from agentrl.envs.environments import ALONE, EnvClasses, Environments, EnvSpec
 from agentrl.envs.load import check_environment, load_environment
 
 __all__ = [
     "ALONE",
+    "AgentEnvironment",
+    "CommandEnvironment",
     "EnvClasses",
     "EnvSpec",
     "Environment",
@@ -18,5 +21,6 @@ __all__ = [
     "Step",
     "Turn",
     "check_environment",
+    "command_environment",
     "load_environment",
 ]

@@ -125,8 +125,7 @@ class Environment:
         Args:
             with_sources: include those of the tool sources, which must be open then.
 
-        Raises:
-            PluginError: an entry of `tools` cannot be a tool, or a source is not open.
+        Raises PluginError: an entry of `tools` cannot be a tool, or a source is not open.
         """
         found: list[Tool] = []
         for entry in cls.tools:
@@ -196,11 +195,8 @@ class Environment:
         Default: what the grader says that the run's or the sample's `rm_type` names, if one does, plus the rewards of
         the steps (`Step.reward`); of a dict reward they are added to the entry that trains. Without a grader, a
         trajectory that a limit cut off before any step gave a reward has 0. A method of your own, or
-        `--custom-rm-path`, decides alone: rewards of steps then say only which turns earned it.
-
-        Raises:
-            SettingsError: there is no grader, and no step gave a reward.
-            GraderFailure: it cannot be graded.
+        `--custom-rm-path`, decides alone: rewards of steps then say only which turns earned it. Raises SettingsError:
+        there is no grader, and no step gave a reward. Raises GraderFailure: it cannot be graded.
         """
         from agentrl.rm_hub import async_rm, rm_type_of
 

@@ -16,13 +16,8 @@ ALONE = ""
 
 @dataclass(frozen=True, slots=True)
 class EnvSpec:
-    """One environment of a run.
-
-    Attributes:
-        kind: its class.
-        args: the run's settings as its code sees them.
-        arguments: keyword arguments of its instances, of the types that its `__init__` says.
-    """
+    """One environment of a run: its class, the run's `args` as its code sees them, and the keyword `arguments` of its
+    instances, of the types that its `__init__` says."""
 
     kind: type[Environment]
     args: Any = None
@@ -34,10 +29,8 @@ class EnvSpec:
 
 
 class EnvClasses(dict[type[Environment], list[tuple[Mapping[str, Any], type[Environment]]]]):
-    """The environments' classes in a process, one for each set of arguments.
-
-    What `setup` keeps on its class is then not overwritten by the `setup` of the same class with other arguments.
-    """
+    """The environments' classes in a process, one for each set of arguments. What `setup` keeps on its class is then
+    not overwritten by the `setup` of the same class with other arguments."""
 
     def of(self, cls: type[Environment], given: Mapping[str, Any]) -> type[Environment]:
         """`cls`, or a subclass that differs in nothing where `cls` is there with other arguments already."""
@@ -53,11 +46,8 @@ class EnvClasses(dict[type[Environment], list[tuple[Mapping[str, Any], type[Envi
 
 
 class Environments(dict[str, EnvSpec]):
-    """The environments by name; a run's only one is called `ALONE`.
-
-    With several, a sample's `metadata["env"]` says which one plays it: it comes from the field of the data's row that
-    `--env-key` names.
-    """
+    """The environments by name; a run's only one is called `ALONE`. With several, a sample's `metadata["env"]` says
+    which one plays it: it comes from the field of the data's row that `--env-key` names."""
 
     @classmethod
     def alone(cls, kind: type[Environment], args: Any = None) -> "Environments":
@@ -68,17 +58,10 @@ class Environments(dict[str, EnvSpec]):
     def load(
         cls, env: str | Mapping[str, str], given: Mapping[str, Any], args: Any, kinds: EnvClasses | None = None
     ) -> "Environments":
-        """The environments that `--env` and `--env-args` name.
-
-        Args:
-            given: the arguments; with several environments, by their names.
-            args: the run's settings. Each environment sees its own path and arguments in them.
-            kinds: the classes that this process has already.
-
-        Raises:
-            PluginError: a class is not found or badly defined, or its arguments are wrong.
-            SettingsError: arguments for an environment that is none of the run's.
-        """
+        """The environments that `--env` and `--env-args` name, each with its own path and arguments in its `args`.
+        `given`: the arguments; with several environments, by their names. `kinds`: the classes that this process has
+        already. Raises PluginError: a class is not found or badly defined, or its arguments are wrong. Raises
+        SettingsError: arguments for an environment that is none of the run's."""
         kinds = EnvClasses() if kinds is None else kinds
         if isinstance(env, str):
             return cls({ALONE: _entry("--env", env, "--env-args", given, args, kinds)})
@@ -108,11 +91,7 @@ class Environments(dict[str, EnvSpec]):
         return f"the run has several environments, {', '.join(self.names)}, and the row names {given}"
 
     def of(self, sample: Sample) -> EnvSpec:
-        """The environment that plays `sample`.
-
-        Raises:
-            EnvFailure: the sample names none of the run's.
-        """
+        """The environment that plays `sample`. Raises EnvFailure: the sample names none of the run's."""
         name = sample.metadata.get("env")
         if problem := self.unknown(name):
             raise EnvFailure(f"{problem}; set metadata['env']", kind="env_unknown")

@@ -20,11 +20,8 @@ _ANY_CLASS = ConfigDict(arbitrary_types_allowed=True)
 
 
 def load_environment(path: str, *, what: str = "--env") -> type[Environment]:
-    """The environment class that `path` names (`package.module:Name` or `path/file.py:Name`).
-
-    Raises:
-        PluginError: nothing is there, it is no environment class, or the class is badly defined.
-    """
+    """The environment class that `path` names (`package.module:Name` or `path/file.py:Name`). Raises PluginError:
+    nothing is there, it is no environment class, or the class is badly defined."""
     found = load_object(path, what=what)
     label = f"{what} {path!r}"
     if not (inspect.isclass(found) and issubclass(found, Environment)):
@@ -42,11 +39,8 @@ def load_environment(path: str, *, what: str = "--env") -> type[Environment]:
 
 
 def check_environment(cls: type[Environment]) -> None:
-    """Check a class definition: tools, max_turns, when_interrupted, and that what must be `async` is.
-
-    Raises:
-        PluginError: names the class and what is wrong with it.
-    """
+    """Check a class definition: tools, max_turns, when_interrupted, and that what must be `async` is. Raises
+    PluginError: names the class and what is wrong with it."""
     name = cls.__name__
     if not isinstance(cls.max_turns, int) or isinstance(cls.max_turns, bool) or cls.max_turns < 1:
         raise PluginError(f"{name}.max_turns: expected a positive integer, got {cls.max_turns!r}")
@@ -65,11 +59,8 @@ def check_environment(cls: type[Environment]) -> None:
 
 
 def read_arguments(cls: type[Environment], given: Mapping[str, Any]) -> dict[str, Any]:
-    """`given` as `cls(**arguments)` takes it: checked, and converted to the types of the parameters' hints.
-
-    Raises:
-        PluginError: names the class, the argument, and what it takes.
-    """
+    """`given` as `cls(**arguments)` takes it: checked, and converted to the types of the parameters' hints. Raises
+    PluginError: names the class, the argument, and what it takes."""
     parameters = inspect.signature(cls).parameters
     named = {name: p for name, p in parameters.items() if p.kind in _KEYWORDS}
     others = any(p.kind is p.VAR_KEYWORD for p in parameters.values())

@@ -1,40 +1,50 @@
-"""How many groups may start, and which batch is there: a pure state machine without tasks or clients.
+"""The state machine of admission: it decides how many groups may start and if the batch is full.
 
-1. It is told what happened (`begin`, `started`, `ended`, `finished`, `handed`, `wait`, `updated`) and says what is allowed
-   (`wanted`, `full`, `stale`).
-2. A group's version is the number of rollouts that the engines' weights had been trained on when it was started. Batch n
-   is trained by weights that n rollouts have trained, so a group of version v in it is n - v rollouts stale, or less.
-3. So many groups are admitted under version v that the batches up to v + staleness hold them all. Batches take the
-   oldest finished groups; a batch is full when it has its groups and the ones after it can still hold every older group
-   in time, but for `surplus` of them. Hence without surplus nothing becomes too stale, and nothing is given up.
+1. Callers report events (`begin`, `started`, `ended`, `finished`, `handed`, `wait`, `updated`) and ask for decisions
+   (`wanted`, `full`, `stale`). The state machine has no tasks and no clients.
+2. A group's version is the number of rollouts that the engines' weights had been trained on when the group started.
+   Before batch n is trained, the trainer's weights have been trained on n rollouts. A group of version v in batch n is
+   therefore at most n - v rollouts stale.
+3. Under version v, groups may start as long as the batches up to v + staleness have a place for them. A batch takes the
+   oldest finished groups. It is full under two conditions: enough groups are finished, and later batches have a
+   place for each group in flight before the group is too stale. `surplus` groups need no such place. Without surplus
+   no group becomes too stale.
+4. If groups start between batches, starts can be delayed. If each of `WINDOW` batches in a row left at least n
+   finished groups over, n more starts are delayed: these groups then sample newer weights. If n groups are missing when
+   the trainer asks for a batch, n fewer starts are delayed. No start is delayed if engines are slower than the trainer.
 """
 
 from collections import Counter
 from dataclasses import dataclass, field
 
 HOPELESS, HOPELESS_GROUPS = 10, 50
-"""A batch for which this many times its size was dropped in a row, and at least this many groups, is given up."""
+"""Dropped groups in a row that end a batch: `HOPELESS` times the batch, but at least `HOPELESS_GROUPS`."""
+
+WINDOW = 8
+"""Number of batches in a row that must leave groups over before more starts are delayed."""
 
 
 @dataclass(slots=True)
 class Admission:
-    """Keeps as many groups in play as batches, staleness and places allow.
+    """State machine that keeps as many groups in flight as batches, staleness and places allow.
 
     Attributes:
-        batch: groups of a training step.
-        surplus: groups in play beyond those that batches need; as many may be left behind.
-        staleness: rollouts that a group may be stale when it is trained.
-        places: trajectories that may be in play at once.
-        size: trajectories of a group.
-        steps: batches of the whole run; no group is started for later ones.
-        between: groups start between batches too, and those in play go on; never with staleness 0.
-        ageless: no group is ever too stale, since its stale tokens are not trained on.
-        step: the batch that is being filled, or will be next.
-        version: of the engines' weights.
-        kept: groups that are finished and wait for a batch, by version.
-        playing: groups in play, by version.
-        busy: trajectories in play.
-        dropped_in_row: groups that finished and do not count, since the last kept one.
+        batch: number of groups of a training step.
+        surplus: number of groups in flight beyond the need of the batches; as many may become too stale.
+        staleness: number of rollouts that a group may be stale when it is trained.
+        places: maximum number of trajectories in flight.
+        size: number of trajectories of a group.
+        steps: number of batches of the whole run; no group starts for later batches.
+        between: true if groups also start and continue between batches; never with staleness 0.
+        ageless: true if no group is ever too stale, because stale tokens are masked.
+        step: number of the batch that is filled now or next.
+        version: version of the engines' weights.
+        kept: version -> number of finished groups that wait for a batch.
+        playing: version -> number of groups in flight.
+        busy: number of trajectories in flight.
+        dropped_in_row: number of groups that were dropped since the last kept group.
+        held: number of groups whose start is delayed although staleness allows it.
+        spare: for each batch since `held` changed, the number of finished groups that the batch left over.
     """
 
     batch: int
@@ -52,48 +62,60 @@ class Admission:
     playing: Counter[int] = field(default_factory=Counter)
     busy: int = 0
     dropped_in_row: int = 0
+    held: int = 0
+    spare: list[int] = field(default_factory=list)
 
     def begin(self, step: int) -> None:
-        """Batch `step` is wanted."""
+        """Start to fill batch `step`."""
+        if self.between:
+            self._hold_back(self.kept.total() - self.batch)
         self.open, self.step, self.dropped_in_row = True, step, 0
-        # Weights older than that could not train it.
+        # A group of an older version would be too stale for this batch.
         self.version = max(self.version, step - self.staleness)
 
+    def _hold_back(self, spare: int) -> None:
+        """Correct `held` at a batch that leaves `spare` groups over; a negative `spare` counts missing groups."""
+        self.spare.append(spare if self.full else min(spare, 0))
+        if spare < 0 or len(self.spare) == WINDOW:
+            self.held = max(0, min(self.held + min(self.spare), (self.staleness - 1) * self.batch))
+            self.spare.clear()
+
     def wait(self, kept: Counter[int]) -> None:
-        """So many finished groups wait for the next batch or later ones, by version."""
+        """Record the finished groups, by version, that wait for the next batch or later batches."""
         self.kept = +kept
 
     def handed(self) -> None:
-        """The batch went to the trainer."""
+        """Record that the batch went to the trainer."""
         self.open, self.step = self.between, self.step + 1
 
     def close(self) -> None:
-        """Nothing more starts."""
+        """Let no more groups start."""
         self.open = False
 
     def updated(self, version: int) -> None:
-        """The engines sample with weights of `version` from now on."""
+        """Record that the engines sample with weights of `version` from now on."""
         self.version = version
 
     @property
     def wanted(self) -> int:
-        """Groups to start now."""
-        ahead = self.version + self.staleness + 1
-        ahead = (ahead if self.steps is None else min(ahead, self.steps)) - self.step
-        if not self.open or ahead <= 0 or (self.full and not self.between):
+        """Number of groups to start now."""
+        ahead = self.version + self.staleness + 1 - self.step
+        left = ahead if self.steps is None else self.steps - self.step
+        if not self.open or min(ahead, left) <= 0 or (self.full and not self.between):
             return 0
-        room = ahead * self.batch + self.surplus - self.kept.total() - self.playing.total()
+        room = min(max(ahead * self.batch - self.held, self.batch), left * self.batch)
+        room += self.surplus - self.kept.total() - self.playing.total()
         return max(0, min(room, -((self.busy - self.places) // self.size)))
 
     @property
     def full(self) -> bool:
-        """The batch can be handed over."""
+        """True if the batch can be handed over."""
         if self.kept.total() < self.batch:
             return False
         return self.ageless or all(self._in_time(version) for version in self.playing)
 
     def _in_time(self, version: int) -> bool:
-        """Return true if the batches after this one can hold the groups up to `version` before they are too stale."""
+        """Return true if later batches have a place for each group up to `version` before the group is too stale."""
         kept = sum(n for v, n in self.kept.items() if v <= version)
         playing = sum(n for v, n in self.playing.items() if v <= version)
         left = playing + max(0, kept - self.batch)
@@ -101,35 +123,35 @@ class Admission:
 
     @property
     def scarce(self) -> bool:
-        """If one of the groups in play does not count, another one has to start for the batch."""
+        """True if the batch needs every group in flight: another group has to replace a dropped one."""
         return self.kept.total() + self.playing.total() <= self.batch
 
     def stale(self, version: int) -> bool:
-        """Return true if a group in play of this version is too stale for the next batch."""
+        """Return true if a group of this version in flight is too stale for the next batch."""
         return not self.ageless and version < self.step - self.staleness
 
     @property
     def oldest(self) -> int:
-        """The least version of a finished group that the next batch can take."""
+        """Lowest version of a finished group that the next batch can take."""
         return self.version if self.ageless else self.step - self.staleness
 
     @property
     def hopeless(self) -> bool:
-        """So many groups in a row were dropped that the next ones will be too."""
+        """True if too many groups in a row were dropped, so that the batch ends with an error."""
         return self.dropped_in_row >= max(HOPELESS * self.batch, HOPELESS_GROUPS)
 
     def started(self) -> int:
-        """A group was started; returns its version."""
+        """Record that a group started; return its version."""
         self.playing[self.version] += 1
         self.busy += self.size
         return self.version
 
     def ended(self, trajectories: int = 1) -> None:
-        """Trajectories of a group in play ended."""
+        """Record the end of this number of trajectories of a group in flight."""
         self.busy -= trajectories
 
     def finished(self, version: int, *, keep: bool | None) -> None:
-        """A group in play is finished: kept, dropped, or (None) given back, which counts neither way."""
+        """Record the end of a group in flight: kept, dropped, or given back (None). Giving back is not a drop."""
         self.playing[version] -= 1
         if keep:
             self.kept[version] += 1

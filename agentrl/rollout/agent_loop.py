@@ -4,21 +4,25 @@
 2. Each turn: engine -> `Conversation.sampled` -> `Environment.step` -> `Conversation.show`.
 3. It ends when the environment says so, when the turns or the context are used up, or when the model ran into its
    token limit.
+4. With a hosted model the conversation is in messages, and the sample has no ids (`hosted`).
 """
 
 import math
 import time
-from collections.abc import Mapping
+from collections.abc import Coroutine, Mapping
+from typing import Any
 
 from agentrl.chat import AppendResult, Conversation, ParsedTurn
 from agentrl.clock import note_turn
 from agentrl.engine.wire import Generation, SamplingParams
-from agentrl.envs import Environment, Step, Turn
+from agentrl.envs import AgentEnvironment, Environment, Step, Turn
 from agentrl.errors import ContextOverflow, EngineFailure, EngineRejected, EnvFailure, GraderFailure, SampleError
 from agentrl.plugins import defined_at
+from agentrl.rollout.agents import leader, play_agent
 from agentrl.rollout.context import RolloutContext
 from agentrl.rollout.environment import LiveEnvironment, closing
 from agentrl.rollout.failures import guarded
+from agentrl.rollout.hosted import HostedConversation
 from agentrl.rollout.rewards import check_reward
 from agentrl.rollout.stats import Tokens
 from agentrl.sample import Sample
@@ -38,9 +42,32 @@ async def run_environment(
     """
     if context.environments is None:
         raise EnvFailure("no environment is set; pass --env or --custom-generate-function-path")
+    if context.hosted:
+        sample.metadata["hosted"] = context.hosted.name
     live = LiveEnvironment(context, context.environments.of(sample))
     async with closing(lambda: live.env, sample):
+        if isinstance(live.env, AgentEnvironment):
+            return await _run_agent(context, live.env, sample, params, grade=grade)
         return await _Trajectory(context, live, params).run(sample, grade=grade)
+
+
+async def _run_agent(
+    context: RolloutContext, env: AgentEnvironment, sample: Sample, params: SamplingParams, *, grade: bool
+) -> list[Sample]:
+    """Have an agent program play; its session's samples share the reward of the main conversation."""
+    env.socket = context.gateway.socket if context.gateway else None
+    act = guarded(
+        play_agent(context, sample, params, env.act),
+        what=f"{type(env).__name__}.act",
+        timeout=math.inf,
+        failure=EnvFailure,
+    )
+    samples = await act
+    if grade:
+        await _grade(context, env, first := leader(samples))
+        for sibling in samples:
+            sibling.reward = first.reward
+    return samples
 
 
 class _Trajectory:
@@ -53,7 +80,7 @@ class _Trajectory:
         talk = await self._begin(sample)
         limit = self.context.settings.max_turns or (await self.live.ready(sample)).max_turns
         for index in range(1, limit + 1):
-            turn, started = sample_turn(self.context, talk, self.params, sample.session_id), time.monotonic()
+            turn, started = self._turn(talk, sample.session_id), time.monotonic()
             generation, parsed = await self.live.generating(turn)
             _note(talk.sample, "generate_seconds", index, round(time.monotonic() - started, 4))
             _note(talk.sample, "step_rewards", index, None)
@@ -75,15 +102,25 @@ class _Trajectory:
             await self._grade(talk)
         return [*talk.earlier, talk.sample]
 
-    async def _begin(self, sample: Sample) -> Conversation:
+    def _turn(
+        self, talk: Conversation | HostedConversation, session_id: str | None
+    ) -> Coroutine[Any, Any, tuple[Generation, ParsedTurn]]:
+        if isinstance(talk, HostedConversation):
+            return talk.turn(self.context, self.params)
+        return sample_turn(self.context, talk, self.params, session_id)
+
+    async def _begin(self, sample: Sample) -> Conversation | HostedConversation:
         context = self.context
         messages = await self.live.reset(sample)
         env = await self.live.ready(sample)
+        tools = env.toolbox.schemas or sample.metadata.get("tools")
+        if context.hosted:
+            return HostedConversation(context.hosted, sample, messages, tools)
         return Conversation(
             context.chat,
             sample,
             messages,
-            env.toolbox.schemas or sample.metadata.get("tools"),
+            tools,
             context_length=context.context_length,
             prompt_limit=context.settings.rollout_max_prompt_len,
         )
@@ -99,22 +136,23 @@ class _Trajectory:
         count(turn.sample, step.info)
         return step
 
-    async def _grade(self, talk: Conversation) -> None:
+    async def _grade(self, talk: Conversation | HostedConversation) -> None:
         if talk.sample.reward is None:
-            # The built-in graders have deadlines of their own, which do not count the wait for a free process.
-            env = await self.live.ready(talk.sample)
-            built_in = type(env).reward is Environment.reward
-            timeout, flag = math.inf if built_in else self.context.settings.reward_timeout, "--reward-timeout"
-            what = f"{type(env).__name__}.reward"
-            reward = await guarded(
-                env.reward(talk.sample), what=what, timeout=timeout, failure=GraderFailure, flag=flag
-            )
-            talk.sample.reward = reward
-            check_reward(talk.sample, f"{what} ({defined_at(type(env).reward)})")
+            await _grade(self.context, await self.live.ready(talk.sample), talk.sample)
         for sibling in talk.earlier:
             sibling.reward = talk.sample.reward
             if credit := talk.sample.metadata.get("step_credit"):
                 sibling.metadata["step_credit"] = credit
+
+
+async def _grade(context: RolloutContext, env: Environment, sample: Sample) -> None:
+    """Set the environment's reward. The built-in graders have deadlines of their own, which do not count the wait for a free
+    process. Raises GraderFailure."""
+    built_in = type(env).reward is Environment.reward
+    timeout, flag = math.inf if built_in else context.settings.reward_timeout, "--reward-timeout"
+    what = f"{type(env).__name__}.reward"
+    sample.reward = await guarded(env.reward(sample), what=what, timeout=timeout, failure=GraderFailure, flag=flag)
+    check_reward(sample, f"{what} ({defined_at(type(env).reward)})")
 
 
 async def sample_turn(

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
+from agentrl.engine.hosted import HostedModel
 from agentrl.engine.pause import PauseGate
 from agentrl.engine.wire import Generation, SamplingParams
 from agentrl.rollout.hooks import RolloutHooks
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from agentrl.chat import Chat
     from agentrl.engine.pool import EnginePool
     from agentrl.envs import Environments
+    from agentrl.gateway.server import Gateway
 
 
 class Generator(Protocol):
@@ -54,6 +56,7 @@ class Scorer(Protocol):
 
 if TYPE_CHECKING:
     _GENERATOR: type[Generator] = EnginePool
+    _HOSTED: type[Generator] = HostedModel
     _SCORER: type[Scorer] = EnginePool
 
 
@@ -64,6 +67,7 @@ class RolloutContext:
     Attributes:
         args: the run's settings as users see them, read-only and flat, under slime's names.
         context_length: most tokens of a whole trajectory, prompt included.
+        gateway: the address of agent programs; None if none plays.
         teacher: asked for its log-probs of what is kept for training.
         evaluating: whether what is played now is evaluated, and not trained on.
         tallies: where the tokens that engines sample are counted: of this attempt, and of its group.
@@ -77,9 +81,15 @@ class RolloutContext:
     context_length: int
     environments: "Environments | None" = None
     teacher: Scorer | None = None
+    gateway: "Gateway | None" = None
     evaluating: bool = False
     tallies: tuple[Tally, ...] = ()
     hooks: RolloutHooks = field(default_factory=RolloutHooks)
+
+    @property
+    def hosted(self) -> HostedModel | None:
+        """The hosted model that plays; None if engines of the run do."""
+        return self.client if isinstance(self.client, HostedModel) else None
 
     def params(self, *, evaluation: bool = False) -> SamplingParams:
         """The sampling parameters of training or evaluation, without a turn's seed and budget."""

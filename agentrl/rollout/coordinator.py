@@ -1,13 +1,14 @@
 """The coordinator of rollouts: leases groups of the store to a worker, records each result, and hands batches over.
 
-1. One process has it. It owns admission and the store (the ledger). It tells the worker when to pause and which weights the
-   engines have; the worker tells it what became of a lease, and nothing else is shared (`agentrl.rollout.worker`).
-2. A group is kept, or dropped with a reason, or given back, as a whole. The store is told before another group starts. It
-   writes durably, so it is called in a thread of its own.
-3. `Admission` decides how many groups may start and if a batch is full. One task, the pump, leases groups: while a batch is
-   filled and, in an asynchronous run, while the trainer works on the batch before. So a cancelled caller strands no lease.
-4. A lease that is cancelled returns to waiting; its result is discarded if it still comes.
-5. An error of a group ends the batch, which then leaves no group in flight.
+1. A run has one coordinator, in one process. It owns admission and the store (the ledger). It tells the worker when to
+   pause and which weights the engines have. The worker reports the result of each lease. They share nothing else
+   (`agentrl.rollout.worker`).
+2. A group is kept, dropped with a reason, or given back, always as a whole. The store records this before another group
+   starts. Writes to the store are durable and therefore slow, so they run in a thread of their own.
+3. `Admission` decides how many groups may start and if a batch is full. One task, the pump, leases all groups. It leases
+   while a batch is filled and, in an asynchronous run, while the trainer works on the previous batch.
+4. If a lease is cancelled, its group is given back to the store. A result that still arrives is discarded.
+5. If a group raises an error, or the caller of `batch` is cancelled, all groups in flight are given back.
 """
 
 import time
@@ -34,14 +35,14 @@ T = TypeVar("T")
 Args = TypeVarTuple("Args")
 
 STALE = "too old"
-"""Why the ledger says that a group was dropped or is made again."""
+"""The ledger's reason for a group that was dropped or is generated again because of its age."""
 
 BROKEN_OFF = "broken off"
-"""Why it says so of a group that was in flight when the run was stopped or failed."""
+"""The ledger's reason for a group that was in flight when the run stopped or failed."""
 
 
 class Rollout(NamedTuple):
-    """The groups of a training step in the data's order, and counts; not `full` only if the data has ended."""
+    """The groups of a training step in the data's order, with statistics. `full` is false if the data ended first."""
 
     groups: list[Group]
     stats: RolloutStats
@@ -50,7 +51,7 @@ class Rollout(NamedTuple):
 
 @dataclass(slots=True)
 class _InFlight:
-    """A lease in flight, as last reported."""
+    """A lease in flight, with the progress that the worker reported last."""
 
     lease: Lease
     ended: int = 0
@@ -59,7 +60,7 @@ class _InFlight:
 
 
 class RolloutCoordinator:
-    """Has groups of a store played; made by `running`."""
+    """The link between a store of groups and the player that generates them; `running` creates it."""
 
     def __init__(
         self, player: Player, store: GroupStore, settings: RolloutSettings, filter_name: str, tasks: TaskGroup
@@ -91,11 +92,11 @@ class RolloutCoordinator:
     async def running(
         cls, player: Player, store: GroupStore, settings: RolloutSettings, filter_name: str = "", carried: int = 0
     ) -> AsyncIterator["RolloutCoordinator"]:
-        """A coordinator with a task for each lease.
+        """Run a coordinator, with a task for each lease, until the block ends.
 
         Args:
-            filter_name: the group filter, for messages.
-            carried: tokens of groups that the store has from an earlier process.
+            filter_name: name of the group filter, for messages.
+            carried: number of tokens in finished groups that an earlier process left in the store.
         """
         with ungrouped():
             async with anyio.create_task_group() as tasks:
@@ -112,12 +113,12 @@ class RolloutCoordinator:
     async def batch(self, step: int) -> Rollout:
         """Return the groups of training step `step`.
 
-        Waits until the batch is full, or the data has ended, or a group failed. Unblocks the pump: groups of this step may
-        start. Groups are in the data's order: the order in which they finish must not decide how gradients are summed.
+        Waits until the batch is full, the data has ended, or a group failed. Unblocks the pump: groups of this step may
+        start. Groups come in the data's order, so that gradients are summed in the same order in every run.
 
         Raises:
             Failure: a failure's policy stops the run.
-            AgentRLError: group after group was dropped; or the store, the filter or the grader cannot go on.
+            AgentRLError: too many groups in a row were dropped, or the store, the filter or the grader failed.
         """
         self._dry = False
         try:
@@ -139,7 +140,7 @@ class RolloutCoordinator:
         return Rollout(sorted(groups, key=group_id), replace(stats, seconds=self._seconds, account=self._account), full)
 
     async def updated(self, version: int) -> None:
-        """Lease under weights that `version` rollouts have trained from now on: the engines have them."""
+        """Record that the engines have weights of this version. Later leases get this version."""
         self._admission.updated(version)
         self._notify()
         await self._player.updated(version)
@@ -180,7 +181,7 @@ class RolloutCoordinator:
         return groups
 
     def _oldest_trained(self, step: int) -> int | None:
-        """The weights before which no token is trained, where the settings mask some."""
+        """Return the oldest weight version whose tokens are trained; None if no setting masks older tokens."""
         if self._settings.mask_offpolicy_in_partial_rollout:
             return self._admission.version
         return None if self._settings.max_token_staleness is None else step - self._settings.max_token_staleness
@@ -191,8 +192,8 @@ class RolloutCoordinator:
         return TokenBalance(total.generated, self._trained, kept + sum(part.left for part in flying), total.lost)
 
     async def _give_back(self, which: Callable[[Lease], bool]) -> None:
-        """Cancel leases; returns when their groups wait again."""
-        async with self._recording:  # a lease under way is cancelled too
+        """Cancel the leases that `which` selects; return when the store has their groups back."""
+        async with self._recording:  # waits for a refill in progress, so that its leases are cancelled too
             chosen = {number for number, flight in self._flying.items() if which(flight.lease)}
         for number in chosen & self._flying.keys():
             self._flying[number].scope.cancel()
@@ -204,8 +205,8 @@ class RolloutCoordinator:
     async def _pump(self) -> None:
         """Lease groups as long as the coordinator runs.
 
-        Waits for any change: a batch was begun or handed over, a trajectory or group ended, weights were updated. Unblocks
-        `batch`, which waits for groups, or for the news that there are none.
+        After each attempt it waits for a change: a batch was begun or handed over, a trajectory or group ended, weights
+        were updated. It unblocks `batch`, which waits for groups or for the end of the data.
         """
         while True:
             changed = self._changed
@@ -230,7 +231,7 @@ class RolloutCoordinator:
             self._notify()
 
     async def _play(self, flight: _InFlight) -> None:
-        """Have one lease played and record the result. Waits for the player; unblocks pump and `batch`."""
+        """Have the player play one lease, and record the result. Unblocks the pump and `batch`."""
         played: Played | None = None
         try:
             with flight.scope:
@@ -255,7 +256,7 @@ class RolloutCoordinator:
             self._notify()
 
     async def _record(self, flight: _InFlight, played: Played | None) -> None:
-        """Keep or drop the group of a lease; without a result it is given back."""
+        """Keep or drop the group of a lease. Without a result (`played` is None), give the group back."""
         lease, stats, number = flight.lease, flight.stats, flight.lease.group_id
         self._admission.ended(self._admission.size - flight.ended)
         keep = None if played is None else played.verdict.kept(scarce=self._admission.scarce)
@@ -285,7 +286,7 @@ class RolloutCoordinator:
         return await to_thread.run_sync(call, *arguments, limiter=self._thread)
 
     def _fail(self, error: Exception) -> None:
-        """The first error is what `batch` raises."""
+        """Stop admission and wake `batch`, which raises the first error."""
         self._error = self._error or error
         self._admission.close()
         self._notify()

@@ -69,7 +69,7 @@ def _metrics(player: GroupPlayer, groups: Sequence[Group], stats: RolloutStats) 
     if not rows:
         return {"samples": 0.0, "failed_groups": failed}
     found = means([row for group in rows for row in group])
-    names = (*SUMMARY, *(name for name in found if name.startswith("unjudged/")))
+    names = (*SUMMARY, *(name for name in found if name.startswith(("unjudged/", "agent/"))))
     metrics = {name: found[name] for name in names} | {"samples": float(sum(map(len, rows))), "failed_groups": failed}
     metrics.update({f"failures/{name}": float(count) for name, count in stats.failures.items()})
     metrics |= by_environment(groups, key, environments.names if environments else ())

@@ -107,10 +107,10 @@ def mask_out(sample: Sample) -> Sample:
     """Keep the sample for statistics and baselines with reward 0, and train on none of its tokens.
 
     One that failed before its prompt was rendered, or while user code was half-way through its lists, gets a single
-    prompt token: a train batch has no place for none, nor for lists that disagree.
+    prompt token: a train batch has no place for none, nor for lists that disagree. A hosted model's sample gets none.
     """
     sample.remove_sample = True
-    if not _whole(sample):
+    if not _whole(sample) and not sample.hosted:
         sample.set_prompt_tokens(sample.tokens[:1] or [0])
     if sample.reward is None:
         sample.reward = 0.0

@@ -66,7 +66,7 @@ def judged(group: Group, group_filter: GroupFilter | None, args: Any) -> FilterO
     Raises:
         PluginError: the group filter's own code failed.
     """
-    if all(not sample.response_length or sample.remove_sample for sample in group):
+    if all(not (sample.response_length or sample.hosted) or sample.remove_sample for sample in group):
         return FilterOutput(False, "nothing_to_train")
     if group_filter is None:
         return FilterOutput(True)

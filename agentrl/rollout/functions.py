@@ -3,7 +3,10 @@
 Generate, accepted forms (all async):
     `(args, samples)`, `(args, samples, evaluation=...)`: a whole group at once;
     `(args, sample, sampling_params)`, `(args, sample, sampling_params, evaluation=...)`: one trajectory.
-Each returns a `Sample`, a list of them, or (group form) a list with a `Sample` or a list of samples per input.
+    `(base_url, sample)`: an agent that reaches the model at `base_url` by HTTP (docs/gateway.md); may return a reward.
+Each other one returns a `Sample`, a list of them, or (group form) a list with a `Sample` or a list of samples per input.
+A class is accepted too: its async method `generate` has one of these forms, and async methods `setup(args)` and
+`teardown()`, which it may have, are called once in each process that generates, on one object.
 
 Reward, accepted forms (async or plain):
     `(args, sample, **kwargs)`; with `--group-rm` `(args, samples, **kwargs)`; `(samples, **kwargs)`.
@@ -12,22 +15,27 @@ A plain function runs in a worker thread, never on the event loop.
 
 import asyncio
 import inspect
-from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
 import anyio
 
 from agentrl.engine.wire import SamplingParams
-from agentrl.errors import AgentRLError, PluginError, SampleError
-from agentrl.plugins import defined_at, load_object, positional, stops_the_caller
-from agentrl.rollout.failures import bad_result
+from agentrl.errors import AgentRLError, EnvFailure, PluginError, SampleError
+from agentrl.plugins import defined_at, load_object, positional, stops_the_caller, user_code
+from agentrl.rollout.failures import bad_result, guarded
 from agentrl.sample import Sample, Status
 from agentrl.tools.threads import run_in_daemon_thread
 
 Generated = list[list[Sample]]
 """For each input sample the samples that its trajectory produced, at least one."""
+
+
+_OWNERS: dict[type, Any] = {}
+"""The one object of each class that was given as a generate function: several evaluation sets may name it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +46,10 @@ class GenerateFunction:
     name: str
     per_sample: bool
     takes_evaluation: bool
+    agent: bool = False
+    """It is an agent: `(base_url, sample)`."""
+    owner: Any = None
+    """The object whose method it is, if it was given as a class."""
 
     @classmethod
     def load(cls, path: str) -> "GenerateFunction":
@@ -48,7 +60,30 @@ class GenerateFunction:
         """
         flag = "--custom-generate-function-path"
         function = load_object(path, what=flag, default_names=("generate", "custom_generate"))
-        return cls.of(function, f"{flag} {path}")
+        if not inspect.isclass(function):
+            return cls.of(function, f"{flag} {path}")
+        with user_code(f"{function.__name__}()"):
+            owner = _OWNERS[function] = _OWNERS.get(function) or function()
+        return replace(cls.of(getattr(owner, "generate", None), f"{flag} {path}.generate"), owner=owner)
+
+    @asynccontextmanager
+    async def opened(self, args: Any, timeout: float) -> AsyncIterator[None]:
+        """Between its owner's `setup` and `teardown`, if it has them; `timeout` is seconds for each. Raises EnvFailure."""
+        await self._tell("setup", timeout, args)
+        try:
+            yield
+        except BaseException as error:
+            try:
+                await self._tell("teardown", timeout)
+            except EnvFailure as failure:
+                error.add_note(str(failure))
+            raise
+        await self._tell("teardown", timeout)
+
+    async def _tell(self, name: str, timeout: float, *args: Any) -> None:
+        if (hook := getattr(self.owner, name, None)) is not None:
+            what = f"{type(self.owner).__name__}.{name}"
+            await guarded(hook(*args), what=what, timeout=timeout, failure=EnvFailure)
 
     @classmethod
     def of_sample(cls, path: str) -> "GenerateFunction":
@@ -77,9 +112,10 @@ class GenerateFunction:
         if len(required) not in (2, 3):
             raise PluginError(
                 f"{name}: expected (args, samples) or (args, sample, sampling_params), each optionally with "
-                f"evaluation=..., got ({', '.join(parameters)})"
+                f"evaluation=..., or (base_url, sample), got ({', '.join(parameters)})"
             )
-        return cls(function, name, len(required) == 3, takes_evaluation)
+        agent = required[0].name == "base_url"
+        return cls(function, name, agent or len(required) == 3, takes_evaluation, agent)
 
     async def call_one(self, args: Any, sample: Sample, params: SamplingParams, evaluation: bool) -> list[Sample]:
         """Call the per-sample form."""

@@ -14,11 +14,14 @@ from typing import NoReturn, TypeVar
 
 import anyio
 
+from agentrl.engine.hosted import KIND as HOSTED_KIND
+from agentrl.engine.hosted import NO_TOKENS
 from agentrl.engine.wire import SamplingParams
 from agentrl.errors import EnvFailure, Failure, GraderFailure, TrajectoryPlace, TrajectoryTimeout, ungrouped
 from agentrl.groups import Group
 from agentrl.rm_hub.running.runner import entered as entered_runner
 from agentrl.rollout.agent_loop import run_environment
+from agentrl.rollout.agents import leader, play_agent
 from agentrl.rollout.context import RolloutContext
 from agentrl.rollout.environment import Restarted
 from agentrl.rollout.failures import DropGroup, guarded, mark_failed, mask_out, trainable
@@ -161,10 +164,15 @@ class _Play:
         generate, grader = self.player.generate, self.player.grader
         if sample.generate_function_path is not None:
             generate = GenerateFunction.of_sample(sample.generate_function_path)
+        if generate is not None and context.hosted:
+            raise EnvFailure(f"{generate.name} asks for token ids: {NO_TOKENS}", kind=HOSTED_KIND)
         if sample.finished:
             generated = normalize_outputs([sample], sample, "the data source")
         elif generate is None:
             generated = await run_environment(context, sample, self.params, grade=grader.function is None)
+        elif generate.agent:
+            played = play_agent(context, sample, self.params, generate.function)
+            generated = await guarded(played, what=generate.name, timeout=math.inf, failure=EnvFailure)
         else:
             recorder = Recorder(context, self.params, sample)
             async with recording(recorder):
@@ -179,7 +187,10 @@ class _Play:
             generated = normalize_outputs(generated, sample, generate.name)
         generated = await context.hooks.generated(context.args, generated, self.evaluation)
         if not grader.by_group:
-            await grader.grade(generated, generate)
+            first = leader(generated)
+            await grader.grade([first] if "gateway" in first.metadata else generated, generate)
+            for sibling in generated:
+                sibling.reward = first.reward if sibling.reward is None else sibling.reward
             self.tally.add(graded=1)
         return generated
 

@@ -33,6 +33,7 @@ DEFAULT_FAILURE_POLICY: dict[Blame, FailureAction] = {
     Blame.ENGINE: FailureAction.RAISE,
     Blame.TIMEOUT: FailureAction.KEEP_MASKED,
     Blame.OVERFLOW: FailureAction.SCORE,
+    Blame.AGENT: FailureAction.RETRY,
 }
 
 
@@ -42,7 +43,7 @@ class RolloutSettings(Settings):
     env: str | dict[str, str] | None = Field(
         None,
         description="The agent's environment: pkg.mod:Name or path/file.py:Name. Several: NAME=PATH for each, repeatable; "
-        "env_key says which one plays a row. Without any, the model gives one answer a prompt.",
+        "env_key names the one for a row. Without an environment, the model gives one answer per prompt.",
     )
     env_args: dict[str, JsonValue] = Field(
         default_factory=dict,
@@ -51,31 +52,41 @@ class RolloutSettings(Settings):
     custom_generate_function_path: str | None = Field(
         None, description="Your own generate function instead of an environment: pkg.mod:fn or path/file.py[:fn]."
     )
-    max_turns: PositiveInt | None = Field(None, description="Model turns a trajectory; default: the environment's own.")
+    agent: str | None = Field(
+        None,
+        description="An agent program instead of an environment, for example 'claude -p {prompt}'. It gets the model's "
+        "address (docs/gateway.md).",
+    )
+    agent_sandbox: Literal["bubblewrap", "none"] = Field(
+        "bubblewrap", description="Sandbox of the agent's program; none gives it your rights and your network."
+    )
+    agent_readable: tuple[str, ...] = Field((), description="More paths that the agent's program may read.")
+    max_turns: PositiveInt | None = Field(None, description="Model turns per trajectory; default: the environment's.")
 
     num_rollout: PositiveInt = Field(100, description="Rollouts (generate, then train) in the whole run.")
-    rollout_batch_size: PositiveInt = Field(16, description="Prompts a rollout.")
-    n_samples_per_prompt: PositiveInt = Field(8, description="Trajectories a prompt: the group's size.")
+    rollout_batch_size: PositiveInt = Field(16, description="Prompts per rollout.")
+    n_samples_per_prompt: PositiveInt = Field(8, description="Trajectories per prompt: the group's size.")
     over_sampling_batch_size: PositiveInt | None = Field(
         None,
         description="Prompts in flight at once, at least rollout_batch_size: a batch does not wait for the slowest. "
-        "Unfinished groups go on for the next batch as far as max_staleness allows; with 0 they are discarded.",
+        "Unfinished groups continue for the next batch if max_staleness allows it; with 0 they are discarded.",
     )
     max_staleness: NonNegativeInt = Field(
         0,
-        description="Maximum age, in rollouts, of the weights that sampled a trained token. With 0, generates and trains "
-        "in turn. With 1, trains while the next rollout is generated. More also hides the slowest trajectories.",
+        description="Maximum age, in rollouts, of the weights that sampled a trained token. With 0, the run generates "
+        "and trains in turn. With 1, it trains while it generates the next rollout. With more, slow trajectories do "
+        "not delay a batch.",
     )
     stale_groups: Annotated[
         Literal["regenerate", "drop"], BeforeValidator(lambda given: "regenerate" if given == "remake" else given)
     ] = Field("regenerate", description="Regenerate or drop a group that is too old to be trained on.")
     partial_rollout: bool = Field(
         False,
-        description="Stop generating while the trainer trains; trajectories in flight keep their tokens and go on after it.",
+        description="Stop generating while the trainer trains; trajectories in flight keep tokens and resume later.",
     )
     mask_offpolicy_in_partial_rollout: bool = Field(
         False,
-        description="Train only those tokens of a trajectory that the newest weights sampled; none is too old then.",
+        description="Train only the tokens that the newest weights sampled; no trajectory is too old then.",
     )
     max_token_staleness: NonNegativeInt | None = Field(
         None,
@@ -100,9 +111,9 @@ class RolloutSettings(Settings):
     rollout_max_prompt_len: PositiveInt | None = Field(
         None, description="Longest prompt in tokens; a longer one fails."
     )
-    rollout_max_response_len: PositiveInt = Field(1024, description="Most tokens the model may write in one turn.")
+    rollout_max_response_len: PositiveInt = Field(1024, description="Maximum tokens of one turn of the model.")
     rollout_max_context_len: PositiveInt | None = Field(
-        None, description="Most tokens of a whole trajectory; default: the model's context length."
+        None, description="Maximum tokens of a whole trajectory; default: the model's context length."
     )
     rollout_stop: tuple[str, ...] = Field((), description="Extra stop strings.")
     rollout_stop_token_ids: tuple[int, ...] = Field((), description="Extra stop token ids.")
@@ -110,12 +121,12 @@ class RolloutSettings(Settings):
 
     rm_type: str | None = Field(None, description="Built-in grader of agentrl.rm_hub, for example exact_match.")
     custom_rm_path: str | None = Field(None, description="Your own reward function: pkg.mod:fn or path/file.py[:fn].")
-    group_rm: bool = Field(False, description="Call the reward function once a group with all its samples.")
-    reward_key: str | None = Field(None, description="Entry of a dict reward that trains.")
+    group_rm: bool = Field(False, description="Call the reward function once per group, with all its samples.")
+    reward_key: str | None = Field(None, description="Entry of a dict reward that training uses.")
     log_reward_category: str | None = Field(
         None, description="Entry of a dict reward by which trajectories are counted, for example why they failed."
     )
-    eval_reward_key: str | None = Field(None, description="Entry of a dict reward that evaluation counts.")
+    eval_reward_key: str | None = Field(None, description="Entry of a dict reward that evaluation uses.")
     dynamic_sampling_filter_path: str | None = Field(
         None, description="fn(args, samples) -> bool: keep this group? Built in: agentrl.rollout.filters:nonzero_std."
     )
@@ -124,6 +135,12 @@ class RolloutSettings(Settings):
         (),
         description="Addresses (host:port or URL) of running SGLang servers of a teacher with the student's vocabulary, for "
         "use_opd; `agentrl serve` is one.",
+    )
+
+    demonstration_min_reward: float | None = Field(
+        None,
+        description="Least reward of a hosted model's conversation that `agentrl rollout` writes to demonstrations.jsonl; "
+        "default: all that ended by themselves.",
     )
 
     eval_prompt_data: tuple[str, ...] = Field(
@@ -138,12 +155,12 @@ class RolloutSettings(Settings):
         None, description="Evaluate every this many rollouts, and after the last."
     )
     eval_before_train: bool = Field(True, description="Evaluate once before the first rollout.")
-    n_samples_per_eval_prompt: PositiveInt = Field(1, description="Trajectories a prompt in evaluation.")
+    n_samples_per_eval_prompt: PositiveInt = Field(1, description="Trajectories per prompt in evaluation.")
     eval_temperature: float | None = Field(None, ge=0, description="Temperature in evaluation; default: training's.")
     eval_top_p: float | None = Field(None, gt=0, le=1, description="Nucleus sampling in evaluation.")
     eval_top_k: int | None = Field(None, ge=-1, description="Top-k sampling in evaluation.")
-    eval_max_response_len: PositiveInt | None = Field(None, description="Most tokens a turn in evaluation.")
-    eval_min_new_tokens: NonNegativeInt | None = Field(None, description="Fewest tokens a turn in evaluation.")
+    eval_max_response_len: PositiveInt | None = Field(None, description="Maximum tokens per turn in evaluation.")
+    eval_min_new_tokens: NonNegativeInt | None = Field(None, description="Minimum tokens per turn in evaluation.")
     eval_max_prompt_len: PositiveInt | None = Field(None, description="rollout_max_prompt_len in evaluation.")
     eval_max_context_len: PositiveInt | None = Field(None, description="rollout_max_context_len in evaluation.")
     eval_input_key: str | None = Field(None, description="input_key of the evaluation sets.")
@@ -155,9 +172,9 @@ class RolloutSettings(Settings):
     env_timeout: PositiveFloat = Field(120.0, description="Seconds one call of the environment's own code may take.")
     reward_timeout: PositiveFloat = Field(60.0, description="Seconds one call of the reward function may take.")
     event_loop_block_warning: PositiveFloat = Field(
-        1.0, description="Seconds the event loop may stand still before a warning names the code that blocks it."
+        1.0, description="Seconds that code may block the event loop before a warning names this code."
     )
-    rollout_max_retries: int = Field(2, ge=0, description="Fresh starts of a trajectory whose failure says retry.")
+    rollout_max_retries: int = Field(2, ge=0, description="Restarts of a trajectory whose failure action is retry.")
     failure_policy: dict[Blame, FailureAction] = Field(
         default_factory=lambda: dict(DEFAULT_FAILURE_POLICY),
         description="Action for a failed trajectory, by the part that caused the failure, for example tool=retry or env=drop_group.",

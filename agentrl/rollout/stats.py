@@ -1,8 +1,10 @@
 """What was played, as numbers: trajectories one by one, and counts of what went wrong and of where tokens went."""
 
+import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from statistics import variance
 from typing import Any
 
 from agentrl.errors import Failure
@@ -152,15 +154,16 @@ def _row(siblings: Sequence[Sample], reward_key: str | None) -> Row:
         counters.update(sample.metadata.get("counters", {}))
     kinds = {sample.metadata.get("grade", {}).get("unjudged") for sample in siblings} - {"", None}
     row = {
-        "response_length": sum(s.response_length for s in siblings),
-        "model_tokens": sum(sum(s.loss_mask or ()) for s in siblings),
+        # Of a hosted model's tokens only the server's count is known.
+        "response_length": sum(s.spec_info.completion_token_num if s.hosted else s.response_length for s in siblings),
+        "model_tokens": sum(s.spec_info.completion_token_num if s.hosted else sum(s.loss_mask or ()) for s in siblings),
         "truncated": any(s.status is Status.TRUNCATED for s in siblings),
         "failed": any(s.status is Status.FAILED for s in siblings),
-        "turns": max((part.turn for s in siblings for part in s.segments), default=0),
+        "turns": max((s.model_turns for s in siblings), default=0),
         "tool_calls": counters["tool_calls"],
         "used_tool": counters["tool_ok"] > 0,
-        # How the calls ended, by kind, and their seconds.
-        **{name: count for name, count in counters.items() if name.startswith("tool_")},
+        # How the calls ended, by kind, and their seconds; what an agent program's session counted.
+        **{name: count for name, count in counters.items() if name.startswith(("tool_", "agent/"))},
         **{f"unjudged/{kind}": True for kind in kinds},
         **({f"stop/{siblings[-1].stop_reason[:40]}": True} if siblings[-1].stop_reason else {}),
         "non_generation_seconds": sum(s.non_generation_time for s in siblings),
@@ -214,6 +217,11 @@ def categories(samples: Sequence[Sample], key: str) -> dict[str, float]:
     """`error_cat/<what the reward says under key>`: its share of the samples, of the 20 most frequent ones."""
     said = Counter(str(s.reward.get(key, "none") if isinstance(s.reward, dict) else "none")[:40] for s in samples)
     return {f"error_cat/{name}": count / len(samples) for name, count in said.most_common(20)}
+
+
+def standard_error(groups: Sequence[Sequence[float]]) -> float:
+    """The standard error of the mean over groups, of at least two values each, whose prompts are given."""
+    return math.sqrt(sum(variance(group) / len(group) for group in groups)) / len(groups)
 
 
 def mean(values: Sequence[float]) -> float:

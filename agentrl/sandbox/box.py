@@ -52,9 +52,7 @@ class Sandbox:
         queue_seconds: float = 30.0,
     ) -> None:
         if backend not in ("auto", *SAFE_BACKENDS, "unsafe_subprocess"):
-            raise SettingsError(
-                f"sandbox backend {backend!r}: expected auto, {', '.join(SAFE_BACKENDS)} or unsafe_subprocess"
-            )
+            raise SettingsError(f"backend {backend!r}: expected auto, {', '.join(SAFE_BACKENDS)} or unsafe_subprocess")
         if isinstance(preload, str):  # type: ignore[unreachable]
             raise SettingsError(f"sandbox preload: expected a tuple of module names, got {preload!r}")
         if warm < 0 or (max_concurrency is not None and max_concurrency < 1) or not queue_seconds > 0:
@@ -239,12 +237,8 @@ class SandboxSession:
             await process.end()
 
     async def run(self, code: str, *, timeout: float | None = None) -> RunResult:
-        """Run a cell; runs asked for at once go one after another.
-
-        Raises:
-            SandboxBusy: no place became free in time; the variables are kept.
-            SandboxFailure: the sandbox broke; the variables are lost.
-        """
+        """Run a cell; runs asked for at once go one after another. Raises SandboxBusy: no place became free in time;
+        the variables are kept. Raises SandboxFailure: the sandbox broke; the variables are lost."""
         return await self._run(code, "", timeout)
 
     async def _run(self, code: str, stdin: str, timeout: float | None) -> RunResult:

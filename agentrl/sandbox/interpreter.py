@@ -40,14 +40,8 @@ class Interpreter:
 
 
 def find_interpreter(*, by_others: bool) -> Interpreter:
-    """The Python to use.
-
-    Args:
-        by_others: whether another user than the caller's must be able to read it.
-
-    Raises:
-        SandboxUnavailable: there is none that could be read.
-    """
+    """The Python to use. `by_others`: whether another user than the caller's must be able to read it. Raises
+    SandboxUnavailable: there is none that could be read."""
     site = tuple(path for path in _packages() if _readable(path, by_others))
     own = os.path.realpath(getattr(sys, "_base_executable", None) or sys.executable)
     stdlib = [sysconfig.get_path("stdlib"), sysconfig.get_path("platstdlib")]

@@ -5,7 +5,7 @@ import inspect
 import json
 import re
 import types
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Annotated, Any, get_args, get_origin, get_type_hints
@@ -62,7 +62,6 @@ class ToolOutcome:
 
 
 _SHOWN_VALUE_CHARS, _SHOWN_PROBLEM_CHARS = 60, 200
-_MOST_PROBLEMS = 5
 _SECTION = re.compile(r"^(Args|Arguments|Parameters|Returns|Return|Yields|Raises|Examples?|Notes?):\s*$")
 _ENTRY = re.compile(r"^\*{0,2}(\w+)\s*(?:\([^)]*\))?:\s*(.*)$")
 
@@ -95,12 +94,8 @@ class Arguments:
 
 
 def of_function(function: Callable[..., Any], name: str, descriptions: Mapping[str, str]) -> Arguments:
-    """The arguments of a function.
-
-    Raises:
-        PluginError: a parameter has no type hint, a hint cannot be resolved or has no JSON schema, or the signature
-            takes `*args`, `**kwargs` or positional-only parameters.
-    """
+    """The arguments of a function. Raises PluginError: a parameter has no type hint, a hint cannot be resolved or has
+    no JSON schema, or the signature takes `*args`, `**kwargs` or positional-only parameters."""
     hints = _hints(function, name)
     fields: dict[str, Any] = {}
     injected: list[str] = []
@@ -148,34 +143,19 @@ def of_function(function: Callable[..., Any], name: str, descriptions: Mapping[s
 
 
 def of_schema(tool: str, schema: dict[str, Any]) -> Arguments:
-    """The arguments of a tool whose JSON schema was given; they are handed on as they are.
-
-    Raises:
-        PluginError: it is no valid JSON schema of an object.
-    """
-    from jsonschema import SchemaError
-    from jsonschema.validators import Draft202012Validator, validator_for
-
-    family = validator_for(schema, default=Draft202012Validator)
-    try:
-        family.check_schema(schema)
-    except SchemaError as error:
-        raise PluginError(f"tool {tool!r}: its parameters are no valid JSON schema: {error.message}") from error
+    """The arguments of a tool whose JSON schema was given; they are handed on as they are, and `SchemaCheck` checks
+    them. Raises PluginError: it is no schema of an object."""
     if schema.get("type", "object") != "object":
         raise PluginError(
-            f"tool {tool!r}: expected parameters of type 'object', got {schema['type']!r}; "
+            f"tool {tool!r}: expected parameters of type 'object', got {schema['type']!r:.100}; "
             "a model gives a tool's arguments by name"
         )
-    validator = family(schema)
+    return Arguments({"type": "object", "properties": {}, **schema}, dict)
 
-    def check(arguments: Mapping[str, Any]) -> dict[str, Any]:
-        errors = sorted(validator.iter_errors(given := dict(arguments)), key=lambda error: error.json_path)
-        if errors:
-            text = "; ".join(_where(error.json_path, error.message) for error in errors[:_MOST_PROBLEMS])
-            raise ToolError(text, kind=OutcomeKind.BAD_ARGUMENTS)
-        return given
 
-    return Arguments({"type": "object", "properties": {}, **schema}, check)
+def mistakes(problems: Sequence[tuple[str, str]]) -> ToolError:
+    """The error for arguments that do not fit a given schema; `problems` are JSON paths and messages."""
+    return ToolError("; ".join(_where(*problem) for problem in problems), kind=OutcomeKind.BAD_ARGUMENTS)
 
 
 def needs_self(function: Callable[..., Any]) -> bool:
@@ -187,11 +167,8 @@ def needs_self(function: Callable[..., Any]) -> bool:
 
 
 def as_object(arguments: object) -> dict[str, Any]:
-    """A call's arguments, parsed or as JSON text, as a JSON object.
-
-    Raises:
-        ToolError: of kind `bad_arguments`, saying what is wrong and where.
-    """
+    """A call's arguments, parsed or as JSON text, as a JSON object. Raises ToolError: of kind `bad_arguments`, saying
+    what is wrong and where."""
     try:
         value = json.loads(arguments) if isinstance(arguments, str) else arguments
     except json.JSONDecodeError as error:
@@ -206,9 +183,7 @@ def as_object(arguments: object) -> dict[str, Any]:
 
 def parse_docstring(text: str | None) -> tuple[str, dict[str, str]]:
     """A Google-style docstring's description (everything before the first section), and its arguments' descriptions.
-
-    Line breaks inside a paragraph become spaces; paragraphs stay apart.
-    """
+    Line breaks inside a paragraph become spaces; paragraphs stay apart."""
     lines = inspect.cleandoc(text or "").splitlines()
     starts = [i for i, line in enumerate(lines) if _SECTION.match(line)]
     arguments: dict[str, str] = {}

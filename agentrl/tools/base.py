@@ -15,7 +15,7 @@ import anyio
 from pydantic_core import PydanticSerializationError, to_json
 
 from agentrl.clock import Deadline, waiting
-from agentrl.errors import Failure, PluginError, ToolFailure
+from agentrl.errors import Failure, PluginError, ToolFailure, first_error
 from agentrl.plugins import stops_the_caller
 from agentrl.tools.arguments import (
     Arguments,
@@ -87,14 +87,11 @@ class Tool:
             function: sync or async; sync ones run in a thread of their own.
             arguments: the parameters, where they do not come from the function's type hints.
 
-        Raises:
-            PluginError: the function cannot become a tool; names the tool and the parameter.
+        Raises PluginError: the function cannot become a tool; names the tool and the parameter.
         """
         self.name = name or getattr(function, "__name__", "") or type(function).__name__
         if not _NAME.fullmatch(self.name):
-            raise PluginError(
-                f"tool {self.name!r}: a name has 1 to 64 letters, digits, '_' or '-'; give one with @tool(name=...)"
-            )
+            raise PluginError(f"tool {self.name!r}: a name has 1-64 letters, digits, '_' or '-'; use @tool(name=...)")
         summary, argument_descriptions = parse_docstring(getattr(function, "__doc__", None))
         self.description = description or summary or self.name.replace("_", " ")
         at_once = 1 if max_concurrency is None else max_concurrency
@@ -143,8 +140,7 @@ class Tool:
             arguments: the model's arguments, already parsed from JSON.
             state: handed to parameters annotated `Annotated[..., Injected]`.
 
-        Raises:
-            ToolError: anything that went wrong; the message is written for the model, `kind` says what it was.
+        Raises ToolError: anything that went wrong; the message is written for the model, `kind` says what it was.
         """
         keywords = self._arguments.check(arguments)
         keywords.update(dict.fromkeys(self._arguments.injected, state))
@@ -158,11 +154,8 @@ class Tool:
                 return await self._finish(thread.run(functools.partial(self._function, **keywords)))
 
     async def run(self, arguments: Mapping[str, Any], *, state: object = None) -> ToolOutcome:
-        """Like `call`, but failures come back as a `ToolOutcome` whose text starts with `Error: `.
-
-        Raises:
-            ToolFailure: with `on_failure="fail"`, what was the tool's own fault; its kind is `tool_<outcome kind>`.
-        """
+        """Like `call`, but failures come back as a `ToolOutcome` whose text starts with `Error: `. Raises ToolFailure:
+        with `on_failure="fail"`, what was the tool's own fault; its kind is `tool_<outcome kind>`."""
         start = time.perf_counter()
         try:
             text, kind = await self.call(arguments, state=state), OutcomeKind.OK
@@ -175,19 +168,19 @@ class Tool:
     async def _finish(self, running: Awaitable[Any]) -> str:
         """Wait for the result within the deadline, and turn what came into text."""
         result: Any = None
-        with Deadline(self.timeout, f"tool {self.name}") as limit:
-            try:
+        try:
+            with Deadline(self.timeout, f"tool {self.name}") as limit:
                 result = await running
                 if inspect.isawaitable(result):
                     result = await result
-            except ToolError as error:
-                raise ToolError(self._cut(str(error)), kind=error.kind) from error
-            except Failure:  # the tool itself says that the trajectory cannot go on
+        except ToolError as error:
+            raise ToolError(self._cut(str(error)), kind=error.kind) from error
+        except Failure:  # the tool itself says that the trajectory cannot go on
+            raise
+        except BaseException as error:  # a tool is user code: whatever it raises is an observation for the model
+            if stops_the_caller(error):
                 raise
-            except BaseException as error:  # a tool is user code: whatever it raises is an observation for the model
-                if stops_the_caller(error):
-                    raise
-                raise ToolError(self._cut(described(error)), kind=OutcomeKind.RAISED) from error
+            raise ToolError(self._cut(described(first_error(error))), kind=OutcomeKind.RAISED) from error
         if limit.overdue:
             raise ToolError(f"`{self.name}` did not finish within {self.timeout:g} s", kind=OutcomeKind.TIMEOUT)
         return self._cut(self._text(result))
@@ -218,11 +211,8 @@ def described(error: BaseException) -> str:
 
 
 def as_tool(function: Callable[..., Any] | Tool) -> Tool:
-    """A `Tool` from a function; a `Tool` is returned as it is.
-
-    Raises:
-        PluginError: it is neither, or it cannot become a tool.
-    """
+    """A `Tool` from a function; a `Tool` is returned as it is. Raises PluginError: it is neither, or it cannot become a
+    tool."""
     if isinstance(function, Tool):
         return function
     if not callable(function) or isinstance(function, type):
@@ -237,11 +227,8 @@ def tool(**options: Unpack[ToolOptions]) -> Callable[[Callable[..., Any]], Tool]
 def tool(
     function: Callable[..., Any] | None = None, /, **options: Unpack[ToolOptions]
 ) -> Tool | Callable[[Callable[..., Any]], Tool]:
-    """Make a function a `Tool`: `@tool`, or with options `@tool(timeout=5)`.
-
-    Raises:
-        PluginError: the function cannot become a tool; names the tool and the parameter.
-    """
+    """Make a function a `Tool`: `@tool`, or with options `@tool(timeout=5)`. Raises PluginError: the function cannot
+    become a tool; names the tool and the parameter."""
     if function is not None:
         return Tool(function, **options)
     return lambda decorated: Tool(decorated, **options)
@@ -253,19 +240,11 @@ class ToolSource(ABC):
     @property
     @abstractmethod
     def tools(self) -> Sequence[Tool]:
-        """The tools.
-
-        Raises:
-            PluginError: it is not open.
-        """
+        """The tools. Raises PluginError: it is not open."""
 
     @abstractmethod
     async def open(self) -> None:
-        """Connect.
-
-        Raises:
-            PluginError: with what is wrong and what to do.
-        """
+        """Connect. Raises PluginError: with what is wrong and what to do."""
 
     @abstractmethod
     async def close(self) -> None:
@@ -273,11 +252,8 @@ class ToolSource(ABC):
 
 
 class Toolbox:
-    """Tools by name, in the order in which the model sees them.
-
-    Raises:
-        PluginError: an entry cannot be a tool, or two tools share a name.
-    """
+    """Tools by name, in the order in which the model sees them. Raises PluginError: an entry cannot be a tool, or two
+    tools share a name."""
 
     def __init__(self, tools: Iterable[Callable[..., Any] | Tool] = ()) -> None:
         self._tools: dict[str, Tool] = {}
@@ -306,8 +282,7 @@ class Toolbox:
             arguments: its arguments, parsed or as JSON text.
             state: handed to parameters annotated `Annotated[..., Injected]`.
 
-        Raises:
-            ToolFailure: the tool failed, and its `on_failure` is "fail".
+        Raises ToolFailure: the tool failed, and its `on_failure` is "fail".
         """
         start = time.perf_counter()
         try:

@@ -3,6 +3,7 @@
 1. `MCPTools.stdio("uvx", "some-server")` starts a server and talks over its pipes; `MCPTools.http(url)` talks to a
    running one by streamable HTTP. Either is an entry of `Environment.tools`; the server is opened once a process.
 2. Arguments are checked against the server's own schemas before a call leaves, with a message that the model can act on.
+   Names, descriptions and schemas are somebody else's: their size is bounded, and `SchemaCheck` checks by them.
 3. A call is made once: if the connection is lost the call fails, and the next call opens it anew.
 4. A server that was started here ends with this process, however that ends.
 """
@@ -21,8 +22,9 @@ import anyio
 
 from agentrl import parent_watchdog
 from agentrl.errors import PluginError, first_error, install
-from agentrl.tools.arguments import OutcomeKind, ToolError, of_schema
+from agentrl.tools.arguments import OutcomeKind, ToolError, mistakes, of_schema
 from agentrl.tools.base import DEFAULT_TIMEOUT, CallOptions, Tool, ToolSource, described
+from agentrl.tools.schema_check import SchemaCheck
 
 if TYPE_CHECKING:
     from mcp import Client
@@ -32,6 +34,8 @@ if TYPE_CHECKING:
 Connect = Callable[[], AbstractAsyncContextManager["Client"]]
 _CLOSE_SECONDS = 10.0
 _MOST_PAGES = 100
+_MOST_CHARS = 1 << 18
+"""Characters that the names, descriptions and schemas of a server's tools may have: all of them go into every prompt."""
 
 
 class MCPTools(ToolSource):
@@ -63,6 +67,7 @@ class MCPTools(ToolSource):
         self._tools: tuple[Tool, ...] | None = None
         self._connection: _Connection | None = None
         self._lock = anyio.Lock()
+        self._check = SchemaCheck()
 
     @classmethod
     def stdio(
@@ -119,34 +124,47 @@ class MCPTools(ToolSource):
 
     @property
     def tools(self) -> Sequence[Tool]:
-        """The server's tools.
-
-        Raises:
-            PluginError: it is not open.
-        """
+        """The server's tools. Raises PluginError: it is not open."""
         if self._tools is None:
             raise PluginError(f"{self._what} is not open; use `async with` or put it into `Environment.tools`")
         return self._tools
 
     async def open(self) -> None:
-        """Connect and list the tools.
-
-        Raises:
-            PluginError: the SDK is not installed, the server cannot be reached in time, its tools cannot be used, or
-                `include` names one that it lacks.
-        """
-        listed = await self._opened()
-        known = {entry.name for entry in listed.listed}
-        if missing := sorted(set(self._include or ()) - known):
+        """Connect and list the tools. Raises PluginError: the SDK is not installed, the server cannot be reached in
+        time, its tools cannot be used, or `include` names one that it lacks."""
+        listed = (await self._opened()).listed
+        try:
+            self._tools = await self._taken(listed)
+        except BaseException:
             await self.close()
-            raise PluginError(f"{self._what} has no tool {', '.join(missing)}; it has {', '.join(sorted(known))}")
-        self._tools = tuple(self._tool(t) for t in listed.listed if self._include is None or t.name in self._include)
+            raise
+
+    async def _taken(self, listed: Sequence["ServerTool"]) -> tuple[Tool, ...]:
+        taken = [entry for entry in listed if self._include is None or entry.name in self._include]
+        if missing := sorted(set(self._include or ()) - {entry.name for entry in taken}):
+            known = ", ".join(sorted(entry.name for entry in listed))
+            raise PluginError(f"{self._what} has no tool {', '.join(missing)}; it has {known:.1000}")
+        sizes = {entry.name: len(entry.model_dump_json()) for entry in taken}
+        if (size := sum(sizes.values())) > _MOST_CHARS:
+            largest = max(sizes, key=lambda name: sizes[name])
+            raise PluginError(
+                f"{self._what}: the descriptions and schemas of its tools have {size:,} characters, {largest:.100} alone "
+                f"{sizes[largest]:,}; at most {_MOST_CHARS:,} may go into a prompt. Choose tools with `include`"
+            )
+        tools = tuple(map(self._tool, taken))
+        for tool, entry in zip(tools, taken, strict=True):
+            try:  # without arguments: it is the schema that is looked at
+                await self._check.problems(json.dumps(entry.input_schema), {})
+            except PluginError as error:
+                raise PluginError(f"tool {tool.name!r}: its parameters are no usable JSON schema: {error}") from error
+        return tools
 
     async def close(self) -> None:
         """Disconnect, and end a server that was started here."""
         connection, self._connection, self._tools = self._connection, None, None
         if connection is not None:
             await connection.close()
+        await self._check.close()
 
     async def __aenter__(self) -> Self:
         await self.open()
@@ -156,10 +174,18 @@ class MCPTools(ToolSource):
         await self.close()
 
     def _tool(self, entry: "ServerTool") -> Tool:
+        name, schema = self._prefix + entry.name, json.dumps(entry.input_schema)
+
         async def call(**arguments: Any) -> str:
+            try:
+                problems = await self._check.problems(schema, arguments)
+            except PluginError as error:
+                said = f"the arguments cannot be checked by the schema of `{name}`: {error}"
+                raise ToolError(said, kind=OutcomeKind.RAISED) from error
+            if problems:
+                raise mistakes(problems)
             return await self._call(entry.name, arguments)
 
-        name = self._prefix + entry.name
         return Tool(
             call,
             name=name,

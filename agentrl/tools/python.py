@@ -107,11 +107,7 @@ class WithPython:
 
     @classmethod
     async def setup(cls, args: Any) -> None:
-        """Open the sandbox.
-
-        Raises:
-            SandboxUnavailable: no safe backend works on this machine.
-        """
+        """Open the sandbox. Raises SandboxUnavailable: no safe backend works on this machine."""
         await super().setup(args)  # type: ignore[misc]
         cls.sandbox = await cls.make_sandbox(args).__aenter__()
 
@@ -131,11 +127,7 @@ class WithPython:
 
 
 def _observation(result: RunResult, room: int) -> str:
-    """Return the text that the model reads.
-
-    Raises:
-        ToolError: the code did not run to its end without an error.
-    """
+    """Return the text that the model reads. Raises ToolError: the code did not run to its end without an error."""
     output = "\n".join(part.rstrip("\n") for part in (result.note, result.stdout, result.stderr) if part.strip())
     if result.ok:
         return _shortened(output, room) or "[no output]"

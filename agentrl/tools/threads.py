@@ -27,13 +27,9 @@ MOST_HUNG: Final = 64
 
 
 async def run_in_daemon_thread(function: Callable[[], Any], ended: Callable[[], None] = lambda: None) -> Any:
-    """Call `function` in a thread of its own and return what it returns or raise what it raises.
-
-    On cancellation the thread goes on unheard. Context variables are those of the caller.
-
-    Args:
-        ended: called in the event loop when the function has ended, heard or not.
-    """
+    """Call `function` in a thread of its own and return what it returns or raise what it raises. On cancellation the
+    thread goes on unheard. Context variables are those of the caller. `ended`: called in the event loop when the
+    function has ended, heard or not."""
     token = current_token()
     context = contextvars.copy_context()
     finished = anyio.Event()
@@ -63,12 +59,8 @@ async def run_in_daemon_thread(function: Callable[[], Any], ended: Callable[[], 
 
 @dataclass
 class ToolThreads:
-    """The threads of an event loop's sync tools.
-
-    Attributes:
-        places: for calls within their deadline.
-        hung: calls that outlived their deadline and have not returned yet, by tool.
-    """
+    """The threads of an event loop's sync tools. `places`: for calls within their deadline. `hung`: calls that outlived
+    their deadline and have not returned yet, by tool."""
 
     places: anyio.CapacityLimiter = field(default_factory=lambda: anyio.CapacityLimiter(PLACES))
     hung: Counter[str] = field(default_factory=Counter)

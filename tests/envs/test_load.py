@@ -90,7 +90,7 @@ BAD_CLASSES = [
     ("when_interrupted = []", r"Env.when_interrupted: expected one of .*, got \[\]"),
     ("tools = 'search'", "Env.tools: expected a list of functions, got 'search'"),
     ("tools = [3]", "Env.tools: expected a function or a Tool, got 3"),
-    ("tools = [lambda: 1]", "Env.tools: tool '<lambda>': a name has 1 to 64 letters"),
+    ("tools = [lambda: 1]", "Env.tools: tool '<lambda>': a name has 1-64 letters"),
     ("def f(self, x): ...\n    tools = [f]", "Env.tools: tool 'f': parameter 'x' has no type hint"),
     ("tools = [f, f]", "Env.tools: two tools are called 'f'"),
     ("def step(self, turn): ...", r"Env.step must be a coroutine: write `async def step"),

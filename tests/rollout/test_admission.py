@@ -1,14 +1,19 @@
 """Admission: how many groups may start and when a batch is there, over random schedules and without a loop."""
 
+import heapq
 import random
+import statistics
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agentrl.rollout.admission import Admission
+from agentrl.rollout import admission
+from agentrl.rollout.admission import WINDOW, Admission
 
 
 @dataclass
@@ -87,14 +92,16 @@ def runs(draw: st.DrawFn) -> Run:
     interval = draw(st.integers(1, 3))
     staleness = draw(st.integers(interval - 1, 6))
     steps, size = draw(st.integers(1, 30)), draw(st.integers(1, 4))
+    batch, between = draw(st.integers(1, 6)), draw(st.booleans()) and staleness > 0
     admission = Admission(
-        draw(st.integers(1, 6)),
+        batch,
         draw(st.sampled_from([0, 0, 1, 5])),
         staleness,
         places=draw(st.integers(1, 40)),
         size=size,
         steps=steps,
-        between=draw(st.booleans()) and staleness > 0,
+        between=between,
+        held=draw(st.integers(0, (staleness - 1) * batch)) if between else 0,
     )
     return Run(admission, interval, random.Random(draw(st.integers(0, 2**16))), draw(st.sampled_from([0.0, 0.3])))
 
@@ -206,3 +213,141 @@ def test_nothing_is_started_for_batches_after_the_last(steps: int) -> None:
     a = Admission(2, 0, 5, steps=steps, between=True)
     a.begin(0)
     assert a.wanted == 2 * steps
+
+
+# ---- holding back ---------------------------------------------------------------------------------------------------
+
+
+def timed(
+    a: Admission, seconds: Callable[[int], float], training: float, steps: int, interval: int = 1
+) -> tuple[float, list[int]]:
+    """Play a run in simulated time: group n takes `seconds(n)`, a step `training`. Returns its seconds and all staleness."""
+    now, made, ages = 0.0, 0, list[int]()
+    playing, kept = list[tuple[float, int]](), list[int]()
+
+    def start() -> None:
+        nonlocal made
+        for _ in range(a.wanted):
+            heapq.heappush(playing, (now + seconds(made), a.started()))
+            made += 1
+
+    def finish() -> None:
+        nonlocal now
+        now, version = heapq.heappop(playing)
+        a.ended()
+        a.finished(version, keep=True)
+        kept.append(version)
+        start()
+
+    for step in range(steps):
+        a.updated(step - step % interval)
+        start()
+        a.begin(step)
+        start()
+        while not a.full:
+            finish()
+        kept.sort()
+        ages += [step - version for version in kept[: a.batch]]
+        del kept[: a.batch]
+        a.handed()
+        a.wait(Counter(kept))
+        trained = now + training
+        start()
+        while playing and playing[0][0] <= trained:
+            finish()
+        now = trained
+    return now, ages
+
+
+def pareto(number: int) -> float:
+    return min(20.0, 0.3 * random.Random(number).paretovariate(1.5))
+
+
+def exponential(number: int) -> float:
+    return random.Random(number).expovariate(1)
+
+
+def steady(_: int) -> float:
+    return 1.0
+
+
+@pytest.fixture
+def eager(monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[float, list[int]]]:
+    """`timed` by an admission that holds nothing back."""
+
+    def play(*arguments: Any) -> tuple[float, list[int]]:
+        with monkeypatch.context() as patch:
+            patch.setattr(admission, "WINDOW", 1_000_000)
+            return timed(*arguments)
+
+    return play
+
+
+def run_of(staleness: int = 4) -> Admission:
+    return Admission(8, 0, staleness, places=12, between=True)
+
+
+STEPS = 7 * WINDOW
+
+
+def faster_than_training(engines: float, seconds: Callable[[int], float]) -> float:
+    """Seconds of a training step for which engines with all places busy are so many times as fast."""
+    return engines * 8 / 12 * statistics.fmean(map(seconds, range(1000)))
+
+
+@pytest.mark.parametrize("seconds", [steady, exponential, pareto])
+def test_faster_engines_start_groups_late_and_the_trainer_does_not_wait(
+    seconds: Callable[[int], float], eager: Callable[..., tuple[float, list[int]]]
+) -> None:
+    training = faster_than_training(2, seconds)
+    early, before = eager(run_of(), seconds, training, STEPS)
+    late, after = timed(run_of(), seconds, training, STEPS)
+    assert late <= early / 0.97
+    settled = 8 * 2 * WINDOW
+    assert statistics.fmean(before[settled:]) == 4
+    assert statistics.fmean(after[settled:]) <= 2.4
+
+
+@pytest.mark.parametrize("interval", [2, 3])
+def test_no_start_waits_for_an_update_that_comes_later(
+    interval: int, eager: Callable[..., tuple[float, list[int]]]
+) -> None:
+    training = faster_than_training(2, exponential)
+    early, before = eager(run_of(), exponential, training, STEPS, interval)
+    late, after = timed(run_of(), exponential, training, STEPS, interval)
+    assert late <= early / 0.98
+    assert sum(after) < 0.85 * sum(before)
+
+
+@pytest.mark.parametrize("seconds", [steady, exponential, pareto])
+def test_slower_engines_hold_nothing_back(
+    seconds: Callable[[int], float], eager: Callable[..., tuple[float, list[int]]]
+) -> None:
+    training = faster_than_training(0.7, seconds)
+    assert timed(run_of(), seconds, training, STEPS) == eager(run_of(), seconds, training, STEPS)
+
+
+def test_engines_that_become_slower_get_their_groups_back(eager: Callable[..., tuple[float, list[int]]]) -> None:
+    def seconds(number: int) -> float:
+        return exponential(number) * (1 if number < 4 * WINDOW * 8 else 6)
+
+    a, training = run_of(), faster_than_training(2, exponential)
+    early, _ = eager(run_of(), seconds, training, STEPS)
+    late, _ = timed(a, seconds, training, STEPS)
+    assert late <= early / 0.97
+    assert a.held == 0
+
+
+def test_staleness_1_holds_nothing_back(eager: Callable[..., tuple[float, list[int]]]) -> None:
+    assert timed(run_of(1), exponential, 5.0, STEPS) == eager(run_of(1), exponential, 5.0, STEPS)
+
+
+@settings(max_examples=100, deadline=None)
+@given(runs(), st.lists(st.floats(0, 1000), min_size=1), st.floats(0, 1000))
+def test_whatever_groups_and_training_take_batches_get_filled(run: Run, seconds: list[float], training: float) -> None:
+    a = run.admission
+    a.size, a.surplus = 1, 0
+    _, ages = timed(a, lambda number: seconds[number % len(seconds)], training, a.steps or 0, run.interval)
+    assert len(ages) == a.batch * (a.steps or 0)
+    assert all(0 <= age <= a.staleness for age in ages)
+    assert 0 <= a.held <= max(0, a.staleness - 1) * a.batch

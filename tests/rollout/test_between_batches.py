@@ -17,6 +17,7 @@ from agentrl.buffer.queue import GroupQueue
 from agentrl.chat import Chat
 from agentrl.data.source import DataSource
 from agentrl.errors import EngineUnreachable
+from agentrl.rollout.admission import WINDOW
 from agentrl.rollout.filters import nonzero_std
 from agentrl.rollout.stats import TokenBalance
 from tests.buffer.make import make_args, prompts, source_of
@@ -34,6 +35,10 @@ def slow(*groups: int) -> Callable[[str], list[Reply]]:
 
 def numbers(groups: list[list[Sample]]) -> list[int]:
     return sorted(group[0].group_index or 0 for group in groups)
+
+
+async def completed(store: Store, groups: int) -> None:
+    await until(lambda: list(store.fate.values()).count("completed") == groups)
 
 
 def adds_up(account: TokenBalance) -> bool:
@@ -54,6 +59,20 @@ async def test_the_next_batch_is_played_while_one_is_trained(chat: Chat) -> None
         calls = len(engine.calls)
         groups, *_ = await runner.batch(1)
         assert (numbers(groups), len(engine.calls)) == ([3, 4, 5], calls)
+
+
+async def test_groups_that_no_batch_needs_yet_are_leased_under_newer_weights(chat: Chat) -> None:
+    store, rest, last = Store(), WINDOW + 6, 3 * (WINDOW + 4)
+    loop, _ = build(chat, [HELLO], store=store, max_staleness=3)
+    async with loop.running() as runner:
+        for step in range(rest):
+            await runner.batch(step)
+            await runner.updated(step + 1)
+            early = 3 * (step + 5)  # as far ahead as staleness allows
+            leases = early if step < WINDOW else max(last, early - 3 * 2)
+            await completed(store, leases)
+    assert store.leases[last:] == [step + 1 for step in range(rest) for _ in range(3)][-len(store.leases[last:]) :]
+    assert {store.versions[at] for at in store.batches[rest - 1]} == {rest - 2}
 
 
 async def test_nothing_is_played_between_batches_of_a_synchronous_run(chat: Chat) -> None:
@@ -315,3 +334,16 @@ async def test_a_users_source_is_called_by_one_thread_at_a_time(chat: Chat, tmp_
                 await runner.updated(step + 1)  # so that others are started just now
                 await to_thread.run_sync(queue.trained, [group[0].group_index or 0 for group in groups], step)
     assert not source.overlaps
+
+
+async def test_what_is_handed_over_waits_no_longer(chat: Chat, tmp_path: Path) -> None:
+    """With the real ledger, in which a batch stays fixed to its step until it is trained."""
+    args = make_args(prompts(tmp_path / "prompts.jsonl", 9))
+    loop, _ = build(chat, [HELLO], rollout_batch_size=2)
+    with Ledger(tmp_path / "ledger.sqlite") as ledger:
+        async with loop.running(GroupQueue(source_of(args), ledger)) as runner:
+            for step in range(2):
+                _, stats, _ = await runner.batch(step)
+                assert adds_up(stats.account)
+                assert (stats.account.waiting, stats.account.lost) == (0, {})
+                await runner.updated(step + 1)

@@ -3,17 +3,20 @@
 import asyncio
 import sys
 from collections.abc import Awaitable, Callable
-from typing import Any
+from typing import Any, ClassVar
 
 import anyio
+import anyio.lowlevel
 import pytest
 
 from agentrl import Environment, Sample, Step, tool
 from agentrl.chat import Chat
 from agentrl.envs import Turn
 from agentrl.errors import AgentRLError, Blame, EnvFailure, GraderFailure, PluginError, TrajectoryTimeout
+from agentrl.rollout.failures import guarded
 from agentrl.rollout.functions import GenerateFunction
 from agentrl.rollout.settings import FailureAction
+from agentrl.rollout.user_tasks import UserTasks
 from agentrl.sample import Message
 from tests.rollout.scripted import END, EchoEnv, Store, build
 from tests.support.virtual_time import virtual_time
@@ -310,3 +313,101 @@ async def test_an_environment_that_cannot_be_made_for_an_own_loop_follows_the_po
         loop, _ = build(chat, [], generate=generate, environment=RaisingInit, failure_policy=policy)
         with pytest.raises(AgentRLError, match=r"50 groups in a row were dropped.*env/env_raised"):
             await loop.run(0)
+
+
+class Leaving(EchoEnv):
+    """Starts a task in each step that goes on when the trajectory has ended."""
+
+    tasks: ClassVar[list[asyncio.Task[None]]] = []
+
+    async def step(self, turn: Turn) -> Step:
+        self.tasks.append(asyncio.create_task(anyio.sleep_forever()))
+        return Step(done=True)
+
+
+async def test_tasks_that_outlive_their_trajectory_are_cancelled_counted_and_named_once(
+    chat: Chat, caplog: pytest.LogCaptureFixture
+) -> None:
+    loop, _ = build(chat, [f"hello{END}"], environment=Leaving)
+    Leaving.tasks.clear()
+    with UserTasks.followed() as tasks:
+        await loop.run(0)
+        await anyio.wait_all_tasks_blocked()
+        assert len(Leaving.tasks) >= 6
+        assert all(task.cancelled() for task in Leaving.tasks)
+        assert tasks.take() == {"left_tasks/Leaving.step": float(len(Leaving.tasks))}
+        assert tasks.take() == {}
+    line = Leaving.step.__code__.co_firstlineno + 1
+    (said,) = [record.getMessage() for record in caplog.records]
+    assert f"Leaving.step leaves a task running that it started at {__file__}:{line}" in said
+
+
+async def test_tasks_that_end_or_are_cancelled_in_time_are_not_counted(chat: Chat) -> None:
+    class Tidy(EchoEnv):
+        async def step(self, turn: Turn) -> Step:
+            asyncio.create_task(anyio.sleep_forever()).cancel()
+            await asyncio.gather(anyio.lowlevel.checkpoint(), anyio.lowlevel.checkpoint())
+            return Step(done=True)
+
+    loop, _ = build(chat, [f"hello{END}"], environment=Tidy)
+    with UserTasks.followed() as tasks:
+        await loop.run(0)
+        assert tasks.take() == {}
+
+
+async def test_a_task_of_setup_is_the_runs(chat: Chat) -> None:
+    async def setup() -> asyncio.Task[None]:
+        return asyncio.create_task(anyio.sleep_forever())
+
+    with UserTasks.followed() as tasks:
+        task = await guarded(setup(), what="Env.setup", timeout=60, failure=EnvFailure)
+        await anyio.wait_all_tasks_blocked()
+        assert not task.done()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert tasks.take() == {}
+
+
+@pytest.mark.parametrize("name", ["SystemExit", "KeyboardInterrupt", "Own"])
+@pytest.mark.parametrize("awaited", ["awaited", "beside the step", "after the step"])
+async def test_a_task_that_raises_ends_its_trajectory(chat: Chat, awaited: str, name: str) -> None:
+    async def background() -> None:
+        await anyio.lowlevel.checkpoint()
+        RAISED[name]()
+
+    class Starting(EchoEnv):
+        async def step(self, turn: Turn) -> Step:
+            self.task = asyncio.create_task(background())
+            if awaited == "after the step":
+                return Step(done=True)
+            await (self.task if awaited == "awaited" else anyio.sleep_forever())
+            raise AssertionError
+
+        async def reward(self, sample: Sample) -> float:
+            await anyio.sleep_forever()
+            raise AssertionError
+
+    policy = dict.fromkeys((Blame.ENV, Blame.GRADER), FailureAction.RAISE)
+    loop, _ = build(chat, [f"hello{END}"], environment=Starting, failure_policy=policy)
+    whose = "the trajectory" if awaited == "after the step" else r"Starting\.step"
+    said = rf"sample \d.*{whose} raised {name}.* at .*test_user_faults\.py:\d+"
+    with anyio.fail_after(60), UserTasks.followed(), pytest.raises(EnvFailure, match=said):
+        await loop.run(0)
+
+
+async def test_a_task_of_a_tool_that_raises_is_an_observation(chat: Chat) -> None:
+    @tool
+    async def look() -> str:
+        """Look."""
+        async with anyio.create_task_group() as group:
+            group.start_soon(late_exit)
+        return "never"
+
+    async def late_exit() -> None:
+        await anyio.lowlevel.checkpoint()
+        sys.exit(3)
+
+    loop, _ = build(chat, [CALL, f"done{END}"], environment=type("Tasking", (EchoEnv,), {"tools": [look]}))
+    with anyio.fail_after(60), UserTasks.followed():
+        result = await loop.run(0)
+    assert all("Error: SystemExit: 3" in sample.response for group in result.groups for sample in group)

@@ -53,15 +53,9 @@ _IGNORED = Ins(_RET, 0, 0, _ERRNO)  # not done, and 0 returned
 
 
 def build(machine: str, *, own_view: bool, pid: int) -> bytes:
-    """The filter program for `machine` ("x86_64" or "aarch64"), as an array of `struct sock_filter`.
-
-    Args:
-        own_view: see above.
-        pid: the process that the filter is for, as it sees itself; without `own_view` it may signal no other.
-
-    Raises:
-        KeyError: there is no table for the machine.
-    """
+    """The filter program for `machine` ("x86_64" or "aarch64"), as an array of `struct sock_filter`. `own_view`: as in the
+    module's docstring. `pid`: the process that the filter is for, as it sees itself; without `own_view` it may signal no other.
+    Raises KeyError: there is no table for the machine."""
     allowed = dict(BASE[machine]) | (OWN_VIEW[machine] if own_view else {})
     checked = CHECKED[machine]
     newest = max(*allowed.values(), *checked.values(), *OWN_VIEW[machine].values())

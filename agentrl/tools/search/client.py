@@ -56,14 +56,11 @@ class RetrievalClient:
             timeout: seconds that one question may take, waiting included.
             cache_size: answers kept, the least recently used go first; 0 keeps none.
 
-        Raises:
-            PluginError: `url` is no http address.
+        Raises PluginError: `url` is no http address.
         """
         scheme, _, rest = url.partition("://")
         if scheme not in ("http", "https") or not rest:
-            raise PluginError(
-                f"retrieval server: expected an address such as http://127.0.0.1:8000/retrieve, got {url!r}"
-            )
+            raise PluginError(f"retrieval server: expected an address like http://127.0.0.1:8000/retrieve, got {url!r}")
         self.url = url if "/" in rest.rstrip("/") else f"{url.rstrip('/')}/retrieve"
         self.timeout, self._cache_size = timeout, cache_size
         self._cache = OrderedDict[tuple[str, int], list[Hit]]()

@@ -33,11 +33,7 @@ class Encoder:
 
     @classmethod
     def load(cls, folder: str | Path, *, query_prefix: str = "", passage_prefix: str = "", **options: Any) -> Self:
-        """Load a Hugging Face encoder folder.
-
-        Raises:
-            DataError: there is no encoder in the folder.
-        """
+        """Load a Hugging Face encoder folder. Raises DataError: there is no encoder in the folder."""
         from transformers import AutoModel, AutoTokenizer
 
         path = str(folder)
@@ -75,11 +71,7 @@ class DenseIndex:
 
     @classmethod
     def build(cls, passages: Iterable[Passage | str], encoder: Encoder) -> DenseIndex:
-        """Encode and index passages; plain strings get their position as id.
-
-        Raises:
-            DataError: there is no passage.
-        """
+        """Encode and index passages; plain strings get their position as id. Raises DataError: there is no passage."""
         import faiss
 
         kept = numbered(passages)
@@ -94,11 +86,8 @@ class DenseIndex:
         return cls(kept, index, encoder)
 
     def save(self, folder: str | Path) -> None:
-        """Write vectors and passages to a folder, which appears complete or not at all.
-
-        Raises:
-            DataError: the folder exists and holds something else, or cannot be written.
-        """
+        """Write vectors and passages to a folder, which appears complete or not at all. Raises DataError: the folder
+        exists and holds something else, or cannot be written."""
         import faiss
 
         with written_index(folder, _HEADER, self.passages) as made:
@@ -106,11 +95,8 @@ class DenseIndex:
 
     @classmethod
     def load(cls, folder: str | Path, encoder: Encoder) -> DenseIndex:
-        """Map an index that `save` wrote; `encoder` must be the one it was built with.
-
-        Raises:
-            DataError: there is no index, it is of another version, or of vectors of another width.
-        """
+        """Map an index that `save` wrote; `encoder` must be the one it was built with. Raises DataError: there is no
+        index, it is of another version, or of vectors of another width."""
         import faiss
 
         missing = "no dense index here; build one with DenseIndex.build(...).save(...)"
@@ -124,11 +110,8 @@ class DenseIndex:
         return cls(StoredPassages(source), vectors, encoder)
 
     def search(self, queries: Sequence[str], k: int = 3) -> list[list[Hit]]:
-        """At most `k` hits for each query, best first; the score is the cosine.
-
-        Raises:
-            ValueError: `k` is not positive.
-        """
+        """At most `k` hits for each query, best first; the score is the cosine. Raises ValueError: `k` is not
+        positive."""
         if k < 1:
             raise ValueError(f"k must be at least 1, got {k}")
         if not queries:

@@ -22,11 +22,8 @@ class BM25Index:
 
     @classmethod
     def build(cls, passages: Iterable[Passage | str]) -> BM25Index:
-        """Index passages; plain strings get their position as id.
-
-        Raises:
-            DataError: there is no passage, or none has a word.
-        """
+        """Index passages; plain strings get their position as id. Raises DataError: there is no passage, or none has a
+        word."""
         import bm25s
 
         kept = numbered(passages)
@@ -38,21 +35,15 @@ class BM25Index:
         return cls(kept, retriever)
 
     def save(self, folder: str | Path) -> None:
-        """Write the index and its passages to a folder, which appears complete or not at all.
-
-        Raises:
-            DataError: the folder exists and holds something else, or cannot be written.
-        """
+        """Write the index and its passages to a folder, which appears complete or not at all. Raises DataError: the
+        folder exists and holds something else, or cannot be written."""
         with written_index(folder, _HEADER, self.passages) as made:
             self._retriever.save(made, show_progress=False)
 
     @classmethod
     def load(cls, folder: str | Path) -> BM25Index:
-        """Map an index that `save` wrote.
-
-        Raises:
-            DataError: there is no index, it is of another version, or a part of it is missing.
-        """
+        """Map an index that `save` wrote. Raises DataError: there is no index, it is of another version, or a part of
+        it is missing."""
         import bm25s
 
         build = f"BM25Index.build(...).save({str(folder)!r}), or with agentrl retrieval --corpus FILE --index DIR"
@@ -64,11 +55,7 @@ class BM25Index:
         return cls(StoredPassages(source), retriever)
 
     def search(self, queries: Sequence[str], k: int = 3) -> list[list[Hit]]:
-        """At most `k` hits for each query, best first.
-
-        Raises:
-            ValueError: `k` is not positive.
-        """
+        """At most `k` hits for each query, best first. Raises ValueError: `k` is not positive."""
         if k < 1:
             raise ValueError(f"k must be at least 1, got {k}")
         return [self._best(words, k) for words in _words(list(queries), return_ids=False)]

@@ -49,10 +49,8 @@ def load_corpus(path: str | Path) -> Iterator[Passage]:
     """The passages of a JSONL or Parquet file, one row each, read as they are asked for.
 
     A row has `text` (or `contents`), and may have `id` (else its number) and `title`. In the form that Search-R1's
-    corpora have, the first line of `contents` is the title in quotation marks.
-
-    Raises:
-        DataError: the file is missing, empty or malformed, or a row has no text; names file, line and field.
+    corpora have, the first line of `contents` is the title in quotation marks. Raises DataError: the file is missing,
+    empty or malformed, or a row has no text; names file, line and field.
     """
     rows = open_rows(str(path), what="corpus")
     for index in range(len(rows)):
@@ -86,13 +84,8 @@ def numbered(passages: Iterable[Passage | str]) -> list[Passage]:
 @contextmanager
 def written_index(folder: str | Path, header: str, passages: Sequence[Passage]) -> Iterator[Path]:
     """A folder to write an index to, which becomes `folder` at the end, with its passages, or leaves no trace.
-
-    Args:
-        header: name of the file that tells this kind of index.
-
-    Raises:
-        DataError: the folder holds something else, or cannot be written.
-    """
+    `header`: name of the file that tells this kind of index. Raises DataError: the folder holds something else, or
+    cannot be written."""
     target = Path(folder).expanduser().absolute()
     try:
         if target.exists() and not (target / header).is_file() and any(target.iterdir()):
@@ -112,14 +105,8 @@ def written_index(folder: str | Path, header: str, passages: Sequence[Passage]) 
 
 
 def find_index(folder: str | Path, header: str, missing: str) -> Path:
-    """The folder that `written_index` made.
-
-    Args:
-        missing: what to say where there is none.
-
-    Raises:
-        DataError: there is none, or it is of another version.
-    """
+    """The folder that `written_index` made. `missing`: what to say where there is none. Raises DataError: there is
+    none, or it is of another version."""
     source = Path(folder).expanduser()
     if not (source / header).is_file():
         raise DataError(f"{source}: {missing}")

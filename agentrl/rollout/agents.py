@@ -1,0 +1,78 @@
+"""Trajectories of agent programs: a session of the gateway for each, and its Samples.
+
+`async def agent(base_url, sample)` is a generate function; it may return a reward. An `AgentEnvironment` has `act`.
+"""
+
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+from agentrl.engine.wire import SamplingParams
+from agentrl.errors import AgentFailure, ContextOverflow, EnvFailure
+from agentrl.gateway.sessions import Session
+from agentrl.rollout.context import RolloutContext
+from agentrl.rollout.stats import Tokens
+from agentrl.sample import Sample
+
+
+async def play_agent(
+    context: RolloutContext, sample: Sample, params: SamplingParams, act: Callable[[str, Sample], Awaitable[Any]]
+) -> list[Sample]:
+    """Run an agent to its end and return the session's Samples; all but those of side tasks.
+
+    Raises:
+        AgentFailure: the agent sent no request that was answered.
+        ContextOverflow: the agent's first prompt does not fit into the context.
+        EngineFailure: the engines failed and the agent gave up, or the gateway was closed.
+    """
+    gateway = context.gateway
+    if gateway is None:
+        raise EnvFailure("agents need the gateway of a run", kind="env_no_gateway")
+    origin = replace(sample, rollout_id=sample.index, metadata=dict(sample.metadata))
+    session = gateway.open(origin, context.turn_params(params, sample, 0, context.context_length))
+    rewards: Any = {}  # of no root, if the agent fails
+    try:
+        rewards = await act(gateway.url(session), sample)
+        if session.failure is not None:
+            raise session.failure
+    except Exception as error:
+        if session.failure in (None, error):
+            raise
+        raise session.failure from error  # the agent's own error follows from it
+    finally:
+        samples = gateway.close(session.token, {} if session.failure else rewards)
+        for tally in context.tallies:
+            tally.add(tokens=Tokens(session.counts["sampled"]))
+        for member in samples:
+            member.metadata = {**sample.metadata, **member.metadata}
+        sample.metadata["gateway"] = {}
+        for first in (sample, *samples[:1]):  # `sample` is what remains of a failure
+            first.metadata["counters"] = {**first.metadata.get("counters", {}), **_figures(session)}
+            first.metadata["gateway"]["session"] = session.record
+    if not samples and session.counts["refused/context"]:
+        raise ContextOverflow(f"the agent's prompt does not fit: {session.refusals[-1]}")
+    if not samples:
+        raise AgentFailure(f"the agent ended without an answered request{_end(sample)}", kind="agent_silent")
+    return samples
+
+
+def _figures(session: Session) -> dict[str, int]:
+    """Return a closed session's counts, under the names that they have in metrics."""
+    figures = {f"agent/{name}": count for name, count in session.figures().items() if name != "bytes"}
+    nodes = session.tree.nodes.values()
+    figures["tool_calls"] = sum(len(node.calls) for node in nodes)
+    figures["tool_ok"] = sum(len(node.calls) for node in nodes if node.children)  # the agent went on with a result
+    return figures
+
+
+def _end(sample: Sample) -> str:
+    """Describe the end of a command, if one played."""
+    end = sample.metadata.get("agent", {})
+    said = [*filter(str.strip, str(end.get("errors", "")).splitlines()), ""]
+    return f"; it exited with status {end['exit_code']}: {said[-2] if said[1:] else ''}" if end else ""
+
+
+def leader(samples: Sequence[Sample]) -> Sample:
+    """The sample whose reward all samples of a session have: the last one of the main conversation."""
+    main = [sample for sample in samples if sample.metadata.get("gateway", {}).get("role") == "main"]
+    return (main or list(samples))[-1]

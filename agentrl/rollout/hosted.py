@@ -1,0 +1,100 @@
+"""Trajectories that a hosted model plays: conversations in messages, samples without token ids.
+
+A `HostedConversation` takes the place of a `Conversation`, so that environments and tools are the same. Its sample names the
+model (`Sample.hosted`), and a train batch refuses it.
+"""
+
+import sys
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Final, cast
+
+from agentrl.chat import AppendResult, ParsedTurn
+from agentrl.chat.messages import ToolCall, ToolSchema, normalise_messages, normalise_tools, whole_text
+from agentrl.chat.session import name_results
+from agentrl.clock import note_turn
+from agentrl.engine.hosted import KIND, NO_TOKENS, HostedModel, sent
+from agentrl.engine.wire import Generation, SamplingParams
+from agentrl.errors import EnvFailure
+from agentrl.rollout.context import RolloutContext
+from agentrl.rollout.stats import Tokens
+from agentrl.sample import Message, Sample
+
+if TYPE_CHECKING:
+    from agentrl.chat import Chat
+
+
+class NoChat:
+    """The chat of a hosted model, whose tokenizer is not known: what asks for token ids is refused."""
+
+    stop_token_ids: Final = ()
+
+    def __getattr__(self, name: str) -> Any:
+        raise EnvFailure(
+            f"Chat.{name} is not available: {NO_TOKENS}, and no tokenizer is known to be its own", kind=KIND
+        )
+
+    @classmethod
+    def as_chat(cls) -> "Chat":
+        """One that passes for a `Chat`."""
+        return cast("Chat", cls())
+
+
+class HostedConversation:
+    """A trajectory in flight, with the attributes of a `Conversation` that the agent loop uses.
+
+    Attributes:
+        sample: it gets the texts, the tools and the server's count of tokens.
+        earlier: always empty: a conversation in messages is not split.
+        messages: the whole conversation, as graders and `agentrl sft` read it.
+        room: no limit is known; the server refuses what is too long.
+    """
+
+    room: Final = sys.maxsize
+
+    def __init__(
+        self,
+        model: HostedModel,
+        sample: Sample,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Sequence[ToolSchema] | None = None,
+    ) -> None:
+        """Begin with `messages`. Raises TemplateError: one of them, or of the tools, is none."""
+        self.sample, self.earlier, self.messages = sample, list[Sample](), list[Message]()
+        self._model, self._tools, self._turns = model, whole_text(normalise_tools(tools)), 0
+        self._sent, self._calls = list[Message](), tuple[ToolCall, ...]()
+        if self._tools:
+            sample.metadata["tools"] = self._tools
+        sample.response, sample.metadata["messages"] = "", self.messages
+        self.messages += normalise_messages(messages)
+        self._sent += sent(messages)
+
+    async def turn(self, context: RolloutContext, params: SamplingParams) -> tuple[Generation, ParsedTurn]:
+        """Have the model write the next turn. Raises as of `HostedModel.turn`."""
+        self._turns += 1
+        note_turn(self._turns)
+        params = context.turn_params(params, self.sample, self._turns, self.room)
+        got = await self._model.turn(self._sent, self._tools, params)
+        self._sent.append(got.message)
+        self._calls = got.parsed.tool_calls
+        self.messages.append(got.parsed.to_message())
+        self._respond([got.parsed.content])
+        self.sample.spec_info.add(got.generation.meta_info)
+        for tally in context.tallies:
+            tally.add(tokens=Tokens(got.generation.meta_info["completion_tokens"]))
+        return got.generation, got.parsed
+
+    def append_messages(self, messages: Sequence[Mapping[str, Any]]) -> AppendResult:
+        """Answer the last turn with new messages; tool messages get the ids of its calls. Raises TemplateError: one is
+        no chat message."""
+        self._sent += sent(self.remember(messages))
+        return AppendResult.FITS
+
+    def remember(self, messages: Sequence[Mapping[str, Any]]) -> list[Message]:
+        """Note messages that belong to the conversation; returns them in the normal form."""
+        new = name_results(normalise_messages(messages), self._calls)
+        self._respond([message["content"] for message in new])
+        self.messages += new
+        return new
+
+    def _respond(self, texts: Sequence[str]) -> None:
+        self.sample.response = "\n".join(filter(None, (self.sample.response, *texts)))

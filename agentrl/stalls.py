@@ -1,0 +1,96 @@
+"""The cause of a halt of the event loop, from what the kernel knows of its thread. On systems without `/proc/self/task` the
+code that runs is always the cause."""
+
+from __future__ import annotations
+
+import threading
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, Self
+
+Cause = Literal["its own code", "a stopped process", "other programs on the processor", "another thread"]
+
+_TASKS = Path("/proc/self/task")
+_IDLE, _BUSY, _WAITED = 0.2, 0.5, 0.7
+"""Shares of a time: less CPU than the first is waiting; another thread that has more than the second is busy, and in a
+stopped process none has more than the first; a thread that waited for a processor for more than the third had none."""
+_SWITCHES = 50.0
+"""Times a second that a thread goes to sleep; one that waits for the interpreter does so every 5 ms, one that is blocked once."""
+_SHORT = 0.05
+"""Seconds between two looks that say nothing, and for one look that is long."""
+_TRIES = 5
+_LATE = 1.0
+"""Seconds between two looks after which nothing in the process can have run, or one thread has held the interpreter."""
+
+
+@dataclass(frozen=True, slots=True)
+class ThreadTimes:
+    """Times of the loop's thread, in seconds since it began.
+
+    Attributes:
+        now: when they were read, in `time.monotonic()` seconds.
+        cpu, delay: on a processor, and ready but without one.
+        switches: how often it went to sleep.
+        process: on a processor, all threads of the process together.
+        others: on a processor or ready for one, each other thread that runs now, by name.
+    """
+
+    now: float
+    cpu: float
+    delay: float
+    switches: int
+    process: float
+    others: dict[str, float]
+
+    @classmethod
+    def of(cls, thread: int) -> Self | None:
+        """Read them for the thread with this native id; None where the system does not say."""
+        now, process = time.monotonic(), time.process_time()  # first: this thread may be halted at any file
+        try:
+            cpu, delay = _schedule(thread)
+            status = (_TASKS / str(thread) / "status").read_text()
+            switches = int(status.partition("voluntary_ctxt_switches:")[2].split()[0])
+        except (OSError, ValueError, IndexError):
+            return None
+        others = {}
+        for other in threading.enumerate():
+            if other.native_id not in (None, thread, threading.get_native_id()):
+                try:
+                    others[other.name] = sum(_schedule(other.native_id or 0))
+                except (OSError, ValueError):  # it has just ended
+                    continue
+        return cls(now, cpu, delay, switches, process, others)
+
+    @classmethod
+    def at_once(cls, thread: int) -> Self | None:
+        """Read them again while this thread is halted between two files: what ran meanwhile would be half in them."""
+        for _ in range(_TRIES):
+            times = cls.of(thread)
+            if times is None or time.monotonic() - times.now < _SHORT:
+                break
+        return times
+
+
+def _schedule(thread: int) -> tuple[float, float]:
+    cpu, delay, _ = (_TASKS / str(thread) / "schedstat").read_text().split()
+    return int(cpu) / 1e9, int(delay) / 1e9
+
+
+def cause(before: ThreadTimes | None, after: ThreadTimes | None) -> tuple[Cause, str]:
+    """Why the loop did not run between two readings; and in words, for those that are not its own code."""
+    if before is None or after is None or (seconds := after.now - before.now) < _SHORT:
+        return "its own code", ""
+    cpu, delay = (after.cpu - before.cpu) / seconds, (after.delay - before.delay) / seconds
+    times = {name: total - before.others.get(name, 0.0) for name, total in after.others.items()}
+    busiest = max(times, key=times.__getitem__, default="")
+    used = max((after.process - before.process) / seconds - cpu, times.get(busiest, 0.0) / seconds)
+    asks = (after.switches - before.switches) / seconds > _SWITCHES
+    if cpu < _IDLE and used > (_IDLE if seconds > _LATE else _BUSY) and (seconds > _LATE or asks):
+        named = f"the thread {busiest}" if times.get(busiest, 0.0) > _IDLE * seconds else "another thread"
+        return "another thread", f"{named} held the interpreter"
+    if delay > _WAITED:
+        return "other programs on the processor", "the processor was busy with other programs"
+    if cpu < _IDLE and seconds > _LATE:
+        return "a stopped process", "the process was stopped, or the machine asleep"
+    return "its own code", ""

@@ -1,0 +1,73 @@
+"""A tool's arguments checked by a JSON schema that somebody else wrote, in a process that ends when it takes too long."""
+
+import json
+import signal
+import sys
+from pathlib import Path
+from typing import Any, Final
+
+import anyio
+from anyio.abc import Process
+from anyio.streams.buffered import BufferedByteReceiveStream
+
+from agentrl.errors import PluginError
+
+SECONDS: Final = 0.5
+"""CPU time for one check."""
+_PATIENCE, _GRACE = 60.0, 5.0
+_MOST_BYTES = 1 << 16
+_WORKER = Path(__file__).with_name("schema_worker.py")
+
+
+class SchemaCheck:
+    """The process that checks; started when it is needed, and again after it has ended."""
+
+    def __init__(self) -> None:
+        self._process: Process | None = None
+        self._lock = anyio.Lock()
+
+    async def problems(self, schema: str, arguments: Any) -> list[tuple[str, str]]:
+        """The mistakes in `arguments`, each with its JSON path. Raises PluginError: the schema cannot be used: it is
+        invalid, takes longer than `SECONDS`, or nests without end."""
+        try:
+            line = json.dumps([schema, arguments]).encode() + b"\n"
+        except RecursionError:
+            raise PluginError("the arguments nest too deeply") from None
+        async with self._lock:
+            try:
+                with anyio.fail_after(_PATIENCE):
+                    found = json.loads(await self._exchange(line))
+            except (anyio.EndOfStream, anyio.IncompleteRead, anyio.BrokenResourceError, TimeoutError) as error:
+                status = await self.close(_GRACE)
+                if status in (-signal.SIGPROF, None):
+                    raise PluginError(f"a check by it takes longer than {SECONDS:g} s of computing") from error
+                raise PluginError(f"the process that checks arguments ended with status {status}") from error
+            except BaseException:  # cancelled: what it still says belongs to no later question
+                await self.close()
+                raise
+        if isinstance(found, str):
+            raise PluginError(found)
+        return [(path, message) for path, message in found]
+
+    async def _exchange(self, line: bytes) -> bytes:
+        if self._process is None:
+            command = (sys.executable, "-P", str(_WORKER), str(SECONDS))
+            self._process = await anyio.open_process(command, stderr=None)
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        await self._process.stdin.send(line)
+        return await BufferedByteReceiveStream(self._process.stdout).receive_until(b"\n", _MOST_BYTES)
+
+    async def close(self, grace: float = 0.0) -> int | None:
+        """End the process; returns its exit status if it ended by itself within `grace` seconds."""
+        process, self._process = self._process, None
+        if process is None:
+            return None
+        with anyio.CancelScope(shield=True):
+            status = None
+            with anyio.move_on_after(grace):
+                status = await process.wait()
+            if status is None:
+                process.kill()
+            await process.aclose()
+        return status

@@ -1,0 +1,295 @@
+"""Agent programs in a rollout: their requests go to a real gateway over HTTP, the engine behind it is scripted."""
+
+import shlex
+import shutil
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from agentrl.chat import Chat
+from agentrl.envs import AgentEnvironment, CommandEnvironment, command_environment
+from agentrl.errors import AgentFailure, EnvFailure, SettingsError
+from agentrl.gateway.record import SessionRecord
+from agentrl.gateway.server import Gateway
+from agentrl.rollout.evaluate import evaluate
+from agentrl.rollout.functions import GenerateFunction
+from agentrl.run.metrics import rollout_metrics
+from agentrl.sample import Sample, Status
+from agentrl.sandbox.command import split_command
+from tests.rollout.scripted import END, OneBatch, build
+
+REPLIES = [f"first{END}", f"second{END}"]
+SETTINGS: dict[str, Any] = {"rollout_batch_size": 1, "n_samples_per_prompt": 2}
+PROGRAM = """
+import json, os, sys, urllib.request
+def ask(messages):
+    body = json.dumps({"model": "m", "messages": messages}).encode()
+    request = urllib.request.Request(os.environ["OPENAI_BASE_URL"] + "/chat/completions", body, {"content-type": "application/json"})
+    return json.load(urllib.request.urlopen(request))["choices"][0]["message"]
+history = [{"role": "user", "content": sys.argv[1]}]
+history += [ask(history), {"role": "user", "content": "go on"}]
+open("answer.txt", "w").write(ask(history)["content"])
+print("finished", sys.argv[1])
+"""
+
+
+async def ask(base_url: str, messages: list[dict[str, Any]], **more: Any) -> dict[str, Any]:
+    async with httpx.AsyncClient(timeout=60) as client:
+        answer = await client.post(f"{base_url}/v1/chat/completions", json={"model": "m", "messages": messages, **more})
+        message: dict[str, Any] = answer.raise_for_status().json()["choices"][0]["message"]
+        return message
+
+
+async def two_turns(base_url: str, sample: Sample) -> None:
+    history = [{"role": "user", "content": str(sample.prompt)}]
+    history += [await ask(base_url, history), {"role": "user", "content": "go on"}]
+    await ask(base_url, history)
+
+
+@asynccontextmanager
+async def with_gateway(batch: OneBatch) -> AsyncIterator[OneBatch]:
+    context = batch.player.context
+    gateway = Gateway(context.chat, context.client, context_length=context.context_length)
+    async with gateway.serving():
+        batch.player.context = replace(context, gateway=gateway)
+        yield batch
+
+
+async def played(batch: OneBatch) -> list[Sample]:
+    async with with_gateway(batch):
+        return [sample for group in (await batch.run(0)).groups for sample in group]
+
+
+async def test_an_agent_function_plays_and_returns_the_reward(chat: Chat) -> None:
+    async def agent(base_url: str, sample: Sample) -> float:
+        await two_turns(base_url, sample)
+        return 0.75
+
+    batch, engine = build(chat, REPLIES, environment=None, generate=agent, **SETTINGS)
+    samples = await played(batch)
+    assert [sample.reward for sample in samples] == [0.75, 0.75]
+    assert len(engine.calls) == 4
+    for sample in samples:
+        turns = [segment for segment in sample.segments if segment.origin == "model"]
+        assert [chat.decode(sample.tokens[sample.prompt_length :][s.start : s.end]) for s in turns] == REPLIES
+        assert (sample.rollout_id, sample.stop_reason, sample.status) == (sample.index, "done", Status.COMPLETED)
+        assert sample.metadata["gateway"]["reasons"] == ["first", "extend"]
+        assert sample.metadata["messages"][-1]["content"] == "second"
+
+
+async def test_side_tasks_are_dropped_and_sub_agents_share_the_graded_reward(chat: Chat) -> None:
+    tool = {"type": "function", "function": {"name": "look", "parameters": {"type": "object", "properties": {}}}}
+
+    async def agent(base_url: str, sample: Sample) -> None:
+        await ask(base_url, [{"role": "user", "content": "a title, please"}])
+        await ask(base_url, [{"role": "user", "content": "the task"}], tools=[tool])
+        await ask(
+            base_url, [{"role": "system", "content": "help"}, {"role": "user", "content": "a part"}], tools=[tool]
+        )
+
+    graded: list[str] = []
+
+    async def reward(args: Any, sample: Sample) -> float:
+        graded.append(sample.metadata["gateway"]["role"])
+        return 0.5
+
+    batch, _ = build(chat, [f"said{END}"], environment=None, generate=agent, reward=reward, **SETTINGS)
+    samples = await played(batch)
+    assert [sample.metadata["gateway"]["role"] for sample in samples] == ["main", "subagent"] * 2
+    assert {sample.reward for sample in samples} == {0.5}
+    assert graded == ["main"] * 2
+    assert samples[0].metadata["counters"]["agent/dropped/side"] == len(chat.encode(f"said{END}"))
+
+
+async def test_calls_are_counted_and_those_that_the_agent_answered(chat: Chat) -> None:
+    call = f'<tool_call>\n{{"name": "look", "arguments": {{}}}}\n</tool_call>{END}'
+    tool = {"type": "function", "function": {"name": "look", "parameters": {"type": "object", "properties": {}}}}
+
+    async def agent(base_url: str, sample: Sample) -> float:
+        history: list[dict[str, Any]] = [{"role": "user", "content": "look"}]
+        history.append(await ask(base_url, history, tools=[tool]))
+        result = {"role": "tool", "tool_call_id": history[-1]["tool_calls"][0]["id"], "content": "seen"}
+        await ask(base_url, [*history, result], tools=[tool])
+        return 1.0
+
+    batch, _ = build(chat, [call], environment=None, generate=agent, **SETTINGS)
+    counters = [sample.metadata["counters"] for sample in await played(batch)]
+    assert [(found["tool_calls"], found["tool_ok"]) for found in counters] == [(2, 1)] * 2
+
+
+async def test_an_agent_without_a_request_is_a_typed_failure(chat: Chat) -> None:
+    async def agent(base_url: str, sample: Sample) -> None:
+        return None
+
+    policy = {"agent": "raise"}
+    batch, _ = build(chat, REPLIES, environment=None, generate=agent, failure_policy=policy, **SETTINGS)
+    with pytest.raises(AgentFailure, match="without an answered request") as raised:
+        await played(batch)
+    assert raised.value.kind == "agent_silent"
+
+
+async def test_an_agent_that_raises_is_named(chat: Chat) -> None:
+    async def agent(base_url: str, sample: Sample) -> None:
+        raise ValueError("no luck")
+
+    batch, _ = build(chat, REPLIES, environment=None, generate=agent, **SETTINGS)
+    with pytest.raises(EnvFailure, match=r"no luck.*test_agents.py"):
+        await played(batch)
+
+
+async def test_requests_branches_and_dropped_tokens_are_metrics_of_a_run(chat: Chat) -> None:
+    tool = {"type": "function", "function": {"name": "look", "parameters": {"type": "object", "properties": {}}}}
+
+    async def agent(base_url: str, sample: Sample) -> float:
+        await ask(base_url, [{"role": "user", "content": "a title, please"}])
+        task = [{"role": "user", "content": "the task"}]
+        said = await ask(base_url, task, tools=[tool])
+        for text in ["go on"] * ((sample.index or 0) % 2 + 1):
+            await ask(base_url, [*task, said, {"role": "user", "content": text}], tools=[tool])
+        return 1.0
+
+    batch, _ = build(chat, [f"said{END}"], environment=None, generate=agent, **SETTINGS)
+    each, prompts = len(chat.encode(f"said{END}")), batch.store.lease(1, 0)
+    async with with_gateway(batch):
+        rollout = await batch.run(0)
+        evaluation = await evaluate(batch.player, "dev", prompts)
+    metrics = rollout_metrics(rollout.groups, rollout.stats, batch.player.context.settings)
+    wanted = {
+        "requests": 3.5,
+        "reason/first": 1,
+        "reason/new_agent": 1,
+        "reason/extend": 1,
+        "reason/retry": 0.5,
+        "sampled": 3.5 * each,
+        "trained": 2.5 * each,
+        "dropped/side": each,
+    }
+    for found in (
+        {name: metrics[f"rollout/agent/{name}"] for name in wanted},
+        {name: metrics[f"offered/agent/{name}"] for name in wanted},
+        {name: evaluation.metrics[f"agent/{name}"] for name in wanted},
+    ):
+        assert found == wanted
+    assert sum(count for name, count in metrics.items() if name.startswith("rollout/agent/reason/")) == 3.5
+
+
+@pytest.mark.parametrize("leaves", ["a request", "no request"])
+async def test_a_failed_session_keeps_its_tree_and_its_counts(chat: Chat, leaves: str) -> None:
+    async def agent(base_url: str, sample: Sample) -> float:
+        if sample.index == 0 or leaves == "a request":
+            await two_turns(base_url, sample)
+        if sample.index == 1 and leaves == "a request":
+            raise ValueError("no luck")
+        return 1.0
+
+    policy = {"env": "keep_masked", "agent": "keep_masked"}
+    batch, _ = build(chat, REPLIES, environment=None, generate=agent, failure_policy=policy, **SETTINGS)
+    fine, failed = await played(batch)
+    assert (fine.status, failed.status) == (Status.COMPLETED, Status.FAILED)
+    assert fine.metadata["counters"]["agent/trained"] == sum(len(chat.encode(reply)) for reply in REPLIES)
+    record = SessionRecord.model_validate(failed.metadata["gateway"]["session"])
+    counters = failed.metadata["counters"]
+    tokens = [len(chat.encode(reply)) for reply in REPLIES] if leaves == "a request" else []
+    assert [turn.sampled_tokens for turn in record.turns] == tokens
+    assert {turn.dropped for turn in record.turns} <= {"unrewarded"}
+    assert [turn.text for turn in record.turns] == REPLIES[: len(tokens)]
+    assert counters.get("agent/requests", 0) == len(tokens)
+    assert counters.get("agent/dropped/unrewarded", 0) == sum(tokens)
+    assert "agent/trained" not in counters
+
+
+async def test_an_agent_environment_is_graded_by_its_own_method(chat: Chat) -> None:
+    class Asks(AgentEnvironment):
+        async def act(self, base_url: str, sample: Sample) -> None:
+            await two_turns(base_url, sample)
+
+        async def reward(self, sample: Sample) -> float:
+            return float(sample.metadata["messages"][-1]["content"] == "second")
+
+    batch, _ = build(chat, REPLIES, environment=Asks, **SETTINGS)
+    assert [sample.reward for sample in await played(batch)] == [1.0, 1.0]
+
+
+class Writes(CommandEnvironment):
+    command = f"{sys.executable} -c {{program}} {{prompt}}"
+    sandbox = "none"
+
+    async def reward(self, sample: Sample) -> float:
+        assert self.result is not None
+        told = self.result.stdout == f"finished {sample.prompt}\n"
+        return float(told and (self.folder / "answer.txt").read_text() == "second")
+
+
+async def test_a_command_plays_in_a_folder_of_its_own(chat: Chat, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Writes, "command", f"{sys.executable} -c {shlex.quote(PROGRAM)} {{prompt}}")
+    batch, _ = build(chat, REPLIES, environment=Writes, **SETTINGS)
+    samples = await played(batch)
+    assert [sample.reward for sample in samples] == [1.0, 1.0]
+    assert samples[0].metadata["agent"]["exit_code"] == 0
+
+
+@pytest.mark.skipif(shutil.which("bwrap") is None, reason="bwrap is not installed")
+async def test_a_sandboxed_command_reaches_the_gateway_by_the_bridge(
+    chat: Chat, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Writes, "command", f"python3 -c {shlex.quote(PROGRAM)} {{prompt}}")
+    monkeypatch.setattr(Writes, "sandbox", "bubblewrap")
+    monkeypatch.setenv("PATH", "/usr/bin:/bin")
+    if shutil.which("python3") is None:
+        pytest.skip("there is no system Python")
+    batch, _ = build(chat, REPLIES, environment=Writes, **SETTINGS)
+    assert [sample.reward for sample in await played(batch)] == [1.0, 1.0]
+
+
+async def test_a_command_that_is_not_installed_is_named(chat: Chat) -> None:
+    kind = command_environment("no-such-program {prompt}", "none", ())
+    batch, _ = build(chat, REPLIES, environment=kind, failure_policy={"agent": "raise"}, **SETTINGS)
+    with pytest.raises(AgentFailure, match="'no-such-program' is not installed"):
+        await played(batch)
+
+
+async def test_a_command_that_fails_at_once_says_why(chat: Chat) -> None:
+    kind = command_environment(f"{sys.executable} -c 'import sys; sys.exit(\"no key\")'", "none", ())
+    batch, _ = build(chat, REPLIES, environment=kind, failure_policy={"agent": "raise"}, **SETTINGS)
+    with pytest.raises(AgentFailure, match="it exited with status 1: no key"):
+        await played(batch)
+
+
+@pytest.mark.skipif(shutil.which("bwrap") is None, reason="bwrap is not installed")
+async def test_a_sandboxed_program_reads_its_whole_package_and_is_no_root(chat: Chat, tmp_path: Path) -> None:
+    (tmp_path / "node_modules/.bin").mkdir(parents=True)
+    (tmp_path / "node_modules/other").mkdir()
+    (tmp_path / "node_modules/other/text").write_text("found")
+    (tmp_path / "secret").write_text("secret")
+    program = tmp_path / "node_modules/.bin/program"
+    lines = ["#!/bin/sh", f"cd {tmp_path}/node_modules", "cat other/text", "id -u", "cat ../secret 2>/dev/null", "cat"]
+    program.write_text("\n".join(lines))
+    program.chmod(0o755)
+    environment = command_environment(str(program), "bubblewrap", ())()
+    await environment.act("http://127.0.0.1:1/s/x", Sample(prompt="go"))
+    await environment.close()
+    assert environment.result is not None
+    assert environment.result.stdout == "found1000\n"
+
+
+def test_a_prompt_stays_one_argument() -> None:
+    hostile = "'; rm -rf /; echo \"$(id) {base_url}"
+    words = split_command("run -p {prompt} --to={prompt} 'a b'", {"prompt": hostile})
+    assert words == ["run", "-p", hostile, f"--to={hostile}", "a b"]
+    with pytest.raises(SettingsError, match="cannot be read"):
+        split_command("run 'x", {})
+    with pytest.raises(SettingsError, match="empty"):
+        split_command(" ", {})
+
+
+def test_the_form_of_an_agent_function_is_recognised() -> None:
+    async def agent(base_url: str, sample: Sample) -> None: ...
+
+    found = GenerateFunction.of(agent, "agent")
+    assert (found.agent, found.per_sample) == (True, True)
