@@ -1,12 +1,12 @@
 """Algorithms: one file each, on the tensor code in `ops/`. Imports no other room, and torch only when called.
 
 `--advantage-estimator` takes a built-in name or the path `pkg.mod:Name` of one's own: a function
-`(AdvantageInputs, AlgorithmSettings) -> Tensor[N]` that gives the advantages of the clipped policy gradient, or a
+`(SampleView, AlgorithmSettings) -> Tensor[N]` that gives the advantages of the clipped policy gradient, or a
 subclass of `Algorithm` (`algorithm.py` has the contract) or `PolicyGradient` that gives its loss as well.
 """
 
 from agentrl.algorithms.algorithm import Algorithm
-from agentrl.algorithms.base import AdvantageInputs, Estimate, TokenLoss, TokenView, WeightInputs
+from agentrl.algorithms.base import AdvantageInputs, Estimate, SampleView, TokenLoss, TokenView, WeightInputs
 from agentrl.algorithms.policy import Estimator, PolicyGradient
 from agentrl.algorithms.registry import algorithm_of, compute_advantages
 from agentrl.algorithms.settings import AlgorithmSettings
@@ -18,6 +18,7 @@ __all__ = [
     "Estimate",
     "Estimator",
     "PolicyGradient",
+    "SampleView",
     "TokenLoss",
     "TokenView",
     "WeightInputs",

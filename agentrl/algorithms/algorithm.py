@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 from agentrl.algorithms import ops
-from agentrl.algorithms.base import AdvantageInputs, Computed, Tensor, TokenLoss, TokenView, WeightInputs
+from agentrl.algorithms.base import Computed, SampleView, Tensor, TokenLoss, TokenView
 from agentrl.algorithms.own import WEIGHTS as REDUCER
 from agentrl.algorithms.own import is_own, own_weights
 
@@ -33,7 +33,7 @@ class Algorithm(ABC):
     name: ClassVar[str]
     """As the command line and messages spell it."""
     takes: ClassVar[frozenset[str]]
-    """The fields of `AlgorithmSettings` that have an effect beside `WEIGHTS`; others are refused if they are given."""
+    """The fields of `AlgorithmFields` that have an effect beside `WEIGHTS`; others are refused if they are given."""
     supervised: ClassVar[bool] = False
     """Whether it needs neither rewards nor log-probs of samples."""
     whitened: ClassVar[bool] = False
@@ -70,18 +70,16 @@ class Algorithm(ABC):
         return self.takes
 
     @abstractmethod
-    def advantages(self, inputs: AdvantageInputs) -> Tensor:
+    def advantages(self, inputs: SampleView) -> Tensor:
         """One advantage [N] a response token of the whole rollout, before any whitening."""
 
     @abstractmethod
     def token_loss(self, view: TokenView) -> TokenLoss:
         """The loss [N] of each token."""
 
-    def token_weights(self, inputs: WeightInputs) -> Tensor:
-        """Compute the weight of each token [N] in its step's loss; 0 for tokens that do not train.
-
-        By default `ops.corrections.token_weights`, or the function of `custom_pg_loss_reducer_function_path`.
-        """
+    def token_weights(self, inputs: SampleView) -> Tensor:
+        """Compute the weight of each token [N] in its step's loss; 0 for tokens that do not train. By default
+        `ops.corrections.token_weights`, or the function of `custom_pg_loss_reducer_function_path`."""
         settings = self.settings
         if is_own(settings.custom_pg_loss_reducer_function_path, REDUCER):
             return own_weights(inputs, settings)
@@ -96,9 +94,8 @@ class Algorithm(ABC):
 
     def value_loss(self, values: Tensor, old_values: Tensor, returns: Tensor) -> TokenLoss:
         """The critic's loss [N] of each token, where `reads` names "values"; by default `ops.clipping.value_loss`.
-
-        `values` [N] have a gradient; `old_values` are those before the rollout's first step, `returns` of `Estimate`.
-        """
+        `values` [N] have a gradient; `old_values` are those before the rollout's first step, `returns` of
+        `Estimate`."""
         return ops.clipping.value_loss(values, old_values, returns, clip=self.settings.value_clip)
 
     @property
@@ -134,7 +131,7 @@ class SFT(Algorithm):
         why = f"advantage_estimator {given} has no effect with sft_loss, which estimates no advantages; leave it out"
         return super().unused_settings() + ([why] if given != "grpo" else [])
 
-    def advantages(self, inputs: AdvantageInputs) -> Tensor:
+    def advantages(self, inputs: SampleView) -> Tensor:
         """1 a token, with which the policy gradient would be this one."""
         return inputs.loss_mask.new_ones(inputs.loss_mask.shape)
 

@@ -26,35 +26,16 @@ Computed = Literal["old_log_probs", "ref_log_probs", "teacher_log_probs", "value
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class WeightInputs:
-    """Inputs of token weights: S samples with N response tokens in all, flat and in sample order.
+class SampleView:
+    """S samples with N response tokens in all, flat and in sample order: a rollout's for advantages, a step's for weights.
 
     Attributes:
         group_ids: [S] int; samples of one prompt share it.
         trajectory_ids: [S] int, unique over groups; samples that one trajectory fanned out into share it.
         lengths: [S] int, response tokens of each sample; sums to N.
         loss_mask: [N], 1 where the token trains.
-    """
-
-    group_ids: Tensor
-    trajectory_ids: Tensor
-    lengths: Tensor
-    loss_mask: Tensor
-
-    @property
-    @deprecated("rollout_ids is now trajectory_ids")
-    def rollout_ids(self) -> Tensor:
-        """Former name of `trajectory_ids`."""
-        return self.trajectory_ids
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AdvantageInputs(WeightInputs):
-    """Inputs of advantages, of a whole rollout; weights are computed per optimizer step.
-
-    Attributes:
         rewards: [S] float64; NaN marks a sample that has no reward (a failed one that is kept masked).
-        kl: [N] per-token KL to the reference model, with `kl_coef`; see `ops.returns`.
+        kl: [N] per-token KL to the reference model, for advantages with `kl_coef`; see `ops.returns`.
         values, old_log_probs, ref_log_probs, teacher_log_probs: [N], where `Algorithm.reads` names them.
         tokens: [N] int, ids of the response; what the model was shown tells an environment's states apart.
         turns: [N] int, the turn of each token, from 1; 0 where unknown.
@@ -64,6 +45,10 @@ class AdvantageInputs(WeightInputs):
             the same, -1 where unknown.
     """
 
+    group_ids: Tensor
+    trajectory_ids: Tensor
+    lengths: Tensor
+    loss_mask: Tensor
     rewards: Tensor
     kl: Tensor | None = None
     values: Tensor | None = None
@@ -76,23 +61,31 @@ class AdvantageInputs(WeightInputs):
     observation_ids: Tensor | None = None
 
     @property
+    @deprecated("rollout_ids is now trajectory_ids")
+    def rollout_ids(self) -> Tensor:
+        """Former name of `trajectory_ids`."""
+        return self.trajectory_ids
+
+    @property
     @deprecated("states is now observation_ids")
     def states(self) -> Tensor | None:
         """Former name of `observation_ids`."""
         return self.observation_ids
 
 
+AdvantageInputs = WeightInputs = SampleView
+"""Former names of `SampleView`, kept for one release."""
+
+
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """Advantages of a rollout's N response tokens.
+    """Advantages [N] of a rollout's N response tokens, float32, as the loss reads them.
 
     Attributes:
-        advantages: [N] float32, as the loss reads them.
         returns: [N] float32, what a critic is to predict: the advantages before whitening plus the old values; None
-            where `Algorithm.reads` does not name "values".
-        metrics: `advantages/mean`, `std` (biased), `max` and `min` over trained tokens, where there are any; where a
-            teacher is listened to `opd_reverse_kl`, the mean log-ratio of student and teacher; where a critic learns
-            `critic/explained_variance`, see `ops.returns`.
+            without a critic.
+        metrics: `advantages/mean`, `std` (biased), `max` and `min` over trained tokens, where there are any;
+            `opd_reverse_kl`, the mean log-ratio of student and teacher; `critic/explained_variance`, see `ops.returns`.
     """
 
     advantages: Tensor
@@ -158,10 +151,8 @@ class TokenView:
                 object.__setattr__(self, field.name, self._trained(array))
 
     def sum_over_sample(self, values: Tensor) -> Tensor:
-        """For each token the sum of `values` [N] over its sample's trained tokens on all ranks; differentiable.
-
-        Every rank must call it equally often, with tokens or without.
-        """
+        """For each token the sum of `values` [N] over its sample's trained tokens on all ranks; differentiable. Every
+        rank must call it equally often, with tokens or without."""
         sums = values.new_zeros(self.num_samples).index_add(0, self.sample_ids, self._trained(values))
         return self.join(sums)[self.sample_ids]
 

@@ -10,7 +10,7 @@ RatioLevel = Literal["token", "sequence", "geometric"]
 
 
 class AlgorithmFields(Settings):
-    """What is optimised. Names are slime's flags; formulas are in the algorithms' files and `ops/`."""
+    """Parts of the objective. Names are slime's flags; formulas are in the algorithms' files and `ops/`."""
 
     loss_type: Literal["policy_loss", "sft_loss", "custom_loss"] = Field(
         "policy_loss",
@@ -36,33 +36,28 @@ class AlgorithmFields(Settings):
     )
     turn_credit: Literal["none", "returns", "gigpo"] = Field(
         "none",
-        description="Advantages of turns, with estimators that compare within groups: returns compares what a turn and the "
-        "later ones earned with the same turn of the others; gigpo adds to the trajectory's advantage that of the turn "
-        "among those that answer the same.",
+        description="Advantages of turns, with estimators that compare within groups. `returns`: a turn's discounted return "
+        "is compared with the same turn of the others. `gigpo`: adds the turn's advantage among all turns that "
+        "answer the same observation.",
     )
     turn_credit_weight: float = Field(1.0, ge=0, description="Weight of the turn's advantage with turn_credit gigpo.")
-    gamma: float = Field(
-        1.0,
-        ge=0,
-        le=1,
-        description="Discount factor a token of estimators with token rewards; a turn with turn_credit.",
-    )
+    gamma: float = Field(1.0, ge=0, le=1, description="Discount factor per token, or per turn with turn_credit.")
     lambd: float = Field(1.0, ge=0, le=1, description="GAE lambda of estimators that use a value function.")
 
     eps_clip: float = Field(
-        0.2, ge=0, description="The ratio is clipped from below at 1 - eps_clip; with cispo 1 or more is no bound."
+        0.2, ge=0, description="Clip the ratio from below at 1 - eps_clip. For cispo, 1 or more means no lower bound."
     )
     eps_clip_high: float | None = Field(
-        None, ge=0, description="The ratio is clipped from above at 1 + eps_clip_high; by default eps_clip."
+        None, ge=0, description="Clip the ratio from above at 1 + eps_clip_high; default: eps_clip."
     )
     eps_clip_c: float | None = Field(
-        None, gt=1, description="Dual clip: with a negative advantage the loss is at most eps_clip_c times its size."
+        None, gt=1, description="Dual clip: the loss of a negative advantage A is at most eps_clip_c * |A|."
     )
     use_rollout_logprobs: bool | None = Field(
         None,
-        description="Take the old log-probs from the engine; off takes the trainer's own before the step, so that the first "
-        "step's ratio is 1 whatever sampled the tokens. Default: on where max_staleness allows older tokens, and neither "
-        "use_tis nor use_rs is set.",
+        description="Take the old log-probs from the engine. Off takes the trainer's own before the step; the first "
+        "step's ratio is then 1. Default: on where max_staleness allows older tokens, and neither use_tis nor "
+        "use_rs is set.",
     )
     calculate_per_token_loss: bool = Field(
         False,
@@ -70,9 +65,9 @@ class AlgorithmFields(Settings):
     )
     loss_denominator: Literal["live", "all", "constant"] = Field(
         "live",
-        description="What a step's sum of trajectories' mean losses is divided by: live: trajectories with a trained "
-        "token; all: all trajectories (slime; GRPO's 1/G). constant: every token's loss is divided by all trajectories "
-        "times loss_max_length (Dr. GRPO).",
+        description="Divisor of a step's sum of trajectories' mean losses. `live`: trajectories with a trained token. `all`: "
+        "all trajectories (slime; GRPO's 1/G). `constant`: all trajectories times loss_max_length, for every "
+        "token's loss (as Dr. GRPO).",
     )
     loss_max_length: int | None = Field(
         None,
@@ -82,20 +77,18 @@ class AlgorithmFields(Settings):
     )
     custom_pg_loss_reducer_function_path: str | None = Field(
         None,
-        description="pkg.mod:function (WeightInputs, settings) -> weights [N]: what each token counts in the loss of its "
-        "step; in place of calculate_per_token_loss and loss_denominator.",
+        description="pkg.mod:function (SampleView, settings) -> weights [N] of the tokens in the loss of a step. It "
+        "replaces calculate_per_token_loss and loss_denominator.",
     )
     overlong_buffer_len: int | None = Field(
         None,
         gt=0,
-        description="DAPO's overlong reward shaping: the last so many tokens below loss_max_length cost a share of "
-        "overlong_penalty_factor of the reward, longer responses all of it.",
+        description="DAPO's overlong reward shaping: over this many tokens before loss_max_length, a penalty on the "
+        "reward grows linearly from 0 to overlong_penalty_factor.",
     )
-    overlong_penalty_factor: float = Field(
-        1.0, gt=0, description="The most that overlong_buffer_len takes from a reward."
-    )
+    overlong_penalty_factor: float = Field(1.0, gt=0, description="Maximum penalty of overlong_buffer_len.")
     value_clip: float = Field(
-        0.2, gt=0, description="The critic's loss is clipped where a value moved further than this from its old one."
+        0.2, gt=0, description="Clip the critic's loss if a value moved further than this from its old value."
     )
 
     use_tis: bool = Field(
@@ -105,23 +98,27 @@ class AlgorithmFields(Settings):
     )
     tis_clip: float = Field(2.0, gt=0, description="Upper bound of the importance weights.")
     tis_clip_low: float = Field(0.0, ge=0, description="Lower bound of the importance weights.")
-    tis_level: RatioLevel = Field("token", description="Ratios of tokens, whole samples, or their geometric mean.")
+    tis_level: RatioLevel = Field(
+        "token", description="Ratio per token, per sample (product), or per sample (geometric mean of its tokens)."
+    )
     tis_mode: Literal["truncate", "mask"] = Field(
         "truncate", description="A weight outside the bounds becomes the bound (TIS), or 0 (MIS, as in IcePop)."
     )
     custom_tis_function_path: str | None = Field(None, description="pkg.mod:function that gives the weights instead.")
     use_rs: bool = Field(False, description="Train no token whose ratio of trainer to engine is outside rs_*_bound.")
-    rs_level: RatioLevel = Field("token", description="What the bounds are for, as tis_level.")
+    rs_level: RatioLevel = Field("token", description="Ratios that the bounds apply to, as tis_level.")
     rs_lower_bound: float | None = Field(None, gt=0, description="Least ratio; by default 1 / rs_upper_bound.")
     rs_upper_bound: float = Field(2.0, gt=0, description="Greatest ratio.")
     rs_veto_threshold: float | None = Field(
         None, gt=0, lt=1, description="Train no sample that holds a token with a ratio below this, such as 1e-4."
     )
     use_opsm: bool = Field(
-        False, description="No policy term for samples with a negative advantage that the policy moved away from."
+        False, description="Drop the policy term of negative samples that the policy moved away from (opsm_delta)."
     )
     opsm_delta: float = Field(
-        1e-4, ge=0, description="How far: the mean of the engine's log-probs minus the policy's, in nats a token."
+        1e-4,
+        ge=0,
+        description="Distance beyond which use_opsm drops a sample: mean of log(engine / policy), in nats per token.",
     )
 
     kl_coef: float = Field(
@@ -143,16 +140,14 @@ class AlgorithmFields(Settings):
     use_opd: bool = Field(
         False,
         description="On-policy distillation on top of the estimator: a teacher's log-probs of the sampled tokens change "
-        "their advantages. advantage_estimator on_policy_distillation does that alone.",
+        "their advantages. To train on the teacher alone, set advantage_estimator on_policy_distillation.",
     )
     opd_type: Literal["sglang", "megatron"] | None = Field(
         None,
-        description="Who the teacher is: the servers at opd_teacher_url, or the model in opd_teacher_load, which the trainer "
+        description="The teacher: the servers at opd_teacher_url, or the model in opd_teacher_load, which the trainer "
         "holds. Default: whichever of them is given.",
     )
-    opd_kl_coef: float = Field(
-        1.0, ge=0, description="What is subtracted from a token's advantage is this times log(student / teacher)."
-    )
+    opd_kl_coef: float = Field(1.0, ge=0, description="Factor of log(student / teacher), subtracted from advantages.")
 
     @property
     def old_is_trainers(self) -> bool:

@@ -5,7 +5,7 @@ from abc import abstractmethod
 from dataclasses import replace
 
 from agentrl.algorithms import ops
-from agentrl.algorithms.base import AdvantageInputs, Tensor, TokenLoss, TokenView
+from agentrl.algorithms.base import SampleView, Tensor, TokenLoss, TokenView
 from agentrl.algorithms.policy import PolicyGradient
 
 
@@ -20,7 +20,7 @@ class GroupRelative(PolicyGradient):
        discounted return, compared with those of the group's turns that were an answer to the same tokens: what the
        model was shown since its last turn, at first the prompt. A turn that is alone in that has 0.
 
-    Rewards of turns are `AdvantageInputs.step_rewards`; where there are none a sample's reward is its last turn's. They
+    Rewards of turns are `SampleView.step_rewards`; where there are none a sample's reward is its last turn's. They
     are lessened by `kl_coef` times the KL of the sample, or of the turn. Turns that do not train are compared with too.
     """
 
@@ -28,10 +28,8 @@ class GroupRelative(PolicyGradient):
 
     @abstractmethod
     def compare(self, rewards: Tensor, group_ids: Tensor, trajectory_ids: Tensor) -> Tensor:
-        """Rewards [K] relative to their group, float64; 0 where they are NaN.
-
-        Those that share a rollout id are one member of their group.
-        """
+        """Rewards [K] relative to their group, float64; 0 where they are NaN. Those that share a rollout id are one
+        member of their group."""
 
     @property
     def compares_within_group(self) -> bool:
@@ -43,7 +41,7 @@ class GroupRelative(PolicyGradient):
         more = {"none": set(), "returns": {"gamma"}, "gigpo": {"gamma", "turn_credit_weight"}}[credit]
         return super().taken | more
 
-    def advantages(self, inputs: AdvantageInputs) -> Tensor:
+    def advantages(self, inputs: SampleView) -> Tensor:
         settings = self.settings
         if settings.turn_credit == "returns":
             return self._of_turns(inputs)
@@ -53,8 +51,8 @@ class GroupRelative(PolicyGradient):
             whole = whole + settings.turn_credit_weight * self._of_turns(inputs)
         return whole
 
-    def _of_turns(self, inputs: AdvantageInputs) -> Tensor:
-        turns = ops.turns.Turns.of(inputs, self.settings.kl_coef)
+    def _of_turns(self, inputs: SampleView) -> Tensor:
+        turns = ops.returns.Turns.of(inputs, self.settings.kl_coef)
         peers = turns.by_number if self.settings.turn_credit == "returns" else turns.by_state
         return self.compare(*peers(turns.returns(self.settings.gamma), inputs))[turns.of_token]
 
@@ -86,11 +84,9 @@ class GRPO(GroupRelative):
 
 
 class GSPO(GRPO):
-    """GRPO's advantages; the ratio is exp of the mean of log-prob - old log-prob over a sample's trained tokens.
-
-    A trajectory that fanned out has a ratio for each of its samples. The paper clips at 3e-4 from below and 4e-4 from
-    above, since a mean moves far less than a token.
-    """
+    """GRPO's advantages; the ratio is exp of the mean of log-prob - old log-prob over a sample's trained tokens. A
+    trajectory that fanned out has a ratio for each of its samples. The paper clips at 3e-4 from below and 4e-4 from
+    above, since a mean moves far less than a token."""
 
     name = "gspo"
     takes = GRPO.takes - {"turn_credit"}
@@ -102,10 +98,8 @@ class GSPO(GRPO):
 
 
 class CISPO(GRPO):
-    """GRPO's advantages; every token keeps a gradient, weighed by its clipped ratio.
-
-    The paper has no bound from below (`eps_clip` of 1 or more) and tunes `eps_clip_high`.
-    """
+    """GRPO's advantages; every token keeps a gradient, weighed by its clipped ratio. The paper has no bound from below
+    (`eps_clip` of 1 or more) and tunes `eps_clip_high`."""
 
     name = "cispo"
     takes = GRPO.takes - {"eps_clip_c"}
@@ -118,11 +112,9 @@ class CISPO(GRPO):
 
 
 class RLOO(GroupRelative):
-    """The baseline does not contain the sample itself, so the gradient has no bias; the same for all its tokens.
-
-    The reward is the environment's less `kl_coef` times the sample's KL. The paper's loss is REINFORCE, which the
-    clipped ratio is as long as it is 1.
-    """
+    """The baseline does not contain the sample itself, so the gradient has no bias; the same for all its tokens. The
+    reward is the environment's less `kl_coef` times the sample's KL. The paper's loss is REINFORCE, which the clipped
+    ratio is as long as it is 1."""
 
     name = "rloo"
 
@@ -134,9 +126,8 @@ class RLOO(GroupRelative):
 
 class ReinforcePlusPlusBaseline(GroupRelative):
     """A sample's reward less its group's mean, the same for all its tokens, whitened over the rollout's trained tokens.
-
-    The reward is the environment's less `kl_coef` times the sample's KL. (slime subtracts the token's own KL instead.)
-    """
+    The reward is the environment's less `kl_coef` times the sample's KL. (slime subtracts the token's own KL
+    instead.)"""
 
     name = "reinforce_plus_plus_baseline"
     whitened = True

@@ -6,7 +6,7 @@ import inspect
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from agentrl.algorithms.base import Tensor, TokenLoss, TokenView, WeightInputs
+from agentrl.algorithms.base import SampleView, Tensor, TokenLoss, TokenView
 from agentrl.errors import PluginError, SettingsError
 from agentrl.plugins import compat, load_object
 
@@ -18,12 +18,8 @@ TIS = "--custom-tis-function-path"
 
 
 def load_function(path: str | None, flag: str) -> Callable[..., Any]:
-    """The function of two arguments at `path`, or a class.
-
-    Raises:
-        PluginError: it cannot be loaded.
-        SettingsError: it cannot be called so.
-    """
+    """The function of two arguments at `path`, or a class. Raises PluginError: it cannot be loaded. SettingsError: it
+    cannot be called so."""
     found = load_object(path or "", what=flag)
     if not callable(found):
         raise SettingsError(f"{flag} {path}: expected a function, got {found!r}")
@@ -55,11 +51,8 @@ def check_functions(settings: AlgorithmFields) -> None:
 
 
 def own_loss(view: TokenView, settings: AlgorithmFields) -> TokenLoss:
-    """The loss of `custom_loss_function_path`, its statistics detached.
-
-    Raises:
-        PluginError: it is no `TokenLoss` of [N] tensors, has another dtype than the log-probs, or no gradient.
-    """
+    """The loss of `custom_loss_function_path`, its statistics detached. Raises PluginError: it is no `TokenLoss` of [N]
+    tensors, has another dtype than the log-probs, or no gradient."""
     path = f"{_LOSS} {settings.custom_loss_function_path}"
     found = load_function(settings.custom_loss_function_path, _LOSS)(view, settings)
     if not isinstance(found, TokenLoss):
@@ -75,7 +68,7 @@ def own_loss(view: TokenView, settings: AlgorithmFields) -> TokenLoss:
     return TokenLoss(loss, {name: value.detach() for name, value in stats.items()})
 
 
-def own_weights(inputs: WeightInputs, settings: AlgorithmFields) -> Tensor:
+def own_weights(inputs: SampleView, settings: AlgorithmFields) -> Tensor:
     """The weights [N] of `custom_pg_loss_reducer_function_path`; tokens that do not train weigh 0 whatever it gave."""
     path = settings.custom_pg_loss_reducer_function_path
     found = load_function(path, WEIGHTS)(inputs, settings)
@@ -99,11 +92,8 @@ def _weights(found: Any, mask: Tensor, what: str) -> Tensor:
 
 
 def finite(found: Any, mask: Tensor, what: str) -> Tensor:
-    """`found`, a floating-point tensor [N] that is finite where `mask` [N] is 1.
-
-    Raises:
-        PluginError: it is something else; `what` says whose.
-    """
+    """`found`, a floating-point tensor [N] that is finite where `mask` [N] is 1. Raises PluginError: it is something
+    else; `what` says whose."""
     values = _like(found, mask, what)
     wrong = (~values.isfinite() & (mask != 0)).nonzero().flatten().tolist()
     if wrong:

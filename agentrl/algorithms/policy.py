@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from agentrl.algorithms import ops
 from agentrl.algorithms.algorithm import Algorithm
-from agentrl.algorithms.base import AdvantageInputs, Computed, Tensor, TokenLoss, TokenView, need
+from agentrl.algorithms.base import Computed, SampleView, Tensor, TokenLoss, TokenView, need
 from agentrl.algorithms.own import own_loss
 
 if TYPE_CHECKING:
@@ -22,11 +22,9 @@ CORRECTIONS = frozenset(
 
 
 class PolicyGradient(Algorithm):
-    """surrogate * importance weight + kl_loss_coef * KL(policy || reference) - entropy_coef * entropy, a token.
-
-    With `use_unbiased_kl` the KL is multiplied by the ratio to the old policy, through which its gradient goes too
-    (DeepSeek-V3.2, arXiv:2512.02556).
-    """
+    """surrogate * importance weight + kl_loss_coef * KL(policy || reference) - entropy_coef * entropy, a token. With
+    `use_unbiased_kl` the KL is multiplied by the ratio to the old policy, through which its gradient goes too
+    (DeepSeek-V3.2, arXiv:2512.02556)."""
 
     takes = frozenset(
         {"normalize_advantages", "eps_clip", "eps_clip_high", "eps_clip_c", "use_rollout_logprobs"}
@@ -70,10 +68,8 @@ class PolicyGradient(Algorithm):
         return ops.clipping.policy_loss(view.log_probs, view.old_log_probs, view.advantages, **clips)
 
     def token_loss(self, view: TokenView) -> TokenLoss:
-        """The statistics are those of `surrogate` and `correct`, `pg_loss`, and where they apply `kl_loss` and `entropy`.
-
-        With `custom_loss_function_path` loss and statistics are that function's alone.
-        """
+        """The statistics are those of `surrogate` and `correct`, `pg_loss`, and where they apply `kl_loss` and
+        `entropy`. With `custom_loss_function_path` loss and statistics are that function's alone."""
         if self.settings.custom_loss_function_path:
             return own_loss(view, self.settings)
         settings, corrected = self.settings, ops.corrections.correct(view, self.settings)
@@ -98,7 +94,7 @@ class PolicyGradient(Algorithm):
         return TokenLoss(loss, stats)
 
 
-Estimator = Callable[[AdvantageInputs, "AlgorithmFields"], Tensor]
+Estimator = Callable[[SampleView, "AlgorithmFields"], Tensor]
 """A function of one's own: advantages [N] of the whole rollout's response tokens."""
 
 
@@ -109,7 +105,7 @@ class Estimated(PolicyGradient):
     estimator: Estimator
     name = "an estimator of your own"
 
-    def advantages(self, inputs: AdvantageInputs) -> Tensor:
+    def advantages(self, inputs: SampleView) -> Tensor:
         return self.estimator(inputs, self.settings)
 
     def unused_settings(self) -> list[str]:
@@ -126,23 +122,21 @@ class PPO(PolicyGradient):
     def reads(self) -> frozenset[Computed]:
         return super().reads | {"values"}
 
-    def advantages(self, inputs: AdvantageInputs) -> Tensor:
+    def advantages(self, inputs: SampleView) -> Tensor:
         settings, values = self.settings, need(inputs.values, "values", self.name)
         rewards = ops.returns.token_rewards(inputs, settings.kl_coef)
         return ops.returns.generalized_advantages(rewards, values, inputs, settings.gamma, settings.lambd)
 
 
 class ReinforcePlusPlus(PolicyGradient):
-    """Discounted returns of token rewards (`ops.returns`), whitened over the rollout's trained tokens.
-
-    One sample a prompt is enough.
-    """
+    """Discounted returns of token rewards (`ops.returns`), whitened over the rollout's trained tokens. One sample a
+    prompt is enough."""
 
     name = "reinforce_plus_plus"
     takes = PolicyGradient.takes | {"gamma"}
     whitened = True
 
-    def advantages(self, inputs: AdvantageInputs) -> Tensor:
+    def advantages(self, inputs: SampleView) -> Tensor:
         settings = self.settings
         return ops.returns.discounted_returns(
             ops.returns.token_rewards(inputs, settings.kl_coef), inputs, settings.gamma
@@ -150,10 +144,8 @@ class ReinforcePlusPlus(PolicyGradient):
 
 
 class OnPolicyDistillation(PolicyGradient):
-    """A_t = -opd_kl_coef * (log p_student - log p_teacher), see `ops.kl`: no rewards, no groups.
-
-    slime's form of it is grpo under use_opd with rewards of 0.
-    """
+    """A_t = -opd_kl_coef * (log p_student - log p_teacher), see `ops.kl`: no rewards, no groups. slime's form of it is
+    grpo under use_opd with rewards of 0."""
 
     name = "on_policy_distillation"
     takes = PolicyGradient.takes - {"kl_coef", "overlong_buffer_len", "overlong_penalty_factor"}
@@ -163,6 +155,6 @@ class OnPolicyDistillation(PolicyGradient):
     def distills(self) -> bool:
         return True
 
-    def advantages(self, inputs: AdvantageInputs) -> Tensor:
+    def advantages(self, inputs: SampleView) -> Tensor:
         """0: the teacher's part is added to every distilling algorithm's."""
         return inputs.loss_mask.double() * 0

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from agentrl.algorithms import ops
 from agentrl.algorithms.algorithm import SFT, Algorithm
-from agentrl.algorithms.base import AdvantageInputs, Estimate, Tensor, need
+from agentrl.algorithms.base import Estimate, SampleView, Tensor, need
 from agentrl.algorithms.group_relative import CISPO, GRPO, GSPO, RLOO, ReinforcePlusPlusBaseline
 from agentrl.algorithms.own import check_functions, finite, load_function
 from agentrl.algorithms.policy import PPO, Estimated, OnPolicyDistillation, ReinforcePlusPlus
@@ -30,12 +30,8 @@ def built_in(settings: AlgorithmFields) -> Algorithm | None:
 
 
 def algorithm_of(settings: AlgorithmFields) -> Algorithm:
-    """The algorithm that the settings ask for.
-
-    Raises:
-        PluginError: a path cannot be loaded.
-        SettingsError: what the path names is no algorithm, or takes no such settings.
-    """
+    """The algorithm that the settings ask for. Raises PluginError: a path cannot be loaded. SettingsError: what the
+    path names is no algorithm, or takes no such settings."""
     check_functions(settings)
     if algorithm := built_in(settings):
         return algorithm
@@ -49,13 +45,10 @@ def algorithm_of(settings: AlgorithmFields) -> Algorithm:
 
 
 def compute_advantages(
-    inputs: AdvantageInputs, settings: AlgorithmFields, given: tuple[Tensor, Tensor] | None = None
+    inputs: SampleView, settings: AlgorithmFields, given: tuple[Tensor, Tensor] | None = None
 ) -> Estimate:
     """Advantages by the algorithm of the settings (or `given`), whitened if it `whitens`, with a critic's targets.
-
-    Raises:
-        PluginError: the algorithm gave something else than a finite number for each trained token.
-    """
+    Raises PluginError: the algorithm gave something else than a finite number for each trained token."""
     algorithm = algorithm_of(settings)
     if settings.overlong_buffer_len:
         limit = settings.loss_max_length

@@ -10,6 +10,8 @@ from torch.distributed.rendezvous import rendezvous
 
 from agentrl.errors import TrainError
 
+MEETING_TIMEOUT = timedelta(seconds=60)
+"""Time in which all members must join: an engine that died meanwhile never does, and a new group has to be made."""
 TRANSFER_TIMEOUT = timedelta(seconds=300)
 """Least time that one broadcast in the group may take."""
 
@@ -34,13 +36,12 @@ def join_group(*, backend: str, address: str, world_size: int, rank: int, name: 
 
 class WeightSender:
     """The sender's side of a group, whose rank 0 it is; made when all `world_size` members have joined. Raises
-    TrainError: they did not meet within torch's timeout for groups."""
+    TrainError: they did not meet within `MEETING_TIMEOUT`."""
 
     def __init__(self, backend: str, address: str, world_size: int, name: str) -> None:
-        limit = c10d.default_pg_timeout
         try:
             self._group = join_group(
-                backend=backend, address=address, world_size=world_size, rank=0, name=name, timeout=limit
+                backend=backend, address=address, world_size=world_size, rank=0, name=name, timeout=MEETING_TIMEOUT
             )
         except (dist.DistNetworkError, dist.DistStoreError) as error:
             said = f"weight group {name!r} at {address}: {world_size} members did not meet: {error}"

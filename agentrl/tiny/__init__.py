@@ -11,7 +11,7 @@
 from pathlib import Path
 
 from agentrl.tiny.create import Arch, create
-from agentrl.tiny.template import CHAT_TEMPLATE, MARKUP_TOKENS, SPECIAL_TOKENS
+from agentrl.tiny.tokenizer import CHAT_TEMPLATE, MARKUP_TOKENS, SPECIAL_TOKENS
 
 __all__ = ["CHAT_TEMPLATE", "MARKUP_TOKENS", "SHIPPED", "SPECIAL_TOKENS", "Arch", "create", "shipped"]
 

@@ -1,14 +1,55 @@
-"""Training a byte-level BPE tokenizer of a few hundred ids."""
+"""The tiny models' chat template, and a byte-level BPE tokenizer of a few hundred ids for it."""
 
 import re
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from agentrl.errors import SettingsError
-from agentrl.tiny.template import CHAT_TEMPLATE, MARKUP_TOKENS, SPECIAL_TOKENS
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
+
+SPECIAL_TOKENS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
+"""Control tokens with ids 0, 1, 2: padding, start of message, end of message (where generation stops)."""
+
+MARKUP_TOKENS = tuple(
+    tag for name in ("tool_call", "tool_response", "tools", "think", "answer") for tag in (f"<{name}>", f"</{name}>")
+)
+"""Tags that are one token each, but not special: they stay visible in decoded text."""
+
+CHAT_TEMPLATE = """\
+{%- if tools %}
+    {{- '<|im_start|>system\\n' }}
+    {%- if messages[0].role == 'system' %}{{- messages[0].content + '\\n' }}{%- endif %}
+    {{- '<tools>\\n' }}
+    {%- for tool in tools %}{{- tool | tojson }}{{- '\\n' }}{%- endfor %}
+    {{- '</tools><|im_end|>\\n' }}
+{%- elif messages[0].role == 'system' %}
+    {{- '<|im_start|>system\\n' + messages[0].content + '<|im_end|>\\n' }}
+{%- endif %}
+{%- for message in messages %}
+    {%- if message.role == 'system' and loop.first %}
+    {%- elif message.role == 'assistant' %}
+        {{- '<|im_start|>assistant\\n' }}
+        {%- if message.content %}{{- message.content }}{%- endif %}
+        {%- for call in message.tool_calls or [] %}
+            {%- set call = call.function or call %}
+            {%- if message.content or not loop.first %}{{- '\\n' }}{%- endif %}
+            {{- '<tool_call>\\n{"name": "' + call.name + '", "arguments": ' }}
+            {%- if call.arguments is string %}{{- call.arguments }}{%- else %}{{- call.arguments | tojson }}{%- endif %}
+            {{- '}\\n</tool_call>' }}
+        {%- endfor %}
+        {{- '<|im_end|>\\n' }}
+    {%- elif message.role == 'tool' %}
+        {%- if loop.first or messages[loop.index0 - 1].role != 'tool' %}{{- '<|im_start|>user' }}{%- endif %}
+        {{- '\\n<tool_response>\\n' + message.content + '\\n</tool_response>' }}
+        {%- if loop.last or messages[loop.index0 + 1].role != 'tool' %}{{- '<|im_end|>\\n' }}{%- endif %}
+    {%- else %}
+        {{- '<|im_start|>' + message.role + '\\n' + message.content + '<|im_end|>\\n' }}
+    {%- endif %}
+{%- endfor %}
+{%- if add_generation_prompt %}{{- '<|im_start|>assistant\\n' }}{%- endif %}
+"""
 
 # A digit, an operator or a bracket is always a token of its own: `*7` never merges, so numbers can be copied by token.
 _SPLIT = r""" ?\p{L}+|\p{N}|[-+*/=()]| ?[^\s\p{L}\p{N}+*/=()-]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"""
@@ -31,13 +72,9 @@ DEFAULT_CORPUS = (
 def train_tokenizer(
     corpus: Iterable[str], vocab_size: int, extra_markup: Sequence[str] = (), *, spaces_apart: bool = False
 ) -> "PreTrainedTokenizerFast":
-    """A tokenizer with exactly `vocab_size` ids or, if the corpus is too small for that many merges, fewer.
-
-    With `spaces_apart` a space is never part of a word: a name is the same ids in a sentence and in quotes.
-
-    Raises:
-        SettingsError: `vocab_size` does not hold the bytes and the control tokens.
-    """
+    """A tokenizer with exactly `vocab_size` ids or, if the corpus is too small for that many merges, fewer. With
+    `spaces_apart` a space is never part of a word: a name is the same ids in a sentence and in quotes. Raises
+    SettingsError: `vocab_size` does not hold the bytes and the control tokens."""
     from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
     from transformers import PreTrainedTokenizerFast
 
@@ -64,10 +101,7 @@ def train_tokenizer(
     model.train_from_iterator((part for text in corpus for part in markup.split(text) if part), trainer)
     model.add_tokens([AddedToken(tag, special=False, normalized=False) for tag in tags])
     tokenizer = PreTrainedTokenizerFast(
-        tokenizer_object=model,
-        eos_token="<|im_end|>",
-        pad_token="<|endoftext|>",
-        clean_up_tokenization_spaces=False,
+        tokenizer_object=model, eos_token="<|im_end|>", pad_token="<|endoftext|>", clean_up_tokenization_spaces=False
     )
     tokenizer.chat_template = CHAT_TEMPLATE
     return tokenizer

@@ -1,4 +1,4 @@
-"""The train backends by name: the one place where `train_backend` is read."""
+"""The train backends by name, the one place where `train_backend` is read."""
 
 from __future__ import annotations
 
@@ -12,8 +12,7 @@ if TYPE_CHECKING:
 
 
 def backend_class(name: str) -> type[TrainBackend]:
-    """The backend that the setting `train_backend` names; torch and the framework are loaded here. Raises
-    SettingsError: there is none of that name."""
+    """Return the backend of this name, after its framework is loaded. Raises SettingsError: there is none."""
     if name == "megatron":
         # Megatron says at import what it does without, and later what its checkpoints and torch's say of each other.
         warnings.filterwarnings("ignore", category=UserWarning, module=r"megatron\.")

@@ -4,9 +4,9 @@ copies. `from_samples` refuses what a trainer cannot use, with the sample's inde
 
 from __future__ import annotations  # `_KINDS` reads annotations as text
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
-from typing import Any, Self, TypeVar
+from typing import Any, NamedTuple, Self, TypeVar
 
 import numpy as np
 import orjson
@@ -24,33 +24,35 @@ PerSample = NDArray[K]
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False, kw_only=True)
 class TrainBatch:
-    """S samples with T tokens and R response tokens in all.
+    """S samples with T tokens and R response tokens in all; an index is -1 where there is none.
 
     Attributes:
         tokens: int32 [T], each sample's prompt and response.
-        offsets: int64 [S + 1]; sample i is `tokens[offsets[i]:offsets[i + 1]]`.
+        offsets, response_offsets: int64 [S + 1]; sample i is `tokens[offsets[i]:offsets[i + 1]]`, and so in response
+            arrays.
         loss_mask: uint8 [R], 1 where the token trains.
         rollout_log_probs: float32 [R], natural logs as the engine reported them, 0 where masked; None if unknown.
         teacher_log_probs: float32 [R], natural logs as the samples have them; None if one that trains has none.
+        old_log_probs, ref_log_probs, values, advantages, returns: float32 [R], as in `TokenView`; the trainer adds what
+            its algorithm reads. `returns` are what a critic is to predict.
+        counted: uint8 [R], the mask by which tokens are weighed; None if it is `loss_mask`.
         turns: int32 [R], the turn that each token belongs to, from 1; 0 where unknown.
-        staleness: int64 [R], rollouts that the weights were trained on before this batch, minus those that the
-            weights which sampled the token were trained on; -1 where masked or unknown.
+        staleness: int32 [R], rollouts that the weights were trained on before this batch, minus those that the weights
+            which sampled the token were trained on; -1 where masked or unknown.
         step_rewards: float64 [R], what each turn earned on the turn's last model token, 0 elsewhere: all that the
-            sample earned, see `turns.credit_of`. None if no step gave a reward.
-        observation_ids: int32 [R], a number for what the model was shown right before the token's turn (before a sample's first
-            turn: its prompt); equal within a group where those tokens are equal. -1 where the turn is unknown.
+            sample earned, see `observations.credit_of`. None if no step gave a reward.
+        observation_ids: int32 [R], a number for what the model was shown right before the token's turn (before a
+            sample's first turn: its prompt); equal within a group where those tokens are equal. -1 where the turn is
+            unknown.
         loss_weights: float32 [R], the user's factor of a token's weight in the loss; None if no sample has one.
-        response_offsets: int64 [S + 1], the same for the response arrays.
         rewards: float64 [S]; NaN for a removed sample without a reward.
-        group_ids: int64 [S], position of the sample's group in the batch.
-        trajectory_ids: int64 [S], number of the sample's trajectory in the batch; fan-out siblings share it.
-        group_indices: int64 [S], `Sample.group_index`, -1 if it had none.
-        sample_indices: int64 [S], `Sample.index`, -1 if it had none.
+        group_ids, trajectory_ids: int64 [S], numbers in the batch; fan-out siblings share a trajectory.
+        group_indices, sample_indices: int64 [S], `Sample.group_index` and `Sample.index`.
         support_ids: int32 [K], the kept sets of truncated sampling, one after the other; None if it was not.
-        support_offsets: int64 [R + 1]; token i was sampled from `support_ids[support_offsets[i]:support_offsets[i + 1]]`, or from all
-            tokens where that is empty (it is not where the token trains).
-        routed_experts: int16 [T, layers x experts a token], the experts that the engine chose for each token, -1 where not
-            known: for a sample's last token, and others that no trained token follows; None if nothing is replayed.
+        support_offsets: int64 [R + 1]; token i was sampled from `support_ids[support_offsets[i]:support_offsets[i +
+            1]]`, or from all tokens where that is empty (it is not where the token trains).
+        routed_experts: int16 [T, layers x experts a token], the experts that the engine chose for each token, -1 where
+            not known: for a sample's last token, and others that no trained token follows; None if nothing is replayed.
         metadata: bytes [S], the samples' `train_metadata` as JSON; None if no sample has any.
     """
 
@@ -59,7 +61,7 @@ class TrainBatch:
     loss_mask: PerResponseToken[np.uint8]
     rollout_log_probs: PerResponseToken[np.float32] | None = None
     turns: PerResponseToken[np.int32]
-    staleness: PerResponseToken[np.int64]
+    staleness: PerResponseToken[np.int32]
     step_rewards: PerResponseToken[np.float64] | None = None
     observation_ids: PerResponseToken[np.int32]
     loss_weights: PerResponseToken[np.float32] | None = None
@@ -70,6 +72,12 @@ class TrainBatch:
     group_indices: PerSample[np.int64]
     sample_indices: PerSample[np.int64]
     teacher_log_probs: PerResponseToken[np.float32] | None = None
+    old_log_probs: PerResponseToken[np.float32] | None = None
+    ref_log_probs: PerResponseToken[np.float32] | None = None
+    values: PerResponseToken[np.float32] | None = None
+    advantages: PerResponseToken[np.float32] | None = None
+    returns: PerResponseToken[np.float32] | None = None
+    counted: PerResponseToken[np.uint8] | None = None
     support_ids: NDArray[np.int32] | None = None
     support_offsets: NDArray[np.int64] | None = None
     routed_experts: PerToken[np.int16] | None = None
@@ -95,26 +103,23 @@ class TrainBatch:
     ) -> Self:
         """Check the samples and lay them out, in the order given.
 
-        `train_metadata` may weigh what is trained: "weight" is the sample's, "turn_weights" has one a turn (entry k - 1 is
-        turn k's). They multiply; 0 masks.
-
-        A `remove_sample` keeps its tokens and reward (group statistics use it) but its mask becomes all 0; such a
-        sample may lack its reward and log-probs. A sample without a `loss_mask` trains on its whole response.
+        `train_metadata` may weigh what is trained: "weight" is the sample's, "turn_weights" has one a turn (entry k - 1
+        is turn k's). They multiply; 0 masks. A `remove_sample` keeps its tokens and reward (group statistics use it)
+        but its mask becomes all 0; it may lack its reward and log-probs. A sample without a `loss_mask` trains on its
+        whole response.
 
         Args:
             groups: groups of samples; those of one group are compared with each other.
             reward_key: picks from dict rewards.
-            supervised: the batch is for sft_loss, so rewards (then 0) and log-probs may be missing.
-            trained: rollouts that the weights have been trained on before this batch; None if not known, and then the
-                staleness is not either.
-            truncated: every trained token must have its kept set, as it must where any sample has kept sets (sft_loss
-                does without).
+            supervised: the batch is for sft_loss, so rewards (then 0), log-probs and kept sets may be missing.
+            trained: rollouts that the weights have been trained on before this batch; None leaves the staleness
+                unknown.
+            truncated: every trained token must have its kept set, as it must where any sample has kept sets.
             routed: the samples' routing is to be replayed: each must know it up to its last trained token.
             rewards: [S], what is trained on in place of the samples' own.
 
         Raises:
-            SampleError: a sample is inconsistent, has no tokens, lacks its reward, log-probs, kept sets or routing, or has
-                weights or step rewards that are none.
+            SampleError: a sample is inconsistent, or lacks something that it must have.
             TrainError: there are no samples, or one carries inputs that no backend can use yet.
         """
         samples = [sample for group in groups for sample in group]
@@ -234,13 +239,21 @@ class TrainBatch:
         return type(self)(**kept)
 
     def split(self, num_steps: int) -> Iterator[NDArray[np.int64]]:
-        """Sample indices of each of `num_steps` optimizer steps: whole trajectories in order, as even as they come.
-        Every sample is in exactly one step; a group may lie in two of them, since advantages are computed before. With
-        fewer trajectories than steps there is one step a trajectory."""
+        """Sample indices of each of `num_steps` optimizer steps (or one a trajectory, if those are fewer): whole
+        trajectories in order, as even as they come. A group may lie in two steps, since advantages are computed before.
+        """
         trajectory_of_sample = np.unique(self.trajectory_ids, return_inverse=True)[1]
         trajectories = int(trajectory_of_sample.max()) + 1 if len(self) else 0
         for chunk in np.array_split(np.arange(trajectories), max(1, min(num_steps, trajectories))):
             yield np.flatnonzero(np.isin(trajectory_of_sample, chunk))
+
+
+class Prepared(NamedTuple):
+    """Fields of a rollout's batch that the trainer computes before its first optimizer step; metrics of the advantages, and
+    of the critic before it learns."""
+
+    arrays: dict[str, Any]
+    metrics: Mapping[str, float]
 
 
 _KINDS = {f.name: str(f.type).partition("[")[0] for f in fields(TrainBatch)}
@@ -250,6 +263,11 @@ _KINDS = {f.name: str(f.type).partition("[")[0] for f in fields(TrainBatch)}
 def _check(sample: Sample, supervised: bool) -> None:
     where = f"sample index={sample.index} group_index={sample.group_index}"
     sample.validate()
+    if sample.hosted:
+        raise SampleError(
+            f"{where}: the hosted model {sample.hosted} played it (--engine openai), so that it has no token ids to train on; "
+            "learn from its conversation with `agentrl sft --prompt-data demonstrations.jsonl`"
+        )
     if not sample.tokens:
         raise SampleError(f"{where}: it has no tokens (status {sample.status.value}); only generated samples train")
     if min(sample.tokens) < 0:
@@ -326,16 +344,16 @@ def _mask(sample: Sample, weights: NDArray[np.float32]) -> NDArray[np.uint8]:
     return np.asarray(mask, np.uint8) * (weights > 0)
 
 
-def _staleness(sample: Sample, mask: NDArray[np.uint8], trained: int | None) -> NDArray[np.int64]:
+def _staleness(sample: Sample, mask: NDArray[np.uint8], trained: int | None) -> NDArray[np.int32]:
     """The staleness of each response token; without segments, by the sample's weight version where it has only one."""
-    ages = np.full(sample.response_length, -1, np.int64)
+    ages = np.full(sample.response_length, -1, np.int32)
     spans = [(segment.version, segment.start, segment.end) for segment in sample.segments]
     if not sample.segments and len(sample.weight_versions) == 1:
         spans = [(sample.weight_versions[0], 0, sample.response_length)]
     for version, start, end in spans:
         if trained is not None and (known := version_number(version)) is not None:
             ages[start:end] = max(trained - known, 0)
-    return np.where(mask > 0, ages, -1)
+    return np.where(mask > 0, ages, np.int32(-1))
 
 
 def _reward(sample: Sample, reward_key: str | None, supervised: bool) -> float:

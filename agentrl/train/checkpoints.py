@@ -66,14 +66,8 @@ def check_critic(path: Path, *, wanted: bool) -> None:
 
 
 def check_curve(found: Found, settings: TrainSettings, total_steps: int, step: int) -> None:
-    """Raises `CheckpointError` if the learning rate would jump where the run goes on and `lr_decay_iters` does not ask for it.
-
-    The decay ends with the run, so that in a prolonged one it ends later.
-
-    Args:
-        total_steps: optimizer steps of the whole run.
-        step: optimizer steps taken before the checkpoint.
-    """
+    """Raises `CheckpointError` if the learning rate would jump at optimizer step `step`, where the run goes on: its
+    decay ends with the run, so in a prolonged one later. `lr_decay_iters` says where it is to end."""
     theirs = read_manifest(found.path).get("lr_decay_end")
     if settings.lr_decay_iters is not None or type(theirs) is not int:
         return
@@ -96,8 +90,8 @@ def latest(root: str | Path) -> Found | None:
 
 
 def torch_dist(root: str | Path) -> Path | None:
-    """The checkpoint of Megatron's that `root` is, or the one its `latest_checkpointed_iteration.txt` names; else None.
-    Raises CheckpointError: what is named is not there, or of another format."""
+    """The checkpoint of Megatron's that `root` is, or that its `TRACKER` names; else None. Raises CheckpointError: what
+    is named is not there, or of another format."""
     folder, tracker = Path(root), Path(root) / TRACKER
     if tracker.is_file():
         said = tracker.read_text().strip()
@@ -132,7 +126,7 @@ def read_manifest(path: Path) -> dict[str, Any]:
 @contextmanager
 def writing(path: Path, manifest: Mapping[str, Any], *, leader: bool, barrier: Callable[[], Any]) -> Iterator[Path]:
     """The hidden folder to write into; it becomes `path`, in place of an old one, when the block ends without an error.
-    Collective: `leader`, true on one rank, makes and renames the folder; `barrier` waits for all ranks."""
+    Collective: the `leader` makes and renames the folder; `barrier` waits for all ranks."""
     partial = path.with_name(f".{path.name}.partial")
     if leader:
         shutil.rmtree(partial, ignore_errors=True)

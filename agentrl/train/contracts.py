@@ -1,11 +1,7 @@
 """Values that a run and its train backends hand to each other."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
-
-import numpy as np
-from numpy.typing import NDArray
+from typing import Literal
 
 ModelRole = Literal["actor", "ref", "teacher"]
 Learners = Literal["all", "actor", "critic"]
@@ -22,25 +18,3 @@ class RankInfo:
     local_rank: int = 0
     master_addr: str = "127.0.0.1"
     master_port: int = 0
-
-
-class WeightSpec(NamedTuple):
-    """One exported tensor: its Hugging Face name, the name of its dtype (`bfloat16`, ...) and its full shape."""
-
-    name: str
-    dtype: str
-    shape: list[int]
-
-
-@dataclass(frozen=True, slots=True)
-class Prepared:
-    """What is fixed of a rollout before its first optimizer step.
-
-    Attributes:
-        arrays: float32 [R] each, in the batch's flat response layout: `advantages`, with a critic `values` and `returns`
-            (what it is to predict), and the log-probs that the loss reads, by their names in `TokenView`.
-        metrics: of the advantages, and of the critic before it learns.
-    """
-
-    arrays: Mapping[str, NDArray[np.float32]]
-    metrics: Mapping[str, float]

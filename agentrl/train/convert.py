@@ -17,14 +17,8 @@ Shown = Callable[[Iterable[Any], int], Iterable[Any]]
 
 
 def convert(source: Path, target: Path, form: Form, beside: Path | None, shown: Shown) -> list[str]:
-    """Write the model at `source` to the new folder `target`; it appears there when it is complete.
-
-    Returns:
-        The names of tensors of `source`, which is opened `beside` another folder, that `form` has no place for.
-
-    Raises:
-        CheckpointError: `target` is there, or `source` cannot be read.
-    """
+    """Write the model at `source` to the new folder `target`, whole or not at all. Returns the names of tensors that
+    `form` has no place for. Raises CheckpointError: `target` is there, or `source` cannot be read."""
     if target.exists():
         raise CheckpointError(f"{target} is there already; give a new folder")
     folder = opened(source, beside)

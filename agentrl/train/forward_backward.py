@@ -7,6 +7,7 @@ over microbatches, data-parallel and context-parallel ranks, under every layout:
 from abc import ABC, abstractmethod
 from collections import defaultdict
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,16 +17,17 @@ import torch.distributed as dist
 from numpy.typing import NDArray
 from torch import Tensor
 
-from agentrl.algorithms.base import TokenLoss, need
+from agentrl.algorithms.base import TokenLoss
 from agentrl.algorithms.ops.corrections import mismatch_sums
+from agentrl.lora import LoraShape
 from agentrl.numerics.batch_invariant import batch_invariant
 from agentrl.train.batch import TrainBatch
-from agentrl.train.hooks import Microbatch, TrainHooks
+from agentrl.train.hooks import TrainHooks
 from agentrl.train.logprobs import SamplingSupport, token_log_probs
 from agentrl.train.microbatches import MicrobatchTensors, OutputPositions, Packer
 from agentrl.train.objective import StepInputs
 from agentrl.train.packing import PackingPlan
-from agentrl.train.ranks import Ranks
+from agentrl.train.settings import TrainSettings
 
 OnOutput = Callable[[Tensor, MicrobatchTensors], Any]
 """Takes the model's output at a microbatch's rows: [n, vocabulary of this rank], of a critic [n, 1]."""
@@ -33,16 +35,37 @@ Learned = tuple[Tensor, dict[str, Tensor]]
 """A microbatch's loss, which is to be differentiated, and the sums of its statistics."""
 
 
-@dataclass(slots=True, kw_only=True)
-class ForwardBackward(ABC):
-    """Runs one model over batches; with batch_invariant its forward passes are those of `agentrl.numerics.batch_invariant`."""
+@dataclass(frozen=True, slots=True)
+class ModelContext:
+    """What the models of a process have in common; `network` makes them."""
 
-    model: Any
-    packer: Packer
-    vocab: int
+    settings: TrainSettings
+    ranks: Any  # the backend's own `Ranks`
+    device: torch.device
     temperature: float
     hooks: TrainHooks
-    batch_invariant: bool = False
+    network: Any  # a class of `Network`s
+
+    @property
+    def lora(self) -> LoraShape | None:
+        """The adapters that learn in place of the weights."""
+        return lora_of(self.settings)
+
+
+def lora_of(settings: TrainSettings) -> LoraShape | None:
+    """Return the adapters that the settings ask for."""
+    s = settings
+    return None if s.lora_rank is None else LoraShape(s.lora_rank, s.lora_alpha, s.target_modules)
+
+
+@dataclass(slots=True, kw_only=True)
+class ForwardBackward(ABC):
+    """Runs one model over batches."""
+
+    model: Any
+    place: ModelContext
+    packer: Packer
+    vocab: int
 
     @abstractmethod
     def run(
@@ -81,37 +104,35 @@ class ForwardBackward(ABC):
         return self._everywhere(batch, found)
 
     def _everywhere(self, batch: TrainBatch, pairs: list[tuple[Tensor, Tensor]]) -> NDArray[np.float32]:
-        out = torch.zeros(len(batch.loss_mask), dtype=torch.float32, device=self.packer.device)
+        out = torch.zeros(len(batch.loss_mask), dtype=torch.float32, device=self.place.device)
         for response_index, found in pairs:
             out[response_index] = found
-        dist.all_reduce(out, group=self.ranks.dp_cp_group)
+        dist.all_reduce(out, group=self.place.ranks.dp_cp_group)
         whole: NDArray[np.float32] = self.from_end(out.cpu().numpy())
         return whole
 
     def gradients(self, plan: PackingPlan, inputs: StepInputs) -> tuple[dict[str, float], NDArray[np.float32]]:
-        """Add one step's gradients into the model's.
-
-        Returns:
-            The loss and its weighted statistics; the log-probs [R] that it was of, 0 where masked, on every rank.
-        """
+        """Add one step's gradients into the model's; returns the loss and its weighted statistics, and the log-probs
+        [R] that it was of, 0 where masked, on every rank."""
         batch, algorithm = inputs.batch, inputs.algorithm
         seen: list[tuple[Tensor, Tensor]] = []
 
         def loss(logits: Tensor, mb: MicrobatchTensors) -> Learned:
             log_probs, entropy = self._score(logits, mb, batch)
             seen.append((mb.response_index, log_probs.detach()))
-            part = Microbatch(batch, inputs, mb.samples, mb.response_index, self._join)
-            view = inputs.view(mb.response_index, log_probs, entropy, self._join, self.hooks.amend(part))
-            if self.hooks.takes_logits:
-                loss, sums = self._hooked(part, logits)
+            view = inputs.view(mb.response_index, log_probs, entropy, self.place.hooks.amend(inputs, mb))
+            if self.place.hooks.takes_logits:
+                loss, sums = self._hooked(inputs, mb, logits)
             else:
                 loss, sums = _weighted(algorithm.token_loss(view), inputs, mb.response_index)
-            sums["computed_tokens"] = torch.tensor(mb.computed / self.ranks.cp, dtype=torch.float64, device=loss.device)
+            sums["computed_tokens"] = torch.tensor(
+                mb.computed / self.place.ranks.cp, dtype=torch.float64, device=loss.device
+            )
             if view.rollout_log_probs is not None:
                 sums |= mismatch_sums(view, engine_is_old=bool(algorithm.settings.use_rollout_logprobs))
             return loss, sums
 
-        rows: OutputPositions = "response" if self.hooks.takes_logits else "trained"
+        rows: OutputPositions = "response" if self.place.hooks.takes_logits else "trained"
         totals = self._reduce(self.run(batch, plan, rows, loss, learns=True))
         computed = totals.pop("computed_tokens")
         shares = {"computed_tokens_share": computed, "copied_tokens_share": computed - plan.distinct}
@@ -119,7 +140,7 @@ class ForwardBackward(ABC):
 
     def value_gradients(self, plan: PackingPlan, inputs: StepInputs) -> dict[str, float]:
         """As `gradients`, of a critic's loss."""
-        old, returns = inputs.per_token["values"], need(inputs.returns, "returns", "a critic")
+        old, returns = inputs.per_token["values"], inputs.per_token["returns"]
 
         def loss(out: Tensor, mb: MicrobatchTensors) -> Learned:
             found = inputs.algorithm.value_loss(out[:, 0], old[mb.response_index], returns[mb.response_index])
@@ -127,42 +148,36 @@ class ForwardBackward(ABC):
 
         return self._reduce(self.run(inputs.batch, plan, "trained", loss, learns=True))
 
-    @property
-    def ranks(self) -> Ranks:
-        return self.packer.ranks
+    def batch_invariant(self) -> AbstractContextManager[None]:
+        """With `true_on_policy_mode`, compute as `agentrl.numerics.batch_invariant` does."""
+        return batch_invariant(self.place.settings.true_on_policy_mode)
 
     def _score(self, logits: Tensor, mb: MicrobatchTensors, batch: TrainBatch) -> tuple[Tensor, Tensor]:
         kept = None
         if batch.support_ids is not None and (sets := batch.sampling_support(mb.response_index.cpu().numpy())):
             kept = SamplingSupport(torch.from_numpy(sets[0]).to(logits.device, torch.int64), torch.from_numpy(sets[1]))
-        group, temperature = self.vocab_group, self.temperature
-        with batch_invariant(self.batch_invariant):
-            return token_log_probs(
-                logits, mb.targets, group=group, vocab=self.vocab, temperature=temperature, kept=kept
-            )
+        chosen: dict[str, Any] = {"group": self.vocab_group, "temperature": self.place.temperature, "kept": kept}
+        with self.batch_invariant():
+            return token_log_probs(logits, mb.targets, vocab=self.vocab, **chosen)
 
-    def _hooked(self, part: Microbatch, logits: Tensor) -> Learned:
+    def _hooked(self, inputs: StepInputs, mb: MicrobatchTensors, logits: Tensor) -> Learned:
         """As `_weighted`, of a hook's loss, which every rank of a sample computes whole."""
-        loss, stats = self.hooks.loss(part, self.whole(logits)[:, : self.vocab].float())
-        share = loss / self.ranks.cp
-        sums = {name: value / self.ranks.cp for name, value in stats.items()} | {"loss": share.detach().double()}
+        loss, stats = self.place.hooks.loss(inputs, mb, self.whole(logits)[:, : self.vocab].float())
+        share = loss / self.place.ranks.cp
+        sums = {name: value / self.place.ranks.cp for name, value in stats.items()} | {"loss": share.detach().double()}
         return share, sums
-
-    def _join(self, sums: Tensor) -> Tensor:
-        joined: Tensor = sums if self.ranks.cp == 1 else _Joined.apply(sums, self.ranks.cp_group)
-        return joined
 
     def _reduce(self, found: list[Mapping[str, Tensor]]) -> dict[str, float]:
         totals: dict[str, float] = {}
         if found:  # on the ranks on which the model ends; they have a microbatch each
-            zero = torch.zeros((), dtype=torch.float64, device=self.packer.device)
+            zero = torch.zeros((), dtype=torch.float64, device=self.place.device)
             sums: dict[str, Tensor] = defaultdict(lambda: zero)
             for entry in found:
                 for name, value in entry.items():
                     sums[name] = sums[name] + value
             names = sorted(sums)
             vector = torch.stack([sums[name] for name in names])
-            dist.all_reduce(vector, group=self.ranks.dp_cp_group)
+            dist.all_reduce(vector, group=self.place.ranks.dp_cp_group)
             totals = dict(zip(names, vector.tolist(), strict=True))
         everywhere: dict[str, float] = self.from_end(totals)
         return everywhere
@@ -175,17 +190,3 @@ def _weighted(found: TokenLoss, inputs: StepInputs, response_index: Tensor) -> L
     sums = {name: (value.double() * means).sum() for name, value in found.stats.items()}
     sums["loss"] = loss.detach().double()
     return loss, sums
-
-
-class _Joined(torch.autograd.Function):
-    """Sums over the ranks that hold parts of the same samples; every rank's loss reads them, so gradients add up too."""
-
-    @staticmethod
-    def forward(ctx: Any, sums: Tensor, group: dist.ProcessGroup) -> Tensor:
-        ctx.group, total = group, sums.clone()
-        dist.all_reduce(total, group=group)
-        return total
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
-        return _Joined.apply(grads[0], ctx.group), None

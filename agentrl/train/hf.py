@@ -79,20 +79,10 @@ class HFFolder:
 
 
 def write(
-    path: str | Path,
-    tensors: Iterable[tuple[str, torch.Tensor]],
-    *,
-    source: HFFolder,
-    max_shard_bytes: int = 4 << 30,
+    path: str | Path, tensors: Iterable[tuple[str, torch.Tensor]], *, source: HFFolder, max_shard_bytes: int = 4 << 30
 ) -> None:
-    """Write a whole model folder atomically, replacing one of the same name.
-
-    Args:
-        path: the folder to make.
-        tensors: (name, tensor) pairs; each is moved to the CPU as it comes.
-        source: the folder that the model came from, whose config and tokenizer files are copied.
-        max_shard_bytes: start a new weight file when the current one would grow past this.
-    """
+    """Write a whole model folder atomically, replacing one of the same name: config and tokenizer files are the
+    `source`'s. Each tensor is moved to the CPU as it comes; a weight file does not grow past `max_shard_bytes`."""
     with whole_folder(Path(path)) as partial:
         copy_rest(source.path, partial)
         stored = _write_weights(partial, tensors, max_shard_bytes)

@@ -5,7 +5,6 @@ batch. Losses, weights and corrections in our own form are settings of the algor
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from agentrl.algorithms.base import Computed, TokenView
@@ -14,42 +13,21 @@ from agentrl.plugins import compat
 from agentrl.sample import Sample
 
 if TYPE_CHECKING:
-    from torch import Tensor
+    from torch import Tensor, device
 
     from agentrl.algorithms.algorithm import Algorithm
     from agentrl.train.batch import TrainBatch
+    from agentrl.train.microbatches import MicrobatchTensors
     from agentrl.train.objective import StepInputs
 
-    Arrays = Mapping[str, Tensor]
-    """Flat [R] over a batch's response tokens, by the names of `train.contracts.Prepared`."""
-
 Groups = Sequence[Sequence[Sample]]
-
-
-@dataclass(frozen=True, slots=True)
-class Microbatch:
-    """A microbatch of the optimizer step on `batch`, and which of its tokens this rank computes.
-
-    Attributes:
-        samples: the microbatch's, by their numbers in `batch`.
-        response_index: int64 [N], the tokens with an output on this rank, as indices into the step's flat response arrays.
-        join: adds tensors up over the ranks that have the same samples, and their gradients too.
-    """
-
-    batch: TrainBatch
-    inputs: StepInputs
-    samples: tuple[int, ...]
-    response_index: Tensor
-    join: Callable[[Tensor], Tensor]
 
 
 class TrainHooks:
     """Does nothing."""
 
-    reads: frozenset[Computed] = frozenset()
-    """What must be computed beside what the algorithm reads."""
-    takes_logits: bool = False
-    """Whether `loss` is asked in the algorithm's place."""
+    reads: frozenset[Computed] = frozenset()  # must be computed beside what the algorithm reads
+    takes_logits: bool = False  # `loss` is asked in the algorithm's place
 
     def samples(self, groups: Groups) -> tuple[Groups, Sequence[float] | None]:
         """What is trained of a rollout, and the samples' rewards if these are not their own."""
@@ -69,24 +47,26 @@ class TrainHooks:
     def before_log_probs(self, model: Any, prefix: str) -> None:
         """A pass without gradients begins; `prefix` is "" for a model that learns, else "ref_" or "teacher_"."""
 
-    def advantages(self, batch: TrainBatch, arrays: Arrays, algorithm: Algorithm) -> tuple[Tensor, Tensor] | None:
+    def advantages(self, batch: TrainBatch, algorithm: Algorithm) -> tuple[Tensor, Tensor] | None:
         """Advantages and returns [R] in the algorithm's place."""
         return None
 
-    def prepared(self, batch: TrainBatch, rollout: int, arrays: Arrays) -> tuple[TrainBatch, Arrays]:
-        """The rollout as it is trained on; `counted` among the arrays is the mask [R] that the weights are of."""
-        return batch, arrays
+    def prepared(self, batch: TrainBatch, step: int, device: device) -> TrainBatch:
+        """The rollout as it is trained on."""
+        return batch
 
     def before_step(self, number: int, model: Any, optimizer: Any) -> None:
         """An optimizer step begins, counted over the run; gradients are zero."""
 
-    def amend(self, part: Microbatch) -> Callable[[TokenView, Tensor], tuple[Tensor, TokenView, Arrays]] | None:
+    def amend(
+        self, step: StepInputs, mb: MicrobatchTensors
+    ) -> Callable[[TokenView, Tensor], tuple[Tensor, TokenView, Mapping[str, Tensor]]] | None:
         """`TokenView.amend`."""
         return None
 
-    def loss(self, part: Microbatch, logits: Tensor) -> tuple[Tensor, Arrays]:
-        """The microbatch's share of the step's loss and of its statistics, scalars. `logits` are float32 [N,
-        vocabulary]; the part's tokens are all response tokens, also those that do not train."""
+    def loss(self, step: StepInputs, mb: MicrobatchTensors, logits: Tensor) -> tuple[Tensor, Mapping[str, Tensor]]:
+        """The microbatch's share of the step's loss and of its statistics, scalars, of its logits float32 [N,
+        vocabulary]. Its tokens are all response tokens, also those that do not train."""
         raise NotImplementedError
 
     def weights_written(self, folder: str) -> None:
@@ -97,7 +77,6 @@ NO_HOOKS = TrainHooks()
 
 
 def hooks_of(args: Any) -> TrainHooks:
-    """The hooks that the run's args name. Raises PluginError: one cannot be loaded, or has another signature.
-    SettingsError: one would have no effect."""
+    """The hooks that the run's args name. Raises PluginError or SettingsError: one cannot be loaded, or has no effect."""
     found = compat()
     return NO_HOOKS if found is None else found.train_hooks(args)

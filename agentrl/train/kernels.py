@@ -4,8 +4,7 @@
    No query is in two blocks of a set, so one call may compute them all.
 2. A kernel returns output and log-sum-exp; `merge` joins two blocks (arXiv:2205.14135, arXiv:2310.01889). A block's
    backward pass takes the merged values.
-3. `kernel_for`: torch's flash attention on the CPU, its variable-length one on CUDA in half precision, else plain
-   products.
+3. `kernel_for` chooses torch's flash attention where it can be had, else plain products.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ import itertools
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -62,6 +61,17 @@ class _Runs:
         return cls(_rows(ranges, device), bounds, max(lengths))
 
 
+class Saved(NamedTuple):
+    """Queries, keys and values; the outputs and log-sum-exps of all parts together; the gradient of the outputs."""
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    out: Tensor
+    lse: Tensor
+    grad: Tensor
+
+
 class Kernel(ABC):
     """Computes the blocks of a part. Queries are [t, heads, dim], keys and values [T, groups, dim]."""
 
@@ -73,18 +83,8 @@ class Kernel(ABC):
         """The outputs of a part's queries, block by block, in pieces of one, or all at once."""
 
     @abstractmethod
-    def backward(
-        self,
-        grad: Tensor,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        out: Tensor,
-        lse: Tensor,
-        part: AttentionBlocks,
-        scale: float,
-    ) -> Gradients:
-        """In pieces as well; `out` and `lse` are those of all parts together."""
+    def backward(self, saved: Saved, part: AttentionBlocks, scale: float) -> Gradients:
+        """What a part's blocks add to the gradients, in pieces as well."""
 
 
 def merge(out: Tensor, lse: Tensor, other: Tensor, other_lse: Tensor) -> tuple[Tensor, Tensor]:
@@ -128,12 +128,13 @@ class _BlockAttention(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         q, k, v, out, lse = ctx.saved_tensors
+        saved = Saved(q, k, v, out, lse, grads[0])
         wide = torch.promote_types(q.dtype, torch.float32) if len(ctx.parts) > 1 else q.dtype
         dq = torch.empty_like(q, dtype=wide)
         # With context parallelism there are keys that none of this rank's first part sees.
         dk, dv = (torch.zeros_like(x, dtype=wide) for x in (k, v))
         for number, part in enumerate(ctx.parts):
-            for rows, keys, *found in ctx.kernel.backward(grads[0], q, k, v, out, lse, part, ctx.scale):
+            for rows, keys, *found in ctx.kernel.backward(saved, part, ctx.scale):
                 for total, at, value in zip((dq, dk, dv), (rows, keys, keys), found, strict=True):
                     if number == 0 and total is dq:  # of which the first part has every row once
                         total[at] = value
@@ -155,17 +156,8 @@ class Plain(Kernel):
             lse = scores.logsumexp(-1)
             yield rows, _heads((scores - lse[..., None]).exp(), v[keys]).to(q.dtype), lse.transpose(0, 1)
 
-    def backward(
-        self,
-        grad: Tensor,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        out: Tensor,
-        lse: Tensor,
-        part: AttentionBlocks,
-        scale: float,
-    ) -> Gradients:
+    def backward(self, saved: Saved, part: AttentionBlocks, scale: float) -> Gradients:
+        q, k, v, out, lse, grad = saved
         for rows, keys, hidden in _chunks(part, q.size(1), q.device):
             given = [x.detach().requires_grad_() for x in (q[rows], k[keys], v[keys])]
             d_out = grad[rows].to(lse.dtype)
@@ -188,17 +180,8 @@ class FlashOnCpu(Kernel):
             )
             yield slice(a, b), out[0].transpose(0, 1), lse[0].transpose(0, 1)
 
-    def backward(
-        self,
-        grad: Tensor,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        out: Tensor,
-        lse: Tensor,
-        part: AttentionBlocks,
-        scale: float,
-    ) -> Gradients:
+    def backward(self, saved: Saved, part: AttentionBlocks, scale: float) -> Gradients:
+        q, k, v, out, lse, grad = saved
         for a, b, s, e in part.blocks:
             tensors = [_batch(x) for x in (grad[a:b], q[a:b], k[s:e], v[s:e], out[a:b])]
             found = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward(
@@ -219,17 +202,8 @@ class FlashOnCuda(Kernel):
         )
         yield at.rows, out, lse.transpose(0, 1)
 
-    def backward(
-        self,
-        grad: Tensor,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        out: Tensor,
-        lse: Tensor,
-        part: AttentionBlocks,
-        scale: float,
-    ) -> Gradients:
+    def backward(self, saved: Saved, part: AttentionBlocks, scale: float) -> Gradients:
+        q, k, v, out, lse, grad = saved
         at, seen = part.on(q.device)
         tensors = (grad[at.rows].contiguous(), q[at.rows], k[seen.rows], v[seen.rows], out[at.rows])
         lse, shape = lse[at.rows].transpose(0, 1).contiguous(), (at.bounds, seen.bounds, at.most, seen.most)

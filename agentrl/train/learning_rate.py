@@ -13,16 +13,8 @@ from agentrl.train.settings import TrainSettings
 
 
 def learning_rate(step: int, settings: TrainSettings, total_steps: int | None = None) -> float:
-    """The learning rate of optimizer step `step`, counted from 0.
-
-    Args:
-        step: optimizer steps taken so far.
-        settings: peak, shape, warm-up and end of the decay.
-        total_steps: steps of the whole run; the decay ends there if `lr_decay_iters` is not set.
-
-    Raises:
-        SettingsError: the shape needs an end and neither is known, or the warm-up is not shorter than the decay.
-    """
+    """The learning rate of optimizer step `step`, from 0; without `lr_decay_iters` the decay ends at `total_steps`.
+    Raises SettingsError: the shape needs an end and none is known, or the warm-up is not shorter than the decay."""
     decay_end = end_of_decay(settings, total_steps)
     warmup = _warmup_steps(settings, decay_end)
     if warmup and step <= warmup:

@@ -55,7 +55,7 @@ def token_log_probs(
     temperature: float = 1.0,
     kept: SamplingSupport | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Log-probs of the chosen tokens, and entropies; differentiable in `logits`.
+    """Log-probs of the chosen tokens, and entropies, float32 [n], in nats; differentiable in `logits`.
 
     Args:
         logits: [n, vocabulary of this rank], any float dtype.
@@ -64,9 +64,6 @@ def token_log_probs(
         vocab: real size of the whole vocabulary; columns that pad it to a multiple of the ranks have probability 0.
         temperature: the sampling temperature (above 0).
         kept: what the rows' tokens were sampled from, each row's target among it; None: from the whole vocabulary.
-
-    Returns:
-        log_probs, entropies: float32 [n], in nats.
     """
     start = group.rank() * logits.size(-1) if group else 0
     width = max(0, min(logits.size(-1), vocab - start))
@@ -76,21 +73,12 @@ def token_log_probs(
 
 class _TokenLogProbs(torch.autograd.Function):
     @staticmethod
-    def forward(
-        ctx: Any,
-        logits: Tensor,
-        targets: Tensor,
-        group: dist.ProcessGroup | None,
-        start: int,
-        width: int,
-        temperature: float,
-        kept: SamplingSupport | None,
-    ) -> tuple[Tensor, Tensor]:
+    def forward(ctx: Any, logits: Tensor, targets: Tensor, group: Any, *how: Any) -> tuple[Tensor, Tensor]:
         n = logits.size(0)
-        ctx.start, ctx.width, ctx.temperature, ctx.kept = start, width, temperature, kept
+        ctx.start, ctx.width, ctx.temperature, ctx.kept = how
         stats = torch.empty(3, n, dtype=torch.float32, device=logits.device)  # logsumexp, E[z], target's z
         for rows in _chunks(n, logits.size(-1)):
-            stats[:, rows] = _stats(_scaled(ctx, logits, rows), targets[rows] - start, group)
+            stats[:, rows] = _stats(_scaled(ctx, logits, rows), targets[rows] - ctx.start, group)
         log_z, mean, chosen = stats
         ctx.save_for_backward(logits, targets, log_z, mean)
         return chosen - log_z, log_z - mean

@@ -36,11 +36,9 @@ class MicrobatchTensors:
     Attributes:
         tokens, positions: int64 [1, t].
         parts: blocks of this rank's queries and of all keys in the tree's order; see `kernels`.
-        order: int64 [T], where the keys in the tree's order lie in those gathered from the context-parallel ranks; None on
-            one rank.
-        rows: int64 [n], places of the outputs among the t tokens.
-        targets: int64 [n], token ids.
-        response_index: int64 [n], indices into flat response arrays [R].
+        order: int64 [T], where these keys lie in those gathered from the context-parallel ranks; None on one rank.
+        rows, targets, response_index: int64 [n], places of the outputs among the t tokens, token ids that follow there,
+            and their indices in flat response arrays [R].
         computed: tokens that go through the layers on all context-parallel ranks, padding not counted.
         samples: the microbatch's, by their numbers in the batch.
         routing: int16 [t, layers x experts a token], -1 where not known; None if the batch has none.

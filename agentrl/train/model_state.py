@@ -13,7 +13,7 @@ import dataclasses
 import math
 import shutil
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 import numpy as np
 import torch
@@ -27,12 +27,14 @@ from agentrl.errors import CheckpointError, TrainError
 from agentrl.runfolder import CRITIC
 from agentrl.train.batch import TrainBatch
 from agentrl.train.checkpoints import Identity, read_manifest, replace_folder, writing
+from agentrl.train.forward_backward import ModelContext
 from agentrl.train.hf import HFFolder
 from agentrl.train.learning_rate import end_of_decay
 from agentrl.train.microbatches import OutputPositions, inputs_of
-from agentrl.train.network import ModelContext, attention_crossover, frozen
+from agentrl.train.network import Network, attention_crossover, frozen
 from agentrl.train.objective import StepInputs
 from agentrl.train.packing import PackingPlan, make_plan
+from agentrl.train.torch_dist import as_data
 from agentrl.train.tree import SharedPrefixes
 
 _REFERENCE = "reference"
@@ -46,26 +48,24 @@ class ModelState:
 
     def __init__(self, folder: HFFolder, place: ModelContext) -> None:
         self.folder, self.place = folder, place
-        self.network = place.network(folder, place, values=self.ends_in_values, learns=self.learns)
+        self.network = cast(type[Network], place.network)(folder, place, values=self.ends_in_values, learns=self.learns)
         self.shape, self.forward_backward = self.network.shape, self.network.forward_backward
 
     def plan(self, batch: TrainBatch) -> PackingPlan:
-        """Who computes what of `batch`, the same on every rank. Raises TrainError: an embedding would read past its
-        end, or under tensor parallelism silently give zeros."""
+        """Who computes what of `batch`, the same on every rank. Raises TrainError: a token id is outside the
+        vocabulary."""
         if (highest := int(batch.tokens.max(initial=0))) >= self.shape.vocab:
             raise TrainError(
                 f"the samples hold token id {highest}, but the vocabulary of {self.folder.path} has {self.shape.vocab}; "
                 "were they made with another model's tokenizer?"
             )
-        chosen, dp = self.place.settings, self.place.ranks.dp
-        inputs = inputs_of(batch)
+        chosen, inputs = self.place.settings, inputs_of(batch)
         self.network.check(max(map(len, inputs), default=0))
-        prefixes = SharedPrefixes.of(inputs) if chosen.share_prefixes else None
         cp, most = chosen.context_parallel_size, chosen.max_tokens_per_gpu
         return make_plan(
             list(map(len, inputs)),
-            dp,
-            prefixes=prefixes,
+            self.place.ranks.dp,
+            prefixes=SharedPrefixes.of(inputs) if chosen.share_prefixes else None,
             max_tokens=most and most * cp,
             micro_batch_size=chosen.micro_batch_size,
             alignment=2 * cp if cp > 1 else 1,  # context parallelism cuts each run of tokens into 2 * cp equal chunks
@@ -123,9 +123,9 @@ class TrainedModel(ModelState):
         return kept + self.optimizer.memory(), anew
 
     def step(self, inputs: StepInputs, number: int) -> dict[str, float]:
-        """Take optimizer step `number` (from 0) on the whole of the inputs' batch; returns the loss and its statistics.
-        Raises TrainError: the loss or the gradient is not finite, or the engine's log-probs are too far from the
-        trainer's; the weights are as before."""
+        """Take optimizer step `number` (from 0) on the inputs' batch; returns the loss and its statistics. Raises
+        TrainError: the loss or gradient is not finite, or the engine's log-probs are too far away; the weights are as
+        before."""
         self.network.zero_grad()
         self.optimizer.inner.zero_grad()
         before = 0 if self.ends_in_values else self.place.settings.actor_starts
@@ -152,12 +152,8 @@ class TrainedModel(ModelState):
     def identity(self) -> Identity:
         """What a checkpoint must be of for this slot to take it."""
         s = self.place.settings
-        kind: dict[str, Any] = {
-            "optimizer": s.optimizer,
-            "distributed_optimizer": s.use_distributed_optimizer,
-            "bf16": s.bf16,
-        }
-        kind |= frozen(s)
+        kind: dict[str, Any] = {"optimizer": s.optimizer, "distributed_optimizer": s.use_distributed_optimizer}
+        kind |= {"bf16": s.bf16, **frozen(s)}
         if s.lora_rank is not None:
             kind |= {"lora_rank": s.lora_rank, "lora_alpha": s.lora_alpha, "target_modules": list(s.target_modules)}
         return Identity(self.network.sizes, kind)
@@ -166,19 +162,15 @@ class TrainedModel(ModelState):
         self, path: Path, step: int, critic: TrainedModel | Path | None = None, reference: ModelState | None = None
     ) -> None:
         """Write a checkpoint at `path`, replacing one of that name, with the critic's in it or moved into it.
-        Collective. Raises CheckpointError: it could not be written, or there is no form for the optimizer's state;
-        earlier ones are as they were."""
+        Collective. Raises CheckpointError: it could not be written; earlier ones are as they were."""
         ranks, settings = self.place.ranks, self.place.settings
         stepped = self.optimizer.stepped and not settings.no_save_optim
-        state = self._state(stepped, reference, is_loading=False) | {"rng": self.network.store.random(ranks)}
+        state = self._state(stepped, reference, is_loading=False) | {"rng": self.network.random()}
         manifest = {"step": step, "stepped": stepped, "layout": ranks.describe(), **dataclasses.asdict(self.identity)}
-        manifest |= {
-            _REFERENCE: reference is not None,
-            "lr_decay_end": end_of_decay(settings, self.optimizer.total_steps),
-        }
+        manifest |= {_REFERENCE: bool(reference), "lr_decay_end": end_of_decay(settings, self.optimizer.total_steps)}
         with writing(path, manifest, leader=ranks.rank == 0, barrier=dist.barrier) as partial:
             try:
-                self.network.store.save(state, partial)
+                self.network.write(state, partial)
             # Torch's writer has no type for a full disk, and no word for it.
             except (Exception, CheckpointException) as error:
                 free = shutil.disk_usage(partial.parent).free / 2**20
@@ -192,24 +184,24 @@ class TrainedModel(ModelState):
                 replace_folder(critic, partial / CRITIC)
 
     def load(self, path: Path, reference: ModelState | None = None) -> bool:
-        """Restore the checkpoint at `path`; returns whether `reference` was in it. Collective. Without optimizer state
-        in it, the optimizer is as before the first step. Raises CheckpointError: it is not complete, of another model,
-        or damaged."""
+        """Restore the checkpoint at `path`; returns whether `reference` was in it. Collective. Raises CheckpointError:
+        it is not complete, of another model, or damaged."""
         manifest = read_manifest(path)
         self.identity.check(path, manifest)
-        ranks, store, stepped = self.place.ranks, self.network.store, manifest["stepped"]
+        stepped = manifest["stepped"]
         followed = reference if manifest.get(_REFERENCE) else None
         state = self._state(stepped, followed, is_loading=True)
-        if same_layout := manifest["layout"] == ranks.describe():
-            state["rng"] = store.random(ranks)
+        if same_layout := manifest["layout"] == self.place.ranks.describe():
+            state["rng"] = self.network.random()
         try:
-            loaded = store.load(state, path)
+            with as_data(path):
+                loaded = self.network.read(state, path)
             self.network.take(loaded["model"])
             self.optimizer.take(loaded.get("optimizer"))
             if followed:
                 followed.network.take(loaded[_REFERENCE], f"{_REFERENCE}.")
             if same_layout:
-                store.restore_random(loaded["rng"])
+                self.network.restore_random(loaded["rng"])
         except (Exception, CheckpointException) as error:
             raise CheckpointError(
                 f"{path} is damaged: {_last_line(error)}; move it away to resume from the checkpoint before it"

@@ -8,44 +8,18 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, Protocol
+from typing import Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from agentrl.engine.weights import TensorSpec
 from agentrl.errors import TrainError
-from agentrl.lora import LoraShape
-from agentrl.train.contracts import WeightSpec
-from agentrl.train.forward_backward import ForwardBackward
+from agentrl.train.forward_backward import ForwardBackward, ModelContext
 from agentrl.train.hf import HFFolder
-from agentrl.train.hooks import TrainHooks
 from agentrl.train.optimizer import Optimizer
 from agentrl.train.settings import PATTERNS, TrainSettings
-
-
-@dataclass(frozen=True, slots=True)
-class ModelContext:
-    """What the models of a process have in common; `network` makes them."""
-
-    settings: TrainSettings
-    ranks: Any  # the backend's own `Ranks`
-    device: torch.device
-    temperature: float
-    hooks: TrainHooks
-    network: type[Network]
-
-    @property
-    def lora(self) -> LoraShape | None:
-        """The adapters that learn in place of the weights."""
-        return lora_of(self.settings)
-
-
-def lora_of(settings: TrainSettings) -> LoraShape | None:
-    """Return the adapters that the settings ask for."""
-    s = settings
-    return None if s.lora_rank is None else LoraShape(s.lora_rank, s.lora_alpha, s.target_modules)
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,8 +37,8 @@ class CostShape:
 
 
 def attention_crossover(shape: CostShape) -> int:
-    """The length, in tokens, at which a sequence's causal attention costs as much as everything else. A token costs 2
-    operations a matrix weight; attention over n tokens, halved by causality, n^2 a channel."""
+    """The tokens at which a sequence's causal attention costs as much as everything else: a token costs 2 operations a
+    matrix weight; attention over n tokens, halved by causality, n^2 a channel."""
     return 2 * shape.matrices // shape.channels
 
 
@@ -89,7 +63,6 @@ class Network(ABC):
     shape: CostShape
     sizes: Mapping[str, Any]
     reach: tuple[int, str] | None
-    store: ClassVar[Store]
 
     @abstractmethod
     def __init__(self, folder: HFFolder, place: ModelContext, *, values: bool, learns: bool) -> None: ...
@@ -102,12 +75,7 @@ class Network(ABC):
     @classmethod
     @abstractmethod
     def check_model(cls, folder: HFFolder, settings: TrainSettings, *, values: bool) -> None:
-        """Refuse a model as `__init__` would, by its config alone: without weights, ranks or a device.
-
-        Raises:
-            TrainError: the model or the layout cannot be trained.
-            CheckpointError: an adapter's target is no layer.
-        """
+        """Refuse a model as `__init__` would, by its config alone: without weights, ranks or a device."""
 
     def check(self, longest: int) -> None:
         """Raises `TrainError` for a batch whose longest input has so many tokens, if that is out of reach."""
@@ -134,7 +102,7 @@ class Network(ABC):
         """What must come back as it was after somebody else had the device's memory, and what is computed anew."""
 
     @abstractmethod
-    def specs(self) -> list[WeightSpec]:
+    def specs(self) -> list[TensorSpec]:
         """What `export` yields, in its order."""
 
     @abstractmethod
@@ -157,6 +125,25 @@ class Network(ABC):
     def take(self, state: dict[str, Any], prefix: str = "") -> None:
         """Take over a loaded `state`."""
 
+    @staticmethod
+    @abstractmethod
+    def write(state: dict[str, Any], folder: Path) -> None:
+        """Write a checkpoint of `state`. Collective."""
+
+    @staticmethod
+    @abstractmethod
+    def read(state: dict[str, Any], folder: Path) -> dict[str, Any]:
+        """What was saved of `state`, cut as `state` is. Collective."""
+
+    @abstractmethod
+    def random(self) -> Any:
+        """The random state of this rank, as an entry of a `state`."""
+
+    @staticmethod
+    @abstractmethod
+    def restore_random(loaded: Any) -> None:
+        """Go on with a loaded random state."""
+
 
 def rope_reach(config: Any) -> tuple[int, str] | None:
     """`Network.reach` by a config of transformers whose rotary positions depend on the length: siblings' would differ."""
@@ -166,20 +153,6 @@ def rope_reach(config: Any) -> tuple[int, str] | None:
     return rope.get("original_max_position_embeddings") or config.max_position_embeddings, f"rope type {kind}"
 
 
-class Store(Protocol):
-    """Writes and reads a backend's checkpoints. Collective."""
-
-    def save(self, state: dict[str, Any], folder: Path) -> None: ...
-
-    def load(self, state: dict[str, Any], folder: Path) -> dict[str, Any]:
-        """What was saved of `state`, cut as `state` is."""
-
-    def random(self, ranks: Any) -> Any:
-        """The random state of this rank, as an entry of a `state`."""
-
-    def restore_random(self, loaded: Any) -> None: ...
-
-
 def frozen(settings: TrainSettings) -> dict[str, list[str]]:
     """The patterns that keep parameters from learning, by setting; empty where all learn."""
     found = {name: list(getattr(settings, name)) for name in PATTERNS}
@@ -187,8 +160,7 @@ def frozen(settings: TrainSettings) -> dict[str, list[str]]:
 
 
 def learning(settings: TrainSettings, called: Sequence[Sequence[str]]) -> list[bool]:
-    """Which parameters the settings let learn, of parameters with these names; a pattern is searched for in each name.
-    Raises TrainError: a pattern that no name has."""
+    """Which parameters the settings let learn, by their names. Raises TrainError: a pattern that no name has."""
     only = settings.only_train_params_name_list
     patterns = only or settings.freeze_params_name_list
 

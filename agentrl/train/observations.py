@@ -66,13 +66,8 @@ def _step_numbers(sample: Sample, key: str) -> list[float]:
 def observation_ids_of(
     groups: Sequence[Sequence[Sample]], tokens: NDArray[np.int32], offsets: NDArray[np.int64]
 ) -> NDArray[np.int32]:
-    """A number for what was shown right before each response token's turn; -1 where the turn is unknown.
-
-    Equal numbers are equal tokens within a group: since the model's last turn, or the prompt before a sample's first.
-
-    Args:
-        tokens, offsets: of all samples, as in `TrainBatch`.
-    """
+    """A number for what was shown right before each response token's turn; -1 where the turn is unknown. Equal numbers
+    are equal tokens within a group: since the model's last turn, or the prompt before a sample's first."""
     numbers: dict[tuple[int, bytes], int] = {}
     out, samples = [], ((g, sample) for g, group in enumerate(groups) for sample in group)
     for (g, sample), shown, end in zip(samples, offsets[:-1], offsets[1:], strict=True):
@@ -94,8 +89,8 @@ _READ = ("weight", "turn_weights")
 
 def weights_of(sample: Sample) -> list[float]:
     """The user's factor of each response token: the sample's "weight" times its turn's of the "turn_weights"; 1 if it
-    is removed. Raises SampleError: a weight is no finite number or negative, or there is not one for each turn up to
-    the last; or a name that nobody reads is so near to one of them that it must be meant."""
+    is removed. Raises SampleError: one is no finite number or negative, or missing; or an unread name is near to
+    theirs."""
     given, where = sample.train_metadata or {}, f"sample index={sample.index}: train_metadata"
     for name in set(given) - set(_READ):
         if close := difflib.get_close_matches(str(name), _READ, n=1, cutoff=0.85):

@@ -6,7 +6,7 @@
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
@@ -15,6 +15,12 @@ from torch import Tensor
 from agentrl.errors import TrainError
 from agentrl.train.learning_rate import learning_rate, muon_learning_rate
 from agentrl.train.settings import TrainSettings
+
+
+def decay_groups(parameters: Iterable[Any], **common: Any) -> list[dict[str, Any]]:
+    """AdamW's groups of parameters, in which matrices decay and vectors do not."""
+    found = [(decays, [p for p in parameters if (p.dim() > 1) is decays]) for decays in (True, False)]
+    return [{"params": members, "wd_mult": float(decays), **common} for decays, members in found if members]
 
 
 class Optimizer(ABC):
@@ -40,22 +46,16 @@ class Optimizer(ABC):
 
     @abstractmethod
     def state(self, weights: dict[str, Any], *, is_loading: bool) -> dict[str, Any]:
-        """As the backend's checkpoints take it; `weights` is the model's. Collective. Raises CheckpointError: there is
-        no form for it."""
+        """As the backend's checkpoints take it; `weights` is the model's. Collective. Raises CheckpointError: it has no
+        form."""
 
     @abstractmethod
     def take(self, state: dict[str, Any] | None) -> None:
         """Take over a loaded `state`, or None: be as before the first step, with the weights as they are now."""
 
     def step(self, number: int) -> dict[str, float]:
-        """Apply the model's gradients as optimizer step `number` (from 0).
-
-        Returns:
-            `grad_norm` before clipping, and `lr`.
-
-        Raises:
-            TrainError: the gradient norm is not finite; no weight has changed.
-        """
+        """Take optimizer step `number` (from 0); returns `grad_norm` before clipping, and `lr`. Raises TrainError: the
+        gradient norm is not finite; no weight has changed."""
         rate = self._set_rates(number)
         norm = self.norm()
         if not math.isfinite(norm):

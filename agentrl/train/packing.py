@@ -1,12 +1,10 @@
-"""The packing plan: samples spread over data-parallel ranks and packed into microbatches. All ranks compute the same
-plan.
+"""The packing plan: samples spread over data-parallel ranks and packed into microbatches, the same on all ranks.
 
-1. Every sample is in one microbatch of one rank. All ranks have the same number of microbatches; empty ones run a dummy
-   sequence with weight 0.
-2. Samples that begin alike stay together, as far as memory and even work allow, so that `tree` computes the beginning
-   once.
-3. Token counts include the padding to `alignment`. Memory bounds a microbatch's tokens; work, quadratic in length, is
-   evened out over ranks.
+1. Every sample is in one microbatch of one rank. All ranks have the same number of microbatches; an empty microbatch
+   runs a dummy sequence.
+2. Samples with a common prefix stay together if memory and balance allow it: `tree` then computes the prefix once.
+3. Token counts include the padding to `alignment`. Memory limits the tokens of a microbatch. Work is quadratic in
+   length and balanced over ranks.
 """
 
 from collections.abc import Sequence
@@ -25,14 +23,14 @@ Bundle = list[int]
 
 @dataclass(frozen=True, slots=True)
 class PackingPlan:
-    """Which samples each rank computes, in which microbatches.
+    """The assignment of samples to ranks and microbatches.
 
     Attributes:
         ranks: `ranks[r][m]` is microbatch m of data-parallel rank r.
         alignment: every node of a microbatch's tree is padded to a multiple of this.
-        shares: whether what samples begin with in common is computed once.
-        tokens: of all samples.
-        distinct: of the tree of all samples, in which everything that can be shared is.
+        shares: true if common prefixes are computed once.
+        tokens: number of tokens of all samples.
+        distinct: number of tokens if all samples were in one tree, with every common prefix once.
     """
 
     ranks: tuple[tuple[Microbatch, ...], ...]
@@ -62,15 +60,13 @@ def make_plan(
 
     Args:
         lengths: [S] tokens of each sample.
-        data_parallel_size: number of ranks.
-        prefixes: what the samples begin with in common; None: nothing is shared.
-        max_tokens: pack up to this many tokens (padding included) into a microbatch, by first-fit decreasing; a
-            longer sample has a microbatch of its own. None: exactly `micro_batch_size` samples, fewer in the last.
-        micro_batch_size: samples per microbatch when `max_tokens` is None.
+        prefixes: common prefixes of the samples; with None nothing is shared.
+        max_tokens: pack up to this many tokens (padding included) into a microbatch, by first-fit decreasing; a longer
+            sample has its own microbatch. None: exactly `micro_batch_size` samples, fewer in the last microbatch.
         alignment: see `PackingPlan`.
-        balance: even out work over the ranks; off deals the bundles out in turn.
-        attention_crossover: the length at which a sample's attention costs as much as everything else; None takes
-            attention for free, so that work is tokens.
+        balance: balance the work over the ranks; if false, the ranks take bundles in turn.
+        attention_crossover: the length at which a sample's attention costs as much as everything else. With None,
+            attention costs nothing: work is the number of tokens.
 
     Raises:
         TrainError: no samples, or a sample without tokens.
@@ -98,23 +94,18 @@ def make_plan(
 
 
 class _Costs:
-    """What samples cost behind those that they follow in the order of their beginnings."""
+    """The costs of samples, sorted by prefix. A sample reuses the prefix that it shares with the sample before it."""
 
     def __init__(
-        self,
-        lengths: Sequence[int],
-        prefixes: SharedPrefixes,
-        tree: Tree,
-        alignment: int,
-        attention_crossover: int | None,
+        self, lengths: Sequence[int], prefixes: SharedPrefixes, tree: Tree, alignment: int, crossover: int | None
     ) -> None:
         self.order, self.shared = prefixes.order, prefixes.shared
         starts = {node.of: node.start for node in reversed(tree.nodes)}
-        self.reused = [starts.get(i, lengths[i]) for i in self.order]  # less than `shared` where a node is not worth it
-        self.lengths, self.alignment, self.crossover = [lengths[i] for i in self.order], alignment, attention_crossover
+        self.reused = [starts.get(i, lengths[i]) for i in self.order]  # less than `shared` if there is no node for it
+        self.lengths, self.alignment, self.crossover = [lengths[i] for i in self.order], alignment, crossover
 
     def tokens(self, bundle: Bundle) -> int:
-        """Of a bundle, given as neighbouring places in the order; its first sample is whole."""
+        """Return the tokens of a bundle of neighbouring samples. The first sample counts in full."""
         return sum(self._tokens(at, 0 if at == bundle[0] else self.reused[at]) for at in bundle)
 
     def work(self, bundle: Bundle) -> int:
@@ -127,7 +118,7 @@ class _Costs:
         return tuple(self.order[at] for bundle in bundles for at in bundle)
 
     def bundles(self, max_tokens: int | None, most_samples: int, most_work: float) -> list[Bundle]:
-        """Runs of the order that share something, cut where they share least until each is small enough."""
+        """Return runs of samples with common prefixes. A run that is too large is cut where its samples share least."""
         pending, out = [list(range(len(self.order)))], []
         while pending:
             bundle = pending.pop()
@@ -140,7 +131,7 @@ class _Costs:
         return out
 
     def halves(self, bundle: Bundle) -> list[Bundle]:
-        """A bundle of several, cut where it shares least, and there as near to its middle as can be."""
+        """Cut a bundle of several samples where they share least; of equal places, take the nearest to the middle."""
         middle = len(bundle) / 2
         cut = min(range(1, len(bundle)), key=lambda i: (self.shared[bundle[i]], abs(i - middle)))
         return [bundle[:cut], bundle[cut:]]
@@ -154,23 +145,19 @@ class _Costs:
 
 
 def padded(length: int, alignment: int) -> int:
-    """`length` rounded up to a multiple of `alignment`."""
+    """Return `length` rounded up to a multiple of `alignment`."""
     return -(-int(length) // alignment) * alignment
 
 
 def balanced_partition(sizes: Sequence[int], parts: int, *, equal_size: bool = False) -> list[list[int]]:
-    """Divide items into `parts` lists with sums as even as Karmarkar and Karp's differencing makes them.
+    """Divide items of these sizes [S] into `parts` lists with nearly equal sums.
 
-    The largest differencing method (Karmarkar and Karp 1982, UCB/CSD 82/113): start with one partial solution per
-    item, and keep merging the two with the largest spread, the heaviest part of one with the lightest of the other.
-
-    Args:
-        sizes: [S] non-negative weights.
-        parts: number of lists.
-        equal_size: the lists' lengths differ by at most one.
+    The largest differencing method (Karmarkar and Karp 1982, UCB/CSD 82/113): start with one partial solution per item,
+    and keep merging the two with the largest spread, the heaviest part of one with the lightest of the other. With
+    `equal_size` the lists' lengths differ by at most one. Ties are broken deterministically.
 
     Returns:
-        `parts` lists of item indices, each ascending; lists may be empty. Ties fall the same way every time.
+        `parts` lists of item indices, each ascending; lists may be empty.
     """
     order = sorted(range(len(sizes)), key=lambda i: (-sizes[i], i))
     per_start = parts if equal_size else 1
@@ -191,8 +178,8 @@ def balanced_partition(sizes: Sequence[int], parts: int, *, equal_size: bool = F
 
 
 def first_fit_decreasing(items: Sequence[int], sizes: Sequence[int], capacity: int) -> list[list[int]]:
-    """Pack `items` into few bins of at most `capacity`: longest first, each into the first bin with room. At most 11/9
-    of the optimal number of bins plus 6/9 (Dosa 2007). An item above the capacity has its own bin."""
+    """Pack `items` into few bins of at most `capacity`, longest first (at most 11/9 of the optimal number of bins plus
+    6/9, Dosa 2007). An item above the capacity has its own bin."""
     bins: list[list[int]] = []
     room: list[int] = []
     for item in sorted(items, key=lambda i: (-sizes[i], i)):
@@ -208,7 +195,7 @@ def first_fit_decreasing(items: Sequence[int], sizes: Sequence[int], capacity: i
 
 
 def _split_up(bins: list[list[Bundle]], costs: _Costs, wanted: int) -> list[list[Bundle]]:
-    """Reach `wanted` bins by halving the heaviest one that can be; then by empty ones. Never overfills a bin."""
+    """Halve the heaviest divisible bin until there are `wanted` bins; then add empty bins. Never overfills a bin."""
     bins = list(bins)
     while len(bins) < wanted:
         divisible = [b for b in range(len(bins)) if sum(map(len, bins[b])) > 1]

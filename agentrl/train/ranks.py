@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import cuda
+from torch import Tensor, cuda
 from torch._C._distributed_c10d import TCPStore
 
 from agentrl.errors import TrainError
@@ -52,15 +52,32 @@ class Ranks:
         """The sizes, for manifests and logs."""
         return {"cp": self.cp, "dp": self.dp}
 
+    def add_up(self, sums: Tensor) -> Tensor:
+        """Add sums up over the ranks that hold parts of the same samples, and their gradients too."""
+        joined: Tensor = sums if self.cp == 1 else _Joined.apply(sums, self.cp_group)
+        return joined
+
+
+class _Joined(torch.autograd.Function):
+    """Every rank's loss reads the sums, so gradients add up too."""
+
+    @staticmethod
+    def forward(ctx: Any, sums: Tensor, group: dist.ProcessGroup) -> Tensor:
+        ctx.group, total = group, sums.clone()
+        dist.all_reduce(total, group=group)
+        return total
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
+        return _Joined.apply(grads[0], ctx.group), None
+
 
 def started(settings: TrainSettings, where: RankInfo, device: torch.device) -> dict[str, Any]:
     """Start torch.distributed, unless the process has; returns `owns_default_group` and `before` of `Ranks`. Collective."""
     owns = not dist.is_initialized()
     if owns:
-        backend, timeout = (
-            settings.distributed_backend,
-            datetime.timedelta(minutes=settings.distributed_timeout_minutes),
-        )
+        backend, minutes = settings.distributed_backend, settings.distributed_timeout_minutes
+        timeout = datetime.timedelta(minutes=minutes)
         if backend == "auto":
             backend = "nccl" if device.type == "cuda" else "gloo"
         address, size, leads = (where.master_addr, where.master_port), where.world_size, where.rank == 0
@@ -74,8 +91,7 @@ def _groups() -> frozenset[dist.ProcessGroup]:
 
 
 def pick(kind: str = "auto", local_rank: int = 0) -> torch.device:
-    """The device of a trainer process: its GPU where there is one, else the CPU. Raises TrainError: `kind` asks for a
-    device that this machine does not have, or for the CPU beside a GPU."""
+    """A trainer process's GPU where there is one, else the CPU. Raises TrainError: `kind` asks for the other one."""
     if kind != "auto" and (kind == "cuda") != torch.cuda.is_available():
         have = "has" if torch.cuda.is_available() else "has no"
         raise TrainError(f"device {kind} was asked for, but this process {have} CUDA; set CUDA_VISIBLE_DEVICES")

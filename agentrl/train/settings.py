@@ -25,7 +25,7 @@ class TrainSettings(Settings):
     )
 
     hf_checkpoint: str | None = Field(
-        None, description="Hugging Face folder with config, tokenizer and the weights to start from."
+        None, description="Hugging Face folder of config, tokenizer and starting weights."
     )
     ref_load: str | None = Field(
         None,
@@ -37,43 +37,42 @@ class TrainSettings(Settings):
         "holds it beside the trained model.",
     )
     ref_update_interval: int | None = Field(
-        None, ge=1, description="Every so many rollouts the reference model becomes the trained one; by default never."
+        None, ge=1, description="Rollouts between two copies of the weights to the reference model; default: never."
     )
     load: str | None = Field(
         None,
-        description="Folder of checkpoints to resume from; default: --save. From another trainer's (torch_dist), only weights are read.",
+        description="Folder of checkpoints to resume from; default: --save. From checkpoints of another trainer "
+        "(torch_dist) only the weights are read.",
     )
     save: str | None = Field(None, description="Folder to write checkpoints to; default: checkpoints in --output-dir.")
     save_interval: int | None = Field(
-        10, ge=1, description="Write a checkpoint every so many rollouts; one is always written at the end."
+        10, ge=1, description="Write a checkpoint every this many rollouts, and at the end."
     )
     save_hf: str | None = Field(
         None,
-        description="Folder to write the model to, as a Hugging Face folder, beside each checkpoint; {rollout_id} in it is "
-        "filled in.",
+        description="Folder to write the model to, as a Hugging Face folder, with each checkpoint; {rollout_id} in "
+        "its name is replaced.",
     )
     no_save_optim: bool = Field(
-        False, description="Leave the optimizer's state out of checkpoints: a resumed run begins with a new one."
+        False, description="Leave the optimizer's state out of checkpoints; a resume starts with an empty state."
     )
     reset_optimizer_states: bool = Field(False, description="Forget the optimizer's state after each rollout.")
     keep_checkpoints: int | None = Field(
-        None, ge=1, description="Keep only the newest checkpoints, this many; by default all."
+        None, ge=1, description="Keep only this many of the newest checkpoints; default: all."
     )
 
     global_batch_size: int | None = Field(
-        None, ge=1, description="Trajectories per optimizer step; by default a rollout's, over num_steps_per_rollout."
+        None, ge=1, description="Trajectories per optimizer step; default: a rollout's / num_steps_per_rollout."
     )
-    num_steps_per_rollout: int = Field(
-        1, ge=1, description="Optimizer steps that a rollout's trajectories are split into."
-    )
+    num_steps_per_rollout: int = Field(1, ge=1, description="Optimizer steps that a rollout's batch is split into.")
     micro_batch_size: int = Field(1, ge=1, description="Samples per microbatch when use_dynamic_batch_size is off.")
     use_dynamic_batch_size: bool = Field(False, description="Pack samples into microbatches by number of tokens.")
     max_tokens_per_gpu: int | None = Field(
-        None, ge=1, description="Most tokens of a packed microbatch on one device; longer samples go alone."
+        None, ge=1, description="Maximum tokens of a packed microbatch on one device; a longer sample is packed alone."
     )
     share_prefixes: bool = Field(
         True,
-        description="Compute once what samples of a microbatch begin with in common: a group's prompt, earlier turns.",
+        description="Compute the common prefixes of a microbatch's samples once: a group's prompt, earlier turns.",
     )
     balance_data: bool = Field(True, description="Spread samples over data-parallel ranks by estimated work.")
     true_on_policy_mode: bool = Field(
@@ -89,14 +88,14 @@ class TrainSettings(Settings):
     )
 
     optimizer: Literal["adam", "muon"] = Field(
-        "adam", description="AdamW, or Muon for the matrices with AdamW for the rest."
+        "adam", description="AdamW; or Muon for matrices and AdamW for the rest."
     )
     lr: float = Field(1e-6, ge=0, description="Peak learning rate.")
     min_lr: float = Field(0.0, ge=0, description="Learning rate at the end of the decay.")
     muon_lr: float | None = Field(None, ge=0, description="Peak learning rate of the matrices under Muon; default lr.")
     lr_decay_style: DecayStyle = Field("constant", description="Shape of the learning rate after the warm-up.")
     lr_decay_iters: int | None = Field(
-        None, ge=1, description="Optimizer step at which the decay ends; by default the run's last."
+        None, ge=1, description="Optimizer step where the decay ends; default: the last one."
     )
     lr_warmup_iters: int = Field(0, ge=0, description="Optimizer steps of linear warm-up.")
     lr_warmup_fraction: float | None = Field(
@@ -114,9 +113,7 @@ class TrainSettings(Settings):
         None, ge=0, description="Peak learning rate of the critic, on the actor's curve; by default 10 times lr."
     )
     critic_lr_warmup_iters: int = Field(0, ge=0, description="Optimizer steps of the critic's linear warm-up.")
-    num_critic_only_steps: int = Field(
-        0, ge=0, description="Rollouts at the beginning of the run that train the critic alone."
-    )
+    num_critic_only_steps: int = Field(0, ge=0, description="Number of first rollouts that train only the critic.")
     weight_decay: float = Field(0.01, ge=0, description="Decoupled weight decay of matrices.")
     adam_beta1: float = Field(0.9, ge=0, lt=1, description="Decay of Adam's first moment.")
     adam_beta2: float = Field(0.999, ge=0, lt=1, description="Decay of Adam's second moment.")
@@ -131,9 +128,9 @@ class TrainSettings(Settings):
     )
 
     lora_rank: int | None = Field(
-        None, ge=1, description="Train adapters of this rank (LoRA) in place of the weights; by default the weights."
+        None, ge=1, description="Train LoRA adapters of this rank in place of the weights; default: train the weights."
     )
-    lora_alpha: float = Field(32.0, gt=0, description="Factor of the adapters, lora_alpha / lora_rank.")
+    lora_alpha: float = Field(32.0, gt=0, description="Adapters are scaled by lora_alpha / lora_rank.")
     target_modules: tuple[str, ...] = Field(
         ("all-linear",),
         description="Linear layers that get an adapter, by the ends of their names (q_proj v_proj); all-linear: all.",
@@ -156,8 +153,7 @@ class TrainSettings(Settings):
     )
 
     deterministic_mode: bool = Field(
-        False,
-        description="Use only kernels of PyTorch whose result does not depend on timing; fail if there is none.",
+        False, description="Use only kernels of PyTorch whose result does not depend on timing; fail if there is none."
     )
     bf16: bool | None = Field(
         None,
@@ -168,10 +164,10 @@ class TrainSettings(Settings):
         None, description="Recompute activations in the backward pass: whole layers, or attention only."
     )
     recompute_method: Literal["uniform", "block"] | None = Field(
-        None, description="Layers that a full recomputation covers."
+        None, description="For full recomputation: equal units of layers (uniform), or only the first layers (block)."
     )
     recompute_num_layers: int | None = Field(
-        None, ge=1, description="Layers per recomputed unit (uniform) or recomputed layers (block)."
+        None, ge=1, description="Layers per unit (uniform), or number of recomputed layers (block)."
     )
 
     use_pytorch_profiler: bool = Field(False, description="Write torch's profile of some rollouts' training.")
@@ -183,14 +179,12 @@ class TrainSettings(Settings):
     train_threads: int | None = Field(
         None,
         ge=1,
-        description="CPU threads of each trainer process; by default its share of the otherwise unused cores.",
+        description="CPU threads of each trainer process; default: an equal share of the cores that nothing else uses.",
     )
     distributed_backend: Literal["auto", "nccl", "gloo"] = Field(
         "auto", description="Collectives between trainer processes; auto is nccl with CUDA and gloo without."
     )
-    distributed_timeout_minutes: int = Field(
-        10, ge=1, description="A collective that takes longer than this fails the trainer."
-    )
+    distributed_timeout_minutes: int = Field(10, ge=1, description="Minutes after which a collective fails a trainer.")
 
     @field_validator("hf_checkpoint", "ref_load", "critic_load", "opd_teacher_load")
     @classmethod

@@ -5,15 +5,19 @@ the pieces of each tensor; it is a pickle of which only torch's own descriptions
 import argparse
 import io
 import json
+import os
 import pickle
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
+from collections import OrderedDict, defaultdict
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, is_dataclass
+from pathlib import Path, PurePosixPath
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 from torch.distributed.checkpoint import filesystem, metadata
+from torch.serialization import _get_layout
 
 from agentrl.errors import CheckpointError
 
@@ -24,6 +28,16 @@ _DESCRIPTIONS = {
     ("torch.distributed.checkpoint.filesystem", "_StorageInfo"): filesystem._StorageInfo,
     ("torch", "Size"): torch.Size,
 }
+
+
+_WRITTEN: dict[tuple[str, str], Any] = {
+    ("torch.serialization", "_get_layout"): _get_layout,
+    **{("pathlib", name): PurePosixPath for name in ("Path", "PosixPath", "PurePosixPath")},
+    **{("collections", kind.__name__): kind for kind in (OrderedDict, defaultdict)},
+}
+"""What torch's own writer names besides descriptions."""
+_ONLY_WEIGHTS = "TORCH_FORCE_WEIGHTS_ONLY_LOAD"
+"""The environment variable by which `torch.load` unpickles tensors and plain values only, whatever its caller asks for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,11 +58,56 @@ class _Unread(dict[Any, Any]):
     def __setstate__(self, _state: Any) -> None: ...
 
 
+_BUILT: tuple[Any, ...] = (
+    _Unread,
+    *(kind for kind in _DESCRIPTIONS.values() if is_dataclass(kind)),
+    OrderedDict,
+    defaultdict,
+)
+
+
 class _Unpickler(pickle._Unpickler):  # not C's, which asks for all the memory that a damaged file names
     def find_class(self, module: str, name: str) -> Any:
         if module == "torch" and isinstance(dtype := getattr(torch, name, None), torch.dtype):
             return dtype
         return _DESCRIPTIONS.get((module, name), _Unread)
+
+    def load_build(self) -> None:
+        """Set what an object holds. A class or a function is none of the file's, and would stay changed."""
+        if not isinstance(self.stack[-2], _BUILT):  # type: ignore[attr-defined]
+            raise pickle.UnpicklingError(f"it sets attributes of {self.stack[-2]!r:.100}")  # type: ignore[attr-defined]
+        super().load_build()  # type: ignore[misc]
+
+    dispatch: ClassVar[dict[int, Any]] = {**pickle._Unpickler.dispatch, pickle.BUILD[0]: load_build}
+
+
+class _Strict(_Unpickler):
+    def find_class(self, module: str, name: str) -> Any:
+        if (known := _WRITTEN.get((module, name))) is not None:
+            return known
+        found = super().find_class(module, name)
+        if found is _Unread:
+            raise pickle.UnpicklingError(f"it names {module}.{name}, which no checkpoint of this trainer does")
+        return found
+
+
+@contextmanager
+def as_data(path: Path) -> Iterator[None]:
+    """Let torch load the checkpoint at `path` without running anything that it says: only known names are read in its
+    index, and everything else is loaded with `weights_only`. For the process's only loading thread. Raises
+    CheckpointError: the index is damaged or names something else."""
+    try:
+        _Strict(io.BytesIO((path / _INDEX).read_bytes())).load()
+    except Exception as error:  # a damaged pickle raises whatever its bytes happen to mean
+        raise CheckpointError(f"{path / _INDEX}: not the index of a checkpoint ({error!r:.200})") from error
+    before = os.environ.get(_ONLY_WEIGHTS)
+    os.environ[_ONLY_WEIGHTS] = "1"
+    try:
+        yield
+    finally:
+        os.environ.pop(_ONLY_WEIGHTS)
+        if before is not None:
+            os.environ[_ONLY_WEIGHTS] = before
 
 
 class TorchDist:
@@ -66,8 +125,8 @@ class TorchDist:
             raise CheckpointError(f"{path / _INDEX}: not a torch_dist checkpoint's ({error!r:.200})") from error
 
     def read(self, key: str, index: tuple[int, ...] = ()) -> Tensor:
-        """The tensor, or of stacked ones that at `index`, on the CPU in its stored dtype. Raises CheckpointError:
-        pieces are missing or damaged."""
+        """The tensor, or the stacked one at `index`, in its stored dtype. Raises CheckpointError: it is missing or
+        damaged."""
         try:
             return self._read(key, index)
         except Exception as error:

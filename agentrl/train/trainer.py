@@ -1,17 +1,16 @@
-"""`TrainBackend`: what a run asks of a training framework, over slots; a backend adds how ranks meet and what a model is.
+"""`TrainBackend`: what a run asks of a training framework; a backend adds how ranks meet and what a model is.
 
-1. One backend object lives in each trainer process; all processes make the same calls in the same order, because
-   most of them are collective.
-2. A batch goes in whole on every rank (it is shared memory); the backend takes its own part by the same pure plan
-   (`packing.make_plan`) on every rank, so nothing needs to be scattered.
+1. One backend object lives in each trainer process; all make the same calls in the same order, as most are collective.
+2. A batch goes in whole on every rank (it is shared memory); each takes its own part by the same plan (`packing`).
 3. Weights leave under Hugging Face names and in Hugging Face layout, whatever the parallel layout inside.
-4. Old log-probs: the engine's with `use_rollout_logprobs`; else, with several optimizer steps a rollout, the
-   trainer's own pass before the first of them; with one step the policy itself (the ratio is 1 by definition, and a
-   pass over the batch is saved).
+4. Old log-probs: the engine's with `use_rollout_logprobs`; else, with several optimizer steps a rollout, the trainer's
+   own pass before the first of them; with one step the policy itself (the ratio is 1 by definition, and a pass is
+   saved).
 5. Values are the critic's before the first step. It takes its step on the same samples as the actor, before it.
 6. The reference, and a teacher of any size, are models of their own that stay on the device.
 """
 
+import dataclasses
 import gc
 import random
 import time
@@ -19,7 +18,7 @@ from abc import ABC, abstractmethod
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import ClassVar, final
+from typing import Any, ClassVar, final
 
 import numpy as np
 import torch
@@ -29,20 +28,22 @@ from torch import Tensor
 from agentrl.algorithms.ops.corrections import PREFIX, mismatch_metrics
 from agentrl.algorithms.registry import algorithm_of
 from agentrl.algorithms.settings import AlgorithmSettings
+from agentrl.engine.weights import TensorSpec, WeightGroup
 from agentrl.errors import CheckpointError, TrainError
 from agentrl.lora import write_adapter
 from agentrl.numerics.offload import OffloadedTensors
 from agentrl.numerics.weight_group import WeightSender
 from agentrl.runfolder import CRITIC, MANIFEST
-from agentrl.train.batch import TrainBatch
+from agentrl.train.batch import Prepared, TrainBatch
 from agentrl.train.checkpoints import check_critic, foreign, latest, whole_folder
-from agentrl.train.contracts import Device, Learners, ModelRole, Prepared, RankInfo, WeightSpec
+from agentrl.train.contracts import Device, Learners, ModelRole, RankInfo
+from agentrl.train.forward_backward import ModelContext
 from agentrl.train.hf import HFFolder
 from agentrl.train.hf import write as write_hf
 from agentrl.train.hooks import NO_HOOKS, TrainHooks
 from agentrl.train.microbatches import OutputPositions
 from agentrl.train.model_state import CriticModel, ModelState, TrainedModel, UnadaptedModel
-from agentrl.train.network import ModelContext, Network, forward_flops
+from agentrl.train.network import Network, forward_flops
 from agentrl.train.objective import estimate, step_inputs
 from agentrl.train.ranks import Ranks, memory, pick, profiled
 from agentrl.train.settings import TrainSettings
@@ -51,12 +52,12 @@ from agentrl.train.settings import TrainSettings
 class TrainBackend(ABC):
     """One rank of a trainer. All backends are made with the same arguments; `init` does the work.
 
-    A critic with processes of its own takes part in a rollout so: its processes give `values`, the actor's `prepare` the
-    batch with them, and both `train` on what was prepared.
+    A critic with processes of its own takes part in a rollout so: its processes give `values`, the actor's `prepare`
+    the batch with them, and both `train` on what was prepared.
 
     Args:
-        settings: the trainer's settings; `hf_checkpoint` names the starting weights.
-        algorithm: the objective's settings.
+        settings, algorithm: the trainer's settings, of which `hf_checkpoint` names the starting weights, and the
+            objective's.
         rollout_temperature: the sampling temperature, by which logits are divided.
         total_steps: optimizer steps of the whole run, where the learning rate's decay ends by default.
         device: `cuda`, `cpu`, or whichever this machine has.
@@ -65,14 +66,11 @@ class TrainBackend(ABC):
     """
 
     network: ClassVar[type[Network]]
-    """What a model is."""
-    actor: TrainedModel
-    """Not there in a process of the critic alone."""
+    actor: TrainedModel  # not there in a process of the critic alone
     critic: CriticModel | None = None
     reference: ModelState | None = None
     teacher: ModelState | None = None
-    _followed = False
-    """Whether the reference is no longer the model that it was loaded from."""
+    _followed = False  # true if the reference is no longer the model that it was loaded from
     _group: WeightSender | None = None
     _offloaded: OffloadedTensors | None = None
     _seconds: defaultdict[str, float]
@@ -108,12 +106,7 @@ class TrainBackend(ABC):
         """The model in a folder that the settings name: Hugging Face's, or a torch_dist checkpoint beside `hf_checkpoint`."""
 
     def check(self) -> None:
-        """Refuse, by the models' configs alone, what `init` would refuse after the start.
-
-        Raises:
-            TrainError: a model or the layout cannot be trained.
-            CheckpointError: a folder is not a readable model.
-        """
+        """Refuse, by the models' configs alone and with the same errors, what `init` would refuse after the start."""
         settings, check = self.settings, self.network.check_model
         if settings.bf16 is None:
             cuda = self.device_kind == "cuda" or (self.device_kind == "auto" and torch.cuda.is_available())
@@ -130,8 +123,7 @@ class TrainBackend(ABC):
 
     def init(self, where: RankInfo) -> None:
         """Join the process group, build the models and the optimizer, and load the starting weights. Collective. Raises
-        TrainError: the model or the layout cannot be trained. CheckpointError: the starting folder is not a readable
-        model."""
+        TrainError: the model or the layout cannot be trained. CheckpointError: a folder is not a readable model."""
         if (weights := foreign(self.settings.load)) is not None:
             self.folder = self.opened(weights)
         sizes = self.network.sizes_of(self.folder)  # a model that cannot be trained is refused before the ranks meet
@@ -185,13 +177,12 @@ class TrainBackend(ABC):
 
     # ---- log-probs ----------------------------------------------------------------------------------------
 
-    def log_probs(self, batch: TrainBatch, model: ModelRole = "actor") -> NDArray[np.float32]:
-        """Natural-log probabilities [R] of all response tokens of `batch`, in its flat layout, on every rank.
-        Collective. The rollout temperature is applied to the logits, so the numbers compare with the engine's. Raises
-        TrainError: the run has no such model."""
-        return self._log_probs(batch, model, "response")
-
-    def _log_probs(self, batch: TrainBatch, model: ModelRole, rows: OutputPositions) -> NDArray[np.float32]:
+    def log_probs(
+        self, batch: TrainBatch, model: ModelRole = "actor", rows: OutputPositions = "response"
+    ) -> NDArray[np.float32]:
+        """Natural-log probabilities [R] of all response tokens of `batch` (0 for those that `rows` leaves out), on
+        every rank, under the rollout temperature, as the engine's are. Collective. Raises TrainError: the run has no
+        such model."""
         slot = {"actor": self.actor, "ref": self.reference, "teacher": self.teacher}[model]
         if slot is None:
             what, remedy = _ABSENT[model]
@@ -204,8 +195,8 @@ class TrainBackend(ABC):
         return found
 
     def values(self, batch: TrainBatch) -> NDArray[np.float32]:
-        """The critic's value [R] of the state before each trained token, 0 at others, on every rank. Collective. Raises
-        TrainError: this process has no critic."""
+        """The critic's value [R] before each trained token, 0 at others, on every rank. Collective. Raises TrainError:
+        this process has no critic."""
         if self.critic is None:
             raise TrainError(f"there is no critic: {self.algorithm.name} learns none, or it is elsewhere")
         self.hooks.before_log_probs(self.critic.network.model, "")
@@ -214,23 +205,15 @@ class TrainBackend(ABC):
     # ---- training -----------------------------------------------------------------------------------------
 
     def train(self, batch: TrainBatch, step: int, prepared: Prepared | None = None) -> Mapping[str, float]:
-        """Train on one rollout's batch: `num_steps_per_rollout` optimizer steps. Collective.
+        """Train on the batch of training step `step` (from 0): `num_steps_per_rollout` optimizer steps. Collective.
 
-        The first `num_critic_only_steps` rollouts leave the actor as it is.
-
-        Args:
-            batch: the rollout's samples.
-            step: the training step, from 0; it places the learning rate.
-            prepared: by default `prepare(batch)`.
+        The first `num_critic_only_steps` rollouts leave the actor as it is. `prepared` is by default `prepare(batch)`.
 
         Returns:
-            The same on every rank. Means over the optimizer steps: `loss`, `grad_norm`, `lr`, `pg_clipfrac`, `ppo_kl`,
-            `entropy`, `kl_loss` and the other statistics of the loss; the critic's `value_loss`, `value_clipfrac`, `critic/grad_norm`,
-            `critic/lr` and, before it learned, `critic/explained_variance`; `advantages/mean`, `std`, `max` and `min`;
-            over tokens, `train_rollout_logprob_abs_diff` and the rest of `mismatch_metrics`: the engine's log-probs beside the
-            trainer's before the first step (with `use_rollout_logprobs` only the first step's tokens, for want of
-            others); `tokens` trained in all; `steps`; `perf/actor_train_tflops`, the operations a second of one device if
-            nothing were shared; `perf/..._time`, seconds of the parts; `perf/...memory` (`profiling.memory`).
+            Metrics (docs/metrics.md), the same on every rank: means over the optimizer steps of the loss and its statistics;
+            `mismatch_metrics` over tokens, with `use_rollout_logprobs` of the first step's; `advantages/...`; `tokens` trained
+            in all; `steps`; `perf/actor_train_tflops`, the operations a second of one device if nothing were shared;
+            `perf/..._time`, seconds of the parts; `perf/...memory`.
 
         Raises:
             TrainError: a token id outside the vocabulary; or a non-finite loss or gradient, and the weights are then
@@ -251,23 +234,21 @@ class TrainBackend(ABC):
     def _train(self, batch: TrainBatch, step: int, prepared: Prepared | None) -> dict[str, float]:
         started = time.perf_counter()
         self._seconds = defaultdict(float)
-        prepared = prepared or self.prepare(batch)
+        computed, metrics = prepared or self.prepare(batch)
         learning = time.perf_counter()
-        arrays: Mapping[str, Tensor]
-        arrays = {name: torch.from_numpy(array.copy()).to(self.device) for name, array in prepared.arrays.items()}
+        batch = with_computed(batch, computed)
         if self.learners != "critic":
-            batch, arrays = self.hooks.prepared(batch, step, arrays)
+            batch = self.hooks.prepared(batch, step, self.device)
         seen, history = np.full(len(batch.loss_mask), np.nan, np.float32), []
         count = self.settings.num_steps_per_rollout
         for optim_step, indices in enumerate(batch.split(count), step * count):
-            inputs = step_inputs(batch, indices, arrays, self.algorithm)
+            inputs = step_inputs(batch, indices, self.algorithm, self.ranks, self.device)
             found = {} if self.critic is None else self.critic.step(inputs, optim_step)
             if self.learners != "critic" and optim_step >= (first := self.settings.actor_starts):
                 found |= self.actor.step(inputs, optim_step - first)
                 seen[batch.response_positions(indices)] = self.actor.seen
             history.append(found)
-        read = {name: array.cpu().numpy() for name, array in arrays.items()}
-        self._details = _details(batch, {"log_probs": seen, **read})
+        self._details = _details(batch, seen)
         times = {f"perf/{name}_time": seconds for name, seconds in self._seconds.items()}
         if self.learners != "critic":
             times["perf/actor_train_time"] = time.perf_counter() - learning
@@ -277,52 +258,41 @@ class TrainBackend(ABC):
         if self.algorithm.settings.use_rollout_logprobs:
             apart = apart[:1]  # after the first update the model is no longer the one that generating is compared with
         keys = sorted({key for entry in history for key in entry})
-        metrics = {key: float(np.mean([entry[key] for entry in history if key in entry])) for key in keys}
-        metrics |= mismatch_metrics(apart)
+        means = {key: float(np.mean([entry[key] for entry in history if key in entry])) for key in keys}
+        means |= mismatch_metrics(apart)
         sizes = {"tokens": float(batch.loss_mask.sum()), "steps": float(len(history))}
-        return {**metrics, **prepared.metrics, **sizes, **times, "train_seconds": time.perf_counter() - started}
+        return {**means, **metrics, **sizes, **times, "train_seconds": time.perf_counter() - started}
 
     def details(self) -> Mapping[str, NDArray[np.float16]]:
-        """What the last `train` said of each response token, to look at: [R] each in the batch's flat layout.
-        `log_probs` are the actor's when it took its step on the token; `advantages`, and `values`, `ref_log_probs` and
-        `teacher_log_probs` where the objective has them. NaN where the token did not train. The same on every rank."""
+        """What the last `train` said of each response token, [R] each, to look at: `log_probs` before its step,
+        `advantages`, and what models computed for the objective. NaN where the token did not train. The same on every
+        rank."""
         return self._details
 
     def prepare(self, batch: TrainBatch, values: NDArray[np.float32] | None = None) -> Prepared:
-        """What `train` starts from; the same on every rank. Collective.
-
-        Args:
-            batch: the rollout's samples.
-            values: `values` of a critic that has processes of its own.
-
-        Raises:
-            TrainError: the algorithm reads what no model of this process computes.
-        """
+        """Compute what `train` starts from, the same on every rank; `values` are those of a critic that has processes
+        of its own. Collective. Raises TrainError: the algorithm reads what no model of this process computes."""
         found = self._computed(batch, values)
-        arrays = {name: torch.from_numpy(array.copy()) for name, array in found.items()}
-        made = estimate(batch, arrays, self.algorithm, self.hooks.advantages(batch, arrays, self.algorithm))
-        found["advantages"] = made.advantages.numpy()
-        if made.returns is not None:
-            found["returns"] = made.returns.numpy()
-        return Prepared(found, made.metrics)
+        batch = with_computed(batch, found)
+        made = estimate(batch, self.algorithm, self.hooks.advantages(batch, self.algorithm))
+        returns = None if made.returns is None else made.returns.numpy()
+        return Prepared({**found, "advantages": made.advantages.numpy(), "returns": returns}, made.metrics)
 
     def _computed(self, batch: TrainBatch, values: NDArray[np.float32] | None) -> dict[str, NDArray[np.float32]]:
         """What models say of the batch before the first step, [R] each."""
         algorithm = self.algorithm
         reads, several = algorithm.reads | self.hooks.reads, self.settings.num_steps_per_rollout > 1
         found: dict[str, NDArray[np.float32]] = {}
-        if batch.rollout_log_probs is not None:
-            found["rollout_log_probs"] = batch.rollout_log_probs
         if algorithm.settings.use_rollout_logprobs:
             if batch.rollout_log_probs is None:
                 raise TrainError("use_rollout_logprobs is set, but samples of the batch have no rollout_log_probs")
             found["old_log_probs"] = batch.rollout_log_probs
         elif "old_log_probs" in reads or (several and not algorithm.supervised):
-            found["old_log_probs"] = self._log_probs(batch, "actor", "trained")
+            found["old_log_probs"] = self.log_probs(batch, "actor", "trained")
         if "ref_log_probs" in reads:
-            found["ref_log_probs"] = self._log_probs(batch, "ref", "trained")
+            found["ref_log_probs"] = self.log_probs(batch, "ref", "trained")
         if "teacher_log_probs" in reads and self.teacher is not None:
-            found["teacher_log_probs"] = self._log_probs(batch, "teacher", "trained")
+            found["teacher_log_probs"] = self.log_probs(batch, "teacher", "trained")
         elif "teacher_log_probs" in reads and batch.teacher_log_probs is not None:
             found["teacher_log_probs"] = batch.teacher_log_probs
         if "values" in reads:
@@ -335,7 +305,7 @@ class TrainBackend(ABC):
 
     # ---- weights out --------------------------------------------------------------------------------------
 
-    def weight_specs(self) -> list[WeightSpec]:
+    def weight_specs(self) -> list[TensorSpec]:
         """What `export_weights` yields, in its order; local and cheap."""
         return self.actor.network.specs()
 
@@ -343,15 +313,16 @@ class TrainBackend(ABC):
         """Full tensors under HF names, on rank 0; elsewhere an empty stream that must be exhausted. Collective."""
         return self.actor.network.export()
 
-    def init_weight_group(self, address: str, port: int, world_size: int, name: str, backend: str) -> None:
-        """Rank 0 opens the group over which engines receive weights, as its rank 0; elsewhere a no-op. Blocks until all
-        `world_size` members have joined, so ask the engines to join at the same time."""
+    def init_weight_group(self, group: WeightGroup) -> None:
+        """Rank 0 opens the group over which engines receive weights. Blocks until all members have joined."""
         if self.ranks.rank == 0:
-            self._group = WeightSender(backend, f"tcp://{address}:{port}", world_size, name)
+            self._group = WeightSender(
+                group.backend, f"tcp://{group.address}:{group.port}", group.world_size, group.name
+            )
 
     def broadcast_weights(self) -> None:
-        """Send all weights to the engines, in the order of `weight_specs`. Collective. Raises TrainError: no group was
-        opened, or a member was lost."""
+        """Send all weights to the engines, in the order of `weight_specs`. Collective. Raises TrainError: a member was
+        lost."""
         for _, tensor in self.export_weights():
             if self._group is None:
                 raise TrainError("broadcast_weights needs init_weight_group first")
@@ -366,8 +337,8 @@ class TrainBackend(ABC):
     # ---- turns on one device ----------------------------------------------------------------------------
 
     def offload(self) -> None:
-        """Give back the memory of models, gradients and optimizer states; twice is once. Raises TrainError: there is no
-        room for their bytes; everything is as before."""
+        """Give back the memory of models, gradients and optimizer states; twice is once. Raises TrainError: no room for
+        it."""
         if self._offloaded is not None:
             return
         parts = [slot.memory() for slot in self._models()]
@@ -388,14 +359,9 @@ class TrainBackend(ABC):
     # ---- what lasts ---------------------------------------------------------------------------------------
 
     def save(self, path: str | Path, step: int, critic: str | Path | None = None) -> None:
-        """Write model, optimizer, random state and `step` into the folder `path`, whole or not at all. Collective.
-
-        The critic's part is in a folder of it, so that one placement of the critic resumes from another's. `critic`:
-        what the processes of the critic alone have saved; it is moved there.
-
-        Raises:
-            CheckpointError: it could not be written; earlier ones are as they were.
-        """
+        """Write model, optimizer, random state and `step` into the folder `path`, whole or not at all; the critic's
+        part is a folder in it, or moved there from `critic`, where processes of its own have saved it. Collective.
+        Raises CheckpointError: it could not be written."""
         if self.learners == "critic" and self.critic is not None:
             self.critic.save(Path(path), step)
         else:
@@ -403,14 +369,9 @@ class TrainBackend(ABC):
             self.actor.save(Path(path), step, part, self.reference if self._followed else None)
 
     def load(self, path: str | Path) -> int:
-        """Restore what `save` wrote, under this or another parallel layout; returns its step. Collective.
-
-        `path` is a checkpoint, or a folder of checkpoints of which the newest complete one is taken.
-
-        Raises:
-            CheckpointError: nothing complete is there, or it is damaged, or of another model, or it holds a critic and
-                the run has none, or the other way round.
-        """
+        """Restore what `save` wrote at `path`, or the newest checkpoint in that folder, under this or another parallel
+        layout; returns its step. Collective. Raises CheckpointError: nothing complete is there, or it is damaged, of
+        another model, or it lacks a critic or has one too many."""
         if (newest := latest(path)) is None:
             raise CheckpointError(
                 f"{path}: no complete checkpoint here (a folder with {MANIFEST}, or one of such folders)"
@@ -423,8 +384,7 @@ class TrainBackend(ABC):
         return newest.step
 
     def save_hf(self, path: str | Path, *, served: bool = False) -> None:
-        """Write a Hugging Face folder (weights, config, tokenizer files) atomically. Collective. `served`: engines are
-        about to read it."""
+        """Write a Hugging Face folder atomically, which engines are about to read if it is `served`. Collective."""
         lora, adapter = self.actor.place.lora, self.actor.network.adapter()
         stream = iter(()) if served and lora else self.export_weights()
         if self.ranks.rank == 0:
@@ -453,9 +413,15 @@ class TrainBackend(ABC):
             gc.collect()
 
 
-def _details(batch: TrainBatch, arrays: Mapping[str, NDArray[np.float32]]) -> dict[str, NDArray[np.float16]]:
+def with_computed(batch: TrainBatch, computed: Mapping[str, Any]) -> TrainBatch:
+    """The batch with `Prepared.arrays`; the samples' own teacher is left out if the algorithm reads none."""
+    fields: dict[str, Any] = {"teacher_log_probs": None, **computed}
+    return dataclasses.replace(batch, **fields)
+
+
+def _details(batch: TrainBatch, log_probs: NDArray[np.float32]) -> dict[str, NDArray[np.float16]]:
+    arrays, most = {**batch.arrays(), "log_probs": log_probs}, float(np.finfo(np.float16).max)
     shown = ("log_probs", "advantages", "values", "ref_log_probs", "teacher_log_probs")
-    most = float(np.finfo(np.float16).max)
     clipped = {name: np.clip(arrays[name], -most, most).astype(np.float16) for name in shown if name in arrays}
     return {name: np.where(batch.loss_mask == 1, half, np.float16(np.nan)) for name, half in clipped.items()}
 

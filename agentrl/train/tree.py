@@ -50,8 +50,8 @@ class SharedPrefixes:
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """Tokens `start` to `end` (positions, in all sequences through it) of the sequence number `of`. `last` is the
-    number of the last node that descends from this one, its own if none does."""
+    """Tokens `start` to `end` (positions, in all sequences through it) of the sequence number `of`. `last` is the last
+    node that descends from this one, its own number if none does."""
 
     of: int
     start: int

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from agentrl.algorithms import AdvantageInputs, AlgorithmSettings, algorithm_of
+from agentrl.algorithms import AlgorithmSettings, SampleView, algorithm_of
 from agentrl.algorithms import compute_advantages as estimate
 from agentrl.algorithms.group_relative import GRPO
 from agentrl.algorithms.ops.normalization import group_normalize, whiten
@@ -20,10 +20,10 @@ from agentrl.errors import PluginError, SettingsError, TrainError
 rewards_st = st.lists(st.lists(st.sampled_from([0.0, 1.0, -0.5, 0.25]), min_size=1, max_size=6), min_size=1, max_size=4)
 
 
-def inputs(groups: list[list[float]], rollouts: list[int] | None = None, length: int = 2) -> AdvantageInputs:
+def inputs(groups: list[list[float]], rollouts: list[int] | None = None, length: int = 2) -> SampleView:
     rewards = [r for group in groups for r in group]
     sizes = torch.tensor([len(group) for group in groups])
-    return AdvantageInputs(
+    return SampleView(
         rewards=torch.tensor(rewards, dtype=torch.float64),
         group_ids=torch.arange(len(groups)).repeat_interleave(sizes),
         trajectory_ids=torch.arange(len(rewards)) if rollouts is None else torch.tensor(rollouts),
@@ -32,7 +32,7 @@ def inputs(groups: list[list[float]], rollouts: list[int] | None = None, length:
     )
 
 
-def compute_advantages(batch: AdvantageInputs, settings: AlgorithmSettings) -> torch.Tensor:
+def compute_advantages(batch: SampleView, settings: AlgorithmSettings) -> torch.Tensor:
     return estimate(batch, settings).advantages
 
 
@@ -54,7 +54,7 @@ def test_grpo_is_the_papers(groups: list[list[float]], std: bool) -> None:
 
 
 def test_every_token_of_a_sample_has_the_samples_advantage() -> None:
-    batch = AdvantageInputs(
+    batch = SampleView(
         rewards=torch.tensor([1.0, 0.0]),
         group_ids=torch.tensor([0, 0]),
         trajectory_ids=torch.tensor([0, 1]),
@@ -124,11 +124,11 @@ def test_whitening_looks_at_trained_tokens_only() -> None:
     assert whitened.var(unbiased=False).item() == pytest.approx(1, abs=1e-5)
 
 
-def length_penalty(batch: AdvantageInputs, settings: AlgorithmSettings) -> torch.Tensor:
+def length_penalty(batch: SampleView, settings: AlgorithmSettings) -> torch.Tensor:
     return (batch.rewards - batch.lengths * settings.gamma).repeat_interleave(batch.lengths)
 
 
-def no_broadcast(batch: AdvantageInputs, settings: AlgorithmSettings) -> torch.Tensor:
+def no_broadcast(batch: SampleView, settings: AlgorithmSettings) -> torch.Tensor:
     return batch.rewards
 
 
@@ -159,7 +159,7 @@ class Critic(GRPO):
     def reads(self) -> frozenset[Any]:
         return super().reads | {"values"}
 
-    def advantages(self, inputs: AdvantageInputs) -> torch.Tensor:
+    def advantages(self, inputs: SampleView) -> torch.Tensor:
         assert inputs.values is not None
         return inputs.rewards.repeat_interleave(inputs.lengths) - inputs.values
 
@@ -181,7 +181,7 @@ def test_returns_are_of_advantages_before_whitening_and_metrics_of_those_after()
 
 
 class ForgetsValues(Critic):
-    def advantages(self, inputs: AdvantageInputs) -> torch.Tensor:
+    def advantages(self, inputs: SampleView) -> torch.Tensor:
         return inputs.loss_mask
 
 

@@ -8,7 +8,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agentrl.algorithms import AlgorithmSettings, WeightInputs, algorithm_of
+from agentrl.algorithms import AlgorithmSettings, SampleView, algorithm_of
 from agentrl.algorithms.ops.corrections import token_weights
 from agentrl.errors import SettingsError
 from tests.algorithms.views import view
@@ -103,7 +103,8 @@ def test_denominators() -> None:
     mask, lengths, rollouts = torch.tensor([1, 1, 1, 0, 1, 0]), torch.tensor([2, 2, 1, 1]), torch.tensor([0, 0, 1, 2])
 
     def weights(**changes: Any) -> list[float]:
-        given = WeightInputs(loss_mask=mask, lengths=lengths, trajectory_ids=rollouts, group_ids=torch.zeros(4).long())
+        groups = {"rewards": torch.zeros(4), "group_ids": torch.zeros(4).long()}
+        given = SampleView(loss_mask=mask, lengths=lengths, trajectory_ids=rollouts, **groups)
         return algorithm_of(AlgorithmSettings(**changes)).token_weights(given).tolist()
 
     third = 1 / 3

@@ -6,7 +6,6 @@ import pytest
 import torch
 
 from agentrl.algorithms import AlgorithmSettings, TokenView, algorithm_of
-from agentrl.algorithms.fields import AlgorithmFields
 from agentrl.algorithms.ops.corrections import correct
 from agentrl.errors import PluginError, SettingsError, TrainError
 from tests.algorithms.views import view
@@ -123,19 +122,19 @@ def test_log_ratios_of_100_leave_everything_finite(level: str, mode: str, sign: 
     assert all(torch.tensor(values).isfinite().all() for values in [grads, *stats.values()])
 
 
-def half(given: TokenView, settings: AlgorithmFields) -> torch.Tensor:
+def half(given: TokenView, settings: AlgorithmSettings) -> torch.Tensor:
     return given.log_probs.exp() * 0 + 0.5 * settings.tis_clip
 
 
-def too_few(given: TokenView, settings: AlgorithmFields) -> torch.Tensor:
+def too_few(given: TokenView, settings: AlgorithmSettings) -> torch.Tensor:
     return given.log_probs[1:]
 
 
-def not_finite(given: TokenView, settings: AlgorithmFields) -> torch.Tensor:
+def not_finite(given: TokenView, settings: AlgorithmSettings) -> torch.Tensor:
     return given.log_probs / 0
 
 
-def no_tensor(given: TokenView, settings: AlgorithmFields) -> Any:
+def no_tensor(given: TokenView, settings: AlgorithmSettings) -> Any:
     return [1.0] * 5
 
 

@@ -8,16 +8,16 @@ import pytest
 import torch
 from pydantic import ValidationError
 
-from agentrl.algorithms import AdvantageInputs, AlgorithmSettings, algorithm_of, compute_advantages
+from agentrl.algorithms import AlgorithmSettings, SampleView, algorithm_of, compute_advantages
 from agentrl.errors import TrainError
 from tests.algorithms.views import view
 
 OPD = "on_policy_distillation"
 
 
-def inputs(**changes: Any) -> AdvantageInputs:
+def inputs(**changes: Any) -> SampleView:
     """Two samples of one prompt; the second has a token that it was shown, for which nobody's number is sound."""
-    found = AdvantageInputs(
+    found = SampleView(
         rewards=torch.tensor([1.0, 0.0], dtype=torch.float64),
         group_ids=torch.tensor([0, 0]),
         trajectory_ids=torch.tensor([0, 1]),
@@ -72,7 +72,7 @@ def test_the_gradient_by_hand() -> None:
     z = torch.tensor([0.3, -0.4], dtype=torch.float64, requires_grad=True)
     log_probs, teacher = torch.log_softmax(z, -1), torch.log_softmax(torch.tensor([-1.0, 1.0], dtype=torch.float64), -1)
     settings = AlgorithmSettings(advantage_estimator=OPD, opd_kl_coef=0.7)
-    one = AdvantageInputs(
+    one = SampleView(
         rewards=torch.zeros(1),
         group_ids=torch.zeros(1, dtype=torch.long),
         trajectory_ids=torch.zeros(1, dtype=torch.long),

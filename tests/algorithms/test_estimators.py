@@ -8,7 +8,7 @@ import pytest
 import torch
 from pydantic import ValidationError
 
-from agentrl.algorithms import AdvantageInputs, AlgorithmSettings, algorithm_of, compute_advantages
+from agentrl.algorithms import AlgorithmSettings, SampleView, algorithm_of, compute_advantages
 from agentrl.algorithms.ops.normalization import group_normalize, whiten
 from agentrl.algorithms.registry import ESTIMATORS
 from tests.algorithms.test_returns import inputs
@@ -22,7 +22,7 @@ def settings(name: str, **changes: Any) -> AlgorithmSettings:
     return AlgorithmSettings(advantage_estimator=name, **changes)
 
 
-def advantages(name: str, batch: AdvantageInputs, **changes: Any) -> list[float]:
+def advantages(name: str, batch: SampleView, **changes: Any) -> list[float]:
     return compute_advantages(batch, settings(name, **changes)).advantages.tolist()
 
 

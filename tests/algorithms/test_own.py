@@ -10,6 +10,7 @@ from pydantic import ValidationError
 from agentrl.algorithms import (
     AdvantageInputs,
     AlgorithmSettings,
+    SampleView,
     TokenLoss,
     TokenView,
     WeightInputs,
@@ -88,23 +89,23 @@ def test_a_loss_that_cannot_be_trained_on_is_refused(name: str, words: str) -> N
     assert words in str(caught.value)
 
 
-def ones(batch: AdvantageInputs, settings: AlgorithmSettings) -> torch.Tensor:
+def ones(batch: SampleView, settings: AlgorithmSettings) -> torch.Tensor:
     return torch.ones_like(batch.loss_mask)
 
 
-def infinite(batch: AdvantageInputs, settings: AlgorithmSettings) -> torch.Tensor:
+def infinite(batch: SampleView, settings: AlgorithmSettings) -> torch.Tensor:
     return batch.loss_mask.log()
 
 
-def spoiled(batch: AdvantageInputs, settings: AlgorithmSettings) -> torch.Tensor:
+def spoiled(batch: SampleView, settings: AlgorithmSettings) -> torch.Tensor:
     return torch.tensor([1.0, math.inf, math.nan])
 
 
-def whole_numbers(batch: AdvantageInputs, settings: AlgorithmSettings) -> torch.Tensor:
+def whole_numbers(batch: SampleView, settings: AlgorithmSettings) -> torch.Tensor:
     return batch.loss_mask.long()
 
 
-def a_list(batch: AdvantageInputs, settings: AlgorithmSettings) -> list[float]:
+def a_list(batch: SampleView, settings: AlgorithmSettings) -> list[float]:
     return batch.loss_mask.tolist()
 
 
@@ -123,34 +124,35 @@ def test_advantages_must_be_finite_numbers_where_a_token_trains() -> None:
         assert words in str(caught.value)
 
 
-def twice(given: WeightInputs, settings: AlgorithmSettings) -> torch.Tensor:
+def twice(given: SampleView, settings: AlgorithmSettings) -> torch.Tensor:
     return torch.full(given.loss_mask.shape, 2.0)
 
 
-def by_group(given: WeightInputs, settings: AlgorithmSettings) -> torch.Tensor:
+def by_group(given: SampleView, settings: AlgorithmSettings) -> torch.Tensor:
     return given.group_ids.double().repeat_interleave(given.lengths)
 
 
-def one_a_sample(given: WeightInputs, settings: AlgorithmSettings) -> torch.Tensor:
+def one_a_sample(given: SampleView, settings: AlgorithmSettings) -> torch.Tensor:
     return given.lengths.double()
 
 
-def nowhere(given: WeightInputs, settings: AlgorithmSettings) -> torch.Tensor:
+def nowhere(given: SampleView, settings: AlgorithmSettings) -> torch.Tensor:
     return given.loss_mask / 0
 
 
-def below(given: WeightInputs | TokenView, settings: AlgorithmSettings) -> torch.Tensor:
+def below(given: SampleView | TokenView, settings: AlgorithmSettings) -> torch.Tensor:
     return 0 - given.loss_mask.double()
 
 
-def of_one_argument(batch: AdvantageInputs) -> torch.Tensor:
+def of_one_argument(batch: SampleView) -> torch.Tensor:
     return batch.loss_mask
 
 
-def weight_inputs() -> WeightInputs:
+def weight_inputs() -> SampleView:
     mask, lengths = torch.tensor([1, 0, 1, 1, 0]), torch.tensor([2, 2, 1])
-    return WeightInputs(
-        loss_mask=mask, lengths=lengths, trajectory_ids=torch.tensor([0, 0, 1]), group_ids=torch.tensor([5, 5, 7])
+    trajectories, groups = torch.tensor([0, 0, 1]), torch.tensor([5, 5, 7])
+    return SampleView(
+        rewards=torch.zeros(3), loss_mask=mask, lengths=lengths, trajectory_ids=trajectories, group_ids=groups
     )
 
 
@@ -211,3 +213,4 @@ def test_a_path_that_leads_nowhere_is_known_before_anything_starts(changes: dict
 def test_former_names_of_inputs_are_still_read() -> None:
     with pytest.warns(DeprecationWarning, match="trajectory_ids"):
         assert weight_inputs().rollout_ids.tolist() == [0, 0, 1]
+    assert AdvantageInputs is WeightInputs is SampleView

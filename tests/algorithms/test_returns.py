@@ -8,7 +8,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agentrl.algorithms import AdvantageInputs, AlgorithmSettings, compute_advantages
+from agentrl.algorithms import AlgorithmSettings, SampleView, compute_advantages
 from agentrl.algorithms.ops.clipping import value_loss
 from agentrl.algorithms.ops.returns import (
     discounted_returns,
@@ -20,7 +20,7 @@ from agentrl.algorithms.ops.returns import (
 from agentrl.errors import SettingsError, TrainError
 
 
-def inputs(masks: list[list[int]], rewards: list[float], **changes: Any) -> AdvantageInputs:
+def inputs(masks: list[list[int]], rewards: list[float], **changes: Any) -> SampleView:
     fields: dict[str, Any] = {
         "rewards": torch.tensor(rewards, dtype=torch.float64),
         "group_ids": torch.zeros(len(masks), dtype=torch.int64),
@@ -28,7 +28,7 @@ def inputs(masks: list[list[int]], rewards: list[float], **changes: Any) -> Adva
         "lengths": torch.tensor([len(mask) for mask in masks]),
         "loss_mask": torch.tensor([float(m) for mask in masks for m in mask]),
     }
-    return AdvantageInputs(**(fields | changes))
+    return SampleView(**(fields | changes))
 
 
 def test_a_reward_stands_on_the_last_step_and_kl_on_every_one() -> None:
@@ -58,7 +58,7 @@ def test_returns_pass_over_what_the_model_was_shown() -> None:
 
 
 @st.composite
-def cases(draw: st.DrawFn) -> tuple[AdvantageInputs, torch.Tensor, torch.Tensor, float, float]:
+def cases(draw: st.DrawFn) -> tuple[SampleView, torch.Tensor, torch.Tensor, float, float]:
     masks = draw(st.lists(st.lists(st.integers(0, 1), max_size=9), min_size=1, max_size=5))
     batch = inputs(masks, [0.0] * len(masks))
     generator = torch.Generator().manual_seed(draw(st.integers(0, 99)))
@@ -69,7 +69,7 @@ def cases(draw: st.DrawFn) -> tuple[AdvantageInputs, torch.Tensor, torch.Tensor,
 
 @given(cases())
 def test_returns_and_gae_are_those_of_a_loop(
-    case: tuple[AdvantageInputs, torch.Tensor, torch.Tensor, float, float],
+    case: tuple[SampleView, torch.Tensor, torch.Tensor, float, float],
 ) -> None:
     batch, rewards, values, gamma, lambd = case
     returns, advantages = torch.zeros_like(rewards), torch.zeros_like(rewards)

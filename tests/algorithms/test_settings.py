@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, get_args
 import pytest
 from pydantic import ValidationError
 
-from agentrl.algorithms import AdvantageInputs, AlgorithmSettings, PolicyGradient, algorithm_of
+from agentrl.algorithms import AlgorithmSettings, PolicyGradient, SampleView, algorithm_of
 from agentrl.algorithms.registry import ESTIMATORS, LOSS_TYPES
 from agentrl.errors import SettingsError
 
@@ -64,7 +64,7 @@ def test_mistakes_are_named(changes: dict[str, Any], words: str) -> None:
         AlgorithmSettings(**changes)
 
 
-def no_advantage(inputs: AdvantageInputs, settings: AlgorithmSettings) -> "Tensor":
+def no_advantage(inputs: SampleView, settings: AlgorithmSettings) -> "Tensor":
     return 0 * inputs.loss_mask
 
 
@@ -82,7 +82,7 @@ class Own(PolicyGradient):
     name = "own"
     takes = PolicyGradient.takes | {"gamma"}
 
-    def advantages(self, inputs: AdvantageInputs) -> "Tensor":
+    def advantages(self, inputs: SampleView) -> "Tensor":
         return self.settings.gamma * inputs.loss_mask
 
 

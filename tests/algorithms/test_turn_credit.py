@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from agentrl.algorithms import AdvantageInputs, AlgorithmSettings, compute_advantages
+from agentrl.algorithms import AlgorithmSettings, SampleView, compute_advantages
 from agentrl.errors import TrainError
 
 TakesTurns = ["grpo", "cispo", "rloo", "reinforce_plus_plus_baseline"]
@@ -19,7 +19,7 @@ Played = Sequence[tuple[int, float]]
 """A trajectory: for each turn the state that it is an answer to, and what it earned."""
 
 
-def inputs(groups: Sequence[Sequence[Played]], *, steps: bool = True, numbers: Sequence[int] = ()) -> AdvantageInputs:
+def inputs(groups: Sequence[Sequence[Played]], *, steps: bool = True, numbers: Sequence[int] = ()) -> SampleView:
     """Turns of two tokens, with one token shown in answer to each but the last; `numbers` are those of first turns."""
     trajectories = [played for group in groups for played in group]
     starts = numbers or [1] * len(trajectories)
@@ -31,7 +31,7 @@ def inputs(groups: Sequence[Sequence[Played]], *, steps: bool = True, numbers: S
             turns += [start + at] * size
             states += [state] * size
             rewards += [0.0, reward, 0.0][:size]
-    return AdvantageInputs(
+    return SampleView(
         rewards=torch.tensor([math.fsum(r for _, r in played) for played in trajectories], dtype=torch.float64),
         group_ids=torch.tensor([g for g, group in enumerate(groups) for _ in group]),
         trajectory_ids=torch.arange(len(trajectories)),
@@ -43,7 +43,7 @@ def inputs(groups: Sequence[Sequence[Played]], *, steps: bool = True, numbers: S
     )
 
 
-def credit(batch: AdvantageInputs, how: str = "returns", **settings: Any) -> list[list[float]]:
+def credit(batch: SampleView, how: str = "returns", **settings: Any) -> list[list[float]]:
     """The advantages of each sample's turns, which must be the same for all of a turn's tokens."""
     chosen = AlgorithmSettings(turn_credit=how, **{"grpo_std_normalization": False, **settings})
     got = compute_advantages(batch, chosen).advantages.split(batch.lengths.tolist())

@@ -32,7 +32,9 @@ def test_the_record_is_of_the_shipped_weights_and_of_the_recipe(name: str) -> No
     assert all(row.right >= LEAST_RIGHT and row.probability >= LEAST_PROBABILITY for row in rows)
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.slow] * (name == "examples")) for name in NAMES]
+)
 async def test_every_phrase_and_form_is_accepted(name: str) -> None:
     rows = await measure(shipped(name), RECIPES[name].load())
     assert not failures(rows)

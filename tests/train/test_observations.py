@@ -12,8 +12,9 @@ from agentrl.algorithms import AlgorithmSettings, algorithm_of
 from agentrl.errors import SampleError
 from agentrl.sample import Sample
 from agentrl.train.batch import TrainBatch
-from agentrl.train.objective import estimate, step_inputs
+from agentrl.train.objective import estimate
 from agentrl.train.observations import credit_of
+from tests.train.test_objective import one_step
 
 
 def played(turns: range, reward: float | None = 1.0, shown: int = 7, **metadata: Any) -> Sample:
@@ -128,11 +129,11 @@ def test_six_turns_of_which_one_decides_from_samples_to_advantages() -> None:
     group = [played(range(1, 7), math.fsum(r or 0 for r in given), step_rewards=given) for given in rewards]
     batch = TrainBatch.from_samples([group])
     settings = AlgorithmSettings(turn_credit="returns", gamma=0.5, grpo_std_normalization=False)
-    found = estimate(batch, {}, algorithm_of(settings))
+    found = estimate(batch, algorithm_of(settings))
     first, second = found.advantages.split(17)
     per_turn = [0.125, 0.25, 0.5, 0.0, 0.0, 0.0]
     assert (first[0::3].tolist(), second[0::3].tolist()) == (per_turn, [-one for one in per_turn])
-    gigpo = estimate(batch, {}, algorithm_of(settings.model_copy(update={"turn_credit": "gigpo"}))).advantages
+    gigpo = estimate(batch, algorithm_of(settings.model_copy(update={"turn_credit": "gigpo"}))).advantages
     # Turns 2 to 6 answer the same token: returns of .5, 1 and eight zeros have the mean .15.
     assert gigpo[0::3][:6].tolist() == pytest.approx([0.5 + one for one in (0.125, 0.35, 0.85, -0.15, -0.15, -0.15)])
 
@@ -148,10 +149,7 @@ def test_weights_multiply_and_zero_masks() -> None:
     assert batch.loss_weights.tolist() == [0.5, 0.5, 0.5, 0, 0, 0, 1.5, 1.5, 1, 1]
     assert batch.loss_mask.tolist() == [1, 1, 0, 0, 0, 0, 1, 1, 1, 1]
     assert batch.select([1]).loss_weights.tolist() == [1, 1]  # type: ignore[union-attr]
-    import torch
-
-    arrays = {"advantages": torch.zeros(10)}
-    inputs = step_inputs(batch, np.arange(2), arrays, algorithm_of(AlgorithmSettings()))
+    inputs = one_step(batch, np.arange(2))
     expected = [1 / 16, 1 / 16, 0, 0, 0, 0, 3 / 16, 3 / 16, 1 / 4, 1 / 4]
     assert inputs.weights.tolist() == pytest.approx(expected)
     plain.remove_sample, plain.train_metadata = True, {"turn_weights": []}  # as of a trajectory that failed

@@ -191,6 +191,19 @@ def test_a_group_stays_together_where_it_fits(ranks: int, budget: int) -> None:
     assert max(each) == min(each)
 
 
+@given(st.integers(3, 10), st.integers(0, 2**16))
+def test_groups_of_one_system_prompt_never_overfill_a_microbatch(members: int, seed: int) -> None:
+    """A microbatch's first sample computes its beginning, also where earlier samples elsewhere have it too."""
+    rng = np.random.default_rng(seed)
+    system = rng.integers(0, 500, 100)
+    found = [np.concatenate([system, rng.integers(0, 500, int(n))]).astype(np.int32) for n in rng.integers(20, 90, 12)]
+    lengths, prefixes = [len(ids) for ids in found], SharedPrefixes.of(found)
+    budget = 100 + 40 * members
+    made = make_plan(lengths, 1, prefixes=prefixes, max_tokens=budget)
+    for microbatch in made.ranks[0]:
+        assert len(microbatch) == 1 or computed(found, microbatch) <= budget
+
+
 def test_a_group_is_cut_where_memory_or_an_even_share_asks_for_it() -> None:
     found = groups(1, 8, 100, 40)
     lengths, prefixes = [len(ids) for ids in found], SharedPrefixes.of(found)

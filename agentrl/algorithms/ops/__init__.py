@@ -10,7 +10,6 @@ if TYPE_CHECKING:
     from agentrl.algorithms.ops import kl as kl
     from agentrl.algorithms.ops import normalization as normalization
     from agentrl.algorithms.ops import returns as returns
-    from agentrl.algorithms.ops import turns as turns
 
 
 def __getattr__(name: str) -> ModuleType:

@@ -27,22 +27,15 @@ def policy_loss(
     eps_clip_high: float | None = None,
     eps_clip_c: float | None = None,
 ) -> TokenLoss:
-    """The clipped policy-gradient loss per token.
+    """The clipped policy-gradient loss [N] per token, of `log_probs` [N] with gradient.
 
-    With ratio = exp(log_probs - old_log_probs) and A the advantage,
-    loss = max(-ratio * A, -clip(ratio, 1 - eps_clip, 1 + eps_clip_high) * A) (PPO, arXiv:1707.06347; a wider upper
-    bound is DAPO's clip-higher, arXiv:2503.14476). With `eps_clip_c` the loss of a token with A < 0 is at most
-    -eps_clip_c * A (dual clip, arXiv:1912.09729).
+    With ratio = exp(log_probs - old_log_probs) and A the advantage, loss = max(-ratio * A, -clip(ratio, 1 - eps_clip, 1
+    + eps_clip_high) * A) (PPO, arXiv:1707.06347; a wider upper bound is DAPO's clip-higher, arXiv:2503.14476). With
+    `eps_clip_c` the loss of a token with A < 0 is at most -eps_clip_c * A (dual clip, arXiv:1912.09729).
 
-    Args:
-        log_probs: [N], with gradient.
-        old_log_probs: [N].
-        advantages: [N].
-
-    Returns:
-        loss [N], and the statistics `ratio`, `ppo_kl` (the k1 estimate of KL(old || new)), `pg_clipfrac_low`,
-        `pg_clipfrac_high`, `pg_clipfrac` (either of them, as in slime) and apart from these `pg_clipfrac_dual` (1 where
-        that bound is in force); each marks tokens without a gradient.
+    The statistics are `ratio`, `ppo_kl` (the k1 estimate of KL(old || new)), `pg_clipfrac_low`, `pg_clipfrac_high`,
+    `pg_clipfrac` (either of them, as in slime) and apart from these `pg_clipfrac_dual` (1 where that bound is in
+    force); each marks tokens without a gradient.
     """
     high = eps_clip if eps_clip_high is None else eps_clip_high
     log_ratio = _log_ratio(log_probs, old_log_probs)
@@ -72,16 +65,9 @@ def policy_loss(
 def clipped_weight_loss(
     log_probs: Tensor, old_log_probs: Tensor, advantages: Tensor, *, eps_clip: float, eps_clip_high: float
 ) -> TokenLoss:
-    """CISPO's loss per token: -clip(ratio, 1 - eps_clip, 1 + eps_clip_high) * A * log_probs, the weight detached.
-
-    Args:
-        log_probs: [N], with gradient.
-        old_log_probs, advantages: [N].
-
-    Returns:
-        loss [N], and the statistics `ratio`, `ppo_kl` and `pg_clipfrac` (1 where the weight is a bound; the token has a
-        gradient nevertheless).
-    """
+    """CISPO's loss [N] per token: -clip(ratio, 1 - eps_clip, 1 + eps_clip_high) * A * log_probs, the weight detached.
+    The statistics are `ratio`, `ppo_kl` and `pg_clipfrac` (1 where the weight is a bound; the token has a gradient
+    nevertheless)."""
     log_ratio = _log_ratio(log_probs.detach(), old_log_probs)
     ratio = log_ratio.exp()
     weight = ratio.clamp(max(1 - eps_clip, 0.0), 1 + eps_clip_high)
@@ -90,17 +76,12 @@ def clipped_weight_loss(
 
 
 def value_loss(values: Tensor, old_values: Tensor, returns: Tensor, *, clip: float) -> TokenLoss:
-    """The larger of (value - return)^2 and the same with the value held within `clip` of its old one, a token.
+    """The larger of (value - return)^2 and the same with the value held within `clip` of its old one, [N]; `values` [N]
+    have a gradient.
 
-    Clipping of values is that of PPO's code (OpenAI baselines; not in arXiv:1707.06347); as in slime there is no
-    factor 1/2. A value that moved further than `clip` towards its return has no gradient.
-
-    Args:
-        values: [N], with gradient.
-        old_values, returns: [N].
-
-    Returns:
-        loss [N], and the statistics `value_loss` and `value_clipfrac` (1 where a value moved further than `clip`).
+    Clipping of values is that of PPO's code (OpenAI baselines; not in arXiv:1707.06347); as in slime there is no factor
+    1/2. A value that moved further than `clip` towards its return has no gradient. The statistics are `value_loss` and
+    `value_clipfrac` (1 where a value moved further than `clip`).
     """
     old, target = old_values.detach(), returns.detach()
     held = old + (values - old).clamp(-clip, clip)

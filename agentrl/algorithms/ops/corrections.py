@@ -41,12 +41,8 @@ class Correction:
 
 
 def correct(view: TokenView, settings: AlgorithmFields) -> Correction:
-    """What the settings ask for: importance weights, rejection, off-policy sequence masking.
-
-    Raises:
-        TrainError: they need log-probs or advantages that the view lacks.
-        PluginError: a function of one's own gave no weights.
-    """
+    """What the settings ask for: importance weights, rejection, off-policy sequence masking. Raises TrainError: they
+    need log-probs or advantages that the view lacks. PluginError: a function of one's own gave no weights."""
     found = Correction(view, torch.ones_like(view.log_probs))
     path = settings.custom_tis_function_path
     here = path is None or is_own(path, TIS)
@@ -73,11 +69,9 @@ def at_level(view: TokenView, logs: Tensor, level: str) -> Tensor:
 
 
 def _weigh(found: Correction, settings: AlgorithmFields) -> None:
-    """The weights [N] that `tis_mode` makes of the ratios [N] old / rollout at `tis_level`.
-
-    truncate: clamped to [tis_clip_low, tis_clip] (TIS, https://fengyao.notion.site/off-policy-rl). mask: 0 outside of
-    these bounds (MIS; IcePop, arXiv:2510.18855).
-    """
+    """The weights [N] that `tis_mode` makes of the ratios [N] old / rollout at `tis_level`. truncate: clamped to
+    [tis_clip_low, tis_clip] (TIS, https://fengyao.notion.site/off-policy-rl). mask: 0 outside of these bounds (MIS;
+    IcePop, arXiv:2510.18855)."""
     if settings.custom_tis_function_path:
         found.weights = own_importance(found.view, settings)
         found.stats["tis"] = found.weights
@@ -124,23 +118,16 @@ def token_weights(
     denominator: Literal["live", "all", "constant"] = "live",
     max_length: int | None = None,
 ) -> Tensor:
-    """The weight of each response token in the step's loss.
+    """The weight of each response token in the step's loss, [N] float64, zero where the mask [N] is zero.
 
-    per_token=False: every trajectory counts alike, and within it every trained token. A trajectory that fanned out
-    into several samples (they share a rollout id) has one weight, spread over the trained tokens of them all.
-    per_token=True: every trained token of the step counts alike (DAPO's token-level loss, arXiv:2503.14476).
+    per_token=False: every trajectory counts alike, and within it every trained token. A trajectory that fanned out into
+    several samples (they share an id [S]) has one weight, spread over the trained tokens of them all. per_token=True:
+    every trained token of the step counts alike (DAPO's token-level loss, arXiv:2503.14476).
 
     Args:
-        loss_mask: [N] 0 or 1, the response tokens of all samples one after the other.
-        lengths: [S] int, response tokens of each sample; sums to N.
-        trajectory_ids: [S] int; samples of one trajectory share it.
         denominator: `live`: trajectories without a trained token do not count. `all`: they count in the mean (GRPO's
-            1/G, arXiv:2402.03300), so the weights may sum to less than 1. `constant`: every token weighs
-            1 / (trajectories * max_length), whatever the outcome (Dr. GRPO, arXiv:2503.20783).
-        max_length: for `constant`.
-
-    Returns:
-        [N] float64, zero where the mask is zero.
+            1/G, arXiv:2402.03300), so the weights may sum to less than 1. `constant`: every token weighs 1 /
+            (trajectories * max_length), whatever the outcome (Dr. GRPO, arXiv:2503.20783).
     """
     mask = loss_mask.double()
     if per_token:
@@ -205,10 +192,7 @@ def mismatch_metrics(steps: Iterable[Mapping[str, float]]) -> dict[str, float]:
 
 def check_agreement(step: Mapping[str, float], most: float | None) -> None:
     """Refuse the sums of an optimizer step whose mean difference of log-probs is above `most` (None: any will do).
-
-    Raises:
-        TrainError: it is.
-    """
+    Raises TrainError: it is."""
     tokens = step.get(f"{PREFIX}tokens", 0.0)
     if most is not None and tokens and not (mean := step[f"{PREFIX}abs_diff"] / tokens) <= most:
         raise TrainError(

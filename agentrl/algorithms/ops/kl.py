@@ -16,7 +16,7 @@ from typing import Final
 import torch
 from torch import Tensor
 
-from agentrl.algorithms.base import AdvantageInputs, need
+from agentrl.algorithms.base import SampleView, need
 
 
 def _k3(log_ratio: Tensor) -> Tensor:
@@ -35,31 +35,21 @@ _ESTIMATORS: Final[dict[str, Callable[[Tensor], Tensor]]] = {
 def approximate_kl(
     log_probs: Tensor, reference_log_probs: Tensor, kind: str = "k1", *, weight: Tensor | None = None
 ) -> Tensor:
-    """Per-token estimate of KL(policy || reference), in nats.
-
-    Args:
-        log_probs: [...] natural-log probabilities of the sampled tokens under the policy.
-        reference_log_probs: the same tokens under the reference model, same shape.
-        kind: k1, k2, k3 or low_var_kl.
-        weight: multiplies the estimate, before low_var_kl's clamp as in slime; same shape.
-
-    Returns:
-        Same shape and dtype as the inputs; differentiable in both.
-    """
+    """Per-token estimate of KL(policy || reference), in nats, from natural-log probabilities of the sampled tokens;
+    differentiable in both. `kind` is k1, k2, k3 or low_var_kl; `weight` multiplies the estimate, before low_var_kl's
+    clamp as in slime."""
     kl = _ESTIMATORS[kind](log_probs - reference_log_probs)
     kl = kl if weight is None else weight * kl
     return kl.clamp(-10.0, 10.0) if kind == "low_var_kl" else kl
 
 
-def reverse_kl(inputs: AdvantageInputs) -> Tensor:
-    """log p_student - log p_teacher of the sampled tokens [N] float64, in nats; 0 where the mask is 0.
+def reverse_kl(inputs: SampleView) -> Tensor:
+    """log p_student - log p_teacher of the sampled tokens [N] float64, in nats; 0 where the mask is 0. The student's
+    are the old log-probs.
 
     Over tokens that the student sampled this is in the mean KL(student || teacher) of the next token, the reverse KL
-    (K. Lu et al., "On-Policy Distillation", Thinking Machines Lab 2025; GKD, arXiv:2306.13649). The student's are the
-    old log-probs. Subtracted from the advantage of its own token, it moves no token for what comes after it.
-
-    Raises:
-        TrainError: the student's or the teacher's log-probs are missing.
+    (K. Lu et al., "On-Policy Distillation", Thinking Machines Lab 2025; GKD, arXiv:2306.13649). Subtracted from the
+    advantage of its own token, it moves no token for what comes after it.
     """
     student = need(inputs.old_log_probs, "old_log_probs", "on-policy distillation").double()
     teacher = need(inputs.teacher_log_probs, "teacher_log_probs", "on-policy distillation").double()

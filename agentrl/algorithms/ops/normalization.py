@@ -15,16 +15,13 @@ def group_normalize(
     divide_by_std: bool = True,
     leave_one_out: bool = False,
 ) -> Tensor:
-    """Rewards [S] relative to their group.
+    """Rewards relative to their group, [S] float64.
 
-    The members of a group are its trajectories. Samples that share a rollout id are one member, whose reward is
-    their mean, so a trajectory that fanned out does not outvote its siblings; each sample's own reward is then
-    compared with the members' mean (with `leave_one_out` that of the other members) and (n - 1) standard deviation. A
-    group whose members all have the same reward, or that has only one, gives zeros. Samples with a NaN reward are left
-    out of the statistics and get zero.
-
-    Returns:
-        [S] float64.
+    The members of a group are its trajectories. Samples that share a trajectory are one member, whose reward is their
+    mean, so a trajectory that fanned out does not outvote its siblings; each sample's own reward is then compared with
+    the members' mean (with `leave_one_out` that of the other members) and (n - 1) standard deviation. A group whose
+    members all have the same reward, or that has only one, gives zeros. Samples with a NaN reward are left out of the
+    statistics and get zero.
     """
     rewards = rewards.double()
     known = ~rewards.isnan()
@@ -55,10 +52,8 @@ def group_normalize(
 
 
 def whiten(values: Tensor, mask: Tensor) -> Tensor:
-    """Shift and scale `values` [N] to mean 0 and (biased) variance 1 over the tokens where `mask` [N] is 1.
-
-    Whatever stands at the others does not matter; nothing happens if there is no token.
-    """
+    """Shift and scale `values` [N] to mean 0 and (biased) variance 1 over the tokens where `mask` [N] is 1. Whatever
+    stands at the others does not matter; nothing happens if there is no token."""
     chosen = values[mask > 0]
     if not chosen.numel():
         return values

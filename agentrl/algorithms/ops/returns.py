@@ -1,27 +1,27 @@
 """Rewards of the policy's steps, and sums of them along a sample. The policy's steps are the tokens with mask 1;
 returns and GAE pass over the others. A reward at another token belongs to the step before it; a reward before the first
-step is left out. Each sample ends with value 0."""
+step is left out. Each sample ends with value 0. `Turns` are what estimators with `turn_credit` compare."""
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from typing import Self
 
 import torch
 from torch import Tensor
 
-from agentrl.algorithms.base import AdvantageInputs, need
+from agentrl.algorithms.base import SampleView, need
+from agentrl.errors import TrainError
 
 
-def sample_rewards(inputs: AdvantageInputs, kl_coef: float = 0.0) -> Tensor:
+def sample_rewards(inputs: SampleView, kl_coef: float = 0.0) -> Tensor:
     """Each sample's reward, less kl_coef times its KL summed over its steps; [S] float64, NaN where unknown."""
     rewards = inputs.rewards.double()
     return rewards - kl_coef * _per_sample(step_kl(inputs), inputs) if kl_coef else rewards
 
 
-def token_rewards(inputs: AdvantageInputs, kl_coef: float = 0.0) -> Tensor:
+def token_rewards(inputs: SampleView, kl_coef: float = 0.0) -> Tensor:
     """What each step earned, [N] float64: the sample's reward on its last step, less kl_coef times KL at every step.
-
     Where there are `step_rewards` they are the whole credit of a sample, and its reward is not added. A reward that is
-    unknown (NaN) is 0.
-    """
+    unknown (NaN) is 0."""
     if inputs.step_rewards is None:
         last, sample = _last_steps(inputs)
         own = inputs.rewards.double().nan_to_num(nan=0.0)[sample]
@@ -31,12 +31,10 @@ def token_rewards(inputs: AdvantageInputs, kl_coef: float = 0.0) -> Tensor:
     return rewards - kl_coef * step_kl(inputs) if kl_coef else rewards
 
 
-def overlong_shaped(inputs: AdvantageInputs, buffer: int, limit: int, factor: float) -> AdvantageInputs:
-    """The same with less reward for long samples (DAPO's overlong shaping, arXiv:2503.14476, eq. 13).
-
-    A sample of n steps loses factor * (n - (limit - buffer)) / buffer, at least nothing and at most `factor`; on its
-    last step, where there are step rewards.
-    """
+def overlong_shaped(inputs: SampleView, buffer: int, limit: int, factor: float) -> SampleView:
+    """The same with less reward for long samples (DAPO's overlong shaping, arXiv:2503.14476, eq. 13). A sample of n
+    steps loses factor * (n - (limit - buffer)) / buffer, at least nothing and at most `factor`; on its last step, where
+    there are step rewards."""
     written = _per_sample((inputs.loss_mask > 0).double(), inputs)
     penalty = factor * ((written - (limit - buffer)) / buffer).clamp(0, 1)
     credit = inputs.step_rewards
@@ -46,23 +44,17 @@ def overlong_shaped(inputs: AdvantageInputs, buffer: int, limit: int, factor: fl
     return replace(inputs, rewards=inputs.rewards.double() - penalty, step_rewards=credit)
 
 
-def discounted_returns(rewards: Tensor, inputs: AdvantageInputs, gamma: float) -> Tensor:
+def discounted_returns(rewards: Tensor, inputs: SampleView, gamma: float) -> Tensor:
     """Of each step the sum over it and its sample's later steps of gamma^(steps between) * reward; [N] float64.
-
-    `rewards` [N] are read at steps only.
-    """
+    `rewards` [N] are read at steps only."""
     steps, sample = _steps(inputs)
     return _onto_tokens(discounted(rewards.double()[steps], sample, gamma), steps, inputs)
 
 
-def generalized_advantages(
-    rewards: Tensor, values: Tensor, inputs: AdvantageInputs, gamma: float, lambd: float
-) -> Tensor:
-    """GAE (arXiv:1506.02438, eq. 16) over steps; `rewards` and `values` [N] are read at steps only; [N] float64.
-
-    With delta = reward + gamma * V(next step) - V(step), it is the sum of (gamma * lambd)^(steps between) * delta over
-    a step and its sample's later ones.
-    """
+def generalized_advantages(rewards: Tensor, values: Tensor, inputs: SampleView, gamma: float, lambd: float) -> Tensor:
+    """GAE (arXiv:1506.02438, eq. 16) over steps; `rewards` and `values` [N] are read at steps only; [N] float64. With
+    delta = reward + gamma * V(next step) - V(step), it is the sum of (gamma * lambd)^(steps between) * delta over a
+    step and its sample's later ones."""
     steps, sample = _steps(inputs)
     here = values.double()[steps]
     following = torch.zeros_like(here)
@@ -78,13 +70,13 @@ def explained_variance(values: Tensor, returns: Tensor, mask: Tensor) -> float:
     return float(1 - (target - kept).var(correction=0) / spread) if spread > 0 else 0.0
 
 
-def _steps(inputs: AdvantageInputs) -> tuple[Tensor, Tensor]:
+def _steps(inputs: SampleView) -> tuple[Tensor, Tensor]:
     """Where the steps are among the tokens, [K], and the sample of each."""
     steps = inputs.loss_mask.nonzero().flatten()
     return steps, sample_of_token(inputs)[steps]
 
 
-def _last_steps(inputs: AdvantageInputs) -> tuple[Tensor, Tensor]:
+def _last_steps(inputs: SampleView) -> tuple[Tensor, Tensor]:
     """The last step of each sample that has one, [L], and that sample."""
     steps, sample = _steps(inputs)
     last = torch.ones(len(steps), dtype=torch.bool, device=steps.device)
@@ -92,21 +84,21 @@ def _last_steps(inputs: AdvantageInputs) -> tuple[Tensor, Tensor]:
     return steps[last], sample[last]
 
 
-def sample_of_token(inputs: AdvantageInputs) -> Tensor:
+def sample_of_token(inputs: SampleView) -> Tensor:
     samples = torch.arange(len(inputs.lengths), device=inputs.lengths.device)
     return samples.repeat_interleave(inputs.lengths)
 
 
-def step_kl(inputs: AdvantageInputs) -> Tensor:
+def step_kl(inputs: SampleView) -> Tensor:
     """[N] float64, 0 where there is no step, whatever was given."""
     return need(inputs.kl, "kl", "kl_coef").double().masked_fill(inputs.loss_mask == 0, 0)
 
 
-def _per_sample(values: Tensor, inputs: AdvantageInputs) -> Tensor:
+def _per_sample(values: Tensor, inputs: SampleView) -> Tensor:
     return values.new_zeros(len(inputs.lengths)).index_add(0, sample_of_token(inputs), values)
 
 
-def _onto_steps(rewards: Tensor, inputs: AdvantageInputs) -> Tensor:
+def _onto_steps(rewards: Tensor, inputs: SampleView) -> Tensor:
     """Each token's reward at the last step of its sample that is not after it."""
     steps, sample = _steps(inputs)
     out, tokens = torch.zeros_like(rewards), torch.arange(len(rewards), device=rewards.device)
@@ -117,7 +109,7 @@ def _onto_steps(rewards: Tensor, inputs: AdvantageInputs) -> Tensor:
     return out.index_add(0, steps[before[own]], rewards[own])
 
 
-def _onto_tokens(values: Tensor, steps: Tensor, inputs: AdvantageInputs) -> Tensor:
+def _onto_tokens(values: Tensor, steps: Tensor, inputs: SampleView) -> Tensor:
     return values.new_zeros(len(inputs.loss_mask)).index_copy(0, steps, values)
 
 
@@ -131,3 +123,62 @@ def discounted(values: Tensor, sample: Tensor, factor: float) -> Tensor:
         total[:-span] += later
         span *= 2
     return total
+
+
+@dataclass(frozen=True, slots=True)
+class Turns:
+    """K turns, sample by sample and in order; a turn is what the model wrote and what it was shown in answer.
+
+    Attributes:
+        of_token: int64 [N], the turn [0..K) that each token belongs to.
+        sample, number, state: int64 [K], its sample, its number in the trajectory, and what it was an answer to (see
+            `SampleView.observation_ids`).
+        rewards: float64 [K], what it earned; NaN where the sample's reward is unknown.
+    """
+
+    of_token: Tensor
+    sample: Tensor
+    number: Tensor
+    state: Tensor
+    rewards: Tensor
+
+    @classmethod
+    def of(cls, inputs: SampleView, kl_coef: float = 0.0) -> Self:
+        """The turns of a rollout; a sample's reward is its last turn's where there are no `step_rewards`. With
+        `kl_coef` each turn's reward is lessened by that times the KL of its trained tokens. Raises TrainError: no
+        token's turn is known."""
+        numbers = need(inputs.turns, "turns", "turn_credit").long()
+        if not (numbers > 0).any():
+            raise TrainError(
+                "turn_credit needs to know which tokens are one turn's, and no sample says so; build them with "
+                "Sample.append_model(..., turn=1) and so on, or set --turn-credit none"
+            )
+        width = int(numbers.max()) + 1
+        keys, of_token = torch.unique(sample_of_token(inputs) * width + numbers, return_inverse=True)
+        sample = keys // width
+        states = need(inputs.observation_ids, "observation_ids", "turn_credit").long()
+        state = torch.full_like(keys, -1).scatter_reduce(0, of_token, states, "amax")
+        rewards = inputs.rewards.double()[sample]
+        if inputs.step_rewards is None:
+            later = torch.zeros_like(sample, dtype=torch.bool)
+            later[:-1] = sample[1:] == sample[:-1]
+            rewards = torch.where(later, rewards * 0, rewards)
+        else:
+            rewards = (rewards * 0).index_add(0, of_token, inputs.step_rewards.double())
+        if kl_coef:
+            rewards = rewards.index_add(0, of_token, -kl_coef * step_kl(inputs))
+        return cls(of_token, sample, keys % width, state, rewards)
+
+    def returns(self, gamma: float) -> Tensor:
+        """Of each turn the sum over it and its sample's later ones of gamma^(turns between) * reward; [K] float64."""
+        return discounted(self.rewards, self.sample, gamma)
+
+    def by_number(self, returns: Tensor, inputs: SampleView) -> tuple[Tensor, Tensor, Tensor]:
+        """Returns, groups and members [K] that compare a turn with those of its number in the prompt's trajectories."""
+        width = self.number.max() + 1
+        groups, members = (ids[self.sample] * width + self.number for ids in (inputs.group_ids, inputs.trajectory_ids))
+        return returns, groups, members
+
+    def by_state(self, returns: Tensor, inputs: SampleView) -> tuple[Tensor, Tensor, Tensor]:
+        """The same to compare it with all turns that answer what it answers; NaN where that is unknown."""
+        return returns.masked_fill(self.state < 0, torch.nan), self.state, torch.arange(len(returns))

@@ -56,18 +56,10 @@ class FsdpPack:
 
 
 def packed_attention(
-    module: Any,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    _mask: Tensor | None,
-    *,
-    pack: FsdpPack,
-    scaling: float | None = None,
-    **options: Any,
+    module: Any, query: Tensor, key: Tensor, value: Tensor, _mask: Any, *, pack: FsdpPack, **options: Any
 ) -> tuple[Tensor, None]:
     """[1, t, heads, dim] of queries [1, heads, t, dim], keys and values [1, groups, t, dim]."""
-    window = _window(module, options)
+    window, scaling = _window(module, options), options.pop("scaling", None)
     if window is not None and window >= pack.longest:
         window = None
     if window is None and not {name for name, value in options.items() if value is not None} - _PLAIN:
@@ -118,11 +110,8 @@ class _Choosing(TorchFunctionMode):
 
 
 def replaying(model: Any) -> tuple[list[bool], int, int]:
-    """Have the mixtures of a model read `Pack.routing` from now on.
-
-    Returns:
-        For each layer whether it has experts, how many, and how many a token goes to.
-    """
+    """Have the mixtures of a model read `FsdpPack.routing` from now on. Returns for each layer whether it has experts,
+    how many, and how many a token goes to."""
     modules, config = dict(model.named_modules()), model.config
     sparse, experts = [False] * config.num_hidden_layers, 0
     for name, module in modules.items():

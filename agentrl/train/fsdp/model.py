@@ -19,9 +19,10 @@ from torch.distributed.tensor import distribute_tensor
 from agentrl.errors import CheckpointError, TrainError
 from agentrl.lora import LoraShape, attach, start
 from agentrl.train.contracts import RankInfo
+from agentrl.train.forward_backward import ModelContext
 from agentrl.train.fsdp.attention import PACKED, register
 from agentrl.train.hf import HFFolder
-from agentrl.train.network import CostShape, ModelContext
+from agentrl.train.network import CostShape
 from agentrl.train.ranks import Ranks, started
 from agentrl.train.settings import TrainSettings
 
@@ -41,8 +42,7 @@ class Mesh(Ranks):
 
     @classmethod
     def join(cls, settings: TrainSettings, where: RankInfo, device: torch.device) -> Self:
-        """Join the other trainer processes. Collective. Raises TrainError: the number of processes is not a multiple of
-        the copies."""
+        """Join the other trainer processes. Collective. Raises TrainError: they are no multiple of the copies."""
         world, copies = where.world_size, settings.data_parallel_replicate_degree
         if world % copies:
             raise TrainError(f"{world} trainer processes cannot be divided by data_parallel_replicate_degree {copies}")
@@ -67,8 +67,7 @@ class Mesh(Ranks):
 
 
 def config_of(folder: HFFolder) -> Any:
-    """transformers' config of a folder. Raises TrainError: transformers does not know the model, or it has other layers
-    than attention that can be packed."""
+    """transformers' config of a folder. Raises TrainError: there is none of a causal language model that can be packed."""
     from huggingface_hub.errors import StrictDataclassError
     from transformers import AutoConfig, AutoModelForCausalLM
 
@@ -90,8 +89,7 @@ def config_of(folder: HFFolder) -> Any:
 
 
 def load(folder: HFFolder, place: ModelContext, *, values: bool, learns: bool) -> Any:
-    """The model on this rank; with `values` it ends in a `Values` head. Collective. Raises CheckpointError: weights are
-    missing, or not those of the config."""
+    """The model on this rank. Collective. Raises CheckpointError: weights are missing, or not those of the config."""
     from transformers import AutoModel, AutoModelForCausalLM
     from transformers.utils.logging import disable_progress_bar
 

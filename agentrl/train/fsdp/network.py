@@ -9,24 +9,25 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.checkpoint.state_dict_loader import load as load_in_place
 from torch.distributed.checkpoint.state_dict_saver import save
 
+from agentrl.engine.weights import TensorSpec
+from agentrl.errors import TrainError
 from agentrl.lora import merged, off
-from agentrl.numerics.batch_invariant import batch_invariant
 from agentrl.train.batch import TrainBatch
 from agentrl.train.checkpoints import torch_dist
-from agentrl.train.contracts import RankInfo, WeightSpec
-from agentrl.train.forward_backward import ForwardBackward, OnOutput
+from agentrl.train.contracts import RankInfo
+from agentrl.train.forward_backward import ForwardBackward, ModelContext, OnOutput, lora_of
 from agentrl.train.fsdp.attention import FsdpPack, replaying
 from agentrl.train.fsdp.model import Mesh, config_of, load, shape_of, without_weights
-from agentrl.train.fsdp.optimizer import FsdpOptimizer, local
 from agentrl.train.hf import HFFolder
 from agentrl.train.microbatches import OutputPositions, Packer
-from agentrl.train.network import ModelContext, Network, Store, frozen, idle, learning, lora_of, rope_reach
+from agentrl.train.network import Network, frozen, idle, learning, rope_reach
+from agentrl.train.optimizer import Optimizer, decay_groups
 from agentrl.train.packing import PackingPlan
-from agentrl.train.ranks import Ranks
 from agentrl.train.routing import routing_of
 from agentrl.train.settings import TrainSettings
 from agentrl.train.trainer import TrainBackend
@@ -51,7 +52,7 @@ class FsdpForwardBackward(ForwardBackward):
         for mb in self.packer.microbatches(batch, plan, rows):
             inputs = {"input_ids": mb.tokens, "position_ids": mb.positions, "use_cache": False}
             inputs["pack"] = FsdpPack(mb, None if mb.routing is None else routing_of(mb.routing, *self.mixture))
-            with batch_invariant(self.batch_invariant):
+            with self.batch_invariant():
                 out = self.model(**inputs, logits_to_keep=mb.rows).logits[0]
             result = on_output(out, mb)
             if learns:
@@ -61,31 +62,61 @@ class FsdpForwardBackward(ForwardBackward):
         return found
 
 
-class FsdpStore(Store):
-    """Checkpoints by torch, which loads into other shards than it has saved; states are tensors by name, loaded in place."""
+def local(tensor: Any) -> Any:
+    """This rank's shard of a sharded tensor; another as it is."""
+    return tensor.to_local() if hasattr(tensor, "to_local") else tensor
 
-    def save(self, state: dict[str, Any], folder: Path) -> None:
-        save(state, checkpoint_id=str(folder))
 
-    def load(self, state: dict[str, Any], folder: Path) -> dict[str, Any]:
-        load_in_place(state, checkpoint_id=str(folder))
-        return state
+class FsdpOptimizer(Optimizer):
+    """Torch's AdamW, in float32; vectors do not decay."""
 
-    def random(self, ranks: Ranks) -> dict[str, Any]:
-        found = {f"cpu_{ranks.rank}": torch.get_rng_state()}
-        if torch.cuda.is_available():
-            found[f"cuda_{ranks.rank}"] = torch.cuda.get_rng_state()
-        return found
+    inner: torch.optim.AdamW
 
-    def restore_random(self, loaded: dict[str, Any]) -> None:
-        for name, state in loaded.items():
-            (torch.set_rng_state if name.startswith("cpu") else torch.cuda.set_rng_state)(state)
+    def __init__(
+        self, parameters: Mapping[str, Any], settings: TrainSettings, ranks: Mesh, total_steps: int | None
+    ) -> None:
+        super().__init__(settings, total_steps)
+        if settings.optimizer != "adam":
+            raise TrainError(f"optimizer {settings.optimizer}: fsdp has AdamW; --train-backend megatron has both")
+        self.ranks, self.learning = ranks, {name: p for name, p in parameters.items() if p.requires_grad}
+        groups, betas = decay_groups(self.learning.values()), (settings.adam_beta1, settings.adam_beta2)
+        self.inner = torch.optim.AdamW(groups, lr=settings.lr, betas=betas, eps=settings.adam_eps, fused=True)
+        self.parts = [self.inner]
+
+    def norm(self) -> float:
+        gradients = self._gradients()
+        squares = torch.stack(torch._foreach_norm(gradients)).double().square().sum().to(self.ranks.device)
+        dist.all_reduce(squares, group=self.ranks.shard_group)
+        return float(squares.sqrt())
+
+    def apply(self, norm: float) -> None:
+        most = self.settings.clip_grad
+        if 0 < most < norm:
+            torch._foreach_mul_(self._gradients(), most / (norm + 1e-6))
+        self.inner.step()
+
+    def _gradients(self) -> list[Tensor]:
+        return [local(p.grad) for p in self.learning.values() if p.grad is not None]
+
+    def memory(self) -> list[Tensor]:
+        return [local(tensor) for tensor in super().memory()]
+
+    def state(self, weights: dict[str, Any], *, is_loading: bool) -> dict[str, Any]:
+        if is_loading:
+            for p in self.learning.values():
+                zeros = {name: torch.zeros_like(p.detach()) for name in ("exp_avg", "exp_avg_sq")}
+                self.inner.state[p] = {"step": torch.zeros((), device=p.device), **zeros}
+        return {
+            f"{name}.{key}": value for name, p in self.learning.items() for key, value in self.inner.state[p].items()
+        }
+
+    def take(self, state: dict[str, Any] | None) -> None:
+        if state is None:
+            self.inner.state.clear()
 
 
 class FsdpNetwork(Network):
     """A model, whole or sharded, and its passes."""
-
-    store = FsdpStore()
 
     def __init__(self, folder: HFFolder, place: ModelContext, *, values: bool, learns: bool) -> None:
         self.place, self.sizes = place, self.sizes_of(folder)
@@ -96,12 +127,10 @@ class FsdpNetwork(Network):
             _freeze(self.model, place.settings)
         self.forward_backward = FsdpForwardBackward(
             model=self.model,
+            place=place,
             packer=Packer(place.ranks, place.device, routed=learns and not values),
             mixture=replaying(self.model) if learns and not values else ([], 0, 0),
             vocab=self.shape.vocab,
-            temperature=place.temperature,
-            hooks=place.hooks,
-            batch_invariant=place.settings.true_on_policy_mode,
         )
 
     @staticmethod
@@ -134,11 +163,11 @@ class FsdpNetwork(Network):
         self.zero_grad()
         return [local(tensor) for tensor in (*self.model.parameters(), *self.model.buffers())], []
 
-    def specs(self) -> list[WeightSpec]:
+    def specs(self) -> list[TensorSpec]:
         with torch.device("meta"):
             kinds = ((name, torch.empty(p.shape, dtype=self._dtype(p))) for name, p in self._base())
             found = self._renamed(kinds)
-            return [WeightSpec(name, str(t.dtype).removeprefix("torch."), list(t.shape)) for name, t in found]
+            return [TensorSpec(name, str(t.dtype).removeprefix("torch."), list(t.shape)) for name, t in found]
 
     @torch.no_grad()
     def export(self) -> Iterator[tuple[str, Tensor]]:
@@ -180,7 +209,27 @@ class FsdpNetwork(Network):
         return {prefix + name: p.detach() for name, p in (_adapter_of(parameters) or parameters).items()}
 
     def take(self, state: dict[str, Any], prefix: str = "") -> None:
-        """`FsdpStore` has loaded in place."""
+        """Do nothing: `read` has loaded in place, also into other shards than were saved."""
+
+    @staticmethod
+    def write(state: dict[str, Any], folder: Path) -> None:
+        save(state, checkpoint_id=str(folder))
+
+    @staticmethod
+    def read(state: dict[str, Any], folder: Path) -> dict[str, Any]:
+        load_in_place(state, checkpoint_id=str(folder))
+        return state
+
+    def random(self) -> dict[str, Any]:
+        found = {f"cpu_{self.place.ranks.rank}": torch.get_rng_state()}
+        if torch.cuda.is_available():
+            found[f"cuda_{self.place.ranks.rank}"] = torch.cuda.get_rng_state()
+        return found
+
+    @staticmethod
+    def restore_random(loaded: dict[str, Any]) -> None:
+        for name, state in loaded.items():
+            (torch.set_rng_state if name.startswith("cpu") else torch.cuda.set_rng_state)(state)
 
 
 def _freeze(model: Any, settings: TrainSettings) -> None:

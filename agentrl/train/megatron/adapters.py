@@ -28,8 +28,8 @@ _LINEAR = {Joined.ROWS, Joined.COLUMNS, Joined.GATED, Joined.JOINED, Joined.QKV}
 
 
 def adapt(model: torch.nn.Module, weights: WeightMap, lora: LoraShape, seed: int) -> dict[str, Adapter]:
-    """Leave only adapters to learn; returns this stage's by Hugging Face's names of their layers. Raises
-    CheckpointError: a target that no layer has. TrainError: a pipeline stage without a target."""
+    """Leave only adapters to learn; returns this stage's by the layers' names. Raises CheckpointError: a target that no
+    layer has. TrainError: a pipeline stage without a target."""
     inner = unwrap_model(model)
     inner.requires_grad_(False)
     inner.adapters_on = True

@@ -29,8 +29,9 @@ from megatron.core.transformer.multi_latent_attention import MLASelfAttention
 from torch import Tensor
 
 from agentrl.errors import TrainError
-from agentrl.train.kernels import AttentionBlocks, attention, kernel_for
+from agentrl.train.kernels import attention, kernel_for
 from agentrl.train.megatron.families import theirs
+from agentrl.train.microbatches import MicrobatchTensors
 from agentrl.train.network import rope_reach
 
 
@@ -86,14 +87,11 @@ class MegatronPack(PackedSeqParams):
     """What the layers must know of a microbatch with t tokens on this rank, T on all ranks of the context-parallel group.
 
     Attributes:
-        parts: blocks of this rank's queries and of all keys in the tree's order; see `kernels`.
-        order: int64 [T], where the keys in the tree's order lie in those gathered from the ranks; None on one rank.
         cos, sin: [t, 1, rotated channels / 2], of the angles of the tokens' positions.
         routing: int16 [tokens that this rank routes, layers, experts a token], see `routing`; None if nothing is replayed.
     """
 
-    parts: tuple[AttentionBlocks, ...]
-    order: Tensor | None
+    mb: MicrobatchTensors
     cos: Tensor
     sin: Tensor
     routing: Tensor | None = None
@@ -111,24 +109,15 @@ class PackedAttention(MegatronModule):
     def forward(
         self, query: Tensor, key: Tensor, value: Tensor, *_: Any, packed_seq_params: Any, **_more: Any
     ) -> Tensor:
-        """Rotate and attend.
-
-        Args:
-            query, key, value: [t, heads or groups, dim], t the tokens of this context-parallel rank; values may have
-                another dim.
-            packed_seq_params: the microbatch's `MegatronPack`.
-
-        Returns:
-            [t, heads * dim of the values].
-        """
+        """Rotate and attend: [t, heads * dim of the values] of queries, keys and values [t, heads or groups, dim], t
+        the tokens of this context-parallel rank; `packed_seq_params` is the microbatch's `MegatronPack`."""
         pack: MegatronPack = packed_seq_params
         if not self.config.multi_latent_attention:
-            query, key = (
-                rotated(x, pack.cos, pack.sin, interleaved=self.config.rotary_interleaved) for x in (query, key)
-            )
-        if pack.order is not None:
-            key, value = (gathered(x, group=self.cp_group)[pack.order] for x in (key, value))
-        return attention(query, key, value, pack.parts, self.scale, kernel_for(query)).flatten(-2)
+            turn = partial(rotated, cos=pack.cos, sin=pack.sin, interleaved=self.config.rotary_interleaved)
+            query, key = turn(query), turn(key)
+        if pack.mb.order is not None:
+            key, value = (gathered(x, group=self.cp_group)[pack.mb.order] for x in (key, value))
+        return attention(query, key, value, pack.mb.parts, self.scale, kernel_for(query)).flatten(-2)
 
 
 class LatentAttention(MLASelfAttention):
@@ -141,11 +130,8 @@ class LatentAttention(MLASelfAttention):
     def get_query_key_value_tensors(
         self, hidden_states: Tensor, _other: Any, _positions: Any, pack: MegatronPack, **_more: Any
     ) -> tuple[Tensor, Tensor, Tensor, None, None]:
-        """Of hidden states [t, 1, hidden] and the microbatch's `MegatronPack`: for all tokens and this rank's heads.
-
-        Returns:
-            Query and key [t, heads, dim], value [t, heads, value dim], and nothing in place of two latents.
-        """
+        """Of hidden states [t, 1, hidden] and the microbatch's `MegatronPack`, for all tokens and this rank's heads:
+        query and key [t, heads, dim], value [t, heads, value dim], and nothing in place of two latents."""
         config = self.config
         fixed, turned = config.qk_head_dim, config.qk_pos_emb_head_dim
         turn = partial(rotated, cos=pack.cos, sin=pack.sin, interleaved=True)
@@ -157,9 +143,8 @@ class LatentAttention(MLASelfAttention):
         down = self._whole(self.linear_kv_down_proj(hidden_states)[0])
         latent, shared = down.split([config.kv_lora_rank, turned], -1)
         made = self.linear_kv_up_proj(self.kv_layernorm(self._cut(latent)))[0]
-        key, value = (
-            made.squeeze(1).unflatten(-1, (-1, fixed + config.v_head_dim)).split([fixed, config.v_head_dim], -1)
-        )
+        sizes = [fixed, config.v_head_dim]
+        key, value = made.squeeze(1).unflatten(-1, (-1, sum(sizes))).split(sizes, -1)
         still, moved = query.squeeze(1).unflatten(-1, (-1, fixed + turned)).split([fixed, turned], -1)
         shared = turn(copy_to_tensor_model_parallel_region(shared, group=self.tp_group))
         key = torch.cat([key, shared.expand(-1, key.size(1), -1)], -1)

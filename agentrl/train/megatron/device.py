@@ -15,26 +15,15 @@ CPU = torch.device("cpu")
 
 _FACTORIES = frozenset({"zeros", "ones", "empty", "tensor", "full", "arange", "empty_like", "zeros_like"})
 
-_MODULES = (
-    "pipeline_parallel.schedules",
-    "optimizer.optimizer",
-    "optimizer.clip_grads",
-    "optimizer.grad_scaler",
-    "transformer.utils",
-    "utils",
-    "models.common.embeddings.rope_utils",
-    "dist_checkpointing.strategies.state_dict_saver",
-    "dist_checkpointing.exchange_utils",
-    "tensor_parallel.data",
-    "distributed.param_and_grad_buffer",
-    "transformer.moe.moe_utils",
-)
+_MODULES = """pipeline_parallel.schedules optimizer.optimizer optimizer.clip_grads optimizer.grad_scaler
+    transformer.utils utils models.common.embeddings.rope_utils dist_checkpointing.strategies.state_dict_saver
+    dist_checkpointing.exchange_utils tensor_parallel.data distributed.param_and_grad_buffer transformer.moe.moe_utils"""
 """Modules of megatron.core with a literal CUDA device or pinned memory on the training or checkpoint path."""
 
 
 @contextlib.contextmanager
 def uncompiled() -> Iterator[None]:
-    """Without CUDA: modules that are imported here leave their functions as they are. Many of megatron's are marked for
+    """Leave functions of modules that are imported here as they are, without CUDA. Many of megatron's are marked for
     `torch.compile`, which loads inductor for seconds as soon as it marks one."""
     compiled = torch.compile
     if not torch.cuda.is_available():
@@ -65,15 +54,22 @@ def run_without_cuda() -> None:
     """Replace only behaviour that would raise without CUDA. That is literal `device="cuda"` arguments and pinned memory
     in a few megatron modules, `torch.cuda.current_device` and the stream calls, `.cuda()`, checks of dtypes by type
     string, and the random-state tracker."""
-    _patch_torch()
+    cuda: Any = torch.cuda
+    tensor: Any = torch.Tensor
+    cuda.synchronize = cuda.current_stream = cuda.default_stream = lambda *_, **__: None
+    cuda.current_device = lambda: CPU
+    tensor.cuda = lambda self, *_, **__: self
     on_cpu = _TorchOnCpu("torch")
-    for name in _MODULES:
+    for name in _MODULES.split():
         vars(importlib.import_module(f"megatron.core.{name}"))["torch"] = on_cpu
     from megatron.core.optimizer import distrib_optimizer, optimizer
+    from megatron.core.tensor_parallel import random as megatron_random
 
     for cls in (optimizer.Float16OptimizerWithFloat16Params, distrib_optimizer.DistributedOptimizer):
         cls.__init__ = _type_names()(cls.__init__)
-    _patch_rng()
+    # No random states of tensor-parallel ranks: the layers draw nothing, and what else draws is the CPU's generator.
+    megatron_random.initialize_rng_tracker(inference_rng_tracker=True, force_reset=True)
+    vars(megatron_random).update(dict.fromkeys(("_get_cuda_rng_state", "_set_cuda_rng_state"), lambda *_, **__: None))
     _patch_experts()
     _patch_uneven()
 
@@ -93,14 +89,6 @@ class _TorchOnCpu(types.ModuleType):
             return found(*args, **kwargs)
 
         return make
-
-
-def _patch_torch() -> None:
-    cuda: Any = torch.cuda
-    tensor: Any = torch.Tensor
-    cuda.synchronize = cuda.current_stream = cuda.default_stream = lambda *_, **__: None
-    cuda.current_device = lambda: CPU
-    tensor.cuda = lambda self, *_, **__: self
 
 
 def _patch_experts() -> None:
@@ -160,17 +148,9 @@ def _type_names() -> Iterator[None]:
         tensor.type = original
 
 
-def _patch_rng() -> None:
-    """Track no random states of tensor-parallel ranks: the layers draw nothing, and what else draws is the CPU's generator."""
-    from megatron.core.tensor_parallel import random as megatron_random
-
-    megatron_random.initialize_rng_tracker(inference_rng_tracker=True, force_reset=True)
-    vars(megatron_random).update(dict.fromkeys(("_get_cuda_rng_state", "_set_cuda_rng_state"), lambda *_, **__: None))
-
-
 def mend_distributed_optimizer(cls: Any) -> None:
-    """Without Transformer Engine and Apex, mend three faults of the distributed optimizer's checkpoints with torch's
-    Adam. They are: no state before the first step, no `step` in loaded state, one `step` tensor shared by all."""
+    """Mend three faults of the distributed optimizer's checkpoints with torch's Adam: no state before the first step,
+    no `step` in loaded state, one `step` tensor shared by all."""
     original_state, original_load = cls.state_dict, cls.load_state_dict
     original_set = cls._set_main_param_and_optimizer_states
 

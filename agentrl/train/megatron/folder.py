@@ -31,10 +31,7 @@ _FUSED = {
 
 def opened(source: Path, beside: str | Path | None) -> HFFolder:
     """The model at `source`: a Hugging Face folder, a torch_dist checkpoint or one of a run, or a folder of these.
-
-    Args:
-        beside: the folder with the config and tokenizer of a source that has none.
-    """
+    `beside` is the folder with the config and tokenizer of a source that has none."""
     if newest := latest(source):
         manifest = read_manifest(newest.path)
         kind = manifest["model"].get("train_backend", "megatron")
@@ -101,9 +98,8 @@ class MegatronFolder(HFFolder):
 
 def parts(folder: HFFolder) -> tuple[list[tuple[str, ...]], Iterator[TensorPiece], dict[str, Any]]:
     """A folder as megatron has it: the Hugging Face names of each part, the parts one by one, and `write`'s `said`.
-
-    Layers are stacked, but not a mixture's: its scripts give Megatron a list of layers, and for those it stacks none.
-    """
+    Layers are stacked, but not a mixture's: its scripts give Megatron a list of layers, and for those it stacks
+    none."""
     shape = shape_of(folder.config)
     entries = list(unrolled(family_of(folder.config), shape))
     names = {entry.called[0] for entry in entries}

@@ -13,7 +13,6 @@ from megatron.core.pipeline_parallel import get_forward_backward_func
 from megatron.core.tensor_parallel.mappings import gather_from_tensor_model_parallel_region
 from torch import Tensor
 
-from agentrl.numerics.batch_invariant import batch_invariant
 from agentrl.train.batch import TrainBatch
 from agentrl.train.forward_backward import ForwardBackward, OnOutput
 from agentrl.train.megatron.attention import MegatronPack, Rope
@@ -32,7 +31,7 @@ class MegatronForwardBackward(ForwardBackward):
     config: Any
     layout: ParallelLayout
     rope: Rope
-    mixture: Mixture | None = None
+    mixture: Mixture | None
 
     def __post_init__(self) -> None:
         self.config.finalize_model_grads_func = _finalize
@@ -43,11 +42,11 @@ class MegatronForwardBackward(ForwardBackward):
         half = {"fp32_output": False} if self.config.bf16 else {}  # `token_log_probs` widens logits chunk by chunk
 
         def forward(iterator: Iterator[MicrobatchTensors], model: torch.nn.Module) -> tuple[Tensor, Any]:
-            with batch_invariant(self.batch_invariant):
+            with self.batch_invariant():
                 mb = next(iterator)
                 cos, sin = self.rope.angles(mb.positions[0], self.config.params_dtype)
                 output_rows(model, mb.rows)
-                packed = MegatronPack(parts=mb.parts, order=mb.order, cos=cos, sin=sin, routing=self._routing(mb))
+                packed = MegatronPack(mb=mb, cos=cos, sin=sin, routing=self._routing(mb))
                 out = model(mb.tokens, mb.positions, None, packed_seq_params=packed, **half)
             return out, functools.partial(_found, on_output=on_output, mb=mb)
 

@@ -56,17 +56,14 @@ class ParallelLayout(Ranks):
     pp_rank: int
     tp_group: dist.ProcessGroup
     pp_group: dist.ProcessGroup
-    pp_ranks: tuple[int, ...]
-    """Global ranks of this process's pipeline, first stage first."""
+    pp_ranks: tuple[int, ...]  # global ranks of this process's pipeline, first stage first
     ep_rank: int
-    ep_ranks: tuple[int, ...]
-    """Global ranks that have this process's part of a mixture's experts and the other parts."""
+    ep_ranks: tuple[int, ...]  # global ranks that have this process's part of a mixture's experts and the other parts
     experts: Cut
 
     @classmethod
     def join(cls, settings: TrainSettings, where: RankInfo, device: torch.device) -> Self:
-        """Join the other trainer processes. Collective. Raises TrainError: the number of processes is not a multiple of
-        TP x PP x CP, and of ETP x EP x PP."""
+        """Join the other trainer processes. Collective. Raises TrainError: they cannot be divided by the model's parts."""
         from megatron.core import parallel_state as mpu
 
         if where.world_size % settings.model_parallel_size:
@@ -82,23 +79,16 @@ class ParallelLayout(Ranks):
         groups = started(settings, where, device)
         sizes = alike(settings, mpu.initialize_model_parallel) | {"expert_tensor_parallel_size": etp}
         mpu.initialize_model_parallel(**sizes)
-        pp_group = mpu.get_pipeline_model_parallel_group()
+        kinds = {"tp": "tensor_model", "pp": "pipeline_model", "cp": "context", "dp": "data"}
+        found = {name: getattr(mpu, f"get_{kind}_parallel_world_size")() for name, kind in kinds.items()}
+        found |= {f"{name}_rank": getattr(mpu, f"get_{kind}_parallel_rank")() for name, kind in kinds.items()}
+        del kinds["dp"]  # of which the group with the context-parallel ranks is taken
+        found |= {f"{name}_group": getattr(mpu, f"get_{kind}_parallel_group")() for name, kind in kinds.items()}
         return cls(
             rank=dist.get_rank(),
             world=dist.get_world_size(),
-            tp=mpu.get_tensor_model_parallel_world_size(),
-            tp_rank=mpu.get_tensor_model_parallel_rank(),
-            pp=mpu.get_pipeline_model_parallel_world_size(),
-            pp_rank=mpu.get_pipeline_model_parallel_rank(),
-            cp=mpu.get_context_parallel_world_size(),
-            cp_rank=mpu.get_context_parallel_rank(),
-            dp=mpu.get_data_parallel_world_size(),
-            dp_rank=mpu.get_data_parallel_rank(),
-            tp_group=mpu.get_tensor_model_parallel_group(),
-            pp_group=pp_group,
-            cp_group=mpu.get_context_parallel_group(),
             dp_cp_group=mpu.get_data_parallel_group(with_context_parallel=True),
-            pp_ranks=tuple(dist.get_process_group_ranks(pp_group)),
+            pp_ranks=tuple(dist.get_process_group_ranks(found["pp_group"])),
             ep_rank=mpu.get_expert_model_parallel_rank(),
             ep_ranks=tuple(dist.get_process_group_ranks(mpu.get_expert_model_parallel_group())),
             experts=Cut(
@@ -107,6 +97,7 @@ class ParallelLayout(Ranks):
                 mpu.get_expert_tensor_parallel_group(),
                 mpu.get_expert_data_parallel_rank() == 0,
             ),
+            **found,
             **groups,
         )
 

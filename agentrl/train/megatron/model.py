@@ -2,29 +2,34 @@
 or Apex are off, as by default. The output layer runs only on the positions asked for (`output_rows`), so that prompts
 cost no logits."""
 
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from megatron.core.models.gpt import GPTModel
+from megatron.core.models.gpt.gpt_layer_specs import get_gpt_decoder_block_spec
 from megatron.core.tensor_parallel.mappings import gather_from_sequence_parallel_region
 from megatron.core.transformer.module import Float16Module
+from megatron.core.transformer.moe.router import TopKRouter
+from megatron.core.transformer.transformer_block import TransformerBlockSubmodules
 from megatron.core.transformer.transformer_config import MLATransformerConfig, TransformerConfig
+from megatron.core.transformer.transformer_layer import TransformerLayer
 from megatron.core.utils import unwrap_model
 from torch import Tensor
 
 from agentrl.errors import TrainError
-from agentrl.train.hooks import TrainHooks
+from agentrl.train.forward_backward import ModelContext
+from agentrl.train.megatron.attention import LatentAttention, PackedAttention
 from agentrl.train.megatron.families import Mixture, ModelFamily, ModelShape
-from agentrl.train.megatron.layers import block_spec
 from agentrl.train.megatron.layout import ParallelLayout, alike
+from agentrl.train.routing import Replay
 from agentrl.train.settings import TrainSettings
 
 
 def transformer_config(shape: ModelShape, family: ModelFamily, settings: TrainSettings, device: torch.device) -> Any:
-    """Megatron's config for a model's sizes and the run's settings. Raises TrainError: the sizes cannot be cut over the
-    tensor- or pipeline-parallel ranks."""
+    """Megatron's config for a model's sizes and the run's settings. Raises TrainError: the sizes cannot be cut so."""
     _check_cuts(shape, settings)
     dtype = torch.bfloat16 if settings.bf16 else torch.float32
     return (MLATransformerConfig if shape.latent else TransformerConfig)(
@@ -134,18 +139,86 @@ def _check_cuts(shape: ModelShape, settings: TrainSettings) -> None:
         )
 
 
+class RMSNorm(torch.nn.RMSNorm):
+    """Root-mean-square norm over the last axis, built as megatron builds a norm. Stock `torch_norm` refuses sequence
+    parallelism; here the weight is marked so that megatron sums its gradient over the tensor-parallel ranks."""
+
+    def __init__(self, config: Any, hidden_size: int, eps: float = 1e-5, **_kwargs: Any) -> None:
+        super().__init__(hidden_size, eps=eps, dtype=config.params_dtype)
+        weight: Any = self.weight
+        weight.sequence_parallel = config.sequence_parallel
+
+
+class LatentNorm(RMSNorm):
+    """The norm of a latent, whose eps is transformers' default whatever `rms_norm_eps` says, as in DeepSeek's code."""
+
+    def __init__(self, config: Any, hidden_size: int, eps: float = 1e-6, **_kwargs: Any) -> None:
+        super().__init__(config, hidden_size, 1e-6)
+
+
+class SandwichLayer(TransformerLayer):
+    """A layer with norms behind attention and MLP too."""
+
+    def __init__(self, config: Any, *args: Any, **kwargs: Any) -> None:
+        super().__init__(config, *args, **kwargs)
+        for name, part in (("post_self_attn_layernorm", self.self_attention), ("post_mlp_layernorm", self.mlp)):
+            norm = RMSNorm(config, config.hidden_size, config.layernorm_epsilon)
+            setattr(self, name, norm)
+            part.register_forward_hook(lambda _part, _inputs, out, norm=norm: (norm(out[0]), out[1]))
+
+
+class FixedBiasRouter(TopKRouter):
+    """Megatron's router, whose bias stays as it was loaded: nobody counts an expert's tokens (in a function that is compiled)."""
+
+    def _apply_expert_bias(self, *_args: Any, **_kwargs: Any) -> None:
+        return
+
+
+def block_spec(config: Any, family: ModelFamily) -> TransformerBlockSubmodules:
+    """The layers of this pipeline stage and the final norm, for a `TransformerConfig`."""
+    block = get_gpt_decoder_block_spec(config, use_transformer_engine=False, normalization="RMSNorm")
+    block.layer_norm = RMSNorm
+    for spec in block.layer_specs:  # one object for all layers of a kind
+        if family.has("post_mlp_layernorm.weight"):
+            spec.module = SandwichLayer
+        layer = spec.submodules
+        layer.input_layernorm = layer.pre_mlp_layernorm = RMSNorm
+        attention = layer.self_attention.submodules
+        attention.core_attention = PackedAttention
+        if hasattr(layer.mlp.submodules, "router"):
+            layer.mlp.submodules.router = FixedBiasRouter
+        if config.multi_latent_attention:
+            layer.self_attention.module = LatentAttention
+            attention.q_layernorm = attention.kv_layernorm = LatentNorm
+        elif config.qk_layernorm:
+            attention.q_layernorm = attention.k_layernorm = RMSNorm
+    return block
+
+
+class _Replay(Replay):
+    """In the place of megatron's `RouterReplay`, of which there is one list for all the models of a process."""
+
+    def get_replay_topk(
+        self, scores: Tensor, topk: int, groups: int | None, group_topk: int | None, choose: Callable[..., Any]
+    ) -> tuple[Tensor, Tensor]:
+        return self.pick(scores, choose(scores, topk, groups, group_topk)[1])
+
+
+def replaying(model: Any) -> None:
+    """Have the routers of a `GPTModel` read `Pack.routing` from now on, which its layers get as `packed_seq_params`."""
+    for layer in model.decoder.layers:
+        if router := getattr(layer.mlp, "router", None):
+            router.router_replay = _Replay()
+            hand = partial(router.router_replay.hand, "packed_seq_params", layer.layer_number - 1)
+            layer.register_forward_pre_hook(hand, with_kwargs=True)
+
+
 def build_model(
-    config: Any,
-    shape: ModelShape,
-    family: ModelFamily,
-    layout: ParallelLayout,
-    device: torch.device,
-    hooks: TrainHooks,
-    *,
-    values: bool = False,
+    config: Any, shape: ModelShape, family: ModelFamily, place: ModelContext, *, values: bool
 ) -> torch.nn.Module:
-    """This rank's part of the model on `device`, in bf16 wrapped as megatron wraps half-precision models. With `values`
-    it ends in a `ValueHead` in place of the layer to the vocabulary; `shape` is then not tied."""
+    """This rank's part of the model on its device, in bf16 wrapped as megatron wraps half-precision models. With `values`
+    it ends in a `ValueHead`; `shape` is then not tied."""
+    layout: ParallelLayout = place.ranks
     vocab = shape.vocab + -shape.vocab % layout.tp
     build = partial(
         GPTModel,
@@ -158,7 +231,7 @@ def build_model(
         parallel_output=True,
     )
     last = layout.pp_rank == layout.pp - 1
-    model = hooks.model(build, pre_process=layout.pp_rank == 0, post_process=last)
+    model = place.hooks.model(build, pre_process=layout.pp_rank == 0, post_process=last)
     for name, parameter in model.named_parameters():
         # Experts have replicas of their own and another optimizer. Megatron says so only if EP is above 1; like this it is
         # right where TP cuts other parameters alone, and checkpoints are of one kind.
@@ -167,7 +240,7 @@ def build_model(
         if values:
             model.output_layer = ValueHead(config)
         _pick_rows(model)
-    model = model.to(device)
+    model = model.to(place.device)
     return Float16Module(config, model) if config.bf16 else model
 
 

@@ -16,8 +16,10 @@ from megatron.core.utils import unwrap_model
 from torch import Tensor
 from torch.distributed.checkpoint.state_dict_saver import save
 
+from agentrl.engine.weights import TensorSpec
 from agentrl.lora import merged, off
-from agentrl.train.contracts import RankInfo, WeightSpec
+from agentrl.train.contracts import RankInfo
+from agentrl.train.forward_backward import ModelContext
 from agentrl.train.hf import HFFolder
 from agentrl.train.megatron import device
 from agentrl.train.megatron.adapters import Adapter, adapt
@@ -25,44 +27,19 @@ from agentrl.train.megatron.attention import Rope
 from agentrl.train.megatron.families import family_of, shape_of
 from agentrl.train.megatron.folder import opened
 from agentrl.train.megatron.forward_backward import MegatronForwardBackward
-from agentrl.train.megatron.layers import replaying
 from agentrl.train.megatron.layout import ParallelLayout
-from agentrl.train.megatron.model import build_model, keep_gradients_flowing, transformer_config
+from agentrl.train.megatron.model import build_model, keep_gradients_flowing, replaying, transformer_config
 from agentrl.train.megatron.optimizer import MegatronOptimizer, data_parallel, sharding
 from agentrl.train.megatron.weights import WeightMap, stored
 from agentrl.train.microbatches import Packer
-from agentrl.train.network import CostShape, ModelContext, Network, Store, frozen
+from agentrl.train.network import CostShape, Network, frozen
 from agentrl.train.settings import TrainSettings
 from agentrl.train.trainer import TrainBackend
 
 
-class MegatronStore(Store):
-    """Sharded states as megatron's."""
-
-    def save(self, state: dict[str, Any], folder: Path) -> None:
-        dist_checkpointing.save(state, str(folder), _InProcess("torch_dist", 1))
-
-    def load(self, state: dict[str, Any], folder: Path) -> dict[str, Any]:
-        loaded: dict[str, Any] = dist_checkpointing.load(state, str(folder))
-        return loaded
-
-    def random(self, ranks: ParallelLayout) -> Any:
-        state = {"torch": torch.get_rng_state(), "tracker": get_cuda_rng_tracker().get_states()}
-        if torch.cuda.is_available():
-            state["cuda"] = torch.cuda.get_rng_state()
-        return ShardedObject("rng", state, (ranks.world,), (ranks.rank,), replica_id=0)
-
-    def restore_random(self, loaded: dict[str, Any]) -> None:
-        torch.set_rng_state(loaded["torch"])
-        if "cuda" in loaded and torch.cuda.is_available():
-            torch.cuda.set_rng_state(loaded["cuda"])
-        get_cuda_rng_tracker().set_states(loaded["tracker"])
-
-
 class _InProcess(torch_dist.TorchDistSaveShardedStrategy):
-    """Megatron's format by torch's writer. Megatron's own starts a manager process and forks a writer on every save: seconds
-    of overhead, and re-import of the main module, for nothing when the caller waits anyway.
-    """
+    """Megatron's format by torch's writer. Megatron's own starts a manager process and forks a writer on every save,
+    which takes seconds."""
 
     def save(self, sharded_state_dict: Any, checkpoint_dir: Any) -> None:
         state, *_ = torch_dist._replace_state_dict_keys_with_sharded_keys(sharded_state_dict, True)
@@ -73,15 +50,13 @@ class _InProcess(torch_dist.TorchDistSaveShardedStrategy):
 class MegatronNetwork(Network):
     """A `GPTModel`, its weight map and its passes."""
 
-    store = MegatronStore()
-
     def __init__(self, folder: HFFolder, place: ModelContext, *, values: bool, learns: bool) -> None:
         self.place, shape = place, shape_of(folder.config)
         shape = dataclasses.replace(shape, tied=False) if values else shape
         self.sizes = dataclasses.asdict(shape)
-        family, layout, device = family_of(folder.config), place.ranks, place.device
-        self.config = transformer_config(shape, family, place.settings, device)
-        model = build_model(self.config, shape, family, layout, device, place.hooks, values=values)
+        family, layout = family_of(folder.config), place.ranks
+        self.config = transformer_config(shape, family, place.settings, place.device)
+        model = build_model(self.config, shape, family, place, values=values)
         self.weights = WeightMap(family, shape, layout, model, values=values)
         self.weights.load(model, folder)
         self.shape = CostShape(shape.vocab, self.weights.matrices, shape.channels)
@@ -93,15 +68,13 @@ class MegatronNetwork(Network):
         self.model = self._learning(model) if learns else model.requires_grad_(False)
         self.forward_backward = MegatronForwardBackward(
             model=self.model,
+            place=place,
             config=self.config,
-            packer=Packer(layout, device, layout.tp if place.settings.sequence_parallel else 1, routed=replays),
+            packer=Packer(layout, place.device, layout.tp if place.settings.sequence_parallel else 1, routed=replays),
             layout=layout,
             rope=rope,
             mixture=shape.mixture,
             vocab=shape.vocab,
-            temperature=place.temperature,
-            hooks=place.hooks,
-            batch_invariant=place.settings.true_on_policy_mode,
         )
 
     def _learning(self, model: torch.nn.Module) -> torch.nn.Module:
@@ -139,7 +112,7 @@ class MegatronNetwork(Network):
         gradients = [p.main_grad for p in model.parameters() if p.requires_grad]
         return [*model.parameters(), *model.buffers()], gradients
 
-    def specs(self) -> list[WeightSpec]:
+    def specs(self) -> list[TensorSpec]:
         return self.weights.specs()
 
     def export(self) -> Iterator[tuple[str, Tensor]]:
@@ -171,6 +144,28 @@ class MegatronNetwork(Network):
         unwrap_model(self.model).load_state_dict(
             {name.removeprefix(prefix): v for name, v in state.items()}, strict=True
         )
+
+    @staticmethod
+    def write(state: dict[str, Any], folder: Path) -> None:
+        dist_checkpointing.save(state, str(folder), _InProcess("torch_dist", 1))
+
+    @staticmethod
+    def read(state: dict[str, Any], folder: Path) -> dict[str, Any]:
+        loaded: dict[str, Any] = dist_checkpointing.load(state, str(folder))
+        return loaded
+
+    def random(self) -> Any:
+        state = {"torch": torch.get_rng_state(), "tracker": get_cuda_rng_tracker().get_states()}
+        if torch.cuda.is_available():
+            state["cuda"] = torch.cuda.get_rng_state()
+        return ShardedObject("rng", state, (self.place.ranks.world,), (self.place.ranks.rank,), replica_id=0)
+
+    @staticmethod
+    def restore_random(loaded: dict[str, Any]) -> None:
+        torch.set_rng_state(loaded["torch"])
+        if "cuda" in loaded and torch.cuda.is_available():
+            torch.cuda.set_rng_state(loaded["cuda"])
+        get_cuda_rng_tracker().set_states(loaded["tracker"])
 
 
 class MegatronBackend(TrainBackend):

@@ -12,17 +12,14 @@ from torch import Tensor
 from agentrl.errors import CheckpointError
 from agentrl.train.megatron.layout import ParallelLayout, alike
 from agentrl.train.network import frozen
-from agentrl.train.optimizer import Optimizer
+from agentrl.train.optimizer import Optimizer, decay_groups
 from agentrl.train.settings import TrainSettings
 
 
 def data_parallel(model: torch.nn.Module, config: Any, settings: TrainSettings) -> torch.nn.Module:
-    """Wrap the model with megatron's gradient buffers and data-parallel reductions (in float32).
-
-    With the distributed optimizer, gradients are reduced during the last microbatch's backward pass. Weights are not
-    gathered during a forward pass (`overlap_param_gather`): they leave for the engines right after the step, and with
-    the usual one step a rollout there is no forward pass in between.
-    """
+    """Wrap the model with megatron's gradient buffers and data-parallel reductions (in float32). With the distributed
+    optimizer, gradients are reduced during the last microbatch's backward pass. Weights are not gathered during a
+    forward pass (`overlap_param_gather`): they leave for the engines right after the step."""
     ddp = DistributedDataParallelConfig(
         grad_reduce_in_fp32=True,
         overlap_grad_reduce=settings.use_distributed_optimizer,
@@ -102,10 +99,8 @@ class MegatronOptimizer(Optimizer):
 
 
 class Muon(torch.optim.Muon):
-    """Muon whose Newton-Schulz iterations are in float32 on a CPU.
-
-    PyTorch's are in bfloat16 everywhere. Most CPUs multiply bfloat16 ten times slower, and each kind rounds in its own way.
-    """
+    """Muon whose Newton-Schulz iterations are in float32 on a CPU. Most CPUs multiply bfloat16, which PyTorch's takes,
+    ten times slower, and each kind rounds in its own way."""
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> Any:
@@ -145,12 +140,7 @@ def _muon(model: torch.nn.Module, settings: TrainSettings, config: OptimizerConf
         groups: list[dict[str, Any]] = [{"params": matrices, "wd_mult": 1.0, "muon": True, **common}]
         muon = Muon(groups, lr=settings.lr, weight_decay=0.0)
         parts.append(_wrap(muon, config, layout, ("momentum_buffer",)))
-    adam_groups = [
-        {"params": found, "wd_mult": float(decays), "muon": False, **common}
-        for decays in (True, False)
-        if (found := [parameter for parameter in rest.values() if (parameter.dim() > 1) is decays])
-    ]
-    betas = (settings.adam_beta1, settings.adam_beta2)
+    adam_groups, betas = decay_groups(rest.values(), muon=False, **common), (settings.adam_beta1, settings.adam_beta2)
     adam = torch.optim.AdamW(adam_groups, lr=settings.lr, betas=betas, eps=settings.adam_eps, weight_decay=0.0)
     parts.append(_wrap(adam, config, layout, ("exp_avg", "exp_avg_sq")))
     return ChainedOptimizer(parts)

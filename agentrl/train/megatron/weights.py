@@ -7,14 +7,15 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from megatron.core.utils import unwrap_model
 from torch import Tensor
 
+from agentrl.engine.weights import TensorSpec
 from agentrl.errors import CheckpointError
-from agentrl.train.contracts import WeightSpec
 from agentrl.train.hf import HFFolder
 from agentrl.train.megatron.families import ModelFamily, ModelShape, Rule
 from agentrl.train.megatron.families.base import EMBEDDING, FINAL_NORM, HEAD, TIED_HEAD, VALUE_HEAD
@@ -78,13 +79,7 @@ class WeightMap:
     """The family's table unrolled for one `model` and layout; with `values` for one that ends in a value head. Collective."""
 
     def __init__(
-        self,
-        family: ModelFamily,
-        shape: ModelShape,
-        layout: ParallelLayout,
-        model: torch.nn.Module,
-        *,
-        values: bool = False,
+        self, family: ModelFamily, shape: ModelShape, layout: ParallelLayout, model: Any, *, values: bool
     ) -> None:
         self.shape, self.layout, self.family = shape, layout, family
         self.entries = list(unrolled(family, shape, layout.pp, len(layout.ep_ranks), values=values))
@@ -147,14 +142,9 @@ class WeightMap:
         parameter.copy_(local)
 
     def learning(self, settings: TrainSettings) -> set[str]:
-        """This rank's parameters that learn, by megatron's names: all but what the settings freeze.
-
-        A pattern is searched for in each parameter's names (`WeightEntry.called`). A head that is tied to the embedding learns
-        where that does.
-
-        Raises:
-            TrainError: a pattern that no name has, or a pipeline stage that would learn nothing; alike on every rank.
-        """
+        """This rank's parameters that learn, by megatron's names: all but what the settings freeze, and a tied head
+        where the embedding does. Raises TrainError: a pattern that no name has, or a pipeline stage that would learn
+        nothing."""
         chosen = learning(settings, [entry.called for entry in self.entries])
         learn = [entry for entry, learns in zip(self.entries, chosen, strict=True) if learns]
         if left := sorted(set(range(self.layout.pp)) - {e.stage for e in learn if not e.rule.of_expert}):
@@ -163,21 +153,18 @@ class WeightMap:
         tied = {"output_layer.weight"} if self.shape.tied and self.entries[0] in learn else set()
         return {entry.parameter for entry in filter(self.is_mine, learn)} | tied
 
-    def specs(self) -> list[WeightSpec]:
+    def specs(self) -> list[TensorSpec]:
         """What `export` yields of the model's own tensors, in its order, without touching one."""
         return [
-            WeightSpec(name, str(dtype).removeprefix("torch."), shape)
+            TensorSpec(name, str(dtype).removeprefix("torch."), shape)
             for entry in self.entries
             for name, (shape, dtype) in zip(entry.names, self.made[entry.kind], strict=True)
         ]
 
     @torch.no_grad()
     def export(self, tensors: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
-        """Yield (HF name, full tensor) on rank 0; see the module's point 2.
-
-        Args:
-            tensors: this rank's, by megatron name: the weights, or anything of their shapes and dtypes.
-        """
+        """Yield (HF name, full tensor) on rank 0; see the module. `tensors` are this rank's, by megatron's names: the
+        weights, or anything of their shapes and dtypes."""
         for entry in self.entries:
             found: list[Tensor] = []
             cut, mine = self.cut(entry), self.is_mine(entry)

@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 
 from agentrl.algorithms import AlgorithmSettings
 from agentrl.errors import CheckpointError
-from agentrl.lora import LoraShape, pairs, read_adapter, write_adapter
+from agentrl.lora import LoraShape, pairs, read_adapter, start, write_adapter
 from agentrl.train.settings import TrainSettings
 from tests.support.tiny_models import make_tiny_model
 from tests.train.megatron.helpers import PPO, backend, make_batch, settings
@@ -107,3 +107,10 @@ def test_what_is_no_plain_lora_is_refused(tmp_path: Path, change: dict[str, Any]
     (tmp_path / "adapter_config.json").write_text(json.dumps(config | change))
     with pytest.raises(CheckpointError, match=reason):
         read_adapter(tmp_path)
+
+
+def test_each_layers_adapter_starts_with_numbers_of_its_own() -> None:
+    first, second, again = start("layers.0.q", 4, 8, 1), start("layers.1.q", 4, 8, 1), start("layers.0.q", 4, 8, 1)
+    assert not torch.equal(first, second)
+    assert not torch.equal(first, start("layers.0.q", 4, 8, 2))
+    assert torch.equal(first, again)

@@ -13,6 +13,7 @@ import torch
 from agentrl.algorithms import AlgorithmSettings
 from agentrl.config.inapplicable import inapplicable
 from agentrl.errors import CheckpointError, SettingsError, TrainError
+from agentrl.train.fsdp.model import Values, shape_of
 from tests.support.produced import settings_of
 from tests.support.tiny_models import Arch, NoTable, make_tiny_model
 from tests.train.megatron.helpers import PPO, Reference, backend, by_hub_name, make_batch, settings, timeless
@@ -92,6 +93,15 @@ def test_what_cannot_be_packed_or_read_is_refused_by_name(tmp_path: Path) -> Non
         config.save_pretrained(tmp_path)
         with pytest.raises(TrainError, match=reason), backend(settings(tmp_path, train_backend="fsdp")):
             pass
+
+
+def test_the_size_of_a_critic_of_an_untied_model_leaves_its_embedding_out(tmp_path: Path) -> None:
+    from transformers import AutoModel
+
+    body = AutoModel.from_pretrained(make_tiny_model(tmp_path, tie_word_embeddings=False))
+    critic, embedding = Values(body, None), body.get_input_embeddings().weight
+    matrices = sum(each.numel() for each in critic.parameters() if each.dim() > 1)
+    assert shape_of(critic).matrices == matrices - embedding.numel()
 
 
 def test_an_optimizer_that_only_megatron_has_is_refused(folder: Path) -> None:

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from transformers import AutoModelForCausalLM
 
-from agentrl.algorithms import AdvantageInputs, AlgorithmSettings, compute_advantages
+from agentrl.algorithms import AlgorithmSettings, SampleView, compute_advantages
 from agentrl.algorithms.ops.corrections import token_weights
 from agentrl.sample import Sample
 from agentrl.train.backends import backend_class
@@ -141,7 +141,7 @@ class Reference:
             torch.from_numpy, (batch.loss_mask.copy(), batch.response_lengths, batch.trajectory_ids.copy())
         )
         rewards, groups = torch.from_numpy(batch.rewards.copy()), torch.from_numpy(batch.group_ids.copy())
-        inputs = AdvantageInputs(
+        inputs = SampleView(
             rewards=rewards, group_ids=groups, trajectory_ids=rollouts, lengths=lengths, loss_mask=mask.float()
         )
         advantages = compute_advantages(inputs, self.algorithm).advantages

@@ -13,6 +13,7 @@ from torch.utils._pytree import tree_leaves
 
 from agentrl.train.kernels import AttentionBlocks
 from agentrl.train.megatron.attention import MegatronPack, PackedAttention
+from agentrl.train.microbatches import MicrobatchTensors
 
 
 class _Written(TorchDispatchMode):
@@ -37,7 +38,9 @@ def test_the_backward_pass_of_packed_attention_grows_with_the_tokens_only(one_ra
         size = 256 // sequences
         part = AttentionBlocks(tuple((a, a + size, a, a + size) for a in range(0, 256, size)), causal=True)
         q, k, v = (torch.randn(256, 2, 8, requires_grad=True) for _ in range(3))
-        packed = MegatronPack(parts=(part,), order=None, cos=torch.ones(256, 1, 4), sin=torch.zeros(256, 1, 4))
+        none = torch.zeros(0, dtype=torch.int64)
+        mb = MicrobatchTensors(none, none, (part,), None, none, none, none, 256, (), None)
+        packed = MegatronPack(mb=mb, cos=torch.ones(256, 1, 4), sin=torch.zeros(256, 1, 4))
         out = attention(q, k, v, packed_seq_params=packed)
         counter = _Written()
         with counter:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import pickle
 import shutil
 from pathlib import Path
 from typing import Any
@@ -193,3 +195,37 @@ def test_written_folders_load_in_transformers(folder: Path, tmp_path: Path) -> N
     state = model.state_dict()
     assert all(torch.equal(state[name], weights[name]) for name in weights)
     assert AutoTokenizer.from_pretrained(tmp_path / "out").encode("dog")
+
+
+class Payload:
+    """Unpickled, it makes a file."""
+
+    def __init__(self, file: Path) -> None:
+        self.file = file
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Path.touch, (self.file,)
+
+
+@pytest.mark.parametrize(
+    ("train_backend", "file"), [("megatron", ".metadata"), ("megatron", "common.pt"), ("fsdp", ".metadata")]
+)
+def test_nothing_in_a_foreign_checkpoint_is_executed(
+    folder: Path, tmp_path: Path, train_backend: str, file: str
+) -> None:
+    evil, path = tmp_path / "executed", tmp_path / "all" / "one"
+    with backend(settings(folder, train_backend=train_backend)) as made:
+        made.train(make_batch(seed=0), 0)
+        made.save(path, 1)
+        before = exported(made)
+        if file == "common.pt":
+            torch.save({"args": Payload(evil)}, path / file)
+        else:
+            (path / file).write_bytes(pickle.dumps(Payload(evil)))
+        manifest = json.loads((path / "manifest.json").read_text())
+        del manifest["files"]  # an attacker writes matching digests
+        (path / "manifest.json").write_text(json.dumps(manifest))
+        with pytest.raises(CheckpointError, match="one is damaged"):
+            made.load(tmp_path / "all")
+        assert same(before, exported(made))
+    assert not evil.exists()

@@ -21,10 +21,10 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from transformers import AutoModelForCausalLM
 
+from agentrl.engine.weights import TensorSpec, WeightGroup
 from agentrl.errors import TrainError
 from agentrl.numerics.weight_group import join_group
 from agentrl.train import logprobs
-from agentrl.train.contracts import WeightSpec
 from agentrl.train.hf import HFFolder
 from agentrl.train.megatron.attention import Rope
 from agentrl.train.megatron.device import uncompiled
@@ -361,10 +361,10 @@ def send_or_receive(rank: int, folder: str, port: int) -> dict[str, NDArray[np.f
         with backend(settings(Path(folder))) as made:
             with pytest.raises(TrainError, match="init_weight_group first"):
                 made.broadcast_weights()
-            made.init_weight_group("127.0.0.1", port, 2, "agentrl_weights", "gloo")
+            made.init_weight_group(WeightGroup("127.0.0.1", port, 2, "agentrl_weights", "gloo", 1, ()))
             made.broadcast_weights()
             return {name: tensor.numpy().copy() for name, tensor in made.export_weights()}
-    told = [WeightSpec(*spec) for spec in json.loads((Path(folder) / "specs.json").read_text())]
+    told = [TensorSpec(*spec) for spec in json.loads((Path(folder) / "specs.json").read_text())]
     timeout = datetime.timedelta(seconds=60)
     where = f"tcp://127.0.0.1:{port}"
     group = join_group(backend="gloo", address=where, world_size=2, rank=1, name="agentrl_weights", timeout=timeout)

@@ -13,8 +13,7 @@ __all__ = ["FAMILIES", "Mixture", "ModelFamily", "ModelShape", "Rule", "ShardLay
 
 
 def family_of(config: Mapping[str, Any]) -> ModelFamily:
-    """The family for a `config.json`. Raises TrainError: the architecture is not supported, or the config asks for
-    something its table cannot express."""
+    """The family for a `config.json`. Raises TrainError: its tables cannot express the architecture or the config."""
     family = _named(config)
     whole = theirs(config).to_dict()
     if refused := [f"{key}={value!r}" for key, value in _unexpressed(family, whole)]:

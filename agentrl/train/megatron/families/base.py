@@ -18,14 +18,10 @@ from agentrl.modelfolder import EXPERTS
 class Latent:
     """Sizes of multi-latent attention (DeepSeek-V2, arXiv:2405.04434, section 2.1)."""
 
-    query_rank: int | None
-    """Of the queries' latent; None: queries are made from the hidden state itself."""
-    rank: int
-    """Of the latent that keys and values are made from."""
-    rotated: int
-    """Channels of a head's query and key that are rotated, the last ones; the key's are the same for all heads."""
-    value: int
-    """Channels of a head's value."""
+    query_rank: int | None  # of the queries' latent; None: queries are made from the hidden state itself
+    rank: int  # of the latent that keys and values are made from
+    rotated: int  # the last channels of a head's query and key, which are rotated; the key's are the same for all heads
+    value: int  # channels of a head's value
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,7 +126,7 @@ class ShardLayout(Enum):
 @dataclass(frozen=True, slots=True)
 class Rule:
     """One megatron parameter and the HF tensors that make it. `{}` stands for the layer's number in both, `{expert}`
-    for the expert's: in megatron's, of those that the rank has."""
+    for the expert's (in megatron's among the rank's)."""
 
     megatron: str
     hf: tuple[str, ...]
@@ -153,16 +149,11 @@ class ModelFamily:
 
     model_type: str
     layer_rules: tuple[Rule, ...]
-    refuse: tuple[str, ...] = ()
-    """Keys of `config.json` that must be absent or false."""
-    interleaved: bool = False
-    """Whether rotary pairs are neighbours, not halves of a head."""
-    partial: bool = False
-    """Whether transformers' model rotates only the part of a head that `partial_rotary_factor` says."""
-    like: str = ""
-    """The `model_type` by which transformers knows it, if another."""
-    experts: tuple[Rule, ...] = ()
-    """In place of a layer's `.mlp.` rules where it has experts."""
+    refuse: tuple[str, ...] = ()  # keys of `config.json` that must be absent or false
+    interleaved: bool = False  # rotary pairs are neighbours, not halves of a head
+    partial: bool = False  # transformers' model rotates only the part of a head that `partial_rotary_factor` says
+    like: str = ""  # the `model_type` by which transformers knows it, if another
+    experts: tuple[Rule, ...] = ()  # in place of a layer's `.mlp.` rules where it has experts
 
     def of(self, config: Mapping[str, Any]) -> ModelFamily:
         """The family with the rules of a whole `config.json` only."""

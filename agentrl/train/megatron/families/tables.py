@@ -60,10 +60,7 @@ def _gated(megatron: str, hf: str) -> tuple[Rule, ...]:
     )
 
 
-EXPERTS = (
-    rule("mlp.router.weight", "mlp.gate.weight"),
-    *_gated("experts.local_experts.{expert}", "experts.{expert}"),
-)
+EXPERTS = (rule("mlp.router.weight", "mlp.gate.weight"), *_gated("experts.local_experts.{expert}", "experts.{expert}"))
 """A layer's experts, of which a router chooses some for a token by a softmax."""
 GATED_EXPERT = (
     *_gated("shared_experts", "shared_expert"),
