@@ -25,11 +25,7 @@ _VERSION = 2
 
 
 def encode_group(samples: Sequence[Sample]) -> bytes:
-    """Bytes of one group.
-
-    Raises:
-        SampleError: a field holds something that JSON cannot carry.
-    """
+    """Bytes of one group. Raises SampleError: a field holds something that JSON cannot carry."""
     rests, arrays, raw = [], [], []
     for number, sample in enumerate(samples):
         parts, rest = sample.to_arrays()
@@ -44,11 +40,8 @@ def encode_group(samples: Sequence[Sample]) -> bytes:
 
 
 def decode_group(data: bytes, what: str = "stored group") -> list[Sample]:
-    """The inverse of `encode_group`; `what` is its name in messages.
-
-    Raises:
-        SampleError: the bytes are damaged or of another version.
-    """
+    """The inverse of `encode_group`; `what` is its name in messages. Raises SampleError: the bytes are damaged or of
+    another version."""
     try:
         plain = zlib.decompress(data)
         (size,) = struct.unpack_from("<I", plain)
@@ -71,11 +64,8 @@ def decode_group(data: bytes, what: str = "stored group") -> list[Sample]:
 
 
 def read_texts(data: bytes, what: str = "stored group") -> list[str]:
-    """What each sample of a group says, prompt and response, without decoding its numbers.
-
-    Raises:
-        SampleError: the bytes are damaged.
-    """
+    """What each sample of a group says, prompt and response, without decoding its numbers. Raises SampleError: the
+    bytes are damaged."""
     try:
         stream = zlib.decompressobj()
         (size,) = struct.unpack("<I", stream.decompress(data, 4))

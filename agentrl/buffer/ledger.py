@@ -1,15 +1,16 @@
-"""The ledger: the durable truth about which prompt group was trained, and when.
+"""The ledger: the durable record of each prompt group's state.
 
-1. One row a group: waiting -> leased -> completed -> trained, or dropped with a reason. Other moves raise
-   `LedgerError`: training a group twice, training a dropped one, finishing what nobody leased.
+1. Each group has one row: waiting -> leased -> completed -> trained, or dropped with a reason. Other moves raise
+   `LedgerError`: for example, to train a group twice, to train a dropped group, or to complete a group without a lease.
 2. Every move is one transaction, together with its event (group, from, to, step, version, run, time).
-3. `assign_batch` fixes the groups of a training step before it is trained, so that a step that has to be trained again is
-   trained on the same samples.
-4. `recover` puts the rows back to what a checkpoint of step c proves: trained after c goes back to completed (or, if
-   its samples were pruned, waits to be made again, with all that later weights sampled), leased goes back to waiting. The position in the prompt data is the
-   number of rows; it is stored nowhere else.
-5. `step` is a training step, from 0. A checkpoint of step c covers every group trained at a step <= c. `version` is the
-   version of the weights that played a group: the number of rollouts that they were trained on.
+3. `assign_batch` assigns groups to a training step before the step is trained. A step that is repeated after a resume
+   therefore trains on the same samples.
+4. `recover` resets the rows to a checkpoint of step c. Groups trained after c become completed again. If the samples of
+   such a group were pruned, it becomes waiting, and so does every completed group of a version above the group's step.
+   Leased groups become waiting.
+5. The position in the prompt data is the number of rows; it is stored nowhere else.
+6. `step` is a training step, from 0. A checkpoint of step c covers every group trained at a step <= c. `version` is the
+   version of the weights under which a group was leased: the number of rollouts that the weights were trained on.
 """
 
 from __future__ import annotations
@@ -20,6 +21,8 @@ import uuid
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
+from enum import StrEnum
 from pathlib import Path
 from typing import Literal
 
@@ -27,38 +30,94 @@ import orjson
 
 from agentrl.buffer.codec import decode_group, encode_group
 from agentrl.buffer.sqlite import LedgerFile
-from agentrl.buffer.states import (
-    MOVES,
-    LedgerLease,
-    State,
-    forget,
-    read_checkpoint,
-    read_lease,
-    select_ids,
-    waiting_ids,
-    write_checkpoint,
-)
+from agentrl.data.order import DataPosition
 from agentrl.errors import LedgerError
 from agentrl.groups import Group, Kept
 from agentrl.sample import Sample
 
 PlaceOf = Callable[[int], tuple[int, int | None] | None]
-"""A new group's number -> epoch and prompt row (None: only its maker knows the prompt); None at the end of the data."""
+"""Number of a new group -> its epoch and prompt row, or None at the end of the data. The row is None if only the caller
+knows the prompt."""
+
+
+class State(StrEnum):
+    """The state of a group."""
+
+    WAITING = "waiting"  # given back or reset; it is leased again before any new prompt
+    LEASED = "leased"  # handed to the rollout coordinator
+    COMPLETED = "completed"  # its samples are stored and wait to be trained
+    TRAINED = "trained"  # an optimizer step used it
+    DROPPED = "dropped"  # it will never be trained; the reason says why
+
+
+MOVES: Mapping[State, frozenset[State]] = {
+    State.WAITING: frozenset({State.LEASED, State.DROPPED}),
+    State.LEASED: frozenset({State.COMPLETED, State.WAITING, State.DROPPED}),
+    State.COMPLETED: frozenset({State.TRAINED, State.DROPPED, State.WAITING}),
+    State.TRAINED: frozenset(),
+    State.DROPPED: frozenset(),
+}
+"""The legal moves outside `recover`."""
+
+
+@dataclass(frozen=True, slots=True)
+class LedgerLease:
+    """A group to generate. `place` is the prompt's place in the data, or None if only the caller knows the prompt. `start`
+    then has the samples to start from."""
+
+    group_id: int
+    place: DataPosition | None
+    start: Group | None
+
+
+def select_ids(db: sqlite3.Connection, query: str, value: int) -> list[int]:
+    """Return the ids that a query with one `?` and one column selects."""
+    return [group_id for (group_id,) in db.execute(query, (value,))]
+
+
+def waiting_ids(db: sqlite3.Connection, n: int = -1) -> list[int]:
+    """Return up to `n` waiting groups, lowest number first; all if `n` is negative."""
+    return select_ids(db, "SELECT group_id FROM groups WHERE state='waiting' ORDER BY group_id LIMIT ?", n)
+
+
+def read_lease(db: sqlite3.Connection, group_id: int) -> LedgerLease:
+    """Read a group in the form in which it is leased."""
+    epoch, prompt_index, data = db.execute(
+        "SELECT epoch, prompt_index, data FROM groups LEFT JOIN starts USING (group_id) WHERE group_id=?", (group_id,)
+    ).fetchone()
+    place = None if prompt_index is None else DataPosition(epoch, prompt_index)
+    return LedgerLease(
+        group_id, place, None if data is None else decode_group(data, f"the start of group {group_id} in the ledger")
+    )
+
+
+def forget(db: sqlite3.Connection, ids: Iterable[int], *, starts: bool = True) -> None:
+    """Delete the stored samples of these groups; with `starts`, also the samples that they start from."""
+    rows = [(group_id,) for group_id in ids]
+    db.executemany("DELETE FROM payloads WHERE group_id=?", rows)
+    if starts:
+        db.executemany("DELETE FROM starts WHERE group_id=?", rows)
+
+
+def read_checkpoint(db: sqlite3.Connection) -> int:
+    """Return the last step that a durable checkpoint covers, or -1."""
+    row = db.execute("SELECT value FROM meta WHERE key='checkpoint'").fetchone()
+    return -1 if row is None else int(row[0])
+
+
+def write_checkpoint(db: sqlite3.Connection, step: int) -> None:
+    """Record the last step that a durable checkpoint covers."""
+    db.execute("INSERT OR REPLACE INTO meta VALUES ('checkpoint', ?)", (str(step),))
 
 
 class Ledger(LedgerFile):
-    """The ledger of one run, open for writing. See the module for the contract.
-
-    Methods may be called from any thread; each blocks for the time of one durable write (a few milliseconds).
-
-    Args:
-        path: the SQLite file, made with its folder where missing.
-        keep: keep the samples of trained groups until a checkpoint covers them, or always.
-    """
+    """The ledger of one run, open for writing. See the module for the contract. Methods may be called from any thread;
+    each blocks for the time of one durable write (a few milliseconds). The samples of trained groups are kept until a
+    checkpoint covers them, or always."""
 
     def __init__(self, path: str | Path, *, keep: Literal["until_checkpoint", "always"] = "until_checkpoint") -> None:
         super().__init__(path)
-        # The name of this process's life in the event history.
+        # Names this process in the history of events.
         self._run_id = uuid.uuid4().hex[:12]
         self._keep = keep
         with self.transaction() as db:
@@ -66,11 +125,8 @@ class Ledger(LedgerFile):
         self._recovered = rows == 0
 
     def bind(self, identity: Mapping[str, object]) -> None:
-        """Remember what the group numbers depend on (rows, seed, shuffle), or check that it is unchanged.
-
-        Raises:
-            LedgerError: it changed, so that the same group number would mean another prompt.
-        """
+        """Store what maps a group number to a prompt (rows, seed, shuffle), or check that it is unchanged.
+        Raises LedgerError: it changed, so a group number would mean another prompt."""
         new = {key: orjson.dumps(value).decode() for key, value in identity.items()}
         with self.transaction() as db:
             for key, value in new.items():
@@ -86,12 +142,12 @@ class Ledger(LedgerFile):
     # ---- making groups ------------------------------------------------------------------------------------
 
     def waiting(self) -> list[LedgerLease]:
-        """Groups that wait to be leased again, lowest number first."""
+        """Return the groups that wait to be leased again, lowest number first."""
         with self.transaction() as db:
             return [read_lease(db, group_id) for group_id in waiting_ids(db)]
 
     def lease_waiting(self, n: int, version: int, *, choose: Sequence[int] | None = None) -> list[LedgerLease]:
-        """Lease up to `n` waiting groups under `version`: the lowest numbers, or the groups of `choose` in its order."""
+        """Lease up to `n` waiting groups under `version`: the lowest numbers, or the first groups of `choose`."""
         with self._write() as db:
             ids = waiting_ids(db, n) if choose is None else choose[:n]
             for group_id in ids:
@@ -130,11 +186,8 @@ class Ledger(LedgerFile):
     # ---- moving groups ------------------------------------------------------------------------------------
 
     def complete(self, group_id: int, samples: Sequence[Sample], data: bytes | None = None) -> None:
-        """leased -> completed; the samples are stored in the same transaction, as `data` if they are encoded already.
-
-        Raises:
-            SampleError: a sample cannot be stored.
-        """
+        """Move a group: leased -> completed. The same transaction stores the samples, or `data`, their encoded form.
+        Raises SampleError: a sample cannot be stored."""
         if not samples:
             raise LedgerError(f"group {group_id} was completed with no samples; drop it with a reason instead")
         data = data or encode_group(samples)
@@ -145,16 +198,13 @@ class Ledger(LedgerFile):
             db.execute("INSERT OR REPLACE INTO payloads VALUES (?, ?)", (group_id, data))
 
     def release(self, group_id: int, reason: str) -> None:
-        """leased -> waiting, to be leased again."""
+        """Move a group: leased -> waiting, to be leased again."""
         with self._write() as db:
             self._move(db, group_id, State.WAITING, reason=reason, only=State.LEASED)
 
     def expire(self, oldest: int, reason: str, *, again: bool) -> dict[int, int]:
-        """completed -> waiting (`again`) or dropped: all that were leased under a version before `oldest` and are not fixed.
-
-        Returns:
-            The groups, and how many tokens with mask 1 each had.
-        """
+        """Move groups: completed -> waiting (with `again`) or dropped. It moves each group that was leased under a version
+        below `oldest` and is assigned to no step. Returns: group -> its number of tokens with mask 1."""
         with self._write() as db:
             query = "SELECT group_id, tokens FROM groups WHERE state='completed' AND train_step IS NULL AND version < ?"
             found = dict(db.execute(query, (oldest,)).fetchall())
@@ -164,7 +214,7 @@ class Ledger(LedgerFile):
         return found
 
     def drop(self, group_id: int, reason: str) -> None:
-        """Anything but trained -> dropped. Lease another group for the step in its stead."""
+        """Move a group from any state except trained: -> dropped. The caller leases another group in its place."""
         with self._write() as db:
             self._move(db, group_id, State.DROPPED, reason=reason)
             db.execute("UPDATE groups SET train_step=NULL WHERE group_id=?", (group_id,))
@@ -173,14 +223,11 @@ class Ledger(LedgerFile):
     # ---- training -----------------------------------------------------------------------------------------
 
     def assign_batch(self, n: int, step: int) -> list[int]:
-        """The groups of training step `step`: fixed at the first call, the same at every later one.
+        """Assign completed groups to training step `step`, up to `n`; return the ids of all groups of the step.
 
-        Groups fixed for this step before are all in it; up to `n` are filled with the groups of the earliest versions
-        that are fixed for no step.
-
-        Returns:
-            ids by version, then in the order in which they were completed; fewer than `n` when not enough groups
-            are completed (then call again later: those returned are fixed already).
+        Groups that earlier calls assigned to the step stay. Missing groups come from the completed groups without a step,
+        lowest version first. Ids are in the order of version, then of completion. They are fewer than `n` if not enough
+        groups are completed; a later call adds the others.
         """
         completed = "SELECT group_id FROM groups WHERE state='completed' AND train_step {} ORDER BY version, completed"
         with self._write() as db:
@@ -190,16 +237,12 @@ class Ledger(LedgerFile):
             return select_ids(db, completed.format("= ?"), step)
 
     def samples(self, group_id: int) -> Group:
-        """The stored samples of a finished group.
-
-        Raises:
-            LedgerError: it has none: it was not completed, or they were let go.
-            SampleError: they are damaged.
-        """
+        """Return the stored samples of a group. Raises LedgerError: the group was not completed, or its samples were
+        pruned. Raises SampleError: they are damaged."""
         return decode_group(self.encoded(group_id), f"group {group_id} in ledger {self.path}")
 
     def encoded(self, group_id: int) -> bytes:
-        """As `samples`, the bytes that `codec` reads."""
+        """Return the stored samples as bytes, encoded by `codec`. Raises LedgerError as `samples` does."""
         with self.transaction() as db:
             row = db.execute("SELECT data FROM payloads WHERE group_id=?", (group_id,)).fetchone()
         if row is None:
@@ -208,11 +251,8 @@ class Ledger(LedgerFile):
         return data
 
     def mark_trained(self, group_ids: Iterable[int], step: int) -> None:
-        """completed -> trained at `step`, all of them or none.
-
-        Raises:
-            LedgerError: one is not completed, is fixed for another step, or a checkpoint already covers `step`.
-        """
+        """Move groups: completed -> trained at `step`, all or none. Raises LedgerError: a group is not completed, a group
+        belongs to another step, or a checkpoint already covers `step`."""
         ids = list(group_ids)
         with self._write() as db:
             if step <= (covered := read_checkpoint(db)):
@@ -225,7 +265,7 @@ class Ledger(LedgerFile):
                 db.execute("UPDATE groups SET train_step=? WHERE group_id=?", (step, group_id))
 
     def checkpointed(self, step: int) -> None:
-        """A durable checkpoint covers every step up to `step`: the samples it makes needless are let go."""
+        """Record that a durable checkpoint covers all steps up to `step`. Prune the samples that no resume needs."""
         with self._write() as db:
             write_checkpoint(db, max(step, read_checkpoint(db)))
             if self._keep == "until_checkpoint":
@@ -235,13 +275,13 @@ class Ledger(LedgerFile):
     # ---- resuming -----------------------------------------------------------------------------------------
 
     def recover(self, checkpoint_step: int | None) -> None:
-        """Put the rows back to what the checkpoint proves; call it once after opening the ledger of an earlier life.
+        """Reset the rows to a checkpoint (see the module). Call it once after opening the ledger of an earlier process.
 
         Args:
-            checkpoint_step: the last step that the loaded checkpoint covers; None when training starts afresh.
+            checkpoint_step: last step that the loaded checkpoint covers; None if training starts without a checkpoint.
 
         Raises:
-            LedgerError: the checkpoint is of a later step than anything this ledger knows: it is another run's.
+            LedgerError: the checkpoint is newer than every step of this ledger, so it is another run's.
         """
         covered = -1 if checkpoint_step is None else checkpoint_step
         with self.transaction() as db:
@@ -259,7 +299,7 @@ class Ledger(LedgerFile):
             (first,) = db.execute(gone, (last, covered)).fetchone()
             remade = self._each(db, late.format("NOT IN"), (covered,), State.WAITING, "samples pruned")
             if remade:
-                # From that step on the weights become others than those of the earlier life.
+                # From that step on, the weights differ from those that the earlier process trained.
                 remade += self._each(
                     db, "state='completed' AND version>?", (first,), State.WAITING, "weights of another life"
                 )
@@ -284,23 +324,21 @@ class Ledger(LedgerFile):
     # ---- asking -------------------------------------------------------------------------------------------
 
     def kept(self, step: int) -> Kept:
-        """Returns the completed groups that wait to be trained at `step` or later, by version."""
-        query = (
-            "SELECT version, count(*), coalesce(sum(tokens), 0) FROM groups "
-            "WHERE state='completed' AND (train_step IS NULL OR train_step >= ?) GROUP BY version"
-        )
+        """Return the completed groups, by version, that wait to be trained at `step` or later."""
+        waits = "state='completed' AND (train_step IS NULL OR train_step >= ?)"
+        query = f"SELECT version, count(*), coalesce(sum(tokens), 0) FROM groups WHERE {waits} GROUP BY version"
         with self.transaction() as db:
             rows = db.execute(query, (step,)).fetchall()
         return Kept(Counter({version: count for version, count, _ in rows}), sum(tokens for *_, tokens in rows))
 
     def counts(self) -> dict[State, int]:
-        """Number of groups by state."""
+        """Return the number of groups in each state."""
         with self.transaction() as db:
             found = dict(db.execute("SELECT state, count(*) FROM groups GROUP BY state").fetchall())
         return {state: int(found.get(state.value, 0)) for state in State}
 
     def __len__(self) -> int:
-        """Number of groups ever made: the position in the prompt data."""
+        """Return the number of all groups, which is the position in the prompt data."""
         return sum(self.counts().values())
 
     # ---- the parts of a transition ------------------------------------------------------------------------

@@ -1,17 +1,13 @@
-"""A data source joined to a ledger: what the rollout runner and the training driver talk to.
+"""The interface of data source and ledger for the rollout coordinator and the training driver.
 
-1. `lease` gives groups to generate whose `group_index` is the ledger's group id; the runner ends each of them with
-   `complete`, `drop` or `release`, by id.
+1. `lease` gives groups to generate, numbered by the ledger; each of them ends with `complete`, `drop` or `release`.
 2. Prompts of the built-in source are rebuilt from the ledger's row. Groups of a user's source are stored when leased,
-   so that a killed run gives the same prompts again whatever that source remembers.
-3. The ledger is the buffer: groups given back wait in it, and the buffer filter chooses among them. A source with
-   `get_samples` or `add_samples` of its own is shown every completed group by `add_samples`. Groups that it gives back
-   finished are used as they are and not shown again. What its `save` writes lies beside the ledger and is loaded on
-   resume.
-4. `next_batch`, `trained` and `checkpointed` drive the training side; the steps are rollout numbers from 0. The ledger
-   alone says which groups a step trains and in which order; samples that this process completed itself are kept,
-   compact, until they are handed over, others are read from the ledger. A group's version is the step from which on it
-   can be trained.
+   so that a killed run gives the same prompts again.
+3. The ledger is the buffer: groups given back wait in it, and the buffer filter chooses among them. If a source
+   overrides `get_samples` or `add_samples`, its `add_samples` gets every completed group, except groups that it gave
+   finished. Its `save` writes a file beside the ledger; a resume loads this file.
+4. The ledger alone decides which groups a step trains and in which order. This process keeps the samples that it
+   completed, compact, until they are handed over. Other samples are read from the ledger.
 """
 
 from __future__ import annotations
@@ -19,8 +15,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterable, Sequence
 
-from agentrl.buffer.ledger import Ledger
-from agentrl.buffer.states import LedgerLease
+from agentrl.buffer.ledger import Ledger, LedgerLease
 from agentrl.buffer.store import TrajectoryStore
 from agentrl.data.source import DataSource, RolloutDataSource, RolloutDataSourceWithBuffer, number_group
 from agentrl.errors import PluginError
@@ -30,14 +25,12 @@ from agentrl.sample import Sample
 
 
 class GroupQueue(GroupStore):
-    """Joins a source, its filter and a ledger.
+    """Joins a source (the built-in one or a user's), its filter and a ledger.
 
     Args:
-        source: the built-in source or a user's, as `load_source` gives it.
-        ledger: open for writing.
-        checkpoint_step: the last step that the loaded checkpoint covers; None when training starts afresh. The
-            ledger is recovered to it at once.
-        trajectories: where groups that are dropped can be looked at.
+        ledger: open for writing; it is recovered to `checkpoint_step` at once.
+        checkpoint_step: the last step that the loaded checkpoint covers; None when training starts afresh.
+        trajectories: store of the samples of dropped groups, for the viewer.
 
     Raises:
         LedgerError: the ledger was made with other data, or belongs to another run.
@@ -51,21 +44,21 @@ class GroupQueue(GroupStore):
         trajectories: TrajectoryStore | None = None,
     ) -> None:
         self.source, self.ledger, self.trajectories = source, ledger, trajectories
-        # A source that draws in its own way is asked for samples; the built-in draw is a function of the position.
+        # A source that overrides the draw is asked for samples; the built-in draw is a function of the position.
         self._placed = source if isinstance(source, RolloutDataSource) and _draws_as_built_in(source) else None
         if self._placed is not None:
             ledger.bind(self._placed.identity())
         ledger.recover(checkpoint_step)
         self._replayed: set[int] = set()
         self._completed: dict[int, Group] = {}
-        # The runner's thread and the driver's calls meet here; a user's source need not bear two at once.
+        # The coordinator's thread and the driver call this queue; a user's source need not be thread-safe.
         self._alone = threading.Lock()
         self._state = ledger.path.with_name(ledger.path.name + ".source")
         if self._placed is None and self._state.is_file() and len(ledger):
             source.load(self._state)
 
     def lease(self, n: int, version: int) -> list[Group]:
-        """As of `GroupStore`: groups given back first, then new ones."""
+        """Lease groups (see `GroupStore`): groups given back first, then new groups."""
         with self._alone:
             groups = [self._start(lease) for lease in self._lease_waiting(n, version)]
             if missing := n - len(groups):
@@ -84,7 +77,7 @@ class GroupQueue(GroupStore):
         if self._placed is not None:
             return self.ledger.lease_new(n, version, self._placed.place)
         leases = self.ledger.lease_given(self.source.get_samples(n), version)
-        # Behind the leases: a kill in between repeats prompts, the other order would lose them.
+        # After the leases: a kill in between repeats prompts. In the other order it would lose prompts.
         self._save_source()
         return leases
 
@@ -108,12 +101,12 @@ class GroupQueue(GroupStore):
         return [lease.group_id for lease in self.ledger.lease_given(groups, version)]
 
     def complete(self, group_id: int, samples: Sequence[Sample], data: bytes | None = None) -> None:
-        """The group is finished: stored durably, then shown to the source's `add_samples` if it is new."""
+        """Store a finished group durably, then pass it to the source's `add_samples` if it is new."""
         self.ledger.complete(group_id, samples, data)
         if self._placed is None and group_id not in self._replayed:
             with self._alone:
                 self.source.add_samples([list(samples)])
-        # A user's source may have kept the samples, and goes on reading their lists.
+        # A user's source may keep these samples and read them later, so they are not compacted.
         self._completed[group_id] = list(samples) if self._placed is None else _compact(samples)
 
     def drop(self, group_id: int, reason: str, samples: Sequence[Sample] = ()) -> None:
@@ -135,7 +128,7 @@ class GroupQueue(GroupStore):
         return sum(expired.values())
 
     def next_batch(self, n: int, step: int) -> list[Group]:
-        """As of `GroupStore`, and `Ledger.assign_batch`. A full batch is handed over: a later call reads it from the ledger."""
+        """Return a batch (see `GroupStore`, `Ledger.assign_batch`). Later calls read a full batch from the ledger."""
         ids = self.ledger.assign_batch(n, step)
         groups = [self._completed.get(group_id) or _compact(self.ledger.samples(group_id)) for group_id in ids]
         if len(ids) >= n:
@@ -144,7 +137,7 @@ class GroupQueue(GroupStore):
         return groups
 
     def trained(self, group_ids: Iterable[int], step: int) -> None:
-        """The optimiser step is done."""
+        """Record that training step `step` trained these groups."""
         ids = list(group_ids)
         self.ledger.mark_trained(ids, step)
         with self._alone:
@@ -153,7 +146,7 @@ class GroupQueue(GroupStore):
                 self._save_source()
 
     def checkpointed(self, step: int) -> None:
-        """A durable checkpoint covers every step up to `step`."""
+        """Record that a durable checkpoint covers every step up to `step`."""
         self.ledger.checkpointed(step)
 
 

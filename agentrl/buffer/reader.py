@@ -22,7 +22,7 @@ import orjson
 from numpy.typing import NDArray
 
 from agentrl.buffer.codec import decode_group, read_texts
-from agentrl.buffer.store import COLUMNS, TrajectoryRow, layout_of
+from agentrl.buffer.store import COLUMNS, TrajectoryRow, lacking, layout_of
 from agentrl.errors import DataError, SampleError
 from agentrl.groups import Group
 from agentrl.runfolder import BELOW, TRAJECTORIES
@@ -87,11 +87,8 @@ def find_stores(folder: Path) -> dict[str, Path]:
 
 
 class StoreReader(AbstractContextManager["StoreReader"]):
-    """One store, read only; a context manager. Methods may be called from any thread.
-
-    Raises:
-        DataError: no such file, or it is no trajectory store, or of another layout.
-    """
+    """One store, read only; a context manager. Methods may be called from any thread. Raises DataError: no such file,
+    or it is no trajectory store, or of another layout."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -103,8 +100,9 @@ class StoreReader(AbstractContextManager["StoreReader"]):
         uri = f"{path.resolve().as_uri()}?mode=ro{'&immutable=1' if alone else ''}"
         try:
             self._db = sqlite3.connect(uri, uri=True, check_same_thread=False, timeout=10.0)
-            if layout_of(self._db, path) == 1:
-                self._db.execute("CREATE TEMP VIEW trajectories AS SELECT *, '' AS stop_reason FROM main.trajectories")
+            if missing := lacking(layout_of(self._db, path)):
+                empty = ", ".join(f"'' AS {column}" for column in missing)
+                self._db.execute(f"CREATE TEMP VIEW trajectories AS SELECT *, {empty} FROM main.trajectories")
         except sqlite3.Error as error:
             raise DataError(f"{path}: cannot be read as a trajectory store: {error}") from error
 
@@ -127,7 +125,7 @@ class StoreReader(AbstractContextManager["StoreReader"]):
         return [step for (step,) in self._all(query, (kind, name))]
 
     def values(self, column: str) -> dict[str, int]:
-        """Count rows by value of a column of few values (`status`, `failure`, `dropped`, `env`, `tools`)."""
+        """Count rows by value of a column of few values (`status`, `failure`, `dropped`, `env`, `tools`, `role`, `branch`)."""
         counts: dict[str, int] = {}
         query = f"SELECT {_known(column)}, count(*) FROM trajectories GROUP BY 1 ORDER BY 2 DESC"
         for value, count in self._all(query):
@@ -138,12 +136,8 @@ class StoreReader(AbstractContextManager["StoreReader"]):
     def query(
         self, where: Filter = Filter(), order: str = "id", limit: int = -1, offset: int = 0
     ) -> list[TrajectoryRow]:
-        """Rows that match.
-
-        Args:
-            order: a column, with "-" before it from the largest down; rows without a value come last.
-            limit: at most so many; all if it is negative.
-        """
+        """Rows that match, ordered by a column (with "-" before it from the largest down; rows without a value come
+        last); at most `limit`, all if it is negative."""
         condition, values = where.sql()
         column, down = _known(order.removeprefix("-")), "DESC" if order.startswith("-") else "ASC"
         ordered = f"ORDER BY {column} {down} NULLS LAST, id {down}"
@@ -159,26 +153,15 @@ class StoreReader(AbstractContextManager["StoreReader"]):
         return found
 
     def group(self, key: int) -> Group:
-        """The samples of a group, as they were stored: row `place` is sample `place`.
-
-        Raises:
-            DataError: it is not there (any more).
-            SampleError: it is damaged.
-        """
+        """The samples of a group, as they were stored: row `place` is sample `place`. Raises DataError: it is not there
+        (any more). SampleError: it is damaged."""
         if not (found := self._all("SELECT data FROM groups WHERE key=?", (key,))):
             raise DataError(f"{self.path} has no group {key} any more: the oldest go first (--keep-trajectories)")
         return decode_group(found[0][0], f"group {key} in {self.path}")
 
     def texts(self, after: int, limit: int) -> tuple[list[tuple[int, str]], int]:
-        """Yield the texts of the trajectories in order, for an index.
-
-        Args:
-            after: the last key that was read before.
-            limit: at most so many groups.
-
-        Returns:
-            (id, prompt and response) of each trajectory, damaged groups left out; and the last key that was read.
-        """
+        """Texts of the trajectories, for an index: of at most `limit` groups behind the key `after`, in order. Returns
+        (id, prompt and response) of each trajectory, damaged groups left out; and the last key that was read."""
         groups = self._all("SELECT key, data FROM groups WHERE key > ? ORDER BY key LIMIT ?", (after, limit))
         found: list[tuple[int, str]] = []
         for key, data in groups:

@@ -17,5 +17,5 @@ class BufferSettings(Settings):
     keep_trajectories: int = Field(
         100_000,
         ge=0,
-        description="Most trajectories in trajectories.sqlite; the oldest rollouts are deleted first; 0 keeps none.",
+        description="Maximum trajectories in trajectories.sqlite; the oldest rollouts are deleted first; 0 keeps none.",
     )

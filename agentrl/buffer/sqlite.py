@@ -9,9 +9,11 @@
 from __future__ import annotations
 
 import fcntl
+import logging
 import os
 import sqlite3
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
@@ -19,6 +21,10 @@ from typing import IO, Self
 
 from agentrl.errors import LedgerError
 from agentrl.files import replacing
+
+BUSY_SECONDS, LOCKED_SECONDS = 10.0, 300.0
+"""Seconds after which a lock of another process is reported, and after which it is an error."""
+_log = logging.getLogger(__name__)
 
 SCHEMA_VERSION = 3
 
@@ -88,14 +94,8 @@ LIMIT 3"""
 
 
 class LedgerFile:
-    """An open ledger file; a context manager. Use `transaction()` for every read and write.
-
-    Attributes:
-        path: the SQLite file.
-
-    Raises:
-        LedgerError: held by another writer, not a ledger, of another version, or the folder cannot be written.
-    """
+    """An open ledger file at `path`; a context manager. Use `transaction()` for every read and write. Raises
+    LedgerError: held by another writer, not a ledger, of another version, or the folder cannot be written."""
 
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
@@ -106,7 +106,7 @@ class LedgerFile:
             self._lock = _lock_writer(self.path)
             if not self.path.exists():
                 _make(self.path)
-            self._db = sqlite3.connect(self.path, isolation_level=None, check_same_thread=False, timeout=10.0)
+            self._db = sqlite3.connect(self.path, isolation_level=None, check_same_thread=False, timeout=BUSY_SECONDS)
         except (OSError, sqlite3.Error) as error:
             self._unlock()
             raise LedgerError(
@@ -120,7 +120,7 @@ class LedgerFile:
 
     def _prepare(self) -> None:
         with self.guard():
-            self._db.execute("PRAGMA busy_timeout=10000")
+            self._db.execute(f"PRAGMA busy_timeout={int(BUSY_SECONDS * 1000)}")
             self._db.execute("PRAGMA journal_mode=WAL")
             self._db.execute("PRAGMA synchronous=FULL")
         with self.transaction() as db:
@@ -163,7 +163,7 @@ class LedgerFile:
     def transaction(self) -> Iterator[sqlite3.Connection]:
         """One atomic unit; a raised exception undoes all of it."""
         with self._mutex, self.guard():
-            self._db.execute("BEGIN IMMEDIATE")
+            self._begin()
             try:
                 yield self._db
                 self._db.execute("COMMIT")
@@ -172,6 +172,18 @@ class LedgerFile:
                 if self._db.in_transaction:
                     self._db.execute("ROLLBACK")
                 raise
+
+    def _begin(self) -> None:
+        """Begin, as soon as no other process (a backup, say) holds the file; for at most `LOCKED_SECONDS`."""
+        began = time.monotonic()
+        while True:
+            try:
+                self._db.execute("BEGIN IMMEDIATE")
+                return
+            except sqlite3.OperationalError as error:
+                if error.sqlite_errorcode != sqlite3.SQLITE_BUSY or time.monotonic() - began > LOCKED_SECONDS:
+                    raise
+                _log.warning("another process has locked %s for %.0f s; waiting", self.path, time.monotonic() - began)
 
     def close(self) -> None:
         """Release the file and the writer's lock; closing twice is harmless."""
@@ -192,13 +204,9 @@ class LedgerFile:
 
 
 def read_meta(path: Path) -> dict[str, str]:
-    """What a ledger remembers of its run, without opening it for writing; nothing where there is none.
-
-    `checkpoint` is the last step that a checkpoint covers, or -1; `identity.*` are what its group numbers depend on, as JSON.
-
-    Raises:
-        LedgerError: it cannot be read.
-    """
+    """What a ledger remembers of its run, without opening it for writing; nothing where there is none. `checkpoint` is
+    the last step that a checkpoint covers, or -1; `identity.*` are what its group numbers depend on, as JSON. Raises
+    LedgerError: it cannot be read."""
     if not path.is_file():
         return {}
     try:

@@ -34,8 +34,10 @@ from agentrl.groups import Group
 from agentrl.sample import Sample, version_number
 
 Kind = Literal["train", "eval", "rollout"]
-LAYOUT = 2
-"""Of the file, in its `user_version`. Layout 1 has no stop reasons; a writer adds the column, a reader shows it as empty."""
+LAYOUT = 3
+"""Of the file, in its `user_version`. Earlier layouts lack columns; a writer adds them, a reader shows them as empty."""
+_SINCE = {"stop_reason": 2, "role": 3, "branch": 3}
+"""The layout that brought a column."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +45,7 @@ class TrajectoryRow:
     """One trajectory as the table shows it; a column is None where it does not apply, or is not known.
 
     Attributes:
-        key: of its group, see `StoreReader.group`; the row is the sample at `place` in it.
+        key, place: the row is the sample at `place` of the group `key`, see `StoreReader.group`.
         kind: what it was played for: `train`, `eval` or `rollout`.
         name: the evaluation set's, else "".
         step: the training step; rollouts done before an evaluation; the number of a rollout, or of an `agentrl eval`.
@@ -51,13 +53,12 @@ class TrajectoryRow:
         prompt: the same text for the same prompt.
         reward: the number that `--reward-key` picks.
         failure: `<blame>/<kind>`, or "".
-        stop_reason: `Sample.stop_reason`.
         tools: what the model called, in order of first use.
-        length: of all tokens.
-        response: tokens after the prompt.
-        sampled: of them those with mask 1.
+        length, response, sampled: all tokens, those after the prompt, and of these the ones with mask 1.
         oldest: the first weight version that wrote it, where that is a number.
         seconds: in tools and environment.
+        role, branch: of an agent program's session, the conversation's role and the reason of the branch, see
+            docs/gateway.md; else "".
         staleness: step - oldest, in training.
     """
 
@@ -85,6 +86,8 @@ class TrajectoryRow:
     seconds: float
     at: float
     stop_reason: str
+    role: str
+    branch: str
     staleness: int | None
 
 
@@ -110,13 +113,9 @@ _INSERT = f"INSERT INTO trajectories ({_STORED}) VALUES ({', '.join('?' * (len(C
 
 
 class TrajectoryStore(AbstractContextManager["TrajectoryStore"]):
-    """The writer. Methods may be called from any thread; each blocks for the time of its write.
-
-    Args:
-        path: the file, made when something is first written.
-        keep: how many trajectories it holds at most (the step written last stays whole); 0 writes none, and no file.
-        reward_key: picks from dict rewards.
-    """
+    """The writer; it makes the file at `path` when something is first written. Methods may be called from any thread;
+    each blocks for the time of its write. `keep` is how many trajectories it holds at most (the step written last stays
+    whole); 0 writes none, and no file. `reward_key` picks from dict rewards."""
 
     def __init__(self, path: Path, keep: int, reward_key: str | None = None) -> None:
         self.path, self.keep, self._reward_key = path, keep, reward_key
@@ -129,11 +128,8 @@ class TrajectoryStore(AbstractContextManager["TrajectoryStore"]):
             self._db.close()
 
     def drop(self, group: Sequence[Sample], reason: str) -> None:
-        """A group was played and will not be trained on; it is written with the next step.
-
-        Raises:
-            SampleError: a sample cannot be stored.
-        """
+        """A group was played and will not be trained on; it is written with the next step. Raises SampleError: a sample
+        cannot be stored."""
         if self.keep and group:
             played = _Played(encode_group(group), [_columns(s, self._reward_key) for s in group], reason)
             with self._mutex:
@@ -149,16 +145,9 @@ class TrajectoryStore(AbstractContextManager["TrajectoryStore"]):
         reward_key: str | None = None,
         encoded: Callable[[Group], bytes] = encode_group,
     ) -> None:
-        """Write a step's groups, and except with an evaluation's what was dropped since the step before.
-
-        Args:
-            reward_key: by default the store's.
-            encoded: gives a group's bytes where they exist already.
-
-        Raises:
-            DataError: the file cannot be written.
-            SampleError: a sample cannot be stored.
-        """
+        """Write a step's groups, and except with an evaluation's what was dropped since the step before. `reward_key`
+        is by default the store's; `encoded` gives a group's bytes where they exist already. Raises DataError: the file
+        cannot be written. SampleError: a sample cannot be stored."""
         if not self.keep:
             return
         key_of = reward_key or self._reward_key
@@ -178,14 +167,9 @@ class TrajectoryStore(AbstractContextManager["TrajectoryStore"]):
             self._trim(db, len(found))
 
     def add_details(self, step: int, arrays: Mapping[str, NDArray[np.float16]]) -> None:
-        """What the trainer said of the response tokens of training step `step`.
-
-        Args:
-            arrays: float16 [R] each by name, in the order of the step's groups and samples; NaN where not trained.
-
-        Raises:
-            DataError: the file cannot be written, or the arrays have not as many entries as the step has tokens.
-        """
+        """What the trainer said of the response tokens of training step `step`: float16 [R] each by name, in the order
+        of the step's groups and samples; NaN where not trained. Raises DataError: the file cannot be written, or the
+        arrays have not as many entries as the step has tokens."""
         if not (self.keep and arrays):
             return
         with self._transaction() as db:
@@ -211,10 +195,8 @@ class TrajectoryStore(AbstractContextManager["TrajectoryStore"]):
         (last,) = db.execute("SELECT max(key) FROM groups").fetchone()
         gone = []
         for which in ("=", "!="):
-            query = (
-                "SELECT key, count(*) FROM trajectories WHERE key <= ? AND kind {} 'train' GROUP BY key ORDER BY key"
-            )
-            for key, size in db.execute(query.format(which), (last - newest,)):
+            below = f"WHERE key <= ? AND kind {which} 'train' GROUP BY key ORDER BY key"
+            for key, size in db.execute(f"SELECT key, count(*) FROM trajectories {below}", (last - newest,)):
                 if excess <= 0:
                     break
                 gone.append((key,))
@@ -246,9 +228,9 @@ def _open_to_write(path: Path) -> sqlite3.Connection:
         db.execute("PRAGMA synchronous=NORMAL")
         if not (layout := layout_of(db, path)):
             db.executescript(f"BEGIN IMMEDIATE; {_SCHEMA} COMMIT;")
-        elif layout == 1:
-            more = "ALTER TABLE trajectories ADD COLUMN stop_reason DEFAULT ''"
-            db.executescript(f"BEGIN IMMEDIATE; {more}; PRAGMA user_version={LAYOUT}; COMMIT;")
+        elif missing := lacking(layout):
+            more = "".join(f"ALTER TABLE trajectories ADD COLUMN {column} DEFAULT ''; " for column in missing)
+            db.executescript(f"BEGIN IMMEDIATE; {more}PRAGMA user_version={LAYOUT}; COMMIT;")
     except BaseException:
         db.close()
         raise
@@ -256,15 +238,17 @@ def _open_to_write(path: Path) -> sqlite3.Connection:
 
 
 def layout_of(db: sqlite3.Connection, path: Path) -> int:
-    """The layout of an open file; 0 of an empty one.
-
-    Raises:
-        DataError: it is another program's, or of another layout.
-    """
+    """The layout of an open file; 0 of an empty one. Raises DataError: it is another program's, or of another
+    layout."""
     found: int = db.execute("PRAGMA user_version").fetchone()[0]
-    if found not in (1, LAYOUT) and (found or db.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]):
+    if not 1 <= found <= LAYOUT and (found or db.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]):
         raise DataError(f"{path}: expected a trajectory store of layout {LAYOUT}, got {found}; move it away")
     return found
+
+
+def lacking(layout: int) -> list[str]:
+    """Return the columns that a file of this layout does not have."""
+    return [column for column, since in _SINCE.items() if 0 < layout < since]
 
 
 class _Played(NamedTuple):
@@ -276,26 +260,28 @@ class _Played(NamedTuple):
 
 
 def _columns(sample: Sample, reward_key: str | None) -> tuple[Any, ...]:
-    """Returns the columns from `group_index` to `stop_reason`, in their order."""
+    """Returns the columns from `group_index` to `branch`, in their order."""
     metadata = sample.metadata
     prompt = hashlib.blake2b(orjson.dumps(sample.prompt, default=str), digest_size=8).hexdigest()
     failure, tools = metadata.get("failure"), dict.fromkeys(called_tools(metadata.get("messages")))
     failed = f"{failure.get('blame')}/{failure.get('kind')}" if isinstance(failure, Mapping) else ""
     called = "\n".join(["", *tools, ""]) if tools else ""
-    turns = max((segment.turn for segment in sample.segments), default=0)
     versions = [n for label in sample.weight_versions if (n := version_number(label)) is not None]
     return (
         *(sample.group_index, sample.index, prompt, _reward(sample, reward_key)),
         *(sample.status.value, failed, called, str(metadata.get("env") or "")),
-        *(turns, len(sample.tokens), sample.response_length, sample.trained_tokens),
-        *(
-            min(versions, default=None),
-            max(versions, default=None),
-            sample.non_generation_time,
-            time.time(),
-            sample.stop_reason,
-        ),
+        *(sample.model_turns, len(sample.tokens), sample.response_length, sample.trained_tokens),
+        *(min(versions, default=None), max(versions, default=None)),
+        *(sample.non_generation_time, time.time(), sample.stop_reason, *_branch(metadata.get("gateway"))),
     )
+
+
+def _branch(gateway: Any) -> tuple[str, str]:
+    """Return the role of an agent's conversation, and the reason that opened the sample's branch of it."""
+    if not isinstance(gateway, Mapping) or not isinstance(reasons := gateway.get("reasons"), list):
+        return "", ""
+    opened = next((reason for reason in reversed(reasons) if reason != "extend"), "")
+    return str(gateway.get("role", ""))[:80], str(opened)[:80]
 
 
 def _reward(sample: Sample, key: str | None) -> float | None:

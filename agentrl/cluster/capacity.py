@@ -30,15 +30,9 @@ def bundles(settings: RunSettings) -> list[dict[str, float]]:
 
 
 def fitting(settings: RunSettings, has: Mapping[str, float]) -> RunSettings:
-    """The settings; or those of the largest run that fits, with `--allow-fewer-devices` where they do not.
-
-    Replicas of the model and engines are left out, so that as much as possible of either side stays.
-
-    Args:
-        has: all resources of the cluster, by Ray's names.
-
-    Raises:
-        SettingsError: too little is there; it says what is needed and what there is.
+    """The settings; or those of the largest run that fits what the cluster `has` by Ray's names, with
+    `--allow-fewer-devices` where they do not. Replicas of the model and engines are left out, so that as much as
+    possible of either side stays. Raises SettingsError: too little is there; it says what is needed and what there is.
     """
     cluster, kind = settings.cluster, "GPU" if settings.cluster.device == "cuda" else "CPU"
     there, trainers, devices = has.get(kind, 0.0), cluster.world_size, cluster.rollout_num_gpus

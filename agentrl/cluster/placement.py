@@ -22,6 +22,7 @@ from agentrl.cluster.runtime import (
     library_output,
     node_address,
     ray_runtime,
+    value,
     values,
     worker_environment,
 )
@@ -63,12 +64,7 @@ _STOP_TIMEOUT = 15.0
 async def start(
     settings: RunSettings, folder: RunFolder, resume: Found | None, progress: Progress
 ) -> AsyncIterator[Components]:
-    """Start everything; stop everything at the end, whatever ends it.
-
-    Args:
-        resume: the checkpoint to go on from.
-        progress: told what is being started, and when it is there.
-    """
+    """Start everything, going on from the checkpoint `resume`; stop everything at the end, whatever ends it."""
     async with contextlib.AsyncExitStack() as stack:
         stack.enter_context(library_output(folder.logs / "ray.log"))
         joined, began = settings.cluster.ray_address, time.monotonic()
@@ -76,11 +72,8 @@ async def start(
         cpus = 1 + sum(int(bundle["CPU"]) for bundle in bundles(settings))
         stack.enter_context(ray_runtime(settings.cluster, cpus=cpus))
         progress.ready("Ray is up", began)
-        fits = (
-            settings
-            if joined and not settings.cluster.allow_fewer_devices
-            else fitting(settings, ray.cluster_resources())
-        )
+        as_asked = joined and not settings.cluster.allow_fewer_devices
+        fits = settings if as_asked else fitting(settings, ray.cluster_resources())
         if fits is not settings:
             c = fits.cluster
             progress.note(
@@ -136,6 +129,8 @@ class _Starting:
 
         with ungrouped():
             async with anyio.create_task_group() as tasks:
+                if worker is not None:
+                    tasks.start_soon(value, worker.check.remote())
                 tasks.start_soon(start_trainer)
                 if actors and not s.cluster.colocate:
                     tasks.start_soon(start_engines)
@@ -190,7 +185,9 @@ class _Starting:
         threads, nodes = self.settings.train.train_threads, [_nodes(placement)[bundle] for bundle in bundles]
         order = rank_order(nodes)
         local = local_ranks([nodes[at] for at in order])
-        environment = worker_environment() | ({"OMP_NUM_THREADS": str(threads)} if threads else {})
+        environment = worker_environment(self.settings.engine.admin_api_key) | (
+            {"OMP_NUM_THREADS": str(threads)} if threads else {}
+        )
         kind: Any = TrainActor
         gpus = 1 if self.settings.cluster.device == "cuda" else 0
         options = [_options(placement, bundles[at], gpus, environment) for at in order]
@@ -212,7 +209,9 @@ class _Starting:
         else:
             bundle, gpus = _trainers(self.settings) + index, each if cluster.device == "cuda" else 0
         kind: Any = EngineActor
-        return kind.options(**_options(placement, bundle, gpus, worker_environment())).remote(self.settings, self.here)
+        return kind.options(
+            **_options(placement, bundle, gpus, worker_environment(self.settings.engine.admin_api_key))
+        ).remote(self.settings, self.here)
 
     async def _gpus(self, trainer: RayTrainer, index: int) -> list[int] | None:
         """The GPUs that an engine has in turns with trainer processes; None where it has its own, or none are there."""

@@ -16,6 +16,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from agentrl.cluster.runtime import enter_workspace, unless, value, worker_environment
 from agentrl.config import RunSettings
 from agentrl.errors import AgentRLError
+from agentrl.run.preflight import Plugins
 from agentrl.run.protocols import Batch, BroadcastUpdate, DiskUpdate, Rollouts, WeightGroup, WeightSink, within
 from agentrl.run.rollouts import LedgerRollouts
 from agentrl.runfolder import RunFolder
@@ -36,6 +37,10 @@ class RolloutActor:
         self._settings, self._folder = settings, folder
         self._ready, self._stopping = asyncio.Event(), asyncio.Event()
         self._calls: set[asyncio.Task[Any]] = set()
+
+    async def check(self) -> None:
+        """Import the user's code. Raises PluginError: the machine of the rollouts lacks some of it."""
+        Plugins.load(self._settings)
 
     async def serve(self, urls: Sequence[str], resume_step: int | None) -> None:
         """Open everything; at the end break off the calls that are under way, and close. All of it in this one task."""
@@ -80,7 +85,7 @@ def rollout_actor(settings: RunSettings, workspace: str, folder: RunFolder) -> A
     """An actor whose process comes up, and imports what it needs, while others do; beside the driver, as the ledger is."""
     kind: Any = RolloutActor
     here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=True)
-    environment = {"env_vars": worker_environment()}
+    environment = {"env_vars": worker_environment(settings.engine.admin_api_key)}
     options = {"num_cpus": 0, "scheduling_strategy": here, "runtime_env": environment}
     return kind.options(**options).remote(settings, workspace, folder)
 
@@ -110,6 +115,9 @@ class RayEngines(_Handle, WeightSink):
 
     async def receive(self, update: DiskUpdate | BroadcastUpdate, version: str) -> None:
         await self._ask("engines.receive", update, version)
+
+    async def lacks_weights(self) -> bool:
+        return bool(await self._ask("engines.lacks_weights"))
 
 
 class RayRollouts(_Handle, Rollouts):

@@ -18,18 +18,15 @@ from agentrl.config.placement import ClusterSettings
 from agentrl.errors import AgentRLError, SettingsError, disk_trouble, ungrouped
 from agentrl.run.protocols import ComponentLost
 from agentrl.run.signals import EXIT_CODE, heed_sigterm, interrupted_at_once
+from agentrl.settings import ADMIN_KEY_VARIABLE, API_KEY_VARIABLE
 
 
 @contextlib.contextmanager
 def ray_runtime(settings: ClusterSettings, *, cpus: int) -> Iterator[None]:
-    """Join `ray_address`, or start a cluster on this machine with at least `cpus` CPU slots; shut down at the end.
-
-    Ray that this process has initialised before is used as it is, and stays up for its owner.
-
-    Raises:
-        SettingsError: `ray_address` is another cluster than the one that this process is in.
-        AgentRLError: nothing answers at `ray_address`, or Ray could not start.
-    """
+    """Join `ray_address`, or start a cluster on this machine with at least `cpus` CPU slots; shut down at the end. Ray
+    that this process has initialised before is used as it is, and stays up for its owner. Raises SettingsError:
+    `ray_address` is another cluster than the one that this process is in. AgentRLError: nothing answers at
+    `ray_address`, or Ray could not start."""
     if ray.is_initialized():
         here, wanted = ray.get_runtime_context().gcs_address, settings.ray_address
         if wanted not in (None, "auto", here):
@@ -40,11 +37,8 @@ def ray_runtime(settings: ClusterSettings, *, cpus: int) -> Iterator[None]:
         yield
         return
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
-    options: dict[str, Any] = {
-        "namespace": f"agentrl-{uuid.uuid4().hex[:8]}",
-        "logging_level": logging.ERROR,
-        "log_to_driver": False,
-    }
+    namespace = f"agentrl-{uuid.uuid4().hex[:8]}"
+    options: dict[str, Any] = {"namespace": namespace, "logging_level": logging.ERROR, "log_to_driver": False}
     if settings.ray_address is not None:
         options["address"] = settings.ray_address
     else:
@@ -101,11 +95,13 @@ def library_output(file: Path) -> Iterator[None]:
             sys.stderr = ours
 
 
-def worker_environment() -> dict[str, str]:
-    """Environment variables for our actors: quiet, and free of surprises from the parent's shell."""
-    keep = {
-        name: os.environ[name] for name in ("HF_HUB_OFFLINE", "AGENTRL_DEBUG", "XDG_CACHE_HOME") if name in os.environ
-    }
+def worker_environment(admin_key: str | None) -> dict[str, str]:
+    """Environment variables for our actors: quiet, free of surprises from the parent's shell, with the engines' keys."""
+    names = ("HF_HUB_OFFLINE", "AGENTRL_DEBUG", "XDG_CACHE_HOME", API_KEY_VARIABLE)
+    keep = {name: os.environ[name] for name in names if name in os.environ}
+    if path := os.environ.get("PYTHONPATH"):
+        keep["PYTHONPATH"] = f"{path}{os.pathsep}${{PYTHONPATH}}"  # Ray puts the node's own in
+    keep |= {ADMIN_KEY_VARIABLE: admin_key} if admin_key else {}
     return {"TOKENIZERS_PARALLELISM": "false", "PYTHONWARNINGS": "ignore", **keep}
 
 

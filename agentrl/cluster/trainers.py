@@ -1,7 +1,6 @@
 """The trainer as Ray actors, one a rank, called all together; and the driver's handle of them."""
 
 import os
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -45,21 +44,12 @@ class TrainActor:
 
 
 class RayTrainer(Trainer, WeightSource):
-    """All ranks; the driver's handle.
-
-    Args:
-        actors: the actor's, in the order of their ranks.
-        critics: those of a critic with processes of its own. What the two sides tell each other goes through the object
-            store; they take their optimizer steps at the same time.
-    """
+    """All ranks, in their order; the driver's handle. What the actor's processes and the `critics` of a critic with
+    processes of its own tell each other goes through the object store; they take their optimizer steps at the same
+    time."""
 
     def __init__(self, actors: Sequence[Any], critics: Sequence[Any] = ()) -> None:
-        self.actors, self.critics = actors, critics
-
-    @property
-    def processes(self) -> list[Any]:
-        """All of them."""
-        return [*self.actors, *self.critics]
+        self.actors, self.critics, self.processes = actors, critics, [*actors, *critics]
 
     async def start(self, ranks: Sequence[RankInfo]) -> None:
         """Start all processes; `ranks` say where each of them stands among its own, but not where they meet."""
@@ -117,8 +107,7 @@ class RayTrainer(Trainer, WeightSource):
         return await value(self.actors[0].call.remote("weight_specs"))
 
     async def init_weight_group(self, group: WeightGroup) -> None:
-        where = (group.address, group.port, group.world_size, group.name, group.backend)
-        await _call(self.actors, "init_weight_group", *where)
+        await _call(self.actors, "init_weight_group", group)
 
     async def broadcast_weights(self) -> None:
         await _call(self.actors, "broadcast_weights")
@@ -132,22 +121,12 @@ async def _call(actors: Sequence[Any], name: str, *args: Any, **named: Any) -> l
 
 
 def rank_order(nodes: Sequence[str]) -> list[int]:
-    """Which bundle each rank takes, so that neighbouring ranks (tensor parallel) share a node.
-
-    Ray does not keep a placement group's bundles together by node.
-
-    Args:
-        nodes: the node that each bundle lies on.
-    """
+    """Which bundle each rank takes, by the node that each bundle lies on, so that neighbouring ranks (tensor parallel)
+    share a node. Ray does not keep a placement group's bundles together by node."""
     first = {node: at for at, node in reversed(list(enumerate(nodes)))}
     return sorted(range(len(nodes)), key=lambda bundle: (first[nodes[bundle]], bundle))
 
 
 def local_ranks(nodes: Sequence[str]) -> list[int]:
     """For each rank, in order, how many ranks before it are on its node."""
-    seen: Counter[str] = Counter()
-    out = []
-    for node in nodes:
-        out.append(seen[node])
-        seen[node] += 1
-    return out
+    return [nodes[:rank].count(node) for rank, node in enumerate(nodes)]

@@ -7,6 +7,7 @@ import functools
 import inspect
 import math
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import anyio
@@ -106,11 +107,12 @@ async def _result(call: Callable[[], Any], where: str, settings: RunSettings) ->
 async def _with_engine(call: Callable[[], Any], where: str, settings: RunSettings) -> Any:
     from agentrl.engine.local import in_process
     from agentrl.engine.pool import EnginePool
-    from agentrl.engine.router import router
+    from agentrl.gateway.router import router
+    from agentrl.gateway.served.openai import ROUTES
 
     folder = str(settings.train.hf_checkpoint)
     async with (
-        in_process(settings.engine, folder) as engine,
+        in_process(settings.engine, folder, ROUTES) as engine,
         EnginePool([engine], settings.engine, vocab_size=None) as pool,
         router(pool, folder) as url,
     ):
@@ -138,13 +140,15 @@ def _tensors(value: float = 0.0, kind: str = "float32") -> list[Any]:
 
 
 def _batch(*, micro: bool = False) -> dict[str, Any]:
+    import numpy as np
     import torch
 
     from agentrl.compat.rollout_batch import PER_TOKEN, microbatch, rollout_batch
     from agentrl.train.batch import TrainBatch
 
-    arrays = {name: torch.full((4,), -0.5) for name in PER_TOKEN.values()}
-    return (microbatch if micro else rollout_batch)(TrainBatch.from_samples([_samples()]), arrays)
+    computed: dict[str, Any] = {name: np.full(4, -0.5, np.float32) for name in PER_TOKEN.values()}
+    batch = replace(TrainBatch.from_samples([_samples()]), **computed)
+    return (microbatch if micro else rollout_batch)(batch, torch.device("cpu"))
 
 
 class _Source:

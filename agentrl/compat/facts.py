@@ -23,7 +23,7 @@ def _rope(config: Config, name: str) -> Any:
 
 
 _GLM4 = "slime_plugins.models.glm4 get_glm_spec"
-_QWEN = ("qwen", "qwen3")
+_QWEN = ("qwen", "qwen3", "qwen3_5")
 _SIGMOID = ("glm4_moe", "glm4_moe_lite", "deepseek_v3", "kimi_k2")
 
 
@@ -59,7 +59,10 @@ SHAPES: Mapping[str, Fact] = {
     "swiglu": lambda c, _: c.get("hidden_act", "silu") == "silu",
     "untie_embeddings_and_output_weights": lambda c, _: not c.get("tie_word_embeddings", False),
     "disable_bias_linear": lambda c, _: not c.get("mlp_bias", False),
-    "add_qkv_bias": lambda c, _: c["model_type"].startswith("qwen2") or bool(c.get("attention_bias")),
+    # Multi-latent attention does not read the flag.
+    "add_qkv_bias": lambda c, given: (
+        given if c.get("kv_lora_rank") else c["model_type"].startswith("qwen2") or bool(c.get("attention_bias"))
+    ),
     "qk_layernorm": lambda c, _: (
         c["model_type"].startswith("qwen3") or bool(c.get("kv_lora_rank") or c.get("use_qk_norm"))
     ),

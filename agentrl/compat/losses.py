@@ -18,7 +18,8 @@ from torch import Tensor
 from agentrl.algorithms.base import TokenView, need
 from agentrl.compat.rollout_batch import RolloutBatch, microbatch
 from agentrl.errors import PluginError, TrainError
-from agentrl.train.hooks import Microbatch
+from agentrl.train.microbatches import MicrobatchTensors
+from agentrl.train.objective import StepInputs
 
 Lists = list[Tensor]
 
@@ -26,20 +27,20 @@ Lists = list[Tensor]
 class Whole:
     """The response tokens of a microbatch's samples one after the other, [n], of which this rank computed [N]."""
 
-    def __init__(self, part: Microbatch, args: Any) -> None:
-        self.part, self.batch = part, part.batch.select(part.samples)
-        self.positions = torch.from_numpy(part.batch.response_positions(part.samples)).to(part.response_index.device)
-        order = torch.empty_like(part.inputs.weights, dtype=torch.int64)
+    def __init__(self, step: StepInputs, mb: MicrobatchTensors, args: Any) -> None:
+        self.step, self.index, self.batch = step, mb.response_index, step.batch.select(mb.samples)
+        self.positions = torch.from_numpy(step.batch.response_positions(mb.samples)).to(self.index.device)
+        order = torch.empty_like(step.weights, dtype=torch.int64)
         order[self.positions] = torch.arange(len(self.positions), device=order.device)
-        self.places, self.lengths = order[part.response_index], self.batch.response_lengths.tolist()
-        trajectories = len(np.unique(part.batch.trajectory_ids))
-        self.divisor = int(part.batch.loss_mask.sum()) or 1 if args.calculate_per_token_loss else trajectories
+        self.places, self.lengths = order[self.index], self.batch.response_lengths.tolist()
+        trajectories = len(np.unique(step.batch.trajectory_ids))
+        self.divisor = int(step.batch.loss_mask.sum()) or 1 if args.calculate_per_token_loss else trajectories
         """What slime divides a step's sum by."""
 
     def join(self, own: Tensor, places: Tensor | None = None, size: int | None = None) -> Tensor:
         """[N, ...] of this rank to [n, ...] (or to `places` of `size`), 0 where no rank has it; differentiable."""
         found = own.new_zeros(len(self.positions) if size is None else size, *own.shape[1:])
-        return self.part.join(found.index_copy(0, self.places if places is None else places, own))
+        return self.step.ranks.add_up(found.index_copy(0, self.places if places is None else places, own))
 
     def split(self, values: Tensor) -> Lists:
         """[n] as one tensor a sample."""
@@ -47,22 +48,20 @@ class Whole:
 
     def data(self) -> RolloutBatch:
         """As slime's losses get a microbatch."""
-        inputs = self.part.inputs
-        arrays = {**inputs.per_token, **({} if inputs.returns is None else {"returns": inputs.returns})}
-        return microbatch(self.batch, {name: array[self.positions] for name, array in arrays.items()})
+        return microbatch(self.batch, self.index.device)
 
 
 def own_loss(
-    function: Callable[..., Any], args: Any, part: Microbatch, logits: Tensor
+    function: Callable[..., Any], args: Any, step: StepInputs, mb: MicrobatchTensors, logits: Tensor
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """See `TrainHooks.loss`."""
-    if part.batch.support_ids is not None:
+    if step.batch.support_ids is not None:
         raise TrainError("a loss of slime's form knows nothing of truncated sampling; sample with top-p 1 and no top-k")
-    whole = Whole(part, args)
+    whole = Whole(step, mb, args)
     ends = zip(whole.batch.offsets[1:].tolist(), whole.lengths, strict=True)
     rows = torch.cat([torch.arange(end - n - 1, end - 1, device=logits.device) for end, n in ends])
     packed = whole.join(logits, rows[whole.places], len(whole.batch.tokens))[None]
-    weights, count = part.inputs.weights[whole.positions], whole.divisor
+    weights, count = step.weights[whole.positions], whole.divisor
     loss, stats = function(args, whole.data(), packed, lambda values: (values * weights).sum() * count)
     return loss / count, {name: torch.as_tensor(value).detach().double() / count for name, value in stats.items()}
 
@@ -71,13 +70,14 @@ def amended(
     tis: Callable[..., Any] | None,
     reducer: Callable[..., Any] | None,
     args: Any,
-    part: Microbatch,
+    step: StepInputs,
+    mb: MicrobatchTensors,
     view: TokenView,
     loss: Tensor,
 ) -> tuple[Tensor, TokenView, Mapping[str, Tensor]]:
     """See `TokenView.amend`."""
-    whole, stats = Whole(part, args), {}
-    masks = whole.split(part.inputs.per_token["loss_mask"][whole.positions].int())
+    whole, stats = Whole(step, mb, args), {}
+    masks = whole.split(step.per_token["loss_mask"][whole.positions].int())
     lengths = {"total_lengths": whole.batch.lengths.tolist(), "response_lengths": whole.lengths}
     if tis is not None:
         names = ("old_log_probs", "rollout_log_probs")
@@ -94,14 +94,14 @@ def amended(
 
 def _factors(reducer: Callable[[Tensor], Tensor], whole: Whole, loss: Tensor) -> Tensor:
     """What a token [N] of the policy term weighs by slime's reducer, over what it weighs by the settings."""
-    part, values = whole.part, whole.join(loss.detach()).requires_grad_()
+    step, values = whole.step, whole.join(loss.detach()).requires_grad_()
     total = reducer(values)
     (slopes,) = torch.autograd.grad(total, values)
     if not torch.allclose(total, (slopes * values).sum(), rtol=1e-4, atol=1e-6):
         why = "the reducer is no weighted sum of the tokens' losses"
         raise PluginError(f"--custom-pg-loss-reducer-function-path: {why}")
-    weights, given = part.inputs.weights[part.response_index], part.batch.loss_weights
-    users = 1 if given is None else torch.from_numpy(given.copy()).to(loss.device)[part.response_index]
+    weights, given = step.weights[whole.index], step.batch.loss_weights
+    users = 1 if given is None else torch.from_numpy(given.copy()).to(loss.device)[whole.index]
     return torch.where(weights > 0, slopes[whole.places] / whole.divisor * users / weights, 0.0)
 
 

@@ -67,7 +67,7 @@ class SlimeRollouts(RolloutHooks):
         if not in_use() and not any((self._play, self._evaluate, self._each)):
             yield
             return
-        from agentrl.engine.router import router
+        from agentrl.gateway.router import router
 
         async with router(pool, self._args.hf_checkpoint) as url:
             with served(url):

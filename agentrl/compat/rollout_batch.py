@@ -25,9 +25,9 @@ PER_TOKEN = {"log_probs": "old_log_probs", **dict(zip(_SAME, _SAME, strict=True)
 """What slime calls per-token arrays, and what we do."""
 
 
-def rollout_batch(batch: TrainBatch, arrays: Mapping[str, Tensor], algorithm: Algorithm | None = None) -> RolloutBatch:
-    """The samples of `batch`; `arrays` are flat [R] as in `train.contracts.Prepared`, of which there is at least one."""
-    device, response = next(iter(arrays.values())).device, batch.response_lengths.tolist()
+def rollout_batch(batch: TrainBatch, device: torch.device, algorithm: Algorithm | None = None) -> RolloutBatch:
+    """The samples of `batch`, with what was computed of them."""
+    response, arrays = batch.response_lengths.tolist(), batch.arrays()
 
     def there(array: NDArray[Any]) -> Tensor:
         return torch.from_numpy(array.copy()).to(device)
@@ -50,16 +50,16 @@ def rollout_batch(batch: TrainBatch, arrays: Mapping[str, Tensor], algorithm: Al
         "rollout_mask_sums": sums[member],
     }
     found["unconcat_tokens"] = list(found["tokens"])
-    found |= {key: list(arrays[ours].float().split(response)) for key, ours in PER_TOKEN.items() if ours in arrays}
+    found |= {key: list(there(arrays[ours]).split(response)) for key, ours in PER_TOKEN.items() if ours in arrays}
     if batch.metadata is not None:
         found["metadata"] = [orjson.loads(text) for text in batch.metadata.tolist()]
     return found
 
 
-def microbatch(batch: TrainBatch, arrays: Mapping[str, Tensor]) -> RolloutBatch:
+def microbatch(batch: TrainBatch, device: torch.device) -> RolloutBatch:
     """As slime's losses get the samples: all of their keys are there, and `tokens` are one sequence [1, T]."""
     absent = dict.fromkeys((*PER_TOKEN, "multimodal_train_inputs", "packed_seq_params"))
-    found = rollout_batch(batch, arrays)
+    found = rollout_batch(batch, device)
     return {**absent, **found, "tokens": torch.cat(found["unconcat_tokens"])[None]}
 
 

@@ -28,13 +28,14 @@ from agentrl.plugins import find_object, user_code
 from agentrl.sample import Sample
 from agentrl.settings import flag_of
 from agentrl.train.batch import TrainBatch
-from agentrl.train.hooks import Groups, Microbatch, TrainHooks
+from agentrl.train.hooks import Groups, TrainHooks
 
 if TYPE_CHECKING:
-    from torch import Tensor
+    from torch import Tensor, device
 
     from agentrl.algorithms.algorithm import Algorithm
-    from agentrl.train.hooks import Arrays
+    from agentrl.train.microbatches import MicrobatchTensors
+    from agentrl.train.objective import StepInputs
 
 REWARDS, CONVERT = "custom_reward_post_process_path", "custom_convert_samples_to_train_data_path"
 ADVANTAGE, AFTER = "custom_advantage_function_path", "rollout_data_postprocess_path"
@@ -102,34 +103,36 @@ class SlimeHooks(TrainHooks):
     def before_log_probs(self, model: Any, prefix: str) -> None:
         self._call("custom_megatron_before_log_prob_hook_path", self.args, [model], prefix)
 
-    def advantages(self, batch: TrainBatch, arrays: Arrays, algorithm: Algorithm) -> tuple[Tensor, Tensor] | None:
+    def advantages(self, batch: TrainBatch, algorithm: Algorithm) -> tuple[Tensor, Tensor] | None:
         if ADVANTAGE not in self._hooks:
             return None
+        import torch
+
         from agentrl.algorithms.ops.kl import approximate_kl
         from agentrl.compat.rollout_batch import flat, rollout_batch
 
-        data, what, old = rollout_batch(batch, arrays, algorithm), flag_of(ADVANTAGE), arrays["old_log_probs"]
-        reference = arrays["ref_log_probs"] if self.args.kl_coef else old
-        data["kl"] = list(approximate_kl(old, reference, self.args.kl_loss_type).split(data["response_lengths"]))
+        data, what = rollout_batch(batch, torch.device("cpu"), algorithm), flag_of(ADVANTAGE)
+        references = data["ref_log_probs"] if self.args.kl_coef else data["log_probs"]
+        pairs = zip(data["log_probs"], references, strict=True)
+        data["kl"] = [approximate_kl(old, reference, self.args.kl_loss_type) for old, reference in pairs]
         self._call(ADVANTAGE, self.args, data)
         return flat(data, "advantages", what), flat(data, "returns", what)
 
-    def prepared(self, batch: TrainBatch, rollout: int, arrays: Arrays) -> tuple[TrainBatch, Arrays]:
+    def prepared(self, batch: TrainBatch, step: int, device: device) -> TrainBatch:
         if AFTER not in self._hooks:
-            return batch, arrays
-        import torch
-
+            return batch
         from agentrl.compat.rollout_batch import PER_TOKEN, flat, rollout_batch
 
-        data, what = rollout_batch(batch, arrays), flag_of(AFTER)
-        self._call(AFTER, self.args, rollout, data)
-        changed = {ours: flat(data, key, what).to(arrays[ours]) for key, ours in PER_TOKEN.items() if ours in arrays}
+        data, what, arrays = rollout_batch(batch, device), flag_of(AFTER), batch.arrays()
+        self._call(AFTER, self.args, step, data)
+        kept = {ours: key for key, ours in PER_TOKEN.items() if ours in arrays}
+        changed: dict[str, Any] = {ours: flat(data, key, what).float().cpu().numpy() for ours, key in kept.items()}
         mask = flat(data, "loss_masks", what).cpu().numpy().astype("uint8")
         if (mask > batch.loss_mask).any():
             raise PluginError(f"{what}: loss_masks may only take tokens out; nothing was computed of the others")
         if not self.args.calculate_per_token_loss:  # slime divides by the trajectories' masks as they were before
-            changed["counted"] = torch.from_numpy(batch.loss_mask.copy())
-        return replace(batch, loss_mask=mask), {**arrays, **changed}
+            changed["counted"] = batch.loss_mask
+        return replace(batch, loss_mask=mask, **changed)
 
     def before_step(self, number: int, model: Any, optimizer: Any) -> None:
         if STEP in self._hooks:
@@ -137,17 +140,19 @@ class SlimeHooks(TrainHooks):
             numbers = divmod(number, self.args.num_steps_per_rollout)
             self._call(STEP, self.args, *numbers, [model], optimizer, schedule)
 
-    def amend(self, part: Microbatch) -> Callable[[TokenView, Tensor], tuple[Tensor, TokenView, Arrays]] | None:
+    def amend(
+        self, step: StepInputs, mb: MicrobatchTensors
+    ) -> Callable[[TokenView, Tensor], tuple[Tensor, TokenView, Mapping[str, Tensor]]] | None:
         if not {TIS, REDUCER} & self._hooks.keys():
             return None
         from agentrl.compat.losses import amended
 
-        return functools.partial(amended, self._hooks.get(TIS), self._hooks.get(REDUCER), self.args, part)
+        return functools.partial(amended, self._hooks.get(TIS), self._hooks.get(REDUCER), self.args, step, mb)
 
-    def loss(self, part: Microbatch, logits: Tensor) -> tuple[Tensor, Arrays]:
+    def loss(self, step: StepInputs, mb: MicrobatchTensors, logits: Tensor) -> tuple[Tensor, Mapping[str, Tensor]]:
         from agentrl.compat.losses import own_loss
 
-        return own_loss(self._hooks[LOSS], self.args, part, logits)
+        return own_loss(self._hooks[LOSS], self.args, step, mb, logits)
 
     def weights_written(self, folder: str) -> None:
         self._call(WRITTEN, self.args, folder, [])

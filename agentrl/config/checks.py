@@ -9,7 +9,7 @@ import re
 from collections.abc import Callable, Iterator
 
 from agentrl.algorithms.registry import algorithm_of, built_in
-from agentrl.config.fields import Sections
+from agentrl.config.fields import Sections, all_fields
 from agentrl.config.model_info import ModelInfo, read_model_info
 from agentrl.settings import Settings, flag_of
 from agentrl.train.settings import PATTERNS
@@ -283,7 +283,49 @@ def teacher(s: Sections, _: ModelInfo | None) -> Iterator[str]:
         )
 
 
+def hosts(s: Sections) -> bool:
+    """Return true if a hosted model plays; conversations and dumps are learned from without one."""
+    played = s.data.sft_turns is None and s.cluster.load_debug_rollout_data is None
+    return played and s.engine.engine == "openai"
+
+
+UNTRAINABLE = (
+    "--engine openai: RL trains on token ids and their log-probs, and a hosted model gives neither; collect demonstrations "
+    "with `agentrl rollout` and learn them with `agentrl sft`, or train with --engine embedded, sglang or external"
+)
+_NOT_HOSTED = {
+    "rollout_top_k eval_top_k": "OpenAI's API has no such parameter; --hosted-options top_k=20 sends it to a server that has it",
+    "eval_min_new_tokens rollout_stop_token_ids": "OpenAI's API has no such parameter",
+    "rollout_skip_special_tokens": "OpenAI's API has no such parameter",
+    "rollout_max_prompt_len rollout_max_context_len eval_max_prompt_len eval_max_context_len engine_context_length": (
+        "the tokens of a hosted model's conversation are not known"
+    ),
+    "chat_template_path apply_chat_template_kwargs tool_call_parser reasoning_parser template_rewrite_policy": (
+        "the server renders messages and reads calls itself"
+    ),
+    "custom_generate_function_path agent use_rollout_routing_replay opd_teacher_url": (
+        "it needs token ids, and a hosted model gives none"
+    ),
+}
+"""Settings that a hosted model cannot follow, and why."""
+_SLIMES = ("rollout_function_path", "eval_function_path")
+
+
+def hosted(s: Sections, _: ModelInfo | None) -> Iterator[str]:
+    """Refuse what a hosted model's API has no place for."""
+    if not hosts(s):
+        return
+    flat, known = s.flat(), all_fields()
+    for names, why in _NOT_HOSTED.items():
+        for name in names.split():
+            if flat[name] not in (known[name].default, -1):  # -1: no top-k
+                yield f"{flag_of(name)} with --engine openai: {why}; leave it out"
+    for name in filter(s.compat.compat_options.get, _SLIMES):
+        yield f"{name} with --engine openai: it needs token ids, and a hosted model gives none; leave it out"
+
+
 CHECKS: tuple[Check, ...] = (
+    hosted,
     prompts,
     adapters,
     one_process,
@@ -302,13 +344,16 @@ CHECKS: tuple[Check, ...] = (
 
 def contradictions(s: Sections, model: ModelInfo | None) -> list[str]:
     """Everything that cannot hold together."""
-    return [problem for check in CHECKS for problem in check(s, model)]
+    own = None if hosts(s) else model  # the hosted model is another one
+    return [problem for check in CHECKS for problem in check(s, own)]
 
 
 def missing(s: Sections, purpose: str) -> Iterator[str]:
     """Name the settings that `train`, `eval` or `rollout` needs and that were not given."""
     data, dump = s.data.prompt_data, s.cluster.load_debug_rollout_data
-    if not s.train.hf_checkpoint:
+    if hosts(s):
+        yield from _missing_host(s, purpose)
+    elif not s.train.hf_checkpoint:
         yield "--hf-checkpoint is missing: the folder of the model to start from (`agentrl init DIR` makes a tiny one)"
     if s.engine.engine == "external" and not (s.engine.rollout_external_engine_addrs or dump):
         yield "--engine external: give the engines' addresses by --rollout-external-engine-addrs HOST:PORT"
@@ -320,10 +365,23 @@ def missing(s: Sections, purpose: str) -> Iterator[str]:
         yield "no prompts: give --prompt-data FILE.jsonl, or --env pkg.mod:Name with an environment that makes its own"
 
 
+def _missing_host(s: Sections, purpose: str) -> Iterator[str]:
+    engine = s.engine
+    if purpose == "train":
+        yield UNTRAINABLE
+        return
+    if not engine.base_url:
+        yield "--engine openai: give the server's address by --base-url, for example https://api.openai.com/v1"
+    if not engine.hosted_model:
+        yield "--engine openai: name the server's model by --hosted-model"
+    if "hosted_api_key_env" in engine.model_fields_set and not engine.api_key:
+        yield f"--hosted-api-key-env {engine.hosted_api_key_env}: no such environment variable is set"
+
+
 def absent(s: Sections, purpose: str) -> Iterator[str]:
     """Name the model's folder and the file of prompts that were given and are not there."""
     checkpoint, data = s.train.hf_checkpoint, s.data.prompt_data
-    if checkpoint and not os.path.isdir(checkpoint):
+    if checkpoint and not hosts(s) and not os.path.isdir(checkpoint):
         yield f"--hf-checkpoint {checkpoint}: no such folder{_elsewhere(checkpoint, '')}"
     if purpose != "eval" and data and not os.path.isfile(os.path.expanduser(data.partition("@[")[0])):
         elsewhere = _elsewhere(data, " --data")

@@ -11,11 +11,8 @@ from agentrl.settings import shown
 
 
 def show(settings: RunSettings, console: Console | None = None, *, purpose: Purpose = "train") -> None:
-    """Print the settings that were given (in bold) or are not as they are by default, and placement.
-
-    Args:
-        purpose: what is to be run.
-    """
+    """Print the settings that were given (in bold) or are not as they are by default, and placement. `purpose`: what is
+    to be run."""
     console = console or Console()
     for text, style in _lines(settings, purpose):
         console.print(text, style=style, markup=False, highlight=False, soft_wrap=True)
@@ -71,6 +68,8 @@ def _engine_lines(settings: RunSettings) -> Iterator[str]:
     if not settings.generates:
         dump = settings.cluster.load_debug_rollout_data
         yield f"engines: none ({'rollouts come from a dump' if dump else 'conversations are learned from'})"
+    elif engine.hosted_name:
+        yield f"engine: the hosted model {engine.hosted_name}"
     elif engine.engine == "external":
         for index, address in enumerate(engine.rollout_external_engine_addrs):
             yield f"engine {index}: already running at {shown(address)}"

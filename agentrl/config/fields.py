@@ -35,11 +35,11 @@ class CompatSettings(Settings):
 
     slime_defaults: bool = Field(
         False,
-        description="Take slime's defaults where nothing was given, and name what has no effect in place of refusing it.",
+        description="Use slime's defaults for missing settings; report settings without effect, instead of an error.",
     )
     compat_options: dict[str, Any] = Field(
         default_factory=dict,
-        description="slime's settings that are none of ours (hooks by path), and keys of your own for your functions' args.",
+        description="Settings of slime that agentrl lacks (hooks by path), and your own keys for your functions' args.",
     )
 
 
@@ -55,7 +55,7 @@ class Sections(Settings):
     engine: EngineSettings = Field(EngineSettings(), title="Inference engine")
     cluster: ClusterSettings = Field(ClusterSettings(), title="Placement")
     observability: ObservabilitySettings = Field(ObservabilitySettings(), title="Metrics and output")
-    compat: CompatSettings = Field(CompatSettings(), title="What slime's scripts and functions bring along")
+    compat: CompatSettings = Field(CompatSettings(), title="Compatibility with slime")
 
     def flat(self) -> dict[str, Any]:
         """Every setting by its flat name."""

@@ -15,21 +15,16 @@ from agentrl.config.compat_interface import CompatInterface, Part, foreign
 from agentrl.config.fields import RENAMED, SECTIONS, FieldRef, all_fields
 from agentrl.config.flags import MERGED, SGLANG_FIELD
 from agentrl.config.problems import Problems, one_error, unknown
-from agentrl.errors import SettingsError
+from agentrl.errors import SECRET, SECRET_NAME, SettingsError
 
 Lines = dict[tuple[str, ...], int]
 """The line of each key by its path; of an item of a list, by its number, from 0."""
 
 
 def read_file(path: str | Path, problems: Problems | None = None) -> Part:
-    """Read a settings file: values by field name, and where each was written (`run.yaml line 3`).
-
-    Args:
-        problems: gets what would be raised; the settings that are right are then returned.
-
-    Raises:
-        SettingsError: no such file, not YAML or TOML, unknown or repeated keys (all of them in one message).
-    """
+    """Read a settings file: values by field name, and where each was written (`run.yaml line 3`). `problems`: gets what
+    would be raised; the settings that are right are then returned. Raises SettingsError: no such file, not YAML or
+    TOML, unknown or repeated keys (all of them in one message)."""
     found: Part = ({}, {})
     with problems or Problems.raised():
         found = sort(*read_document(path, "--config"), problems)
@@ -147,6 +142,7 @@ def _as_flags_read_it(field: FieldRef, value: Any) -> Any:
     return value
 
 
+_MOST_NESTED = 64
 _HINTS = {
     "mapping values are not allowed": "write `name: value` in each line, put a text with `: ` in quotes, and indent alike",
     "'\\t'": "indent with spaces, not with tabs",
@@ -170,7 +166,12 @@ _Loader.add_constructor("tag:yaml.org,2002:timestamp", yaml.SafeLoader.construct
 
 def _read_yaml(file: str, text: str) -> tuple[Mapping[str, Any], Lines]:
     try:
+        depth = 0
         for event in yaml.parse(text, Loader=yaml.SafeLoader):
+            depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
+            if depth > _MOST_NESTED:
+                problem = f"lists or mappings are nested too deep, more than {_MOST_NESTED}; take some away"
+                raise yaml.MarkedYAMLError(problem=problem, problem_mark=event.start_mark)  # type: ignore[arg-type]
             if isinstance(event, yaml.AliasEvent) or getattr(event, "tag", None) not in (None, "!"):
                 problem = "tags (!!...) and aliases (*...) are not for settings; write the plain value where it belongs"
                 raise yaml.MarkedYAMLError(problem=problem, problem_mark=event.start_mark)  # type: ignore[arg-type]
@@ -185,6 +186,8 @@ def _read_yaml(file: str, text: str) -> tuple[Mapping[str, Any], Lines]:
             said += f", {error.context} that begins in line {error.context_mark.line + 1}"
         if mark and (hint := next((hint for part, hint in _HINTS.items() if part in said), "")):
             written = (*text.splitlines(), "")[min(mark.line, len(text.splitlines()))].strip()
+            names = [part.strip(" '\"") for part in written.split(":")]
+            written = SECRET if any(map(SECRET_NAME.search, names)) else written
             said += f"; {hint}" + (f". The line is: {written:.120}" if written else "")
         raise SettingsError(f"{file}{said}") from error
     if document is None:

@@ -21,19 +21,20 @@ from agentrl.config.values import TRUTH, json_or_text, read_texts
 from agentrl.errors import SettingsError
 from agentrl.settings import flag_of
 
-_PLAYED = "env custom_generate_function_path hf_checkpoint"
+_PLAYED = "env agent custom_generate_function_path hf_checkpoint"
 _GRADED = "label_key rm_type custom_rm_path"
+_HOSTED = "engine base_url hosted_model"
 ESSENTIAL: Mapping[str, str] = {
     "train": f"""env hf_checkpoint prompt_data {_GRADED} num_rollout rollout_batch_size n_samples_per_prompt
         rollout_max_response_len lr max_staleness eval_prompt_data eval_interval save save_interval load output_dir""",
     "sft": """hf_checkpoint prompt_data input_key sft_turns num_epoch rollout_batch_size lr rollout_max_context_len
         save_interval output_dir backend""",
     "rollout": f"""{_PLAYED} prompt_data {_GRADED} num_rollout rollout_batch_size n_samples_per_prompt
-        rollout_max_response_len rollout_temperature save_debug_rollout_data output_dir""",
-    "check": f"env custom_generate_function_path prompt_data input_key {_GRADED} tool_call_parser chat_template_path",
+        rollout_max_response_len rollout_temperature save_debug_rollout_data output_dir {_HOSTED}""",
+    "check": f"env agent custom_generate_function_path prompt_data input_key {_GRADED} tool_call_parser chat_template_path",
     "replay": "env rm_type custom_rm_path reward_key",
     "eval": f"""{_PLAYED} eval_prompt_data {_GRADED} n_samples_per_eval_prompt eval_max_response_len eval_temperature
-        output_dir""",
+        output_dir {_HOSTED}""",
 }
 """Shown first in a command's `--help`: what its first use needs."""
 
@@ -55,21 +56,9 @@ def help_text(field: FieldRef, presets: Mapping[str, Any] = MappingProxyType({})
 def read_flags(
     argv: Sequence[str], own: Collection[str] = (), problems: Problems | None = None
 ) -> tuple[dict[str, Any], dict[str, str], list[str]]:
-    """Read a command line.
-
-    Args:
-        argv: the arguments after the command's name.
-        own: flags of the command itself (`--config`, `--dry-run`).
-        problems: gets what would be raised; the flags that are right are then returned.
-
-    Returns:
-        values: field name to plain value, only for flags that were given.
-        origins: field name to the flag, for messages.
-        rest: what is the command's own.
-
-    Raises:
-        SettingsError: unknown flags, missing or ill-formed values, all of them.
-    """
+    """Read a command line: the values of the given flags by field name, each field's flag for messages, and what
+    belongs to the command itself, whose flags are `own`. With `problems` the flags that are right are returned. Raises
+    SettingsError: unknown flags, missing or ill-formed values, all of them."""
     reader, values = _Reader(own), dict[str, Any]()
     with problems or Problems.raised():
         reader.read(list(argv), values)
@@ -77,11 +66,8 @@ def read_flags(
 
 
 def read_script(path: str, given: Collection[str]) -> tuple[dict[str, Any], dict[str, str], list[str]]:
-    """The settings in another trainer's launch script: as `read_flags`, and what to tell about the script.
-
-    Args:
-        given: settings that win over the script's.
-    """
+    """The settings in another trainer's launch script: as `read_flags`, and what to tell about the script. `given`:
+    settings that win over the script's."""
     door = foreign()
     if door is None:
         raise SettingsError(f"--slime-script {path}: this installation has no agentrl.compat, which reads such scripts")

@@ -10,24 +10,19 @@ from agentrl.settings import Settings
 class ClusterSettings(Settings):
     """Placement. A "GPU" in a flag's name is one trainer or engine process; on a CPU machine it is a CPU process."""
 
-    backend: Literal["ray", "local"] = Field(
-        "ray", description="Processes on Ray, or everything in one process (small models, debugging)."
-    )
-    device: Literal["auto", "cpu", "cuda"] = Field(
-        "auto", description="Device of the models; auto takes CUDA if there."
-    )
+    backend: Literal["ray", "local"] = Field("ray", description="Processes on Ray, or one process (for small models).")
+    device: Literal["auto", "cpu", "cuda"] = Field("auto", description="Device of the models; auto: CUDA if available.")
     ray_address: str | None = Field(None, description="A running Ray cluster to join; default: start one here.")
     actor_num_nodes: PositiveInt = Field(1, description="Nodes of the trainer.")
-    actor_num_gpus_per_node: PositiveInt = Field(1, description="Trainer processes a node.")
+    actor_num_gpus_per_node: PositiveInt = Field(1, description="Trainer processes per node.")
     critic_num_nodes: PositiveInt | None = Field(
-        None, description="Nodes of a critic with processes of its own; by default it learns in the trainer's."
+        None, description="Nodes of a critic with its own processes; default: it uses the trainer's processes."
     )
     critic_num_gpus_per_node: PositiveInt | None = Field(
-        None,
-        description="The critic's own processes a node; by default the trainer's number if it has nodes of its own.",
+        None, description="Processes per node of a critic that has its own; default: as many as the trainer's."
     )
     rollout_num_gpus: PositiveInt = Field(
-        1, description="Devices for all inference engines together; with colocate by default the trainer's."
+        1, description="Number of devices of all engines; default with colocate: as many as the trainer's."
     )
     rollout_num_gpus_per_engine: PositiveInt = Field(1, description="Devices one inference engine uses.")
     colocate: bool = Field(False, description="Trainer and engines share the same devices and take turns.")
@@ -41,18 +36,14 @@ class ClusterSettings(Settings):
         None, description="Devices of one machine that the run may use; by default all that Ray finds."
     )
     allow_fewer_devices: bool = Field(
-        False,
-        description="Start with fewer replicas of the model and fewer engines if devices are missing.",
+        False, description="Start with fewer replicas of the model and fewer engines if devices are missing."
     )
 
     update_weight_mode: Literal["broadcast", "disk"] = Field(
-        "broadcast",
-        description="Transport of new weights to the engines: a process group, or files in the run's folder.",
+        "broadcast", description="Transport of new weights to the engines: a process group, or the run's folder."
     )
     update_weights_interval: PositiveInt = Field(1, description="Send new weights every this many rollouts.")
-    update_weight_buffer_size: PositiveInt = Field(
-        512 * 1024 * 1024, description="Most bytes of weights sent in one go by broadcast."
-    )
+    update_weight_buffer_size: PositiveInt = Field(512 << 20, description="Maximum bytes of weights in one broadcast.")
     weight_sync_timeout: PositiveFloat = Field(600.0, description="Seconds one weight update may take.")
     train_timeout: PositiveFloat = Field(3600.0, description="Seconds one training step may take.")
     rollout_timeout: PositiveFloat = Field(14_400.0, description="Seconds one rollout or evaluation may take.")
@@ -61,10 +52,10 @@ class ClusterSettings(Settings):
     debug_rollout_only: bool = Field(False, description="Generate and stop: start no trainer.")
     load_debug_rollout_data: str | None = Field(
         None,
-        description="Train on a dump of rollouts (path with {rollout_id}) instead of generating; no engine starts.",
+        description="Train on a dump of rollouts (path with {rollout_id}); nothing is generated, no engine starts.",
     )
     load_debug_rollout_data_subsample: float | None = Field(
-        None, gt=0, le=1, description="Train on this share of each dump's groups, the first ones."
+        None, gt=0, le=1, description="Train only on the first groups of each dump, this share of them."
     )
 
     @property

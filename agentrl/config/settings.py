@@ -67,11 +67,9 @@ class RunSettings(Sections):
         return self
 
     def _follow_colocate(self) -> None:
-        """Both sides leave their memory to the other one; SGLang has to be started so that it can.
-
-        SGLang does not restore released weights by itself. An update replaces all of them, except the base of an adapter and a
-        draft model: SGLang must keep a copy of these in host memory.
-        """
+        """Both sides leave their memory to the other one; SGLang has to be started so that it can. SGLang does not
+        restore released weights by itself. An update replaces all of them, except the base of an adapter and a draft
+        model: SGLang must keep a copy of these in host memory."""
         cluster = self.cluster
         devices = cluster.rollout_num_gpus if "rollout_num_gpus" in cluster.model_fields_set else cluster.world_size
         offload = {name: getattr(cluster, name) is not False for name in ("offload_train", "offload_rollout")}
@@ -125,8 +123,7 @@ class RunSettings(Sections):
             origins: field name to where the value was written, for messages; the flag's name if not given.
             problems: gets what would be raised; a setting that is wrong then has its default.
 
-        Raises:
-            SettingsError: unknown names, wrong types, contradictions.
+        Raises SettingsError: unknown names, wrong types, contradictions.
         """
         known, wrong = all_fields(), list[str]()
         values = {RENAMED.get(name, name): value for name, value in values.items()}
@@ -224,6 +221,11 @@ class RunSettings(Sections):
         return self.cluster.load_debug_rollout_data is None and self.data.sft_turns is None
 
     @property
+    def hosted(self) -> bool:
+        """True if a hosted model plays, which has no token ids."""
+        return checks.hosts(self)
+
+    @property
     def args(self) -> Args:
         """The read-only flat view that user functions get."""
         flat = self.flat()
@@ -231,11 +233,9 @@ class RunSettings(Sections):
         return Args({**{f"sglang_{k}": v for k, v in options.items()}, **flat, **self.compat.compat_options})
 
     def check_complete(self, purpose: Purpose) -> Self:
-        """Check that nothing is missing, that what was given has an effect, and that training can train; returns the settings.
-
-        Raises:
-            SettingsError: lists settings that are missing, have no effect or contradict others, and what to do.
-        """
+        """Check that nothing is missing, that what was given has an effect, and that training can train; returns the
+        settings. Raises SettingsError: lists settings that are missing, have no effect or contradict others, and what
+        to do."""
         problems = [*checks.absent(self, purpose), *checks.missing(self, purpose)]
         if not (problems or self.compat.slime_defaults):
             problems += inapplicable.inapplicable(self, purpose)

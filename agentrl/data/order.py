@@ -23,9 +23,9 @@ def _mix(value: int) -> int:
 
 
 def permute(index: int, n: int, *, seed: int, epoch: int) -> int:
-    """Return the position to which a shuffle of `range(n)` moves `index`. A balanced Feistel network is a bijection on
-    2**(2b) >= n numbers; applying it until the result falls below n (cycle walking, Black and Rogaway 2002) makes it a
-    bijection on `range(n)`; at most 4 rounds are expected. Raises IndexError: `index` is not in `range(n)`."""
+    """Return the position to which a shuffle of `range(n)` moves `index`, which must be in it. A balanced Feistel
+    network is a bijection on 2**(2b) >= n numbers; applying it until the result falls below n (cycle walking, Black and
+    Rogaway 2002) makes it a bijection on `range(n)`; at most 4 rounds are expected."""
     if not 0 <= index < n:
         raise IndexError(f"index {index} is outside range({n})")
     half = max(1, ((n - 1).bit_length() + 1) // 2)
@@ -50,14 +50,8 @@ class DataPosition(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class PromptOrder:
-    """Maps a run's position to a prompt row.
-
-    Attributes:
-        rows: number of prompt rows, at least 1.
-        seed: seed of the shuffle.
-        shuffle: False keeps the file's order in every epoch.
-        num_epoch: number of passes; None repeats for ever.
-    """
+    """Maps a run's position to one of `rows` prompt rows. Without `shuffle` every epoch has the file's order; without
+    `num_epoch` they repeat for ever."""
 
     rows: int
     seed: int = 0

@@ -37,6 +37,7 @@ class PromptRow:
         metadata: the row's metadata object.
         tools: the row's own tool schemas; None leaves the choice to the environment.
         env: the name of its environment, where the run has several.
+        has_unread_label: the row has a field `label`, and no setting names the label's field.
     """
 
     index: int
@@ -45,6 +46,7 @@ class PromptRow:
     metadata: dict[str, Any] = field(default_factory=dict)
     tools: list[dict[str, Any]] | None = None
     env: str | None = None
+    has_unread_label: bool = False
 
 
 Look = Callable[[PromptRow], str | None]
@@ -52,16 +54,9 @@ Look = Callable[[PromptRow], str | None]
 
 
 class PromptData:
-    """Rows of one file, by number.
-
-    Args:
-        path: `file.jsonl`, `file.parquet`, either with `@[start:end]`.
-        settings: the fields that a row's parts are under, whether a text prompt becomes a user message, and how many
-            rows are used.
-
-    Raises:
-        DataError: the file or the slice holds no rows, or cannot be read.
-    """
+    """Rows of one file (`file.jsonl`, `file.parquet`, either with `@[start:end]`), by number. The settings say the
+    fields that a row's parts are under, whether a text prompt becomes a user message, and how many rows are used.
+    Raises DataError: the file or the slice holds no rows, or cannot be read."""
 
     def __init__(self, path: str, settings: DataSettings | None = None) -> None:
         plain, part = split_slice(path)
@@ -96,16 +91,12 @@ class PromptData:
             raise IndexError(f"row {index} is outside the {len(self)} rows of the prompt data")
         row, where, used = self._file.read(self._rows[index]), self.where(index), self._settings
         if media := next((key for key in _MEDIA if row.get(key)), None):
-            raise DataError(
-                f"{where}: field {media!r}: the model is shown text only; leave these rows or the field out"
-            )
+            raise DataError(f"{where}: field {media!r}: the model is shown text only; leave the rows or the field out")
         for key in row.keys() & {used.input_key, used.label_key, used.metadata_key, used.tool_key}:
             try:
                 json.dumps(row[key], allow_nan=False)
             except (TypeError, ValueError) as error:
-                raise DataError(
-                    f"{where}: field {key!r}: {error}; use finite numbers, text, lists and objects"
-                ) from error
+                raise DataError(f"{where}: field {key!r}: {error}; use finite numbers, text, lists, objects") from error
         return PromptRow(
             index,
             self._prompt(row, where),
@@ -113,6 +104,7 @@ class PromptData:
             self._metadata(row, where),
             self._tools(row, where),
             self._env(row, where),
+            used.label_key is None and row.get("label") is not None,
         )
 
     def _prompt(self, row: dict[str, Any], where: str) -> str | list[Message]:
@@ -125,9 +117,7 @@ class PromptData:
                 raise DataError(f"{where}: field {key!r} is an empty text; expected a prompt, or set --input-key")
             return [{"role": "user", "content": prompt}] if self._settings.apply_chat_template else prompt
         if not isinstance(prompt, list):
-            wanted = (
-                "a string or a list of chat messages" if self._settings.sft_turns is None else "a list of chat messages"
-            )
+            wanted = f"{'a string or ' if self._settings.sft_turns is None else ''}a list of chat messages"
             raise DataError(f"{where}: field {key!r} must be {wanted}, got {json_type(prompt)}")
         if not prompt:
             raise DataError(f"{where}: field {key!r} is an empty list; expected at least one chat message")

@@ -12,20 +12,16 @@ class DataSettings(Settings):
 
     prompt_data: str | None = Field(
         None,
-        description="JSONL or Parquet file of prompts, optionally sliced as path@[start:end]; "
-        "none when the environment makes its own prompts.",
+        description="JSONL or Parquet file of prompts, or path@[start:end]; optional if the environment makes them.",
     )
     prompt_data_limit: int | None = Field(None, ge=1, description="Use only the first N rows of the prompt data.")
     prompt_data_check: Literal["full", "lazy"] = Field(
-        "full",
-        description="Check every row before the run starts (full), or each row when it is drawn (lazy, for huge files).",
+        "full", description="Check every row before the run starts (full), or when it is drawn (lazy, for huge files)."
     )
     input_key: str = Field("input", min_length=1, description="Field of a row that holds the prompt.")
-    label_key: str | None = Field(None, description="Field of a row that holds the label; none when there is none.")
+    label_key: str | None = Field(None, description="Field of a row that holds the label, if there are labels.")
     metadata_key: str = Field("metadata", min_length=1, description="Field of a row that holds an object of metadata.")
-    tool_key: str = Field(
-        "tools", min_length=1, description="Field of a row that holds the prompt's own list of tool schemas."
-    )
+    tool_key: str = Field("tools", min_length=1, description="Field of a row that holds its own list of tool schemas.")
     sft_turns: Literal["all", "last"] | None = Field(
         None,
         description="The rows are whole conversations to learn from (`agentrl sft`): all turns of the assistant, or the last. "
@@ -38,18 +34,14 @@ class DataSettings(Settings):
         "may name one in its metadata's env.",
     )
     apply_chat_template: bool = Field(
-        False, description="Turn a text prompt into one user message, to be rendered by the model's chat template."
+        False, description="Turn a text prompt into one user message for the chat template."
     )
-    apply_chat_template_kwargs: dict[str, JsonValue] = Field(
-        default_factory=dict, description="Extra variables handed to the chat template."
-    )
+    apply_chat_template_kwargs: dict[str, JsonValue] = Field({}, description="Extra variables for the chat template.")
     rollout_shuffle: bool = Field(False, description="Shuffle the prompts anew in every epoch.")
     num_epoch: int | None = Field(None, ge=1, description="Stop after this many passes over the prompts.")
-    data_source_path: str | None = Field(
-        None, description="Own data source as 'pkg.mod:Class' with get_samples and add_samples."
-    )
+    data_source_path: str | None = Field(None, description="Data source 'pkg.mod:Class': get_samples and add_samples.")
     buffer_filter_path: str | None = Field(
-        None, description="Own choice from the buffer as 'pkg.mod:function', called as fn(args, buffer, num_samples)."
+        None, description="Function 'pkg.mod:function' that chooses from the buffer: fn(args, buffer, num_samples)."
     )
 
     @classmethod

@@ -37,15 +37,10 @@ class DataSource(Protocol):
         """The choice among groups given back; None is the plain one, lowest number first."""
 
     def get_samples(self, num_groups: int) -> list[Group]: ...
-
     def add_samples(self, groups: Sequence[Group]) -> None: ...
-
     def save(self, path: str | Path) -> None: ...
-
     def load(self, path: str | Path) -> None: ...
-
     def __len__(self) -> int: ...
-
     def commit(self, group_ids: Iterable[int], step: int) -> None: ...
 
 
@@ -121,9 +116,7 @@ class RolloutDataSource:
         """Take the values that `load` read."""
         for key, value in self.identity().items():
             if state.get(key) != value:
-                raise DataError(
-                    f"the saved source has {key}={state.get(key)!r}, this run has {value!r}; use the old value"
-                )
+                raise DataError(f"the saved source has {key}={state.get(key)!r}, this run {value!r}; use the old value")
         self.position = int(state["position"])
 
     def save(self, path: str | Path) -> None:
@@ -131,11 +124,7 @@ class RolloutDataSource:
         write_atomic(Path(path), orjson.dumps(self.state()))
 
     def load(self, path: str | Path) -> None:
-        """Go on from what `save` wrote.
-
-        Raises:
-            DataError: missing, malformed, or of other data.
-        """
+        """Go on from what `save` wrote. Raises DataError: missing, malformed, or of other data."""
         try:
             state = orjson.loads(Path(path).read_bytes())
         except (OSError, orjson.JSONDecodeError) as error:
@@ -205,17 +194,12 @@ def load_buffer_filter(path: str | None) -> BufferFilter | None:
 
 
 def take_from_buffer(choose: BufferFilter, args: Any, buffer: list[Group], num_groups: int) -> list[Group]:
-    """Let `choose` pick at most `num_groups` groups and take them out of `buffer`.
-
-    Raises:
-        PluginError: it returned too many, something that was not in the buffer, or one group twice.
-    """
+    """Let `choose` pick at most `num_groups` groups and take them out of `buffer`. Raises PluginError: it returned too
+    many, something that was not in the buffer, or one group twice."""
     before = {id(group) for group in buffer}
     chosen = list(choose(args, buffer, num_groups))
     if len(chosen) > num_groups:
-        raise PluginError(
-            f"--buffer-filter-path: the filter returned {len(chosen)} groups, at most {num_groups} were asked"
-        )
+        raise PluginError(f"--buffer-filter-path returned {len(chosen)} groups, at most {num_groups} were asked")
     taken = {id(group) for group in chosen}
     if len(taken) != len(chosen) or not taken <= before:
         raise PluginError("--buffer-filter-path: the filter must return groups of the buffer, each at most once")
@@ -227,11 +211,7 @@ def pending_group(row: PromptRow, group_id: int, n: int, **recorded: Any) -> Gro
     """`n` fresh samples of one prompt, numbered by `group_id`; `recorded` goes into their metadata."""
     named = {"tools": row.tools, "env": row.env}
     own = {key: value for key, value in named.items() if value is not None}
-    given: dict[str, Any] = {
-        "prompt": row.prompt,
-        "label": row.label,
-        "metadata": {**row.metadata, **own, **recorded},
-    }
+    given: dict[str, Any] = {"prompt": row.prompt, "label": row.label, "metadata": {**row.metadata, **own, **recorded}}
     return number_group([Sample(**copy.deepcopy(given)) for _ in range(n)], group_id, n)
 
 

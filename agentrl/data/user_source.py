@@ -43,18 +43,10 @@ def load_source(settings: DataSettings, args: Any) -> DataSource:
 
 
 def check_source(settings: DataSettings, look: Look = lambda row: None) -> PromptRow | None:
-    """Look at what `load_source` will use without building a user's source, whose constructor may do anything.
-
-    Args:
-        look: says what is wrong with a row; it is shown all of them with `prompt_data_check = full`.
-
-    Returns:
-        the first row of the prompt data; None where the settings name none.
-
-    Raises:
-        DataError: the prompt data is missing, empty or malformed.
-        PluginError: a plug-in is not found or lacks a method.
-    """
+    """Look at what `load_source` will use without building a user's source, whose constructor may do anything. `look`
+    says what is wrong with a row; it is shown all of them with `prompt_data_check = full`. Returns the first row of the
+    prompt data; None where the settings name none. Raises DataError: the prompt data is missing, empty or malformed.
+    PluginError: a plug-in is not found or lacks a method."""
     load_buffer_filter(settings.buffer_filter_path)
     if settings.data_source_path is not None:
         found = _find(settings.data_source_path)
@@ -115,9 +107,7 @@ class SourceAdapter:
             )
         groups = [self._group(item) for item in given]
         if len(groups) > num_groups:
-            raise PluginError(
-                f"{self._name}.get_samples({num_groups}) returned {len(groups)} groups; return at most as many"
-            )
+            raise PluginError(f"{self._name}.get_samples({num_groups}) returned {len(groups)} groups; return no more")
         return groups
 
     def _group(self, item: Any) -> Group:

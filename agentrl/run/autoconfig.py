@@ -8,11 +8,8 @@ from agentrl.errors import DataError, SettingsError
 
 
 def resolve_device(settings: RunSettings) -> RunSettings:
-    """Replace `--device auto` by what this machine, or the joined cluster, has.
-
-    Raises:
-        SettingsError: CUDA was asked for and is not there.
-    """
+    """Replace `--device auto` by what this machine, or the joined cluster, has. Raises SettingsError: CUDA was asked
+    for and is not there."""
     import torch
 
     wanted = settings.cluster.device
@@ -26,11 +23,9 @@ def resolve_device(settings: RunSettings) -> RunSettings:
 
 
 def resolve_threads(settings: RunSettings) -> RunSettings:
-    """Give trainer processes that Ray starts here all cores while the engines wait for them, else their share.
-
-    Left alone Ray would give each one thread, and torch in one process takes all cores anyway. Trainers of a joined
-    cluster are on machines that are not known yet.
-    """
+    """Give trainer processes that Ray starts here all cores while the engines wait for them, else their share. Left
+    alone Ray would give each one thread, and torch in one process takes all cores anyway. Trainers of a joined cluster
+    are on machines that are not known yet."""
     cluster = settings.cluster
     if settings.train.train_threads or cluster.backend == "local" or cluster.ray_address or cluster.device != "cpu":
         return settings
@@ -42,13 +37,9 @@ def resolve_threads(settings: RunSettings) -> RunSettings:
 
 def whole_epochs(settings: RunSettings) -> RunSettings:
     """The settings with as many rollouts as `num_epoch` passes have whole batches, if no number of rollouts was given.
-
     Conversations (`sft_turns`) are learned in one pass where nothing else is said. With both numbers given, as without
-    a file of prompts, the run ends with whichever comes first.
-
-    Raises:
-        DataError: the data cannot be read, or does not fill a batch.
-    """
+    a file of prompts, the run ends with whichever comes first. Raises DataError: the data cannot be read, or does not
+    fill a batch."""
     size, epochs = settings.rollout.rollout_batch_size, settings.data.num_epoch
     counted = "num_rollout" in settings.given()
     if epochs is None and settings.data.sft_turns is not None and not counted:

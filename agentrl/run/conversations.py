@@ -13,11 +13,8 @@ from agentrl.sample import Sample
 
 
 def demonstrated(chat: Chat, settings: RunSettings, messages: Any, tools: Any, where: str, index: int = 0) -> Sample:
-    """The sample of one row; it may be longer than the context.
-
-    Raises:
-        DataError: the template cannot write it as a run would show it; `where` is the row's file and line.
-    """
+    """The sample of one row; it may be longer than the context. Raises DataError: the template cannot write it as a run
+    would show it; `where` is the row's file and line."""
     assert settings.data.sft_turns is not None
     try:
         sample = to_sample(chat, messages, tools, index=index, turns=settings.data.sft_turns)
@@ -35,11 +32,8 @@ def longest(settings: RunSettings) -> int:
 
 
 def check_conversations(settings: RunSettings, chat: Chat) -> None:
-    """Read the rows as the settings ask (`prompt_data_check`), and write out the first.
-
-    Raises:
-        DataError: there are none, or one is malformed.
-    """
+    """Read the rows as the settings ask (`prompt_data_check`), and write out the first. Raises DataError: there are
+    none, or one is malformed."""
     data = open_prompts(settings.data)
     if data is None:
         raise DataError("no conversations to learn from; give --prompt-data FILE.jsonl")

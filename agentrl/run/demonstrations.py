@@ -77,11 +77,8 @@ class Demonstrations(WithoutEngines):
         return make_batch(self._settings, groups, metrics, step)
 
     def _completed(self, group: Group) -> bool:
-        """Turn a leased row into a sample that trains; False if it is too long.
-
-        Raises:
-            DataError: the template cannot write it, or none of the data fits.
-        """
+        """Turn a leased row into a sample that trains; False if it is too long. Raises DataError: the template cannot
+        write it, or none of the data fits."""
         (row,) = group
         assert row.group_index is not None
         sample = self._sample(row, row.group_index)
@@ -112,11 +109,7 @@ class Demonstrations(WithoutEngines):
 
 
 class DumpedRollouts(WithoutEngines):
-    """The rollouts of a dump; there is no ledger to write.
-
-    Args:
-        template: `--load-debug-rollout-data`.
-    """
+    """The rollouts of a dump; there is no ledger to write. `template`: `--load-debug-rollout-data`."""
 
     def __init__(self, settings: RunSettings, template: str) -> None:
         self._settings, self._template, self._hooks = settings, template, hooks_of(settings.args)

@@ -1,39 +1,41 @@
-"""The run's driver: does what the schedule says with whatever parts it is given, until the planned end."""
+"""The run's driver: carries out the actions of the schedule with the given parts, until the planned end."""
 
 import json
 import shutil
 import time
-from collections.abc import Mapping
-from contextlib import AbstractContextManager
+from collections.abc import AsyncIterator, Mapping
+from contextlib import AbstractContextManager, asynccontextmanager
 from pathlib import Path
 
 import anyio
 
 from agentrl.config import RunSettings
-from agentrl.observability.metrics import MetricsLogger
+from agentrl.config.placement import ClusterSettings
+from agentrl.errors import ungrouped
+from agentrl.observability.metrics import MetricsLogger, read_metrics
 from agentrl.observability.progress import Progress, counted
+from agentrl.observability.verdict import verdict_lines
 from agentrl.run.autoconfig import resolve_device, resolve_threads
-from agentrl.run.device_sharing import DeviceSharing
 from agentrl.run.preflight import prepared, resumed
-from agentrl.run.protocols import Batch, Components, Start, within
+from agentrl.run.protocols import WHOLE, Batch, Components, Start, WeightTransfer, within
 from agentrl.run.resuming import changed
 from agentrl.run.schedule import Action, Cadence, Do, actions
 from agentrl.run.signals import stopped_by_sigterm
-from agentrl.runfolder import RunFolder
+from agentrl.runfolder import METRICS, RunFolder
 from agentrl.train.checkpoints import foreign, latest
 
 
 def train(settings: RunSettings, start: Start) -> int:
     """Run the whole training; resumes if the run's folder holds a checkpoint. Returns the exit code.
 
-    A run that is finished, its model written, is left as it is: nothing is started.
+    If the run is finished and its model is written, nothing is started.
 
     Args:
-        start: what starts the parts: `agentrl.cluster.start` or `agentrl.run.local.start`.
+        start: starts the parts of the run: `agentrl.cluster.start` or `agentrl.run.local.start`.
     """
     with Progress(settings.observability, total=settings.rollout.num_rollout) as progress:
         began = time.monotonic()
-        # No line for this: a mistake that it finds is the only thing to read.
+        # Prints no line: if the check fails, its error is the only output.
         progress.phase("checking the settings, the model and the data")
         settings, notes = prepared(settings, "train")
         progress.plan(settings.rollout.num_rollout)
@@ -47,11 +49,14 @@ def train(settings: RunSettings, start: Start) -> int:
                 progress.note(f"the run in {folder.path} goes on with changed settings: {', '.join(differs)}")
             _train(settings, folder, progress, start)
             progress.note(f"the model is in {folder.model}; curves and trajectories: agentrl view {folder.path}")
+            if (metrics := folder.path / METRICS).is_file():  # the user may have moved the file of a finished run
+                for line in verdict_lines(read_metrics(metrics)):
+                    progress.note(line)
     return 0
 
 
 def open_folder(settings: RunSettings, command: str = "train") -> AbstractContextManager[RunFolder]:
-    """The folder that the settings name, locked, with the settings in it."""
+    """Open and lock the folder that the settings name, and write the settings into it."""
     s = settings
     text = json.dumps(s.shown(), indent=2)
     return RunFolder.open(s.observability.output_dir, text, command, save=s.train.save, load=s.train.load)
@@ -82,7 +87,7 @@ def _train(settings: RunSettings, folder: RunFolder, progress: Progress, start: 
 
 
 def cadence(settings: RunSettings, *, engines: bool = True) -> Cadence:
-    """How often the settings ask for what; without engines nothing is sent to them nor played by them."""
+    """Return how often each action is due. Without engines, no weights are sent and nothing is evaluated."""
     rollout, train = settings.rollout, settings.train
     return Cadence(
         steps=rollout.num_rollout,
@@ -93,15 +98,50 @@ def cadence(settings: RunSettings, *, engines: bool = True) -> Cadence:
     )
 
 
+_ENGINES: dict[Do, frozenset[str]] = {
+    Do.NEXT_BATCH: WHOLE,
+    Do.EVALUATE: WHOLE,
+    Do.TRAIN: frozenset(),
+    Do.SEND: frozenset({"weights"}),
+    Do.SAVE: frozenset({"weights"}),
+    Do.EXPORT: frozenset({"weights"}),
+}
+
+
+class DeviceSharing:
+    """Gives the devices' memory (`--colocate`) to whoever needs it next. While engines generate the trainer is away; while
+    it trains they are. A weight update needs the trainer and, of the engines, their weights; so does writing checkpoints
+    and the model, so that weights that were just sent are not lost."""
+
+    def __init__(self, settings: ClusterSettings, parts: Components) -> None:
+        self._settings, self._parts = settings, parts
+        self._before: Do | None = None
+
+    async def before(self, do: Do) -> None:
+        """Return when `do` may begin."""
+        generates = _ENGINES[do] == WHOLE
+        same = self._before is not None and _ENGINES[self._before] == _ENGINES[do]
+        if self._parts.weights is None or same:
+            return
+        self._before = do
+        with within(self._settings.start_timeout, "taking turns on the devices (--colocate)"):
+            if generates and self._settings.offload_train:
+                await self._parts.trainer.offload()
+            if self._settings.offload_rollout:
+                await self._parts.rollouts.set_resident_memory(_ENGINES[do])
+            if not generates and self._settings.offload_train:
+                await self._parts.trainer.onload()
+
+
 _LEAST_ESS, _FAR_APART_STEPS = 0.7, 2
-"""Effective sample size, and the number of steps below it, at which the driver warns."""
+"""The driver warns if the effective sample size is below `_LEAST_ESS` in `_FAR_APART_STEPS` steps in a row."""
 
 
 class Driver:
-    """Carries out a schedule, action by action.
+    """The executor of a schedule, action by action.
 
     Args:
-        parts: started, and stopped by whoever started them.
+        parts: the parts of the run, already started. The driver does not stop them.
     """
 
     def __init__(
@@ -111,6 +151,7 @@ class Driver:
         self._logger, self._progress = logger, progress
         self._batch: Batch | None = None
         self._began = self._waited = 0.0
+        self._sent = 0
         self._far_apart = 0
 
     async def run(self, first: int = 0) -> None:
@@ -130,6 +171,7 @@ class Driver:
 
     async def _send(self, version: int) -> None:
         assert self._parts.weights is not None
+        self._sent = version
         self._progress.phase("sending weights")
         with within(self._limits.weight_sync_timeout, "the weight update"):
             await self._parts.weights.send(version)
@@ -142,7 +184,8 @@ class Driver:
             self._progress.begin(again if step else "first rollout")
         self._progress.phase(f"rollout {step + 1}: generating")
         with within(self._limits.rollout_timeout, f"generating rollout {step}"):
-            self._batch = await self._parts.rollouts.next_batch(step)
+            async with self._weights_kept(Do.NEXT_BATCH):
+                self._batch = await self._parts.rollouts.next_batch(step)
         self._waited = time.monotonic() - self._began
 
     async def _train(self, step: int) -> None:
@@ -168,13 +211,37 @@ class Driver:
         else:
             self._progress.phase("evaluating")
         with within(self._limits.rollout_timeout, "evaluating"):
-            metrics = await self._parts.rollouts.evaluate(step + 1)
+            async with self._weights_kept(Do.EVALUATE):
+                metrics = await self._parts.rollouts.evaluate(step + 1)
         self._log(step, metrics)
+
+    @asynccontextmanager
+    async def _weights_kept(self, do: Do) -> AsyncIterator[None]:
+        """During the block, send the weights again if all engines were restarted and only the trainer has the weights."""
+        weights = self._parts.weights
+
+        async def watch(weights: WeightTransfer) -> None:
+            while True:
+                await anyio.sleep(self._settings.engine.engine_probe_interval)
+                if await weights.lost():
+                    with anyio.CancelScope(shield=True):
+                        self._progress.note("all engines were started again: sending them the weights once more")
+                        await self._sharing.before(Do.SEND)
+                        with within(self._limits.weight_sync_timeout, "the weight update"):
+                            await weights.send(self._sent)
+                        await self._sharing.before(do)
+
+        with ungrouped():
+            async with anyio.create_task_group() as tasks:
+                if weights is not None:
+                    tasks.start_soon(watch, weights)
+                yield
+                tasks.cancel_scope.cancel()
 
     async def _save(self, step: int) -> None:
         self._progress.phase(f"rollout {step + 1}: saving")
         path = self._folder.checkpoint(step)
-        if self._settings.train.save_hf is not None:  # first: a resume from the checkpoint would not write it
+        if self._settings.train.save_hf is not None:  # first: a resume from the checkpoint would not write the model
             with within(self._limits.train_timeout, "writing the model"):
                 await self._parts.trainer.save_hf(Path(self._settings.train.save_hf.format(rollout_id=step)))
         with within(self._limits.train_timeout, "saving the checkpoint"):
@@ -182,7 +249,7 @@ class Driver:
         with within(self._limits.start_timeout, "recording the checkpoint"):
             await self._parts.rollouts.checkpointed(step)
         if keep := self._settings.train.keep_checkpoints:
-            # Not what a person has put aside there, and never the one that was just written.
+            # Only folders with a checkpoint's name are deleted, and never the new checkpoint.
             found = path.parent.glob("rollout_" + "[0-9]" * 6)
             for old in sorted(folder for folder in found if folder.name <= path.name)[:-keep]:
                 shutil.rmtree(old)
@@ -200,7 +267,7 @@ class Driver:
         self._watch_mismatch(metrics)
 
     def _watch_mismatch(self, metrics: Mapping[str, float]) -> None:
-        """Warn once if the engine's probabilities were far from the trainer's in several steps, one after the other."""
+        """Warn once for each series of steps in which the engine's probabilities were far from the trainer's."""
         ess = metrics.get("train/mismatch_ess", 1.0)
         self._far_apart = self._far_apart + 1 if ess < _LEAST_ESS else 0
         if self._far_apart == _FAR_APART_STEPS:

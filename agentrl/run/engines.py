@@ -15,6 +15,9 @@ from agentrl.runfolder import RunFolder
 @asynccontextmanager
 async def launched(settings: RunSettings, folder: RunFolder, progress: Progress) -> AsyncIterator[list[str]]:
     """Addresses of engines that were started here, or were there before; they are stopped at the end."""
+    if settings.engine.engine == "openai":
+        yield []  # `RolloutResources` asks the hosted model itself
+        return
     began, external = time.monotonic(), settings.engine.engine == "external"
     what = counted(settings.cluster.num_engines, "engine")
     progress.begin("connecting to the engines" if external else f"loading the model into {what}")
@@ -34,12 +37,8 @@ async def launched(settings: RunSettings, folder: RunFolder, progress: Progress)
 def serve_one(
     settings: RunSettings, index: int, logs: Path, *, host: str | None = None, gpus: Sequence[int] | None = None
 ) -> Iterator[EngineProcess]:
-    """Run engine `index` of several, for code without an event loop.
-
-    Args:
-        host: address to listen on; default the settings'.
-        gpus: CUDA devices; default: leave the choice to the engine.
-    """
+    """Run engine `index` of several, for code without an event loop. `host`: address to listen on; default the
+    settings'. `gpus`: CUDA devices; default: leave the choice to the engine."""
     context = launch_blocking(
         settings.engine,
         model_of(settings),

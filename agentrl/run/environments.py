@@ -10,11 +10,8 @@ from agentrl.rollout.failures import guarded
 
 @asynccontextmanager
 async def set_up(entries: Iterable[EnvSpec], timeout: float) -> AsyncIterator[None]:
-    """The sources of their tools, `setup` and `teardown`, each once a class, however many entries have it.
-
-    Args:
-        timeout: seconds that each call may take.
-    """
+    """The sources of their tools, `setup` and `teardown`, each once a class, however many entries have it. `timeout`:
+    seconds that each call may take."""
     classes = {entry.kind: entry for entry in entries}
     sources = {id(source): (source, kind) for kind in classes for source in kind.tool_sources()}
     async with AsyncExitStack() as stack:

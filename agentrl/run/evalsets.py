@@ -1,8 +1,6 @@
-"""The evaluation sets that `--eval-prompt-data` or `--eval-config` names.
-
-A set is played by settings of its own: the run's, changed by what the file says under `defaults` and for the set. So it
-may have its own sampling, number of samples, reward, environment, generate function and field names.
-"""
+"""The evaluation sets that `--eval-prompt-data` or `--eval-config` names. A set is played by settings of its own: the
+run's, changed by what the file says under `defaults` and for the set. So it may have its own sampling, number of
+samples, reward, environment, generate function and field names."""
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -37,22 +35,14 @@ SETTINGS: Mapping[str, str] = {
 }
 """What a set may say, in slime's words where it has one, and the run's setting that it is instead of."""
 
-_REPLACES = {
-    "rm_type": ("custom_rm_path", "group_rm"),
-    "env": ("env_args", "env_key", "custom_generate_function_path"),
-}
+_REPLACES = {"rm_type": ("custom_rm_path", "group_rm"), "env": ("env_args", "env_key", "custom_generate_function_path")}
 """Settings of the run that one of a set's own takes the place of, too."""
 
 
 @dataclass(frozen=True, slots=True)
 class EvalSet:
-    """Held-out prompts under a name.
-
-    Attributes:
-        where: the flag or the file's line that names it.
-        settings: the run's, with the set's own in their place.
-        metadata: what its samples' metadata holds instead of the rows' own.
-    """
+    """Held-out prompts under a name. `where`: the flag or the file's line that names it. `settings`: the run's, with
+    the set's own in their place. `metadata`: what its samples' metadata holds instead of the rows' own."""
 
     name: str
     where: str
@@ -76,12 +66,8 @@ def named(where: str) -> Iterator[None]:
 
 
 def eval_sets(settings: RunSettings) -> list[EvalSet]:
-    """Open every set; a path without a name takes the file's.
-
-    Raises:
-        SettingsError: a name is given twice, or the file is no list of sets.
-        DataError: a file is missing or empty.
-    """
+    """Open every set; a path without a name takes the file's. Raises SettingsError: a name is given twice, or the file
+    is no list of sets. Raises DataError: a file is missing or empty."""
     file, values = settings.rollout.eval_config, settings.rollout.eval_prompt_data
     if file is None:
         said = [_Said(f"--eval-prompt-data {name}", {"name": name, "path": path}) for name, path in name_paths(values)]
@@ -171,11 +157,7 @@ def _open(said: _Said, settings: RunSettings) -> EvalSet:
 
 
 def name_paths(values: tuple[str, ...]) -> list[tuple[str, str]]:
-    """`NAME PATH NAME PATH ...`, or one bare `PATH`, as pairs.
-
-    Raises:
-        SettingsError: a name without a path.
-    """
+    """`NAME PATH NAME PATH ...`, or one bare `PATH`, as pairs. Raises SettingsError: a name without a path."""
     if len(values) == 1:
         return [(Path(split_slice(values[0])[0]).stem, values[0])]
     if len(values) % 2:

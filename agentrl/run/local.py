@@ -72,10 +72,12 @@ async def _engines(settings: RunSettings, folder: RunFolder, progress: Progress)
         return
     from transformers.utils import logging
 
+    from agentrl.gateway.served.openai import ROUTES
+
     began = time.monotonic()
     logging.disable_progress_bar()
     progress.begin("loading the model into an engine in this process")
-    async with in_process(settings.engine, model_of(settings)) as url:
+    async with in_process(settings.engine, model_of(settings), ROUTES) as url:
         progress.ready("engine ready", began)
         yield [url]
 

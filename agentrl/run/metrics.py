@@ -16,8 +16,12 @@ from agentrl.rollout.stats import (
     means,
     pass_rates,
     speculation,
+    standard_error,
 )
 from agentrl.train.batch import TrainBatch
+
+_BUSY = 0.9
+"""Share of computing from which on an event loop delays the requests."""
 
 
 def rollout_metrics(
@@ -39,6 +43,8 @@ def rollout_metrics(
     first = [sample for group in groups for sample in heads(group)]
     metrics["rollout/reward"] = mean([sample.get_reward_value(reward_key) for sample in first])
     metrics["rollout/zero_std_groups"] = mean([max(values) - min(values) < 1e-9 for values in rewards])
+    if min(map(len, rows), default=0) > 1:
+        metrics["rollout/reward_standard_error"] = standard_error([[r.get("reward", 0.0) for r in g] for g in rows])
     found = pass_rates(rows) | speculation([sample for group in groups for sample in group])
     if settings.log_reward_category is not None and first:
         found |= categories(first, settings.log_reward_category)
@@ -56,11 +62,9 @@ def rollout_metrics(
 
 
 def staleness_metrics(batch: TrainBatch) -> dict[str, float]:
-    """How many rollouts older than the trained weights those are that sampled the trained tokens.
-
-    Names: `staleness/mean`, `staleness/max`, and `staleness/share_<n>` of the tokens that are n rollouts old. Tokens of
-    an unknown version do not count.
-    """
+    """How many rollouts older than the trained weights those are that sampled the trained tokens. Names:
+    `staleness/mean`, `staleness/max`, and `staleness/share_<n>` of the tokens that are n rollouts old. Tokens of an
+    unknown version do not count."""
     ages = batch.staleness[batch.staleness >= 0]
     if not ages.size:
         return {}
@@ -70,11 +74,9 @@ def staleness_metrics(batch: TrainBatch) -> dict[str, float]:
 
 
 def truncation_metrics(batch: TrainBatch, settings: RolloutSettings) -> dict[str, float]:
-    """What top-p and top-k did to the trained tokens; nothing where sampling was not truncated.
-
-    Names: `truncation/kept`, the mean number of tokens that were left to sample from; `truncation/biased` (1) where the
-    trainer does not know them (`--allow-truncated-sampling`).
-    """
+    """What top-p and top-k did to the trained tokens; nothing where sampling was not truncated. Names:
+    `truncation/kept`, the mean number of tokens that were left to sample from; `truncation/biased` (1) where the
+    trainer does not know them (`--allow-truncated-sampling`)."""
     found = {"truncation/biased": 1.0} if settings.allow_truncated_sampling else {}
     if batch.support_offsets is not None and (trained := batch.loss_mask.astype(bool)).any():
         found["truncation/kept"] = float(np.diff(batch.support_offsets)[trained].mean())
@@ -83,3 +85,15 @@ def truncation_metrics(batch: TrainBatch, settings: RolloutSettings) -> dict[str
 
 def _counts(what: str, counts: Mapping[str, int]) -> dict[str, float]:
     return {f"{what}/{name}": float(count) for name, count in counts.items()}
+
+
+def bottleneck(metrics: Mapping[str, float], allowed: int) -> str:
+    """Return a warning if the event loop limits a rollout, and else an empty text; `allowed`: trajectories at once."""
+    busy, flying = metrics["loop/busy_share"], metrics.get("engines/in_flight")
+    if flying is None or busy < _BUSY or flying > allowed / 2:
+        return ""
+    return (
+        f"the rollout process is the bottleneck: its event loop computes {busy:.0%} of the time, and the engines have "
+        f"{flying:.0f} requests on average ({allowed} trajectories may be played at once). Run the computing parts of "
+        "environments and rewards in threads or processes, or play longer turns"
+    )

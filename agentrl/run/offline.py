@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import anyio
+from anyio import to_thread
 
 from agentrl.buffer.sqlite import read_meta
 from agentrl.config import RunSettings
@@ -12,17 +13,16 @@ from agentrl.observability.metrics import MetricsLogger
 from agentrl.observability.progress import Progress, counted
 from agentrl.run.driver import open_folder
 from agentrl.run.engines import launched
-from agentrl.run.evaluations import evaluations_in
 from agentrl.run.preflight import prepared
+from agentrl.run.recorded import RecordedConversations
+from agentrl.run.resuming import evaluations_in
 from agentrl.run.rollouts import LedgerRollouts, RolloutResources
-from agentrl.runfolder import BELOW, LEDGER
+from agentrl.runfolder import BELOW, DEMONSTRATIONS, LEDGER
 
 
 def evaluate(settings: RunSettings) -> Mapping[str, float]:
-    """Evaluate the model of `hf_checkpoint` on all evaluation sets; returns `eval/<set>/<metric>` values.
-
-    Trajectories and figures are added to `trajectories.sqlite` and `evaluations.jsonl` in `<output_dir>/evaluation`.
-    """
+    """Evaluate the model of `hf_checkpoint` on all evaluation sets; returns `eval/<set>/<metric>` values. Trajectories
+    and figures are added to `trajectories.sqlite` and `evaluations.jsonl` in `<output_dir>/evaluation`."""
     settings, notes = prepared(settings, "eval")
     return anyio.run(_evaluate, settings, notes, backend_options={"use_uvloop": True})
 
@@ -36,18 +36,15 @@ async def _evaluate(settings: RunSettings, notes: Sequence[str]) -> Mapping[str,
             RolloutResources.open(settings, folder, urls) as generation,
         ):
             progress.begin("evaluating")
-            return await generation.evaluate(evaluations_in(folder.path), settings.train.hf_checkpoint)
+            whose = settings.engine.hosted_name or settings.train.hf_checkpoint
+            return await generation.evaluate(evaluations_in(folder.path), whose)
 
 
 def rollout(settings: RunSettings) -> int:
-    """Generate rollouts until there are `num_rollout`, and dump them; returns the number of samples that were made.
-
-    The samples go to `save_debug_rollout_data`, or `<output_dir>/rollouts/<rollout id>.jsonl`. What an earlier life of the
-    same settings has made there is kept, and gone on from.
-
-    Raises:
-        SettingsError: what is there was made with other settings.
-    """
+    """Generate rollouts until there are `num_rollout`, and dump them; returns the number of samples that were made. The
+    samples go to `save_debug_rollout_data`, or `<output_dir>/rollouts/<rollout id>.jsonl`. What an earlier life of the
+    same settings has made there is kept, and gone on from. Raises SettingsError: what is there was made with other
+    settings."""
     settings, notes = prepared(settings, "rollout")
     folder = Path(settings.observability.output_dir).expanduser() / BELOW["rollout"]
     first = int(read_meta(folder / LEDGER).get("checkpoint", -1)) + 1
@@ -72,6 +69,10 @@ async def _rollout(settings: RunSettings, first: int, notes: Sequence[str]) -> i
             return 0
         if settings.observability.save_debug_rollout_data is None:
             settings = settings.replace(save_debug_rollout_data=str(folder.path))
+        recorded = None
+        if settings.hosted:
+            key, least = settings.rollout.reward_key, settings.rollout.demonstration_min_reward
+            recorded = RecordedConversations(folder.path / DEMONSTRATIONS, first, key, least)
         async with (
             launched(settings, folder, progress) as urls,
             LedgerRollouts.open(settings, folder, urls, first - 1 if first else None, kind="rollout") as rollouts,
@@ -86,6 +87,8 @@ async def _rollout(settings: RunSettings, first: int, notes: Sequence[str]) -> i
                 logger.log(step, metrics)
                 progress.step(step, metrics)
                 samples += sum(map(len, groups))
+                if recorded is not None:
+                    await to_thread.run_sync(recorded.add, step, groups)
                 await rollouts.trained([group_id(group) for group in groups], step)
                 await rollouts.checkpointed(step)
                 if not full:

@@ -26,9 +26,10 @@ from agentrl.config.model_info import read_model_info
 from agentrl.config.problems import Problems, one_error
 from agentrl.data.prompts import PromptRow
 from agentrl.data.user_source import check_source
+from agentrl.engine.hosted import NO_TOKENS
 from agentrl.engine.launcher import check_launch
 from agentrl.engine.pool import EnginePool
-from agentrl.envs import ALONE, EnvClasses, Environment, Environments
+from agentrl.envs import ALONE, AgentEnvironment, EnvClasses, Environment, Environments, command_environment
 from agentrl.errors import CheckpointError, DataError, GraderFailure, SettingsError, install
 from agentrl.groups import dump_path
 from agentrl.modelfolder import check_weights, is_float8, read_config
@@ -41,8 +42,7 @@ from agentrl.rollout.teacher import check_teacher, probe_text, same_vocabulary
 from agentrl.run.autoconfig import resolve_device, whole_epochs
 from agentrl.run.conversations import check_conversations
 from agentrl.run.evalsets import EvalSet, eval_sets, named
-from agentrl.run.evaluations import refuse_others
-from agentrl.run.resuming import check_prompts
+from agentrl.run.resuming import check_prompts, refuse_others
 from agentrl.runfolder import BELOW, check_writable
 from agentrl.train.checkpoints import Found, check_critic, check_curve, foreign, latest, torch_dist
 from agentrl.train.hooks import hooks_of
@@ -60,18 +60,16 @@ class Plugins:
 
     @classmethod
     def load(cls, settings: RunSettings, kinds: EnvClasses | None = None) -> "Plugins":
-        """Import and inspect all of them. Where no path says how to play, it is one answer a prompt.
-
-        Args:
-            kinds: the environments' classes that this process has already.
-
-        Raises:
-            PluginError: one is not found, does not import, or has the wrong shape.
-        """
+        """Import and inspect all of them. Where no path says how to play, it is one answer a prompt. `kinds`: the
+        environments' classes that this process has already. Raises PluginError: one is not found, does not import, or
+        has the wrong shape."""
         s, problems, found = settings.rollout, Problems(), dict[str, Any]()
         with problems:
             if s.env:
                 found["environments"] = Environments.load(s.env, s.env_args, settings.args, kinds)
+            elif s.agent:
+                kind = command_environment(s.agent, s.agent_sandbox, s.agent_readable)
+                found["environments"] = Environments.alone(kind, settings.args)
             elif not s.custom_generate_function_path:
                 found["environments"] = Environments.alone(Environment, settings.args)
         with problems:
@@ -86,7 +84,19 @@ class Plugins:
         with problems:
             found["hooks"] = rollout_hooks(settings.args)
         problems.raise_all()
-        return cls(**found)
+        plugins = cls(**found)
+        if settings.hosted and plugins.agents:
+            raise SettingsError(
+                f"--env {s.env}: an agent program asks the gateway, which needs token ids, and {NO_TOKENS}; give the program the "
+                "hosted model's own address, or use another --engine"
+            )
+        return plugins
+
+    @property
+    def agents(self) -> bool:
+        """True if agent programs play, which need a gateway."""
+        kinds = [entry.kind for entry in (self.environments or {}).values()]
+        return bool(self.generate and self.generate.agent) or any(issubclass(k, AgentEnvironment) for k in kinds)
 
 
 def load_chat(settings: RunSettings) -> Chat:
@@ -106,15 +116,9 @@ def load_chat(settings: RunSettings) -> Chat:
 def prepared(
     settings: RunSettings, purpose: Purpose, problems: Problems | None = None
 ) -> tuple[RunSettings, list[str]]:
-    """Return the settings that a run starts with, checked, and what a person should know about them.
-
-    Args:
-        purpose: what is about to start.
-        problems: of the command line; what they make look missing is then not asked for.
-
-    Raises:
-        AgentRLError: all mistakes together, with the flag, file or line of each.
-    """
+    """Return the settings that a run starts with, checked, and what a person should know about them. `purpose`: what is
+    about to start. `problems`: of the command line; what they make look missing is then not asked for. Raises
+    AgentRLError: all mistakes together, with the flag, file or line of each."""
     problems = problems or Problems()
     with problems:
         if not problems.any:
@@ -128,13 +132,8 @@ def prepared(
 
 
 def preflight(settings: RunSettings, purpose: Purpose, problems: Problems | None = None) -> list[str]:
-    """Check everything that can be checked without starting anything.
-
-    Args, raises: as of `prepared`.
-
-    Returns:
-        What a person should know although it is no mistake.
-    """
+    """Check everything that can be checked without starting anything; returns what a person should know although it is
+    no mistake. Takes and raises what `prepared` does."""
     problems, train = problems or Problems(), purpose == "train"
     if train and settings.cluster.backend == "ray" and find_spec("ray") is None:
         raise ModuleNotFoundError("No module named 'ray'", name="ray")
@@ -150,7 +149,7 @@ def preflight(settings: RunSettings, purpose: Purpose, problems: Problems | None
     with problems:
         if settings.observability.use_wandb and purpose != "eval" and find_spec("wandb") is None:
             raise SettingsError(f"--use-wandb: wandb is not installed here; {install('wandb')}, or leave it out")
-    if model := os.path.isdir(settings.train.hf_checkpoint or ""):
+    if model := os.path.isdir(settings.train.hf_checkpoint or "") and not settings.hosted:
         with problems:
             check_model_folder(settings, purpose)
         model = problems.passed
@@ -280,10 +279,8 @@ def _other_model(flag: str, folder: str | None) -> None:
 
 
 def _checkpoint(settings: RunSettings) -> None:
-    """A folder to resume from that holds nothing would silently start afresh.
-
-    That is wanted where it is the folder to save to as well: the first life of a run finds it empty.
-    """
+    """A folder to resume from that holds nothing would silently start afresh. That is wanted where it is the folder to
+    save to as well: the first life of a run finds it empty."""
     load, save = settings.train.load, settings.train.save
     if (
         load is None
@@ -343,6 +340,10 @@ class FirstRows:
         first = self.labelled.setdefault(name, [])
         if len(first) < _LABELLED and row not in first:  # the first row is shown again
             first.append(row)
+            if row.has_unread_label:
+                self.notes.append(
+                    "the rows have a field 'label' that nobody reads, so that Sample.label is None; --label-key label reads it"
+                )
 
 
 def _training_rows(settings: RunSettings, plugins: Plugins, whole: bool) -> FirstRows:
@@ -384,9 +385,7 @@ def _someone_asks(plugins: Plugins) -> None:
     if plugins.environments is None or plugins.generate is not None:
         return
     if plugins.environments.names:
-        raise SettingsError(
-            "no prompts: with several environments a row says which plays it; give --prompt-data FILE.jsonl"
-        )
+        raise SettingsError("no prompts: with several environments a row says which plays it; give --prompt-data FILE")
     kind = plugins.environments[ALONE].kind
     if kind.reset is Environment.reset:
         raise SettingsError(
@@ -479,11 +478,7 @@ def someone_grades(settings: RunSettings, first: FirstRows) -> None:
 
 
 def _grades(
-    kind: type[Environment],
-    row: PromptRow,
-    rm_type: str | None,
-    graders: RmHubSettings,
-    labelled: Sequence[PromptRow],
+    kind: type[Environment], row: PromptRow, rm_type: str | None, graders: RmHubSettings, labelled: Sequence[PromptRow]
 ) -> None:
     if any(getattr(kind, name) is not getattr(Environment, name) for name in ("reset", "step", "reward")):
         return

@@ -33,13 +33,8 @@ class ComponentLost(AgentRLError):
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """The groups of one training step.
-
-    Attributes:
-        payload: a `TrainBatch`, or whatever the trainer takes for one.
-        group_ids: the ledger's numbers of its groups.
-        metrics: what its rollout looked like.
-    """
+    """The groups of one training step, by their numbers in the ledger, and the metrics of their rollout. `payload`: a
+    `TrainBatch`, or whatever the trainer takes for one."""
 
     payload: Any
     group_ids: tuple[int, ...]
@@ -146,12 +141,18 @@ class WeightSink(Protocol):
     async def receive(self, update: DiskUpdate | BroadcastUpdate, version: str) -> None:
         """Every engine takes the weights and labels them `version`."""
 
+    async def lacks_weights(self) -> bool:
+        """Return true if no engine has the current weights any more, and only the trainer can give them."""
+
 
 class WeightTransfer(Protocol):
     """Carries weights from the trainer to the engines."""
 
     async def send(self, version: int) -> None:
         """Bring all engines to the trainer's current weights."""
+
+    async def lost(self) -> bool:
+        """Return true if the engines need the last weights once more, as all of them were started again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,11 +170,8 @@ Start = Callable[[RunSettings, RunFolder, Found | None, Progress], AbstractAsync
 
 @contextmanager
 def within(seconds: float, what: str) -> Iterator[None]:
-    """A deadline, and a name for what is waited for in what goes wrong.
-
-    Raises:
-        AgentRLError: the deadline passed, or a part was lost.
-    """
+    """A deadline, and a name for what is waited for in what goes wrong. Raises AgentRLError: the deadline passed, or a
+    part was lost."""
     try:
         with anyio.fail_after(seconds) as scope:
             yield

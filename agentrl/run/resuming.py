@@ -1,15 +1,20 @@
-"""What is not as it was when a run's folder was last written to, found before anything is started."""
+"""The contents of a run's folder from earlier: settings and prompts that have changed since, evaluations."""
 
 import json
-from collections.abc import Collection
+import time
+from collections.abc import Collection, Mapping
 from pathlib import Path
+
+import orjson
 
 from agentrl.buffer.sqlite import read_meta
 from agentrl.config import RunSettings
 from agentrl.config.dry_run import render
+from agentrl.config.fields import all_fields
 from agentrl.data.source import RolloutDataSource
 from agentrl.errors import SettingsError
-from agentrl.runfolder import BELOW, LEDGER, SETTINGS
+from agentrl.observability.metrics import read_metrics
+from agentrl.runfolder import BELOW, EVALUATIONS, LEDGER, SETTINGS
 
 _MAY_DIFFER = frozenset(
     {
@@ -18,18 +23,14 @@ _MAY_DIFFER = frozenset(
     }
 )
 """Settings whose change is no surprise: how far to go, and what depends on the machine and the terminal."""
+_PLAYED = ("rollout", "data", "rm_hub")
+"""The packages whose settings decide what is played and how it is graded."""
 
 
 def changed(settings: RunSettings, command: str = "train", only: Collection[str] | None = None) -> list[str]:
     """`--lr 1e-06 -> 0.001` for each setting that the run in this folder had otherwise; none if there is no run.
-
-    Args:
-        command: whose folder, a key of `BELOW`.
-        only: the settings to look at; by default all.
-
-    Raises:
-        SettingsError: what the run wrote of its settings is damaged.
-    """
+    `command`: whose folder, a key of `BELOW`. `only`: the settings to look at; by default all. Raises SettingsError:
+    what the run wrote of its settings is damaged."""
     file = Path(settings.observability.output_dir).expanduser() / BELOW[command] / SETTINGS
     if not file.is_file():
         return []
@@ -49,12 +50,8 @@ def changed(settings: RunSettings, command: str = "train", only: Collection[str]
 
 
 def check_prompts(settings: RunSettings) -> None:
-    """Refuse data and an order of it in which the numbers of the run's groups would mean other prompts.
-
-    Raises:
-        SettingsError: says what differs.
-        LedgerError: the run's ledger cannot be read.
-    """
+    """Refuse data and an order of it in which the numbers of the run's groups would mean other prompts. Raises
+    SettingsError: says what differs. Raises LedgerError: the run's ledger cannot be read."""
     ledger = Path(settings.observability.output_dir).expanduser() / LEDGER
     own_source = settings.data.data_source_path is not None or settings.cluster.load_debug_rollout_data is not None
     if own_source or not (meta := read_meta(ledger)):
@@ -71,3 +68,31 @@ def check_prompts(settings: RunSettings) -> None:
             f"--output-dir {settings.observability.output_dir}: its run has other prompts, or another order of them: "
             f"{', '.join(differ)}; go on with those that it began with, or choose another folder"
         )
+
+
+def refuse_others(settings: RunSettings) -> None:
+    """Refuse to go on with a folder of rollouts under settings that play or grade in another way. Raises SettingsError:
+    names what differs, and what to do."""
+    folder = Path(settings.observability.output_dir).expanduser() / BELOW["rollout"]
+    if not (folder / SETTINGS).is_file() and (others := next(folder.glob("*.jsonl"), None)) is not None:
+        raise SettingsError(f"{others} is there, and {SETTINGS} of its run is not; choose another --output-dir")
+    played = {name for name, field in all_fields().items() if field.section in _PLAYED}
+    if differ := changed(settings, "rollout", played | {"hf_checkpoint", "hosted_model"}):
+        raise SettingsError(
+            f"--output-dir {settings.observability.output_dir}: its rollouts were made with other settings: "
+            f"{', '.join(differ)}; choose another --output-dir, or go on there with the settings that it has"
+        )
+
+
+def write_evaluation(folder: Path, number: int, checkpoint: str, name: str, metrics: Mapping[str, float]) -> None:
+    """Append the figures of one evaluation set to `evaluations.jsonl`. `number`: rollouts done before it; the number of
+    an `agentrl eval` in its folder. `checkpoint`: whose weights played."""
+    row = {"time": time.time(), "step": number, "set": name, "checkpoint": checkpoint, "metrics": dict(metrics)}
+    with (folder / EVALUATIONS).open("ab") as file:
+        file.write(orjson.dumps(row, option=orjson.OPT_APPEND_NEWLINE))
+
+
+def evaluations_in(folder: Path) -> int:
+    """The number of the next `agentrl eval` in its folder."""
+    file = folder / EVALUATIONS
+    return max((row["step"] + 1 for row in read_metrics(file)), default=0) if file.is_file() else 0

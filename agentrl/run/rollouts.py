@@ -5,6 +5,8 @@
    in one actor, `agentrl.run.local` beside the trainer. Weight updates go to the engine pool; `updated` tells of them.
 """
 
+import logging
+import sys
 import time
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -19,12 +21,15 @@ from agentrl.buffer.queue import GroupQueue
 from agentrl.buffer.store import Kind, TrajectoryStore
 from agentrl.clock import Watchdog
 from agentrl.config import RunSettings
+from agentrl.config.checks import UNTRAINABLE
 from agentrl.config.model_info import read_model_info
 from agentrl.data.user_source import load_source
+from agentrl.engine.hosted import HostedModel
 from agentrl.engine.pool import EnginePool
 from agentrl.engine.transport import HttpTransport
 from agentrl.envs import EnvClasses
 from agentrl.errors import SettingsError
+from agentrl.gateway.server import Gateway
 from agentrl.groups import Group, group_id, save_rollout
 from agentrl.rm_hub import GraderRunner
 from agentrl.rollout.context import RolloutContext
@@ -33,19 +38,24 @@ from agentrl.rollout.evaluate import counted, evaluate
 from agentrl.rollout.filters import named_filter
 from agentrl.rollout.functions import RewardFunction
 from agentrl.rollout.group import GroupPlayer
+from agentrl.rollout.hosted import NoChat
 from agentrl.rollout.rewards import UNGRADED, Grader
+from agentrl.rollout.settings import RolloutSettings
 from agentrl.rollout.stats import RolloutStats
+from agentrl.rollout.user_tasks import UserTasks
 from agentrl.rollout.worker import RolloutWorker
 from agentrl.run.environments import set_up
 from agentrl.run.evalsets import EvalSet, eval_sets
-from agentrl.run.evaluations import write_evaluation
-from agentrl.run.metrics import rollout_metrics, staleness_metrics, truncation_metrics
+from agentrl.run.metrics import bottleneck, rollout_metrics, staleness_metrics, truncation_metrics
 from agentrl.run.preflight import Plugins, load_chat, teacher_pool, ungraded
 from agentrl.run.protocols import Batch, Rollouts, WeightSink
+from agentrl.run.resuming import write_evaluation
 from agentrl.runfolder import RunFolder
 from agentrl.tools.threads import run_in_daemon_thread
 from agentrl.train.batch import TrainBatch
 from agentrl.train.hooks import NO_HOOKS, TrainHooks, hooks_of
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,10 +64,11 @@ class RolloutResources:
 
     settings: RunSettings
     folder: RunFolder
-    pool: EnginePool
+    pool: EnginePool | HostedModel
     player: GroupPlayer
     plugins: Plugins
     watchdog: Watchdog
+    user_tasks: UserTasks
     store: TrajectoryStore
     sets: Sequence[tuple[EvalSet, GroupPlayer]]
 
@@ -66,30 +77,35 @@ class RolloutResources:
     async def open(
         cls, settings: RunSettings, folder: RunFolder, urls: Sequence[str], transport: HttpTransport | None = None
     ) -> "AsyncIterator[RolloutResources]":
-        """Load the chat template, connect to the engines, start the graders, set up the environment.
-
-        Args:
-            urls: the engines.
-            transport: how to reach them; by default over HTTP.
-        """
+        """Load the chat template, connect to the engines, start the graders, set up the environment. `urls`: the
+        engines. `transport`: how to reach them; by default over HTTP."""
         rollout, args, kinds = settings.rollout, settings.args, EnvClasses()
-        chat, plugins = load_chat(settings), Plugins.load(settings, kinds)
+        chat, plugins = NoChat.as_chat() if settings.hosted else load_chat(settings), Plugins.load(settings, kinds)
         sets = [(held_out, Plugins.load(held_out.settings, kinds)) for held_out in eval_sets(settings)]
         async with AsyncExitStack() as stack:
             watchdog = stack.enter_context(Watchdog.watching(rollout.event_loop_block_warning))
+            user_tasks = stack.enter_context(UserTasks.followed())
             keep, key = settings.buffer.keep_trajectories, rollout.reward_key
             store = stack.enter_context(TrajectoryStore(folder.trajectories, keep, key))
-            model = read_model_info(settings.train.hf_checkpoint)
-            vocab_size = model.vocab_size if model else None
-            pool = EnginePool(urls, settings.engine, vocab_size=vocab_size, transport=transport)
-            await stack.enter_async_context(pool)
-            await pool.check()
-            length = rollout.rollout_max_context_len or await _context_length(settings, pool)
-            if (teacher := teacher_pool(settings, chat)) is not None:
-                await stack.enter_async_context(teacher)
-            await stack.enter_async_context(plugins.hooks.opened(pool))
+            pool: EnginePool | HostedModel
+            teacher = gateway = None
+            if settings.hosted:
+                pool, length = await stack.enter_async_context(HostedModel(settings.engine, transport)), sys.maxsize
+                await pool.check()
+            else:
+                every = [rollout, *(held_out.settings.rollout for held_out, _ in sets)]
+                pool = _engine_pool(settings, urls, transport, every)
+                await stack.enter_async_context(pool)
+                await pool.check()
+                length = rollout.rollout_max_context_len or await _context_length(settings, pool)
+                if (teacher := teacher_pool(settings, chat)) is not None:
+                    await stack.enter_async_context(teacher)
+                await stack.enter_async_context(plugins.hooks.opened(pool))
+                if plugins.agents or any(held_out.agents for _, held_out in sets):
+                    gateway = Gateway(chat, pool, context_length=length)
+                    await stack.enter_async_context(gateway.serving())
             own = (plugins.environments, teacher)
-            context = RolloutContext(rollout, args, chat, pool, length, *own, hooks=plugins.hooks)
+            context = RolloutContext(rollout, args, chat, pool, length, *own, gateway, hooks=plugins.hooks)
             named = {s.rollout.rm_type for s in (settings, *(held_out.settings for held_out, _ in sets))}
             preload = [rm_type for rm_type in named if rm_type]
             graders = await stack.enter_async_context(GraderRunner(settings.rm_hub, preload=preload))
@@ -98,17 +114,16 @@ class RolloutResources:
             all_plugins = (plugins, *(own for _, own in sets))
             entries = [entry for own in all_plugins for entry in (own.environments or {}).values()]
             await stack.enter_async_context(set_up(entries, settings.cluster.start_timeout))
+            for generate in {id(p.generate.owner): p.generate for p in all_plugins if p.generate}.values():
+                await stack.enter_async_context(generate.opened(args, settings.cluster.start_timeout))
             player = GroupPlayer(context, grader, plugins.generate)
             players = [(held_out, _player_of(held_out, own, player)) for held_out, own in sets]
-            yield cls(settings, folder, pool, player, plugins, watchdog, store, players)
+            yield cls(settings, folder, pool, player, plugins, watchdog, user_tasks, store, players)
 
     async def evaluate(self, done: int, checkpoint: str | None = None) -> Mapping[str, float]:
-        """Evaluate on every set; trajectories and figures are added to those in the run's folder.
-
-        Args:
-            done: rollouts that the weights were trained on; the number of an `agentrl eval`.
-            checkpoint: whose weights these are; by default the run's own.
-        """
+        """Evaluate on every set; trajectories and figures are added to those in the run's folder. `done`: rollouts that
+        the weights were trained on; the number of an `agentrl eval`. `checkpoint`: whose weights these are; by default
+        the run's own."""
         whose = str(checkpoint or (self.folder.checkpoint(done - 1) if done else self.settings.train.hf_checkpoint))
         hooks = self.plugins.hooks
         hooks.begin(done)
@@ -127,17 +142,17 @@ class RolloutResources:
 
 
 class LedgerRollouts(Rollouts):
-    """Rollouts under a ledger; made by `open`. `engines` take weight updates."""
+    """Rollouts under a ledger; made by `open`."""
 
     def __init__(
         self, generation: RolloutResources, queue: GroupQueue, coordinator: RolloutCoordinator, kind: Kind
     ) -> None:
         self.generation, self._queue, self._coordinator, self._kind = generation, queue, coordinator, kind
-        self.engines: WeightSink = generation.pool
         self._settings = generation.settings
         self._hooks = hooks_of(generation.player.context.args)
         environments = generation.plugins.environments
         self._names = environments.names if environments else ()
+        self._warned = False
 
     @classmethod
     @asynccontextmanager
@@ -151,12 +166,9 @@ class LedgerRollouts(Rollouts):
         *,
         kind: Kind = "train",
     ) -> "AsyncIterator[LedgerRollouts]":
-        """Open everything, and put the ledger back to what the loaded checkpoint proves.
-
-        Args:
-            resume_step: the last rollout that the checkpoint covers; None for a fresh start.
-            kind: what the trajectories are called in the run's store.
-        """
+        """Open everything, and put the ledger back to what the loaded checkpoint proves. `resume_step`: the last
+        rollout that the checkpoint covers; None for a fresh start. `kind`: what the trajectories are called in the
+        run's store."""
         async with AsyncExitStack() as stack:
             generation = await stack.enter_async_context(RolloutResources.open(settings, folder, urls, transport))
             ledger = stack.enter_context(Ledger(folder.ledger, keep=settings.buffer.ledger_retention))
@@ -189,7 +201,10 @@ class LedgerRollouts(Rollouts):
         if groups and (template := self._settings.observability.save_debug_rollout_data):
             await to_thread.run_sync(save_rollout, template, step, groups)
         metrics = await to_thread.run_sync(rollout_metrics, groups, stats, self._settings.rollout, self._names)
-        metrics |= self.generation.pool.figures() | self.generation.watchdog.take()
+        metrics |= self.generation.pool.figures() | self.generation.watchdog.take() | self.generation.user_tasks.take()
+        if not self._warned and (warning := bottleneck(metrics, self._settings.rollout.rollout_max_concurrency)):
+            self._warned = True
+            _log.warning(warning)
         return groups, {} if hooks.log(groups, metrics, stats.seconds) else metrics, rollout.full
 
     def _store(self, step: int, groups: Sequence[Group]) -> None:
@@ -206,8 +221,15 @@ class LedgerRollouts(Rollouts):
     async def checkpointed(self, step: int) -> None:
         await to_thread.run_sync(self._queue.checkpointed, step)
 
+    @property
+    def engines(self) -> EnginePool:
+        """The engines, for weight updates. Raises SettingsError: a hosted model plays, which takes none."""
+        if isinstance(self.generation.pool, HostedModel):
+            raise SettingsError(UNTRAINABLE)
+        return self.generation.pool
+
     async def set_resident_memory(self, memory: frozenset[str]) -> None:
-        await self.generation.pool.set_resident_memory(memory)
+        await self.engines.set_resident_memory(memory)
 
     async def evaluate(self, done: int) -> Mapping[str, float]:
         return await self.generation.evaluate(done)
@@ -241,13 +263,23 @@ def make_batch(
 def _player_of(held_out: EvalSet, plugins: Plugins, beside: GroupPlayer) -> GroupPlayer:
     """Plays a set by its own settings, with the engines and graders of `beside`."""
     settings, context = held_out.settings, beside.context
-    other = settings.data.apply_chat_template_kwargs != context.args.apply_chat_template_kwargs
+    other = settings.data.apply_chat_template_kwargs != context.args.apply_chat_template_kwargs and not context.hosted
     chat, rollout, args = load_chat(settings) if other else context.chat, settings.rollout, settings.args
     length = rollout.rollout_max_context_len or context.context_length
     context = replace(context, settings=rollout, args=args, chat=chat, environments=plugins.environments)
     context = replace(context, context_length=length)
     grader = Grader(rollout, args, plugins.reward, beside.grader.runner)
     return GroupPlayer(context, grader, plugins.generate, beside)
+
+
+def _engine_pool(
+    settings: RunSettings, urls: Sequence[str], transport: HttpTransport | None, every: Sequence[RolloutSettings]
+) -> EnginePool:
+    """The engines of the run, which is played under `every` of these settings; not open yet."""
+    model = read_model_info(settings.train.hf_checkpoint)
+    vocab_size = model.vocab_size if model else None
+    found = [t for s in every for t in (s.rollout_temperature, s.eval_temperature) if t is not None]
+    return EnginePool(urls, settings.engine, vocab_size=vocab_size, transport=transport, temperatures=found)
 
 
 async def _context_length(settings: RunSettings, pool: EnginePool) -> int:

@@ -1,7 +1,5 @@
-"""WeightTransfer from the trainer to the engines, under a new version.
-
-The version is the number of rollouts that the weights were trained on.
-"""
+"""WeightTransfer from the trainer to the engines, under a new version. The version is the number of rollouts that the
+weights were trained on."""
 
 import math
 import shutil
@@ -38,12 +36,13 @@ class DiskWeights(WeightTransfer):
             if old != target:
                 shutil.rmtree(old)
 
+    async def lost(self) -> bool:
+        return False  # engines load the folder by themselves
+
 
 class BroadcastWeights(WeightTransfer):
-    """Trainer rank 0 and the engines share a process group; tensors go in buckets of bounded size. Made by `open`.
-
-    The group is that of one set of engines: it is made again when others are there, or when one of them was lost.
-    """
+    """Trainer rank 0 and the engines share a process group; tensors go in buckets of bounded size. Made by `open`. The
+    group is that of one set of engines: it is made again when others are there, or when one of them was lost."""
 
     def __init__(self, settings: ClusterSettings, source: WeightSource, sink: WeightSink) -> None:
         self._settings, self._source, self._sink = settings, source, sink
@@ -73,6 +72,9 @@ class BroadcastWeights(WeightTransfer):
             except AgentRLError as again:
                 again.add_note(f"and before: {error}")
                 raise
+
+    async def lost(self) -> bool:
+        return await self._sink.lacks_weights()
 
     async def _send(self, version: int) -> None:
         epoch = await self._sink.epoch()
@@ -114,7 +116,7 @@ def buckets(specs: Sequence[TensorSpec], limit: int) -> list[list[TensorSpec]]:
     out: list[list[TensorSpec]] = []
     room = 0
     for spec in specs:
-        size = _BYTES[spec[1]] * math.prod(spec[2])
+        size = _BYTES[spec.dtype] * math.prod(spec.shape)
         if size > room or not out:
             out.append([])
             room = limit

@@ -4,13 +4,15 @@ import os
 import sqlite3
 import subprocess
 import sys
+import threading
+import time
+from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 
 import pytest
 
-from agentrl.buffer.ledger import Ledger
-from agentrl.buffer.states import LedgerLease, State
+from agentrl.buffer.ledger import Ledger, LedgerLease, State
 from agentrl.data.order import DataPosition
 from agentrl.errors import LedgerError, SampleError
 from agentrl.sample import Sample
@@ -503,3 +505,33 @@ def test_a_ledger_of_layout_2_is_migrated_when_it_is_opened(path: Path) -> None:
             None,
             2,
         )
+
+
+def test_a_lock_of_another_process_is_waited_for_and_reported(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("agentrl.buffer.sqlite.BUSY_SECONDS", 0.05)
+    with (
+        Ledger(tmp_path / "l.sqlite") as ledger,
+        closing(sqlite3.connect(tmp_path / "l.sqlite", isolation_level=None)) as other,
+    ):
+        other.execute("BEGIN IMMEDIATE")
+        ids: list[int] = []
+        writer = threading.Thread(target=lambda: ids.extend(lease(ledger, 1, 0)))
+        writer.start()
+        _until(lambda: bool(caplog.messages))
+        other.execute("ROLLBACK")
+        writer.join(60)
+        assert ids == [0]
+        monkeypatch.setattr("agentrl.buffer.sqlite.LOCKED_SECONDS", 0.0)
+        other.execute("BEGIN IMMEDIATE")
+        with pytest.raises(LedgerError, match="locked"):
+            lease(ledger, 1, 0)
+    assert "another process has locked" in caplog.messages[0]
+
+
+def _until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 120
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)

@@ -10,8 +10,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from agentrl.buffer.ledger import Ledger
-from agentrl.buffer.states import State
+from agentrl.buffer.ledger import Ledger, State
 from agentrl.errors import LedgerError
 from tests.buffer.make import finished, lease, recovered
 from tests.support.audit import audit_ledger

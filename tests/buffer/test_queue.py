@@ -2,6 +2,7 @@
 
 import weakref
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -150,3 +151,24 @@ def test_the_filter_decides_what_waits_on(tmp_path: Path, source: str | None) ->
             queue.release(group_id, "stopped")
         assert numbers(queue.lease(3, 1)) == [1, 2, 3]
         assert [lease.group_id for lease in ledger.waiting()] == [0]
+
+
+def test_groups_that_a_users_buffer_gives_back_finished_are_not_added_to_it_again(tmp_path: Path) -> None:
+    class Replay(RolloutDataSource):
+        kept: list[list[Sample]] = []
+
+        def get_samples(self, num_groups: int) -> list[list[Sample]]:
+            given, self.kept = self.kept[:num_groups], self.kept[num_groups:]
+            return given or super().get_samples(num_groups)
+
+        def add_samples(self, groups: Sequence[list[Sample]]) -> None:
+            self.kept = [*self.kept, *groups]
+
+    with Ledger(tmp_path / "l.sqlite") as ledger:
+        queue = GroupQueue(source := Replay(make_args(prompts(tmp_path / "p.jsonl", 6))), ledger)
+        queue.lease(1, 0)
+        queue.complete(0, finished(0))
+        assert len(source.kept) == 1
+        (again,) = queue.lease(1, 1)
+        queue.complete(1, again)
+        assert source.kept == []

@@ -57,7 +57,8 @@ def test_a_row_says_what_a_sample_was(store: TrajectoryStore) -> None:
 def test_a_store_of_the_first_layout_is_read_as_it_is_and_gets_the_column_from_a_writer(store: TrajectoryStore) -> None:
     store.add("train", "", 0, [finished(1)])
     with store, sqlite3.connect(store.path) as db:
-        db.execute("ALTER TABLE trajectories DROP COLUMN stop_reason")
+        for column in ("stop_reason", "role", "branch"):
+            db.execute(f"ALTER TABLE trajectories DROP COLUMN {column}")
         db.execute("PRAGMA user_version=1")
     with StoreReader(store.path) as reader:
         assert [row.stop_reason for row in reader.query(Filter(equal={"stop_reason": ""}))] == ["", ""]
@@ -69,6 +70,38 @@ def test_a_store_of_the_first_layout_is_read_as_it_is_and_gets_the_column_from_a
         again.add("train", "", 1, [later])
     with StoreReader(store.path) as reader:
         assert reader.values("stop_reason") == {"": 2, "max_turns": 2}
+
+
+@pytest.mark.parametrize("layout", [1, 2])
+def test_an_earlier_layout_gets_the_columns_of_agents(store: TrajectoryStore, layout: int) -> None:
+    store.add("train", "", 0, [finished(1)])
+    with store, sqlite3.connect(store.path) as db:
+        for column in ("role", "branch", *["stop_reason"] * (layout == 1)):
+            db.execute(f"ALTER TABLE trajectories DROP COLUMN {column}")
+        db.execute(f"PRAGMA user_version={layout}")
+    with StoreReader(store.path) as reader:
+        assert {(row.role, row.branch, row.stop_reason) for row in reader.query()} == {("", "", "")}
+        assert reader.values("role") == {"": 2}
+    with TrajectoryStore(store.path, keep=1000) as again:
+        again.add("train", "", 1, [of_agent("subagent", "new_agent", "extend", "retry", "extend")])
+    with StoreReader(store.path) as reader:
+        assert [(row.role, row.branch) for row in reader.query()] == [("", "")] * 2 + [("subagent", "retry")]
+
+
+def of_agent(role: object, *reasons: str) -> Group:
+    """A sample of an agent's session."""
+    group = finished(2, n=1)
+    group[0].metadata["gateway"] = {"role": role, "reasons": [*reasons]}
+    return group
+
+
+def test_the_columns_of_agents_stay_empty_for_what_has_another_form(store: TrajectoryStore) -> None:
+    odd = [of_agent("main"), finished(3, n=1), finished(4, n=1), of_agent("main", "first")]
+    odd[1][0].metadata["gateway"], odd[2][0].metadata["gateway"] = "text", {"session": {}}
+    store.add("train", "", 0, odd)
+    with StoreReader(store.path) as reader:
+        found = [(row.role, row.branch) for row in reader.query()]
+    assert found == [("main", ""), ("", ""), ("", ""), ("main", "first")]
 
 
 def test_filters_orders_and_pages(store: TrajectoryStore) -> None:
@@ -235,7 +268,7 @@ def test_other_files_are_refused(tmp_path: Path) -> None:
         db.execute("CREATE TABLE t (x)")
     text = tmp_path / "text.sqlite"
     text.write_text("no database, whatever its name says, and longer than a header of a hundred bytes " * 2)
-    for path, what in ((other, "layout 2, got 0"), (text, "not a database"), (tmp_path / "none", "no such file")):
+    for path, what in ((other, "layout 3, got 0"), (text, "not a database"), (tmp_path / "none", "no such file")):
         with pytest.raises(DataError, match=what):
             StoreReader(path)
         if path.exists():

@@ -3,6 +3,7 @@
 import threading
 import time
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import psutil
@@ -15,7 +16,7 @@ from tests.support.tiny_models import make_tiny_model
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
-TURNS: dict[str, object] = {"colocate": True, "actor_num_gpus_per_node": 2}
+TURNS: dict[str, Any] = {"colocate": True, "actor_num_gpus_per_node": 2}
 
 
 @pytest.fixture(scope="module")

@@ -25,3 +25,10 @@ def test_a_kill_with_trajectories_in_flight_loses_no_group_and_trains_none_twice
 def test_one_of_two_engines_may_go_at_any_moment(kit: RunKit, fault: Fault) -> None:
     outcome = disturb_an_engine(kit, 0, steps=6, fault=fault, max_staleness=1)
     assert outcome.ok, str(outcome)
+
+
+@pytest.mark.parametrize("mode", ["broadcast", "disk"])
+@pytest.mark.parametrize("fault", ["kill", "kill the guard", "stop"])
+def test_the_only_engine_may_go_too(kit: RunKit, fault: Fault, mode: str) -> None:
+    outcome = disturb_an_engine(kit, 1, steps=6, fault=fault, engines=1, max_staleness=0, update_weight_mode=mode)
+    assert outcome.ok, str(outcome)

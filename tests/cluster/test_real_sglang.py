@@ -1,22 +1,16 @@
 """Training against the real SGLang server on CPU: weights by broadcast and by disk, log-probs in agreement."""
 
-import os
 from pathlib import Path
 
 import pytest
 
 from agentrl.sample import Origin
 from tests.support.audit import audit_ledger
+from tests.support.real_sglang import MARKS, PYTHON
 from tests.support.runs import RunKit, still_running
 from tests.support.versions import staleness, trained_groups
 
-PYTHON = Path(os.environ.get("AGENTRL_SGLANG_PYTHON", Path(__file__).parents[2] / ".venv-sglang" / "bin" / "python"))
-
-pytestmark = [
-    pytest.mark.sglang,
-    pytest.mark.timeout(900),
-    pytest.mark.skipif(not PYTHON.exists(), reason="no SGLang: run scripts/install_sglang_cpu.sh"),
-]
+pytestmark = MARKS
 
 
 @pytest.mark.parametrize("mode", ["broadcast", "disk"])

@@ -114,6 +114,31 @@ def test_a_cluster_without_room_says_what_it_lacks_or_the_run_is_reduced(tmp_pat
     assert "--rollout-num-gpus 2 instead of 4" in reduced.output
 
 
+ON_THE_DRIVER = """
+import os
+
+if "ON_THE_DRIVER" not in os.environ:
+    raise ImportError("only the driver's machine has it")
+from env import AddEnv
+"""
+
+
+@pytest.mark.slow
+def test_a_cluster_gets_the_drivers_python_path_and_what_it_lacks_is_told_before_engines_are_up(
+    tmp_path: Path, cluster: Cluster
+) -> None:
+    cluster.add_node(num_cpus=4)
+    kit, modules = RunKit.make(tmp_path), tmp_path / "modules"
+    modules.mkdir()
+    (modules / "on_the_driver.py").write_text(ON_THE_DRIVER)
+    arguments = kit.arguments("run", ray_address=cluster.address, env="on_the_driver:AddEnv")
+    path = f"{import_path()}{os.pathsep}{modules}"
+    run = kit.start(arguments, PYTHONPATH=path, ON_THE_DRIVER="1")
+    assert run.wait() == 2, run.output
+    assert "on_the_driver failed to import: ImportError: only the driver's machine has it" in run.output
+    assert "engine ready" not in run.output
+
+
 @pytest.mark.slow
 def test_a_lost_node_costs_its_engines_or_the_run_is_resumed_on_what_is_left(tmp_path: Path, cluster: Cluster) -> None:
     """One after the other the node of an engine is lost, then that of the trainer."""

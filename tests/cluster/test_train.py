@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.audit import audit_ledger
-from tests.support.runs import RunKit, check_looked_at, still_running
+from tests.support.runs import Run, RunKit, check_looked_at, still_running
 
 pytestmark = pytest.mark.timeout(900)
 
@@ -20,26 +20,29 @@ def kit(tmp_path_factory: pytest.TempPathFactory) -> RunKit:
     return RunKit.make(Path(tmp_path_factory.mktemp("kit")))
 
 
-@pytest.mark.parametrize("mode", ["broadcast", pytest.param("disk", marks=pytest.mark.slow)])
-def test_a_run_trains_agrees_with_its_engine_and_leaves_nothing_running(kit: RunKit, mode: str) -> None:
-    arguments = kit.arguments(f"plain-{mode}", update_weight_mode=mode, num_steps_per_rollout=2)
-    run = kit.start(arguments)
+@pytest.mark.slow
+def test_a_run_trains_agrees_with_its_engine_and_leaves_nothing_running(kit: RunKit) -> None:
+    """With weights by disk; `test_killed_and_resumed_trains_every_group_once` checks the same of a broadcast."""
+    run = kit.start(kit.arguments("plain-disk", update_weight_mode="disk", num_steps_per_rollout=2))
     run.until(run.processes)
     processes = run.processes()
     assert run.wait() == 0, run.output
     assert still_running(processes) == []
+    _check_trained(run, rollouts=3)
+
+
+def _check_trained(run: Run, rollouts: int) -> None:
+    """Every group is trained once, trainer and engine agree, and everything that people look at is there."""
     rows = run.metrics()
-    assert [row["step"] for row in rows] == [0, 1, 2]
+    assert [row["step"] for row in rows] == list(range(rollouts))
     for row in rows:
         assert row["train/train_rollout_logprob_abs_diff"] <= 1e-4
         assert row["train/grad_norm"] > 0
-    result = audit_ledger(run.folder / "ledger.sqlite", through_step=2, groups_per_step=4)
+    result = audit_ledger(run.folder / "ledger.sqlite", through_step=rollouts - 1, groups_per_step=4)
     assert result.ok, result.problems
+    assert result.trained_by_step == dict.fromkeys(range(rollouts), 4)
     assert (run.folder / "model" / "model.safetensors").is_file()
-    check_looked_at(run, steps=3, groups=4)
-    if mode == "broadcast":
-        _says_what_it_starts(run.output)
-        _starts_nothing_again(kit, arguments)
+    check_looked_at(run, steps=rollouts, groups=4)
 
 
 def _says_what_it_starts(output: str) -> None:
@@ -55,10 +58,10 @@ def _says_what_it_starts(output: str) -> None:
         assert any(re.fullmatch(rf"{name}  time [0-9.]+s", line) for line in said), output
 
 
-def _starts_nothing_again(kit: RunKit, arguments: list[str]) -> None:
+def _starts_nothing_again(kit: RunKit, arguments: list[str], rollouts: int) -> None:
     again = kit.start(arguments)
     assert again.wait() == 0, again.output
-    assert ") covers 3 rollouts, and --num-rollout is 3; to go on" in again.output
+    assert f") covers {rollouts} rollouts, and --num-rollout is {rollouts}; to go on" in again.output
     assert f"the model is in {again.folder / 'model'}" in again.output
     assert "Ray" not in again.output
     assert again.processes() == {}
@@ -81,7 +84,8 @@ def test_a_missing_model_of_a_finished_run_is_written(kit: RunKit) -> None:
     "role", ["driver", *(pytest.param(role, marks=pytest.mark.slow) for role in ("trainer", "engine"))]
 )
 def test_killed_and_resumed_trains_every_group_once(kit: RunKit, role: str) -> None:
-    arguments = kit.arguments(f"killed-{role}", num_rollout=6, save_interval=1, engine_absence_timeout=20)
+    changes = {"num_steps_per_rollout": 2, "engine_absence_timeout": 20}
+    arguments = kit.arguments(f"killed-{role}", num_rollout=4, save_interval=1, **changes)
     run = kit.start(arguments)
     run.until(lambda: len(run.metrics()) >= 2 and run.processes())
     time.sleep(random.Random(role).uniform(0, 1))  # the moment is the fault that is injected
@@ -92,12 +96,14 @@ def test_killed_and_resumed_trains_every_group_once(kit: RunKit, role: str) -> N
     if role != "driver":
         assert "error:" in run.output
         assert "Traceback" not in run.output
+    _says_what_it_starts(run.output)
     again = kit.start(arguments)
+    again.until(again.processes)
+    processes = again.processes()
     assert again.wait() == 0, again.output
-    assert [row["step"] for row in again.metrics()] == list(range(6))
-    result = audit_ledger(run.folder / "ledger.sqlite", through_step=5, groups_per_step=4)
-    assert result.ok, result.problems
-    assert result.trained_by_step == dict.fromkeys(range(6), 4)
+    assert still_running(processes) == []
+    _check_trained(again, rollouts=4)
+    _starts_nothing_again(kit, arguments, rollouts=4)
 
 
 @pytest.mark.slow

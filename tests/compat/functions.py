@@ -6,6 +6,7 @@ import copy
 from slime.rollout.base_types import RolloutFnEvalOutput, RolloutFnTrainOutput
 from slime.rollout.filter_hub.base_types import DynamicFilterOutput
 from slime.rollout.sglang_rollout import GenerateState, generate_and_rm_group
+from slime.rollout.sglang_rollout import generate as generate_once
 from slime.utils.async_utils import run
 from slime.utils.http_utils import post
 from slime.utils.types import Sample
@@ -34,6 +35,13 @@ async def generate(args, sample, sampling_params):
             shown = state.tokenizer("go on", add_special_tokens=False)["input_ids"]
             sample.append_response_tokens(args, tokens=shown, trainable=False, text="go on")
     return sample
+
+
+async def interrupted(args, sample, sampling_params):
+    params = {**sampling_params, "ignore_eos": True}
+    sample = await generate_once(args, sample, {**params, "max_new_tokens": 3})
+    sample.status = Sample.Status.ABORTED
+    return await generate_once(args, sample, params)
 
 
 async def reward(args, sample, **kwargs):

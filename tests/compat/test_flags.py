@@ -72,7 +72,6 @@ QWEN = {"model_type": "qwen2_moe", "num_hidden_layers": 4, "num_experts": 60, "n
         ("moe_router_num_groups", 8, 1),
         ("moe_router_group_topk", 4, 1),
         ("qk_layernorm", True, False),
-        ("add_qkv_bias", False, True),
     ],
 )
 def test_what_megatrons_flags_of_a_mixture_are_by_its_config(name: str, of_deepseek: object, of_qwen: object) -> None:
@@ -81,6 +80,13 @@ def test_what_megatrons_flags_of_a_mixture_are_by_its_config(name: str, of_deeps
         if wrong != right:
             assert SHAPES[name](config, wrong) != wrong
     assert SHAPES["moe_layer_freq"](DEEPSEEK, 1) == [0, 0, 0, 1, 1]
+
+
+def test_a_bias_of_the_attention_is_by_the_config_unless_the_attention_has_none_to_read() -> None:
+    bias = SHAPES["add_qkv_bias"]
+    assert [bias(QWEN, given) for given in (True, False)] == [True, True]
+    assert [bias({"model_type": "qwen3"}, given) for given in (True, False)] == [False, False]
+    assert [bias(DEEPSEEK, given) for given in (True, False)] == [True, False]
 
 
 def test_a_model_without_experts_has_none() -> None:

@@ -9,8 +9,7 @@ from typing import Any
 
 import pytest
 
-from agentrl.buffer.ledger import Ledger
-from agentrl.buffer.states import State
+from agentrl.buffer.ledger import Ledger, State
 from agentrl.config import RunSettings
 from agentrl.engine.local import in_process
 from agentrl.errors import AgentRLError, PluginError, SettingsError
@@ -154,3 +153,13 @@ def test_what_cannot_be_is_refused_before_the_run(kit: RunKit) -> None:
     ahead = "slime.rollout.fully_async_rollout.generate_rollout_fully_async"
     with pytest.raises(SettingsError, match="--max-staleness 1"):
         Plugins.load(settings(kit, {}, compat_options={"rollout_function_path": ahead}))
+
+
+async def test_the_rest_of_an_interrupted_answer_has_the_room_that_is_left(kit: RunKit) -> None:
+    s = settings(
+        kit, {}, custom_generate_function_path=f"{FUNCTIONS}:interrupted", custom_rm_path=f"{FUNCTIONS}:other_reward"
+    )
+    with open_folder(s) as folder:
+        async with opened(s, folder) as rollouts:
+            groups, *_ = await rollouts.play(0)
+    assert {sample.response_length for group in groups for sample in group} == {s.rollout.rollout_max_response_len}

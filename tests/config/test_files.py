@@ -196,3 +196,14 @@ def test_all_unknown_keys_come_at_once(tmp_path: Path) -> None:
 def test_missing_file() -> None:
     with pytest.raises(SettingsError, match="no file"):
         RunSettings.from_cli(["--config", "does-not-exist.yaml"])
+
+
+@pytest.mark.parametrize(
+    "text", ["a: " + "[" * 1600, "a: " + "{a: " * 1600, "a:\n" + "".join(f"{' ' * n}-\n" for n in range(1, 900))]
+)
+def test_nesting_without_end_is_refused_where_it_begins(tmp_path: Path, text: str) -> None:
+    (tmp_path / "run.yaml").write_text(f"seed: 1\n{text}")
+    with pytest.raises(
+        SettingsError, match=r"run.yaml line \d+: not valid YAML: lists or mappings are nested too deep, more than 64"
+    ):
+        RunSettings.from_file(tmp_path / "run.yaml")

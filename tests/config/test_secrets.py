@@ -2,13 +2,18 @@
 
 import io
 import json
+import re
 from pathlib import Path
 
+import click
 import pytest
 from rich.console import Console
 
+from agentrl.cli.main import agentrl as agentrl_group
+from agentrl.cli.main import run as agentrl
 from agentrl.config import RunSettings
 from agentrl.config.dry_run import show
+from agentrl.config.fields import all_fields
 from agentrl.errors import SECRET, AgentRLError, SettingsError
 from agentrl.run.driver import open_folder
 from agentrl.settings import shown
@@ -66,6 +71,50 @@ def test_secrets_under_other_names_are_hidden_too(line: str) -> None:
     show(settings, Console(file=out, width=200))
     assert "SEKRET" not in out.getvalue() + repr(settings) + repr(settings.args)
     assert SECRET in out.getvalue()
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "train --api-key SEKRET",
+        "train --hf-token=SEKRET --lr much",
+        "train --judge-passwrd SEKRET extra",
+        "train --wandb-key SEKRET",
+        "train --sglang-api-kee SEKRET --lr much",
+        "eval --api_kee=-SEKRET",
+        "gateway --owner-key SEKRET --sglang-api-kee=SEKRET http://h:1",
+        "serve --admin-api-kee SEKRET model",
+        "router --sglang-apikey=SEKRET http://h:1",
+    ],
+)
+def test_an_unknown_flag_is_refused_without_its_value(line: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert agentrl(line.split()) == 2
+    printed = capsys.readouterr()
+    assert printed.err
+    assert "SEKRET" not in printed.out + printed.err
+
+
+def test_each_flag_for_a_secret_names_its_environment_variable() -> None:
+    secret = re.compile(r"((api|owner)_key|token|secret|passw\w*)$")
+    assert [name for name in all_fields() if secret.search(name)] == []  # settings name a variable instead
+    context, found = click.Context(agentrl_group), []
+    for command in agentrl_group.list_commands(context):
+        for option in agentrl_group.get_command(context, command).params:  # type: ignore[union-attr]
+            if isinstance(option, click.Option) and secret.search(option.name or ""):
+                found.append((command, option.name))
+                assert option.envvar, found[-1]
+                assert option.show_envvar, found[-1]
+    assert {("gateway", "owner_key"), ("router", "sglang_api_key"), ("serve", "admin_api_key")} <= set(found)
+    assert "SGLANG_ADMIN_API_KEY give" in str(all_fields()["sglang_options"].info.description)
+
+
+@pytest.mark.parametrize("line", ["sglang_api_key: a: SEKRET", "sglang_options: {'api_key': a: SEKRET}"])
+def test_a_line_of_a_file_is_told_without_its_secret(tmp_path: Path, line: str) -> None:
+    file = tmp_path / "run.yaml"
+    file.write_text(f"lr: 1\n{line}\n")
+    with pytest.raises(SettingsError, match=r"run\.yaml line 2: not valid YAML") as raised:
+        RunSettings.from_file(file)
+    assert "SEKRET" not in str(raised.value)
 
 
 @pytest.mark.parametrize("name", ["monkey", "size", "design", "author", "tokenizer_path", "max_tokens", "capital"])

@@ -330,6 +330,9 @@ RUNS: dict[str, dict[str, str]] = {
 }
 
 SAID: dict[str, tuple[str, str]] = {
+    "agent": ("'run {prompt}'", "with --env, which plays itself"),
+    "agent_sandbox": ("none", "has no effect without --agent"),
+    "agent_readable": ("/opt", "has no effect without --agent"),
     "apply_chat_template": ("", "--apply-chat-template has no effect where an environment plays"),
     "seed": ("7", "--seed 7 has no effect on the trainer, which draws no random numbers"),
     "stale_groups": ("drop", "--stale-groups drop has no effect without"),
@@ -393,6 +396,11 @@ SAID: dict[str, tuple[str, str]] = {
     "wandb_dir": ("x", "has no effect without --use-wandb"),
     "wandb_host": ("x", "has no effect without --use-wandb"),
     "wandb_random_suffix": ("", "has no effect without --use-wandb"),
+    "base_url": ("http://x", "--base-url http://x has no effect without --engine openai"),
+    "hosted_model": ("x", "has no effect without --engine openai"),
+    "hosted_api_key_env": ("X", "has no effect without --engine openai"),
+    "hosted_options": ("x=1", "has no effect without --engine openai"),
+    "demonstration_min_reward": ("1", "has no effect without --engine openai"),
     "engine": ("external", "--rollout-external-engine-addrs HOST:PORT"),
 }
 
@@ -401,7 +409,7 @@ ELSEWHERE: dict[str, tuple[str, str]] = {
     "use_rollout_routing_replay": ("run/test_routing.py", "use_rollout_routing_replay"),
     "slime_defaults": ("config/test_inapplicable.py", "slime_defaults"),
     "compat_options": ("config/test_settings.py", "compat_options"),
-    "router_middleware_paths": ("engine/test_router.py", "router_middleware_paths"),
+    "router_middleware_paths": ("gateway/test_router.py", "router_middleware_paths"),
     "reasoning_parser": ("chat/test_parsers.py", "reasoning_parser"),
     "template_rewrite_policy": ("rollout/test_agent_loop.py", "template_rewrite_policy"),
     "grader_processes": ("rm_hub/test_sample.py", "grader_processes"),

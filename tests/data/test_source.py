@@ -54,7 +54,7 @@ def test_another_seed_is_refused_if_it_changes_the_order(tmp_path: Path, shuffle
     first, other = (RolloutDataSource(make_args(path, rollout_shuffle=shuffle, rollout_seed=seed)) for seed in (1, 2))
     first.save(tmp_path / "s.json")
     if shuffle:
-        with pytest.raises(DataError, match="rollout_seed=1, this run has 2; use the old value"):
+        with pytest.raises(DataError, match="rollout_seed=1, this run 2; use the old value"):
             other.load(tmp_path / "s.json")
     else:
         other.load(tmp_path / "s.json")
@@ -64,7 +64,7 @@ def test_bad_saved_states(tmp_path: Path) -> None:
     source = RolloutDataSource(make_args(prompts(tmp_path / "p.jsonl", 7)))
     source.save(tmp_path / "s.json")
     other = RolloutDataSource(make_args(prompts(tmp_path / "p.jsonl", 8)))
-    with pytest.raises(DataError, match="the saved source has prompt_rows=7, this run has 8"):
+    with pytest.raises(DataError, match="the saved source has prompt_rows=7, this run 8"):
         other.load(tmp_path / "s.json")
     (tmp_path / "s.json").write_text("[]")
     with pytest.raises(DataError, match="not a data source's state"):

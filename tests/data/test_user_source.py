@@ -6,9 +6,8 @@ from typing import Any
 
 import pytest
 
-from agentrl.buffer.ledger import Ledger
+from agentrl.buffer.ledger import Ledger, LedgerLease
 from agentrl.buffer.queue import GroupQueue
-from agentrl.buffer.states import LedgerLease
 from agentrl.data.settings import DataSettings
 from agentrl.data.source import DataSource, RolloutDataSource, RolloutDataSourceWithBuffer
 from agentrl.data.user_source import check_source
@@ -148,7 +147,7 @@ def test_classes_that_do_not_fit(data: Path) -> None:
         (None, "must return a list of groups, got NoneType"),
         ([[]], "must return groups"),
         (["text"], "got 'text'"),
-        ([Sample(), Sample()], "returned 2 groups; return at most as many"),
+        ([Sample(), Sample()], "returned 2 groups; return no more"),
     ],
 )
 def test_answers_that_do_not_fit(data: Path, monkeypatch: pytest.MonkeyPatch, answer: Any, message: str) -> None:

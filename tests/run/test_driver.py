@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import anyio
+import anyio.lowlevel
 import pytest
 
 from agentrl.config import RunSettings
@@ -76,6 +77,9 @@ class Notes(Rollouts, Trainer, WeightTransfer):
 
     async def send(self, version: int) -> None:
         self._note(f"send {version}")
+
+    async def lost(self) -> bool:
+        return False
 
 
 def settings(folder: Path, **changes: object) -> RunSettings:
@@ -252,3 +256,33 @@ def test_the_cadence_is_that_of_the_settings() -> None:
     assert (found.steps, found.send, found.evaluate, found.evaluate_first, found.save) == (7, 2, 3, True, 4)
     assert not cadence(s.replace(eval_before_train=False)).evaluate_first
     assert cadence(s, engines=False).evaluate is None
+
+
+async def test_engines_that_were_all_started_again_get_the_weights_once_more(tmp_path: Path) -> None:
+    class Restarted(Notes):
+        has = True
+
+        async def next_batch(self, step: int) -> Batch | None:
+            self.has = step != 1
+            while not self.has:
+                await anyio.lowlevel.checkpoint()
+            return await super().next_batch(step)
+
+        async def send(self, version: int) -> None:
+            await super().send(version)
+            self.has = True
+
+        async def lost(self) -> bool:
+            return not self.has
+
+    log = await drive(settings(tmp_path, engine_probe_interval=0.001, colocate=True), Restarted())
+    again = [
+        "engines keep ['weights']",
+        "trainer back",
+        "send 1",
+        "trainer away",
+        "engines keep ['kv_cache', 'weights']",
+    ]
+    at = log.index("batch 1")
+    assert log[at - 5 : at] == again
+    assert log[at - 10 : at - 5] == again, "once by the schedule, once more since they had lost them"

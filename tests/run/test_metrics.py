@@ -4,7 +4,7 @@ import pytest
 
 from agentrl.rollout.settings import RolloutSettings
 from agentrl.rollout.stats import RolloutStats, Tokens, describe
-from agentrl.run.metrics import rollout_metrics
+from agentrl.run.metrics import bottleneck, rollout_metrics
 from agentrl.sample import Sample, SpecInfo, Status
 
 SETTINGS = RolloutSettings()
@@ -42,6 +42,14 @@ def test_the_share_of_each_stop_reason_counts_trajectories() -> None:
     found = rollout_metrics([[*siblings, alone]], RolloutStats(), SETTINGS)
     shares = {name: value for name, value in found.items() if "/stop/" in name}
     assert shares == {"rollout/stop/max_turns": 0.5, "rollout/stop/gave_up": 0.5}
+
+
+def test_the_standard_error_takes_prompts_as_given() -> None:
+    """Rewards 0 and 2 have variance 2; two groups of two trajectories, one with siblings. One trajectory has no spread."""
+    spread, equal = [part(0, 1, 0), part(0, 2, 0), part(2, 1, None)], [part(1, 1, None), part(1, 1, None)]
+    found = rollout_metrics([spread, equal], RolloutStats(), SETTINGS)
+    assert found["rollout/reward_standard_error"] == pytest.approx((2 / 2) ** 0.5 / 2)
+    assert "rollout/reward_standard_error" not in rollout_metrics([spread, equal[:1]], RolloutStats(), SETTINGS)
 
 
 def test_a_rollout_in_which_nothing_was_finished_offers_no_mean() -> None:
@@ -93,3 +101,13 @@ def test_trajectories_are_counted_by_what_their_reward_says() -> None:
     assert {name: value for name, value in found.items() if "error_cat" in name} == pytest.approx(
         {"rollout/error_cat/late": 0.5, "rollout/error_cat/none": 0.25, f"rollout/error_cat/{'x' * 40}": 0.25}
     )
+
+
+@pytest.mark.parametrize(
+    ("busy", "flying", "said"), [(0.95, 40.0, True), (0.95, 80.0, False), (0.5, 40.0, False), (0.95, None, False)]
+)
+def test_a_busy_event_loop_with_few_requests_is_the_bottleneck(busy: float, flying: float | None, said: bool) -> None:
+    metrics = {"loop/busy_share": busy} | ({} if flying is None else {"engines/in_flight": flying})
+    warning = bottleneck(metrics, 128)
+    assert ("the rollout process is the bottleneck" in warning) == said
+    assert ("40 requests on average (128 trajectories" in warning) == said

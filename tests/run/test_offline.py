@@ -14,7 +14,7 @@ from agentrl.errors import SettingsError
 from agentrl.groups import read_groups
 from agentrl.observability.metrics import read_metrics
 from agentrl.run.driver import open_folder
-from agentrl.run.evaluations import refuse_others
+from agentrl.run.resuming import refuse_others
 from tests.support.runs import Run, RunKit
 
 pytestmark = pytest.mark.timeout(900)

@@ -242,6 +242,12 @@ def test_a_grader_beside_a_reward_of_the_environments_own_is_noted(here: RunKit)
     assert preflight(RunSettings.from_cli(here.arguments()), "train") == []
 
 
+def test_a_label_that_nobody_reads_is_noted_once(here: RunKit) -> None:
+    (note,) = preflight(RunSettings.from_cli(here.arguments(label_key=None)), "train")
+    assert "field 'label' that nobody reads" in note
+    assert "--label-key label" in note
+
+
 def test_a_mistake_is_found_without_ray(here: RunKit, capsys: pytest.CaptureFixture[str]) -> None:
     refused(["train", *here.arguments(env="syntax.py:Env")], capsys)
     import ray

@@ -3,23 +3,24 @@
 import json
 import uuid
 from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, nullcontext
 from pathlib import Path
 from typing import Any, Self
 
 import orjson
 import pytest
 
-from agentrl.buffer.ledger import Ledger
+from agentrl.buffer.ledger import Ledger, State
 from agentrl.buffer.queue import GroupQueue
 from agentrl.buffer.reader import StoreReader
-from agentrl.buffer.states import State
 from agentrl.config import RunSettings
 from agentrl.data.user_source import load_source
-from agentrl.engine.transport import HttpTransport, Reply
+from agentrl.engine.transport import Headers, HttpTransport, Reply, Sink
+from agentrl.errors import EnvFailure
 from agentrl.observability.metrics import read_metrics
+from agentrl.rollout.functions import GenerateFunction
 from agentrl.run.driver import open_folder
-from agentrl.run.evaluations import evaluations_in
+from agentrl.run.resuming import evaluations_in
 from agentrl.run.rollouts import LedgerRollouts, RolloutResources
 from agentrl.runfolder import EVALUATIONS, RunFolder
 from tests.buffer.make import finished
@@ -45,7 +46,7 @@ class Engines(HttpTransport):
         return None
 
     async def exchange(
-        self, method: str, url: str, body: bytes | None = None, headers: Mapping[str, str] | None = None
+        self, method: str, url: str, body: bytes | None = None, headers: Headers = None, sink: Sink = None
     ) -> Reply:
         host, path = url.removeprefix("http://").split("/", 1)
         if path == "server_info":
@@ -228,3 +229,46 @@ async def test_several_environments_share_a_batch_each_with_its_arguments_and_me
     }
     assert (evaluated["eval/held_out/env/small/reward"], evaluated["eval/held_out/env/big/reward"]) == (1.5, 3.5)
     assert kinds[0].opened == [({}, 3), ({"size": 3}, 3)]  # type: ignore[attr-defined]
+
+
+AGENT = """
+class Agent:
+    log = []
+
+    async def setup(self, args):
+        if args.{broken}:
+            raise SystemExit("no server")
+        self.log.append(f"setup {{args.n_samples_per_prompt}}")
+
+    async def generate(self, args, sample, sampling_params):
+        self.log.append("generate")
+        sample.set_prompt_tokens([1])
+        sample.append_model([2], [-1.0], "0")
+        sample.reward = 0.0
+        return sample
+
+    async def teardown(self):
+        self.log.append("teardown")
+"""
+
+
+@pytest.mark.parametrize("broken", ["apply_chat_template", "rollout_shuffle"])
+async def test_a_generate_functions_class_is_set_up_once_and_torn_down(kit: RunKit, broken: str) -> None:
+    """An evaluation set uses the same object."""
+    file = kit.folder / f"agent_{broken}.py"
+    file.write_text(AGENT.format(broken=broken))
+    path = f"{file}:Agent"
+    sets = {"eval_prompt_data": ("dev", f"{kit.folder}/prompts.jsonl"), "apply_chat_template": True}
+    s = settings(kit, env=None, custom_generate_function_path=path, **sets)
+    fails = broken == "apply_chat_template"
+    with open_folder(s) as folder:
+        refused = (
+            pytest.raises(EnvFailure, match=r"Agent\.setup raised SystemExit: no server") if fails else nullcontext()
+        )
+        with refused:
+            async with opened(s, folder, Engines({"a": 2048})) as rollouts:
+                await rollouts.next_batch(0)
+                await rollouts.evaluate(0)
+    log = GenerateFunction.load(path).owner.log
+    assert log[:1] + log[-1:] == ([] if fails else ["setup 2", "teardown"])
+    assert set(log[1:-1]) == (set() if fails else {"generate"})

@@ -24,7 +24,11 @@ from agentrl.run.protocols import (
 from agentrl.run.weights import BroadcastWeights, DiskWeights, buckets
 from agentrl.runfolder import RunFolder
 
-SPECS: list[TensorSpec] = [("a", "float32", [2, 3]), ("b", "bfloat16", [4]), ("c", "float32", [1])]
+SPECS: list[TensorSpec] = [
+    TensorSpec("a", "float32", [2, 3]),
+    TensorSpec("b", "bfloat16", [4]),
+    TensorSpec("c", "float32", [1]),
+]
 
 
 class Source(WeightSource, Trainer):
@@ -98,6 +102,9 @@ class Sink(WeightSink):
             assert update.group == self.groups[-1].name
             assert [spec for bucket in update.buckets for spec in bucket] == SPECS
         self.log.append(f"receive {version}")
+
+    async def lacks_weights(self) -> bool:
+        return False
 
 
 @pytest.fixture
@@ -180,7 +187,7 @@ async def test_a_trainer_that_fails_sends_nothing(folder: RunFolder) -> None:
 
 @given(st.lists(st.integers(1, 50), max_size=20), st.integers(1, 400))
 def test_buckets_keep_the_order_and_their_limit(sizes: list[int], limit: int) -> None:
-    specs: list[TensorSpec] = [(f"t{i}", "float32", [size]) for i, size in enumerate(sizes)]
+    specs: list[TensorSpec] = [TensorSpec(f"t{i}", "float32", [size]) for i, size in enumerate(sizes)]
     found = buckets(specs, limit)
     assert [spec for bucket in found for spec in bucket] == specs
     for bucket in found:
