@@ -83,9 +83,7 @@ def compare(before: Evaluation, after: Evaluation) -> dict[str, tuple[int, list[
     no set in common, or a set no prompt."""
     first, second = _by_prompt(before), _by_prompt(after)
     if not (common := [name for name in first if name in second]):
-        raise DataError(
-            f"{before.name} has the sets {', '.join(first)}, {after.name} {', '.join(second)}: none in common"
-        )
+        raise DataError(f"{before.name} has sets {', '.join(first)}, {after.name} {', '.join(second)}: none in common")
     found = {}
     for name in common:
         prompts = [prompt for prompt in first[name] if prompt in second[name]]

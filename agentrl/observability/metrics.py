@@ -28,17 +28,9 @@ class MetricsLogger:
     """Sends a step's metrics to all sinks; a context manager that closes them."""
 
     def __init__(self, settings: ObservabilitySettings, folder: str | Path, *, resume_step: int = 0) -> None:
-        """Open the sinks.
-
-        Args:
-            settings: which sinks, and every how many steps.
-            folder: the run's folder; made if missing.
-            resume_step: the first step of this life; rows of it and later ones are dropped, all rows if it is 0.
-
-        Raises:
-            SettingsError: a sink that was asked for is not installed.
-            DataError: the metrics file is there but is not what this class writes.
-        """
+        """Open the sinks that the settings ask for. `folder`: the run's; made if missing. `resume_step`: the first step
+        of this life; rows of it and later ones are dropped. Raises SettingsError: a sink that was asked for is not
+        installed. Raises DataError: the metrics file is there but is not what this class writes."""
         self._interval = settings.log_interval
         folder = Path(folder)
         folder.mkdir(parents=True, exist_ok=True)
@@ -109,9 +101,7 @@ def _wandb(settings: ObservabilitySettings, folder: Path, resume_step: int, open
     try:
         import wandb
     except ImportError as error:
-        raise SettingsError(
-            f"--use-wandb needs the package wandb: {install('wandb')}, or leave --use-wandb out"
-        ) from error
+        raise SettingsError(f"--use-wandb needs the package wandb: {install('wandb')}, or leave it out") from error
     id_file = folder / "wandb_id"
     known = id_file.read_text().strip() if resume_step > 0 and id_file.is_file() else None
     run = wandb.init(**wandb_arguments(settings, folder, known))

@@ -18,6 +18,7 @@ from agentrl.observability.charts import Series, collect_series, layout, number
 from agentrl.observability.metrics import read_metrics
 from agentrl.observability.selection import first_and_last, own_trajectories
 from agentrl.observability.trajectories import Trajectory, describe_sample, run_texts
+from agentrl.observability.verdict import verdict_lines
 from agentrl.runfolder import BELOW, EVALUATIONS, METRICS, SETTINGS
 
 MAIN_CHARTS: tuple[tuple[str, tuple[tuple[str, str], ...]], ...] = (
@@ -30,10 +31,7 @@ MAIN_CHARTS: tuple[tuple[str, tuple[tuple[str, str], ...]], ...] = (
     ("Entropy of sampled tokens", (("entropy", "train/entropy"),)),
     ("Share of tokens clipped", (("clipped", "train/pg_clipfrac"),)),
     ("KL to the reference model", (("KL", "train/kl_loss"),)),
-    (
-        "Trainer against engine: mean difference of log-probs",
-        (("difference", "train/train_rollout_logprob_abs_diff"),),
-    ),
+    ("Trainer against engine: mean difference of log-probs", (("difference", "train/train_rollout_logprob_abs_diff"),)),
     ("Trainer against engine: effective sample size", (("share", "train/mismatch_ess"),)),
     ("Critic: explained variance of returns", (("explained", "train/critic/explained_variance"),)),
     ("Reverse KL to the teacher", (("KL", "train/opd_reverse_kl"),)),
@@ -70,15 +68,8 @@ class Pair:
 
 
 def write_report(run: str | Path, *, title: str | None = None) -> Path:
-    """Write `report.html` into the run's folder; returns its path.
-
-    Args:
-        run: the run's folder.
-        title: the page's headline; the folder's name if not given.
-
-    Raises:
-        DataError: no metrics, or a malformed file; names it.
-    """
+    """Write `report.html` into the run's folder; returns its path. `run`: the run's folder. `title`: the page's
+    headline; the folder's name if not given. Raises DataError: no metrics, or a malformed file; names it."""
     run = Path(run)
     evaluations = _evaluations_in(run)
     home = _home(run)
@@ -103,6 +94,7 @@ def write_report(run: str | Path, *, title: str | None = None) -> Path:
         .render(
             title=title or f"Run {run.resolve().name}",
             headlines=headlines(series),
+            verdict=verdict_lines(rows),
             facts=_facts(rows, series, settings),
             charts=[layout(name, members) for name, members in groups],
             more=[layout(name, [(name, one)]) for name, one in sorted(series.items()) if name not in shown],
@@ -115,6 +107,12 @@ def write_report(run: str | Path, *, title: str | None = None) -> Path:
     out = run / "report.html"
     out.write_text(page, encoding="utf-8")
     return out
+
+
+def run_verdict(run: Path) -> list[str]:
+    """The lines that say whether the run in a folder learned; none where nothing was trained."""
+    file = _home(run) / METRICS
+    return verdict_lines(read_metrics(file)) if file.is_file() else []
 
 
 def headlines(series: Mapping[str, Series]) -> list[Headline]:

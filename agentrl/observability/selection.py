@@ -6,6 +6,7 @@ from pathlib import Path
 
 from agentrl.buffer.reader import Filter, StoreReader, StoreSection, find_stores
 from agentrl.buffer.store import TrajectoryRow
+from agentrl.groups import Group
 from agentrl.observability.trajectories import Token as Piece
 from agentrl.observability.trajectories import TokenSpan as Shown
 from agentrl.observability.trajectories import TokenTexts, Trained, Trajectory, describe_sample
@@ -76,11 +77,11 @@ def _picked(reader: StoreReader, part: StoreSection, texts: TokenTexts, each: in
             yield Picked(f"{why}: {row.failure or row.dropped}".rstrip(": "), row, _described(reader, row, texts))
 
 
-def read_trajectory(reader: StoreReader, row: TrajectoryRow, texts: TokenTexts) -> tuple[Sample, Trajectory]:
-    """A row's sample, and what a page shows of it."""
-    sample, said = reader.group(row.key)[row.place], reader.details(row.key)
+def read_trajectory(reader: StoreReader, row: TrajectoryRow, texts: TokenTexts) -> tuple[Group, Trajectory]:
+    """Return a row's group, and what a page shows of its sample."""
+    group, said = reader.group(row.key), reader.details(row.key)
     trained = Trained(*(said[row.place][name].tolist() for name in ("log_probs", "advantages"))) if said else None
-    return sample, describe_sample(sample, texts, trained)
+    return group, describe_sample(group[row.place], texts, trained)
 
 
 def _described(reader: StoreReader, row: TrajectoryRow, texts: TokenTexts) -> Trajectory:

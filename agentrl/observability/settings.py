@@ -13,13 +13,11 @@ class ObservabilitySettings(Settings):
     output_dir: str = Field("runs/latest", min_length=1, description="Folder for everything this run writes.")
     progress: Literal["auto", "live", "plain", "off"] = Field(
         "auto",
-        description="Progress on the terminal: live display, one line a step, or none; auto looks at the terminal.",
+        description="Progress on the terminal: live display, one line per step, or none; auto looks at the terminal.",
     )
-    log_interval: int = Field(1, ge=1, description="Write metrics to the sinks every so many steps.")
+    log_interval: int = Field(1, ge=1, description="Write metrics to the sinks every this many steps.")
     use_tensorboard: bool = Field(True, description="Write TensorBoard event files.")
-    tensorboard_dir: str | None = Field(
-        None, description="Folder for event files; <output-dir>/tensorboard if not given."
-    )
+    tensorboard_dir: str | None = Field(None, description="Folder for event files; default: <output-dir>/tensorboard.")
     use_wandb: bool = Field(False, description="Send metrics to Weights & Biases (needs the wandb extra).")
     wandb_project: str = Field("agentrl", description="Weights & Biases project.")
     wandb_group: str | None = Field(None, description="Weights & Biases group of runs.")
@@ -27,17 +25,14 @@ class ObservabilitySettings(Settings):
     wandb_random_suffix: bool = Field(False, description="Add six random letters to the run's name and group.")
     wandb_team: str | None = Field(None, description="Weights & Biases team or user; default: the key's own.")
     wandb_mode: Literal["online", "offline", "disabled"] | None = Field(
-        None,
-        description="Send metrics (online), keep them in a folder (offline), or neither; default: WANDB_MODE, else online.",
+        None, description="Send metrics (online), keep them in a folder, or neither; default: WANDB_MODE, else online."
     )
     wandb_dir: str | None = Field(None, description="Folder for the files of Weights & Biases; default: --output-dir.")
     wandb_host: str | None = Field(
         None, description="Address of a Weights & Biases server of your own. The key is read from WANDB_API_KEY."
     )
-    save_debug_rollout_data: str | None = Field(
-        None, description="File to dump each rollout's samples to; {rollout_id} in it is filled in."
-    )
+    save_debug_rollout_data: str | None = Field(None, description="File for each rollout's samples, with {rollout_id}.")
     dump_details: str | None = Field(
         None,
-        description="Folder for details: samples go to rollout_data/ in it unless save_debug_rollout_data says otherwise.",
+        description="Folder for details: samples go to rollout_data/ in it, or to save_debug_rollout_data if given.",
     )

@@ -8,7 +8,7 @@
 import math
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate, groupby
 from pathlib import Path
 from typing import Any
@@ -87,7 +87,10 @@ class Trajectory:
 def describe_sample(sample: Sample, texts: TokenTexts, trained: Trained | None = None) -> Trajectory:
     """A sample's tokens with their authors and notes, in parts. Raises DataError: `texts` or `trained` do not have one
     entry a token."""
-    pieces = list(texts(sample.tokens))
+    if sample.hosted:
+        sample, pieces = _in_messages(sample)
+    else:
+        pieces = list(texts(sample.tokens))
     if len(pieces) != len(sample.tokens):
         raise DataError(f"expected one text a token: got {len(pieces)} texts for {len(sample.tokens)} tokens")
     if trained and {len(trained.log_probs), len(trained.advantages)} != {sample.response_length}:
@@ -108,7 +111,7 @@ def describe_sample(sample: Sample, texts: TokenTexts, trained: Trained | None =
 def _token(sample: Sample, at: int, text: str, span: Segment | None, trained: Trained | None) -> Token:
     """Token `at` of the sample; `span` is what it belongs to, None for the prompt."""
     origin = "prompt" if span is None else span.origin.value
-    notes = [origin, f"id {sample.tokens[at]}"]
+    notes = [origin] if sample.hosted else [origin, f"id {sample.tokens[at]}"]
     at -= sample.prompt_length
     log_prob = math.nan
     if span and span.origin is Origin.MODEL:
@@ -124,6 +127,26 @@ def _token(sample: Sample, at: int, text: str, span: Segment | None, trained: Tr
     if span and text and not text.strip():
         text = text.replace("\n", "↵\n")
     return Token(text, origin, " · ".join(notes), math.isfinite(log_prob) and log_prob < UNSURE)
+
+
+def _in_messages(sample: Sample) -> tuple[Sample, list[str]]:
+    """A hosted model's sample with one token for each message, and what the messages say."""
+    messages = _messages(sample)
+    written = [at for at, message in enumerate(messages) if message.get("role") == "assistant"]
+    turns = written[len(written) - min(sample.model_turns, len(written)) :]
+    first = min(turns, default=len(messages))
+    segments = [
+        Segment(Origin.MODEL if at in turns else Origin.ENV, at - first, at - first + 1, bisect_right(turns, at))
+        for at in range(first, len(messages))
+    ]
+    grown = replace(sample, tokens=[0] * len(messages), response_length=len(messages) - first, segments=segments)
+    return grown, [_said(message) for message in messages]
+
+
+def _said(message: Mapping[str, Any]) -> str:
+    functions = [call["function"] for call in message.get("tool_calls") or ()]
+    calls = (f"{function['name']} {function['arguments']}" for function in functions)
+    return "\n".join(str(part) for part in (message.get("reasoning_content"), message.get("content"), *calls) if part)
 
 
 def _spans(sample: Sample) -> list[Segment]:
@@ -185,11 +208,7 @@ def _reward(sample: Sample) -> float | None:
 
 def run_texts(folder: Path, settings: Mapping[str, Any]) -> TokenTexts:
     """Token texts by the tokenizer of the model that a run wrote or began with; `id_texts` where there is none.
-
-    Args:
-        folder: where the run's metrics or trajectories are.
-        settings: the run's, by section.
-    """
+    `folder`: where the run's metrics or trajectories are. `settings`: the run's, by section."""
     checkpoint = settings.get("train", {}).get("hf_checkpoint")
     folders = [folder / "model", folder.parent / "model", *([Path(checkpoint).expanduser()] if checkpoint else [])]
     file = next((f / "tokenizer.json" for f in folders if (f / "tokenizer.json").is_file()), None)

@@ -5,6 +5,7 @@
 3. What a browser may load comes from here alone (Content-Security-Policy), so that nothing can leave by a page.
 """
 
+import secrets
 import webbrowser
 from collections.abc import Awaitable, Callable
 from functools import partial
@@ -12,10 +13,13 @@ from pathlib import Path
 from typing import ParamSpec, TypeVar
 
 import anyio
+import nicegui
 from anyio import to_thread
 from fastapi import FastAPI, Request, Response
+from jinja2 import FunctionLoader
 from nicegui import PageArguments, ui
 from nicegui import app as nicegui_app
+from nicegui.client import templates
 
 from agentrl.errors import AgentRLError, DataError
 from agentrl.observability import charts
@@ -33,7 +37,13 @@ _AWAY = 30.0
 """Seconds that a browser may be busy with a large page, or away, before its page is forgotten here and loaded again."""
 _FILES = Path(__file__).parent / "templates"
 _SHARED = Path(charts.__file__).parent / "templates"
-_POLICY = "default-src 'self' 'unsafe-inline' 'unsafe-eval' data: blob:; form-action 'self'; frame-ancestors 'none'"
+_POLICY = (
+    "default-src 'none'; script-src 'self' 'nonce-{nonce}' 'unsafe-eval'; style-src 'self' 'unsafe-inline'; "
+    "img-src 'self' data:; font-src 'self'; connect-src 'self'; object-src 'none'; base-uri 'none'; form-action 'self'; "
+    "frame-ancestors 'none'"
+)
+"""What a page may load. NiceGUI needs 'unsafe-eval': it compiles Vue's templates in the browser, and moves between pages by
+`eval`. Its elements and its charts set styles, hence 'unsafe-inline' for these."""
 
 
 def application(library: Library, *, opens: str | None = None) -> FastAPI:
@@ -42,10 +52,12 @@ def application(library: Library, *, opens: str | None = None) -> FastAPI:
 
     @app.middleware("http")
     async def with_policy(request: Request, answer: Callable[[Request], Awaitable[Response]]) -> Response:
+        request.state.nonce = secrets.token_urlsafe(16)
         response = await answer(request)
-        response.headers["Content-Security-Policy"] = _POLICY
+        response.headers["Content-Security-Policy"] = _POLICY.format(nonce=request.state.nonce)
         return response
 
+    templates.env.loader = FunctionLoader(_with_nonce)
     if opens:
         nicegui_app.on_startup(partial(webbrowser.open, opens))
     ui.run_with(
@@ -61,11 +73,18 @@ def application(library: Library, *, opens: str | None = None) -> FastAPI:
     return app
 
 
+def _with_nonce(name: str) -> str:
+    """Return NiceGUI's template, with the nonce on each script of its own; what a page inserts gets none."""
+    text = (Path(nicegui.__file__).parent / "templates" / name).read_text(encoding="utf-8")
+    return text.replace("<script", '<script nonce="{{ request.state.nonce }}"')
+
+
 def _frame(library: Library) -> None:
     """What all pages have: the bar above, the note of a token below, the keys."""
-    for file in (_SHARED / "tokens.css", _FILES / "viewer.css"):
-        ui.add_css(file)
-    ui.add_head_html(f"<script>{(_FILES / 'viewer.js').read_text(encoding='utf-8')}</script>")
+    css = "".join(file.read_text(encoding="utf-8") for file in (_SHARED / "tokens.css", _FILES / "viewer.css"))
+    script = (_FILES / "viewer.js").read_text(encoding="utf-8")
+    nonce = ui.context.client.request.state.nonce
+    ui.add_head_html(f"<style>{css}</style><script nonce={nonce}>{script}</script>")
     _html(macro("frame.html", "bar")(), "header")
     routes = {"/": _table, "/curves": _curves, "/side": _side, "/t/{source}/{number}": _trajectory}
     ui.sub_pages({path: _page(library, build) for path, build in routes.items()}).classes("page")

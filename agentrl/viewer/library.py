@@ -79,14 +79,8 @@ class Library:
     """The runs in some folders. Sources keep their number as long as the library lives."""
 
     def __init__(self, folders: Sequence[Path]) -> None:
-        """Look for runs.
-
-        Args:
-            folders: of runs, or folders that have such in them.
-
-        Raises:
-            SettingsError: one of them has none.
-        """
+        """Look for runs. `folders`: of runs, or folders that have such in them. Raises SettingsError: one of them has
+        none."""
         self._folders = [folder.expanduser().resolve() for folder in folders]
         self.runs: list[Run] = []
         self.sources: list[Source] = []
@@ -119,14 +113,10 @@ class Library:
 
 def _runs_in(folder: Path, depth: int = 2) -> list[Path]:
     """The folder if it is a run, else the runs at most so deep below it."""
-    if _is_run(folder):
+    if (folder / METRICS).is_file() or (folder / SETTINGS).is_file() or find_stores(folder):
         return [folder]
     try:
         below = sorted(one for one in folder.iterdir() if one.is_dir()) if depth else []
     except OSError as error:
         raise SettingsError(f"{folder}: cannot be read: {error.strerror}") from error
     return [run for one in below for run in _runs_in(one, depth - 1)]
-
-
-def _is_run(folder: Path) -> bool:
-    return (folder / METRICS).is_file() or (folder / SETTINGS).is_file() or bool(find_stores(folder))

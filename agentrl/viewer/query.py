@@ -23,11 +23,13 @@ VALUES = {
     "failure": "failure",
     "dropped": "not trained",
     "env": "environment",
+    "role": "role",
+    "branch": "branch",
 }
 """Columns and their names on the page: filtered by a range, and by one of the values that there are."""
 
 NONE = "(none)"
-"""Chosen for rows that have no failure, no reason, no environment's name."""
+"""Chosen for rows that have no failure, no reason, no environment's name, no session of an agent."""
 
 PAGE = 50
 """Rows of a page."""
@@ -69,14 +71,8 @@ class Query:
         return self.given.get("search", "")
 
     def filter(self, ids: list[int] | None) -> Filter:
-        """The store's filter.
-
-        Args:
-            ids: the rows that a search found; None where nothing is searched.
-
-        Raises:
-            DataError: a range is not written as one.
-        """
+        """The store's filter. `ids`: the rows that a search found; None where nothing is searched. Raises DataError: a
+        range is not written as one."""
         kind, _, name = self.given.get("kind", "").partition(" ")
         equal = {"kind": kind, "name": name} if kind else {}
         equal |= {field: "" if value == NONE else value for field in VALUES if (value := self.given.get(field))}

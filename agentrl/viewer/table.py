@@ -21,6 +21,7 @@ _COLUMNS = (
     ("env seconds", "seconds", True),
     ("stored", "at", True),
 )
+_OF_AGENTS = (("role", "role", False), ("branch", "branch", True))
 """Label, column of the store, and whether a narrow screen goes without."""
 
 
@@ -53,7 +54,9 @@ def rows(source: Source, query: Query) -> str:
     page = min(query.page, pages)
     offset = (page - 1) * PAGE
     found = source.reader.query(where, query.order, PAGE, offset)
-    return macro("table.html", "rows")(query, _COLUMNS, found, total, offset, page, pages, note)
+    agents = any(row.role for row in found)
+    columns = (*_COLUMNS[:2], *(_OF_AGENTS if agents else ()), *_COLUMNS[2:])
+    return macro("table.html", "rows")(query, columns, agents, found, total, offset, page, pages, note)
 
 
 def search(source: Source, query: Query) -> tuple[Filter, str]:

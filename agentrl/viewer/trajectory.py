@@ -13,6 +13,7 @@ from agentrl.observability.trajectories import Trajectory, id_texts
 from agentrl.sample import Sample
 from agentrl.viewer.library import Library
 from agentrl.viewer.query import Query, macro
+from agentrl.viewer.session import ShownSession, session_of
 from agentrl.viewer.table import neighbours
 
 Place = tuple[int, int]
@@ -34,6 +35,7 @@ class TrajectoryPage:
     row: TrajectoryRow
     trajectory: Trajectory
     about: str
+    session: ShownSession | str
 
 
 def load(library: Library, here: Place) -> TrajectoryPage:
@@ -41,12 +43,12 @@ def load(library: Library, here: Place) -> TrajectoryPage:
     source = library.source(here[0])
     found = source.reader.query(Filter({"id": here[1]}))
     if not found:
-        raise DataError(
-            f"{source.name} has no trajectory {here[1]} any more: the oldest go first (--keep-trajectories)"
-        )
+        raise DataError(f"{source.name} has trajectory {here[1]} no more: the oldest go first (--keep-trajectories)")
     row = found[0]
-    sample, trajectory = read_trajectory(source.reader, row, source.texts)
-    return TrajectoryPage(_href(here), source.name, row, trajectory, _about(sample, source.texts is id_texts))
+    group, trajectory = read_trajectory(source.reader, row, source.texts)
+    sample = group[row.place]
+    about = _about(sample, source.texts is id_texts and not sample.hosted)
+    return TrajectoryPage(_href(here), source.name, row, trajectory, about, session_of(group, row.place))
 
 
 def one(library: Library, here: Place, query: Query) -> str:
@@ -62,6 +64,7 @@ def one(library: Library, here: Place, query: Query) -> str:
         after and query.url(f"/t/{here[0]}/{after.id}", at=(query.at or 0) + 1),
         siblings,
         "/side?rows=" + ",".join(f"{here[0]}.{r.id}" for r, _ in siblings[:BESIDE]),
+        {r.place: href for r, href in siblings},
     )
 
 
@@ -90,6 +93,8 @@ def _href(place: Place) -> str:
 def _about(sample: Sample, without_tokenizer: bool) -> str:
     """What else a sample carries, as text."""
     metadata = {name: value for name, value in sample.metadata.items() if name != "messages"}
+    if isinstance(gateway := metadata.get("gateway"), dict):  # the page shows the session by itself
+        metadata["gateway"] = {name: value for name, value in gateway.items() if name != "session"}
     found = {"label": sample.label, "reward": sample.reward, "metadata": metadata, "weights": sample.weight_versions}
     text = json.dumps(found, indent=2, ensure_ascii=False, default=str)
     note = "The run's model has no tokenizer.json where it was: token ids are shown.\n" if without_tokenizer else ""

@@ -5,8 +5,9 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import IO, TYPE_CHECKING
 
 import pytest
 
@@ -32,12 +33,29 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def address(runs: Path) -> Iterator[str]:
     """Where `agentrl view` of them is."""
-    command = [sys.executable, "-m", "agentrl", "view", str(runs), "--port", "0", "--no-browser"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
+    with viewed(runs, None) as found:
+        yield found
+
+
+@pytest.fixture(scope="session")
+def shared(runs: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, str]]:
+    """Address and token of one that listens on all addresses; the token may not be in what it prints later."""
+    log = tmp_path_factory.mktemp("log") / "stderr"
+    with log.open("w") as stderr, viewed(runs, stderr, "--host", "0.0.0.0") as found:
+        url, _, token = found.replace("0.0.0.0", "127.0.0.1").partition("/?token=")
+        yield url, token
+    assert token not in log.read_text()
+
+
+@contextmanager
+def viewed(runs: Path, stderr: IO[str] | None, *flags: str) -> Iterator[str]:
+    """The printed address of a started `agentrl view`."""
+    command = [sys.executable, "-m", "agentrl", "view", str(runs), "--port", "0", "--no-browser", *flags]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=stderr, text=True) as server:
         assert server.stdout is not None
-        line = server.stdout.readline()
-        yield line.split()[3]
+        yield server.stdout.readline().split()[3]
         server.terminate()
+        assert server.stdout.read() == ""
         server.wait(120)
 
 

@@ -1,13 +1,17 @@
 """`agentrl view` in a browser: what people see, type and press."""
 
+import asyncio
 import re
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 from playwright.sync_api import Locator, Page, expect
 
 from agentrl.buffer.store import TrajectoryStore
+from tests.support.agent_runs import write_agent_run
 from tests.support.viewed import EVIL, write_metrics, write_run, write_step
+from tests.viewer.conftest import viewed
 
 pytestmark = pytest.mark.browser
 PAGES = ["/", "/curves", "/t/0/2?at=1", "/side?rows=0.1,0.2,0.3,0.4"]
@@ -136,6 +140,28 @@ def test_what_a_model_wrote_is_shown_and_never_run(page: Page) -> None:
         page.locator(".page > *").first.wait_for()
         assert page.evaluate("window.hurt") is None, path
         assert page.locator(".page img, .page script").count() == 0
+
+
+def test_the_session_of_an_agent(page: Page, tmp_path: Path) -> None:
+    with ThreadPoolExecutor(1) as pool:  # this thread has Playwright's event loop
+        run = pool.submit(asyncio.run, write_agent_run(tmp_path / "agents")).result()
+    with viewed(run, None) as address:
+        own = page.context.browser
+        assert own is not None
+        other = own.new_page(base_url=address, viewport={"width": 420, "height": 860})
+        other.goto("/?order=id")
+        other.select_option("select[name=branch]", "retry")
+        expect(counted(other)).to_have_text("2 trajectories")
+        other.click("tbody tr:first-child")
+        panel = other.locator("details.session")
+        expect(panel.locator("summary")).to_contain_text("7 turns, 4 roots, 4 samples")
+        expect(panel).to_contain_text(EVIL)
+        assert other.evaluate("document.documentElement.scrollWidth") == 420
+        panel.locator("a", has_text="sample 2").click()
+        expect(other.locator("h1")).to_contain_text("sample 2")
+        expect(panel.locator("tr.here")).to_have_count(1)
+        assert other.evaluate("window.hurt") is None
+        other.close()
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])

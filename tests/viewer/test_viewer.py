@@ -176,7 +176,7 @@ def test_neighbours_follow_the_table(tmp_path: Path) -> None:
 def test_pages_name_what_is_gone_and_what_is_not_known(tmp_path: Path) -> None:
     folder = write_run(tmp_path / "a", steps=1)
     library = Library([folder])
-    with pytest.raises(DataError, match="has no trajectory 999 any more: the oldest go first"):
+    with pytest.raises(DataError, match="has trajectory 999 no more: the oldest go first"):
         trajectory.one(library, (0, 999), Query({}))
     with pytest.raises(DataError, match="no trajectories here yet"):
         library.source(5)

@@ -1,0 +1,103 @@
+"""The session of an agent program: the tree of its turns, and the Samples that contain them."""
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from pydantic import ValidationError
+
+from agentrl.gateway.record import SessionRecord, TurnRecord
+from agentrl.groups import Group
+from agentrl.rollout.stats import trajectories
+from agentrl.sample import Sample
+
+_DEPTH = 6
+"""Most levels by which a branch is moved to the right."""
+
+
+@dataclass(frozen=True)
+class SessionTurn:
+    """A turn as the page shows it. `here`: the open trajectory has it. `samples`: places in the group that have it."""
+
+    record: TurnRecord
+    depth: int
+    here: bool
+    samples: Sequence[int]
+
+
+@dataclass(frozen=True)
+class ShownSession:
+    """A session as the page shows it, each branch before the turns from which it departs; `samples` is their number."""
+
+    record: SessionRecord
+    turns: Sequence[SessionTurn]
+    samples: int
+
+    @property
+    def dropped(self) -> Counter[str]:
+        """Sampled tokens that were dropped, by reason."""
+        found = Counter[str]()
+        for turn in self.record.turns:
+            found[turn.dropped] += turn.sampled_tokens
+        del found[""]
+        return found
+
+    @property
+    def summary(self) -> str:
+        """The numbers of turns, roots, samples and refused requests, and the dropped tokens by reason."""
+        turns, refused = self.record.turns, len(self.record.refused)
+        roots = sum(turn.parent is None for turn in turns)
+        counts = {"turn": len(turns) + self.record.left_out, "root": roots, "sample": self.samples}
+        counts |= {"refused request": refused} if refused else {}
+        parts = [f"{n} {name}{'s' * (n != 1)}" for name, n in counts.items()]
+        return ", ".join([*parts, *(f"{n} tokens dropped: {reason}" for reason, n in self.dropped.items())])
+
+    @property
+    def plain(self) -> bool:
+        """True for one conversation without a branch."""
+        return self.samples == 1 and not self.dropped and not self.record.refused
+
+
+def session_of(group: Group, place: int) -> ShownSession | str:
+    """Return the session of a group's sample; "" if none was stored, and an error if it cannot be read."""
+    own = next(set(map(id, path)) for path in trajectories(group) if any(one is group[place] for one in path))
+    found = {at: _gateway(sample) for at, sample in enumerate(group) if id(sample) in own}
+    given = [about["session"] for about in found.values() if "session" in about]
+    try:
+        record = SessionRecord.model_validate(given[0]) if given else None
+    except ValidationError:
+        return "The record of this agent's session cannot be read."
+    holders: dict[str, list[int]] = {}
+    for at, about in found.items():
+        for number in nodes if isinstance(nodes := about.get("nodes"), list) else ():
+            holders.setdefault(str(number), []).append(at)
+    turns = []
+    for turn, depth in _in_order(record.turns) if record else ():
+        samples = holders.get(str(turn.number), [])
+        turns.append(SessionTurn(turn, depth, place in samples, samples))
+    return ShownSession(record, turns, sum("nodes" in about for about in found.values())) if record else ""
+
+
+def _gateway(sample: Sample) -> Mapping[str, Any]:
+    about = sample.metadata.get("gateway")
+    return about if isinstance(about, Mapping) else {}
+
+
+def _in_order(turns: Sequence[TurnRecord]) -> Iterator[tuple[TurnRecord, int]]:
+    """Yield each turn and its depth. The child with most turns below it keeps its parent's depth; other children come
+    first, one level deeper."""
+    children: dict[int | None, list[TurnRecord]] = {}
+    for turn in turns:
+        children.setdefault(turn.parent, []).append(turn)
+    below = Counter[int | None]()
+    for turn in reversed(turns):  # parents have lower numbers
+        below[turn.parent] += 1 + below[turn.number]
+    waiting = [(root, 0) for root in reversed(children.get(None, []))]
+    while waiting:
+        turn, depth = waiting.pop()
+        yield turn, depth
+        if own := children.get(turn.number):
+            trunk = max(own, key=lambda child: below[child.number])
+            waiting.append((trunk, depth))
+            waiting += [(child, min(depth + 1, _DEPTH)) for child in reversed(own) if child is not trunk]
