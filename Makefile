@@ -9,7 +9,7 @@ STAMP := $(VENV)/.installed
 AT_ONCE := -n 4 --dist loadfile
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: venv demo example-search example-retool test test-nightly test-sglang test-browser test-without-compat coverage lint docs bench clean
+.PHONY: venv demo example-search example-retool test test-nightly test-agents soak test-sglang test-browser test-without-compat coverage lint docs bench clean
 .DEFAULT_GOAL := test
 
 venv: $(STAMP)
@@ -39,8 +39,17 @@ test: venv
 	$(BIN)/python -m pytest $(AT_ONCE) -m 'not slow and not sglang and not browser'
 
 test-nightly: venv
-	$(BIN)/python -m pytest $(AT_ONCE) -m 'not sglang'
+	$(BIN)/python -m pytest $(AT_ONCE) -m 'not sglang and not soak'
 	$(MAKE) test-without-compat
+	$(MAKE) test-agents
+	$(MAKE) soak
+
+# Under an hour; AGENTRL_SOAK_GROUPS=2000 makes it minutes.
+soak: venv
+	$(BIN)/python -m pytest -m soak --log-cli-level=WARNING tests/run/test_soak.py
+
+test-agents: venv
+	scripts/live_agents.sh $(abspath $(BIN)/python)
 
 test-sglang: venv
 	scripts/install_sglang_cpu.sh .venv-sglang

@@ -4,8 +4,8 @@
    (`waiting`), or while generating is held.
 2. Code that blocks the event loop meets no point at which it could be cancelled: that it was too long shows when it
    returns. Its deadline, and those around it, do run meanwhile.
-3. `Watchdog` asks the loop for a beat, from a thread. While the answer is late it looks at which task is running and where;
-   so nothing is paid per await. A task that user code starts itself is known by the line alone. Without a watchdog the
+3. `Watchdog` asks the loop for a beat, from a thread. While the answer is late it looks at which task is running and where,
+   and whether that is the cause (`stalls`); so nothing is paid per await. A task that user code starts itself is known by the line alone. Without a watchdog the
    loop is taken never to stand still.
 """
 
@@ -14,29 +14,36 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
+import os
 import sys
 import sysconfig
 import threading
 import time
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, contextmanager, nullcontext
 from contextvars import ContextVar
-from typing import Any, Self
+from pathlib import Path
+from typing import Any, Self, get_args
 
 import anyio
 from anyio.lowlevel import RunVar
 
 from agentrl.errors import TrajectoryPlace
+from agentrl.stalls import Cause, ThreadTimes, cause
 
 BEAT = 0.1
 """Seconds between two beats of the loop; shorter halts than this are not noticed."""
+_MOST_LAGS = 36_000
+"""Most waits of callbacks that are kept for `Watchdog.take`: an hour's."""
 
+_OURS = f"{Path(__file__).parent}{os.sep}"
 _LIBRARIES = ("<frozen", *(sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")))
 _log = logging.getLogger(__name__)
 
 Tell = Callable[[float, str, str], None]
-"""Told, in a thread, for how many seconds the event loop has stood still, in whose code, and at which line."""
+"""Told, in a thread, for how many seconds the event loop has stood still, in whose code, and at which line; or for which
+`stalls.Cause`, and what that was."""
 
 
 def library(file: str) -> bool:
@@ -45,6 +52,9 @@ def library(file: str) -> bool:
 
 
 def _warn(seconds: float, who: str, where: str) -> None:
+    if who in get_args(Cause):
+        _log.warning(f"the event loop has stood still for {seconds:.1f} s: {where}; no trajectory is charged for it")
+        return
     _log.warning(
         f"the event loop has stood still for {seconds:.1f} s in {who}, at {where}; all other "
         "trajectories wait: await what is slow, or run it in a thread (anyio.to_thread.run_sync)"
@@ -59,6 +69,10 @@ class Deadline:
         place: of which trajectory; by default that of the call around it.
         work_only: the time that tools inside wait for a free place does not count.
         held: seconds for which generating was held so far; they do not count.
+
+    Attributes:
+        outer: the call around it.
+        at_end: called when it has ended.
     """
 
     def __init__(
@@ -76,8 +90,11 @@ class Deadline:
         self._blocked, self._seen, self._where = 0.0, 0.0, ""
         self._waits, self._waited = 0, 0.0
         self._scope = anyio.CancelScope()
+        self._runs, self._raised = False, list[BaseException]()
+        self.at_end: list[Callable[[], None]] = []
 
     def __enter__(self) -> Self:
+        self._runs = True
         self._until = time.monotonic() + self.seconds - self._excused
         self._timer = asyncio.get_running_loop().call_later(self.seconds, self._ring)
         self._token = _CALL.set(self)
@@ -95,7 +112,26 @@ class Deadline:
             self._watchdog.calls[self._task] = self._before
             if self._before is None:
                 del self._watchdog.calls[self._task]
-        return self._scope.__exit__(kind, error, trace)
+        self._runs = False
+        for call in self.at_end:
+            call()
+        caught = self._scope.__exit__(kind, error, trace)
+        if self._raised and (caught or error is None):
+            raise BaseExceptionGroup(f"a task of {self.what}", self._raised)
+        return caught
+
+    @property
+    def outermost(self) -> Deadline:
+        """The call around all others."""
+        return self.outer.outermost if self.outer else self
+
+    def fail(self, error: BaseException) -> bool:
+        """End the innermost call around here that still runs with `error`, of a task; false if none runs."""
+        if not self._runs:
+            return self.outer is not None and self.outer.fail(error)
+        self._raised.append(error)
+        self._scope.cancel()
+        return True
 
     @property
     def overdue(self) -> bool:
@@ -153,6 +189,11 @@ class Deadline:
 _CALL: ContextVar[Deadline | None] = ContextVar("agentrl_call", default=None)
 
 
+def current_call() -> Deadline | None:
+    """Return the innermost call of user code that this task runs in, or was started in."""
+    return _CALL.get()
+
+
 def note_turn(turn: int) -> None:
     """The trajectory that is played here has come to the model's turn `turn`, from 1."""
     call = _CALL.get()
@@ -187,6 +228,10 @@ class Watchdog:
         self.heard = time.monotonic()
         self._patience, self._tell, self._lost = patience, tell, 0.0
         self._loop, self._thread = asyncio.get_running_loop(), threading.get_ident()
+        self._native = threading.get_native_id()
+        self._times: ThreadTimes | None = None
+        self._lags = deque[float](maxlen=_MOST_LAGS)
+        self._since = time.monotonic(), time.thread_time()
         self.calls: dict[asyncio.Task[Any] | None, Deadline | None] = {}
         self._ended = threading.Event()
 
@@ -205,9 +250,15 @@ class Watchdog:
             _WATCHDOG.reset(token)
 
     def take(self) -> dict[str, float]:
-        """The stalls since this was called last, as metrics `stalls/<whose code>`."""
-        stalls, self.stalls = self.stalls, Counter()
-        return {f"stalls/{what}": float(count) for what, count in stalls.items()}
+        """Return metrics since the last call, in the loop's thread: the stalls (`stalls/<whose code>`), the share of time
+        that the thread computed, and the 99th percentile of the seconds that a callback waited."""
+        stalls, self.stalls, lags = self.stalls, Counter(), sorted(self._lags)
+        self._lags.clear()
+        (since, computed), self._since = self._since, (time.monotonic(), time.thread_time())
+        figures = {f"stalls/{what}": float(count) for what, count in stalls.items()}
+        figures["loop/busy_share"] = (self._since[1] - computed) / max(self._since[0] - since, 1e-9)
+        figures["loop/lag_p99"] = lags[len(lags) * 99 // 100] if lags else 0.0
+        return figures
 
     @property
     def lost(self) -> float:
@@ -217,36 +268,52 @@ class Watchdog:
 
     def _watch(self) -> None:
         while not self._ended.wait(BEAT):
+            self._times = ThreadTimes.at_once(self._native)
             answered, looks = threading.Event(), Counter[str]()
             try:
-                self._loop.call_soon_threadsafe(self._beat, answered, looks)
+                self._loop.call_soon_threadsafe(self._beat, answered, looks, time.monotonic())
             except RuntimeError:
                 return  # the loop was closed
             self._stand_by(answered, looks)
 
-    def _beat(self, answered: threading.Event, looks: Counter[str]) -> None:
+    def _beat(self, answered: threading.Event, looks: Counter[str], asked: float) -> None:
         answered.set()
         if not self._ended.is_set():
             before, self._lost = self._lost, self.lost
             self.heard = time.monotonic()
+            self._lags.append(self.heard - asked)
             if self._lost - before >= self._patience:
                 self.stalls[max(looks, key=looks.__getitem__, default="unseen")] += 1
 
     def _stand_by(self, answered: threading.Event, looks: Counter[str]) -> None:
-        """Look at what the loop is doing until it answers."""
-        began = since = time.monotonic()
-        warn = self._patience
-        while not answered.wait(BEAT) and not self._ended.is_set():
-            now, (call, where) = time.monotonic(), self._look()
-            what = call.what if call else "code outside any trajectory"
-            looks[what] += 1
-            if call is not None:
-                call.blocks(now - since, where)
+        """Look at what the loop is doing until it answers. A call is to blame only while its own code keeps the loop."""
+        before, warn = self._times, self._patience
+        began = since = before.now if before else time.monotonic()
+        while not self._ended.is_set():
+            over, now = answered.wait(BEAT), time.monotonic()
+            if over and now - since < self._patience:
+                return
+            (call, where), after = self._look(), ThreadTimes.of(self._native)
+            kind, why = cause(before, after)
+            if over and not why:
+                return  # this thread could not look either: whose code it was is not known any more
+            what: str = kind
+            if why:
+                where = why
+            elif where.startswith(_OURS):
+                what = "agentrl's own code"
+            else:
+                what = call.what if call else "code outside any trajectory"
+                if call is not None:
+                    call.blocks(now - since, where)
+                    what = f"{what} ({call.place})" if call.place else what
+            looks[what.partition(" (")[0]] += 1
             if now - began >= warn:
-                who = f"{what} ({call.place})" if call and call.place else what
-                self._tell(now - began, who, where)
+                self._tell(now - began, what, where)
                 warn *= 2
-            since = now
+            if over:
+                return
+            since, before = now, ThreadTimes.at_once(self._native)
 
     def _look(self) -> tuple[Deadline | None, str]:
         """Whose code the loop is running, and its innermost line that is not a library's."""

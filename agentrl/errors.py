@@ -162,6 +162,8 @@ class Blame(StrEnum):
     """The whole trajectory outlived its deadline."""
     OVERFLOW = "overflow"
     """The conversation no longer fits into the model's context."""
+    AGENT = "agent"
+    """An agent program could not be started, or ended without a turn of the model."""
 
 
 class Failure(AgentRLError):
@@ -200,6 +202,10 @@ class TrajectoryTimeout(Failure):
 
 class ContextOverflow(Failure):
     blame = Blame.OVERFLOW
+
+
+class AgentFailure(Failure):
+    blame = Blame.AGENT
 
 
 class EngineFailure(Failure):

@@ -24,6 +24,8 @@ from agentrl.errors import DataError
 
 _SLICE = re.compile(r"^(?P<path>.*)@\[(?P<start>-?\d*):(?P<end>-?\d*)\]$")
 _CACHED_ROW_GROUPS = 4
+MOST_ROW, MOST_GROUP = 32 << 20, 2 << 30
+"""Bytes of one row, and of one decoded row group of a Parquet file, whose pages a few bytes may stand for."""
 _ROWS_OF = {
     ".csv": "csv.DictReader(sys.stdin)",
     ".tsv": 'csv.DictReader(sys.stdin, delimiter="\\t")',
@@ -103,6 +105,7 @@ class JsonlFile:
             else:
                 self._offsets.append(at)
             at += len(line)
+        self._size = at
         if not self._offsets:
             raise DataError(f"{path} is empty; expected one JSON object a line")
 
@@ -114,6 +117,8 @@ class JsonlFile:
 
     def read(self, index: int) -> dict[str, Any]:
         self._file.seek(self._offsets[index])
+        if (ends := [*self._offsets[index + 1 : index + 2], self._size][0]) - self._offsets[index] > MOST_ROW:
+            raise _too_long(self.where(index), ends - self._offsets[index])
         line = self._file.readline().rstrip()  # with its newline a cut-off object would seem to end in column 1
         try:
             row = self._parse(line)
@@ -138,7 +143,11 @@ class ParquetFile:
         self.path = path
         self._broken = (pa.ArrowException, ArithmeticError, LookupError, OSError, ValueError)
         try:
-            self._file = pq.ParquetFile(path)
+            with pq.ParquetFile(path) as file:
+                leaves = [file.schema.column(number) for number in range(file.metadata.num_columns)]
+            texts = [leaf.path for leaf in leaves if leaf.physical_type == "BYTE_ARRAY"]
+            # A value that many rows have is kept once then.
+            self._file = pq.ParquetFile(path, read_dictionary=texts)
             meta, names = self._file.metadata, self._file.schema_arrow.names
             counts = [meta.row_group(group).num_rows for group in range(meta.num_row_groups)]
             self._starts: list[int] = list(accumulate(counts, initial=0))
@@ -148,6 +157,14 @@ class ParquetFile:
             raise DataError(f"{path}: not a readable Parquet file: {error}") from error
         if twice := sorted({name for name in names if names.count(name) > 1}):
             raise DataError(f"{path}: the column {twice[0]!r} is there twice; give each a name of its own")
+        for group in range(meta.num_row_groups):
+            columns = [meta.row_group(group).column(number) for number in range(meta.num_columns)]
+            size = sum(column.total_uncompressed_size + 8 * column.num_values for column in columns)
+            if size > MOST_GROUP:
+                raise DataError(
+                    f"{path}: row group {group} has {size:,} bytes when it is decoded; at most {MOST_GROUP:,}. Write the "
+                    "file with smaller row groups, a few thousand rows each"
+                )
         self._group = lru_cache(_CACHED_ROW_GROUPS)(self._file.read_row_group)
 
     def __len__(self) -> int:
@@ -159,13 +176,35 @@ class ParquetFile:
     def read(self, index: int) -> dict[str, Any]:
         group = bisect_right(self._starts, index) - 1
         try:
-            row: dict[str, Any] = self._group(group).slice(index - self._starts[group], 1).to_pylist()[0]
+            found = self._group(group).slice(index - self._starts[group], 1)
+            if (size := sum(_decoded(column.combine_chunks()) for column in found.columns)) > MOST_ROW:
+                raise _too_long(self.where(index), size)
+            row: dict[str, Any] = found.to_pylist()[0]
         except self._broken as error:
             raise DataError(
                 f"{self.where(index)} cannot be read: {error}; the file is damaged, write it anew"
             ) from error
         # A column absent from a row reads as null in Parquet; JSONL rows leave it out.
         return {name: value for name, value in row.items() if value is not None}
+
+
+def _decoded(array: Any) -> int:
+    """Bytes of an Arrow array as plain values: texts that are kept once are counted each time."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    kind = array.type
+    if pa.types.is_dictionary(kind):
+        uses = array.indices.drop_null().value_counts()
+        lengths = pc.binary_length(array.dictionary.take(uses.field("values")))
+        return int(pc.sum(pc.multiply(lengths, uses.field("counts"))).as_py() or 0)
+    if pa.types.is_struct(kind):
+        return sum(map(_decoded, array.flatten()))
+    return _decoded(array.flatten()) if pa.types.is_nested(kind) else int(array.nbytes)
+
+
+def _too_long(where: str, size: int) -> DataError:
+    return DataError(f"{where} has {size:,} bytes; a row may have {MOST_ROW:,}. Shorten it, or keep its data in a file")
 
 
 def read_json(text: bytes | str) -> Any:

@@ -22,6 +22,7 @@ METRICS, SETTINGS, MANIFEST = "metrics.jsonl", "settings.json", "manifest.json"
 """Files of a run, and the file that makes a checkpoint's folder complete."""
 
 LEDGER, TRAJECTORIES, EVALUATIONS = "ledger.sqlite", "trajectories.sqlite", "evaluations.jsonl"
+DEMONSTRATIONS = "demonstrations.jsonl"
 """What became of each group, what was played, to look at, and the figures of every evaluation."""
 
 CRITIC = "critic"
@@ -60,7 +61,8 @@ class RunFolder:
         path = _absolute(output_dir) / BELOW[command]
         checkpoints = _absolute(save) if save else path / "checkpoints"
         try:
-            path.mkdir(0o700, parents=True, exist_ok=True)
+            for each in (_absolute(output_dir), path):
+                each.mkdir(0o700, parents=True, exist_ok=True)
             (path / "logs").mkdir(exist_ok=True)
             lock = (path / ".lock").open("ab")
         except OSError as error:

@@ -49,8 +49,8 @@ Message = dict[str, Any]
 """One chat message: `role`, `content`, and where they apply `reasoning_content`, `tool_calls`, `tool_call_id`, `name`."""
 
 RECORDED = frozenset(
-    {"attempt", "close_failure", "counters", "failure", "generate_seconds", "grade", "messages", "rewards"}
-    | {"step_credit", "step_rewards", "step_seconds"}
+    {"attempt", "close_failure", "counters", "failure", "gateway", "generate_seconds", "grade", "hosted", "messages"}
+    | {"rewards", "step_credit", "step_rewards", "step_seconds"}
 )
 """Keys of `Sample.metadata` that the rollout and the graders write; a data row's own metadata has none of them."""
 
@@ -210,6 +210,19 @@ class Sample:
         if self.remove_sample:
             return 0
         return self.response_length if self.loss_mask is None else sum(self.loss_mask)
+
+    @property
+    def hosted(self) -> str | None:
+        """The hosted model that played it, and its address. Such a sample has messages and no tokens. None for others."""
+        name = self.metadata.get("hosted")
+        return name if isinstance(name, str) else None
+
+    @property
+    def model_turns(self) -> int:
+        """Number of the model's turns, as far as the sample knows them."""
+        if self.hosted:
+            return len(self.metadata.get("generate_seconds", ()))
+        return max((segment.turn for segment in self.segments), default=0)
 
     @property
     def finished(self) -> bool:

@@ -6,12 +6,20 @@ secrets. Numbers are finite and whole numbers fit into 64 bits; text holds no lo
 """
 
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, Final
 
 import orjson
 from pydantic import BaseModel, ConfigDict, field_validator
 
 from agentrl.errors import SECRET, SECRET_NAME, without_secrets
+
+API_KEY_VARIABLE: Final = "SGLANG_API_KEY"
+"""Environment variable with the engines' API key, for those who do not want it on a command line."""
+ADMIN_KEY_VARIABLE: Final = "SGLANG_ADMIN_API_KEY"
+"""Environment variable with the key for the engines' control routes: pauses, weights, memory."""
+
+HOSTED_KEY_VARIABLE: Final = "OPENAI_API_KEY"
+"""Environment variable with the API key of a hosted model, if the settings name no other."""
 
 
 def shown(value: Any, key: object = "") -> Any:

@@ -3,6 +3,7 @@
 1. Rules: a group may start while fewer than (trained + S + 1) x batch have, and a slot is free; its trajectories take
    slots in order. Step n takes the oldest finished groups, once there is a batch of them and the batches after it can
    hold every older group before it is more than S rollouts old. Training takes a fixed time; then the weights are new.
+   The bound starts every group as early as it may; a run that needs it later starts it later.
 2. With `partial` the engine stands still while the trainer trains; tools go on.
 """
 

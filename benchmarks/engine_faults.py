@@ -1,18 +1,22 @@
-"""Kill or stop one of two built-in engines at random moments of a run: it must end as planned with every token right.
+"""Kill or stop a built-in engine at random moments of a run: it must end as planned with every token right.
 
     python -m benchmarks.engine_faults --moments 20 --max-staleness 1
+    python -m benchmarks.engine_faults --moments 20 --engines 1 --fault kill "kill the guard"
+    python -m benchmarks.engine_faults --moments 20 --engines 1 --fault "stop and continue" --pause 60
 
-At a random time of a 12-step run one engine is killed (`SIGKILL`), stopped (`SIGSTOP`), or stopped and let go on after a
-while (`SIGCONT`). The same life of the run must end at the planned step; the ledger must prove that no group was lost and
-each was trained once; and each trained token's log-prob must be the one of the weights whose version the engine named,
-computed anew from that version's checkpoint. Prints one line a moment and a summary. A moment takes about a minute.
+At a random time of a 12-step run one engine is killed (`SIGKILL` for all its processes, or for its guard alone), stopped
+(`SIGSTOP`), or stopped and let go on after a while (`SIGCONT`). The same life of the run must end at the planned step; the
+ledger must prove that no group was lost and each was trained once; and each trained token's log-prob must be the one of the
+weights whose version the engine named, computed anew from that version's checkpoint. Prints one line a moment and a
+summary. A moment takes about a minute.
 """
 
 import argparse
 import tempfile
 from pathlib import Path
+from typing import Any
 
-from tests.support.kills import disturb_an_engine
+from tests.support.kills import FAULTS, disturb_an_engine
 from tests.support.runs import RunKit
 
 STEPS = 12
@@ -25,13 +29,20 @@ def main() -> None:
     parser.add_argument("--max-staleness", type=int, default=1)
     parser.add_argument("--partial-rollout", action="store_true")
     parser.add_argument("--update-weight-mode", choices=["broadcast", "disk"], default="broadcast")
+    parser.add_argument("--engines", type=int, default=2)
+    parser.add_argument("--fault", choices=FAULTS, nargs="+", default=FAULTS, help="in turn; default: all")
+    parser.add_argument("--pause", type=float, help="seconds from a stop to its end; default: drawn from 0.5 to 8")
     options = parser.parse_args()
-    form = {name: getattr(options, name) for name in ("max_staleness", "partial_rollout", "update_weight_mode")}
+    form: dict[str, Any] = {
+        name: getattr(options, name) for name in ("max_staleness", "partial_rollout", "update_weight_mode")
+    }
+    form |= {"engines": options.engines, "pause": options.pause}
     outcomes = []
     with tempfile.TemporaryDirectory() as folder:
         kit = RunKit.make(Path(folder))
         for moment in range(options.first, options.first + options.moments):
-            outcomes.append(disturb_an_engine(kit, moment, steps=STEPS, **form))
+            fault = options.fault[moment % len(options.fault)]
+            outcomes.append(disturb_an_engine(kit, moment, steps=STEPS, fault=fault, **form))
             print(outcomes[-1], flush=True)
     sound = sum(outcome.ok for outcome in outcomes)
     print(f"{sound} of {len(outcomes)} moments: ended as planned, no group lost, no token of a wrong version trained")

@@ -1,16 +1,20 @@
-"""How the code grader judges the published solutions of HumanEval and MBPP, and programs that solve something else.
+"""How the code grader judges published solutions, and programs that solve something else.
 
-    python -m benchmarks.published_programs HumanEval.jsonl.gz mbpp.jsonl ...
+    python -m benchmarks.published_programs [--right] HumanEval.jsonl.gz mbpp.jsonl LeetCodeDataset-v0.3.1-test.jsonl.gz ...
 
-The files are those of github.com/openai/human-eval (data/) and github.com/google-research/google-research (mbpp/), as
-JSONL, gzipped or not, or a JSON list. Of each item are scored: the published solution, which must get 1; its functions
-returning None, and the next item's solution under this item's name, which must get 0 unless the tests accept them.
+The files are those of github.com/openai/human-eval (data/), github.com/google-research/google-research (mbpp/) and
+github.com/newfacade/LeetCodeDataset (data/), as JSONL, gzipped or not, or a JSON list. Of each item are scored: the
+published solution, also as a method of class Solution and without its imports, which must get 1; its functions
+returning None, and the next item's solution under this item's name, which must get 0 unless the tests accept them
+(`--right` leaves these out). LeetCode's solutions are scored as its site takes them, without imports: with the preamble of
+the data set, which defines ListNode and TreeNode, and without one. Then come twenty programs with 1 to 5 MB of output.
 Prints counts for each file, and the items that came out otherwise with the reason.
 """
 
 import ast
 import gzip
 import json
+import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,6 +22,11 @@ from typing import Any, NamedTuple
 
 from agentrl.errors import GraderFailure
 from agentrl.rm_hub import RmHubSettings, grade_many
+
+_WRONG = ("returning None", "another item's solution")
+"""Kinds of programs that must not be paid."""
+_SETTINGS = RmHubSettings(code_test_timeout=120, code_timeout=240)
+"""Limits that a busy machine keeps: speed is not the subject."""
 
 
 class Item(NamedTuple):
@@ -34,7 +43,10 @@ def read(path: Path) -> Iterator[Item]:
     text = (gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()).decode()
     rows = json.loads(text) if text.lstrip().startswith("[") else map(json.loads, text.splitlines())
     for row in rows:
-        if "canonical_solution" in row:
+        if "completion" in row:
+            label = {"test": row["test"], "entry_point": row["entry_point"], "preamble": row["prompt"]}
+            yield Item(row["task_id"], row["completion"], row["entry_point"], label)
+        elif "canonical_solution" in row:
             yield Item(row["task_id"], row["prompt"] + row["canonical_solution"], row["entry_point"], row)
         else:
             yield Item(f"MBPP/{row['task_id']}", row["code"], _tested(row["code"], row["test_list"]), row)
@@ -54,37 +66,90 @@ def other(item: Item, neighbour: Item) -> str:
     return f"{neighbour.solution}\n\n{item.entry} = {neighbour.entry}\n"
 
 
+def in_class(item: Item) -> str:
+    """The solution in LeetCode's form: its tested function is a method of class Solution, and imports are gone but those
+    under names of its own (`heapq as hq`)."""
+    tree = ast.parse(item.solution)
+    body = [n for n in tree.body if not isinstance(n, ast.Import | ast.ImportFrom) or any(a.asname for a in n.names)]
+    method = next(node for node in body if isinstance(node, ast.FunctionDef) and node.name == item.entry)
+    method.args.args.insert(0, ast.arg("self"))
+    renamed = ast.parse(f"def {item.entry}(*args): return Solution().{item.entry}(*args)").body
+    (holder,) = ast.parse("class Solution: pass").body
+    assert isinstance(holder, ast.ClassDef)
+    holder.body = [method]
+    made = ast.Module([*(node for node in body if node is not method), holder, *renamed], [])
+    return ast.unparse(ast.fix_missing_locations(made))
+
+
 def _tested(code: str, tests: list[str]) -> str:
     """The last function of the solution that the tests call."""
     names = [node.name for node in ast.parse(code).body if isinstance(node, ast.FunctionDef)]
     return [name for name in names if any(f"{name}(" in test.replace(" (", "(") for test in tests)][-1]
 
 
+def large_outputs() -> Iterator[Item]:
+    """Programs that print, and functions that return, one to five megabytes."""
+    for mega in range(1, 6):
+        count = mega * 145_000
+        numbers, word = list(range(count)), "ab c" * (mega * 262_144)
+        lines = "\n".join(map(str, numbers))
+        yield Item(f"lines, {mega} MB", f"for n in range({count}):\n    print(n)", "", _printed(lines))
+        yield Item(f"one line, {mega} MB", f"print(*range({count}))", "", _printed(lines.replace("\n", " ")))
+        yield Item(f"list, {mega} MB", "def f(n): return list(range(n))", "f", _called(count, numbers))
+        yield Item(f"text, {mega} MB", "def f(n): return 'ab c' * n", "f", _called(len(word) // 4, word))
+
+
+def _printed(output: str) -> dict[str, Any]:
+    return {"inputs": [""], "outputs": [output]}
+
+
+def _called(argument: int, value: Any) -> dict[str, Any]:
+    return {"fn_name": "f", "inputs": [[argument]], "outputs": [value]}
+
+
+def groups(items: list[Item], *, only_right: bool) -> dict[str, tuple[list[str], list[dict[str, Any]]]]:
+    """The programs of each kind, and their labels."""
+    labels = [item.label for item in items]
+    found = {"published solutions": ([item.solution for item in items], labels)}
+    if all(re.search(r"^class Solution\b", item.solution, re.MULTILINE) for item in items):
+        bare = [{**label, "preamble": ""} for label in labels]
+        return found | {"without a preamble": ([item.solution for item in items], bare)}
+    found["in class Solution, without imports"] = ([in_class(item) for item in items], labels)
+    if not only_right:
+        pairs = zip(items, items[1:] + items[:1], strict=True)
+        found["returning None"] = ([stub(item) for item in items], labels)
+        found["another item's solution"] = ([other(item, neighbour) for item, neighbour in pairs], labels)
+    return found
+
+
+def judge(name: str, kind: str, items: list[Item], programs: list[str], labels: list[dict[str, Any]]) -> list[str]:
+    """Print a line of the table; returns what came out otherwise than it should."""
+    answers = [f"```python\n{program}\n```" for program in programs]
+    work: list[tuple[str, Any, dict[str, Any]]] = [
+        (answer, label, {}) for answer, label in zip(answers, labels, strict=True)
+    ]
+    outcomes = list(grade_many("code", work, settings=_SETTINGS))
+    failures = [outcome for outcome in outcomes if isinstance(outcome, GraderFailure)]
+    paid = [outcome for outcome in outcomes if not isinstance(outcome, GraderFailure) and outcome.score == 1]
+    refused = len(outcomes) - len(paid) - len(failures)
+    print(f"| {name} | {kind} | {len(paid)} | {refused} | {len(failures)} |", flush=True)
+    return [
+        f"{item.name}, {kind}: {outcome if isinstance(outcome, GraderFailure) else outcome.reason}"
+        for item, outcome in zip(items, outcomes, strict=True)
+        if isinstance(outcome, GraderFailure) or outcome.correct == (kind in _WRONG)
+    ]
+
+
 def main() -> None:
+    only_right, paths = "--right" in sys.argv, [Path(name) for name in sys.argv[1:] if name != "--right"]
     print("| file | programs | scored 1 | scored 0 | failures |\n|---|---|---|---|---|")
     told: list[str] = []
-    for path in map(Path, sys.argv[1:]):
+    for path in paths:
         items = list(read(path))
-        pairs = list(zip(items, items[1:] + items[:1], strict=True))
-        groups = {
-            "published solutions": [item.solution for item in items],
-            "returning None": [stub(item) for item in items],
-            "another item's solution": [other(item, neighbour) for item, neighbour in pairs],
-        }
-        for kind, programs in groups.items():
-            answers = [f"```python\n{program}\n```" for program in programs]
-            work: list[tuple[str, Any, dict[str, Any]]] = [
-                (answer, item.label, {}) for answer, item in zip(answers, items, strict=True)
-            ]
-            outcomes = list(grade_many("code", work, settings=RmHubSettings(code_test_timeout=20, code_timeout=60)))
-            failures = [outcome for outcome in outcomes if isinstance(outcome, GraderFailure)]
-            paid = [outcome for outcome in outcomes if not isinstance(outcome, GraderFailure) and outcome.score == 1]
-            refused = len(outcomes) - len(paid) - len(failures)
-            print(f"| {path.name} | {kind} | {len(paid)} | {refused} | {len(failures)} |", flush=True)
-            for item, outcome in zip(items, outcomes, strict=True):
-                if isinstance(outcome, GraderFailure) or outcome.correct != (kind == "published solutions"):
-                    said = outcome if isinstance(outcome, GraderFailure) else outcome.reason
-                    told.append(f"{item.name}, {kind}: {said}")
+        for kind, (programs, labels) in groups(items, only_right=only_right).items():
+            told += judge(path.name, kind, items, programs, labels)
+    large = list(large_outputs())
+    told += judge("", "1 to 5 MB of output", large, [item.solution for item in large], [item.label for item in large])
     print("\n".join(told))
 
 

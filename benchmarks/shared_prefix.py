@@ -15,6 +15,7 @@ import ctypes
 import dataclasses
 import tempfile
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -77,9 +78,10 @@ class Trainer:
     def gradients(self, batch: TrainBatch, share: bool) -> tuple[float, torch.Tensor]:
         """CPU seconds of a forward and backward pass, and its gradient as one vector."""
         slot, algorithm = self.backend.actor, self.backend.algorithm
-        zeros = torch.zeros(len(batch.loss_mask))
-        arrays = {"advantages": torch.linspace(-1, 1, len(batch.loss_mask)), "ref_log_probs": zeros}
-        inputs = step_inputs(batch, np.arange(len(batch)), arrays, algorithm)
+        count, backend = len(batch.loss_mask), self.backend
+        advantages, ref = np.linspace(-1, 1, count, dtype=np.float32), np.zeros(count, np.float32)
+        whole = replace(batch, advantages=advantages, ref_log_probs=ref)
+        inputs = step_inputs(whole, np.arange(len(batch)), algorithm, backend.ranks, backend.device)
         slot.network.zero_grad()
         began = time.process_time()
         slot.forward_backward.gradients(self.plan(inputs.batch, share), inputs)

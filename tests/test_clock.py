@@ -98,6 +98,31 @@ async def test_a_deadline_goes_on_when_the_loop_does() -> None:
     assert time.monotonic() - began >= 0.1 + BLOCK - 2 * clock.BEAT
 
 
+def stalls(watchdog: Watchdog) -> dict[str, float]:
+    return {name: value for name, value in watchdog.take().items() if name.startswith("stalls/")}
+
+
+async def test_the_share_of_computing_and_the_wait_of_callbacks_are_metrics() -> None:
+    async def heard() -> None:
+        before = watchdog.heard
+        with anyio.fail_after(120):
+            while watchdog.heard == before:  # noqa: ASYNC110 - a thread asks
+                await anyio.sleep(0.01)
+
+    with Watchdog.watching(10) as watchdog:
+        await heard()
+        watchdog.take()
+        block()
+        await heard()
+        slept = watchdog.take()
+        until = time.thread_time() + 3 * clock.BEAT
+        while time.thread_time() < until:
+            pass
+        computed = watchdog.take()
+    assert slept["loop/lag_p99"] > clock.BEAT
+    assert slept["loop/busy_share"] < computed["loop/busy_share"] <= 1.01
+
+
 async def test_the_watchdog_says_whose_code_it_is(caplog: pytest.LogCaptureFixture) -> None:
     @tool
     async def stuck() -> str:
@@ -111,8 +136,8 @@ async def test_the_watchdog_says_whose_code_it_is(caplog: pytest.LogCaptureFixtu
             async with anyio.create_task_group() as tasks:  # as an environment runs its calls: in tasks of their own
                 tasks.start_soon(stuck.run, {})
         await beat(watchdog)
-    assert watchdog.take() == {"stalls/tool stuck": 1}
-    assert watchdog.take() == {}
+    assert stalls(watchdog) == {"stalls/tool stuck": 1}
+    assert stalls(watchdog) == {}
     record, *_ = [r for r in caplog.records if r.name == "agentrl.clock"]
     assert record.levelno == logging.WARNING
     assert "in tool stuck (group 3, sample 24, turn 2), at " in record.message

@@ -28,7 +28,12 @@ from agentrl.sample import Sample
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted(ROOT.glob("docs/*.md"))]
 PAGES += sorted(ROOT.glob("examples/*/README.md"))
-NOT_PARAMETERS = {"--help"}
+NOT_PARAMETERS = {
+    "--help",
+    "--dangerously-bypass-approvals-and-sandbox",
+    "--dangerously-skip-permissions",
+    "--skip-git-repo-check",
+}
 """Known to every command."""
 MADE = {"settings.md", "commands.md", "index.md", "changelog.md", "contributing.md"}
 """Pages of the site that scripts/docs/pages.py makes."""

@@ -65,5 +65,5 @@ def test_a_group_function_gives_each_sample_its_own_conversation(tmp_path: Path)
     kit = RunKit.make(tmp_path)
     write_files(ROOT / "docs/extension-points.md", tmp_path)
     given = {"custom_generate_function_path": "my_group.py", "custom_rm_path": "my_reward.py:shorter", "env": None}
-    metrics = train(kit, **given, prompt_data="prompts.jsonl")
+    metrics = train(kit, **given, prompt_data="prompts.jsonl", label_key="label")
     assert [row["rollout/groups"] for row in metrics] == [2, 2]

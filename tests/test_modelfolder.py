@@ -147,7 +147,7 @@ class Hostile:
 
 PROMPTS = str(Path(__file__).parents[1] / "examples/retool/data/gsm8k_test.jsonl")
 SERVE, DRY = (
-    ["serve", "--port", "39999"],
+    ["serve", "--port", "0"],
     ["train", "--dry-run", "--prompt-data", PROMPTS, "--input-key", "question", "--hf-checkpoint"],
 )
 

@@ -63,3 +63,9 @@ def test_a_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:
         opened(tmp_path / "file" / "run"),
     ):
         pass
+
+
+@pytest.mark.parametrize("command", ["train", "rollout", "eval"])
+def test_new_folders_are_their_owners_alone(tmp_path: Path, command: str) -> None:
+    with RunFolder.open(str(tmp_path / "run"), "{}", command) as folder:
+        assert {path.stat().st_mode & 0o777 for path in (tmp_path / "run", folder.path)} == {0o700}

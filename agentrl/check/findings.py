@@ -28,13 +28,8 @@ _VARYING = re.compile(r": .*(?= at \S+:\d+)|(?<=index=)\d+|, got .*")
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """A problem (a run fails, trains on something else than it seems, or learns nothing), or a note.
-
-    Attributes:
-        what: what is wrong, where, and what to do.
-        detail: more, of one episode.
-        episode: what was played.
-    """
+    """A problem (a run fails, trains on something else than it seems, or learns nothing), or a note: `what` is wrong,
+    where, and what to do; more in `detail`, of the `episode` that was played."""
 
     what: str
     detail: str = ""
@@ -137,9 +132,7 @@ class Prover:
         for tool in tools:
             if tool.stray:
                 names = ", ".join(tool.schema["function"]["parameters"]["properties"]) or "none"
-                yield Finding(
-                    f"tool `{tool.name}`: its docstring describes {tool.stray[0]!r}, but its parameters are: {names}"
-                )
+                yield Finding(f"tool `{tool.name}`: its docstring describes {tool.stray[0]!r}; its parameters: {names}")
 
     def of_pair(self, first: Episode, second: Episode, how: str) -> Iterator[Finding]:
         """The same sample and the same policy twice, played `how`: everything must be the same."""
@@ -187,9 +180,7 @@ class Prover:
         right = [reward for name in ANSWERS if isinstance(reward := by_name.get(name), float)]
         if right and isinstance(wrong := by_name.get(WRONG), float) and max(right) < wrong:
             said = f"{max(right):g} against {wrong:g}"
-            yield Finding(
-                f"{self.grades} gives the label as the answer less than 'I do not know': is its sign wrong?", said
-            )
+            yield Finding(f"{self.grades} gives the label as the answer less than 'I do not know': a wrong sign?", said)
 
 
 def difference(chat: Chat, a: Sequence[int], b: Sequence[int], one: str, other: str) -> str:

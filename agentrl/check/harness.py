@@ -100,19 +100,10 @@ class Harness:
     async def opened(
         cls, settings: RunSettings, chat: Chat, patience: float, given: Sequence[Sample] = (), most: int | None = None
     ) -> "AsyncIterator[list[Harness]]":
-        """Load the user's code, start graders, set up; a stage for each environment.
-
-        Args:
-            given: samples to play; by default the first of the prompts.
-            most: rows of each environment at most, by default a few.
-        """
+        """Load the user's code, start graders, set up; a stage for each environment. `given`: samples to play; by
+        default the first of the prompts. `most`: rows of each environment at most, by default a few."""
         plugins, rollout, stages = Plugins.load(settings), settings.rollout, []
-        made_up = settings.data.prompt_data is None and settings.data.data_source_path is None
-        drawn = list(given) or [_INVENTED] * (made_up * (most or 1))
-        if not drawn:
-            source = load_source(settings.data, settings.args)
-            wanted = max(_DRAWN, most or 0)
-            drawn = [group[0] for group in source.get_samples(min(wanted, len(source) or wanted))]
+        drawn, made_up = (list(given), False) if given else first_rows(settings, most)
         async with AsyncExitStack() as stack:
             graders = await stack.enter_async_context(GraderRunner(settings.rm_hub))
             entries: Mapping[str, EnvSpec] = plugins.environments or {}
@@ -159,13 +150,8 @@ class Harness:
         return GroupPlayer(context, replace(self.grader, settings=rollout), self.plugins.generate)
 
     async def play(self, name: str, policy: Policy, row: int = 0, size: int = 1, cancelled: str = "") -> Episode:
-        """Play one group of a row's sample.
-
-        Args:
-            name: of the episode.
-            size: samples of the group.
-            cancelled: "waiting": break it off when the policy never answers; "answered": behind its first answer.
-        """
+        """Play one group of `size` samples of a row. `cancelled` breaks it off: "waiting", when the policy never
+        answers; "answered", behind its first answer."""
         episode, group = Episode(name, policy), [deepcopy(self.rows[row]) for _ in range(size)]
         for at, sample in enumerate(group):
             sample.group_index, sample.index = row, row * size + at
@@ -209,6 +195,16 @@ class Harness:
 
 
 _INVENTED = Sample(prompt=[{"role": "user", "content": "What is 40 plus 2?"}], label="42")
+
+
+def first_rows(settings: RunSettings, most: int | None = None) -> tuple[list[Sample], bool]:
+    """Return the first prompts of the data, and false; without data an invented one, and true."""
+    if settings.data.prompt_data is None and settings.data.data_source_path is None:
+        return [_INVENTED] * (most or 1), True
+    source, wanted = load_source(settings.data, settings.args), max(_DRAWN, most or 0)
+    return [group[0] for group in source.get_samples(min(wanted, len(source) or wanted))], False
+
+
 _OWN = str(Path(agentrl.__file__).parent)
 _DEMO = str(Path(_OWN, "demo"))
 
@@ -220,10 +216,7 @@ def users_code(where: str) -> bool:
 
 def users_line(*tasks: "asyncio.Task[Any]") -> str:
     """The user's code that is being awaited or running, as `FUNCTION, in FUNCTION (FILE:LINE)`; "" if there is none.
-
-    Args:
-        tasks: where to look; by default all tasks but the calling one, then all threads but this.
-    """
+    `tasks`: where to look; by default all tasks but the calling one, then all threads but this."""
     current = asyncio.current_task()
     stacks = [_awaited(task) for task in tasks or asyncio.all_tasks() if task is not current]
     if not tasks:

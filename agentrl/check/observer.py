@@ -56,9 +56,7 @@ class Observer:
                     "goes on when its trajectory is cancelled: let CancelledError through (`except Exception` does)"
                 )
             if sample.prompt is prompt[0] and prompt[0] != prompt[1]:
-                said.append(
-                    "changes the list that is the sample's prompt, for every later use of the row: make a new list"
-                )
+                said.append("changes the list that is the sample's prompt, for later uses of the row: make a new list")
             if self.alone and (changed := sorted(dict(world ^ _world()))):
                 said.append(f"changes {' and '.join(changed)}, which all trajectories of the process share")
             self.findings += [Finding(f"{where} {what}") for what in said]

@@ -1,7 +1,5 @@
-"""Plays every script alone, again, side by side and cancelled, and proves from it what a run relies on.
-
-What is not tried, for lack of time or because the plain episodes fail already, is named.
-"""
+"""Plays every script alone, again, side by side and cancelled, and proves from it what a run relies on. What is not
+tried, for lack of time or because the plain episodes fail already, is named."""
 
 import asyncio
 import gc
@@ -14,7 +12,7 @@ from pathlib import Path
 
 from agentrl.chat import Chat
 from agentrl.check.findings import Finding, Prover, summed
-from agentrl.check.harness import Episode, Harness, users_code, users_line
+from agentrl.check.harness import Episode, Harness, users_code
 from agentrl.check.observer import Observer
 from agentrl.check.policy import FromFile, Live, Person, Policy, Scripted
 from agentrl.check.script import ANSWERS, WRONG, Lines, Script, scripts
@@ -22,6 +20,7 @@ from agentrl.clock import Tell, Watchdog
 from agentrl.config import RunSettings
 from agentrl.envs import Environment
 from agentrl.errors import Failure, SettingsError
+from agentrl.rollout.user_tasks import UserTasks
 
 STALL = 0.3
 """Seconds for which user code may block the event loop."""
@@ -103,7 +102,8 @@ class _Director:
 
     async def play(self, stuck: Callable[[], None]) -> None:
         kind: type[Environment] = self.stage.kind or type("Nobody", (Environment,), {})
-        with Watchdog.watching(STALL, self._stalled(stuck)), self._observer.watching(kind):
+        stalls, followed = Watchdog.watching(STALL, self._stalled(stuck)), UserTasks.followed()
+        with stalls, followed as self._user_tasks, self._observer.watching(kind):
             alone = await self._alone()
             self._find(*self._prover.of_tools(kind.declared_tools()), *self._observer.findings, *self._blocks())
             if not self.stage.ungraded:
@@ -124,9 +124,7 @@ class _Director:
     async def file(self, episodes: Sequence[Lines]) -> None:
         """Play the episodes of a file, each on the next row."""
         if len(episodes) > (rows := len(self.stage.rows)):
-            raise SettingsError(
-                f"{episodes[rows].name}: no prompt for it: the data has {rows}; an episode takes a prompt"
-            )
+            raise SettingsError(f"{episodes[rows].name}: no prompt for it: the data has {rows}; an episode takes one")
         self.played.rows = len(episodes)
         for row, lines in enumerate(episodes):
             policy = FromFile(self.stage.chat, self.stage.tools, lines)
@@ -170,7 +168,7 @@ class _Director:
     async def _alone(self) -> list[Episode]:
         """Every script on the first row, the first ones on the others, one episode at a time."""
         episodes: list[Episode] = []
-        left, close = _Left(), self._prover.where("close")
+        left, close = _Left(self._user_tasks), self._prover.where("close")
         todo = [
             (row, script)
             for row, own in enumerate(self._scripts)
@@ -183,7 +181,7 @@ class _Director:
                 self.played.untried += [", ".join(dict.fromkeys(script.name for _, script in todo[number:]))]
                 break
             episodes.append(await self._script(script, row))
-            self._find(*left.running(close))
+            self._find(*left.running())
         self._find(*left.growth(len(episodes), close))
         return episodes
 
@@ -230,18 +228,16 @@ class _Director:
 
 
 class _Left:
-    """Leftovers of episodes: tasks of the event loop, threads, open files, processes."""
+    """Leftovers of episodes: tasks of the user's code, threads, open files, processes."""
 
-    def __init__(self) -> None:
-        self._tasks, self._first = asyncio.all_tasks(), dict[str, int]()
+    def __init__(self, tasks: UserTasks) -> None:
+        self._tasks, self._first = tasks, dict[str, int]()
 
-    def running(self, close: str) -> Iterator[Finding]:
-        """Tasks that the last episode has left."""
+    def running(self) -> Iterator[Finding]:
+        """Tasks that the last episodes have left."""
         self._first = self._first or _counts()
-        new = asyncio.all_tasks() - self._tasks
-        self._tasks |= new
-        for line in filter(None, map(users_line, new)):
-            yield Finding(f"{close} leaves a task running, at {line}: cancel and await it there")
+        for what, where in self._tasks.left():
+            yield Finding(f"{what} leaves a task running that it started at {where}: cancel and await it in `close`")
 
     def growth(self, episodes: int, close: str) -> Iterator[Finding]:
         """Yield findings on leftovers that grow with every episode but the first."""
@@ -249,9 +245,7 @@ class _Left:
         for name, count in _counts().items():
             more = count - self._first.get(name, count)
             if episodes > 3 and more >= episodes - 1:
-                yield Finding(
-                    f"{close} leaves {name} behind, with every episode: close there what `reset` or `step` opens"
-                )
+                yield Finding(f"{close} leaves {name} behind, with every episode: close what `reset` or `step` opens")
 
 
 def _counts() -> dict[str, int]:

@@ -106,11 +106,8 @@ class Scripted(Policy):
 
 
 class Recorded(Policy):
-    """Writes what trajectories of a group have in store, by the samples' `index`.
-
-    Args:
-        turns: the ids of each turn, and whether the last one ended by itself.
-    """
+    """Writes what trajectories of a group have in store, by the samples' `index`. `turns`: the ids of each turn, and
+    whether the last one ended by itself."""
 
     def __init__(self, chat: Chat, turns: Mapping[int, tuple[Sequence[list[int]], bool]]) -> None:
         super().__init__(chat)
@@ -141,9 +138,7 @@ class FromFile(Policy):
         """Say what differs from the file: turns that were not asked for, another reward."""
         turns = self.lines.turns
         if self.asked_for < len(turns):
-            yield (
-                f"{self.lines.name}: the episode ended with turn {self.asked_for}, before line {turns[self.asked_for][0]}"
-            )
+            yield (f"{self.lines.name}: it ended with turn {self.asked_for}, before line {turns[self.asked_for][0]}")
         if self.lines.reward is None:
             return
         wanted, line = self.lines.reward
@@ -189,11 +184,8 @@ class Person(Policy):
 
 
 class Endpoint(Policy):
-    """The first model behind `URL/v1/completions`; it goes on behind the prompt as the run's own chat template renders it.
-
-    Raises:
-        EngineFailure: from `write`: no answer in time, or none in OpenAI's form.
-    """
+    """The first model behind `URL/v1/completions`; it goes on behind the prompt as the run's own chat template renders
+    it. `write` raises EngineFailure: no answer in time, or none in OpenAI's form."""
 
     def __init__(self, chat: Chat, url: str) -> None:
         super().__init__(chat)
@@ -209,6 +201,4 @@ class Endpoint(Policy):
                 choice = answer.raise_for_status().json()["choices"][0]
                 return self.ids(str(choice["text"]), ended=choice["finish_reason"] != "length")
         except (httpx.HTTPError, LookupError, TypeError, ValueError) as error:
-            raise EngineFailure(
-                f"--model {self._url} gave no completion: {error!r:.300}; is the address right?"
-            ) from error
+            raise EngineFailure(f"--model {self._url} gave no completion: {error!r:.300}; wrong address?") from error

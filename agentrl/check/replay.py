@@ -49,14 +49,8 @@ class Again:
 
 
 def replay(settings: RunSettings, chat: Chat, groups: Sequence[Group], key: str | None) -> list[Again]:
-    """Play and grade all of them again, group by group; runs an event loop.
-
-    Args:
-        key: which entry of a dict reward counts.
-
-    Raises:
-        AgentRLError: the environment cannot be set up, or nobody grades.
-    """
+    """Play and grade all of them again, group by group; runs an event loop. `key`: which entry of a dict reward counts.
+    Raises AgentRLError: the environment cannot be set up, or nobody grades."""
 
     async def played() -> list[Again]:
         async with Harness.opened(settings, chat, 0.0, groups[0][:1]) as stages:
@@ -71,7 +65,7 @@ async def _group(stage: Harness, group: Group, key: str | None) -> list[Again]:
     paths = trajectories(group)
     fresh = [_fresh(path[0], at) for at, path in enumerate(paths)]
     told = {
-        sample.index or 0: (_turns(path), _ended(stage.chat, path[-1]))
+        sample.index or 0: (recorded_turns(path), _ended(stage.chat, path[-1]))
         for sample, path in zip(fresh, paths, strict=True)
     }
     policy = Recorded(stage.chat, told)
@@ -101,8 +95,8 @@ def _ended(chat: Chat, stored: Sample) -> bool:
     return stored.status is Status.COMPLETED or last in chat.stop_ids
 
 
-def _turns(path: Group) -> list[list[int]]:
-    """The ids of each of the model's turns; a turn that a weight update interrupted is in several segments."""
+def recorded_turns(path: Group) -> list[list[int]]:
+    """Return the ids of each of the model's turns; a turn that a weight update interrupted is in several segments."""
     turns: dict[int, list[int]] = {}
     for sample in path:
         for segment in sample.segments:

@@ -1,13 +1,12 @@
-"""The turns of a scripted policy: answers, tool calls by the tools' schemas, the mistakes that models make; or a user's file.
-
-A file for `--play` has one turn a line. `!NAME {"city": "Oslo"}` is a tool call, `expect reward X` the reward that the
-episode must earn, a line that begins with `# ` a comment. An empty line or `---` ends an episode.
-"""
+"""The turns of a scripted policy: answers, tool calls by the tools' schemas, the mistakes that models make; or a user's
+file. A file for `--play` has one turn a line. `!NAME {"city": "Oslo"}` is a tool call, `expect reward X` the reward
+that the episode must earn, a line that begins with `# ` a comment. An empty line or `---` ends an episode."""
 
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -40,13 +39,8 @@ class Script:
 
 @dataclass(slots=True)
 class Lines:
-    """An episode of a `--play` file.
-
-    Attributes:
-        name: file and line of its beginning.
-        turns: number of the line and text of each turn.
-        reward: the expected one and the number of its line; None if any will do.
-    """
+    """An episode of a `--play` file: the file and line of its beginning, each turn with the number of its line, and the
+    expected reward with its line, if it matters."""
 
     name: str
     turns: list[tuple[int, str]] = field(default_factory=list)
@@ -54,11 +48,8 @@ class Lines:
 
 
 def read_lines(path: str) -> list[Lines]:
-    """The episodes of a `--play` file.
-
-    Raises:
-        SettingsError: the file cannot be read, a line is malformed, or there is no episode.
-    """
+    """The episodes of a `--play` file. Raises SettingsError: the file cannot be read, a line is malformed, or there is
+    no episode."""
     try:
         text = Path(path).expanduser().read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
@@ -90,11 +81,8 @@ def read_lines(path: str) -> list[Lines]:
 
 
 def call_of(line: str) -> tuple[str, dict[str, Any]] | None:
-    """Name and arguments of the tool call in a line; None if it is plain text.
-
-    Raises:
-        ValueError: the arguments are no JSON object.
-    """
+    """Name and arguments of the tool call in a line; None if it is plain text. Raises ValueError: the arguments are no
+    JSON object."""
     if not line.startswith("!"):
         return None
     name, _, given = line[1:].partition(" ")
@@ -119,12 +107,8 @@ _MOST_TOOLS = 8
 
 
 def scripts(chat: Chat, sample: Sample, tools: Sequence[ToolSchema]) -> list[Script]:
-    """Return the scripts of one episode, the plainest first.
-
-    Args:
-        sample: of the episode. Without a label no script answers.
-        tools: schemas of what the policy may call.
-    """
+    """Return the scripts of one episode, the plainest first. `sample`: of the episode. Without a label no script
+    answers. `tools`: schemas of what the policy may call."""
     last, text, guess = "I do not know.", next(_texts(sample.label), None), guessed(sample)
     found = [Script(WRONG, (last,))]
     if text is not None:
@@ -189,13 +173,20 @@ def guessed(sample: Sample) -> str:
 def arguments(tool: ToolSchema, guess: str) -> dict[str, Any]:
     """Arguments that fit the tool's schema; a text without example, default or enum is `guess`."""
     schema = tool["function"]["parameters"]
-    value = _value(schema, schema, guess)
+    value = _value(schema, schema, guess, iter(range(_MOST_VALUES)))
     return value if isinstance(value, dict) else {}
 
 
-def _value(schema: Mapping[str, Any], root: Mapping[str, Any], text: str, depth: int = 0) -> Any:
-    if "$ref" in schema and depth < 8:
-        return _value(root.get("$defs", {}).get(schema["$ref"].rpartition("/")[2], {}), root, text, depth + 1)
+_MOST_VALUES, _MOST_ITEMS, _MOST_NESTED = 1000, 64, 8
+"""A schema may refer to itself in many places, and ask for lists of any length."""
+
+
+def _value(schema: Any, root: Mapping[str, Any], text: str, places: Iterator[int], depth: int = 0) -> Any:
+    if not isinstance(schema, Mapping) or depth > _MOST_NESTED or next(places, None) is None:
+        return text
+    inner = partial(_value, root=root, text=text, places=places, depth=depth + 1)
+    if "$ref" in schema:
+        return inner((root.get("$defs") or {}).get(str(schema["$ref"]).rpartition("/")[2], {}))
     for key in ("const", "default"):
         if key in schema:
             return schema[key]
@@ -204,16 +195,14 @@ def _value(schema: Mapping[str, Any], root: Mapping[str, Any], text: str, depth:
             return schema[key][0]
     for key in ("anyOf", "oneOf", "allOf"):
         if schema.get(key):
-            return _value(schema[key][0], root, text, depth + 1)
+            return inner(schema[key][0])
     kinds = schema.get("type")
     match kinds[0] if isinstance(kinds, list) and kinds else kinds:
         case "object":
             properties = schema.get("properties", {})
-            return {
-                name: _value(properties.get(name, {}), root, text, depth + 1) for name in schema.get("required", ())
-            }
+            return {name: inner(properties.get(name, {})) for name in schema.get("required", ())[:_MOST_VALUES]}
         case "array":
-            return [_value(schema.get("items", {}), root, text, depth + 1)] * max(1, schema.get("minItems", 1))
+            return [inner(schema.get("items", {}))] * min(max(1, int(schema.get("minItems", 1))), _MOST_ITEMS)
         case "integer" | "number":
             return schema.get("minimum", 1)
         case "boolean":
@@ -221,4 +210,4 @@ def _value(schema: Mapping[str, Any], root: Mapping[str, Any], text: str, depth:
         case "null":
             return None
         case _:
-            return text[: schema.get("maxLength")]
+            return text[: int(schema.get("maxLength", len(text)))]

@@ -34,7 +34,7 @@ _MOST = 4000
     cls=PlayedCommand,
     params=[
         click.Argument(["targets"], nargs=-1, metavar="[TARGET...]"),
-        click.Option(["--config"], metavar="FILE", help="The run's YAML or TOML file of settings; flags win over it."),
+        click.Option(["--config"], metavar="FILE", help="The run's YAML or TOML file of settings; flags override it."),
         click.Option(["--seconds"], type=click.FloatRange(1), default=6.0, help="To spend on episodes. [default: 6]"),
         click.Option(
             ["--play"],
@@ -85,6 +85,8 @@ def command(
         check_model(folder)
     if hook:
         return check_hooks(settings, hook)
+    if settings.rollout.agent is not None:
+        return check_agent(settings, _live(play, model))
     if not envs and not settings.rollout.env and settings.rollout.custom_generate_function_path is None:
         if not folders:
             raise SettingsError("nothing to check: name an environment, a model folder, or --config FILE")
@@ -105,11 +107,7 @@ def check_hooks(settings: "RunSettings", hooks: tuple[str, ...]) -> int:
 
 
 def check_model(folder: str) -> None:
-    """Print what the folder's chat template does.
-
-    Raises:
-        SettingsError: the folder has no tokenizer.
-    """
+    """Print what the folder's chat template does. Raises SettingsError: the folder has no tokenizer."""
     from agentrl.chat import Chat
     from agentrl.chat.render_turn import unread_call
     from agentrl.run.preflight import has_tokenizer
@@ -137,6 +135,31 @@ def _live(play: str | None, model: str | None) -> "Live | Sequence[Lines] | None
     if play:
         return read_lines(play)
     return Person if play is not None else (lambda chat, tools: Endpoint(chat, model)) if model else None
+
+
+def check_agent(settings: "RunSettings", live: "Live | Sequence[Lines] | None") -> int:
+    """Have the agent of `--agent` play one session, and print its tree; 1 if it failed."""
+    import anyio
+
+    from agentrl.check.agent import OneAnswer, play_session
+    from agentrl.check.harness import first_rows
+    from agentrl.envs import AgentEnvironment
+    from agentrl.run.preflight import Plugins
+
+    environments, chat = Plugins.load(settings).environments, _chat(settings)
+    assert environments is not None
+    if live is not None and not callable(live):
+        raise SettingsError("--play FILE plays environments; an agent is played with --model URL, or without either")
+    policy = live(chat, []) if live else OneAnswer(chat)
+    sample = first_rows(settings)[0][0]
+    env = environments.of(sample).make()
+    assert isinstance(env, AgentEnvironment)
+    click.secho(f"{settings.rollout.agent}", bold=True)
+    played = anyio.run(play_session, settings, chat, env, sample, policy)
+    for line in played.lines(chat):
+        click.echo(f"  {line}")
+    click.secho(f"{len(played.samples)} samples in {played.seconds:.1f} s", bold=True)
+    return int(bool(played.error))
 
 
 def check_env(
@@ -208,9 +231,7 @@ def _show_episode(stage: "Harness", episode: "Episode") -> None:
         _quote(stage.chat.decode(wrote), "green" if model else None)
     click.echo(f"  {sample.status.value} ({sample.stop_reason}), reward {sample.reward}")
     if "calls" in episode.name:
-        click.secho(
-            "  arguments are guesses from the prompt and the tool's schema; --play FILE plays turns of yours", dim=True
-        )
+        click.secho("  arguments are guesses from prompt and schema; --play FILE plays turns of yours", dim=True)
 
 
 def _quote(text: str, colour: str | None = None) -> None:

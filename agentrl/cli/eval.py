@@ -12,6 +12,9 @@ from agentrl.config.settings import RunSettings
     agentrl eval --config run.yaml --hf-checkpoint runs/latest/model
     agentrl eval --hf-checkpoint ./model --env my_env.py:MyEnv \\
         --eval-prompt-data dev dev.jsonl --n-samples-per-eval-prompt 4
+    agentrl eval --engine openai --base-url http://127.0.0.1:8000/v1 \\
+        --hosted-model large --env my_env.py:MyEnv \\
+        --eval-prompt-data dev dev.jsonl
     agentrl eval --compare runs/before runs/after
     """,
 )
@@ -22,8 +25,8 @@ def command(settings: RunSettings) -> int:
     """
     from pathlib import Path
 
-    from agentrl.run.evaluations import evaluations_in
     from agentrl.run.offline import evaluate
+    from agentrl.run.resuming import evaluations_in
 
     for name, value in evaluate(settings).items():
         click.echo(f"{name:40s} {value:.4f}")

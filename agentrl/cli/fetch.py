@@ -28,9 +28,7 @@ _COPIES = ["original/*", "onnx/*", "openvino/*", "consolidated*"]
 @click.argument("folder", metavar="DIR", type=click.Path(path_type=Path))
 @click.option("--data", is_flag=True, help="NAME is a data set, not a model.")
 @click.option("--revision", metavar="REV", help="Branch, tag or commit; default: the main branch.")
-@click.option(
-    "--include", multiple=True, metavar="GLOB", help="Fetch these files instead of the files that a run reads."
-)
+@click.option("--include", multiple=True, metavar="GLOB", help="Fetch these files instead of all that a run reads.")
 @click.option("--exclude", multiple=True, metavar="GLOB", help="Leave these files out.")
 def command(
     name: str, folder: Path, data: bool, revision: str | None, include: tuple[str, ...], exclude: tuple[str, ...]

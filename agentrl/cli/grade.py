@@ -11,10 +11,10 @@ from typing import Any, Literal
 import anyio
 import click
 
+from agentrl.cli.results import Summary, Write, writing
 from agentrl.errors import DataError, GraderFailure
 from agentrl.rm_hub.grade import Grade
 from agentrl.rm_hub.registry import GRADERS, GraderSpec, check_rm_type
-from agentrl.rm_hub.running.results import Summary, Write, writing
 from agentrl.rm_hub.running.runner import GraderRunner, each, settings_of
 from agentrl.rm_hub.settings import RmHubSettings
 from agentrl.rowfiles import RowFile, json_type, open_rows
@@ -44,9 +44,7 @@ def _key(name: str, what: str) -> Callable[[Any], Any]:
     "counted by kind), 2 if the command could not run, 130 if it was interrupted.",
 )
 @click.argument("answers", metavar="ANSWERS")
-@click.option(
-    "--rm-type", required=True, metavar="NAME", help=f"The grader: {', '.join(GRADERS)}; or boxed_ and a name."
-)
+@click.option("--rm-type", required=True, metavar="NAME", help=f"Grader: {', '.join(GRADERS)}; or boxed_ and a name.")
 @click.option("--response-key", default="response", show_default=True, metavar="KEY", help="Field with the answer.")
 @_key("label", "Field with the right answer.")
 @_key("metadata", "Field with an object of what the grader needs besides.")
@@ -87,11 +85,7 @@ def command(answers: str, rm_type: str, out: str | None, **options: Any) -> int:
 
 
 def _item(row: Mapping[str, Any], spec: GraderSpec, options: Mapping[str, Any]) -> tuple[str, Any, dict[str, Any]]:
-    """A row's response, label and metadata.
-
-    Raises:
-        DataError: a field is missing or of the wrong type.
-    """
+    """A row's response, label and metadata. Raises DataError: a field is missing or of the wrong type."""
     key = options["response_key"]
     response = _field(row, key, key)
     if not isinstance(response, str):
@@ -206,16 +200,11 @@ def _print_histogram(console: Any, histogram: list[tuple[str, int]]) -> None:
 
 
 async def _grade_all(
-    rm_type: str,
-    spec: GraderSpec,
-    options: Mapping[str, Any],
-    settings: RmHubSettings,
-    report: Report,
+    rm_type: str, spec: GraderSpec, options: Mapping[str, Any], settings: RmHubSettings, report: Report
 ) -> None:
     async with GraderRunner(settings, preload=[rm_type]) as runner:
         width = {"remote_rm": settings.rm_concurrency, "llm_judge": settings.judge_concurrency}
         tasks = width.get(rm_type, 2 * runner.pool.processes if spec.runs == "process" else settings.code_concurrency)
-
         rows = report.rows
 
         async def one(at: int, _: int) -> None:

@@ -12,14 +12,13 @@ from agentrl.tiny import Arch, shipped
 _DEFAULT = click.core.ParameterSource.DEFAULT
 
 
+_ARCHS = f"{', '.join(get_args(Arch))}."
+
+
 @click.command("init", context_settings={"show_default": True})
 @click.argument("path", type=click.Path(path_type=Path))
 @click.option(
-    "--arch",
-    default="qwen3",
-    type=click.Choice(get_args(Arch)),
-    metavar="TYPE",
-    help=f"Architecture: {', '.join(get_args(Arch))}.",
+    "--arch", default="qwen3", type=click.Choice(get_args(Arch)), metavar="TYPE", help="Architecture: " + _ARCHS
 )
 @click.option("--layers", default=4, type=click.IntRange(1), metavar="N", help="Transformer layers.")
 @click.option("--hidden", default=128, type=click.IntRange(1), metavar="N", help="Width of the residual stream.")

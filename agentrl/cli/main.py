@@ -24,19 +24,20 @@ _TERMINATED = 128 + 15
 COMMANDS = {
     "demo": "Watch a tiny model learn to use a calculator, on this machine.",
     "new": "Write a small project: an environment, prompts, settings, a test.",
-    "init": "Make a tiny model and tokenizer to try things with.",
+    "init": "Make a tiny model and tokenizer for first runs and tests.",
     "fetch": "Download a model or data set from the Hugging Face Hub.",
-    "doctor": "Look at this machine: packages, GPUs, sandbox.",
-    "check": "Play an environment without a model, or look at a template, before a run does.",
+    "doctor": "Report on this machine: packages, GPUs, sandbox.",
+    "check": "Check an environment, an agent or a chat template before a run, without a model.",
     "rollout": "Generate and grade trajectories; train nothing.",
     "train": "Train a model: generate, grade, learn, repeat.",
-    "sft": "Teach a model by examples: conversations with tool calls.",
+    "sft": "Fine-tune a model on example conversations, with tool calls.",
     "eval": "Evaluate a model on held-out prompts.",
     "replay": "Score the trajectories of a run again, with a changed grader or environment.",
     "grade": "Grade a file of answers with any of the graders.",
     "convert": "Write a model in another form: Hugging Face, or Megatron's torch_dist.",
     "serve": "Serve a model over HTTP with the built-in engine.",
-    "router": "Serve several engines as one: any HTTP client, exact ids for texts.",
+    "router": "Serve several engines at one address; texts keep their exact token ids.",
+    "gateway": "Serve unmodified agents: their requests become trajectories.",
     "retrieval": "Serve passages over HTTP for search tools.",
     "view": "Look at runs in a browser: curves, and every trajectory token by token.",
     "report": "Write a run's report page: curves and trajectories.",
@@ -49,7 +50,7 @@ _DISTRIBUTED_AS = {"faiss": "faiss-cpu", "megatron": "megatron-core", "punkt": "
 
 NEEDS = {
     **dict.fromkeys(("demo", "train", "sft", "convert"), "train"),
-    **dict.fromkeys(("init", "rollout", "eval", "serve", "router"), "engine"),
+    **dict.fromkeys(("init", "rollout", "eval", "serve", "router", "gateway"), "engine"),
     **dict.fromkeys(("check", "replay", "fetch"), "rollout"),
     "grade": "graders",
     "view": "view",
@@ -140,11 +141,9 @@ def run(argv: list[str]) -> int:
 
 
 def extra_for(package: str, argv: Sequence[str]) -> str | None:
-    """Return the extra to install if `package` is missing, None if no extra brings it.
-
-    The command's own extra wins while any part of it is missing, so that one installation brings all that the command
-    needs. Else it is the smallest extra that brings `package`.
-    """
+    """Return the extra to install if `package` is missing, None if no extra brings it. The command's own extra wins
+    while any part of it is missing, so that one installation brings all that the command needs. Else it is the smallest
+    extra that brings `package`."""
     brings = _extras()
     command = next((word for word in argv if not word.startswith("-")), "")
     encoder = command == "retrieval" and any(word.startswith("--encoder") for word in argv)

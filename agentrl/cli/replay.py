@@ -26,9 +26,7 @@ _KEPT = ("rollout", "data", "rm_hub")
     cls=PlayedCommand,
     params=[
         click.Argument(["folder"], type=click.Path()),
-        click.Option(
-            ["--kind"], type=click.Choice(["train", "eval", "rollout"]), help="Only what was played for this."
-        ),
+        click.Option(["--kind"], type=click.Choice(["train", "eval", "rollout"]), help="Only what was played for it."),
         click.Option(["--limit"], type=click.IntRange(1), default=1000, help="Newest trajectories. [default: 1000]"),
     ],
 )
@@ -50,11 +48,8 @@ def command(folder: str, kind: str | None, limit: int) -> int:
 
 
 def stored_settings(folder: Path) -> dict[str, Any]:
-    """Return a run's settings about playing and grading that differ from the defaults.
-
-    Raises:
-        SettingsError: the folder has no settings of a run.
-    """
+    """Return a run's settings about playing and grading that differ from the defaults. Raises SettingsError: the folder
+    has no settings of a run."""
     from agentrl.config import RunSettings
 
     if not (folder / SETTINGS).is_file():
@@ -71,11 +66,8 @@ def stored_settings(folder: Path) -> dict[str, Any]:
 
 
 def stored_groups(folder: Path, kind: str | None, limit: int) -> "list[Group]":
-    """The newest groups of all stores of a run, with `limit` trajectories together, or one group more.
-
-    Raises:
-        SettingsError: there are none.
-    """
+    """The newest groups of all stores of a run, with `limit` trajectories together, or one group more. Raises
+    SettingsError: there are none."""
     from agentrl.buffer.reader import Filter, StoreReader, find_stores
 
     groups: list[Group] = []

@@ -12,16 +12,23 @@ from agentrl.config.settings import RunSettings
     agentrl rollout --config run.yaml --num-rollout 1
     agentrl rollout --hf-checkpoint ./model --env my_env.py:MyEnv \\
         --prompt-data train.jsonl --num-rollout 1
+    agentrl rollout --engine openai --base-url https://api.openai.com/v1 \\
+        --hosted-model gpt-4.1 --env my_env.py:MyEnv --prompt-data train.jsonl
     """,
 )
 def command(settings: RunSettings) -> int:
     """Generate and grade trajectories without training: to try an environment, or to collect data.
 
-    Given the same --output-dir again it goes on to --num-rollout rollouts; nothing that is there is overwritten.
+    A second command with the same --output-dir adds rollouts up to --num-rollout, and overwrites nothing. A hosted model
+    (--engine openai) plays without token ids; its conversations are also written for `agentrl sft`.
     """
-    from agentrl.run.offline import rollout
+    from pathlib import Path
 
-    samples = rollout(settings)
-    where = settings.observability.save_debug_rollout_data or f"{settings.observability.output_dir}/rollouts"
-    click.echo(f"{samples} samples added to {where}")
+    from agentrl.run.offline import rollout
+    from agentrl.runfolder import BELOW, DEMONSTRATIONS
+
+    samples, folder = rollout(settings), Path(settings.observability.output_dir).expanduser() / BELOW["rollout"]
+    click.echo(f"{samples} samples added to {settings.observability.save_debug_rollout_data or folder}")
+    if settings.hosted:
+        click.echo(f"conversations for `agentrl sft --prompt-data`: {folder / DEMONSTRATIONS}")
     return 0

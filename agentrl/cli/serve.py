@@ -7,7 +7,7 @@ import click
 
 @click.command("serve", context_settings={"show_default": True})
 @click.argument("model_path", metavar="MODEL")
-@click.option("--host", default="127.0.0.1", metavar="ADDRESS", help="Address to listen on; there are no passwords.")
+@click.option("--host", default="127.0.0.1", metavar="ADDRESS", help="Address to listen on.")
 @click.option("--port", default=30000, type=click.IntRange(0, 65535), metavar="PORT", help="0 takes a free one.")
 @click.option("--served-model-name", metavar="NAME", help="Name in /model_info and /v1/models; default: MODEL.")
 @click.option("--context-length", type=click.IntRange(1), metavar="N", help="Longest sequence; default: the model's.")
@@ -21,17 +21,22 @@ import click
 @click.option("--reasoning-parser", default="auto", metavar="NAME", help="For the chat API; none switches it off.")
 @click.option("--chat-template", metavar="FILE", help="A Jinja template instead of the model's own.")
 @click.option("--trust-remote-code", is_flag=True, help="Run code that comes with the model folder.")
+@click.option("--api-key", envvar="SGLANG_API_KEY", show_envvar=True, metavar="KEY", help="Key for all but /health.")
 @click.option(
-    "--batch-invariant",
-    is_flag=True,
-    help="Compute each sequence independently of its batch, for --true-on-policy-mode.",
+    "--admin-api-key",
+    envvar="SGLANG_ADMIN_API_KEY",
+    show_envvar=True,
+    metavar="KEY",
+    help="Key for the control routes instead (weights, pauses, memory). Without any key, browsers are refused there.",
 )
+@click.option("--batch-invariant", is_flag=True, help="Results do not depend on the batch, for --true-on-policy-mode.")
 @click.option("--exact", is_flag=True, hidden=True)
 def command(**options: Any) -> int:
     """Serve the Hugging Face folder MODEL with the built-in engine: SGLang's HTTP protocol, and OpenAI's chat API."""
     from agentrl.engine.embedded.server import serve
     from agentrl.engine.embedded.service import Options
+    from agentrl.gateway.served.openai import ROUTES
 
     former = options.pop("exact")
-    serve(Options(**options | {"batch_invariant": options["batch_invariant"] or former}))
+    serve(Options(**options | {"batch_invariant": options["batch_invariant"] or former}), ROUTES)
     return 0

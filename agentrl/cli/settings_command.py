@@ -1,7 +1,5 @@
-"""The kind of command that takes all settings as flags: `train`, `eval`, `rollout`.
-
-`--help` explains what the command's first use needs and lists the rest by room; `--help-all` explains every setting.
-"""
+"""The kind of command that takes all settings as flags: `train`, `eval`, `rollout`. `--help` explains what the
+command's first use needs and lists the rest by room; `--help-all` explains every setting."""
 
 import textwrap
 from collections.abc import Callable, Iterator, Mapping
@@ -45,7 +43,7 @@ class SettingsCommand(click.Command):
         self.format_others(ctx, formatter, frozenset(essential))
 
     def format_others(self, ctx: click.Context, formatter: click.HelpFormatter, essential: frozenset[str]) -> None:
-        shared = " One file serves train, rollout and eval: a note names what is not read here."
+        shared = " train, rollout and eval take one settings file; a note names the settings that are ignored here."
         every = f"All other settings by topic; `{ctx.command_path} --help-all` explains each of them."
         formatter.write_text(every if self.name in ("train", "sft") else every + shared)
         for title, group in _groups(skip=essential):
@@ -60,9 +58,7 @@ class PlayedCommand(SettingsCommand):
     """A command with options of its own that takes a run's settings too."""
 
     def format_others(self, ctx: click.Context, formatter: click.HelpFormatter, essential: frozenset[str]) -> None:
-        formatter.write_text(
-            "Any other setting of a run is understood too; `agentrl rollout --help-all` explains them."
-        )
+        formatter.write_text("Any other setting of a run is understood, too: see `agentrl rollout --help-all`.")
 
 
 def given_settings(
@@ -72,12 +68,8 @@ def given_settings(
     problems: Problems | None = None,
     **more: Any,
 ) -> RunSettings:
-    """Return the settings of the command line, over a script's, a file's, and `presets`.
-
-    Args:
-        problems: gets the command line's problems and those of the file, which otherwise are raised.
-        more: flat names that win.
-    """
+    """Return the settings of the command line, over a script's, a file's, and `presets`. `problems`: gets the command
+    line's problems and those of the file, which otherwise are raised. `more`: flat names that win."""
     if problems is None:
         click.get_current_context().meta[_PROBLEMS].raise_all()
     values, origins = click.get_current_context().meta[_GIVEN]
@@ -92,14 +84,9 @@ def given_settings(
 def settings_command(
     purpose: Purpose, examples: str, *, name: str | None = None, presets: Mapping[str, Any] = MappingProxyType({})
 ) -> Callable[[Callable[[RunSettings], int]], click.Command]:
-    """Make a click command of a function that takes the run's settings and returns an exit code.
-
-    Args:
-        purpose: what the command needs (`RunSettings.check_complete`).
-        examples: command lines for the end of `--help`.
-        name: the command's name; by default the purpose.
-        presets: settings that a file and flags win over.
-    """
+    """Make a click command of a function that takes the run's settings and returns an exit code. `purpose` is what the
+    command needs (`RunSettings.check_complete`), and its name if there is no other. `examples` end its `--help`. A file
+    and flags win over `presets`."""
 
     def make(function: Callable[[RunSettings], int]) -> click.Command:
         def callback(config: str | None, slime_script: str | None, dry_run: bool) -> int:
@@ -148,15 +135,13 @@ def _dry_run(settings: RunSettings, purpose: Purpose, problems: Problems) -> int
 
 def _own_options() -> list[click.Parameter]:
     return [
-        click.Option(["--config"], metavar="FILE", help="YAML or TOML file of settings; flags win over it."),
+        click.Option(["--config"], metavar="FILE", help="YAML or TOML file of settings; flags override it."),
         click.Option(
             ["--slime-script"],
             metavar="FILE",
-            help="slime's launch script: the flags it would start with, under slime's defaults; flags win over it.",
+            help="Launch script of slime: its flags are read, with slime's defaults. Other flags override them.",
         ),
-        click.Option(
-            ["--dry-run"], is_flag=True, help="Check what the run would, print what differs from defaults, and stop."
-        ),
+        click.Option(["--dry-run"], is_flag=True, help="Check everything, print non-default settings, and stop."),
         click.Option(
             ["--help-all"],
             is_flag=True,

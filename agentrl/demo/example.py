@@ -116,21 +116,9 @@ class Example:
 
 
 def run_example(example: Example, folder: Path, *, seed: int = 0, flags: Sequence[str] = (), say: Say) -> list[float]:
-    """Run it.
-
-    Args:
-        example: what to run.
-        folder: for everything this run writes; it must be new, as the same folder given again would resume.
-        seed: of data and sampling.
-        flags: more flags of `agentrl train`; they win.
-        say: where progress goes, one line a call; picklable.
-
-    Returns:
-        Success on held-out prompts, 0 to 1, at every evaluation in order.
-
-    Raises:
-        DataError: the folder is not empty.
-    """
+    """Run an example in a new folder; returns its success on held-out prompts, 0 to 1, at every evaluation in order.
+    `flags`: more flags of `agentrl train`; they win. `say`: takes lines of progress; picklable. Raises DataError: the
+    folder is not empty, and the same folder given again would resume."""
     must_be_new(folder)
     started = time.monotonic()
 
@@ -153,21 +141,15 @@ def run_example(example: Example, folder: Path, *, seed: int = 0, flags: Sequenc
 
 
 def must_be_new(folder: Path) -> None:
-    """Refuse a folder with something in it; a run given the same folder again would resume.
-
-    Raises:
-        DataError: the folder is not empty.
-    """
+    """Refuse a folder with something in it; a run given the same folder again would resume. Raises DataError: the
+    folder is not empty."""
     if folder.is_dir() and any(folder.iterdir()):
         raise DataError(f"{folder} is not empty; give the run a new folder")
 
 
 def held_out(folder: Path, name: str) -> list[float]:
-    """A figure of the held-out set at every evaluation of a run, in order.
-
-    Raises:
-        DataError: the run did not evaluate at least twice.
-    """
+    """A figure of the held-out set at every evaluation of a run, in order. Raises DataError: the run did not evaluate
+    at least twice."""
     from agentrl.observability.metrics import read_metrics
     from agentrl.runfolder import METRICS
 

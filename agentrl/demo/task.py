@@ -59,11 +59,8 @@ class Problem:
 
 
 def evaluate(expression: str) -> int:
-    """The value of an expression of integers, `+`, `-`, `*` and brackets.
-
-    Raises:
-        ValueError: it is longer than 40 characters, holds anything else, or leaves the range of 12 digits.
-    """
+    """The value of an expression of integers, `+`, `-`, `*` and brackets. Raises ValueError: it is longer than 40
+    characters, holds anything else, or leaves the range of 12 digits."""
     if len(expression) > _MAX_CHARS:
         raise ValueError(f"the expression is longer than {_MAX_CHARS} characters")
     try:
@@ -154,15 +151,9 @@ def _argument(call: dict[str, Any]) -> dict[str, Any]:
 def make_problem(
     rng: random.Random, split: Split = "train", *, drill: bool = False, phrase: str = "", shape: str = ""
 ) -> Problem:
-    """A random problem.
-
-    Args:
-        rng: where chance comes from.
-        split: which operands to use.
-        drill: take an order to use the tool as often as one of the task's phrases (the skill phase of the warm start).
-        phrase: the phrase to use; by default a random one.
-        shape: the shape of the expression; by default a random one.
-    """
+    """A random problem out of the operands of `split`. `drill`: take an order to use the tool as often as one of the
+    task's phrases (the skill phase of the warm start). `phrase` and `shape` (of the expression) are random unless
+    given."""
     operands = TRAIN_OPERANDS if split == "train" else HELD_OUT_OPERANDS
     expression = (shape or rng.choice(SHAPES)).format(*rng.choices(operands, k=3))
     phrase = phrase or rng.choice(_DRILLS + _CASUAL if drill else PHRASES)

@@ -92,7 +92,7 @@ RIGHT = '# a comment\n!calculator {"expression": "40+2"}\n<answer>42</answer>\ne
         (RIGHT, []),
         (f"{RIGHT}---\n<answer>2</answer>\nexpect reward 1.0\n\nno idea\nexpect reward 0\n", []),
         (RIGHT.replace("reward 1", "reward 0.5"), ["line 4 expects reward 0.5, the episode earned 1.0"]),
-        (f"{RIGHT}and more\n", ["the episode ended with turn 2, before line 5"]),
+        (f"{RIGHT}and more\n", ["it ended with turn 2, before line 5"]),
         (
             '!calculator {"expression": "1"}\n',
             ["behind line 1 the environment waits for turn 2, and the episode has no more"],

@@ -29,7 +29,7 @@ MISTAKES = {
     "Pleased": ("Pleased.reward gives the same reward, 1.0",),
     "Backwards": ("Backwards.reward gives the label as the answer less",),
     "Careless": ("tool `count` does not work: NameError", "docstring describes 'thing'", "name"),
-    "LeavesTasks": ("LeavesTasks.close leaves a task running", "LeavesTasks.tick"),
+    "LeavesTasks": ("LeavesTasks.reset leaves a task running that it started at", "plays.py:145"),
     "LeavesFiles": ("LeavesFiles.close leaves open files behind",),
     "Moves": ("Moves.reset changes $CHECK_ROW",),
     "Replays": ("Replays.step of turn 1 answered otherwise when it was replayed",),

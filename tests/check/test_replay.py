@@ -7,9 +7,11 @@ import pytest
 
 from agentrl.buffer.store import TrajectoryStore
 from agentrl.chat import Chat
+from agentrl.check.replay import recorded_turns
 from agentrl.cli.main import run
 from agentrl.config import RunSettings
 from agentrl.runfolder import TRAJECTORIES
+from agentrl.sample import Sample
 from tests.check.test_play import checked
 from tests.support.tiny_models import make_tokenizer
 
@@ -80,3 +82,14 @@ def test_what_cannot_be_replayed_is_refused(folder: Path, capsys: pytest.Capture
     )
     assert run(["replay", str(folder), "--kind", "eval"]) == 2
     assert "no trajectories of kind eval" in capsys.readouterr().err
+
+
+def test_a_turn_that_a_weight_update_interrupted_is_replayed_whole() -> None:
+    sample = Sample()
+    sample.set_prompt_tokens([1])
+    sample.append_model([2, 3], [-1.0, -1.0], "1", turn=1)
+    sample.append_model([4], [-1.0], "2", turn=1)
+    sample.append_observation([5, 6], turn=1)
+    sample.append_model([7], [-1.0], "2", turn=2)
+    assert len(sample.segments) == 4
+    assert recorded_turns([sample]) == [[2, 3, 4], [7]]

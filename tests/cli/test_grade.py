@@ -10,9 +10,9 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from agentrl.cli.main import run
+from agentrl.cli.results import Summary
 from agentrl.errors import GraderFailure
 from agentrl.rm_hub import Grade
-from agentrl.rm_hub.running.results import Summary
 from tests.rm_hub.http_server import serving
 
 ROWS: list[Mapping[str, object]] = [

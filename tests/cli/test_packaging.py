@@ -49,6 +49,7 @@ LINES = {
     "eval --hf-checkpoint model --eval-prompt-data dev train.jsonl --label-key label --rm-type math": "engine",
     "serve model --port 0": "engine",
     "router http://127.0.0.1:9 --port 0": "engine",
+    "gateway http://127.0.0.1:9 --port 0 --owner-port 0": "engine",
     f"train {RUN}": "train",
     f"train {RUN} --dry-run": "train",
     f"train {RUN} --backend local --train-backend fsdp": "train",

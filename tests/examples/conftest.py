@@ -56,12 +56,12 @@ def exchanges(monkeypatch: pytest.MonkeyPatch) -> list[Exchange]:
     seen: list[Exchange] = []
     exchange = HttpTransport.exchange
 
-    async def recorded(self: HttpTransport, method: str, url: str, body: Any = None, headers: Any = None) -> Any:
-        status, raw, wait = await exchange(self, method, url, body, headers)
+    async def recorded(self: HttpTransport, method: str, url: str, body: Any = None, *rest: Any) -> Reply:
+        reply = await exchange(self, method, url, body, *rest)
         if url.endswith("/generate"):
-            assert status == 200
-            seen.append((orjson.loads(body)["input_ids"], orjson.loads(raw)["output_ids"]))
-        return Reply(status, raw, wait)
+            assert reply.status == 200
+            seen.append((orjson.loads(body)["input_ids"], orjson.loads(reply.body)["output_ids"]))
+        return reply
 
     monkeypatch.setattr(HttpTransport, "exchange", recorded)
     return seen

@@ -66,7 +66,7 @@ async def test_members_are_samples_of_one_trajectory_and_compared_within_their_r
                 one.reward = draw.random()  # nobody taught this model anything
     algorithm = algorithm_of(RunSettings.from_file(CONFIG).algorithm)
     batch = TrainBatch.from_samples(groups)
-    found = estimate(batch, {}, algorithm).advantages.numpy()
+    found = estimate(batch, algorithm).advantages.numpy()
     samples = [sample for group in groups for sample in group]
     for group in groups:
         for role in ROLES:

@@ -16,7 +16,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from agentrl.buffer.states import MOVES, State
+from agentrl.buffer.ledger import MOVES, State
 from tests.support.ledgers import reading
 
 TOO_OLD = "too old"

@@ -1,12 +1,13 @@
 """Clients that mean a server no good: `python -m tests.support.hostile_clients HOST PORT` attacks until it is killed.
 
-64 connections at once, each with one of `ATTACKS`; one that was answered or cut off comes again with the same.
+64 connections at once, each with one of `attacks()`; one that was answered or cut off comes again with the same.
 """
 
 import asyncio
 import json
 import sys
 from collections.abc import Iterator
+from functools import cache
 from itertools import repeat
 from typing import Any
 
@@ -35,29 +36,32 @@ DEAD = {"master_address": "203.0.113.1", "master_port": 9, "rank_offset": 1, "wo
 SLOW = r"(?:(?:.|.)*(?:.|.)*)*(?!.|\n|$)"
 """A pattern that takes for ever to find that it does not match."""
 
-ATTACKS: dict[str, bytes] = {
-    "n": request("/generate", {"text": "a", "sampling_params": {"n": 10**9}}),
-    "n of a chat": request("/v1/chat/completions", {**CHAT, "n": 10**9}),
-    "batch": request("/generate", {"text": ["a"] * 100_000}),
-    "batch times n": request("/generate", {"text": ["a"] * 4_000, "sampling_params": {"n": 2_000}}),
-    "log-probs": request("/generate", {**GOOD, "return_logprob": True, "top_logprobs_num": 10**9}),
-    "deep": request("/generate", b"[" * 100_000),
-    "deep enough": request("/generate", b'{"text": ' + b"[" * 900 + b"]" * 900 + b"}"),
-    "brackets": request("/generate", b"[" + b"[]," * 5_000_000 + b"1]"),
-    "keys": request("/generate", {str(i): 1 for i in range(1_000_000)}),
-    "numbers": request("/generate", {"input_ids": [1] * 5_000_000}),
-    "text": request("/generate", {"text": "ab " * 2_000_000}),
-    "type": request("/generate", GOOD, kind="text/plain; a=json"),
-    "wrong": request("/generate", {"input_ids": {"a": [[]]}, "sampling_params": [7]}),
-    "host": request("/generate", GOOD, host="evil.example"),
-    "origin": request("/abort_request", {"abort_all": True}, head="Origin: http://evil.example\r\n"),
-    "regex": request("/generate", {**GOOD, "sampling_params": {"stop_regex": SLOW, "max_new_tokens": 64}}),
-    "weights": request("/init_weights_update_group", DEAD),
-    "half a body": request("/generate", {"text": "a" * 2_000_000})[:MEGABYTE],
-    "half a head": b"GET / HTTP/1.1\r\nHost: 127.0.0.1\r\nX: ",
-    "large": b"",
-}
-"""What is sent, by name; of "large" 400 MB."""
+
+@cache
+def attacks() -> dict[str, bytes]:
+    """What is sent, by name; of "large" 400 MB."""
+    return {
+        "n": request("/generate", {"text": "a", "sampling_params": {"n": 10**9}}),
+        "n of a chat": request("/v1/chat/completions", {**CHAT, "n": 10**9}),
+        "batch": request("/generate", {"text": ["a"] * 100_000}),
+        "batch times n": request("/generate", {"text": ["a"] * 4_000, "sampling_params": {"n": 2_000}}),
+        "log-probs": request("/generate", {**GOOD, "return_logprob": True, "top_logprobs_num": 10**9}),
+        "deep": request("/generate", b"[" * 100_000),
+        "deep enough": request("/generate", b'{"text": ' + b"[" * 900 + b"]" * 900 + b"}"),
+        "brackets": request("/generate", b"[" + b"[]," * 5_000_000 + b"1]"),
+        "keys": request("/generate", {str(i): 1 for i in range(1_000_000)}),
+        "numbers": request("/generate", {"input_ids": [1] * 5_000_000}),
+        "text": request("/generate", {"text": "ab " * 2_000_000}),
+        "type": request("/generate", GOOD, kind="text/plain; a=json"),
+        "wrong": request("/generate", {"input_ids": {"a": [[]]}, "sampling_params": [7]}),
+        "host": request("/generate", GOOD, host="evil.example"),
+        "origin": request("/abort_request", {"abort_all": True}, head="Origin: http://evil.example\r\n"),
+        "regex": request("/generate", {**GOOD, "sampling_params": {"stop_regex": SLOW, "max_new_tokens": 64}}),
+        "weights": request("/init_weights_update_group", DEAD),
+        "half a body": request("/generate", {"text": "a" * 2_000_000})[:MEGABYTE],
+        "half a head": b"GET / HTTP/1.1\r\nHost: 127.0.0.1\r\nX: ",
+        "large": b"",
+    }
 
 
 async def attack(address: tuple[str, int], name: str) -> None:
@@ -69,7 +73,7 @@ async def attack(address: tuple[str, int], name: str) -> None:
             return
         answer = asyncio.ensure_future(reader.readline())
         try:
-            for part in [ATTACKS[name]] if ATTACKS[name] else chunked(b"[1,2,3,4,5,6,7,8],", 400 * MEGABYTE):
+            for part in [attacks()[name]] if attacks()[name] else chunked(b"[1,2,3,4,5,6,7,8],", 400 * MEGABYTE):
                 writer.write(part)
                 await writer.drain()
                 if answer.done():
@@ -87,7 +91,7 @@ async def attack(address: tuple[str, int], name: str) -> None:
 async def main(host: str, port: int) -> None:
     async with asyncio.TaskGroup() as group:
         for i in range(CONNECTIONS):
-            group.create_task(attack((host, port), list(ATTACKS)[i % len(ATTACKS)]))
+            group.create_task(attack((host, port), list(attacks())[i % len(attacks())]))
 
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import psutil
 
@@ -25,11 +25,11 @@ from tests.support.versions import log_prob_errors
 GROUPS = 4
 """Groups of a batch in a `RunKit` run."""
 
-PATIENCE = 120
+PATIENCE = 600
 """Seconds that a disturbed run may take to its end."""
 
-Fault = Literal["kill", "stop", "stop and continue"]
-FAULTS: tuple[Fault, ...] = ("kill", "stop", "stop and continue")
+Fault = Literal["kill", "kill the guard", "stop", "stop and continue"]
+FAULTS: tuple[Fault, ...] = ("kill", "kill the guard", "stop", "stop and continue")
 
 CHECKED = {
     "save_interval": 1,
@@ -82,21 +82,31 @@ def kill_and_resume(kit: RunKit, role: str, moment: int, *, steps: int, **form: 
     return Outcome(seen, problems)
 
 
-def disturb_an_engine(kit: RunKit, moment: int, *, steps: int, fault: Fault | None = None, **form: object) -> Outcome:
-    """Kill or stop one of two engines at random moment number `moment`; every trained token's version is checked.
+def disturb_an_engine(
+    kit: RunKit,
+    moment: int,
+    *,
+    steps: int,
+    fault: Fault | None = None,
+    engines: int = 2,
+    pause: float | None = None,
+    **form: Any,
+) -> Outcome:
+    """Kill or stop one of the engines at random moment number `moment`; every trained token's version is checked.
 
     The samples are kept, and a checkpoint is written every step; so the log-probs that engines reported for a version's
     tokens can be compared with those of that version's weights.
 
     Args:
         fault: which; drawn with the moment by default.
+        pause: seconds from a stop to its end; drawn with the moment by default.
         form: settings of the run by flat name, such as `max_staleness`.
     """
     rng = random.Random(f"engine/{moment}")
-    drawn, victim, pause = rng.choice(FAULTS), rng.randrange(2), rng.uniform(0.5, 8)
-    fault = fault or drawn
-    changes = {**WAITING, **CHECKED, **IMPATIENT, "num_rollout": steps, "rollout_num_gpus": 2, **form}
-    run = kit.start(kit.arguments(f"engines-{moment}-{fault}".replace(" ", "-"), **changes))
+    drawn, victim, seconds = rng.choice(FAULTS), rng.randrange(engines), rng.uniform(0.5, 8)
+    fault, pause = fault or drawn, pause or seconds
+    changes = {**WAITING, **CHECKED, **IMPATIENT, "num_rollout": steps, "rollout_num_gpus": engines, **form}
+    run = kit.start(kit.arguments(f"engines-{engines}-{moment}-{fault}".replace(" ", "-"), **changes))
     at, problems = _random_moment(run, rng, steps), list[str]()
     if run.process.poll() is None:
         _disturb(run.processes()["engine"][victim], fault, pause)
@@ -154,6 +164,9 @@ def _works_in(process: psutil.Process, folder: Path) -> bool:
 
 def _disturb(guard: int, fault: Fault, pause: float) -> None:
     """Do it to everything of the engine whose guard has this process id."""
+    if fault == "kill the guard":
+        os.kill(guard, signal.SIGKILL)
+        return
     if fault == "kill":
         _signal_group(guard, signal.SIGKILL)
         return

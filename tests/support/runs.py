@@ -122,8 +122,12 @@ class RunKit:
                 out += [flag, *map(str, value if isinstance(value, tuple) else (value,))]
         return out
 
-    def start(self, arguments: Sequence[str], command: str = "train") -> Run:
-        """Start `agentrl <command>` of the tree that these tests belong to, whatever is installed."""
+    def start(self, arguments: Sequence[str], command: str = "train", **variables: str) -> Run:
+        """Start `agentrl <command>` of the tree that these tests belong to, whatever is installed.
+
+        Args:
+            variables: of the process's environment.
+        """
         log = self.folder / f"{command}-{time.monotonic_ns()}.log"
         with log.open("wb") as sink:
             process = subprocess.Popen(
@@ -132,7 +136,8 @@ class RunKit:
                 stdout=sink,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
-                env={**os.environ, "PYTHONPATH": import_path(), "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"},
+                env={**os.environ, "PYTHONPATH": import_path(), "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
+                | variables,
             )
         output = arguments[list(arguments).index("--output-dir") + 1]
         return Run(process, self.folder / output, log)
@@ -169,7 +174,7 @@ class Run:
         file = self.folder / "metrics.jsonl"
         return [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
 
-    def until(self, condition: Callable[[], object], timeout: float = 180) -> None:
+    def until(self, condition: Callable[[], object], timeout: float = 600) -> None:
         """Poll until `condition` holds; fails if the run ends first."""
         deadline = time.monotonic() + timeout
         while not condition():

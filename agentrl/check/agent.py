@@ -1,0 +1,90 @@
+"""One session of an agent program before a run: its tree, what was refused, and the samples that would train."""
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import anyio
+
+from agentrl.chat import Chat
+from agentrl.check.policy import Policy
+from agentrl.config import RunSettings
+from agentrl.engine.wire import SamplingParams
+from agentrl.envs import AgentEnvironment
+from agentrl.errors import AgentRLError
+from agentrl.gateway.server import Gateway
+from agentrl.gateway.sessions import Session
+from agentrl.sample import Sample
+
+_ROOM = 32_768
+"""Tokens of context if no setting and no model says it: today's agents have long prompts."""
+
+
+class OneAnswer(Policy):
+    """Answers each request with the same sentence."""
+
+    async def write(self, session: str, turn: int, given: Sequence[int], most: int | None) -> tuple[list[int], bool]:
+        return self.ids("I have nothing to add.", ended=True)
+
+
+@dataclass(slots=True)
+class PlayedSession:
+    """What one session of an agent left. `tree`: nodes and roots, as in docs/gateway.md. `error`: why the agent failed;
+    "" if it did not."""
+
+    tree: dict[str, Any] = field(default_factory=dict)
+    figures: dict[str, int] = field(default_factory=dict)
+    refusals: Sequence[str] = ()
+    samples: list[Sample] = field(default_factory=list)
+    seconds: float = 0.0
+    error: str = ""
+
+    def lines(self, chat: Chat) -> list[str]:
+        """The session as text, one line for each node, refusal and sample."""
+        roles = {root["number"]: root["role"] for root in self.tree["roots"]}
+        found = []
+        for node in self.tree["nodes"]:
+            place = f"root, {roles[node['number']]}" if node["parent"] is None else f"behind {node['parent']}"
+            agent = f", agent {node['agent']}" if node["agent"] else ""
+            sizes = f"{node['prompt_tokens']} + {node['sampled_tokens']} tokens"
+            found.append(f"turn {node['number']} ({place}{agent}): {node['reason']}, {sizes}, {node['finish']}")
+        found += [f"refused: {text}" for text in self.refusals]
+        names = [name.partition("/")[2] for name in self.figures if name.startswith("ignored/")]
+        found += [f"without effect: {', '.join(sorted(names))}"] if names else []
+        found += [
+            f"sample: {s.prompt_length} + {s.response_length} tokens, {s.trained_tokens} train" for s in self.samples
+        ]
+        return [*found, *([f"failed: {self.error}"] if self.error else [])]
+
+
+async def play_session(
+    settings: RunSettings, chat: Chat, env: AgentEnvironment, sample: Sample, policy: Policy
+) -> PlayedSession:
+    """Have an agent play one sample's prompt against a policy."""
+    room, played, began = settings.rollout.rollout_max_context_len or _ROOM, PlayedSession(), time.monotonic()
+    gateway = Gateway(chat, policy, context_length=room)
+    limit = settings.rollout.rollout_max_response_len
+    async with gateway.serving():
+        env.socket = gateway.socket
+        session: Session = gateway.open(
+            replace(sample, index=0, rollout_id=0), SamplingParams(temperature=1.0, max_new_tokens=limit)
+        )
+        try:
+            with anyio.fail_after(settings.rollout.trajectory_timeout):
+                await env.act(gateway.url(session), sample)
+        except TimeoutError:
+            played.error = f"no end after {settings.rollout.trajectory_timeout:g} s (--trajectory-timeout)"
+        except AgentRLError as error:
+            played.error = str(error)
+        finally:
+            played.tree, played.refusals = session.tree.shown(), session.refusals
+            played.samples, played.figures = gateway.close(session.token), session.figures()
+            with anyio.CancelScope(shield=True):
+                await env.close()
+    if not played.samples and not played.error:
+        end = sample.metadata.get("agent", {})
+        said = str(end.get("errors", "")).strip() or str(end.get("output", "")).strip()
+        played.error = f"no answered request; {said[-300:] or 'the agent printed nothing'}"
+    played.seconds = time.monotonic() - began
+    return played
