@@ -9,9 +9,10 @@
    oldest finished groups. It is full under two conditions: enough groups are finished, and later batches have a
    place for each group in flight before the group is too stale. `surplus` groups need no such place. Without surplus
    no group becomes too stale.
-4. If groups start between batches, starts can be delayed. If each of `WINDOW` batches in a row left at least n
-   finished groups over, n more starts are delayed: these groups then sample newer weights. If n groups are missing when
-   the trainer asks for a batch, n fewer starts are delayed. No start is delayed if engines are slower than the trainer.
+4. If groups start between batches, starts can be delayed: these groups then sample newer weights. A run begins with the
+   longest delay. If n groups are missing when the trainer asks for a batch, n fewer starts are delayed. If each of
+   `WINDOW` batches in a row left at least n finished groups over, n more starts are delayed. Soon no start is delayed if
+   engines are slower than the trainer.
 """
 
 from collections import Counter
@@ -62,8 +63,11 @@ class Admission:
     playing: Counter[int] = field(default_factory=Counter)
     busy: int = 0
     dropped_in_row: int = 0
-    held: int = 0
-    spare: list[int] = field(default_factory=list)
+    held: int = field(init=False, default=0)
+    spare: list[int] = field(init=False, default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.held = self._most_held
 
     def begin(self, step: int) -> None:
         """Start to fill batch `step`."""
@@ -77,8 +81,13 @@ class Admission:
         """Correct `held` at a batch that leaves `spare` groups over; a negative `spare` counts missing groups."""
         self.spare.append(spare if self.full else min(spare, 0))
         if spare < 0 or len(self.spare) == WINDOW:
-            self.held = max(0, min(self.held + min(self.spare), (self.staleness - 1) * self.batch))
+            self.held = max(0, min(self.held + min(self.spare), self._most_held))
             self.spare.clear()
+
+    @property
+    def _most_held(self) -> int:
+        """Greatest `held`: the groups of two batches may always be in flight or finished."""
+        return max(0, self.staleness - 1) * self.batch if self.between else 0
 
     def wait(self, kept: Counter[int]) -> None:
         """Record the finished groups, by version, that wait for the next batch or later batches."""
