@@ -15,6 +15,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterable, Sequence
 
+from agentrl.buffer.codec import decode_group
 from agentrl.buffer.ledger import Ledger, LedgerLease
 from agentrl.buffer.store import TrajectoryStore
 from agentrl.data.source import DataSource, RolloutDataSource, RolloutDataSourceWithBuffer, number_group
@@ -102,6 +103,8 @@ class GroupQueue(GroupStore):
 
     def complete(self, group_id: int, samples: Sequence[Sample], data: bytes | None = None) -> None:
         """Store a finished group durably, then pass it to the source's `add_samples` if it is new."""
+        if data and not samples:  # another process played the group
+            samples = decode_group(data, f"group {group_id}")
         self.ledger.complete(group_id, samples, data)
         if self._placed is None and group_id not in self._replayed:
             with self._alone:

@@ -25,10 +25,11 @@ def command(settings: RunSettings) -> int:
     """
     from pathlib import Path
 
+    from agentrl.cluster.launch import workers_of
     from agentrl.run.offline import evaluate
     from agentrl.run.resuming import evaluations_in
 
-    for name, value in evaluate(settings).items():
+    for name, value in evaluate(settings, workers_of(settings)).items():
         click.echo(f"{name:40s} {value:.4f}")
     folder = Path(settings.observability.output_dir).expanduser() / "evaluation"
     click.echo(f"kept as {folder}@{evaluations_in(folder) - 1}, for --compare; its trajectories: agentrl view {folder}")

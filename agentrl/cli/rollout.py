@@ -24,10 +24,14 @@ def command(settings: RunSettings) -> int:
     """
     from pathlib import Path
 
+    from agentrl.cluster.launch import workers_of
     from agentrl.run.offline import rollout
     from agentrl.runfolder import BELOW, DEMONSTRATIONS
 
-    samples, folder = rollout(settings), Path(settings.observability.output_dir).expanduser() / BELOW["rollout"]
+    samples, folder = (
+        rollout(settings, workers_of(settings)),
+        Path(settings.observability.output_dir).expanduser() / BELOW["rollout"],
+    )
     click.echo(f"{samples} samples added to {settings.observability.save_debug_rollout_data or folder}")
     if settings.hosted:
         click.echo(f"conversations for `agentrl sft --prompt-data`: {folder / DEMONSTRATIONS}")

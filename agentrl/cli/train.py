@@ -18,11 +18,12 @@ def command(settings: RunSettings) -> int:
 
     The same --output-dir given again resumes the run from its newest checkpoint.
     """
+    from agentrl.cluster.launch import train, workers_of
+
     if settings.cluster.debug_rollout_only:
         from agentrl.run.offline import rollout
 
-        rollout(settings.check_complete("train"))
+        rollout(settings.check_complete("train"), workers_of(settings))
         return 0
-    from agentrl.cluster.launch import train
 
     return train(settings)

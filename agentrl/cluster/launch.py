@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from agentrl.config import RunSettings
     from agentrl.run.protocols import Components, Found, Progress
+    from agentrl.run.rollouts import OpenWorkers
     from agentrl.runfolder import RunFolder
 
 
@@ -15,6 +16,15 @@ def train(settings: "RunSettings") -> int:
     from agentrl.run.driver import train as drive
 
     return drive(settings, _start)
+
+
+def workers_of(settings: "RunSettings") -> "OpenWorkers | None":
+    """What starts the run's rollout workers; None if the coordinator's own process plays."""
+    if settings.cluster.rollout_workers == 1:
+        return None
+    from agentrl.cluster.workers import open_workers
+
+    return open_workers
 
 
 def _start(

@@ -69,7 +69,7 @@ async def start(
         stack.enter_context(library_output(folder.logs / "ray.log"))
         joined, began = settings.cluster.ray_address, time.monotonic()
         progress.begin(f"joining Ray at {joined}" if joined else "starting Ray")
-        cpus = 1 + sum(int(bundle["CPU"]) for bundle in bundles(settings))
+        cpus = settings.cluster.rollout_workers + sum(int(bundle["CPU"]) for bundle in bundles(settings))
         stack.enter_context(ray_runtime(settings.cluster, cpus=cpus))
         progress.ready("Ray is up", began)
         as_asked = joined and not settings.cluster.allow_fewer_devices

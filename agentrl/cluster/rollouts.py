@@ -14,6 +14,7 @@ import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from agentrl.cluster.runtime import enter_workspace, unless, value, worker_environment
+from agentrl.cluster.workers import open_workers
 from agentrl.config import RunSettings
 from agentrl.errors import AgentRLError
 from agentrl.run.preflight import Plugins
@@ -44,7 +45,9 @@ class RolloutActor:
 
     async def serve(self, urls: Sequence[str], resume_step: int | None) -> None:
         """Open everything; at the end break off the calls that are under way, and close. All of it in this one task."""
-        async with LedgerRollouts.open(self._settings, self._folder, urls, resume_step) as self._rollouts:
+        workers = open_workers if self._settings.cluster.rollout_workers > 1 else None
+        opening = LedgerRollouts.open(self._settings, self._folder, urls, resume_step, workers=workers)
+        async with opening as self._rollouts:
             # What is there by now stays; looking at it again and again takes a tenth of the time of many trajectories.
             gc.freeze()
             gc.set_threshold(20_000, 50, 50)

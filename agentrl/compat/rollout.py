@@ -49,6 +49,9 @@ class SlimeRollouts(RolloutHooks):
         self._evaluate = self._load("eval_function_path") or self._play
         self._filter = self._load("rollout_sample_filter_path")
         self._process = self._load("rollout_all_samples_process_path")
+        needs = {"rollout_function_path": self._play, "eval_function_path": self._evaluate}
+        needs["rollout_all_samples_process_path"] = self._process
+        self.alone = next((name for name, function in needs.items() if function is not None), "")
         self._log = self._load("custom_rollout_log_function_path")
         self._log_evaluation = self._load("custom_eval_rollout_log_function_path")
         if args.data_source_path:  # whether it is slime's is known from here on

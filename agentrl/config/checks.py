@@ -252,6 +252,8 @@ def one_process(s: Sections, _: ModelInfo | None) -> Iterator[str]:
         yield f"--backend local has one trainer process, and {trainers} were asked for; use --backend ray"
     if s.engine.engine == "embedded" and (wanted := s.cluster.rollout_num_gpus) > 1:
         yield f"--backend local has one built-in engine, and --rollout-num-gpus is {wanted}; use --backend ray"
+    if s.cluster.rollout_workers > 1:
+        yield "--backend local plays in its own process; use --backend ray for --rollout-workers above 1"
     threads = s.train.train_threads, s.engine.embedded_threads
     if len({*threads} - {None}) > 1:
         yield (
@@ -322,6 +324,8 @@ def hosted(s: Sections, _: ModelInfo | None) -> Iterator[str]:
                 yield f"{flag_of(name)} with --engine openai: {why}; leave it out"
     for name in filter(s.compat.compat_options.get, _SLIMES):
         yield f"{name} with --engine openai: it needs token ids, and a hosted model gives none; leave it out"
+    if s.cluster.rollout_workers > 1:
+        yield "--rollout-workers with --engine openai: one process plays with a hosted model; leave it out"
 
 
 CHECKS: tuple[Check, ...] = (

@@ -40,7 +40,8 @@ def describe(settings: RunSettings, purpose: Purpose = "train") -> Iterator[str]
     else:
         yield "trainer: none"
     yield from list(_engine_lines(settings)) or ["engines: none"]
-    yield f"rollout worker: 1 process, up to {rollout.rollout_max_concurrency} trajectories at once"
+    workers = "1 process" if cluster.rollout_workers == 1 else f"{cluster.rollout_workers} processes"
+    yield f"rollout workers: {workers}, up to {rollout.rollout_max_concurrency} trajectories at once"
     samples = rollout.rollout_batch_size * rollout.n_samples_per_prompt
     yield (
         f"each of {rollout.num_rollout} rollouts: {rollout.rollout_batch_size} prompts x "

@@ -25,6 +25,9 @@ class ClusterSettings(Settings):
         1, description="Number of devices of all engines; default with colocate: as many as the trainer's."
     )
     rollout_num_gpus_per_engine: PositiveInt = Field(1, description="Devices one inference engine uses.")
+    rollout_workers: PositiveInt = Field(
+        1, description="Processes that play trajectories, on any node of Ray; 1: the coordinator's own process."
+    )
     colocate: bool = Field(False, description="Trainer and engines share the same devices and take turns.")
     offload_train: bool | None = Field(
         None, description="Move the trainer's state to host memory while engines generate; by default with colocate."

@@ -7,6 +7,7 @@
 3. Weights come as a folder or as a broadcast. An engine that misses a folder loads it later; the update fails only if all
    engines miss it. A broadcast fails if one engine of the group misses it.
 4. If no engine answers, an update waits up to `engine_absence_timeout` for the restart of an engine.
+5. Pools of other processes may generate at the same engines. They follow this pool: it tells them to stop and to go on.
 """
 
 import logging
@@ -14,7 +15,7 @@ from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 import anyio
 
@@ -35,11 +36,29 @@ _AGAIN = 0.2
 _log = logging.getLogger(__name__)
 
 
-class HealthMonitor:
-    """The part of a pool that probes engines and updates their weights; nothing else writes weights meanwhile."""
+class EngineFollower(Protocol):
+    """Another process that generates at the engines of a pool."""
 
-    def __init__(self, registry: EngineRegistry, settings: EngineSettings, vocab_size: int | None) -> None:
-        self.settings, self.pause_gate = settings, PauseGate()
+    async def hold(self, *, idle: bool) -> None:
+        """Send no requests until `release`; requests that an update aborts will continue. With `idle`, abort the requests
+        in flight and return when none is left."""
+
+    async def release(self, version: str | None, folder: DiskUpdate | None) -> None:
+        """Go on with the weights of this version; `folder`: where they were loaded from."""
+
+
+class HealthMonitor:
+    """The part of a pool that probes engines and updates their weights; nothing else writes weights meanwhile.
+
+    Attributes:
+        followers: other processes that generate at these engines.
+    """
+
+    def __init__(
+        self, registry: EngineRegistry, settings: EngineSettings, vocab_size: int | None, follows: bool
+    ) -> None:
+        self.settings, self.pause_gate, self._follows = settings, PauseGate(), follows
+        self.followers: tuple[EngineFollower, ...] = ()
         self._registry, self._requests = registry, Requests(registry, self.pause_gate, settings, vocab_size)
         self._updating, self._memory, self._lock = False, WHOLE, anyio.Lock()
         self._misses: Counter[EngineClient] = Counter()
@@ -76,9 +95,10 @@ class HealthMonitor:
             if member.weights != "current" and not self._updating:
                 with anyio.CancelScope() as scope:
                     self._regains.append(scope)
-                    await member.set_resident_memory(self._memory)
+                    if not self._follows:
+                        await member.set_resident_memory(self._memory)
                     if "weights" in self._memory:
-                        await self._registry.regain(member)
+                        await self._registry.regain(member, follows=self._follows)
         elif not self._updating or path == "/model_info":  # otherwise an update paused it after the request: no miss
             self._misses[member] += 1
             if self._misses[member] >= _MISSES:
@@ -127,19 +147,44 @@ class HealthMonitor:
         return not self._updating and self._memory == WHOLE
 
     @asynccontextmanager
-    async def _alone(self) -> AsyncIterator[None]:
-        """Block requests and cancel the recovery of engines during the block."""
+    async def _alone(self, *, idle: bool = False) -> AsyncIterator[None]:
+        """Block requests and cancel the recovery of engines during the block; with `idle`, also end all requests."""
         async with self._lock:
-            self._updating = True
-            self.pause_gate.close()
-            while self._regains:
-                self._regains.pop().cancel()
             try:
+                self._block()
+                for follower in self.followers:
+                    await follower.hold(idle=idle)
+                if idle:
+                    await self._requests.interrupt()
                 yield
             finally:
                 self._updating = False
                 if self.generates:
                     self.pause_gate.open()
+                    with anyio.CancelScope(shield=True):
+                        for follower in self.followers:
+                            await follower.release(self._registry.version, self._registry.folder)
+
+    def _block(self) -> None:
+        self._updating = True
+        self.pause_gate.close()
+        while self._regains:
+            self._regains.pop().cancel()
+
+    async def hold(self, *, idle: bool) -> None:
+        """As a follower, send no requests until `release`; see `EngineFollower`."""
+        self._block()
+        if self.settings.pause_generation_mode == "abort":
+            self._requests.mark_interrupted()
+        if idle:
+            await self._requests.interrupt()
+
+    def release(self, version: str | None, folder: DiskUpdate | None) -> None:
+        """As a follower, go on with the weights of this version."""
+        if version is not None and version != self._registry.version:
+            self._sent(version, folder, [m for m in self._registry.members if m.weights != "unknown"])
+        self._updating = False
+        self.pause_gate.open()
 
     async def set_resident_memory(self, memory: frozenset[str]) -> None:
         """Have the engines allocate these parts of their memory (`weights`, `kv_cache`) and free the others.
@@ -150,9 +195,8 @@ class HealthMonitor:
         Raises:
             EngineFailure: no engine answers, or an engine refuses: kinds `no_memory_saver`, `no_weights_backup`.
         """
-        async with self._alone():
+        async with self._alone(idle=True):
             self._memory = memory
-            await self._requests.interrupt()
             _, failures = await self._registry.each(
                 lambda member: member.set_resident_memory(memory), await self._answering()
             )
@@ -231,8 +275,8 @@ class HealthMonitor:
 
     def _frozen(self, member: EngineClient) -> bool:
         """Return true if this engine's cache must be kept: its requests wait and continue after the update."""
-        busy = any(call.member is member for call in self._requests.live.values())
-        return busy and self.settings.pause_generation_mode == "in_place"
+        busy = self.followers or any(call.member is member for call in self._requests.live.values())
+        return bool(busy) and self.settings.pause_generation_mode == "in_place"
 
     async def _patiently(self, work: Callable[[], Awaitable[T]]) -> T:
         """Return the result of `work`. If no engine can be reached, repeat `work` for up to `engine_absence_timeout`: a

@@ -39,6 +39,7 @@ class EnginePool(HealthMonitor):
             known, leaves both to the engine.
         transport: how the engines are reached, open as long as the pool; default HTTP connections of its own.
         temperatures: those of the run. Sampling otherwise is noted, once; without any it is not.
+        follows: another process updates and repairs the engines; it calls `hold` and `release`.
 
     Attributes:
         pause_gate: whether generating is held, by `hold` or while an update runs.
@@ -52,12 +53,13 @@ class EnginePool(HealthMonitor):
         vocab_size: int | None,
         transport: HttpTransport | None = None,
         temperatures: Sequence[float] = (),
+        follows: bool = False,
     ) -> None:
         if not urls:
             raise SettingsError("expected at least one engine address, got none; set --rollout-external-engine-addrs")
         self._owned, settings = transport is None, settings or EngineSettings()
         self._transport = transport or HttpTransport(settings)
-        super().__init__(EngineRegistry(self._transport, settings), settings, vocab_size)
+        super().__init__(EngineRegistry(self._transport, settings), settings, vocab_size, follows)
         for url in urls:
             self._registry.join(url)
         self._stack, self.temperatures, self._told = AsyncExitStack(), temperatures, False

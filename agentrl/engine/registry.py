@@ -79,17 +79,18 @@ class EngineRegistry(LoadBalancer[EngineClient]):
             member.weights = "current" if member in to else "stale"
         self._tell()
 
-    async def regain(self, member: EngineClient) -> None:
+    async def regain(self, member: EngineClient, *, follows: bool = False) -> None:
         """Bring a member that answers again back to work. One with other weights loads the last folder that was sent;
-        if weights do not travel that way, it waits for the next update. Raises EngineFailure: it went away again, or
-        refused them."""
+        if weights do not travel that way, it waits for the next update. With `follows`, another pool does all this, and
+        this one waits until the member has the weights. Raises EngineFailure: it went away again, or refused them."""
         has = (await member.model_info()).get("weight_version")
         if self.version is not None and has != self.version:
             member.weights = "stale"
-            if self.folder is None:
+            if self.folder is None or follows:
                 return
             await member.load_folder(self.folder, self.version)
-        await member.resume()  # whoever paused it may have gone
+        if not follows:
+            await member.resume()  # whoever paused it may have gone
         member.weights = "current"
         self._tell()
 

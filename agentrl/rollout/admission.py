@@ -71,7 +71,7 @@ class Admission:
 
     def begin(self, step: int) -> None:
         """Start to fill batch `step`."""
-        if self.between:
+        if self.between and self.open:  # before the first batch nothing could be finished
             self._hold_back(self.kept.total() - self.batch)
         self.open, self.step, self.dropped_in_row = True, step, 0
         # A group of an older version would be too stale for this batch.

@@ -29,7 +29,7 @@ from agentrl.rollout.admission import Admission
 from agentrl.rollout.filters import mask_older
 from agentrl.rollout.settings import RolloutSettings
 from agentrl.rollout.stats import RolloutStats, TokenBalance, Tokens
-from agentrl.rollout.worker import Lease, LeaseProgress, Played, Player
+from agentrl.rollout.worker import Lease, LeaseProgress, Played, Player, WorkerLost
 
 T = TypeVar("T")
 Args = TypeVarTuple("Args")
@@ -39,6 +39,9 @@ STALE = "too old"
 
 BROKEN_OFF = "broken off"
 """The ledger's reason for a group that was in flight when the run stopped or failed."""
+
+LOST = "worker lost"
+"""The ledger's reason for a group whose worker died."""
 
 
 class Rollout(NamedTuple):
@@ -51,9 +54,10 @@ class Rollout(NamedTuple):
 
 @dataclass(slots=True)
 class _InFlight:
-    """A lease in flight, with the progress that the worker reported last."""
+    """A lease in flight, with the progress that the worker reported last; `lost` if the worker died."""
 
     lease: Lease
+    lost: bool = False
     ended: int = 0
     stats: RolloutStats = field(default_factory=RolloutStats)
     scope: anyio.CancelScope = field(default_factory=anyio.CancelScope)
@@ -238,6 +242,8 @@ class RolloutCoordinator:
                 played = await self._player.play(flight.lease, self._progressed)
             if played is not None and (flight.scope.cancel_called or played.lease != flight.lease.number):
                 played = None  # the result of an old lease
+        except WorkerLost:
+            flight.lost = True
         except Exception as error:  # noqa: BLE001 - raised by `batch`, which ends the other groups first
             self._fail(error)
         finally:
@@ -263,7 +269,7 @@ class RolloutCoordinator:
         self._admission.finished(lease.version, keep=keep)
         try:
             if played is None:
-                why = STALE if self._admission.stale(lease.version) else BROKEN_OFF
+                why = STALE if self._admission.stale(lease.version) else LOST if flight.lost else BROKEN_OFF
                 drop = why == STALE and self._settings.stale_groups == "drop"
                 await self._write(self._store.drop if drop else self._store.release, number, why)
                 stats = stats.lose(why)

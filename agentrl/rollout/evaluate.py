@@ -1,6 +1,6 @@
 """Evaluation: the same runner, parser and grader as in training, on prompts that are never trained on."""
 
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 
@@ -9,7 +9,8 @@ import anyio
 from agentrl.errors import ungrouped
 from agentrl.groups import Group
 from agentrl.rollout.failures import DropGroup
-from agentrl.rollout.group import GroupPlayer
+from agentrl.rollout.settings import RolloutSettings
+from agentrl.rollout.startup_check import StartupCheck
 from agentrl.rollout.stats import SUMMARY, RolloutStats, Tally, by_environment, describe, means, pass_rates
 
 
@@ -28,11 +29,31 @@ class EvalResult:
     groups: list[Group] = field(default_factory=list)
 
 
-async def evaluate(player: GroupPlayer, name: str, prompts: Sequence[Group]) -> EvalResult:
+@dataclass(frozen=True, slots=True)
+class Evaluated:
+    """An evaluation set as its metrics see it.
+
+    Attributes:
+        name: the set's name, for the metrics.
+        settings: the settings that it is played with.
+        environments: names of its environments.
+        startup_check: watches the first groups of all evaluations of the set.
+    """
+
+    name: str
+    settings: RolloutSettings
+    environments: Sequence[str] = ()
+    startup_check: StartupCheck = field(default_factory=StartupCheck)
+
+
+async def evaluate(
+    play: Callable[[Group, Tally], Awaitable[Group]], of: Evaluated, prompts: Sequence[Group]
+) -> EvalResult:
     """Play every prompt's group and count.
 
     Args:
-        name: the data set's name, for the metrics.
+        play: plays a group; see `Player.evaluate`.
+        of: the evaluation set.
         prompts: groups of pending samples, `n_samples_per_eval_prompt` each.
 
     Raises:
@@ -44,26 +65,25 @@ async def evaluate(player: GroupPlayer, name: str, prompts: Sequence[Group]) -> 
     async def one(at: int, group: Group) -> None:
         nonlocal stats
         tally = Tally()
-        with suppress(DropGroup):
-            graded[at] = await player.group(group, evaluation=True, tally=tally)
+        with suppress(DropGroup), of.startup_check.playing(tally):
+            graded[at] = await play(group, tally)
         stats += tally.stats
 
     with ungrouped():
         async with anyio.create_task_group() as tasks:
             for at, group in enumerate(prompts):
                 tasks.start_soon(one, at, group)
-    player.eval_startup_check.judge()
-    return EvalResult(name, _metrics(player, graded, stats), graded)
+    of.startup_check.judge()
+    return EvalResult(of.name, _metrics(of, graded, stats), graded)
 
 
-def counted(player: GroupPlayer, name: str, groups: list[Group]) -> EvalResult:
+def counted(of: Evaluated, groups: list[Group]) -> EvalResult:
     """The evaluation of groups that others played and rewarded."""
-    return EvalResult(name, _metrics(player, groups, RolloutStats()), groups)
+    return EvalResult(of.name, _metrics(of, groups, RolloutStats()), groups)
 
 
-def _metrics(player: GroupPlayer, groups: Sequence[Group], stats: RolloutStats) -> dict[str, float]:
-    settings = player.context.settings
-    key, environments = settings.eval_reward_key or settings.reward_key, player.context.environments
+def _metrics(of: Evaluated, groups: Sequence[Group], stats: RolloutStats) -> dict[str, float]:
+    key = of.settings.eval_reward_key or of.settings.reward_key
     rows = [describe(group, key) for group in groups if group]
     failed = float(len(groups) - len(rows))
     if not rows:
@@ -72,5 +92,5 @@ def _metrics(player: GroupPlayer, groups: Sequence[Group], stats: RolloutStats) 
     names = (*SUMMARY, *(name for name in found if name.startswith(("unjudged/", "agent/"))))
     metrics = {name: found[name] for name in names} | {"samples": float(sum(map(len, rows))), "failed_groups": failed}
     metrics.update({f"failures/{name}": float(count) for name, count in stats.failures.items()})
-    metrics |= by_environment(groups, key, environments.names if environments else ())
+    metrics |= by_environment(groups, key, of.environments)
     return metrics | pass_rates(rows)

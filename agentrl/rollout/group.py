@@ -8,6 +8,7 @@
 
 import math
 from collections.abc import Awaitable, Callable
+from contextlib import nullcontext
 from copy import deepcopy
 from dataclasses import dataclass, replace
 from typing import NoReturn, TypeVar
@@ -47,7 +48,7 @@ class GroupPlayer:
         beside: "GroupPlayer | None" = None,
     ) -> None:
         self.context, self.grader, self.generate = context, grader, generate
-        self.startup_check, self.eval_startup_check = StartupCheck(), StartupCheck()
+        self.startup_check = StartupCheck()
         # Two players side by side share the places and the event loop.
         self.limit: anyio.CapacityLimiter = (
             beside.limit if beside else anyio.CapacityLimiter(context.settings.rollout_max_concurrency)
@@ -74,8 +75,9 @@ class GroupPlayer:
         settings, tally = self.context.settings, tally or Tally()
         async with self.next_group:
             pass
-        startup_check = self.eval_startup_check if evaluation else self.startup_check
-        with startup_check.playing(tally), entered_runner(self.grader.runner):
+        # `evaluate` watches evaluations.
+        watching = nullcontext() if evaluation else self.startup_check.playing(tally)
+        with watching, entered_runner(self.grader.runner):
             flat = await _Play(self, self.context.params(evaluation=evaluation), evaluation, tally).group(samples)
         key = (settings.eval_reward_key if evaluation else None) or settings.reward_key
         tally.add(offered=tuple(describe(flat, key)))

@@ -10,7 +10,13 @@ from agentrl.plugins import compat
 
 
 class RolloutHooks:
-    """Every method of this one does nothing; what raises ends the rollout."""
+    """Every method of this one does nothing; what raises ends the rollout.
+
+    Attributes:
+        alone: setting of a function that needs all trajectories in the coordinator's process; "" if there is none.
+    """
+
+    alone = ""
 
     @asynccontextmanager
     async def opened(self, pool: EnginePool) -> AsyncIterator[None]:

@@ -8,7 +8,7 @@
    scarce. Only the coordinator knows that, and decides; a group that it may keep is therefore taught and encoded.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -16,12 +16,17 @@ import anyio
 from anyio import to_thread
 
 from agentrl.buffer.codec import encode_group
+from agentrl.errors import AgentRLError
 from agentrl.groups import Group
 from agentrl.rollout.failures import DropGroup
 from agentrl.rollout.filters import FilterOutput, GroupFilter, judged
 from agentrl.rollout.group import GroupPlayer
 from agentrl.rollout.stats import RolloutStats, Tally
 from agentrl.rollout.teacher import teach
+
+
+class WorkerLost(AgentRLError):
+    """The process of a worker died; its groups can be played by another one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +62,8 @@ class Played:
     Attributes:
         lease: the lease's number. The coordinator discards the result of an old lease.
         verdict: kept, or dropped with a reason.
-        group: the finished samples; none if a failure dropped the group.
+        group: the finished samples; none if a failure dropped the group, or if another process played it and it can be
+            kept.
         data: the group as the ledger stores it, encoded once; empty if the group cannot be kept.
         trained: tokens with mask 1.
     """
@@ -70,7 +76,7 @@ class Played:
 
 
 class Player(Protocol):
-    """A worker as the coordinator sees it.
+    """A worker, or several, as the coordinator sees them.
 
     A player that drops every group without playing it:
 
@@ -78,15 +84,29 @@ class Player(Protocol):
             async def play(self, lease, report):
                 return Played(lease.number, FilterOutput(False, "idle"))
 
+            async def evaluate(self, number, group, tally):
+                return []
+
             async def pause(self): ...
             async def resume(self): ...
             async def updated(self, version): ...
+            async def figures(self):
+                return {}
     """
 
     async def play(self, lease: Lease, report: Callable[[LeaseProgress], None]) -> Played:
         """Play a group. Cancelling the call cancels the lease; the last `LeaseProgress` is reported in any case.
 
         Raises:
+            WorkerLost: its process died; the group is to be given back.
+            AgentRLError: the run cannot go on.
+        """
+
+    async def evaluate(self, number: int, group: Group, tally: Tally) -> Group:
+        """Play a group of evaluation set `number`, without a gradient; return it graded.
+
+        Raises:
+            DropGroup: a failure's policy drops the group.
             AgentRLError: the run cannot go on.
         """
 
@@ -99,6 +119,9 @@ class Player(Protocol):
     async def updated(self, version: int) -> None:
         """Expect tokens of this weight version from now on."""
 
+    async def figures(self) -> Mapping[str, float]:
+        """Return metrics of engines, event loop and user code since the last call."""
+
 
 class RolloutWorker(Player):
     """Plays groups in this process.
@@ -106,10 +129,22 @@ class RolloutWorker(Player):
     Args:
         player: plays them, with the settings of training.
         group_filter: judges finished groups.
+        sets: players of the evaluation sets.
+        figures: returns metrics of this process since the last call.
+
+    Attributes:
+        player, sets: as given.
     """
 
-    def __init__(self, player: GroupPlayer, group_filter: GroupFilter | None = None) -> None:
-        self._player, self._filter, self._thread = player, group_filter, anyio.CapacityLimiter(1)
+    def __init__(
+        self,
+        player: GroupPlayer,
+        group_filter: GroupFilter | None = None,
+        sets: Sequence[GroupPlayer] = (),
+        figures: Callable[[], Mapping[str, float]] = dict,
+    ) -> None:
+        self.player, self.sets, self._filter, self._figures = player, sets, group_filter, figures
+        self._thread = anyio.CapacityLimiter(1)
 
     async def play(self, lease: Lease, report: Callable[[LeaseProgress], None]) -> Played:
         tally = Tally(lambda ended, stats: report(LeaseProgress(lease.number, ended, stats)))
@@ -119,9 +154,9 @@ class RolloutWorker(Player):
             tally.end(0)
 
     async def _play(self, lease: Lease, tally: Tally) -> Played:
-        context, group = self._player.context, Group()
+        context, group = self.player.context, Group()
         try:
-            group = await self._player.group(lease.group, evaluation=False, tally=tally)
+            group = await self.player.group(lease.group, evaluation=False, tally=tally)
             context.hooks.played(group)
             verdict = judged(group, self._filter, context.args)
             if not (verdict.keep or verdict.keep_when_insufficient):
@@ -132,11 +167,17 @@ class RolloutWorker(Player):
         data = await to_thread.run_sync(encode_group, group, limiter=self._thread)
         return Played(lease.number, verdict, group, data, sum(sample.trained_tokens for sample in group))
 
+    async def evaluate(self, number: int, group: Group, tally: Tally) -> Group:
+        return await self.sets[number].group(group, evaluation=True, tally=tally)
+
     async def pause(self) -> None:
-        await self._player.context.client.pause()
+        await self.player.context.client.pause()
 
     async def resume(self) -> None:
-        await self._player.context.client.resume()
+        await self.player.context.client.resume()
 
     async def updated(self, version: int) -> None:
-        self._player.context.client.updated(version)
+        self.player.context.client.updated(version)
+
+    async def figures(self) -> Mapping[str, float]:
+        return self._figures()

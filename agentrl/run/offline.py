@@ -16,31 +16,32 @@ from agentrl.run.engines import launched
 from agentrl.run.preflight import prepared
 from agentrl.run.recorded import RecordedConversations
 from agentrl.run.resuming import evaluations_in
-from agentrl.run.rollouts import LedgerRollouts, RolloutResources
+from agentrl.run.rollouts import LedgerRollouts, OpenWorkers, RolloutResources
 from agentrl.runfolder import BELOW, DEMONSTRATIONS, LEDGER
 
 
-def evaluate(settings: RunSettings) -> Mapping[str, float]:
+def evaluate(settings: RunSettings, workers: OpenWorkers | None = None) -> Mapping[str, float]:
     """Evaluate the model of `hf_checkpoint` on all evaluation sets; returns `eval/<set>/<metric>` values. Trajectories
-    and figures are added to `trajectories.sqlite` and `evaluations.jsonl` in `<output_dir>/evaluation`."""
+    and figures are added to `trajectories.sqlite` and `evaluations.jsonl` in `<output_dir>/evaluation`. `workers`: starts
+    workers in other processes; None plays in this one."""
     settings, notes = prepared(settings, "eval")
-    return anyio.run(_evaluate, settings, notes, backend_options={"use_uvloop": True})
+    return anyio.run(_evaluate, settings, notes, workers, backend_options={"use_uvloop": True})
 
 
-async def _evaluate(settings: RunSettings, notes: Sequence[str]) -> Mapping[str, float]:
+async def _evaluate(settings: RunSettings, notes: Sequence[str], workers: OpenWorkers | None) -> Mapping[str, float]:
     with open_folder(settings, "eval") as folder, Progress(settings.observability, total=1) as progress:
         for note in notes:
             progress.note(note)
         async with (
             launched(settings, folder, progress) as urls,
-            RolloutResources.open(settings, folder, urls) as generation,
+            RolloutResources.open(settings, folder, urls, workers=workers) as generation,
         ):
             progress.begin("evaluating")
             whose = settings.engine.hosted_name or settings.train.hf_checkpoint
             return await generation.evaluate(evaluations_in(folder.path), whose)
 
 
-def rollout(settings: RunSettings) -> int:
+def rollout(settings: RunSettings, workers: OpenWorkers | None = None) -> int:
     """Generate rollouts until there are `num_rollout`, and dump them; returns the number of samples that were made. The
     samples go to `save_debug_rollout_data`, or `<output_dir>/rollouts/<rollout id>.jsonl`. What an earlier life of the
     same settings has made there is kept, and gone on from. Raises SettingsError: what is there was made with other
@@ -48,10 +49,10 @@ def rollout(settings: RunSettings) -> int:
     settings, notes = prepared(settings, "rollout")
     folder = Path(settings.observability.output_dir).expanduser() / BELOW["rollout"]
     first = int(read_meta(folder / LEDGER).get("checkpoint", -1)) + 1
-    return anyio.run(_rollout, settings, first, notes, backend_options={"use_uvloop": True})
+    return anyio.run(_rollout, settings, first, notes, workers, backend_options={"use_uvloop": True})
 
 
-async def _rollout(settings: RunSettings, first: int, notes: Sequence[str]) -> int:
+async def _rollout(settings: RunSettings, first: int, notes: Sequence[str], workers: OpenWorkers | None) -> int:
     total, samples = settings.rollout.num_rollout, 0
     with (
         open_folder(settings, "rollout") as folder,
@@ -73,9 +74,10 @@ async def _rollout(settings: RunSettings, first: int, notes: Sequence[str]) -> i
         if settings.hosted:
             key, least = settings.rollout.reward_key, settings.rollout.demonstration_min_reward
             recorded = RecordedConversations(folder.path / DEMONSTRATIONS, first, key, least)
+        resume = first - 1 if first else None
         async with (
             launched(settings, folder, progress) as urls,
-            LedgerRollouts.open(settings, folder, urls, first - 1 if first else None, kind="rollout") as rollouts,
+            LedgerRollouts.open(settings, folder, urls, resume, kind="rollout", workers=workers) as rollouts,
         ):
             progress.begin("first rollout")
             for step in range(first, total):

@@ -85,6 +85,8 @@ class Plugins:
             found["hooks"] = rollout_hooks(settings.args)
         problems.raise_all()
         plugins = cls(**found)
+        if settings.cluster.rollout_workers > 1 and (name := plugins.hooks.alone):
+            raise SettingsError(f"{name} needs all trajectories in one process; leave out --rollout-workers")
         if settings.hosted and plugins.agents:
             raise SettingsError(
                 f"--env {s.env}: an agent program asks the gateway, which needs token ids, and {NO_TOKENS}; give the program the "

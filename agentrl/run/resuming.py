@@ -19,7 +19,7 @@ from agentrl.runfolder import BELOW, EVALUATIONS, LEDGER, SETTINGS
 _MAY_DIFFER = frozenset(
     {
         *("num_rollout", "num_epoch", "output_dir", "load", "progress", "device"),
-        *("train_threads", "embedded_threads", "rollout_max_concurrency"),
+        *("train_threads", "embedded_threads", "rollout_max_concurrency", "rollout_workers"),
     }
 )
 """Settings whose change is no surprise: how far to go, and what depends on the machine and the terminal."""

@@ -1,6 +1,7 @@
 """Generating in one process: engines, chat, graders and environment; with data source, ledger and coordinator on top.
 
-1. `RolloutResources` holds the resources of a rollout worker, and evaluates: all that `agentrl eval` needs.
+1. `Loaded` opens a rollout worker. `RolloutResources` has one, or several in processes of their own, and evaluates: all that
+   `agentrl eval` needs.
 2. `LedgerRollouts` adds the coordinator with data source and ledger, and makes the train batch. `agentrl.cluster` runs both
    in one actor, `agentrl.run.local` beside the trainer. Weight updates go to the engine pool; `updated` tells of them.
 """
@@ -8,8 +9,8 @@
 import logging
 import sys
 import time
-from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -34,7 +35,7 @@ from agentrl.groups import Group, group_id, save_rollout
 from agentrl.rm_hub import GraderRunner
 from agentrl.rollout.context import RolloutContext
 from agentrl.rollout.coordinator import Rollout, RolloutCoordinator
-from agentrl.rollout.evaluate import counted, evaluate
+from agentrl.rollout.evaluate import Evaluated, counted, evaluate
 from agentrl.rollout.filters import named_filter
 from agentrl.rollout.functions import RewardFunction
 from agentrl.rollout.group import GroupPlayer
@@ -43,7 +44,7 @@ from agentrl.rollout.rewards import UNGRADED, Grader
 from agentrl.rollout.settings import RolloutSettings
 from agentrl.rollout.stats import RolloutStats
 from agentrl.rollout.user_tasks import UserTasks
-from agentrl.rollout.worker import RolloutWorker
+from agentrl.rollout.worker import Player, RolloutWorker
 from agentrl.run.environments import set_up
 from agentrl.run.evalsets import EvalSet, eval_sets
 from agentrl.run.metrics import bottleneck, rollout_metrics, staleness_metrics, truncation_metrics
@@ -59,66 +60,113 @@ _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class RolloutResources:
-    """Everything that playing groups needs in one process; made by `open`."""
+class Loaded:
+    """What a process loads of the user's: `plugins` for training, and each evaluation set with its own."""
 
     settings: RunSettings
-    folder: RunFolder
-    pool: EnginePool | HostedModel
-    player: GroupPlayer
     plugins: Plugins
-    watchdog: Watchdog
-    user_tasks: UserTasks
-    store: TrajectoryStore
-    sets: Sequence[tuple[EvalSet, GroupPlayer]]
+    sets: Sequence[tuple[EvalSet, Plugins]]
 
     @classmethod
+    def of(cls, settings: RunSettings) -> "Loaded":
+        """Import everything that the settings name."""
+        kinds = EnvClasses()
+        plugins = Plugins.load(settings, kinds)
+        return cls(settings, plugins, [(held, Plugins.load(held.settings, kinds)) for held in eval_sets(settings)])
+
     @asynccontextmanager
-    async def open(
-        cls, settings: RunSettings, folder: RunFolder, urls: Sequence[str], transport: HttpTransport | None = None
-    ) -> "AsyncIterator[RolloutResources]":
-        """Load the chat template, connect to the engines, start the graders, set up the environment. `urls`: the
-        engines. `transport`: how to reach them; by default over HTTP."""
-        rollout, args, kinds = settings.rollout, settings.args, EnvClasses()
-        chat, plugins = NoChat.as_chat() if settings.hosted else load_chat(settings), Plugins.load(settings, kinds)
-        sets = [(held_out, Plugins.load(held_out.settings, kinds)) for held_out in eval_sets(settings)]
+    async def engines(
+        self, urls: Sequence[str], transport: HttpTransport | None = None, *, follows: bool = False
+    ) -> AsyncIterator[EnginePool | HostedModel]:
+        """Connect to the engines. `follows`: another process updates and repairs them."""
+        if self.settings.hosted:
+            async with HostedModel(self.settings.engine, transport) as hosted:
+                await hosted.check()
+                yield hosted
+            return
+        every = [self.settings.rollout, *(held.settings.rollout for held, _ in self.sets)]
+        async with _engine_pool(self.settings, urls, transport, every, follows) as pool:
+            await pool.check()
+            yield pool
+
+    @asynccontextmanager
+    async def worker(self, pool: EnginePool | HostedModel) -> AsyncIterator[RolloutWorker]:
+        """Load the chat template, start the graders, set up the environments; gives a worker that plays in this
+        process."""
+        settings, plugins, sets = self.settings, self.plugins, self.sets
+        rollout, args, teacher, gateway = settings.rollout, settings.args, None, None
+        chat, length = NoChat.as_chat() if settings.hosted else load_chat(settings), sys.maxsize
         async with AsyncExitStack() as stack:
             watchdog = stack.enter_context(Watchdog.watching(rollout.event_loop_block_warning))
             user_tasks = stack.enter_context(UserTasks.followed())
-            keep, key = settings.buffer.keep_trajectories, rollout.reward_key
-            store = stack.enter_context(TrajectoryStore(folder.trajectories, keep, key))
-            pool: EnginePool | HostedModel
-            teacher = gateway = None
-            if settings.hosted:
-                pool, length = await stack.enter_async_context(HostedModel(settings.engine, transport)), sys.maxsize
-                await pool.check()
-            else:
-                every = [rollout, *(held_out.settings.rollout for held_out, _ in sets)]
-                pool = _engine_pool(settings, urls, transport, every)
-                await stack.enter_async_context(pool)
-                await pool.check()
+            if isinstance(pool, EnginePool):
                 length = rollout.rollout_max_context_len or await _context_length(settings, pool)
                 if (teacher := teacher_pool(settings, chat)) is not None:
                     await stack.enter_async_context(teacher)
                 await stack.enter_async_context(plugins.hooks.opened(pool))
-                if plugins.agents or any(held_out.agents for _, held_out in sets):
+                if plugins.agents or any(own.agents for _, own in sets):
                     gateway = Gateway(chat, pool, context_length=length)
                     await stack.enter_async_context(gateway.serving())
             own = (plugins.environments, teacher)
             context = RolloutContext(rollout, args, chat, pool, length, *own, gateway, hooks=plugins.hooks)
-            named = {s.rollout.rm_type for s in (settings, *(held_out.settings for held_out, _ in sets))}
+            named = {s.rollout.rm_type for s in (settings, *(held.settings for held, _ in sets))}
             preload = [rm_type for rm_type in named if rm_type]
             graders = await stack.enter_async_context(GraderRunner(settings.rm_hub, preload=preload))
             reward = RewardFunction.load(UNGRADED, group=False) if ungraded(settings, plugins) else plugins.reward
             grader = Grader(rollout, args, reward, graders)
-            all_plugins = (plugins, *(own for _, own in sets))
-            entries = [entry for own in all_plugins for entry in (own.environments or {}).values()]
+            every = (plugins, *(own for _, own in sets))
+            entries = [entry for own in every for entry in (own.environments or {}).values()]
             await stack.enter_async_context(set_up(entries, settings.cluster.start_timeout))
-            for generate in {id(p.generate.owner): p.generate for p in all_plugins if p.generate}.values():
+            for generate in {id(p.generate.owner): p.generate for p in every if p.generate}.values():
                 await stack.enter_async_context(generate.opened(args, settings.cluster.start_timeout))
             player = GroupPlayer(context, grader, plugins.generate)
-            players = [(held_out, _player_of(held_out, own, player)) for held_out, own in sets]
-            yield cls(settings, folder, pool, player, plugins, watchdog, user_tasks, store, players)
+            players = [_player_of(held, own, player) for held, own in sets]
+
+            def figures() -> dict[str, float]:
+                return pool.figures() | watchdog.take() | user_tasks.take()
+
+            yield RolloutWorker(player, plugins.group_filter, players, figures)
+
+
+OpenWorkers = Callable[[RunSettings, Sequence[str], EnginePool], AbstractAsyncContextManager[Player]]
+"""Starts several rollout workers that generate at these engines; `agentrl.cluster.workers` has one."""
+
+
+@dataclass(frozen=True, slots=True)
+class RolloutResources:
+    """The engines, the workers and the store of trajectories; made by `open`."""
+
+    settings: RunSettings
+    folder: RunFolder
+    pool: EnginePool | HostedModel
+    player: Player
+    plugins: Plugins
+    store: TrajectoryStore
+    sets: Sequence[tuple[EvalSet, Evaluated]]
+
+    @classmethod
+    @asynccontextmanager
+    async def open(
+        cls,
+        settings: RunSettings,
+        folder: RunFolder,
+        urls: Sequence[str],
+        transport: HttpTransport | None = None,
+        workers: OpenWorkers | None = None,
+    ) -> "AsyncIterator[RolloutResources]":
+        """Connect to the engines and open a worker in this process. `urls`: the engines. `transport`: how to reach them;
+        by default over HTTP. `workers`: starts workers in other processes; None plays in this one."""
+        loaded = Loaded.of(settings)
+        async with AsyncExitStack() as stack:
+            keep, key = settings.buffer.keep_trajectories, settings.rollout.reward_key
+            store = stack.enter_context(TrajectoryStore(folder.trajectories, keep, key))
+            pool = await stack.enter_async_context(loaded.engines(urls, transport))
+            opening: AbstractAsyncContextManager[Player] = loaded.worker(pool)
+            if workers is not None and isinstance(pool, EnginePool):
+                opening = workers(settings, urls, pool)
+            player = await stack.enter_async_context(opening)
+            sets = [(held, _evaluated(held.name, held.settings, own)) for held, own in loaded.sets]
+            yield cls(settings, folder, pool, player, loaded.plugins, store, sets)
 
     async def evaluate(self, done: int, checkpoint: str | None = None) -> Mapping[str, float]:
         """Evaluate on every set; trajectories and figures are added to those in the run's folder. `done`: rollouts that
@@ -127,9 +175,13 @@ class RolloutResources:
         whose = str(checkpoint or (self.folder.checkpoint(done - 1) if done else self.settings.train.hf_checkpoint))
         hooks = self.plugins.hooks
         hooks.begin(done)
-        results = [(self.settings, counted(self.player, *one)) for one in (await hooks.evaluate() or {}).items()]
-        for held_out, player in () if results else self.sets:
-            results.append((held_out.settings, await evaluate(player, held_out.name, held_out.groups())))
+        results = [
+            (self.settings, counted(_evaluated(name, self.settings, self.plugins), groups))
+            for name, groups in (await hooks.evaluate() or {}).items()
+        ]
+        for number, (held_out, of) in () if results else enumerate(self.sets):
+            play = partial(self.player.evaluate, number)
+            results.append((held_out.settings, await evaluate(play, of, held_out.groups())))
         metrics: dict[str, float] = {}
         for own, result in results:
             key = own.rollout.eval_reward_key or own.rollout.reward_key
@@ -141,6 +193,10 @@ class RolloutResources:
         return {} if unlogged else metrics
 
 
+def _evaluated(name: str, settings: RunSettings, plugins: Plugins) -> Evaluated:
+    return Evaluated(name, settings.rollout, plugins.environments.names if plugins.environments else ())
+
+
 class LedgerRollouts(Rollouts):
     """Rollouts under a ledger; made by `open`."""
 
@@ -149,7 +205,7 @@ class LedgerRollouts(Rollouts):
     ) -> None:
         self.generation, self._queue, self._coordinator, self._kind = generation, queue, coordinator, kind
         self._settings = generation.settings
-        self._hooks = hooks_of(generation.player.context.args)
+        self._hooks = hooks_of(generation.settings.args)
         environments = generation.plugins.environments
         self._names = environments.names if environments else ()
         self._warned = False
@@ -165,18 +221,20 @@ class LedgerRollouts(Rollouts):
         transport: HttpTransport | None = None,
         *,
         kind: Kind = "train",
+        workers: OpenWorkers | None = None,
     ) -> "AsyncIterator[LedgerRollouts]":
         """Open everything, and put the ledger back to what the loaded checkpoint proves. `resume_step`: the last
         rollout that the checkpoint covers; None for a fresh start. `kind`: what the trajectories are called in the
-        run's store."""
+        run's store. `workers`: starts workers in other processes; None plays in this one."""
         async with AsyncExitStack() as stack:
-            generation = await stack.enter_async_context(RolloutResources.open(settings, folder, urls, transport))
+            opening = RolloutResources.open(settings, folder, urls, transport, workers)
+            generation = await stack.enter_async_context(opening)
             ledger = stack.enter_context(Ledger(folder.ledger, keep=settings.buffer.ledger_retention))
             queue = GroupQueue(load_source(settings.data, settings.args), ledger, resume_step, generation.store)
             carried = ledger.kept(0).tokens
             group_filter = generation.plugins.group_filter
-            worker, name = RolloutWorker(generation.player, group_filter), group_filter and named_filter(group_filter)
-            running = RolloutCoordinator.running(worker, queue, settings.rollout, name or "", carried)
+            name = named_filter(group_filter) if group_filter else ""
+            running = RolloutCoordinator.running(generation.player, queue, settings.rollout, name, carried)
             yield cls(generation, queue, await stack.enter_async_context(running), kind)
 
     async def next_batch(self, step: int) -> Batch | None:
@@ -201,7 +259,7 @@ class LedgerRollouts(Rollouts):
         if groups and (template := self._settings.observability.save_debug_rollout_data):
             await to_thread.run_sync(save_rollout, template, step, groups)
         metrics = await to_thread.run_sync(rollout_metrics, groups, stats, self._settings.rollout, self._names)
-        metrics |= self.generation.pool.figures() | self.generation.watchdog.take() | self.generation.user_tasks.take()
+        metrics |= await self.generation.player.figures()
         if not self._warned and (warning := bottleneck(metrics, self._settings.rollout.rollout_max_concurrency)):
             self._warned = True
             _log.warning(warning)
@@ -273,13 +331,19 @@ def _player_of(held_out: EvalSet, plugins: Plugins, beside: GroupPlayer) -> Grou
 
 
 def _engine_pool(
-    settings: RunSettings, urls: Sequence[str], transport: HttpTransport | None, every: Sequence[RolloutSettings]
+    settings: RunSettings,
+    urls: Sequence[str],
+    transport: HttpTransport | None,
+    every: Sequence[RolloutSettings],
+    follows: bool,
 ) -> EnginePool:
     """The engines of the run, which is played under `every` of these settings; not open yet."""
     model = read_model_info(settings.train.hf_checkpoint)
     vocab_size = model.vocab_size if model else None
     found = [t for s in every for t in (s.rollout_temperature, s.eval_temperature) if t is not None]
-    return EnginePool(urls, settings.engine, vocab_size=vocab_size, transport=transport, temperatures=found)
+    return EnginePool(
+        urls, settings.engine, vocab_size=vocab_size, transport=transport, temperatures=found, follows=follows
+    )
 
 
 async def _context_length(settings: RunSettings, pool: EnginePool) -> int:

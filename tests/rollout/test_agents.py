@@ -17,12 +17,12 @@ from agentrl.envs import AgentEnvironment, CommandEnvironment, command_environme
 from agentrl.errors import AgentFailure, EnvFailure, SettingsError
 from agentrl.gateway.record import SessionRecord
 from agentrl.gateway.server import Gateway
-from agentrl.rollout.evaluate import evaluate
 from agentrl.rollout.functions import GenerateFunction
 from agentrl.run.metrics import rollout_metrics
 from agentrl.sample import Sample, Status
 from agentrl.sandbox.command import split_command
 from tests.rollout.scripted import END, OneBatch, build
+from tests.support.evaluating import evaluate
 
 REPLIES = [f"first{END}", f"second{END}"]
 SETTINGS: dict[str, Any] = {"rollout_batch_size": 1, "n_samples_per_prompt": 2}

@@ -17,7 +17,6 @@ from agentrl.buffer.queue import GroupQueue
 from agentrl.chat import Chat
 from agentrl.data.source import DataSource
 from agentrl.errors import EngineUnreachable
-from agentrl.rollout.admission import WINDOW
 from agentrl.rollout.filters import nonzero_std
 from agentrl.rollout.stats import TokenBalance
 from tests.buffer.make import make_args, prompts, source_of
@@ -62,16 +61,14 @@ async def test_the_next_batch_is_played_while_one_is_trained(chat: Chat) -> None
 
 
 async def test_groups_that_no_batch_needs_yet_are_leased_under_newer_weights(chat: Chat) -> None:
-    store, rest, last = Store(), WINDOW + 6, 3 * (WINDOW + 4)
+    store, rest = Store(), 8
     loop, _ = build(chat, [HELLO], store=store, max_staleness=3)
     async with loop.running() as runner:
         for step in range(rest):
             await runner.batch(step)
             await runner.updated(step + 1)
-            early = 3 * (step + 5)  # as far ahead as staleness allows
-            leases = early if step < WINDOW else max(last, early - 3 * 2)
-            await completed(store, leases)
-    assert store.leases[last:] == [step + 1 for step in range(rest) for _ in range(3)][-len(store.leases[last:]) :]
+            await completed(store, 3 * (step + 3))  # staleness allows two batches more
+    assert store.leases == [0] * 6 + [step + 1 for step in range(rest) for _ in range(3)]
     assert {store.versions[at] for at in store.batches[rest - 1]} == {rest - 2}
 
 

@@ -11,10 +11,10 @@ from agentrl.chat import Chat
 from agentrl.engine.wire import Generation, SamplingParams
 from agentrl.envs import Turn
 from agentrl.rollout.agent_loop import run_environment
-from agentrl.rollout.evaluate import evaluate
 from agentrl.rollout.group import GroupPlayer
 from agentrl.rollout.rewards import Grader
 from tests.rollout.scripted import END, ScriptedEngine, Store, build, make_context
+from tests.support.evaluating import evaluate
 from tests.support.tiny_models import make_tiny_model
 
 FORGETFUL = """{%- for m in messages -%}<|im_start|>{{ m.role }}

@@ -12,11 +12,11 @@ from agentrl import Environment, Sample
 from agentrl.chat import Chat
 from agentrl.errors import GraderFailure
 from agentrl.rm_hub import GraderRunner, RmHubSettings, async_rm
-from agentrl.rollout.evaluate import evaluate
 from agentrl.rollout.functions import GenerateFunction, RewardFunction
 from agentrl.rollout.group import GroupPlayer
 from agentrl.rollout.rewards import Grader
 from tests.rollout.scripted import END, OneBatch, ScriptedEngine, Store, build, make_context
+from tests.support.evaluating import evaluate
 
 FAULTY = str(Path(__file__).parent.parent / "support" / "faulty_graders.py")
 

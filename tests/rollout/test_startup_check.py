@@ -11,12 +11,12 @@ import pytest
 from agentrl import Environment, Sample
 from agentrl.chat import Chat
 from agentrl.errors import AgentRLError, Blame, GraderFailure
-from agentrl.rollout.evaluate import evaluate
 from agentrl.rollout.failures import DropGroup
 from agentrl.rollout.settings import FailureAction
 from agentrl.rollout.startup_check import FIRST_GROUPS, StartupCheck
 from agentrl.rollout.stats import RolloutStats, Tally
 from tests.rollout.scripted import END, EchoEnv, Reply, Store, build
+from tests.support.evaluating import evaluate
 
 HERE = Path(__file__).name
 FIRST = f"no trajectory of the first {FIRST_GROUPS} groups could be graded: group \\d+, sample \\d+, turn 1: "

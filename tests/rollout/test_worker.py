@@ -1,6 +1,6 @@
 """Messages between coordinator and worker: what a worker reports, and what becomes of results of old leases."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -10,8 +10,10 @@ import pytest
 from agentrl import Sample
 from agentrl.buffer.codec import decode_group
 from agentrl.chat import Chat
+from agentrl.groups import Group
 from agentrl.rollout.coordinator import BROKEN_OFF, RolloutCoordinator
 from agentrl.rollout.filters import FilterOutput
+from agentrl.rollout.stats import Tally
 from agentrl.rollout.worker import Lease, LeaseProgress, Played, Player, RolloutWorker
 from tests.rollout.scripted import END, EchoEnv, Store, build
 from tests.rollout.test_runner import until
@@ -76,6 +78,12 @@ class Late(Player):
             if lease.number == 0 and not self.mistaken:
                 await self.go.wait()
         return replace(played, lease=99) if self.mistaken and lease.number == 0 else played
+
+    async def evaluate(self, number: int, group: Group, tally: Tally) -> Group:
+        return await self.player.evaluate(number, group, tally)
+
+    async def figures(self) -> Mapping[str, float]:
+        return await self.player.figures()
 
     async def pause(self) -> None:
         await self.player.pause()

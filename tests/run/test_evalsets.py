@@ -10,6 +10,7 @@ from anyio import to_thread
 
 from agentrl.config import RunSettings
 from agentrl.errors import AgentRLError
+from agentrl.rollout.worker import RolloutWorker
 from agentrl.run.driver import open_folder
 from agentrl.run.evalsets import eval_sets, name_paths
 from agentrl.run.preflight import preflight
@@ -186,9 +187,11 @@ async def test_each_set_is_played_by_its_own_settings(kit: RunKit) -> None:
     with open_folder(s) as folder:
         async with RolloutResources.open(s, folder, ["http://a"], Engines({"a": 2048})) as generation:
             found = await generation.evaluate(0)
-            players = {held_out.name: player for held_out, player in generation.sets}
-            assert {player.limit for player in players.values()} == {generation.player.limit}
-            other = [n for n, p in players.items() if p.context.chat is not generation.player.context.chat]
+            worker = generation.player
+            assert isinstance(worker, RolloutWorker)
+            players = {s.name: player for (s, _), player in zip(generation.sets, worker.sets, strict=True)}
+            assert {player.limit for player in players.values()} == {worker.player.limit}
+            other = [n for n, p in players.items() if p.context.chat is not worker.player.context.chat]
     assert other == ["worded"]
     rewards = {name: found[f"eval/{name}/reward"] for name in SETS}
     assert 0 <= rewards.pop("graded") <= 1

@@ -19,6 +19,7 @@ from agentrl.engine.transport import Headers, HttpTransport, Reply, Sink
 from agentrl.errors import EnvFailure
 from agentrl.observability.metrics import read_metrics
 from agentrl.rollout.functions import GenerateFunction
+from agentrl.rollout.worker import RolloutWorker
 from agentrl.run.driver import open_folder
 from agentrl.run.resuming import evaluations_in
 from agentrl.run.rollouts import LedgerRollouts, RolloutResources
@@ -186,7 +187,8 @@ async def test_a_trajectory_is_as_long_as_every_engine_and_the_model_allow(
     with open_folder(s) as folder:
         urls = [f"http://{host}" for host in lengths]
         async with RolloutResources.open(s, folder, urls, Engines(lengths)) as generation:
-            assert generation.player.context.context_length == want
+            assert isinstance(generation.player, RolloutWorker)
+            assert generation.player.player.context.context_length == want
 
 
 ENVIRONMENTS = """
