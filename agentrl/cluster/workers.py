@@ -11,13 +11,13 @@ from agentrl.cluster.runtime import enter_workspace, ray_runtime, value, worker_
 from agentrl.config import RunSettings
 from agentrl.run.workers import (
     Answer,
+    CallProgress,
     EnginePool,
     EngineView,
     Order,
     Player,
-    Report,
-    WorkerPool,
-    WorkerProcess,
+    RolloutProcess,
+    RolloutWorkers,
     WorkerServer,
     share,
 )
@@ -36,7 +36,7 @@ class WorkerActor:
         return await getattr(self._server, name)(*args)
 
 
-class RayWorker(WorkerProcess):
+class RayWorker(RolloutProcess):
     """The pool's handle of a `WorkerActor`."""
 
     def __init__(self, actor: Any) -> None:
@@ -61,8 +61,8 @@ class RayWorker(WorkerProcess):
     async def take_orders(self, orders: Sequence[Order]) -> None:
         await self._call("take_orders", orders)
 
-    async def answers(self) -> list[Report | Answer]:
-        messages: list[Report | Answer] = await self._call("answers")
+    async def answers(self) -> list[CallProgress | Answer]:
+        messages: list[CallProgress | Answer] = await self._call("answers")
         return messages
 
     def kill(self) -> None:
@@ -72,11 +72,11 @@ class RayWorker(WorkerProcess):
 @asynccontextmanager
 async def open_workers(settings: RunSettings, urls: Sequence[str], pool: EnginePool) -> AsyncIterator[Player]:
     """Start the workers on the Ray that this process uses, or else on one that is started for them; see
-    `WorkerPool.open`."""
+    `RolloutWorkers.open`."""
     given, here = (share(settings), os.getcwd(), tuple(urls)), worker_environment(settings.engine.admin_api_key)
     kind: Any = WorkerActor
     chosen = {"num_cpus": 1, "scheduling_strategy": "SPREAD", "runtime_env": {"env_vars": here}}
     with ray_runtime(settings.cluster, cpus=settings.cluster.rollout_workers):
         start = kind.options(**chosen).remote
-        async with WorkerPool.open(settings, lambda _: RayWorker(start(*given)), pool) as workers:
+        async with RolloutWorkers.open(settings, lambda _: RayWorker(start(*given)), pool) as workers:
             yield workers

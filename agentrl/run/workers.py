@@ -1,4 +1,4 @@
-"""Several rollout workers in processes of their own: `WorkerServer` is in each, `WorkerPool` is with the coordinator.
+"""Several rollout workers in processes of their own: `WorkerServer` is in each, `RolloutWorkers` is with the coordinator.
 
 1. A worker has all that playing needs: tokenizer, environments, graders, gateway, connections to the engines. It gets its
    share of `--rollout-max-concurrency` and of the engines' places. `setup` and limits of classes are per worker.
@@ -59,7 +59,7 @@ class Answer(NamedTuple):
     error: AgentRLError | None = None
 
 
-class Report(NamedTuple):
+class CallProgress(NamedTuple):
     """Progress of a call."""
 
     call: int
@@ -75,7 +75,7 @@ class EngineView:
     held: str = ""
 
 
-class WorkerProcess(Protocol):
+class RolloutProcess(Protocol):
     """A worker as the pool calls it. Every call raises `ComponentLost` once the process is gone."""
 
     async def serve(self) -> None:
@@ -93,7 +93,7 @@ class WorkerProcess(Protocol):
     async def take_orders(self, orders: Sequence[Order]) -> None:
         """Begin or cancel calls."""
 
-    async def answers(self) -> "list[Report | Answer]":
+    async def answers(self) -> "list[CallProgress | Answer]":
         """Wait for messages and return them: the last report of each call, then answers."""
 
     def kill(self) -> None:
@@ -102,13 +102,13 @@ class WorkerProcess(Protocol):
 
 class WorkerServer:
     """What the process of a worker has: plays what `take_orders` gives it; `answers` returns what came of it. The methods
-    are those of `WorkerProcess`."""
+    are those of `RolloutProcess`."""
 
     def __init__(self, settings: RunSettings, urls: Sequence[str]) -> None:
         self._settings, self._urls = settings, urls
         self._ready, self._news = asyncio.Event(), asyncio.Event()
         self._calls: dict[int, asyncio.Task[None]] = {}
-        self._reports: dict[int, Report] = {}
+        self._reports: dict[int, CallProgress] = {}
         self._answers: list[Answer] = []
 
     async def serve(self) -> None:
@@ -140,10 +140,10 @@ class WorkerServer:
             elif (task := self._calls.get(order.call)) is not None:
                 task.cancel()
 
-    async def answers(self) -> list[Report | Answer]:
+    async def answers(self) -> list[CallProgress | Answer]:
         await self._news.wait()
         await asyncio.sleep(_GATHER)
-        found: list[Report | Answer] = [*self._reports.values(), *self._answers]
+        found: list[CallProgress | Answer] = [*self._reports.values(), *self._answers]
         self._reports, self._answers = {}, []
         self._news.clear()
         return found
@@ -169,7 +169,7 @@ class WorkerServer:
 
     async def _lease(self, call: int, lease: Lease) -> Played:
         def report(progress: LeaseProgress) -> None:
-            self._reports[call] = Report(call, progress)
+            self._reports[call] = CallProgress(call, progress)
             self._news.set()
 
         played = await self._worker.play(lease, report)
@@ -185,7 +185,7 @@ class WorkerServer:
         return Answer(order.call, encode_group(graded), tally.stats)
 
 
-StartWorker = Callable[[int], WorkerProcess]
+StartWorker = Callable[[int], RolloutProcess]
 """Starts the process of worker number n."""
 
 
@@ -203,7 +203,7 @@ class _Call:
 class _Worker:
     """A worker's process as the pool sees it."""
 
-    process: WorkerProcess
+    process: RolloutProcess
     calls: dict[int, _Call] = field(default_factory=dict)
     orders: list[Order] = field(default_factory=list)
     ordered: asyncio.Event = field(default_factory=asyncio.Event)
@@ -218,12 +218,12 @@ class _Worker:
         self.orders.append(order)
         self.ordered.set()
 
-    def receive(self, messages: Sequence[Report | Answer]) -> None:
+    def receive(self, messages: Sequence[CallProgress | Answer]) -> None:
         for message in messages:
             call = self.calls.get(message.call)
             if call is None:
                 continue
-            if isinstance(message, Report):
+            if isinstance(message, CallProgress):
                 call.report(message.progress)
             else:
                 del self.calls[message.call]
@@ -238,7 +238,7 @@ class _Worker:
         self.calls.clear()
 
 
-class WorkerPool(Player, EngineFollower):
+class RolloutWorkers(Player, EngineFollower):
     """Workers in processes of their own; made by `open`."""
 
     def __init__(self, settings: RunSettings, start: StartWorker, pool: EnginePool, watchdog: Watchdog) -> None:
@@ -248,7 +248,7 @@ class WorkerPool(Player, EngineFollower):
 
     @classmethod
     @asynccontextmanager
-    async def open(cls, settings: RunSettings, start: StartWorker, pool: EnginePool) -> "AsyncIterator[WorkerPool]":
+    async def open(cls, settings: RunSettings, start: StartWorker, pool: EnginePool) -> "AsyncIterator[RolloutWorkers]":
         """Start the workers with `start`, and end them with the block.
 
         Raises:
@@ -273,9 +273,10 @@ class WorkerPool(Player, EngineFollower):
         answer = await self._ask(Order(next(self._numbers), lease), _Call(len(lease.group), report))
         played = answer.result
         assert isinstance(played, Played)
-        if played.data and not (played.verdict.keep or played.verdict.keep_when_insufficient):
-            return replace(played, group=decode_group(played.data, f"group {lease.group_id}"), data=b"")
-        return played
+        if played.verdict.keep or not played.data:
+            return played
+        group = decode_group(played.data, f"group {lease.group_id}")
+        return replace(played, group=group, data=played.data if played.verdict.keep_when_insufficient else b"")
 
     async def evaluate(self, number: int, group: Group, tally: Tally) -> Group:
         while True:

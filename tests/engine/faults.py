@@ -126,7 +126,8 @@ async def serving(*script: Reply) -> AsyncIterator[FaultyServer]:
     app.router.add_post("/pause_generation", server.control)
     app.router.add_post("/flush_cache", server.control)
     app.router.add_post("/update_weights_from_disk", server.load)
-    app.router.add_post("/continue_generation", server.control)
+    for path in ("/continue_generation", "/release_memory_occupation", "/resume_memory_occupation"):
+        app.router.add_post(path, server.control)
     runner = web.AppRunner(app, shutdown_timeout=0.1)
     await runner.setup()
     site = web.TCPSite(runner, "127.0.0.1", 0)

