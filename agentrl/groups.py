@@ -96,7 +96,8 @@ class GroupStore(Protocol):
         """Groups that no source gave; from here on they are as if leased under `version`. Returns their ids."""
 
     def complete(self, group_id: int, samples: Sequence[Sample], data: bytes | None = None) -> None:
-        """The group is finished and will be trained on; `data` is what `codec.encode_group` makes of it."""
+        """The group is finished and will be trained on; `data` is what `codec.encode_group` makes of it. Several threads may
+        call `complete`, `drop` and `release` at once."""
 
     def drop(self, group_id: int, reason: str, samples: Sequence[Sample] = ()) -> None:
         """The group is finished and will not be trained on; `samples` are what was played of it, where that is known."""

@@ -112,7 +112,7 @@ def write_checkpoint(db: sqlite3.Connection, step: int) -> None:
 
 class Ledger(LedgerFile):
     """The ledger of one run, open for writing. See the module for the contract. Methods may be called from any thread;
-    each blocks for the time of one durable write (a few milliseconds). The samples of trained groups are kept until a
+    each blocks for the time of one durable write (a few milliseconds). Completions of several threads share a write. The samples of trained groups are kept until a
     checkpoint covers them, or always."""
 
     def __init__(self, path: str | Path, *, keep: Literal["until_checkpoint", "always"] = "until_checkpoint") -> None:
@@ -191,11 +191,15 @@ class Ledger(LedgerFile):
         if not samples:
             raise LedgerError(f"group {group_id} was completed with no samples; drop it with a reason instead")
         data = data or encode_group(samples)
-        with self._write() as db:
+        tokens = sum(sample.trained_tokens for sample in samples)
+
+        def completed(db: sqlite3.Connection) -> None:
             seq = self._move(db, group_id, State.COMPLETED)
-            tokens = sum(sample.trained_tokens for sample in samples)
             db.execute("UPDATE groups SET completed=?, tokens=? WHERE group_id=?", (seq, tokens, group_id))
             db.execute("INSERT OR REPLACE INTO payloads VALUES (?, ?)", (group_id, data))
+
+        self._check_recovered()
+        self.commit(completed)
 
     def release(self, group_id: int, reason: str) -> None:
         """Move a group: leased -> waiting, to be leased again."""
@@ -343,12 +347,15 @@ class Ledger(LedgerFile):
 
     # ---- the parts of a transition ------------------------------------------------------------------------
 
-    @contextmanager
-    def _write(self) -> Iterator[sqlite3.Connection]:
+    def _check_recovered(self) -> None:
         if not self._recovered:
             raise LedgerError(
                 f"ledger {self.path} holds an earlier run's groups; call recover(checkpoint_step) before using it"
             )
+
+    @contextmanager
+    def _write(self) -> Iterator[sqlite3.Connection]:
+        self._check_recovered()
         with self.transaction() as db:
             yield db
 

@@ -4,6 +4,7 @@
 2. One writer: an exclusive `flock` on `<file>.lock`, held while the file is open and released by the kernel if the
    process dies. Readers need no lock.
 3. Every statement runs inside `transaction()`: all of it, or none of it. SQLite's errors become `LedgerError`.
+4. Group commit: moves that wait while another thread commits share the next transaction, and so its one fsync.
 """
 
 from __future__ import annotations
@@ -14,14 +15,17 @@ import os
 import sqlite3
 import threading
 import time
-from collections.abc import Iterator
+from collections import deque
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import IO, Self
 
-from agentrl.errors import LedgerError
+from agentrl.errors import AgentRLError, LedgerError
 from agentrl.files import replacing
 
+Move = Callable[[sqlite3.Connection], object]
 BUSY_SECONDS, LOCKED_SECONDS = 10.0, 300.0
 """Seconds after which a lock of another process is reported, and after which it is an error."""
 _log = logging.getLogger(__name__)
@@ -100,6 +104,8 @@ class LedgerFile:
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
         self._mutex = threading.RLock()
+        self._queued: deque[tuple[Move, Future[None]]] = deque()
+        self._committer = ThreadPoolExecutor(1, "ledger")
         self._lock: IO[str] | None = None
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
@@ -163,7 +169,7 @@ class LedgerFile:
     def transaction(self) -> Iterator[sqlite3.Connection]:
         """One atomic unit; a raised exception undoes all of it."""
         with self._mutex, self.guard():
-            self._begin()
+            begin(self._db, self.path)
             try:
                 yield self._db
                 self._db.execute("COMMIT")
@@ -173,20 +179,46 @@ class LedgerFile:
                     self._db.execute("ROLLBACK")
                 raise
 
-    def _begin(self) -> None:
-        """Begin, as soon as no other process (a backup, say) holds the file; for at most `LOCKED_SECONDS`."""
-        began = time.monotonic()
-        while True:
+    def commit(self, move: Move) -> None:
+        """Make a move; return when it is durable. It shares a transaction with all moves that other threads queue before
+        the file is free. An AgentRLError that `move` raises undoes this move alone, and is raised here."""
+        own: Future[None] = Future()
+        self._queued.append((move, own))
+        try:
+            self._committer.submit(self._commit)
+        except RuntimeError as error:
+            raise LedgerError(f"ledger {self.path} was closed; open it again") from error
+        own.result()
+
+    def _commit(self) -> None:
+        refused: dict[Future[None], BaseException] = {}
+        with self._mutex:
+            queued = [self._queued.popleft() for _ in range(len(self._queued))]
             try:
-                self._db.execute("BEGIN IMMEDIATE")
-                return
-            except sqlite3.OperationalError as error:
-                if error.sqlite_errorcode != sqlite3.SQLITE_BUSY or time.monotonic() - began > LOCKED_SECONDS:
-                    raise
-                _log.warning("another process has locked %s for %.0f s; waiting", self.path, time.monotonic() - began)
+                if queued:
+                    self._make_moves(queued, refused)
+            except BaseException as error:  # noqa: BLE001 - raised in each of the threads
+                refused = dict.fromkeys((future for _, future in queued), error)
+        for _, future in queued:
+            if future in refused:
+                future.set_exception(refused[future])
+            else:
+                future.set_result(None)
+
+    def _make_moves(self, queued: list[tuple[Move, Future[None]]], refused: dict[Future[None], BaseException]) -> None:
+        with self.transaction() as db:
+            for move, future in queued:
+                db.execute("SAVEPOINT move")
+                try:
+                    move(db)
+                except AgentRLError as error:
+                    refused[future] = error
+                    db.execute("ROLLBACK TO move")
+                db.execute("RELEASE move")
 
     def close(self) -> None:
         """Release the file and the writer's lock; closing twice is harmless."""
+        self._committer.shutdown()
         with self._mutex, self.guard():
             self._db.close()
         self._unlock()
@@ -201,6 +233,19 @@ class LedgerFile:
         if self._lock is not None:
             self._lock.close()
             self._lock = None
+
+
+def begin(db: sqlite3.Connection, path: Path) -> None:
+    """Begin to write, as soon as no other process (a backup, say) holds the file; for at most `LOCKED_SECONDS`."""
+    began = time.monotonic()
+    while True:
+        try:
+            db.execute("BEGIN IMMEDIATE")
+            return
+        except sqlite3.OperationalError as error:
+            if error.sqlite_errorcode != sqlite3.SQLITE_BUSY or time.monotonic() - began > LOCKED_SECONDS:
+                raise
+            _log.warning("another process has locked %s for %.0f s; waiting", path, time.monotonic() - began)
 
 
 def read_meta(path: Path) -> dict[str, str]:

@@ -4,7 +4,8 @@
    pause and which weights the engines have. The worker reports the result of each lease. They share nothing else
    (`agentrl.rollout.worker`).
 2. A group is kept, dropped with a reason, or given back, always as a whole. The store records this before another group
-   starts. Writes to the store are durable and therefore slow, so they run in a thread of their own.
+   starts. Writes to the store are durable and therefore slow, so they run in threads of their own. Results that arrive
+   during a write are recorded together, so that the store can make them durable with one write.
 3. `Admission` decides how many groups may start and if a batch is full. One task, the pump, leases all groups. It leases
    while a batch is filled and, in an asynchronous run, while the trainer works on the previous batch.
 4. If a lease is cancelled, its group is given back to the store. A result that still arrives is discarded.
@@ -39,6 +40,9 @@ STALE = "too old"
 
 BROKEN_OFF = "broken off"
 """The ledger's reason for a group that was in flight when the run stopped or failed."""
+
+_AT_ONCE = 64
+"""Maximum number of results that are recorded at once."""
 
 LOST = "worker lost"
 """The ledger's reason for a group whose worker died."""
@@ -83,7 +87,8 @@ class RolloutCoordinator:
         self._settings, self._player, self._store, self._tasks = settings, player, store, tasks
         self._filter_name, self._numbers = filter_name, count()
         self._flying: dict[int, _InFlight] = {}
-        self._thread, self._recording = anyio.CapacityLimiter(1), anyio.Lock()
+        self._threads, self._recording = anyio.CapacityLimiter(_AT_ONCE), anyio.Lock()
+        self._results: list[tuple[_InFlight, Played | None]] = []
         self._ended, self._stats, self._account = Tokens(), RolloutStats(), TokenBalance()
         self._since, self._seconds = time.monotonic(), 0.0
         self._trained = 0
@@ -248,11 +253,11 @@ class RolloutCoordinator:
             self._fail(error)
         finally:
             with anyio.CancelScope(shield=True):
-                try:
-                    async with self._recording:
-                        await self._record(flight, played)
-                except Exception as error:  # noqa: BLE001 - raised by `batch`
-                    self._fail(error)
+                self._results.append((flight, played))
+                async with self._recording, anyio.create_task_group() as tasks:
+                    results, self._results = self._results, []  # none, if another task has recorded this one
+                    for result in results:
+                        tasks.start_soon(self._record, *result)
                 self._notify()
 
     def _progressed(self, message: LeaseProgress) -> None:
@@ -267,29 +272,34 @@ class RolloutCoordinator:
         self._admission.ended(self._admission.size - flight.ended)
         keep = None if played is None else played.verdict.kept(scarce=self._admission.scarce)
         self._admission.finished(lease.version, keep=keep)
+        if played is None:
+            why = STALE if self._admission.stale(lease.version) else LOST if flight.lost else BROKEN_OFF
+            drop = why == STALE and self._settings.stale_groups == "drop"
+            write = self._write(self._store.drop if drop else self._store.release, number, why)
+            stats = stats.lose(why)
+        elif keep:
+            write = self._write(self._store.complete, number, played.group, played.data)
+            stats = replace(stats, tokens=stats.tokens.keep(played.trained))
+        else:
+            reason = played.verdict.reason or ""
+            stats += RolloutStats(dropped=Counter([reason]))
+            write = self._write(self._store.drop, number, reason, played.group)
+            stats = stats.lose(reason)
+        self._stats += stats
+        self._ended += stats.tokens
+        hopeless = self._admission.hopeless and _hopeless(
+            self._stats, self._admission.dropped_in_row, self._filter_name
+        )
         try:
-            if played is None:
-                why = STALE if self._admission.stale(lease.version) else LOST if flight.lost else BROKEN_OFF
-                drop = why == STALE and self._settings.stale_groups == "drop"
-                await self._write(self._store.drop if drop else self._store.release, number, why)
-                stats = stats.lose(why)
-            elif keep:
-                await self._write(self._store.complete, number, played.group, played.data)
-                stats = replace(stats, tokens=stats.tokens.keep(played.trained))
-            else:
-                reason = played.verdict.reason or ""
-                stats += RolloutStats(dropped=Counter([reason]))
-                await self._write(self._store.drop, number, reason, played.group)
-                stats = stats.lose(reason)
-        finally:
-            del self._flying[lease.number]
-            self._stats += stats
-            self._ended += stats.tokens
-        if self._admission.hopeless:
-            raise AgentRLError(_hopeless(self._stats, self._admission.dropped_in_row, self._filter_name))
+            await write
+        except Exception as error:  # noqa: BLE001 - raised by `batch`
+            self._fail(error)
+        del self._flying[lease.number]
+        if hopeless:
+            self._fail(AgentRLError(hopeless))
 
     async def _write(self, call: Callable[[*Args], T], *arguments: *Args) -> T:
-        return await to_thread.run_sync(call, *arguments, limiter=self._thread)
+        return await to_thread.run_sync(call, *arguments, limiter=self._threads)
 
     def _fail(self, error: Exception) -> None:
         """Stop admission and wake `batch`, which raises the first error."""

@@ -1,5 +1,7 @@
 """Builders that the buffer's tests share."""
 
+import time
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -72,3 +74,11 @@ def finished(group_id: int, n: int = 2, tag: str = "answer") -> list[Sample]:
         sample.reward, sample.status = float(j), Status.COMPLETED
         group.append(sample)
     return group
+
+
+def until(condition: Callable[[], bool]) -> None:
+    """Wait for another thread."""
+    deadline = time.monotonic() + 120
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)

@@ -5,8 +5,6 @@ import sqlite3
 import subprocess
 import sys
 import threading
-import time
-from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 
@@ -16,7 +14,7 @@ from agentrl.buffer.ledger import Ledger, LedgerLease, State
 from agentrl.data.order import DataPosition
 from agentrl.errors import LedgerError, SampleError
 from agentrl.sample import Sample
-from tests.buffer.make import complete, finished, lease, recovered
+from tests.buffer.make import complete, finished, lease, recovered, until
 from tests.support.audit import audit_ledger
 from tests.support.ledgers import reading
 
@@ -519,7 +517,7 @@ def test_a_lock_of_another_process_is_waited_for_and_reported(
         ids: list[int] = []
         writer = threading.Thread(target=lambda: ids.extend(lease(ledger, 1, 0)))
         writer.start()
-        _until(lambda: bool(caplog.messages))
+        until(lambda: bool(caplog.messages))
         other.execute("ROLLBACK")
         writer.join(60)
         assert ids == [0]
@@ -528,10 +526,3 @@ def test_a_lock_of_another_process_is_waited_for_and_reported(
         with pytest.raises(LedgerError, match="locked"):
             lease(ledger, 1, 0)
     assert "another process has locked" in caplog.messages[0]
-
-
-def _until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 120
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
