@@ -29,6 +29,7 @@ import orjson
 from numpy.typing import NDArray
 
 from agentrl.buffer.codec import encode_group
+from agentrl.buffer.sqlite import BUSY_SECONDS, begin
 from agentrl.errors import DataError
 from agentrl.groups import Group
 from agentrl.sample import Sample, version_number
@@ -211,7 +212,7 @@ class TrajectoryStore(AbstractContextManager["TrajectoryStore"]):
             try:
                 db = self._db = self._db or _open_to_write(self.path)
                 with db:
-                    db.execute("BEGIN IMMEDIATE")
+                    begin(db, self.path)
                     yield db
             except (sqlite3.Error, OSError) as error:
                 raise DataError(
@@ -222,7 +223,7 @@ class TrajectoryStore(AbstractContextManager["TrajectoryStore"]):
 
 def _open_to_write(path: Path) -> sqlite3.Connection:
     path.parent.mkdir(parents=True, exist_ok=True)
-    db = sqlite3.connect(path, isolation_level=None, check_same_thread=False, timeout=10.0)
+    db = sqlite3.connect(path, isolation_level=None, check_same_thread=False, timeout=BUSY_SECONDS)
     try:
         db.execute("PRAGMA journal_mode=WAL")
         db.execute("PRAGMA synchronous=NORMAL")

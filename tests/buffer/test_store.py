@@ -3,6 +3,7 @@
 import sqlite3
 import threading
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +15,7 @@ from agentrl.buffer.store import TrajectoryStore
 from agentrl.errors import DataError, SampleError
 from agentrl.groups import Group
 from agentrl.sample import Status
-from tests.buffer.make import finished
+from tests.buffer.make import finished, until
 
 
 @pytest.fixture
@@ -298,3 +299,20 @@ def test_the_stores_of_a_run(tmp_path: Path) -> None:
         with TrajectoryStore(tmp_path / below / "trajectories.sqlite", 10) as store:
             store.add("rollout", "", 0, [finished(0)])
     assert list(find_stores(tmp_path)) == ["", "rollouts"]
+
+
+def test_a_lock_of_another_process_is_waited_for_and_reported(
+    store: TrajectoryStore, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("agentrl.buffer.store.BUSY_SECONDS", 0.05)
+    store.add("train", "", 0, [finished(0)])
+    with closing(sqlite3.connect(store.path, isolation_level=None)) as other:
+        other.execute("BEGIN IMMEDIATE")
+        writer = threading.Thread(target=store.add, args=("train", "", 1, [finished(1)]))
+        writer.start()
+        until(lambda: bool(caplog.messages))
+        other.execute("ROLLBACK")
+        writer.join(60)
+    with StoreReader(store.path) as reader:
+        assert {row.step for row in reader.query()} == {0, 1}
+    assert "another process has locked" in caplog.messages[0]
