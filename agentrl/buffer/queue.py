@@ -12,14 +12,17 @@
 
 from __future__ import annotations
 
+import sqlite3
 import threading
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 
 from agentrl.buffer.codec import decode_group
 from agentrl.buffer.ledger import Ledger, LedgerLease
+from agentrl.buffer.local import SOURCE, copy_ledger
 from agentrl.buffer.store import TrajectoryStore
 from agentrl.data.source import DataSource, RolloutDataSource, RolloutDataSourceWithBuffer, number_group
-from agentrl.errors import PluginError
+from agentrl.errors import LedgerError, PluginError
 from agentrl.files import replacing
 from agentrl.groups import Group, GroupStore, Kept
 from agentrl.sample import Sample
@@ -32,6 +35,7 @@ class GroupQueue(GroupStore):
         ledger: open for writing; it is recovered to `checkpoint_step` at once.
         checkpoint_step: the last step that the loaded checkpoint covers; None when training starts afresh.
         trajectories: store of the samples of dropped groups, for the viewer.
+        copy: file that gets a copy of the ledger with each checkpoint, if the ledger is another file.
 
     Raises:
         LedgerError: the ledger was made with other data, or belongs to another run.
@@ -43,6 +47,7 @@ class GroupQueue(GroupStore):
         ledger: Ledger,
         checkpoint_step: int | None = None,
         trajectories: TrajectoryStore | None = None,
+        copy: Path | None = None,
     ) -> None:
         self.source, self.ledger, self.trajectories = source, ledger, trajectories
         # A source that overrides the draw is asked for samples; the built-in draw is a function of the position.
@@ -54,7 +59,8 @@ class GroupQueue(GroupStore):
         self._completed: dict[int, Group] = {}
         # The coordinator's thread and the driver call this queue; a user's source need not be thread-safe.
         self._alone = threading.Lock()
-        self._state = ledger.path.with_name(ledger.path.name + ".source")
+        self._state = ledger.path.with_name(ledger.path.name + SOURCE)
+        self._copy = None if copy == ledger.path else copy
         if self._placed is None and self._state.is_file() and len(ledger):
             source.load(self._state)
 
@@ -147,6 +153,14 @@ class GroupQueue(GroupStore):
             self.source.commit(ids, step)
             if self._placed is None:
                 self._save_source()
+
+    def saving(self) -> None:
+        """Copy the ledger, as a checkpoint is about to be written. Raises LedgerError: it cannot be copied."""
+        try:
+            if self._copy is not None:
+                copy_ledger(self.ledger.path, self._copy)
+        except (OSError, sqlite3.Error) as error:
+            raise LedgerError(f"ledger {self.ledger.path} cannot be copied to {self._copy}: {error}") from error
 
     def checkpointed(self, step: int) -> None:
         """Record that a durable checkpoint covers every step up to `step`."""

@@ -14,6 +14,11 @@ class BufferSettings(Settings):
         "until_checkpoint",
         description="Time that the ledger keeps the samples of trained groups: until a checkpoint covers them, or always.",
     )
+    ledger_dir: str | None = Field(
+        None,
+        description="Folder on a local disk for the ledger; the run's folder gets a copy with each checkpoint. By default "
+        "the ledger is in the run's folder.",
+    )
     keep_trajectories: int = Field(
         100_000,
         ge=0,

@@ -111,7 +111,7 @@ class LedgerFile:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             self._lock = _lock_writer(self.path)
             if not self.path.exists():
-                _make(self.path)
+                make_empty(self.path)
             self._db = sqlite3.connect(self.path, isolation_level=None, check_same_thread=False, timeout=BUSY_SECONDS)
         except (OSError, sqlite3.Error) as error:
             self._unlock()
@@ -263,7 +263,7 @@ def read_meta(path: Path) -> dict[str, str]:
         raise LedgerError(f"ledger {path} cannot be read: {error}; {RESTORE}") from error
 
 
-def _make(path: Path) -> None:
+def make_empty(path: Path) -> None:
     """An empty ledger, there at once and whole: a file without its tables is a damaged one."""
     with replacing(path) as draft, closing(sqlite3.connect(draft)) as db:
         db.executescript(f"{_SCHEMA} INSERT INTO meta VALUES ('schema', {SCHEMA_VERSION});")

@@ -153,6 +153,9 @@ class RayRollouts(_Handle, Rollouts):
     async def trained(self, group_ids: Sequence[int], step: int, details: Any = None) -> None:
         await self._ask("trained", group_ids, step, details)
 
+    async def saving(self) -> None:
+        await self._ask("saving")
+
     async def checkpointed(self, step: int) -> None:
         await self._ask("checkpointed", step)
 

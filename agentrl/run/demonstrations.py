@@ -13,6 +13,7 @@ from typing import Any, Self
 from anyio import to_thread
 
 from agentrl.buffer.ledger import Ledger
+from agentrl.buffer.local import place_ledger
 from agentrl.buffer.queue import GroupQueue
 from agentrl.chat import Chat
 from agentrl.config import RunSettings
@@ -53,9 +54,11 @@ class Demonstrations(WithoutEngines):
     @contextmanager
     def open(cls, settings: RunSettings, folder: RunFolder, resume_step: int | None) -> Iterator[Self]:
         """Open the data and the ledger, which is put back to what the loaded checkpoint proves."""
-        with Ledger(folder.ledger, keep=settings.buffer.ledger_retention) as ledger:
+        place = place_ledger(folder.ledger, settings.buffer.ledger_dir)
+        with Ledger(place, keep=settings.buffer.ledger_retention) as ledger:
             source = RolloutDataSource(settings.args)
-            yield cls(settings, load_chat(settings), source, GroupQueue(source, ledger, resume_step))
+            queue = GroupQueue(source, ledger, resume_step, copy=folder.ledger)
+            yield cls(settings, load_chat(settings), source, queue)
 
     async def next_batch(self, step: int) -> Batch | None:
         return await to_thread.run_sync(self._next_batch, step)
@@ -104,6 +107,9 @@ class Demonstrations(WithoutEngines):
     async def trained(self, group_ids: Sequence[int], step: int, details: Any = None) -> None:
         await to_thread.run_sync(self._queue.trained, group_ids, step)
 
+    async def saving(self) -> None:
+        await to_thread.run_sync(self._queue.saving)
+
     async def checkpointed(self, step: int) -> None:
         await to_thread.run_sync(self._queue.checkpointed, step)
 
@@ -124,6 +130,9 @@ class DumpedRollouts(WithoutEngines):
         return make_batch(self._settings, groups, {}, step, self._hooks)
 
     async def trained(self, group_ids: Sequence[int], step: int, details: Any = None) -> None:
+        pass
+
+    async def saving(self) -> None:
         pass
 
     async def checkpointed(self, step: int) -> None:

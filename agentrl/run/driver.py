@@ -244,6 +244,8 @@ class Driver:
         if self._settings.train.save_hf is not None:  # first: a resume from the checkpoint would not write the model
             with within(self._limits.train_timeout, "writing the model"):
                 await self._parts.trainer.save_hf(Path(self._settings.train.save_hf.format(rollout_id=step)))
+        with within(self._limits.start_timeout, "copying the ledger"):
+            await self._parts.rollouts.saving()
         with within(self._limits.train_timeout, "saving the checkpoint"):
             await self._parts.trainer.save(path, step)
         with within(self._limits.start_timeout, "recording the checkpoint"):

@@ -93,6 +93,7 @@ async def _rollout(settings: RunSettings, first: int, notes: Sequence[str], work
                     await to_thread.run_sync(recorded.add, step, groups)
                 await rollouts.trained([group_id(group) for group in groups], step)
                 await rollouts.checkpointed(step)
+                await rollouts.saving()  # the ledger is the only record of these rollouts
                 if not full:
                     break
     return samples

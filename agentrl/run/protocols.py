@@ -55,6 +55,9 @@ class Rollouts(Protocol):
     async def trained(self, group_ids: Sequence[int], step: int, details: Any = None) -> None:
         """The optimizer has taken the batch's steps; `details` are the trainer's, kept to look at."""
 
+    async def saving(self) -> None:
+        """A checkpoint of all steps trained so far is about to be written."""
+
     async def checkpointed(self, step: int) -> None:
         """A durable checkpoint covers everything up to `step`."""
 

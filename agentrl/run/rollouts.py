@@ -18,6 +18,7 @@ from typing import Any
 from anyio import to_thread
 
 from agentrl.buffer.ledger import Ledger
+from agentrl.buffer.local import place_ledger
 from agentrl.buffer.queue import GroupQueue
 from agentrl.buffer.store import Kind, TrajectoryStore
 from agentrl.clock import Watchdog
@@ -229,8 +230,10 @@ class LedgerRollouts(Rollouts):
         async with AsyncExitStack() as stack:
             opening = RolloutResources.open(settings, folder, urls, transport, workers)
             generation = await stack.enter_async_context(opening)
-            ledger = stack.enter_context(Ledger(folder.ledger, keep=settings.buffer.ledger_retention))
-            queue = GroupQueue(load_source(settings.data, settings.args), ledger, resume_step, generation.store)
+            place = place_ledger(folder.ledger, settings.buffer.ledger_dir)
+            ledger = stack.enter_context(Ledger(place, keep=settings.buffer.ledger_retention))
+            source = load_source(settings.data, settings.args)
+            queue = GroupQueue(source, ledger, resume_step, generation.store, folder.ledger)
             carried = ledger.kept(0).tokens
             group_filter = generation.plugins.group_filter
             name = named_filter(group_filter) if group_filter else ""
@@ -275,6 +278,9 @@ class LedgerRollouts(Rollouts):
     async def trained(self, group_ids: Sequence[int], step: int, details: Any = None) -> None:
         await to_thread.run_sync(self.generation.store.add_details, step, details or {})
         await to_thread.run_sync(self._queue.trained, group_ids, step)
+
+    async def saving(self) -> None:
+        await to_thread.run_sync(self._queue.saving)
 
     async def checkpointed(self, step: int) -> None:
         await to_thread.run_sync(self._queue.checkpointed, step)

@@ -183,6 +183,7 @@ RUNS: dict[str, dict[str, str]] = {
         "rollout_shuffle": "",
         "data_source_path": "plugins.py:Source",
         "ledger_retention": "always",
+        "ledger_dir": "local",
         "keep_trajectories": "2",
         "advantage_estimator": "rloo",
         "rewards_normalization": "no",

@@ -40,6 +40,9 @@ class Notes(Rollouts, Trainer, WeightTransfer):
         assert details == (None if self.log[-1].startswith("train ") else "details")
         self._note(f"trained {list(group_ids)} at {step}")
 
+    async def saving(self) -> None:
+        self._note("saving")
+
     async def checkpointed(self, step: int) -> None:
         self._note(f"checkpointed {step}")
 
@@ -105,7 +108,7 @@ async def test_a_run_from_its_first_weights_to_its_model(tmp_path: Path) -> None
         *("send 0", "evaluate 0"),
         *("batch 0", "train payload 0 at 0", "details", "trained [0, 1] at 0", "send 1"),
         *("batch 1", "train payload 1 at 1", "details", "trained [2, 3] at 1", "send 2"),
-        *("evaluate 2", "save rollout_000001 1", "checkpointed 1", "export model"),
+        *("evaluate 2", "saving", "save rollout_000001 1", "checkpointed 1", "export model"),
     ]
     assert notes.versions == [0, 1, 2]
     rows = list(read_metrics(tmp_path / METRICS))
@@ -123,9 +126,9 @@ async def test_trainer_and_engines_take_turns_on_shared_devices(tmp_path: Path) 
     engines, trainer = ("trainer away", "engines keep ['kv_cache', 'weights']"), "trainer back"
     sending, training = ("engines keep ['weights']", trainer), ("engines keep []", trainer)
     trained = (*training, "train payload 0 at 0", "details", "trained [0, 1] at 0")
-    assert (await drive(s, Notes()))[:24] == [
+    assert (await drive(s, Notes()))[:25] == [
         *(*sending, "send 0", *engines, "evaluate 0", "batch 0", *trained),
-        *(*sending, "send 1", *engines, "evaluate 1", *sending, "save rollout_000000 0", "checkpointed 0"),
+        *(*sending, "send 1", *engines, "evaluate 1", *sending, "saving", "save rollout_000000 0", "checkpointed 0"),
         *engines,
     ]
     assert next(iter(read_metrics(tmp_path / METRICS)))["step"] == -1
@@ -154,9 +157,10 @@ async def test_two_steps_of_distant_probabilities_are_named_once(
 
 
 async def test_data_that_ends_and_a_dump_without_engines(tmp_path: Path) -> None:
-    assert (await drive(settings(tmp_path / "a"), Notes(groups=1)))[-5:] == [
+    assert (await drive(settings(tmp_path / "a"), Notes(groups=1)))[-6:] == [
         "send 1",
         "batch 1",
+        "saving",
         "save rollout_000000 0",
         "checkpointed 0",
         "export model",

@@ -13,6 +13,7 @@ import pytest
 from agentrl.buffer.ledger import Ledger, State
 from agentrl.buffer.queue import GroupQueue
 from agentrl.buffer.reader import StoreReader
+from agentrl.buffer.sqlite import read_meta
 from agentrl.config import RunSettings
 from agentrl.data.user_source import load_source
 from agentrl.engine.transport import Headers, HttpTransport, Reply, Sink
@@ -25,6 +26,7 @@ from agentrl.run.resuming import evaluations_in
 from agentrl.run.rollouts import LedgerRollouts, RolloutResources
 from agentrl.runfolder import EVALUATIONS, RunFolder
 from tests.buffer.make import finished
+from tests.support.audit import audit_ledger
 from tests.support.runs import RunKit
 from tests.support.tiny_models import EOS_ID
 
@@ -105,6 +107,23 @@ async def test_a_batch_that_an_earlier_life_began_is_only_filled_up(kit: RunKit)
         assert engines.answers == 4
         with Ledger(folder.ledger) as ledger:
             assert ledger.counts()[State.COMPLETED] == 3, "none is over for a later step, when it would be stale"
+
+
+async def test_a_ledger_on_a_local_disk_is_copied_when_a_checkpoint_is_written(kit: RunKit, tmp_path: Path) -> None:
+    s, engines = settings(kit, ledger_dir=str(tmp_path)), Engines({"a": 2048})
+    with open_folder(s) as folder:
+        async with opened(s, folder, engines) as rollouts:
+            batch = await rollouts.next_batch(0)
+            assert batch is not None
+            await rollouts.trained(batch.group_ids, 0)
+            assert read_meta(folder.ledger)["home"]
+            assert not audit_ledger(folder.ledger).trained_by_step
+            await rollouts.saving()
+            assert audit_ledger(folder.ledger).trained_by_step == {0: 3}
+            await rollouts.checkpointed(0)
+        (local,) = tmp_path.glob("*/ledger.sqlite")
+        assert int(read_meta(local)["checkpoint"]) == 0
+        assert audit_ledger(local).ok
 
 
 async def test_what_is_trained_and_what_was_dropped_can_be_looked_at(kit: RunKit) -> None:

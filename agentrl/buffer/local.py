@@ -1,0 +1,67 @@
+"""A ledger on a local disk (`--ledger-dir`), of which the run's folder has a copy.
+
+1. The ledger is `<ledger-dir>/<home>/ledger.sqlite`. `home` is a new name each time a copy becomes a ledger. The copy
+   contains it, so that no ledger of another run, or of an earlier life elsewhere, is taken for this one.
+2. A copy is one consistent state, written whole or not at all. It is made before each checkpoint is written, so that
+   it knows every step that a checkpoint covers. Without the local file, groups completed after it are generated again.
+"""
+
+import logging
+import shutil
+import sqlite3
+import uuid
+from contextlib import closing
+from pathlib import Path
+
+from agentrl.buffer.sqlite import RESTORE, make_empty, read_meta
+from agentrl.errors import LedgerError
+from agentrl.files import replacing
+
+SOURCE = ".source"
+"""What is added to a ledger's name for the file of a user's data source."""
+_log = logging.getLogger(__name__)
+
+
+def place_ledger(file: Path, ledger_dir: str | None) -> Path:
+    """Return the ledger to open for the run whose folder has `file`: `file` itself, or one below `ledger_dir`, made of
+    `file` where this machine has none. Raises LedgerError: it cannot be read or made."""
+    home = read_meta(file).get("home")
+    try:
+        if ledger_dir is None:
+            if home is not None:
+                _log.warning("the ledger of the run was in --ledger-dir; it goes on with the copy in %s", file)
+                _set_home(file, None)
+            return file
+        folder = Path(ledger_dir).expanduser().resolve()
+        if home is not None and (found := folder / home / file.name).is_file():
+            _log.info("the run goes on with its ledger %s", found)
+            return found
+        made = folder / (home := uuid.uuid4().hex) / file.name
+        made.parent.mkdir(0o700, parents=True)
+        if file.is_file():
+            _log.warning("%s has no ledger of this run; it goes on with the copy in %s", folder, file)
+            copy_ledger(file, made)
+        else:
+            make_empty(made)
+        _set_home(made, home)
+        copy_ledger(made, file)
+    except (OSError, sqlite3.Error) as error:
+        raise LedgerError(f"ledger {file} cannot be placed in --ledger-dir {ledger_dir}: {error}; {RESTORE}") from error
+    return made
+
+
+def copy_ledger(ledger: Path, to: Path) -> None:
+    """Copy a ledger, which may be open, and the file of its data source. Raises OSError, sqlite3.Error."""
+    # The source first: an older one repeats prompts, a newer one would lose them.
+    if (source := ledger.with_name(ledger.name + SOURCE)).is_file():
+        with replacing(to.with_name(to.name + SOURCE)) as draft:
+            shutil.copyfile(source, draft)
+    with replacing(to) as draft, closing(sqlite3.connect(ledger)) as db, closing(sqlite3.connect(draft)) as out:
+        db.backup(out)
+        out.execute("PRAGMA journal_mode=DELETE")  # one file, which any machine can read over a network
+
+
+def _set_home(file: Path, home: str | None) -> None:
+    with closing(sqlite3.connect(file)) as db, db:
+        db.execute("DELETE FROM meta WHERE key='home'")
+        db.executemany("INSERT INTO meta VALUES ('home', ?)", [(home,)] if home else [])
