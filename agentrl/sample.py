@@ -515,7 +515,7 @@ class Sample:
         held: dict[str, array[Any]] = {}
         routing = arrays.get(_ROUTED)
         for name, values in arrays.items():
-            if name == _ROUTED and values.dtype.char == "h":
+            if name == _ROUTED and values.dtype.char in "hB":
                 continue
             if values.dtype.char != _COMPACT.get(name):
                 raise SampleError(f"the array {name!r:.80} of {values.dtype} is none of a sample's: {_COMPACT}")

@@ -1,6 +1,6 @@
 """The trajectory store: what a run has played, in one SQLite file for people to look at while it is written and after.
 
-1. A group is kept as the ledger's own bytes (`codec`), encoded once. Each of its samples has a row of plain columns to
+1. A group is kept as the ledger's own bytes (`codec`) without routing, encoded once. Each of its samples has a row of plain columns to
    filter and sort by; what the trainer said of a step's tokens is one more compressed row.
 2. One writer, who holds the run's folder; one transaction a step. Any number of readers meanwhile (WAL). What was
    committed survives a kill; a power cut may cost the last steps, as nothing is trained from here.
@@ -28,7 +28,7 @@ import numpy as np
 import orjson
 from numpy.typing import NDArray
 
-from agentrl.buffer.codec import encode_group
+from agentrl.buffer.codec import encode_group, split_group
 from agentrl.buffer.sqlite import BUSY_SECONDS, begin
 from agentrl.errors import DataError
 from agentrl.groups import Group
@@ -132,7 +132,9 @@ class TrajectoryStore(AbstractContextManager["TrajectoryStore"]):
         """A group was played and will not be trained on; it is written with the next step. Raises SampleError: a sample
         cannot be stored."""
         if self.keep and group:
-            played = _Played(encode_group(group), [_columns(s, self._reward_key) for s in group], reason)
+            played = _Played(
+                split_group(encode_group(group))[0], [_columns(s, self._reward_key) for s in group], reason
+            )
             with self._mutex:
                 self._dropped.append(played)
 
@@ -152,7 +154,9 @@ class TrajectoryStore(AbstractContextManager["TrajectoryStore"]):
         if not self.keep:
             return
         key_of = reward_key or self._reward_key
-        found = [_Played(encoded(group), [_columns(s, key_of) for s in group]) for group in groups if group]
+        found = [
+            _Played(split_group(encoded(group))[0], [_columns(s, key_of) for s in group]) for group in groups if group
+        ]
         with self._transaction() as db:
             if kind != "eval":
                 found, self._dropped = found + self._dropped, []

@@ -10,11 +10,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agentrl.buffer.codec import decode_group, encode_group
+from agentrl.buffer.codec import decode_group, encode_group, read_texts, split_group
+from agentrl.buffer.ledger import Ledger
+from agentrl.buffer.reader import StoreReader
+from agentrl.buffer.store import TrajectoryStore
 from agentrl.errors import DataError, SampleError
 from agentrl.groups import dump_path, read_groups, save_rollout
 from agentrl.sample import Sample, Status
-from tests.buffer.make import finished
+from tests.buffer.make import finished, lease
 
 numbers = st.floats(allow_nan=False, allow_infinity=False)
 singles = st.floats(allow_nan=False, allow_infinity=False, width=32)
@@ -143,3 +146,48 @@ def test_the_room_is_light() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=600, check=True)
     assert done.stdout.strip() == "[]"
+
+
+def routed(tokens: int, experts: int) -> list[Sample]:
+    """A group of a model with 94 layers, 8 experts a token."""
+    group = finished(0)
+    for sample in group:
+        sample.append_model([5] * tokens, [-1.0] * tokens, "3", turn=2)
+        rows = np.random.default_rng(0).integers(0, experts, (len(sample.tokens) - 1, 94 * 8))
+        rows[0, 0] = experts - 1
+        sample.rollout_routed_experts = rows.astype(np.int16)
+    return group
+
+
+@pytest.mark.parametrize(("experts", "width"), [(256, 1), (257, 2)])
+def test_routing_is_stored_as_it_is_in_one_copy(tmp_path: Path, experts: int, width: int) -> None:
+    group = routed(300, experts)
+    ids = sum(sample.rollout_routed_experts.size for sample in group)
+    with Ledger(tmp_path / "l.sqlite") as ledger, TrajectoryStore(tmp_path / "t.sqlite", keep=10) as store:
+        lease(ledger, 1, 0)
+        ledger.complete(0, group)
+        store.add("train", "", 0, [group], encoded=lambda _: ledger.encoded(0))
+        store.drop(group, "filtered")
+        store.add("train", "", 1, [])
+        for sample, stored in zip(group, ledger.samples(0), strict=True):
+            assert stored.rollout_routed_experts.dtype.itemsize == width
+            np.testing.assert_array_equal(stored.routing(), sample.rollout_routed_experts)
+            assert stored.to_dict() == sample.to_dict()
+        with StoreReader(store.path) as reader:
+            for row in reader.query():
+                (shown, _) = reader.group(row.key)
+                assert shown.rollout_routed_experts is None
+                assert shown.tokens == group[0].tokens
+    assert ids * width < (tmp_path / "l.sqlite").stat().st_size < ids * width * 1.15  # with the tables, 60 kB
+    assert (tmp_path / "t.sqlite").stat().st_size < ids * width * 0.2
+    assert len(encode_group(group)) < ids * width * 1.01
+
+
+def test_routing_that_is_cut_off_is_named() -> None:
+    data = encode_group(routed(3, 256))
+    small, routing = split_group(data)
+    assert read_texts(data) == read_texts(small)
+    assert len(routing) == 2 * 9 * 94 * 8
+    for cut in (1, 8, 9, 9 + len(small), len(data) - 1):
+        with pytest.raises(SampleError, match="damaged"):
+            decode_group(data[:cut])
