@@ -11,6 +11,7 @@
 """
 
 import asyncio
+import logging
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field, replace
@@ -35,10 +36,11 @@ from agentrl.run.protocols import ComponentLost
 from agentrl.run.rollouts import Loaded
 
 T = TypeVar("T")
+_log = logging.getLogger(__name__)
 _GATHER = 0.005
 """Seconds for which a worker collects messages, so that a batch has several."""
 _ATTEMPTS = 3
-"""Starts of a worker in a row that may fail before the run ends."""
+"""Starts of a worker in a row that may fail while no other worker is ready; then the run ends."""
 
 
 class Order(NamedTuple):
@@ -383,8 +385,9 @@ class RolloutWorkers(Player, EngineFollower):
                 await _first(serving, self._send(worker), self._receive(worker), worker.lost.wait())
             except (ComponentLost, TimeoutError) as error:
                 failed += number not in self._workers
-                if failed == _ATTEMPTS:
-                    raise AgentRLError(f"rollout worker {number} died at each of {_ATTEMPTS} starts: {error}") from None
+                if failed >= _ATTEMPTS and not self._workers:
+                    raise AgentRLError(f"rollout worker {number} died at each of {failed} starts: {error}") from None
+                _log.warning("rollout worker %d is lost and is replaced: %s", number, error)
             finally:
                 self._workers.pop(number, None)
                 worker.end()

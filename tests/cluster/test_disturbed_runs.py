@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.kills import Fault, disturb_an_engine, kill_and_resume
+from tests.support.kills import Fault, disturb_an_engine, kill_and_resume, kill_workers
 from tests.support.runs import RunKit
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
@@ -24,6 +24,12 @@ def test_a_kill_with_trajectories_in_flight_loses_no_group_and_trains_none_twice
 @pytest.mark.parametrize("fault", ["kill", "stop", "stop and continue"])
 def test_one_of_two_engines_may_go_at_any_moment(kit: RunKit, fault: Fault) -> None:
     outcome = disturb_an_engine(kit, 0, steps=6, fault=fault, max_staleness=1)
+    assert outcome.ok, str(outcome)
+
+
+def test_workers_of_several_die_at_random_moments_of_one_run(kit: RunKit) -> None:
+    outcome = kill_workers(kit, 0, steps=8, kills=4, max_staleness=1, partial_rollout=True)
+    assert "4 kills" in str(outcome)
     assert outcome.ok, str(outcome)
 
 

@@ -209,6 +209,13 @@ async def test_what_a_worker_cannot_open_ends_the_run_at_once_and_one_that_dies_
     with pytest.raises(AgentRLError, match="died at each of 3 starts: start"):
         async with farm.open():
             pass
+    farm = Farm([None, *(ComponentLost(f"start {n}") for n in range(9))])
+    async with farm.open() as workers:
+        call = farm.play(workers, 0)
+        await settle()
+        farm.started[0].end(0)
+        await call
+    assert len(farm.started) == 11, "it is started again as long as another worker is ready"
 
 
 async def test_errors_of_a_worker_are_raised_and_figures_are_added_up() -> None:

@@ -1,7 +1,8 @@
 """A run whose processes are killed or stopped at a random moment, and what has to be true afterwards.
 
 `kill_and_resume` ends one process for good: the run is started again by the same command and must come to its planned
-end. `disturb_an_engine` kills or stops one of two engines: the same life of the run must come to its planned end.
+end. `disturb_an_engine` kills or stops one of two engines, `kill_workers` kills workers of several again and again: the
+same life of the run must come to its planned end.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import signal
 import subprocess
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -116,6 +118,40 @@ def disturb_an_engine(
     checked = _check_versions(kit, run, problems) if code == 0 else "no tokens checked"
     seen = f"engine {victim}: {fault}{f' {pause:.1f} s later' if fault == 'stop and continue' else ''} after step {at}"
     return Outcome(f"{seen}, {_counts(result)}, {checked}", problems)
+
+
+def kill_workers(kit: RunKit, moment: int, *, steps: int, kills: int, workers: int = 2, **form: Any) -> Outcome:
+    """Kill random rollout workers of one run, `kills` times at random moments; every trained token's version is checked.
+
+    Args:
+        form: settings of the run by flat name, such as `max_staleness`.
+    """
+    rng, problems, done = random.Random(f"workers/{moment}"), list[str](), 0
+    changes = {**WAITING, **CHECKED, "num_rollout": steps, "rollout_workers": workers, **form}
+    run = kit.start(kit.arguments(f"workers-{workers}-{moment}", **changes))
+    run.until(lambda: run.process.poll() is not None or run.metrics())
+    while done < kills and run.process.poll() is None:
+        time.sleep(rng.uniform(0, 4))  # the moment is the fault that is injected
+        if found := _workers_in(kit.folder):
+            done += _killed(rng.choice(found))
+    if (code := _ended(kit, run, problems)) != 0:
+        problems.append(f"it ended with status {code}: {run.output[-2000:]}")
+    result = _audit(run, steps, form, problems)
+    checked = _check_versions(kit, run, problems) if code == 0 else "no tokens checked"
+    return Outcome(f"{done} kills of {workers} workers, {_counts(result)}, {checked}", problems)
+
+
+def _workers_in(folder: Path) -> list[psutil.Process]:
+    """Rollout workers that have entered `folder`; in an order that does not depend on the process ids."""
+    found = [p for p in psutil.process_iter(["name"]) if p.info["name"].startswith("ray::WorkerActo")]
+    return sorted((p for p in found if _works_in(p, folder)), key=lambda p: p.create_time())
+
+
+def _killed(process: psutil.Process) -> bool:
+    with suppress(psutil.NoSuchProcess):
+        process.kill()
+        return True
+    return False
 
 
 def _check_versions(kit: RunKit, run: Run, problems: list[str]) -> str:
