@@ -38,6 +38,7 @@ class RolloutActor:
         self._settings, self._folder = settings, folder
         self._ready, self._stopping = asyncio.Event(), asyncio.Event()
         self._calls: set[asyncio.Task[Any]] = set()
+        self._ending = False
 
     async def check(self) -> None:
         """Import the user's code. Raises PluginError: the machine of the rollouts lacks some of it."""
@@ -52,7 +53,10 @@ class RolloutActor:
             gc.freeze()
             gc.set_threshold(20_000, 50, 50)
             self._ready.set()
-            await self._stopping.wait()
+            try:
+                await self._stopping.wait()
+            finally:
+                self._ending = True
             for call in self._calls:
                 call.cancel()
             if self._calls:
@@ -75,7 +79,12 @@ class RolloutActor:
         task = asyncio.ensure_future(awaited)
         self._calls.add(task)
         task.add_done_callback(self._calls.discard)
-        return await task
+        try:
+            return await task
+        except AgentRLError:
+            if self._ending:
+                await asyncio.Event().wait()  # `serve` says why everything closes
+            raise
 
     @ray.method(num_returns=2)
     async def next_batch(self, step: int) -> tuple[Any, Batch | None]:

@@ -22,6 +22,8 @@ _SHOWN = (
     ("perf/rollout_tokens_per_second", "tokens/s", "{:,.0f}"),
     ("perf/step_seconds", "time", "{:.1f}s"),
 )
+_BUSY = 0.9
+"""Share of computing from which on an event loop delays the requests."""
 _NO_SPREAD = (
     "note: within each group all rewards were equal, so there was nothing to learn from (gradient 0); easier prompts, "
     "partial rewards or a higher --n-samples-per-prompt help (said once)"
@@ -116,7 +118,27 @@ def describe_step(step: int, total: int, metrics: Mapping[str, float]) -> str:
         when = f"eval after rollout {step + 1}" if step >= 0 else "eval before training"
         return "  ".join([when, *_eval_parts(metrics)])
     parts = [f"{label} {form.format(metrics[name])}" for name, label, form in _SHOWN if name in metrics]
-    return "  ".join([f"rollout {step + 1}/{total}", *parts])
+    return "  ".join([f"rollout {step + 1}/{total}", *parts, *describe_bottleneck(metrics)])
+
+
+def describe_bottleneck(metrics: Mapping[str, float]) -> list[str]:
+    """Return what kept a step from being faster, as `["limited by ..."]`; nothing if the metrics do not say.
+
+    It is the trainer if the rollouts were ready for most of the step. Otherwise it is the event loop of the rollouts if it
+    nearly always computes. Otherwise it is where more trajectories are on average: at the engines, or in tools.
+    """
+    waited, engines = metrics.get("perf/wait_time_ratio"), metrics.get("engines/in_flight")
+    busy, tools = metrics.get("loop/busy_share", 0.0), metrics.get("tools/in_flight", 0.0)
+    if waited is not None and waited < 0.5:
+        return [f"limited by the trainer ({1 - waited:.0%} of the time)"]
+    if waited is None or engines is None:
+        return []
+    if busy >= _BUSY:
+        remedy = "use more --rollout-workers, or compute in threads and processes"
+        return [f"limited by the event loop of the rollouts ({busy:.0%} busy; {remedy})"]
+    if tools > engines:
+        return [f"limited by tools and environments ({tools:.1f} trajectories in them, {engines:.1f} at the engines)"]
+    return [f"limited by the engines ({engines:.1f} requests at once, {tools:.1f} trajectories in tools)"]
 
 
 def _eval_parts(metrics: Mapping[str, float]) -> list[str]:

@@ -20,9 +20,6 @@ from agentrl.rollout.stats import (
 )
 from agentrl.train.batch import TrainBatch
 
-_BUSY = 0.9
-"""Share of computing from which on an event loop delays the requests."""
-
 
 def rollout_metrics(
     groups: Sequence[Group], stats: RolloutStats, settings: RolloutSettings, environments: Sequence[str] = ()
@@ -85,15 +82,3 @@ def truncation_metrics(batch: TrainBatch, settings: RolloutSettings) -> dict[str
 
 def _counts(what: str, counts: Mapping[str, int]) -> dict[str, float]:
     return {f"{what}/{name}": float(count) for name, count in counts.items()}
-
-
-def bottleneck(metrics: Mapping[str, float], allowed: int) -> str:
-    """Return a warning if the event loop limits a rollout, and else an empty text; `allowed`: trajectories at once."""
-    busy, flying = metrics["loop/busy_share"], metrics.get("engines/in_flight")
-    if flying is None or busy < _BUSY or flying > allowed / 2:
-        return ""
-    return (
-        f"the rollout process is the bottleneck: its event loop computes {busy:.0%} of the time, and the engines have "
-        f"{flying:.0f} requests on average ({allowed} trajectories may be played at once). Run the computing parts of "
-        "environments and rewards in threads or processes, or play longer turns"
-    )

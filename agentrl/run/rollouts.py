@@ -48,7 +48,7 @@ from agentrl.rollout.user_tasks import UserTasks
 from agentrl.rollout.worker import Player, RolloutWorker
 from agentrl.run.environments import set_up
 from agentrl.run.evalsets import EvalSet, eval_sets
-from agentrl.run.metrics import bottleneck, rollout_metrics, staleness_metrics, truncation_metrics
+from agentrl.run.metrics import rollout_metrics, staleness_metrics, truncation_metrics
 from agentrl.run.preflight import Plugins, load_chat, teacher_pool, ungraded
 from agentrl.run.protocols import Batch, Rollouts, WeightSink
 from agentrl.run.resuming import write_evaluation
@@ -209,7 +209,7 @@ class LedgerRollouts(Rollouts):
         self._hooks = hooks_of(generation.settings.args)
         environments = generation.plugins.environments
         self._names = environments.names if environments else ()
-        self._warned = False
+        self._played = time.monotonic()
 
     @classmethod
     @asynccontextmanager
@@ -263,9 +263,9 @@ class LedgerRollouts(Rollouts):
             await to_thread.run_sync(save_rollout, template, step, groups)
         metrics = await to_thread.run_sync(rollout_metrics, groups, stats, self._settings.rollout, self._names)
         metrics |= await self.generation.player.figures()
-        if not self._warned and (warning := bottleneck(metrics, self._settings.rollout.rollout_max_concurrency)):
-            self._warned = True
-            _log.warning(warning)
+        before, self._played = self._played, time.monotonic()
+        in_tools = sum(row["non_generation_seconds"] for row in stats.offered)
+        metrics["tools/in_flight"] = in_tools / max(self._played - before, 1e-9)
         return groups, {} if hooks.log(groups, metrics, stats.seconds) else metrics, rollout.full
 
     def _store(self, step: int, groups: Sequence[Group]) -> None:

@@ -39,7 +39,7 @@ T = TypeVar("T")
 _log = logging.getLogger(__name__)
 _GATHER = 0.005
 """Seconds for which a worker collects messages, so that a batch has several."""
-_ATTEMPTS = 3
+_ATTEMPTS = 5
 """Starts of a worker in a row that may fail while no other worker is ready; then the run ends."""
 
 

@@ -11,6 +11,9 @@ from tests.support.tiny_models import make_tiny_model
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 FAILING = """
+import os
+from pathlib import Path
+
 from agentrl import Environment, Step
 
 
@@ -46,6 +49,17 @@ class Late(Good):
         if (turn.sample.group_index or 0) >= 6:
             raise RuntimeError("the sandbox is gone")
         return Step(done=True)
+
+
+class Dying(Good):
+    @classmethod
+    async def setup(cls, args):
+        if Path("died").exists():
+            os._exit(1)
+
+    async def step(self, turn):
+        Path("died").touch()
+        os._exit(1)
 """
 
 
@@ -71,6 +85,12 @@ def test_a_rollout_with_a_bad_environment(kit: RunKit, name: str, parts: list[st
     assert run.wait() == 2, run.output
     assert [part for part in parts if part not in run.output] == [], run.output
     assert "Traceback" not in run.output
+
+
+def test_workers_that_die_at_every_start_end_the_run_with_that_reason(kit: RunKit) -> None:
+    run = kit.start(kit.arguments("dying", env="failing.py:Dying", rollout_workers=2))
+    assert run.wait() == 2, run.output
+    assert "died at each of 5 starts" in run.output.splitlines()[-1], run.output
 
 
 def test_an_environment_that_fails_late_loses_nothing(kit: RunKit) -> None:

@@ -7,7 +7,7 @@ import time
 import pytest
 from rich.console import Console
 
-from agentrl.observability.progress import Progress, describe_step
+from agentrl.observability.progress import Progress, describe_bottleneck, describe_step
 from agentrl.observability.settings import ObservabilitySettings
 
 TRAINED = {"rollout/reward": 0.5, "train/loss": math.nan, "perf/rollout_tokens_per_second": 12345.6}
@@ -71,3 +71,22 @@ def test_notes_stay(mode: str, said: int) -> None:
 
 def test_an_evaluation_names_its_rollout() -> None:
     assert describe_step(9, 20, EVALUATED).startswith("eval after rollout 10")
+
+
+@pytest.mark.parametrize(
+    ("waited", "busy", "engines", "tools", "limit"),
+    [
+        (0.2, 0.99, 1.0, 9.0, "the trainer (80% of the time)"),
+        (0.9, 0.95, 40.0, 9.0, "the event loop of the rollouts (95% busy"),
+        (0.9, 0.5, 4.0, 9.0, "tools and environments (9.0 trajectories in them, 4.0 at the engines)"),
+        (0.9, 0.5, 40.0, 9.0, "the engines (40.0 requests at once"),
+    ],
+)
+def test_each_step_says_what_limits_it(waited: float, busy: float, engines: float, tools: float, limit: str) -> None:
+    names = ("perf/wait_time_ratio", "loop/busy_share", "engines/in_flight", "tools/in_flight")
+    metrics = dict(zip(names, (waited, busy, engines, tools), strict=True))
+    assert describe_bottleneck(metrics)[0].startswith(f"limited by {limit}")
+    assert describe_step(0, 2, metrics).endswith(describe_bottleneck(metrics)[0])
+    assert describe_bottleneck({"perf/wait_time_ratio": waited}) == (
+        [] if waited > 0.5 else describe_bottleneck(metrics)
+    )

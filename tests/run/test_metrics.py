@@ -4,7 +4,7 @@ import pytest
 
 from agentrl.rollout.settings import RolloutSettings
 from agentrl.rollout.stats import RolloutStats, Tokens, describe
-from agentrl.run.metrics import bottleneck, rollout_metrics
+from agentrl.run.metrics import rollout_metrics
 from agentrl.sample import Sample, SpecInfo, Status
 
 SETTINGS = RolloutSettings()
@@ -101,13 +101,3 @@ def test_trajectories_are_counted_by_what_their_reward_says() -> None:
     assert {name: value for name, value in found.items() if "error_cat" in name} == pytest.approx(
         {"rollout/error_cat/late": 0.5, "rollout/error_cat/none": 0.25, f"rollout/error_cat/{'x' * 40}": 0.25}
     )
-
-
-@pytest.mark.parametrize(
-    ("busy", "flying", "said"), [(0.95, 40.0, True), (0.95, 80.0, False), (0.5, 40.0, False), (0.95, None, False)]
-)
-def test_a_busy_event_loop_with_few_requests_is_the_bottleneck(busy: float, flying: float | None, said: bool) -> None:
-    metrics = {"loop/busy_share": busy} | ({} if flying is None else {"engines/in_flight": flying})
-    warning = bottleneck(metrics, 128)
-    assert ("the rollout process is the bottleneck" in warning) == said
-    assert ("40 requests on average (128 trajectories" in warning) == said

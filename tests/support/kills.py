@@ -131,7 +131,7 @@ def kill_workers(kit: RunKit, moment: int, *, steps: int, kills: int, workers: i
     run = kit.start(kit.arguments(f"workers-{workers}-{moment}", **changes))
     run.until(lambda: run.process.poll() is not None or run.metrics())
     while done < kills and run.process.poll() is None:
-        time.sleep(rng.uniform(0, 4))  # the moment is the fault that is injected
+        time.sleep(rng.uniform(0, 12))  # the moment is the fault that is injected
         if found := _workers_in(kit.folder):
             done += _killed(rng.choice(found))
     if (code := _ended(kit, run, problems)) != 0:
