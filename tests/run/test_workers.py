@@ -205,7 +205,7 @@ async def test_what_a_worker_cannot_open_ends_the_run_at_once_and_one_that_dies_
         async with farm.open():
             pass
     assert len(farm.started) == 2
-    farm = Farm([ComponentLost(f"start {n}") for n in range(9)])
+    farm = Farm([ComponentLost(f"start {n}") for n in range(10)])
     with pytest.raises(AgentRLError, match="died at each of 5 starts: start"):
         async with farm.open():
             pass
