@@ -121,7 +121,8 @@ def disturb_an_engine(
 
 
 def kill_workers(kit: RunKit, moment: int, *, steps: int, kills: int, workers: int = 2, **form: Any) -> Outcome:
-    """Kill random rollout workers of one run, `kills` times at random moments; every trained token's version is checked.
+    """Kill random rollout workers of one run, `kills` times; every trained token's version is checked. A kill comes at a
+    random moment after a step, so that the run goes on between kills.
 
     Args:
         form: settings of the run by flat name, such as `max_staleness`.
@@ -129,9 +130,10 @@ def kill_workers(kit: RunKit, moment: int, *, steps: int, kills: int, workers: i
     rng, problems, done = random.Random(f"workers/{moment}"), list[str](), 0
     changes = {**WAITING, **CHECKED, "num_rollout": steps, "rollout_workers": workers, **form}
     run = kit.start(kit.arguments(f"workers-{workers}-{moment}", **changes))
-    run.until(lambda: run.process.poll() is not None or run.metrics())
     while done < kills and run.process.poll() is None:
-        time.sleep(rng.uniform(0, 12))  # the moment is the fault that is injected
+        rows = len(run.metrics())
+        run.until(lambda: run.process.poll() is not None or len(run.metrics()) > rows)  # noqa: B023 - called at once
+        time.sleep(rng.uniform(0, 3))  # the moment is the fault that is injected
         if found := _workers_in(kit.folder):
             done += _killed(rng.choice(found))
     if (code := _ended(kit, run, problems)) != 0:
