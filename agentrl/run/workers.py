@@ -37,7 +37,7 @@ from agentrl.run.rollouts import Loaded
 
 T = TypeVar("T")
 _log = logging.getLogger(__name__)
-_GATHER = 0.005
+_GATHER = 0.02
 """Seconds for which a worker collects messages, so that a batch has several."""
 _ATTEMPTS = 5
 """Starts of a worker in a row that may fail while no other worker is ready; then the run ends."""

@@ -44,7 +44,7 @@ def played(made: Any) -> dict[str, Any]:
     batch = make_batch()
     before = made.log_probs(batch)
     metrics = [timeless(made.train(batch, number)) for number in range(STEPS)]
-    weights = {name: tensor.float().numpy().copy() for name, tensor in made.export_weights()}
+    weights = {name: tensor.float().cpu().numpy().copy() for name, tensor in made.export_weights()}
     return {"log_probs": before, "metrics": metrics, "weights": weights}
 
 

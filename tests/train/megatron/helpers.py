@@ -23,6 +23,8 @@ from agentrl.train.trainer import TrainBackend
 backend_class("megatron")  # so that it is there when `tests.conftest` looks
 
 TEMPERATURE = 0.8
+REPEATABLE = {"share_prefixes": not torch.cuda.is_available()}
+"""Settings for steps that are equal to the bit: on a GPU, gradients of shared prefixes are added up in any order."""
 PPO = AlgorithmSettings(advantage_estimator="ppo", gamma=0.99, lambd=0.95)
 
 

@@ -19,7 +19,7 @@ from agentrl.train.megatron import device
 from agentrl.train.trainer import TrainBackend
 from tests.support.distributed import run_ranks
 from tests.support.tiny_models import Arch, make_tiny_model
-from tests.train.megatron.helpers import backend, make_batch, settings
+from tests.train.megatron.helpers import REPEATABLE, backend, make_batch, settings
 
 
 @pytest.fixture(scope="module")
@@ -48,7 +48,7 @@ def same(left: dict[str, torch.Tensor], right: dict[str, torch.Tensor]) -> bool:
     ids=lambda changes: "+".join(changes) or "plain",
 )
 def test_resume_equals_uninterrupted_to_the_bit(folder: Path, tmp_path: Path, changes: dict[str, Any]) -> None:
-    train = settings(folder, **changes)
+    train = settings(folder, **REPEATABLE, **changes)
     batches = [make_batch(seed=seed) for seed in range(4)]
     with backend(train) as made:
         for number in range(2):
@@ -74,6 +74,7 @@ def test_a_checkpoint_from_before_the_first_step_undoes_what_was_learned(
     folder: Path, tmp_path: Path, changes: dict[str, Any]
 ) -> None:
     batch, other = make_batch(), make_tiny_model(tmp_path / "other", "qwen3", seed=7)
+    changes = {**REPEATABLE, **changes}
     with backend(settings(folder, **changes)) as made:
         made.save(tmp_path / "start", 0)
         made.train(batch, 0)

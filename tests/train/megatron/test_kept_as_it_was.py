@@ -19,7 +19,7 @@ from agentrl.train.settings import TrainSettings
 from agentrl.train.trainer import TrainBackend
 from tests.support.distributed import free_port, run_ranks
 from tests.support.tiny_models import make_tiny_model
-from tests.train.megatron.helpers import PPO, backend, make_batch, settings
+from tests.train.megatron.helpers import PPO, REPEATABLE, backend, make_batch, settings
 
 KL = AlgorithmSettings(use_kl_loss=True, kl_loss_coef=0.1)
 ROWS = "layers.1.mlp", "embed"
@@ -103,7 +103,7 @@ def test_the_critic_learns_with_all_it_has(folder: Path) -> None:
 
 
 def test_a_resume_needs_the_same_patterns(folder: Path, tmp_path: Path) -> None:
-    train = settings(folder, freeze_params_name_list=ROWS)
+    train = settings(folder, freeze_params_name_list=ROWS, **REPEATABLE)
     with backend(train) as made:
         made.train(make_batch(), 0)
         made.save(tmp_path / "one", 0)
@@ -156,7 +156,7 @@ def test_the_reference_follows_at_its_interval_and_over_a_resume(folder: Path, t
 def test_an_optimizer_that_forgets_steps_as_if_it_were_new(
     folder: Path, tmp_path: Path, changes: dict[str, Any]
 ) -> None:
-    batches = [make_batch(seed=seed) for seed in range(2)]
+    batches, changes = [make_batch(seed=seed) for seed in range(2)], {**REPEATABLE, **changes}
     with backend(settings(folder, reset_optimizer_states=True, no_save_optim=True, **changes)) as made:
         made.train(batches[0], 0)
         made.save(tmp_path / "one", 0)

@@ -72,7 +72,7 @@ def everything(made: Any) -> dict[str, Any]:
         "log_probs": log_probs,
         "details": made.details(),
         "metrics": [*metrics, dict(made.train(make_batch().select([0]), STEPS))],
-        "weights": {name: tensor.float().numpy().copy() for name, tensor in made.export_weights()},
+        "weights": {name: tensor.float().cpu().numpy().copy() for name, tensor in made.export_weights()},
     }
 
 
@@ -84,8 +84,8 @@ def whole_samples(root: str | Path, **changes: Any) -> TrainSettings:
 def actor_and_critic(made: Any) -> dict[str, Any]:
     """Metrics of steps, with a step at which the critic is no longer 0, and values and both models after them."""
     metrics = train_steps(made, 0)
-    critic = {name: tensor.float().numpy().copy() for name, tensor in made.critic.network.export()}
-    weights = {name: tensor.float().numpy().copy() for name, tensor in made.export_weights()}
+    critic = {name: tensor.float().cpu().numpy().copy() for name, tensor in made.critic.network.export()}
+    weights = {name: tensor.float().cpu().numpy().copy() for name, tensor in made.export_weights()}
     return {"metrics": metrics, "values": made.values(make_batch()), "weights": weights, "critic": critic}
 
 

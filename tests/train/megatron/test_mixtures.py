@@ -48,7 +48,7 @@ def train(made: Any, first: int, steps: int) -> list[tuple[float, float]]:
 def everything(made: Any, saved: str) -> dict[str, Any]:
     """Log-probs, metrics of steps, weights after them; a checkpoint, and a step after it."""
     log_probs, metrics = made.log_probs(make_batch()), train(made, 0, STEPS)
-    weights = {name: tensor.numpy().copy() for name, tensor in made.export_weights()}
+    weights = {name: tensor.cpu().numpy().copy() for name, tensor in made.export_weights()}
     made.save(saved, STEPS)
     return {"log_probs": log_probs, "metrics": metrics, "weights": weights, "next": train(made, STEPS, 1)}
 
