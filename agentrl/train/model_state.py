@@ -165,8 +165,11 @@ class TrainedModel(ModelState):
         Collective. Raises CheckpointError: it could not be written; earlier ones are as they were."""
         ranks, settings = self.place.ranks, self.place.settings
         stepped = self.optimizer.stepped and not settings.no_save_optim
-        state = self._state(stepped, reference, is_loading=False) | {"rng": self.network.random()}
+        reshardable = not settings.use_distributed_optimizer or settings.dist_ckpt_optim_fully_reshardable
+        state = self._state(stepped, reference, is_loading=False, reshardable=reshardable)
+        state["rng"] = self.network.random()
         manifest = {"step": step, "stepped": stepped, "layout": ranks.describe(), **dataclasses.asdict(self.identity)}
+        manifest["reshardable"] = reshardable
         manifest |= {_REFERENCE: bool(reference), "lr_decay_end": end_of_decay(settings, self.optimizer.total_steps)}
         with writing(path, manifest, leader=ranks.rank == 0, barrier=dist.barrier) as partial:
             try:
@@ -190,7 +193,10 @@ class TrainedModel(ModelState):
         self.identity.check(path, manifest)
         stepped = manifest["stepped"]
         followed = reference if manifest.get(_REFERENCE) else None
-        state = self._state(stepped, followed, is_loading=True)
+        reshardable = manifest.get("reshardable", True)
+        if stepped and not reshardable:
+            self._check_cuts(path, manifest["layout"])
+        state = self._state(stepped, followed, is_loading=True, reshardable=reshardable)
         if same_layout := manifest["layout"] == self.place.ranks.describe():
             state["rng"] = self.network.random()
         try:
@@ -208,11 +214,25 @@ class TrainedModel(ModelState):
             ) from error
         return followed is not None
 
-    def _state(self, stepped: bool, reference: ModelState | None, *, is_loading: bool) -> dict[str, Any]:
+    def _check_cuts(self, path: Path, saved: dict[str, int]) -> None:
+        """Raise CheckpointError if this run cuts the model in another way: the optimizer's parts would not fit."""
+        cuts = [
+            {name: size for name, size in layout.items() if name not in ("dp", "cp")}
+            for layout in (saved, self.place.ranks.describe())
+        ]
+        if cuts[0] != cuts[1]:
+            raise CheckpointError(
+                f"{path}: its optimizer state is for the layout {cuts[0]}, and this run has {cuts[1]}. Resume with that layout "
+                "and --dist-ckpt-optim-fully-reshardable; its next checkpoint then loads under every layout"
+            )
+
+    def _state(
+        self, stepped: bool, reference: ModelState | None, *, is_loading: bool, reshardable: bool
+    ) -> dict[str, Any]:
         """The backend's state of the model and, if `stepped`, of the optimizer; and of the reference's weights."""
         state = {"model": self.network.state()}
         if stepped:
-            state["optimizer"] = self.optimizer.state(state["model"], is_loading=is_loading)
+            state["optimizer"] = self.optimizer.state(state["model"], is_loading=is_loading, reshardable=reshardable)
         if reference is not None:
             state[_REFERENCE] = reference.network.state(f"{_REFERENCE}.")
         return state

@@ -45,9 +45,9 @@ class Optimizer(ABC):
         """Clip the gradients, whose norm is given, and step."""
 
     @abstractmethod
-    def state(self, weights: dict[str, Any], *, is_loading: bool) -> dict[str, Any]:
-        """As the backend's checkpoints take it; `weights` is the model's. Collective. Raises CheckpointError: it has no
-        form."""
+    def state(self, weights: dict[str, Any], *, is_loading: bool, reshardable: bool) -> dict[str, Any]:
+        """As the backend's checkpoints take it; `weights` is the model's. If not `reshardable`, it may have a form that loads
+        only with other numbers of replicas. Collective. Raises CheckpointError: it has no form."""
 
     @abstractmethod
     def take(self, state: dict[str, Any] | None) -> None:

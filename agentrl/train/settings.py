@@ -145,6 +145,11 @@ class TrainSettings(Settings):
     )
     sequence_parallel: bool = Field(False, description="Also split norms and dropout along the sequence over TP.")
     use_distributed_optimizer: bool = Field(False, description="Shard the optimizer state over data-parallel ranks.")
+    dist_ckpt_optim_fully_reshardable: bool = Field(
+        False,
+        description="With the distributed optimizer: save its state so that it also loads under other tensor, pipeline and "
+        "expert parallelism. Saving then takes several times the state's memory.",
+    )
     fsdp_cpu_offload: bool = Field(
         False, description="With fsdp: keep weights, gradients and optimizer state in host memory, and step on the CPU."
     )

@@ -101,7 +101,7 @@ class FsdpOptimizer(Optimizer):
     def memory(self) -> list[Tensor]:
         return [local(tensor) for tensor in super().memory()]
 
-    def state(self, weights: dict[str, Any], *, is_loading: bool) -> dict[str, Any]:
+    def state(self, weights: dict[str, Any], *, is_loading: bool, reshardable: bool) -> dict[str, Any]:
         if is_loading:
             for p in self.learning.values():
                 zeros = {name: torch.zeros_like(p.detach()) for name in ("exp_avg", "exp_avg_sq")}

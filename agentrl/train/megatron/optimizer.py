@@ -23,6 +23,7 @@ def data_parallel(model: torch.nn.Module, config: Any, settings: TrainSettings) 
     ddp = DistributedDataParallelConfig(
         grad_reduce_in_fp32=True,
         overlap_grad_reduce=settings.use_distributed_optimizer,
+        bucket_size=40_000_000 if settings.use_distributed_optimizer else None,  # whatever the number of replicas
         use_distributed_optimizer=settings.use_distributed_optimizer,
     )
     wrapped = DistributedDataParallel(config, ddp, model)
@@ -33,7 +34,6 @@ def data_parallel(model: torch.nn.Module, config: Any, settings: TrainSettings) 
 def sharding(settings: TrainSettings, layout: ParallelLayout) -> dict[str, Any]:
     """How megatron lays out the state of models and optimizers in checkpoints."""
     return {
-        "distrib_optim_sharding_type": "fully_reshardable",
         "chained_optim_avoid_prefix": True,
         "singleton_local_shards": False,
         "dp_cp_group": layout.dp_cp_group,
@@ -68,10 +68,12 @@ class MegatronOptimizer(Optimizer):
             torch._foreach_mul_(gradients, most / (norm + 1e-6))
         self.inner.step_with_ready_grads()
 
-    def state(self, weights: dict[str, Any], *, is_loading: bool) -> dict[str, Any]:
+    def state(self, weights: dict[str, Any], *, is_loading: bool, reshardable: bool) -> dict[str, Any]:
+        kind = "fully_reshardable" if reshardable else "dp_reshardable"
+        metadata = {**self.sharding, "distrib_optim_sharding_type": kind}
         try:
             state: dict[str, Any]
-            state = self.inner.sharded_state_dict(weights, is_loading=is_loading, metadata=self.sharding)
+            state = self.inner.sharded_state_dict(weights, is_loading=is_loading, metadata=metadata)
         except AssertionError as error:
             raise CheckpointError(
                 f"the optimizer's state has no form that a checkpoint can hold ({error or 'its parts disagree'}); "
@@ -81,12 +83,26 @@ class MegatronOptimizer(Optimizer):
 
     def take(self, state: dict[str, Any] | None) -> None:
         if state is not None:
-            self._with_steps(list(state.values()) if len(self.parts) > 1 else [state])
-            self.inner.load_state_dict(state)
+            parts = list(state.values()) if len(self.parts) > 1 else [state]
+            self._with_steps(parts)
+            for part in parts:
+                self._with_own_steps(part)
+            with torch.no_grad():  # megatron copies into views of the weights
+                self.inner.load_state_dict(state)
             return
         for part in self.parts:
             part.state.clear()
         self.inner.reload_model_params()  # the master copies are the loaded weights
+
+    @staticmethod
+    def _with_own_steps(part: dict[str, Any]) -> None:
+        """Give torch's Adam the step of its parameter groups: a rank's part of the state is stored without it."""
+        if part.get("param_state_sharding_type") != "dp_reshardable":
+            return
+        buffers = [buffer for buffer in part["param_state"].values() if isinstance(buffer, dict)]
+        for entry in (e for buffer in buffers for buckets in buffer.values() for bucket in buckets for e in bucket):
+            if "step" in entry:
+                entry["step"] = torch.tensor(float(part["optimizer"]["param_groups"][0]["step"]))
 
     @staticmethod
     def _with_steps(parts: list[dict[str, Any]]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import pickle
 import shutil
@@ -14,10 +15,11 @@ import torch
 
 from agentrl.errors import CheckpointError
 from agentrl.train.checkpoints import latest
+from agentrl.train.contracts import RankInfo
 from agentrl.train.hf import HFFolder
 from agentrl.train.megatron import device
 from agentrl.train.trainer import TrainBackend
-from tests.support.distributed import run_ranks
+from tests.support.distributed import free_port, run_ranks
 from tests.support.tiny_models import Arch, make_tiny_model
 from tests.train.megatron.helpers import REPEATABLE, backend, make_batch, settings
 
@@ -164,6 +166,32 @@ def resume_where_cuda_is(_rank: int, folder: str, bf16: bool) -> tuple[float, fl
 def test_the_distributed_optimizer_resumes_on_a_gpu_without_transformer_engine(tmp_path: Path, bf16: bool) -> None:
     make_tiny_model(tmp_path / "m", "qwen3")
     assert all(np.isfinite(run_ranks(resume_where_cuda_is, 1, str(tmp_path), bf16, fresh=True)[0]))
+
+
+CUT = {"use_distributed_optimizer": True, "tensor_model_parallel_size": 2}
+
+
+def save_both(rank: int, folder: str, port: int) -> float:
+    """Two tensor-parallel processes save their parts of the optimizer, and once more for every layout."""
+    where = RankInfo(rank=rank, world_size=2, local_rank=rank, master_port=port)
+    with backend(settings(Path(folder) / "m", **CUT), where=where) as made:
+        made.train(make_batch(), 0)
+        made.save(f"{folder}/parts", 1)
+    train = settings(Path(folder) / "m", **CUT, dist_ckpt_optim_fully_reshardable=True)
+    with backend(train, where=dataclasses.replace(where, master_port=port + 1)) as made:
+        assert made.load(f"{folder}/parts") == 1
+        made.save(f"{folder}/whole", 1)
+        return float(made.train(make_batch(seed=1), 1)["grad_norm"])
+
+
+def test_parts_of_the_optimizer_load_under_the_same_cuts_and_a_whole_state_under_all(tmp_path: Path) -> None:
+    make_tiny_model(tmp_path / "m", "qwen3")
+    want = run_ranks(save_both, 2, str(tmp_path), free_port())[0]
+    with backend(settings(tmp_path / "m", use_distributed_optimizer=True)) as made:
+        with pytest.raises(CheckpointError, match=r"'tp': 2.*'tp': 1.*--dist-ckpt-optim-fully-reshardable"):
+            made.load(tmp_path / "parts")
+        assert made.load(tmp_path / "whole") == 1
+        assert made.train(make_batch(seed=1), 1)["grad_norm"] == pytest.approx(want, rel=1e-5)
 
 
 @pytest.mark.parametrize("arch", ["qwen3", "qwen2", "llama"])
