@@ -18,6 +18,7 @@ import sys
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractContextManager, asynccontextmanager, nullcontext
 from functools import partial
+from itertools import chain
 from types import FrameType
 from typing import Any, TypeVar
 
@@ -125,11 +126,11 @@ def _decode(raw: bytes) -> Any:
     found = orjson.loads(raw)
     level = [found] if brackets > MAX_DEPTH else []
     for _ in range(MAX_DEPTH):
-        containers = [value for value in level if isinstance(value, _CONTAINERS)]
+        containers = [value for value in level if type(value) in _CONTAINERS]
         if not containers:
             return found
-        level = [member for c in containers for member in (c.values() if isinstance(c, dict) else c)]
-    if any(isinstance(value, _CONTAINERS) for value in level):
+        level = list(chain.from_iterable(c.values() if type(c) is dict else c for c in containers))
+    if any(type(value) in _CONTAINERS for value in level):
         raise ValueError(f"JSON may nest {MAX_DEPTH} levels deep; send a flatter body")
     return found
 

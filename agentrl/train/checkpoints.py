@@ -169,10 +169,12 @@ def whole_folder(path: Path) -> Iterator[Path]:
 def _contents(folder: Path) -> dict[str, list[Any]]:
     """The size of each file and, up to `_DIGESTED` bytes, its digest."""
     files = ((file, file.stat().st_size) for file in folder.rglob("*") if file.is_file() and file.name != MANIFEST)
-    return {
-        str(file.relative_to(folder)): [size, size <= _DIGESTED and hashlib.sha256(file.read_bytes()).hexdigest()]
-        for file, size in files
-    }
+    return {str(file.relative_to(folder)): [size, size <= _DIGESTED and _digest(file)] for file, size in files}
+
+
+def _digest(file: Path) -> str:
+    with file.open("rb") as opened:
+        return hashlib.file_digest(opened, "sha256").hexdigest()
 
 
 def _differences(theirs: Mapping[str, Any], ours: Mapping[str, Any]) -> str:

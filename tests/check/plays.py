@@ -1,11 +1,11 @@
 """Environments as a check meets them, one mistake each."""
 
 import asyncio
-import inspect
 import os
 import random
 import threading
 import time
+import traceback
 from typing import Any, ClassVar
 
 import anyio
@@ -167,5 +167,5 @@ class Replays(Sound):
     when_interrupted = "replay"
 
     async def step(self, turn: Turn) -> Step:
-        again = any(frame.function == "_replay" for frame in inspect.stack())
+        again = any(frame.f_code.co_name == "_replay" for frame, _ in traceback.walk_stack(None))
         return Step([{"role": "user", "content": f"{again}"}], done=turn.index > 1)

@@ -8,7 +8,7 @@ import pytest
 
 from agentrl.rm_hub import grade
 
-CPU_S = 2.0
+CPU_S = 10.0
 NINES = "9" * 300
 MANY = ",".join(rf"\sqrt{{{n}}}" for n in range(100, 140))
 

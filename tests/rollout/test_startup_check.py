@@ -166,7 +166,7 @@ async def test_prompts_that_never_fit_stop_the_run_and_some_do_not(chat: Chat) -
             return [{"role": "user", "content": "q" if sample.index == 15 else "q" * 400}]
 
     loop, _ = build(chat, [f"x{END}"], environment=Mixed, rollout_max_prompt_len=100)
-    with pytest.raises(AgentRLError, match="50 groups in a row"):
+    with pytest.raises(AgentRLError, match=r"5\d groups in a row"):
         await loop.run(0)
 
 

@@ -15,6 +15,9 @@ from collections.abc import Callable
 from multiprocessing.connection import Connection, wait
 from typing import Any
 
+import pytest
+import torch
+
 
 def free_port() -> int:
     """A TCP port that is free now."""
@@ -33,9 +36,13 @@ def run_ranks(
         timeout: seconds after which a rank is stuck, on a machine however busy.
         fresh: the processes have imported nothing before.
 
+    Skips the test on a machine with GPUs, but fewer than processes: NCCL takes one process a GPU.
+
     Raises:
         RuntimeError: a rank raised, died, or did not answer within `timeout` seconds.
     """
+    if torch.cuda.is_available() and torch.cuda.device_count() < world_size:
+        pytest.skip(f"{world_size} processes need as many GPUs")
     context: Any = multiprocessing.get_context("spawn" if fresh else "forkserver")
     if not fresh:
         context.set_forkserver_preload(["tests.train.megatron.helpers"])
