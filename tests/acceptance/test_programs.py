@@ -30,7 +30,7 @@ EXPECTATIONS = {"runs", "runs_or_refused"}
 WIDTH = {"code_concurrency": 8, "grader_processes": 1}
 HOSTILE = RmHubSettings(code_test_timeout=1, code_timeout=20, **WIDTH)
 """Whatever its time, a hostile program earns nothing: many of them use all of it."""
-FORMS = RmHubSettings(code_test_timeout=10, code_timeout=100, **WIDTH)
+FORMS = RmHubSettings(code_test_timeout=60, code_timeout=600, **WIDTH)
 GARBAGE = "garbage"
 COMMON = {"a", "by", "from", "in", "of", "shared", "submission", "test", "tests", "the", "with"}
 """Words of the forms' names that name no form."""

@@ -77,7 +77,11 @@ async def test_the_mask_is_one_exactly_on_what_the_engine_returned(
     tmp_path: Path,
 ) -> None:
     settings = RolloutSettings(
-        rollout_batch_size=GROUPS, n_samples_per_prompt=SIZE, rollout_max_response_len=64, rm_type="gsm8k"
+        rollout_batch_size=GROUPS,
+        n_samples_per_prompt=SIZE,
+        rollout_max_response_len=64,
+        rm_type="gsm8k",
+        env_timeout=600,
     )
     args = Args({**settings.model_dump(), "prompt_data": None})
     own = way == "generate"
@@ -95,7 +99,7 @@ async def test_the_mask_is_one_exactly_on_what_the_engine_returned(
     result = await OneBatch(runner, Questions(write_synthetic(tmp_path, 0)[0])).run(0)
 
     samples = [sample for group in result.groups for sample in group]
-    assert len(samples) == GROUPS * SIZE
+    assert len(samples) == GROUPS * SIZE, result.stats
     check_who_wrote_each_token(samples, exchanges)
     counters = [sample.metadata.get("counters", {}) for sample in samples]
     assert sum(bool(counts.get("tool_calls")) for counts in counters) > 100

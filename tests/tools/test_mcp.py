@@ -103,9 +103,8 @@ async def test_a_server_that_died_is_started_again_for_the_next_call() -> None:
 
 async def test_the_server_ends_when_the_source_is_closed() -> None:
     async with both("stdio") as tools:
-        pid = int((await tools.run("pid", {})).text)
-    with pytest.raises(ProcessLookupError):
-        os.kill(pid, 0)
+        watched = os.pidfd_open(int((await tools.run("pid", {})).text))
+    assert select.select([watched], [], [], 60)[0]
 
 
 def test_the_server_ends_when_this_process_is_killed(tmp_path: Path) -> None:
