@@ -72,10 +72,9 @@ def decode_group(data: bytes, what: str = "stored group") -> list[Sample]:
         if "exact" in header:
             header = json.loads(plain[4 : 4 + size])
         arrays: list[dict[str, Any]] = [{} for _ in header["rest"]]
-        for raw, at, listed in ((plain, 4 + size, header["arrays"]), (routing, 0, header.get("large", ()))):
-            for number, name, dtype, shape in (
-                listed if raw else ()
-            ):  # shape: a number where written by earlier releases
+        large = header.get("large", ()) if routing else ()
+        for raw, at, listed in ((plain, 4 + size, header["arrays"]), (routing, 0, large)):
+            for number, name, dtype, shape in listed:  # a number where written by earlier releases
                 numbers = np.frombuffer(raw, dtype=np.dtype(dtype), count=int(np.prod(shape)), offset=at)
                 arrays[number][name] = numbers.reshape(shape)
                 at += numbers.nbytes

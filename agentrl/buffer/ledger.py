@@ -112,8 +112,8 @@ def write_checkpoint(db: sqlite3.Connection, step: int) -> None:
 
 class Ledger(LedgerFile):
     """The ledger of one run, open for writing. See the module for the contract. Methods may be called from any thread;
-    each blocks for the time of one durable write (a few milliseconds). Completions of several threads share a write. The samples of trained groups are kept until a
-    checkpoint covers them, or always."""
+    each blocks for the time of one durable write (a few milliseconds). Completions of several threads share a write. The
+    samples of trained groups are kept until a checkpoint covers them, or always."""
 
     def __init__(self, path: str | Path, *, keep: Literal["until_checkpoint", "always"] = "until_checkpoint") -> None:
         super().__init__(path)

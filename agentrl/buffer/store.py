@@ -1,7 +1,7 @@
 """The trajectory store: what a run has played, in one SQLite file for people to look at while it is written and after.
 
-1. A group is kept as the ledger's own bytes (`codec`) without routing, encoded once. Each of its samples has a row of plain columns to
-   filter and sort by; what the trainer said of a step's tokens is one more compressed row.
+1. A group is kept as the ledger's own bytes (`codec`) without routing, encoded once. Each of its samples has a row of
+   plain columns to filter and sort by; what the trainer said of a step's tokens is one more compressed row.
 2. One writer, who holds the run's folder; one transaction a step. Any number of readers meanwhile (WAL). What was
    committed survives a kill; a power cut may cost the last steps, as nothing is trained from here.
 3. Bounded by `keep_trajectories`: the oldest training rollouts go first.

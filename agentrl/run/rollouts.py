@@ -6,7 +6,6 @@
    in one actor, `agentrl.run.local` beside the trainer. Weight updates go to the engine pool; `updated` tells of them.
 """
 
-import logging
 import sys
 import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
@@ -56,8 +55,6 @@ from agentrl.runfolder import RunFolder
 from agentrl.tools.threads import run_in_daemon_thread
 from agentrl.train.batch import TrainBatch
 from agentrl.train.hooks import NO_HOOKS, TrainHooks, hooks_of
-
-_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)

@@ -103,8 +103,8 @@ class RolloutProcess(Protocol):
 
 
 class WorkerServer:
-    """What the process of a worker has: plays what `take_orders` gives it; `answers` returns what came of it. The methods
-    are those of `RolloutProcess`."""
+    """Plays in the process of a worker: `take_orders` begins calls, and `answers` returns their results. The methods are
+    those of `RolloutProcess`."""
 
     def __init__(self, settings: RunSettings, urls: Sequence[str]) -> None:
         self._settings, self._urls = settings, urls
@@ -333,7 +333,7 @@ class RolloutWorkers(Player, EngineFollower):
         await asyncio.gather(*(self._reached(worker, worker.process.follow(view)) for worker in workers))
 
     async def _reached(self, worker: _Worker, call: Coroutine[Any, Any, T]) -> T | None:
-        """What a call returns; None if the worker is lost, or does not answer in time and is given up."""
+        """Return the result of a call; None if the worker is lost, or does not answer in time and is given up."""
         try:
             with anyio.fail_after(self._settings.engine.engine_control_timeout):
                 return await call
