@@ -97,6 +97,12 @@ class RayTrainer(Trainer, WeightSource):
         await _call(self.critics, "save", part, step)
         await _call(self.actors, "save", path, step, part)
 
+    async def saved(self, *, wait: bool) -> bool:
+        for processes in filter(None, (self.critics, self.actors)):  # the actor's takes in the critic's
+            if not (await _call(processes, "saved", wait=wait))[0]:
+                return False
+        return True
+
     async def save_hf(self, path: Path, *, served: bool = False) -> None:
         await _call(self.actors, "save_hf", path, served=served)
 

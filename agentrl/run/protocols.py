@@ -100,7 +100,11 @@ class Trainer(Protocol):
         """Take it again, with the same state. Twice is once."""
 
     async def save(self, path: Path, step: int) -> None:
-        """Write a checkpoint that covers rollouts up to `step`, whole or not at all."""
+        """Write a checkpoint that covers rollouts up to `step`, whole or not at all. With `--async-save` it is under way
+        on return."""
+
+    async def saved(self, *, wait: bool) -> bool:
+        """Whether no checkpoint is under way any more; with `wait`, return when that is so."""
 
     async def save_hf(self, path: Path, *, served: bool = False) -> None:
         """Write the model as a Hugging Face folder, which engines are about to read if it is `served`."""

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch.distributed as dist
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -19,6 +20,7 @@ from agentrl.errors import TrainError
 from agentrl.train.forward_backward import ForwardBackward, ModelContext
 from agentrl.train.hf import HFFolder
 from agentrl.train.optimizer import Optimizer
+from agentrl.train.saving import WriteFiles
 from agentrl.train.settings import PATTERNS, TrainSettings
 
 
@@ -127,8 +129,9 @@ class Network(ABC):
 
     @staticmethod
     @abstractmethod
-    def write(state: dict[str, Any], folder: Path) -> None:
-        """Write a checkpoint of `state`. Collective."""
+    def write(state: dict[str, Any], folder: Path, group: dist.ProcessGroup | None) -> WriteFiles:
+        """Begin a checkpoint of `state`; returns what writes this rank's files. With a `group`, that is done in another
+        thread, of a copy of the state on the CPU, and its ranks meet in the group. Collective."""
 
     @staticmethod
     @abstractmethod

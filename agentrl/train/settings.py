@@ -53,6 +53,11 @@ class TrainSettings(Settings):
         description="Folder to write the model to, as a Hugging Face folder, with each checkpoint; {rollout_id} in "
         "its name is replaced.",
     )
+    async_save: bool = Field(
+        False,
+        description="Write checkpoints while the run goes on, from a copy of the trainer's state in host memory. A resume "
+        "begins from the last one that is complete.",
+    )
     no_save_optim: bool = Field(
         False, description="Leave the optimizer's state out of checkpoints; a resume starts with an empty state."
     )

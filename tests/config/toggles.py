@@ -424,6 +424,7 @@ ELSEWHERE: dict[str, tuple[str, str]] = {
     "mask_offpolicy_in_partial_rollout": ("rollout/test_between_batches.py", "mask_offpolicy"),
     "max_token_staleness": ("rollout/test_between_batches.py", "max_token_staleness"),
     "rollout_max_concurrency": ("rollout/test_admission.py", "places"),
+    "async_save": ("train/megatron/test_checkpoint.py", "async_save"),
     "dist_ckpt_optim_fully_reshardable": ("train/megatron/test_checkpoint.py", "dist_ckpt_optim"),
     "rollout_workers": ("cluster/test_disturbed_runs.py", "kill_workers"),
     "update_weights_interval": ("run/test_driver.py", "update_weights_interval"),
