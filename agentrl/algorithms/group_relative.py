@@ -1,4 +1,4 @@
-"""What estimators share that compare a trajectory with the others of its prompt: whole, or turn by turn."""
+"""Common parts of estimators that compare a trajectory with the others of its prompt: whole, or turn by turn."""
 
 import math
 from abc import abstractmethod

@@ -127,7 +127,7 @@ async def _call(actors: Sequence[Any], name: str, *args: Any, **named: Any) -> l
 
 
 def rank_order(nodes: Sequence[str]) -> list[int]:
-    """Which bundle each rank takes, by the node that each bundle lies on, so that neighbouring ranks (tensor parallel)
+    """The bundle of each rank, by the node that each bundle lies on, so that neighbouring ranks (tensor parallel)
     share a node. Ray does not keep a placement group's bundles together by node."""
     first = {node: at for at, node in reversed(list(enumerate(nodes)))}
     return sorted(range(len(nodes)), key=lambda bundle: (first[nodes[bundle]], bundle))

@@ -41,7 +41,7 @@ def hooks() -> Mapping[str, Hook]:
 
 
 def check_hook(name: str, path: str | None, settings: RunSettings) -> str:
-    """What was found of a hook; without a path, of the one that the settings name. Raises PluginError: it cannot be
+    """The finding about a hook; without a path, of the one that the settings name. Raises PluginError: it cannot be
     called as a run calls it, it raised, or what it returned cannot be used. SettingsError: there is no such hook, or no
     path."""
     meant = [setting for setting in hooks() if setting.startswith(name.strip("-").replace("-", "_"))]

@@ -73,7 +73,7 @@ def row_of(name: str) -> FlagRow | None:
 
 
 class Flags:
-    """What the table says, as `agentrl.config` asks for it."""
+    """The table's entries, as `agentrl.config` asks for them."""
 
     def called(self) -> Mapping[str, str]:
         return {row.name: row.target for row in table().values() if row.state == "called"}

@@ -18,7 +18,7 @@ ATTRIBUTES = "slime_attributes"
 
 
 class _Counts:
-    """What slime's small records of counts have in common."""
+    """Common base of slime's small records of counts."""
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)  # type: ignore[call-overload, no-any-return]

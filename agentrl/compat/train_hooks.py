@@ -190,7 +190,7 @@ def _plain(value: Any) -> Any:
 
 
 _default: list[Callable[..., Any]] = []
-"""What builds our own model, for a provider of the user's that changes that."""
+"""The builder of our own model, for a provider of the user's that changes that."""
 
 
 def get_model_provider_func(args: Any, role: str = "actor") -> Callable[..., Any]:

@@ -179,7 +179,7 @@ _NOW_CALLED: Final = {
     "spec_accept_token_num": "spec_num_correct_drafts",
     "spec_draft_token_num": "spec_num_proposed_drafts",
 }
-"""What SGLang calls counts since it tells drafts from the token that every pass gives besides."""
+"""SGLang's name for these counts since it tells drafts from the token that every pass gives besides."""
 _COUNTS: Final = ("prompt_tokens", "completion_tokens", "cached_tokens", *_SPECULATION)
 
 

@@ -28,7 +28,7 @@ _TOOL: dict[str, Any] = {
 
 @dataclass(frozen=True, slots=True)
 class Roles:
-    """How messages are folded.
+    """Rules by which messages are folded.
 
     Attributes:
         first: role of the instructions at the beginning: `system`, or `user` if the template has no system message.

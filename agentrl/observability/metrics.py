@@ -112,7 +112,7 @@ def _wandb(settings: ObservabilitySettings, folder: Path, resume_step: int, open
 
 
 def wandb_arguments(settings: ObservabilitySettings, folder: Path, known: str | None) -> dict[str, Any]:
-    """What `wandb.init` is asked for; a run that is `known` by its id keeps its name and group."""
+    """The arguments of `wandb.init`; a run that is `known` by its id keeps its name and group."""
     place = Path(settings.wandb_dir or folder)
     place.mkdir(parents=True, exist_ok=True)  # else wandb takes a temporary one
     suffix = f"_{secrets.token_hex(3)}" if settings.wandb_random_suffix else ""

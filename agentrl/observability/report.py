@@ -178,13 +178,13 @@ def _facts(
 
 
 def _home(run: Path) -> Path:
-    """Where metrics and settings are: the run's folder, or that of a command below it."""
+    """The folders of metrics and settings: the run's folder, or that of a command below it."""
     folders = [run / below for below in BELOW.values()]
     return next((folder for name in (METRICS, SETTINGS) for folder in folders if (folder / name).is_file()), run)
 
 
 def _evaluations_in(run: Path) -> list[dict[str, Any]]:
-    """What `agentrl eval` noted here or below; not what training did, which its curves show."""
+    """The evaluations that `agentrl eval` noted here or below; not those of training, which its curves show."""
     folders = [*([] if (run / METRICS).is_file() else [run]), run / BELOW["eval"]]
     files = [folder / EVALUATIONS for folder in folders]
     return [row for file in files if file.is_file() for row in read_metrics(file)]

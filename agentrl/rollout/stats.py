@@ -1,4 +1,4 @@
-"""What was played, as numbers: trajectories one by one, and counts of what went wrong and of where tokens went."""
+"""Statistics of what was played: trajectories one by one, and counts of failures and of where tokens went."""
 
 import math
 from collections import Counter
@@ -21,7 +21,7 @@ Row = Mapping[str, float]
 
 @dataclass(frozen=True, slots=True)
 class Tokens:
-    """Where tokens went; a value that is added up.
+    """Counts of tokens by their fate; a value that is added up.
 
     Attributes:
         generated: tokens that engines sampled.

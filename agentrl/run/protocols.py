@@ -91,7 +91,8 @@ class Trainer(Protocol):
         """Take the optimizer steps of training step `step`; returns metrics."""
 
     async def details(self) -> Any:
-        """What the last `train` said of each token (`Training.details`), or whatever `Rollouts.trained` takes for it."""
+        """The figures of each token in the last `train` (`Training.details`), or whatever `Rollouts.trained` takes for
+        it."""
 
     async def offload(self) -> None:
         """Give back the devices' memory; only `onload` may follow. Twice is once."""
@@ -104,7 +105,7 @@ class Trainer(Protocol):
         on return."""
 
     async def saved(self, *, wait: bool) -> bool:
-        """Whether no checkpoint is under way any more; with `wait`, return when that is so."""
+        """Return true if no checkpoint is under way any more; with `wait`, return when that is so."""
 
     async def save_hf(self, path: Path, *, served: bool = False) -> None:
         """Write the model as a Hugging Face folder, which engines are about to read if it is `served`."""

@@ -41,7 +41,7 @@ MAX_HEAD = 1 << 16
 MAX_BODY = 16 << 20
 """Bytes of a request's body: two million token ids."""
 MAX_DEPTH, MAX_MARKS = 64, 1 << 18
-"""How deeply JSON may nest, and how many of [, { and : a body may have, those in strings included: they, not numbers, make
+"""The most levels of JSON, and the most of [, { and : in a body, those in strings included: they, not numbers, make
 decoding slow, and nobody else runs meanwhile."""
 LARGE = 1 << 15
 """Bytes from which on a body is worked on beside the event loop, one body at a time."""

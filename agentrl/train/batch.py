@@ -219,11 +219,11 @@ class TrainBatch:
         )
 
     def response_slice(self, i: int) -> slice:
-        """Where sample i's response lies in flat response arrays [R]."""
+        """The place of sample i's response in flat response arrays [R]."""
         return slice(int(self.response_offsets[i]), int(self.response_offsets[i + 1]))
 
     def response_positions(self, indices: ArrayLike) -> NDArray[np.int64]:
-        """Where the responses of the samples at `indices` [K] lie in flat response arrays, one after the other."""
+        """The places of the responses of the samples at `indices` [K] in flat response arrays, one after the other."""
         return _ranges(self.response_offsets, np.asarray(indices, dtype=np.int64))
 
     @property
@@ -270,7 +270,7 @@ class Prepared(NamedTuple):
 
 
 _KINDS = {f.name: str(f.type).partition("[")[0] for f in fields(TrainBatch)}
-"""What the arrays are laid out by, as it is declared."""
+"""The layout of the arrays, as it is declared."""
 
 
 def _check(sample: Sample, supervised: bool) -> None:

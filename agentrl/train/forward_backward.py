@@ -37,7 +37,7 @@ Learned = tuple[Tensor, dict[str, Tensor]]
 
 @dataclass(frozen=True, slots=True)
 class ModelContext:
-    """What the models of a process have in common; `network` makes them."""
+    """The common context of the models of a process; `network` makes them."""
 
     settings: TrainSettings
     ranks: Any  # the backend's own `Ranks`
@@ -85,7 +85,7 @@ class ForwardBackward(ABC):
         return logits
 
     def from_end(self, found: Any) -> Any:
-        """What the ranks on which the model ends have found, on every rank of theirs."""
+        """The findings of the ranks on which the model ends, on every rank of theirs."""
         return found
 
     @torch.no_grad()

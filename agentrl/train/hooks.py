@@ -30,7 +30,7 @@ class TrainHooks:
     takes_logits: bool = False  # `loss` is asked in the algorithm's place
 
     def samples(self, groups: Groups) -> tuple[Groups, Sequence[float] | None]:
-        """What is trained of a rollout, and the samples' rewards if these are not their own."""
+        """The trained part of a rollout, and the samples' rewards if these are not their own."""
         return groups, None
 
     def objective(self, algorithm: AlgorithmSettings) -> AlgorithmSettings:

@@ -54,8 +54,8 @@ class ModelState:
         self.shape, self.forward_backward = self.network.shape, self.network.forward_backward
 
     def plan(self, batch: TrainBatch) -> PackingPlan:
-        """Who computes what of `batch`, the same on every rank. Raises TrainError: a token id is outside the
-        vocabulary."""
+        """The assignment of the samples of `batch` to ranks, the same on every rank. Raises TrainError: a token id is
+        outside the vocabulary."""
         if (highest := int(batch.tokens.max(initial=0))) >= self.shape.vocab:
             raise TrainError(
                 f"the samples hold token id {highest}, but the vocabulary of {self.folder.path} has {self.shape.vocab}; "
@@ -155,7 +155,7 @@ class TrainedModel(ModelState):
 
     @property
     def identity(self) -> Identity:
-        """What a checkpoint must be of for this slot to take it."""
+        """The properties that a checkpoint must share with this slot."""
         s = self.place.settings
         kind: dict[str, Any] = {"optimizer": s.optimizer, "distributed_optimizer": s.use_distributed_optimizer}
         kind |= {"bf16": s.bf16, **frozen(s)}

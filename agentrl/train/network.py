@@ -89,7 +89,7 @@ class Network(ABC):
 
     @abstractmethod
     def optimizer(self, total_steps: int | None) -> Optimizer:
-        """What steps the parameters that learn."""
+        """The optimizer of the parameters that learn."""
 
     @abstractmethod
     def zero_grad(self) -> None:
@@ -101,11 +101,12 @@ class Network(ABC):
 
     @abstractmethod
     def memory(self) -> tuple[list[Tensor], list[Tensor]]:
-        """What must come back as it was after somebody else had the device's memory, and what is computed anew."""
+        """The tensors that must come back as they were after somebody else had the device's memory, and those that are
+        computed anew."""
 
     @abstractmethod
     def specs(self) -> list[TensorSpec]:
-        """What `export` yields, in its order."""
+        """The specs of the tensors that `export` yields, in its order."""
 
     @abstractmethod
     def export(self) -> Iterator[tuple[str, Tensor]]:
@@ -136,7 +137,7 @@ class Network(ABC):
     @staticmethod
     @abstractmethod
     def read(state: dict[str, Any], folder: Path) -> dict[str, Any]:
-        """What was saved of `state`, cut as `state` is. Collective."""
+        """The saved values of `state`, cut as `state` is. Collective."""
 
     @abstractmethod
     def random(self) -> Any:
@@ -163,7 +164,7 @@ def frozen(settings: TrainSettings) -> dict[str, list[str]]:
 
 
 def learning(settings: TrainSettings, called: Sequence[Sequence[str]]) -> list[bool]:
-    """Which parameters the settings let learn, by their names. Raises TrainError: a pattern that no name has."""
+    """The parameters that the settings let learn, by their names. Raises TrainError: a pattern that no name has."""
     only = settings.only_train_params_name_list
     patterns = only or settings.freeze_params_name_list
 

@@ -266,7 +266,7 @@ class TrainBackend(ABC):
         return {**means, **metrics, **sizes, **times, "train_seconds": time.perf_counter() - started}
 
     def details(self) -> Mapping[str, NDArray[np.float16]]:
-        """What the last `train` said of each response token, [R] each, to look at: `log_probs` before its step,
+        """Figures of each response token in the last `train`, [R] each, to look at: `log_probs` before its step,
         `advantages`, and what models computed for the objective. NaN where the token did not train. The same on every
         rank."""
         return self._details
@@ -281,7 +281,7 @@ class TrainBackend(ABC):
         return Prepared({**found, "advantages": made.advantages.numpy(), "returns": returns}, made.metrics)
 
     def _computed(self, batch: TrainBatch, values: NDArray[np.float32] | None) -> dict[str, NDArray[np.float32]]:
-        """What models say of the batch before the first step, [R] each."""
+        """The models' outputs for the batch before the first step, [R] each."""
         algorithm = self.algorithm
         reads, several = algorithm.reads | self.hooks.reads, self.settings.num_steps_per_rollout > 1
         found: dict[str, NDArray[np.float32]] = {}
@@ -308,7 +308,7 @@ class TrainBackend(ABC):
     # ---- weights out --------------------------------------------------------------------------------------
 
     def weight_specs(self) -> list[TensorSpec]:
-        """What `export_weights` yields, in its order; local and cheap."""
+        """The specs of the tensors that `export_weights` yields, in its order; local and cheap."""
         return self.actor.network.specs()
 
     def export_weights(self) -> Iterator[tuple[str, Tensor]]:

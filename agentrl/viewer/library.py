@@ -1,4 +1,4 @@
-"""What there is to see: runs, their trajectory stores and metrics, and more of them as they are made."""
+"""Library of the viewer: runs, their trajectory stores and metrics, and more of them as they are made."""
 
 from collections.abc import Sequence
 from contextlib import suppress

@@ -57,7 +57,7 @@ class TextIndex:
         return not _alive(self._thread)
 
     def note(self) -> str:
-        """What a reader of search results should know: how far it is; "" if there is nothing to say."""
+        """A note for the reader of search results: the progress; "" if there is nothing to say."""
         return self._failed or ("still reading the texts: more may be found" if _alive(self._thread) else "")
 
     def _start(self) -> None:

@@ -91,7 +91,7 @@ class EnvironmentBridge(_Kept):
         return answer
 
     def _shown(self, observation: Any) -> list[Message]:
-        """What the model has not seen of an observation; its own turns are in the conversation already."""
+        """The part of an observation that the model has not seen; its own turns are in the conversation already."""
         if isinstance(observation, Mapping):
             whole = observation.get("current_conversation") or []
             new, self._seen = [m for m in whole[self._seen :] if m["role"] != "assistant"], len(whole)

@@ -97,7 +97,7 @@ class AttentionPlan:
     where: Places
     """See `kernels`."""
     by_kernel: bool
-    """Whether a kernel may attend: in float32 on a CPU, where numbers need not be a trainer's to the bit."""
+    """True if a kernel may attend: in float32 on a CPU, where numbers need not be a trainer's to the bit."""
 
     def __post_init__(self) -> None:
         self.seen = functools.cache(self._seen)
@@ -116,7 +116,8 @@ class AttentionPlan:
         return span, (place < ends) if window is None else (place < ends) & (place >= ends - window)
 
     def _chunk_mask(self, start: int, count: int, window: int | None) -> Tensor | None:
-        """Which keys [from the first that any of them sees on] each token of a chunk sees; None where plain causal does."""
+        """The keys [from the first that any of them sees on] that each token of a chunk sees; None where plain causal
+        does."""
         if count == 1 or (start == 0 and (window is None or count <= window)):
             return None
         mask = torch.ones(count, start + count, dtype=torch.bool, device=self.cache.device).tril(start)

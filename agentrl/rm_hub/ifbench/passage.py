@@ -24,10 +24,10 @@ MARKS = string.punctuation
 """The ASCII marks; the only ones that the checks of IFBench know as punctuation."""
 
 AROUND = MARKS + " "
-"""What is stripped from around a word."""
+"""The characters that are stripped from around a word."""
 
 CLOSERS = "])}>\"'»”’ "
-"""What may stand between the mark that ends a sentence and the next sentence."""
+"""The characters that may stand between the mark that ends a sentence and the next sentence."""
 
 _NO_MARKS = str.maketrans("", "", MARKS)
 _WORD = re.compile(r"\w+")

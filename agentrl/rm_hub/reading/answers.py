@@ -25,7 +25,7 @@ from agentrl.rm_hub.reading.words import known_words
 Kind = Literal["box", "tag", "hashes", "announced", "called", "whole", "last line"]
 Standing = Literal["claimed", "conditional", "aside", "denied", "open"]
 Value = Callable[[str], "tuple[str, str] | None"]
-"""What is asked for: a text to (the value that it begins with, what follows it in the sentence), or None."""
+"""The value that is asked for: a text to (the value that it begins with, what follows it in the sentence), or None."""
 
 NOTHING = re.compile(r"(?!)")
 MOST_CLAIMS = 3
@@ -45,7 +45,7 @@ _CLAUSE = re.compile(r"(?i)[,;—]|\b(?:so|but|hence|thus|therefore|then|which m
 _NO, _WOULD, _CONDITION, _OTHERS = words("no"), words("would"), words("condition"), words("others")
 _BEGUN = re.compile(r"(?:\d|\^|[=($][-−]|\\(?:frac|sqrt|cancel)\s*\{|\\(?:cdot|times|not)\s*)$")
 _GOES_ON = re.compile(r"\d|\^(?!\s*\{?\s*\\circ)|\s*\\(?:cdot|times)\b")
-"""What stands before and behind a box that is a part of a formula."""
+"""The text before and behind a box that is a part of a formula."""
 _ASKED = re.compile(r"[?？吗][\s$)]*$")
 _MAYBE, _BACK, _PAUSE, _SURE = words("maybe"), words("back"), words("pause"), words("sure")
 _INSTEAD, _IT_IS = words("maybe", "pause"), re.compile(rf"(?i)(?:(?:it|this|that) )?{any_of('is_')} ")
@@ -65,7 +65,7 @@ _JOINED = re.compile(
 
 
 class AnswerPattern(NamedTuple):
-    """What a response is asked for.
+    """The kind of answer that a response is asked for.
 
     Attributes:
         value: what can be an answer, see `Value`.

@@ -26,7 +26,7 @@ def alike(settings: TrainSettings, taker: Callable[..., Any]) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """How a kind of parameters is cut on a pipeline stage: over `size` ranks, of which this is `rank`.
+    """The cut of a kind of parameters on a pipeline stage: over `size` ranks, of which this is `rank`.
 
     Attributes:
         first: whether this rank is of the first replica.
@@ -114,7 +114,7 @@ class ParallelLayout(Ranks):
         return Cut(self.tp, self.tp_rank, self.tp_group, self.dp_rank == 0 and self.cp_rank == 0)
 
     def from_stages(self, mine: dict[str, T]) -> dict[str, T]:
-        """What the stages of this pipeline have, together, on each of them. Collective."""
+        """The entries of all stages of this pipeline, together, on each of them. Collective."""
         every = [mine] * self.pp
         if self.pp > 1:
             dist.all_gather_object(every, mine, group=self.pp_group)

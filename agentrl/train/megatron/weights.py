@@ -154,7 +154,7 @@ class WeightMap:
         return {entry.parameter for entry in filter(self.is_mine, learn)} | tied
 
     def specs(self) -> list[TensorSpec]:
-        """What `export` yields of the model's own tensors, in its order, without touching one."""
+        """The specs of the model's own tensors that `export` yields, in its order, without touching one."""
         return [
             TensorSpec(name, str(dtype).removeprefix("torch."), shape)
             for entry in self.entries

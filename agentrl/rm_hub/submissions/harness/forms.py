@@ -61,7 +61,7 @@ def parse(text: str) -> ast.Module:
 
 
 def _names_in(node: ast.AST) -> list[str]:
-    """What a node imports, takes as an argument, or reads of something that has a name."""
+    """The names that a node imports, takes as an argument, or reads of something that has a name."""
     match node:
         case ast.Attribute(ast.Name(of) | ast.Attribute(attr=of), name):
             return [f"{of}.{name}"]

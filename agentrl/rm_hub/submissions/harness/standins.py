@@ -1,4 +1,4 @@
-"""What the tests hold of the submission: stand-ins that ask for what they are asked. Runs after `values`.
+"""The tests' view of the submission: stand-ins that ask for what they are asked. Runs after `values`.
 
 1. Comparisons with plain data happen here, with this process's own builtins: an object of the submission's own class
    is equal to no number or text, whatever its `__eq__` says. It is told an operand only if it is of a class that the
@@ -27,7 +27,8 @@ _DESCRIBING = {f"__{name}__" for name in ("name", "qualname", "annotations", "sl
 
 @dataclass
 class Held:
-    """What a stand-in stands for, by its handle `data`: a `class`, `callable` or `object` whose class's name is `kind`."""
+    """The object behind a stand-in, by its handle `data`: a `class`, `callable` or `object` whose class's name is
+    `kind`."""
 
     ask: Callable[..., Any]
     """Has the submission's side do something: `ask(what, stand-in, *args, **named)`."""
@@ -37,9 +38,9 @@ class Held:
     form: str
     kind: str
     plain: Any = None
-    """What an object of a subclass of a plain type holds."""
+    """The plain value in an object of a subclass of a plain type."""
     given: bool = False
-    """Whether every submission has it: a name of its own, or an object of a class that the tests used by name."""
+    """True if every submission has it: a name of its own, or an object of a class that the tests used by name."""
     untold: str = ""
     """A method that is not told arguments, by its name."""
 
@@ -100,7 +101,7 @@ class Remote:
 
 
 def held(remote: Any) -> Held:
-    """What a stand-in stands for."""
+    """The object behind a stand-in."""
     found: Held = vars(remote)["_agentrl"]
     return found
 
