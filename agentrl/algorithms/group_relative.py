@@ -28,7 +28,7 @@ class GroupRelative(PolicyGradient):
 
     @abstractmethod
     def compare(self, rewards: Tensor, group_ids: Tensor, trajectory_ids: Tensor) -> Tensor:
-        """Rewards [K] relative to their group, float64; 0 where they are NaN. Those that share a rollout id are one
+        """Rewards [K] relative to their group, float64; 0 where they are NaN. Rewards of one rollout id are one
         member of their group."""
 
     @property

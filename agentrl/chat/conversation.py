@@ -115,7 +115,7 @@ class Conversation:
         return parsed
 
     def append_messages(self, messages: Sequence[Mapping[str, Any]]) -> AppendResult:
-        """Answer the last model turn with new messages. Those that are too long to fit are not tokenized at all. Raises
+        """Answer the last model turn with new messages. Messages that are too long to fit are not tokenized at all. Raises
         TemplateError: see `ChatSession.extend`."""
         if self._chat.least_tokens(messages) > self.room:
             self.remember(messages)

@@ -77,7 +77,7 @@ def in_use() -> bool:
 
 
 def adapted(found: Any) -> Any:
-    """A slime function as our rooms call it."""
+    """A slime function as our code calls it."""
     _adapted.add(repr(found))
     if inspect.iscoroutinefunction(found):
 

@@ -1,6 +1,6 @@
 """`agentrl check --hook NAME=PATH`: a slime hook is called once, with small values of the types that a run hands over.
 Its parameters must be those of `hooks.tsv`, and what it returns what is said there. Hooks that need a model or its
-optimizer are looked at only; those that generate are called where there is a model folder, with the built-in engine."""
+optimizer are looked at only; generating ones are called where there is a model folder, with the built-in engine."""
 
 import ast
 import functools

@@ -206,7 +206,7 @@ _DISTILLATION = "slime.rollout.on_policy_distillation"
 
 
 def _distil(values: dict[str, Any]) -> None:
-    """slime asks a teacher by a reward function of its own, and rewards with 0; here the run asks, and nobody rewards."""
+    """slime asks a teacher by a reward function of its own, and rewards with 0; here the run asks, and there is no reward."""
     own = dict(values.get(OWN) or {})
     own.pop("custom_reward_post_process_path", None)
     url = str(values.pop("rm_url", "")).removesuffix("/generate")

@@ -1,9 +1,9 @@
 """slime's launch scripts: the flags that a bash script gives to `train.py`, read without executing anything.
 
 1. Read are variables, arrays, `source`, `${X:-default}`, `$((...))`, tests that can be decided, and of commands `seq`, `echo`,
-   `pwd`, `dirname`, `basename` and `cd`. Nothing is started, and no file is read but those that the script sources.
+   `pwd`, `dirname`, `basename` and `cd`. Nothing is started, and no file is read but the ones that the script sources.
 2. What only running it would tell (what another command prints, what a loop makes) is a `Field` without text that says
-   where and why; whoever needs its value refuses it.
+   where and why; a setting that needs its value is refused.
 3. The caller's environment counts only where the script reads a variable that it has not set.
 """
 

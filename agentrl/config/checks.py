@@ -1,4 +1,4 @@
-"""Checks across rooms: what each room accepts by itself but a run cannot do together. Each check is a pure function
+"""Checks across sections: settings that each section accepts but a run cannot combine. Each check is a pure function
 from the settings (and the model's shapes, where its config.json can be read) to sentences; a sentence names the flags,
 shows the numbers, and proposes numbers that work. No sentence means fine."""
 

@@ -21,7 +21,7 @@ class Effect(NamedTuple):
     needs: str
     """A condition (`tables.holds`) on settings, and on what `_sentences` says of them besides."""
     named: str
-    """Not empty where somebody else can ask for them: they are named, the others refused."""
+    """Not empty if another setting can ask for them: they are named, the others refused."""
     why: str
     """Completes "has no effect"."""
 

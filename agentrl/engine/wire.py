@@ -121,7 +121,7 @@ class Generation:
         kept: for each id, the ids (int32, its own among them) that top-p, top-k and min-p left to sample from; None if
             not asked for.
         routed: int16 [tokens, layers x experts a token], the experts of each token from the one that was asked for to the
-            last but one of `ids`, which are those that went through the model; None if not asked for, or none did.
+            last but one of `ids`, the ones that went through the model; None if not asked for, or none did.
         raw: the engine's answers as they came, one a part, where fields of a caller's own were sent along.
     """
 

@@ -214,9 +214,9 @@ def _short(label: Any) -> str:
 
 
 @cache
-def templates(*rooms: str) -> Jinja:
-    """The templates of some rooms; what is put into them is escaped, and what is missing an error."""
-    loader = ChoiceLoader([PackageLoader(f"agentrl.{room}", "templates") for room in rooms])
+def templates(*packages: str) -> Jinja:
+    """The templates of some packages; what is put into them is escaped, and what is missing an error."""
+    loader = ChoiceLoader([PackageLoader(f"agentrl.{name}", "templates") for name in packages])
     jinja = Jinja(loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
     jinja.globals["show"] = number
     return jinja

@@ -131,7 +131,7 @@ class Tally:
 
 
 def trajectories(group: Sequence[Sample]) -> list[Group]:
-    """A group's samples by trajectory: those that one fanned out into lie together, in order."""
+    """A group's samples by trajectory: samples of one trajectory lie together, in order."""
     seen: dict[object, Group] = {}
     for at, sample in enumerate(group):
         seen.setdefault(("own", at) if sample.rollout_id is None else ("shared", sample.rollout_id), []).append(sample)

@@ -109,7 +109,7 @@ _ENGINES: dict[Do, frozenset[str]] = {
 
 
 class DeviceSharing:
-    """Gives the devices' memory (`--colocate`) to whoever needs it next. While engines generate the trainer is away; while
+    """Gives the devices' memory (`--colocate`) to the next part that needs it. While engines generate the trainer is away; while
     it trains they are. A weight update needs the trainer and, of the engines, their weights; so does writing checkpoints
     and the model, so that weights that were just sent are not lost."""
 
@@ -254,7 +254,7 @@ class Driver:
         await self._saved(wait=not self._settings.train.async_save)
 
     async def _saved(self, *, wait: bool) -> None:
-        """Record the checkpoint under way when it is complete, and delete those that it makes superfluous."""
+        """Record the checkpoint under way when it is complete, and delete checkpoints that it makes superfluous."""
         if self._saving is None:
             return
         with within(self._limits.train_timeout, "saving the checkpoint"):

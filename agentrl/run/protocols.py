@@ -72,7 +72,7 @@ class Rollouts(Protocol):
 
 
 class WithoutEngines(Rollouts):
-    """Rollouts that nobody generates: there is nothing to evaluate with."""
+    """Rollouts that are not generated: there is nothing to evaluate with."""
 
     async def updated(self, version: int) -> None:
         pass

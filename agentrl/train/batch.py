@@ -40,7 +40,7 @@ class TrainBatch:
             its algorithm reads. `returns` are what a critic is to predict.
         counted: uint8 [R], the mask by which tokens are weighed; None if it is `loss_mask`.
         turns: int32 [R], the turn that each token belongs to, from 1; 0 where unknown.
-        staleness: int32 [R], rollouts that the weights were trained on before this batch, minus those that the weights
+        staleness: int32 [R], rollouts that the weights were trained on before this batch, minus the rollouts that the weights
             which sampled the token were trained on; -1 where masked or unknown.
         step_rewards: float64 [R], what each turn earned on the turn's last model token, 0 elsewhere: all that the
             sample earned, see `observations.credit_of`. None if no step gave a reward.

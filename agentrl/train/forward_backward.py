@@ -90,7 +90,7 @@ class ForwardBackward(ABC):
 
     @torch.no_grad()
     def log_probs(self, batch: TrainBatch, plan: PackingPlan, rows: OutputPositions) -> NDArray[np.float32]:
-        """Log-probs [R] of the response tokens (0 for those that `rows` leaves out), the same on every rank."""
+        """Log-probs [R] of the response tokens (0 for tokens that `rows` leaves out), the same on every rank."""
 
         def score(logits: Tensor, mb: MicrobatchTensors) -> tuple[Tensor, Tensor]:
             return mb.response_index, self._score(logits, mb, batch)[0]

@@ -66,7 +66,7 @@ class TrainHooks:
 
     def loss(self, step: StepInputs, mb: MicrobatchTensors, logits: Tensor) -> tuple[Tensor, Mapping[str, Tensor]]:
         """The microbatch's share of the step's loss and of its statistics, scalars, of its logits float32 [N,
-        vocabulary]. Its tokens are all response tokens, also those that do not train."""
+        vocabulary]. Its tokens are all response tokens, untrained ones too."""
         raise NotImplementedError
 
     def weights_written(self, folder: str) -> None:

@@ -29,7 +29,7 @@ class CostShape:
     """Of a model's sizes what planning and measuring need.
 
     Attributes:
-        matrices: matrix weights that a token is multiplied with; of experts those that it meets.
+        matrices: matrix weights that a token is multiplied with; of experts only the ones that it meets.
         channels: of keys and of values, over all heads and layers.
     """
 
@@ -101,7 +101,7 @@ class Network(ABC):
 
     @abstractmethod
     def memory(self) -> tuple[list[Tensor], list[Tensor]]:
-        """The tensors that must come back as they were after somebody else had the device's memory, and those that are
+        """The tensors that must come back as they were after another process had the device's memory, and the ones that are
         computed anew."""
 
     @abstractmethod

@@ -42,7 +42,7 @@ _ONLY_WEIGHTS = "TORCH_FORCE_WEIGHTS_ONLY_LOAD"
 
 @dataclass(frozen=True, slots=True)
 class TensorPiece:
-    """A tensor to write: one at `index` of those that are stacked, `of` so many, under one key; or all of it."""
+    """A tensor to write: one at `index` of several stacked ones, `of` so many, under one key; or all of it."""
 
     key: str
     index: tuple[int, ...]

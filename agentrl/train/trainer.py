@@ -182,7 +182,7 @@ class TrainBackend(ABC):
     def log_probs(
         self, batch: TrainBatch, model: ModelRole = "actor", rows: OutputPositions = "response"
     ) -> NDArray[np.float32]:
-        """Natural-log probabilities [R] of all response tokens of `batch` (0 for those that `rows` leaves out), on
+        """Natural-log probabilities [R] of all response tokens of `batch` (0 for tokens that `rows` leaves out), on
         every rank, under the rollout temperature, as the engine's are. Collective. Raises TrainError: the run has no
         such model."""
         slot = {"actor": self.actor, "ref": self.reference, "teacher": self.teacher}[model]

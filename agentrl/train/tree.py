@@ -23,7 +23,7 @@ Ids = NDArray[np.int32]
 
 @dataclass(frozen=True, slots=True)
 class SharedPrefixes:
-    """Sequences in an order in which those that begin alike are neighbours.
+    """Sequences in an order in which sequences that begin alike are neighbours.
 
     Attributes:
         order: [S] numbers of the sequences.

@@ -58,7 +58,7 @@ class Source:
 
     @cached_property
     def index(self) -> TextIndex:
-        """The texts of this store; building it begins when somebody searches."""
+        """The texts of this store; building it begins with the first search."""
         return TextIndex(self.path)
 
     @property

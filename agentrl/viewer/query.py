@@ -80,7 +80,7 @@ class Query:
         return Filter(equal, within, self.given.get("tool") or None, ids=ids)
 
     def url(self, path: str = "/", **changes: object) -> str:
-        """This address with some parameters changed; those that are empty or None are left out."""
+        """This address with some parameters changed; empty ones and None are left out."""
         kept = {name: str(value) for name, value in {**self.given, **changes}.items() if value not in (None, "")}
         return f"{path}?{urlencode(kept)}" if kept else path
 

@@ -20,7 +20,7 @@ class _Kept(Environment):
 
     @classmethod
     async def setup(cls, args: Any) -> None:
-        """Find the reward functions of `reward_setup`: a name that nobody knows ends the run before it starts."""
+        """Find the reward functions of `reward_setup`: an unknown name ends the run before it starts."""
         RewardCalculator(**getattr(args, "reward_setup", {}))
 
     def begin(self, sample: Sample) -> None:

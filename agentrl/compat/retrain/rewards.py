@@ -74,7 +74,7 @@ def reward(name: Any = None) -> Any:
 
 
 def find(name: str) -> Callable[..., Any]:
-    """The function that a name or path means. Raises SettingsError: nobody registered it."""
+    """The function that a name or path means. Raises SettingsError: it is not registered."""
     if ":" in name:
         return cast(Callable[..., Any], load_object(name, what="reward_setup"))
     known = {**getattr(sys.modules.get("retrain.reward.reward"), "REWARD_REGISTRY", {}), **_REGISTRY}

@@ -1,7 +1,7 @@
 """KV memory, and the attention function that reads and writes it.
 
 1. `KVCache` holds `[slot, kv_head, position, head_dim]` keys and values a layer. On CPU, unused pages cost no memory.
-2. A forward pass packs sequences without padding into `[1, T]`: first those that add one token, then the longer chunks.
+2. A forward pass packs sequences without padding into `[1, T]`: first the sequences that add one token, then the longer chunks.
 3. `slot_attention` is registered with transformers as `ATTENTION`. It serves causal attention and sliding windows; soft
    caps and sinks raise `AgentRLError`.
 """

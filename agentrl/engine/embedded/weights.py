@@ -37,7 +37,7 @@ DTYPES = {name: getattr(torch, name) for name in ("float32", "bfloat16", "float1
 
 
 class WeightUpdater:
-    """Weight updates of one model, or a `RequestError`. Methods that take an `Engine` run in its thread; those that
+    """Weight updates of one model, or a `RequestError`. Methods that take an `Engine` run in its thread; methods that
     read or receive block."""
 
     def __init__(self, model: Any) -> None:

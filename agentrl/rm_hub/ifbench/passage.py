@@ -1,6 +1,6 @@
 """`ResponseText`: an answer with its words and sentences, each found once and only when asked for; and its first verb.
 
-The units are those that IFBench and IFEval count in, so that verdicts agree with theirs:
+IFBench and IFEval count in the same units, so that verdicts agree with theirs:
 
 1. Sentences are Punkt's (Kiss and Strunk 2006, doi:10.1162/coli.2006.32.4.485), with its English model. It knows "Mr."
    and "p.m.", but takes the end of "e.g." for a sentence's.

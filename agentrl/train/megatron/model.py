@@ -168,7 +168,7 @@ class SandwichLayer(TransformerLayer):
 
 
 class FixedBiasRouter(TopKRouter):
-    """Megatron's router, whose bias stays as it was loaded: nobody counts an expert's tokens (in a function that is compiled)."""
+    """Megatron's router, whose bias stays as it was loaded: an expert's tokens are not counted (in a function that is compiled)."""
 
     def _apply_expert_bias(self, *_args: Any, **_kwargs: Any) -> None:
         return

@@ -29,7 +29,7 @@ class WeightEntry:
     """One rule for one layer and expert (or none) with its names filled in, and where it is.
 
     Attributes:
-        stage, part: the pipeline stage that has it, and the place of those that have it among the expert-parallel ranks.
+        stage, part: the pipeline stage that has it, and the place of the ranks that have it among the expert-parallel ranks.
     """
 
     stage: int
@@ -42,7 +42,7 @@ class WeightEntry:
 
     @classmethod
     def single(cls, stage: int, rule: Rule) -> WeightEntry:
-        """That of a rule that is no layer's."""
+        """The entry of a rule that is no layer's."""
         return cls(stage, rule.megatron, rule.hf, rule)
 
     @property

@@ -128,7 +128,7 @@ def _made(make: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def run_doctests(module: types.ModuleType) -> None:
-    """Run the examples of a module's docstrings; an AssertionError reports those that failed."""
+    """Run the examples of a module's docstrings; an AssertionError reports the failed ones."""
     runner, report = doctest.DocTestRunner(verbose=False), list[str]()
     for examples in doctest.DocTestFinder().find(module, "tests"):
         runner.run(examples, out=report.append)

@@ -116,7 +116,7 @@ class ShardLayout(Enum):
 
     @property
     def _axis(self) -> int:
-        """That ranks cut."""
+        """The axis that ranks cut."""
         return 1 if self is ShardLayout.COLUMNS else 0
 
     def _turns(self, ranks: int, shape: ModelShape) -> int:
