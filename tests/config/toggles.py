@@ -407,6 +407,10 @@ SAID: dict[str, tuple[str, str]] = {
 
 ELSEWHERE: dict[str, tuple[str, str]] = {
     "colocate": ("run/test_driver.py", "colocate"),
+    "metrics_sinks": ("observability/test_sinks.py", "metrics_sinks"),
+    "prometheus_port": ("observability/test_sinks.py", "prometheus_port"),
+    "prometheus_host": ("observability/test_sinks.py", "prometheus_host"),
+    "train_env_vars": ("cluster/test_train.py", "train_env_vars"),
     "use_rollout_routing_replay": ("run/test_routing.py", "use_rollout_routing_replay"),
     "slime_defaults": ("config/test_inapplicable.py", "slime_defaults"),
     "compat_options": ("config/test_settings.py", "compat_options"),

@@ -82,6 +82,8 @@ def test_prometheus_scrapes_the_newest_values(tmp_path: Path) -> None:
         assert found["agentrl_step"][0] == 1.0
         with pytest.raises(SettingsError, match=f"--prometheus-port {port}: cannot listen on 127.0.0.1"):
             logger(tmp_path / "other", prometheus_port=port)
+        with logger(tmp_path / "other", prometheus_host="127.0.0.2", prometheus_port=port):
+            assert scraped(port)["agentrl_step"][1] == {"run": "city"}
     with logger(tmp_path / "city", prometheus_port=port):  # the port is free again
         assert scraped(port)["agentrl_step"][0] == -1.0
 
