@@ -93,6 +93,7 @@ def test_mlflow_has_the_steps_and_a_resume_goes_on_with_its_run(
 ) -> None:
     tracking = pytest.importorskip("mlflow.tracking")
     monkeypatch.setenv("MLFLOW_TRACKING_URI", (tmp_path / "mlruns").as_uri())
+    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
     sinks = {"metrics_sinks": ("agentrl.observability.sinks:mlflow",)}
     for first, resume in ((0, 0), (2, 2)):
         with logger(tmp_path / "run", resume, **sinks) as made:
