@@ -118,11 +118,14 @@ def test_a_failure_in_the_background_is_told_when_the_checkpoint_is_due(
 ) -> None:
     with backend(settings(folder, async_save=True)) as made:
         made.save(tmp_path / "one", 1)
-        shutil.rmtree(tmp_path / ".one.partial")
+        partial = tmp_path / ".one.partial"
+        shutil.rmtree(partial)
+        partial.touch()  # no folder can be made there
         gate.set()
         with pytest.raises(CheckpointError, match=r"one could not be written, with [\d.]+ MiB free"):
             made.saved()
         assert latest(tmp_path) is None
+        partial.unlink()
         made.save(tmp_path / "one", 2)
         assert made.saved()
         assert made.load(tmp_path) == 2
