@@ -191,7 +191,9 @@ class _Starting:
         kind: Any = TrainActor
         gpus = 1 if self.settings.cluster.device == "cuda" else 0
         options = [_options(placement, bundles[at], gpus, environment) for at in order]
-        actors = [kind.options(**chosen).remote(self.settings, self.here, self.folder.logs, learners) for chosen in options]
+        actors = [
+            kind.options(**chosen).remote(self.settings, self.here, self.folder.logs, learners) for chosen in options
+        ]
         return actors, [RankInfo(rank, len(order), local[rank]) for rank in range(len(order))]
 
     def _engine(self, placement: PlacementGroup, index: int) -> Any:

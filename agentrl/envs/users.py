@@ -1,8 +1,8 @@
 """Simulated users: the model talks to a script, or to a second model that does not learn.
 
-    class Shop(UserEnvironment):
-        async def make_user(self, sample):
-            return ScriptedUser([(r"which order", "Order 17.")])
+class Shop(UserEnvironment):
+    async def make_user(self, sample):
+        return ScriptedUser([(r"which order", "Order 17.")])
 """
 
 import os
@@ -80,7 +80,9 @@ class ModelUser:
                 answer = await client.post(self._url, json={"model": self._model, "messages": self.messages})
             said = str(answer.raise_for_status().json()["choices"][0]["message"]["content"] or "")
         except (httpx.HTTPError, ValueError, LookupError, TypeError) as error:
-            raise EnvFailure(f"the user's model at {self._url} gave no answer: {error!r:.200}", kind="user_model") from error
+            raise EnvFailure(
+                f"the user's model at {self._url} gave no answer: {error!r:.200}", kind="user_model"
+            ) from error
         self.messages.append({"role": "assistant", "content": said})
         return None if self._leaves in said else said
 

@@ -37,7 +37,10 @@ class ObservabilitySettings(Settings):
         "(docs/metrics.md).",
     )
     prometheus_port: int | None = Field(
-        None, ge=1, le=65535, description="Serve the newest metrics for Prometheus on this port (needs the metrics extra)."
+        None,
+        ge=1,
+        le=65535,
+        description="Serve the newest metrics for Prometheus on this port (needs the metrics extra).",
     )
     prometheus_host: str = Field("127.0.0.1", description="Address that --prometheus-port listens on.")
     save_debug_rollout_data: str | None = Field(None, description="File for each rollout's samples, with {rollout_id}.")

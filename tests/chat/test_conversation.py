@@ -152,7 +152,10 @@ def test_a_restart_closes_the_sample_and_begins_with_other_messages() -> None:
     )
     assert [message["role"] for message in first.metadata["messages"]] == ["user", "assistant"]
     assert talk.sample.tokens == make_chat("qwen3").render_ids(summary, TOOLS)
-    assert (talk.length, [m["content"] for m in talk.messages]) == (len(talk.sample.tokens), ["hi", "So far: select 1."])
+    assert (talk.length, [m["content"] for m in talk.messages]) == (
+        len(talk.sample.tokens),
+        ["hi", "So far: select 1."],
+    )
     write(talk, "Fine." + END)
     assert [s.turn for s in talk.sample.validate().segments] == [2]
     assert talk.append_messages([USER]) is AppendResult.FITS

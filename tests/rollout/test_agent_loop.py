@@ -348,7 +348,13 @@ async def test_a_step_may_begin_the_conversation_anew(chat: Chat) -> None:
     prompts = [call[1] for call in engine.calls]
     assert prompts[2] == second.tokens[: second.prompt_length]
     assert prompts[3] == second.tokens[: len(prompts[3])]
-    assert [message["role"] for message in second.metadata["messages"]] == ["user", "assistant", "user", "assistant", "user"]
+    assert [message["role"] for message in second.metadata["messages"]] == [
+        "user",
+        "assistant",
+        "user",
+        "assistant",
+        "user",
+    ]
 
 
 @pytest.mark.parametrize(
