@@ -22,7 +22,6 @@ from agentrl.run.preflight import Plugins
 from agentrl.run.protocols import Batch, BroadcastUpdate, DiskUpdate, Rollouts, WeightGroup, WeightSink, within
 from agentrl.run.rollouts import LedgerRollouts
 from agentrl.runfolder import RunFolder
-from agentrl.train.batch import TrainBatch
 
 T = TypeVar("T")
 _CLOSE_TIMEOUT = 15.0
@@ -94,8 +93,7 @@ class RolloutActor:
         batch = await self._breakable(self._rollouts.next_batch(step))
         if batch is None:
             return None, None
-        payload: TrainBatch = batch.payload
-        return payload.with_routing(lambda own: StoredArray(ray.put(own))), replace(batch, payload=None)
+        return batch.payload.with_routing(lambda own: StoredArray(ray.put(own))), replace(batch, payload=None)
 
 
 @dataclass(frozen=True, slots=True)

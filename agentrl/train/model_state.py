@@ -189,7 +189,7 @@ class TrainedModel(ModelState):
         partial = folder.enter_context(writing(path, manifest, leader=leads, barrier=dist.barrier))
         background = self._background
         with write_errors(path):
-            files = self.network.write(state, partial, background and background.group)
+            files = self.network.write(state, partial, background.group if background else None)
         if isinstance(critic, TrainedModel):
             part: Saving | Path | None = critic.save(partial / CRITIC, step)
         else:

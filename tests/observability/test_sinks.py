@@ -18,14 +18,14 @@ from agentrl.observability.settings import ObservabilitySettings
 from agentrl.observability.sinks import MetricsRun, Sink
 from tests.support.distributed import free_port
 
-SEEN: list[Any] = []
+_seen: list[Any] = []
 
 
 @contextmanager
 def noting(run: MetricsRun) -> Iterator[Sink]:
-    SEEN.append(run)
-    yield lambda step, _at, metrics: SEEN.append((step, dict(metrics)))
-    SEEN.append("closed")
+    _seen.append(run)
+    yield lambda step, _at, metrics: _seen.append((step, dict(metrics)))
+    _seen.append("closed")
 
 
 @contextmanager
@@ -41,11 +41,11 @@ def logger(folder: Path, resume_step: int = 0, **changes: Any) -> MetricsLogger:
 
 
 def test_a_sink_of_the_users_gets_each_step_and_is_closed(tmp_path: Path) -> None:
-    SEEN.clear()
+    _seen.clear()
     with logger(tmp_path / "run", metrics_sinks=(f"{__name__}:noting",), log_interval=2) as made:
         for step in range(3):
             made.log(step, {"rollout/reward": step / 2})
-    assert SEEN == [
+    assert _seen == [
         MetricsRun(tmp_path / "run", 0),
         (0, {"rollout/reward": 0.0}),
         (2, {"rollout/reward": 1.0}),

@@ -315,8 +315,12 @@ def test_routing_goes_with_its_tokens() -> None:
     assert batch.routed_experts is not None
     assert [batch.sample_routing(i).tolist() for i in range(2)] == [own, [[-1, -1]] * 5]
     fetched: list[Any] = []
-    stored = batch.with_routing(lambda own: lambda: fetched.append(own) or own)  # type: ignore[func-returns-value]
-    assert stored.select([1, 0]).sample_routing(1).tolist() == own
+
+    def stored(own: Any) -> Any:
+        return lambda: [own for _ in (fetched.append(own),)][0]
+
+    stored_batch = batch.with_routing(stored)
+    assert stored_batch.select([1, 0]).sample_routing(1).tolist() == own
     assert len(fetched) == 1
     chosen = batch.select([1, 0])
     assert chosen.sample_routing(1).tolist() == own
