@@ -317,7 +317,11 @@ def test_routing_goes_with_its_tokens() -> None:
     fetched: list[Any] = []
 
     def stored(own: Any) -> Any:
-        return lambda: [own for _ in (fetched.append(own),)][0]
+        def fetch() -> Any:
+            fetched.append(own)
+            return own
+
+        return fetch
 
     stored_batch = batch.with_routing(stored)
     assert stored_batch.select([1, 0]).sample_routing(1).tolist() == own
