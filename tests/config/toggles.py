@@ -380,6 +380,8 @@ SAID: dict[str, tuple[str, str]] = {
     "rollout_num_gpus_per_engine": ("2", "--rollout-num-gpus 1 is no multiple"),
     "tensor_model_parallel_size": ("2", "cannot hold"),
     "pipeline_model_parallel_size": ("2", "cannot hold"),
+    "decoder_first_pipeline_num_layers": ("1", "without --pipeline-model-parallel-size above 1"),
+    "decoder_last_pipeline_num_layers": ("1", "without --pipeline-model-parallel-size above 1"),
     "context_parallel_size": ("2", "cannot hold"),
     "expert_model_parallel_size": ("2", "cannot hold"),
     "expert_tensor_parallel_size": ("2", "cannot hold"),

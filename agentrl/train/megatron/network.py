@@ -72,7 +72,7 @@ class MegatronNetwork(Network):
         family, layout = family_of(folder.config), place.ranks
         self.config = transformer_config(shape, family, place.settings, place.device)
         model = build_model(self.config, shape, family, place, values=values)
-        self.weights = WeightMap(family, shape, layout, model, values=values)
+        self.weights = WeightMap(family, shape, layout, place.settings, model, values=values)
         self.weights.load(model, folder)
         self.shape = CostShape(shape.vocab, self.weights.matrices, shape.channels)
         rope = Rope.of(folder.config)
