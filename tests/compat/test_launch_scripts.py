@@ -132,7 +132,11 @@ def _experts(said: dict[str, str]) -> dict[str, Any]:
     if "--num-experts" not in said:
         return {}
     experts, ffn = int(said["--num-experts"]), int(said["--moe-ffn-hidden-size"])
-    common = {"moe_intermediate_size": ffn, "num_experts_per_tok": int(said["--moe-router-topk"]), "norm_topk_prob": True}
+    common = {
+        "moe_intermediate_size": ffn,
+        "num_experts_per_tok": int(said["--moe-router-topk"]),
+        "norm_topk_prob": True,
+    }
     if said["--moe-router-score-function"] == "softmax":
         return {**common, "model_type": "qwen3_moe", "num_experts": experts, "decoder_sparse_step": 1}
     common |= {
@@ -146,7 +150,11 @@ def _experts(said: dict[str, str]) -> dict[str, Any]:
     if "--multi-latent-attention" not in said:
         turned = {"partial_rotary_factor": float(said["--rotary-percent"]), "attention_bias": "--add-qkv-bias" in said}
         return {**common, **turned, "model_type": "glm4_moe", "use_qk_norm": "--qk-layernorm" in said}
-    heads = {"kv_lora_rank": "kv-lora-rank", "qk_nope_head_dim": "qk-head-dim", "qk_rope_head_dim": "qk-pos-emb-head-dim"}
+    heads = {
+        "kv_lora_rank": "kv-lora-rank",
+        "qk_nope_head_dim": "qk-head-dim",
+        "qk_rope_head_dim": "qk-pos-emb-head-dim",
+    }
     latent = {name: int(said[f"--{flag}"]) for name, flag in {**heads, "v_head_dim": "v-head-dim"}.items()}
     latent["q_lora_rank"] = int(said["--q-lora-rank"]) if "--q-lora-rank" in said else None  # type: ignore[assignment]
     factor = float(said.get("--rotary-scaling-factor", 1))
