@@ -132,7 +132,7 @@ def _experts(said: dict[str, str]) -> dict[str, Any]:
     if "--num-experts" not in said:
         return {}
     experts, ffn = int(said["--num-experts"]), int(said["--moe-ffn-hidden-size"])
-    common = {
+    common: dict[str, Any] = {
         "moe_intermediate_size": ffn,
         "num_experts_per_tok": int(said["--moe-router-topk"]),
         "norm_topk_prob": True,
