@@ -7,11 +7,13 @@
    model learns, so that the weight of a result halves in `HALF_LIFE` rollouts. Such a posterior with a discount per prompt
    is that of MoPPS: Qu et al. 2025 (arXiv:2507.04632). MoPPS samples p from it; here the expected variance decides.
 3. A draw proposes `PROPOSALS` prompts at random and takes the prompt of the largest expected p(1 - p). It leaves out
-   prompts whose groups are not trained yet, and prompts that were drawn under the same weight version.
+   prompts whose groups are not trained yet, and prompts that were drawn under the same weight version. A draw therefore
+   uses no result of its own version: the order in which groups of a rollout end does not matter. If all proposed prompts
+   are left out, it takes the first.
 4. Every `IN_TURN`-th draw takes the next prompt of the data's own order instead. Bound: with n prompts, each prompt is
    drawn at least once in each `IN_TURN` * n draws, counted from the first draw.
-5. A draw under version v is a function of the seed, its position, and the groups and results of versions below v. The
-   ledger has all of these, and the prompt of each group. A resumed run therefore draws what the killed run would have.
+5. A draw is a function of the seed, its position, its version, and the groups and results in the ledger, which has the
+   prompt of each group too. A resumed run therefore draws what the killed run would have drawn.
 """
 
 from collections.abc import Sequence
@@ -60,8 +62,8 @@ class DifficultyOrder:
     def _posteriors(self, prompts: Sequence[int], version: int) -> dict[int, tuple[float, float]]:
         """Return the parameters of each prompt's Beta distribution: successes and failures."""
         found = dict.fromkeys(prompts, (PRIOR, PRIOR))
-        for prompt, since, successes, trials in self._ledger.results(list(found), version):
-            weight, (good, bad) = 0.5 ** ((version - since) / HALF_LIFE), found[prompt]
+        for prompt, since, successes, trials in self._ledger.results(list(found)):
+            weight, (good, bad) = 0.5 ** (max(0, version - since) / HALF_LIFE), found[prompt]
             found[prompt] = (good + weight * successes, bad + weight * (trials - successes))
         return found
 

@@ -351,14 +351,14 @@ class Ledger(LedgerFile):
             rows = db.execute(query, (step,)).fetchall()
         return Kept(Counter({version: count for version, count, _ in rows}), sum(tokens for *_, tokens in rows))
 
-    def results(self, prompts: Sequence[int], version: int) -> list[tuple[int, int, int, int]]:
-        """Return (row, version, successes, trials) of each group of these prompt rows with a result and a version below
-        `version`. The function that `lease_new` asks for a place may call it, and `busy_prompts`."""
+    def results(self, prompts: Sequence[int]) -> list[tuple[int, int, int, int]]:
+        """Return (row, version, successes, trials) of each group of these prompt rows that has a result. The function that
+        `lease_new` asks for a place may call it, and `busy_prompts`."""
         marks = ", ".join("?" * len(prompts))
         query = f"""SELECT prompt_index, version, successes, trials FROM results
-            WHERE prompt_index IN ({marks}) AND version < ? ORDER BY prompt_index, group_id"""
+            WHERE prompt_index IN ({marks}) ORDER BY prompt_index, group_id"""
         with self._mutex, self.guard():
-            return self._db.execute(query, (*prompts, version)).fetchall()
+            return self._db.execute(query, tuple(prompts)).fetchall()
 
     def busy_prompts(self, version: int) -> set[int]:
         """Return the prompt rows of the groups that are neither trained nor dropped, or whose version is at least `version`."""

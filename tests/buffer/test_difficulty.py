@@ -227,7 +227,7 @@ def test_the_metrics_are_of_draws_and_groups_since_the_last_call(tmp_path: Path)
         queue.drop(group_id(third), "failed")
         queue.release(group_id(fourth), "stopped")
         assert queue.figures() == {"prompts/seen": 0.1, "prompts/equal_rewards": 0.5}
-        assert ledger.results([row_of(first), row_of(second)], 1) == sorted(
+        assert ledger.results([row_of(first), row_of(second)]) == sorted(
             [(row_of(first), 0, 1, 2), (row_of(second), 0, 0, 2)]
         )
         queue.lease(16, 1)
@@ -246,7 +246,7 @@ def test_a_group_that_is_generated_again_has_its_last_result(tmp_path: Path) -> 
         (again,) = queue.lease(1, 3)
         assert row_of(again) == row_of(group)
         queue.complete(0, finished(0), rewards=(1.0, 0.0))
-        assert ledger.results([row_of(group)], 4) == [(row_of(group), 3, 1, 2)]
+        assert ledger.results([row_of(group)]) == [(row_of(group), 3, 1, 2)]
 
 
 def test_a_ledger_of_an_earlier_program_goes_on_without_results(tmp_path: Path) -> None:
