@@ -183,6 +183,7 @@ RUNS: dict[str, dict[str, str]] = {
         "prompt_data_limit": "1",
         "input_key": "label",
         "rollout_shuffle": "",
+        "prompt_order": "difficulty",
         "data_source_path": "plugins.py:Source",
         "ledger_retention": "always",
         "ledger_dir": "local",
