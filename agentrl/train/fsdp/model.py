@@ -27,6 +27,11 @@ from agentrl.train.ranks import Ranks, started
 from agentrl.train.settings import TrainSettings
 
 
+_ATTENTION = {"full_attention", "sliding_attention"}
+STATEFUL = {"qwen3_next", "qwen3_5_text", "qwen3_5_moe_text", "lfm2", "lfm2_moe"}
+"""Model types with stateful layers that `by_sequence` finds; tests compare each with transformers."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mesh(Ranks):
     """Data parallelism alone.
@@ -79,8 +84,9 @@ def config_of(folder: HFFolder) -> Any:
         cls = AutoModelForCausalLM._model_mapping[type(config)]
     except (ValueError, KeyError, OSError, StrictDataclassError) as error:
         raise TrainError(f"{folder.path}: transformers makes no causal language model of it: {error}") from error
-    other = sorted({*(getattr(config, "layer_types", None) or ())} - {"full_attention", "sliding_attention"})
-    if other or cls._is_stateful or not cls._supports_attention_backend:
+    known = config.model_type in STATEFUL
+    other = sorted({*(getattr(config, "layer_types", None) or ())} - _ATTENTION) if not known else []
+    if not known and (other or cls._is_stateful or not cls._supports_attention_backend):
         what = f"layers of {', '.join(other)}" if other else f"no attention that can be replaced ({cls.__name__})"
         raise TrainError(f"{folder.path} cannot be trained with fsdp: samples are packed, and it has {what}")
     if getattr(config, "quantization_config", None):

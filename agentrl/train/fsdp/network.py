@@ -21,7 +21,7 @@ from agentrl.train.batch import TrainBatch
 from agentrl.train.checkpoints import torch_dist
 from agentrl.train.contracts import RankInfo
 from agentrl.train.forward_backward import ForwardBackward, ModelContext, OnOutput, lora_of
-from agentrl.train.fsdp.attention import FsdpPack, replaying
+from agentrl.train.fsdp.attention import FsdpPack, by_sequence, replaying
 from agentrl.train.fsdp.model import Mesh, config_of, load, shape_of, without_weights
 from agentrl.train.hf import HFFolder
 from agentrl.train.microbatches import OutputPositions, Packer
@@ -122,6 +122,7 @@ class FsdpNetwork(Network):
         self.place, self.sizes = place, self.sizes_of(folder)
         self.reach = rope_reach(config_of(folder))
         self.model = load(folder, place, values=values, learns=learns)
+        by_sequence(self.model)
         self.shape = shape_of(self.model)
         if learns and frozen(place.settings):
             _freeze(self.model, place.settings)
