@@ -30,7 +30,7 @@ Arch = Literal[
     "glm4_moe_lite",
 ]
 NoTable = Literal[
-    "gemma3_text", "granite", "smollm3", "gpt_oss", "qwen3_next", "qwen3_5_text", "qwen3_5_moe_text", "lfm2", "lfm2_moe"
+    "gemma3_text", "granite", "smollm3", "gpt_oss", "qwen3_next", "qwen3_5_text", "qwen3_5_moe_text", "lfm2", "lfm2_moe", "minimax_m2"
 ]
 """Families of transformers that megatron has no table for."""
 
@@ -70,6 +70,7 @@ _MORE: dict[str, dict[str, Any]] = {
     "qwen3_next": _LINEAR | _SHARED,
     "qwen3_5_text": _LINEAR,
     "qwen3_5_moe_text": _LINEAR | _SHARED,
+    "minimax_m2": {"num_local_experts": 4, "num_experts_per_tok": 2, "rotary_dim": 8},
     "lfm2": _CONV,
     "lfm2_moe": _CONV | _EXPERTS | {"num_experts": 4, "num_dense_layers": 1},
 }

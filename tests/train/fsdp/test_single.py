@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +15,10 @@ from agentrl.algorithms import AlgorithmSettings
 from agentrl.config.inapplicable import inapplicable
 from agentrl.errors import CheckpointError, SettingsError, TrainError
 from agentrl.train.fsdp.model import Values, shape_of
+from agentrl.train.hf import HFFolder
 from tests.support.produced import settings_of
 from tests.support.tiny_models import Arch, NoTable, make_tiny_model
-from tests.train.megatron.helpers import PPO, Reference, backend, by_hub_name, make_batch, settings, timeless
+from tests.train.megatron.helpers import PPO, Reference, backend, make_batch, settings, timeless
 
 
 @pytest.fixture(scope="module")
@@ -54,29 +56,52 @@ def test_numbers_and_weights_are_megatrons(folder: Path, algorithm: AlgorithmSet
         torch.testing.assert_close(tensor, their_weights[name], rtol=0, atol=1e-5, msg=name)
 
 
-NIGHTLY = [pytest.param(arch, marks=pytest.mark.slow) for arch in ("smollm3", "qwen3_moe", "deepseek_v3")]
+DAILY = ["gemma3_text", "granite", "gpt_oss", "qwen3_next", "lfm2"]
+NIGHTLY = ["smollm3", "qwen3_moe", "deepseek_v3", "minimax_m2", "qwen3_5_text", "qwen3_5_moe_text", "lfm2_moe"]
 
 
-@pytest.mark.parametrize("arch", ["gemma3_text", "granite", "gpt_oss", *NIGHTLY])
+@pytest.mark.parametrize("arch", [*DAILY, *(pytest.param(arch, marks=pytest.mark.slow) for arch in NIGHTLY)])
 def test_families_without_a_table_train_as_plain_torch(tmp_path: Path, arch: NoTable | Arch) -> None:
-    """Windows shorter than the samples, sinks, joined experts, scaled logits: all under packing and shared prefixes."""
+    """Windows shorter than the samples, sinks, joined experts, scaled logits, states: all under packing and shared prefixes."""
     folder = make_tiny_model(tmp_path / arch, arch, tie_word_embeddings=arch == "granite")
     batch, algorithm = make_batch(), AlgorithmSettings()
-    train = settings(folder, train_backend="fsdp", clip_grad=0.0, adam_eps=1e-3)
+    steps, lr = (10, 2e-4) if arch == "qwen3_next" else (2, 1e-3)
+    train = settings(folder, train_backend="fsdp", clip_grad=0.0, adam_eps=1e-3, lr=lr)
     reference = Reference(folder, train, algorithm)
     with backend(train, algorithm) as made:
         np.testing.assert_allclose(
             made.log_probs(batch), reference.log_probs(batch).detach().numpy(), rtol=0, atol=1e-5
         )
-        for number in range(2):
+        for number in range(steps):
             want, metrics = reference.step(batch), made.train(batch, number)
             for name in ("loss", "grad_norm"):
                 assert metrics[name] == pytest.approx(want[name], rel=2e-5, abs=1e-6), name
-        theirs = {**reference.model.state_dict(), **by_hub_name(reference.model.state_dict())}
+        reference.model.save_pretrained(tmp_path / "theirs")
+        theirs = HFFolder(tmp_path / "theirs")
         stored = {name: list(made.folder.tensor(name).shape) for name in made.folder.files}
         assert {spec.name: spec.shape for spec in made.weight_specs()} == stored
         for name, tensor in made.export_weights():
-            torch.testing.assert_close(tensor.cpu(), theirs[name], rtol=0, atol=1e-5, msg=name)
+            torch.testing.assert_close(tensor.cpu(), theirs.tensor(name), rtol=0, atol=1e-5, msg=name)
+
+
+@pytest.mark.parametrize("arch", ["qwen3_next", "lfm2", "qwen3_5_text"])
+@pytest.mark.parametrize("share", [False, True])
+def test_a_packed_sample_leaves_no_state_to_the_others(tmp_path: Path, arch: NoTable, share: bool) -> None:
+    """Other tokens of one sample change no bit of the others' log-probs; dense, because a mixture's products have as many
+    rows as tokens chose the expert."""
+    dense = {"mlp_only_layers": [0, 1]} if arch == "qwen3_next" else {}
+    folder, batch = make_tiny_model(tmp_path, arch, **dense), make_batch()
+    train = settings(folder, train_backend="fsdp", share_prefixes=share, max_tokens_per_gpu=1000)
+    with backend(train) as made:
+        before = made.log_probs(batch)
+        for changed in range(len(batch)):
+            tokens, (start, end) = batch.tokens.copy(), batch.offsets[changed : changed + 2]
+            tokens[end - 2 if share else start : end] = 5  # shared prefixes stay
+            after = made.log_probs(replace(batch, tokens=tokens))
+            own = np.zeros(len(before), bool)
+            own[batch.response_slice(changed)] = True
+            assert (after != before)[own].any()
+            np.testing.assert_array_equal(after[~own], before[~own])
 
 
 def test_what_cannot_be_packed_or_read_is_refused_by_name(tmp_path: Path) -> None:
@@ -84,7 +109,10 @@ def test_what_cannot_be_packed_or_read_is_refused_by_name(tmp_path: Path) -> Non
 
     for config, reason in (
         (transformers.BloomConfig(n_layer=1), "no attention that can be replaced .BloomForCausalLM"),
-        (transformers.Lfm2Config(num_hidden_layers=2, layer_types=["conv", "full_attention"]), "layers of conv"),
+        (transformers.MiniMaxConfig(num_hidden_layers=2), "layers of linear_attention"),
+        (transformers.Llama4TextConfig(num_hidden_layers=4), "layers of chunked_attention"),
+        (transformers.Llama4Config(), "more than text .Llama4Config"),
+        (transformers.GlmMoeDsaConfig(num_hidden_layers=2), "layers of indexed_attention"),
         (transformers.Gemma3Config(), "more than text .Gemma3Config"),
         (transformers.Qwen2_5_VLConfig(), "more than text .Qwen2_5_VLConfig"),
         (transformers.Mamba2Config(), "no causal language model of it: .*time_step_limit"),
