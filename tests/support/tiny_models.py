@@ -30,7 +30,16 @@ Arch = Literal[
     "glm4_moe_lite",
 ]
 NoTable = Literal[
-    "gemma3_text", "granite", "smollm3", "gpt_oss", "qwen3_next", "qwen3_5_text", "qwen3_5_moe_text", "lfm2", "lfm2_moe", "minimax_m2"
+    "gemma3_text",
+    "granite",
+    "smollm3",
+    "gpt_oss",
+    "qwen3_next",
+    "qwen3_5_text",
+    "qwen3_5_moe_text",
+    "lfm2",
+    "lfm2_moe",
+    "minimax_m2",
 ]
 """Families of transformers that megatron has no table for."""
 

@@ -26,8 +26,9 @@ from agentrl.train.network import CostShape
 from agentrl.train.ranks import Ranks, started
 from agentrl.train.settings import TrainSettings
 
-
 _ATTENTION = {"full_attention", "sliding_attention"}
+_WITH_VISION = {"qwen3_5", "qwen3_5_moe"}
+"""Model types with images of which the text model alone is trained; the remainder is neither loaded nor changed."""
 STATEFUL = {"qwen3_next", "qwen3_5_text", "qwen3_5_moe_text", "lfm2", "lfm2_moe"}
 """Model types with stateful layers that `by_sequence` finds; tests compare each with transformers."""
 
@@ -72,12 +73,15 @@ class Mesh(Ranks):
 
 
 def config_of(folder: HFFolder) -> Any:
-    """transformers' config of a folder. Raises TrainError: there is none of a causal language model that can be packed."""
+    """transformers' config of a folder's text model. Raises TrainError: no causal language model that can be packed."""
     from huggingface_hub.errors import StrictDataclassError
     from transformers import AutoConfig, AutoModelForCausalLM
 
     try:
         config = type(AutoConfig.from_pretrained(folder.path)).from_dict(dict(folder.config))
+        if config.model_type in _WITH_VISION:
+            tied, config = config.tie_word_embeddings, config.get_text_config()
+            config.tie_word_embeddings |= tied
         if config.get_text_config() is not config:
             kind = type(config).__name__
             raise TrainError(f"{folder.path} has parts for more than text ({kind}); fsdp trains text models alone")
@@ -132,7 +136,10 @@ def load(folder: HFFolder, place: ModelContext, *, values: bool, learns: bool) -
     else:
         model, offload = made(empty), settings.fsdp_cpu_offload and learns
         _shard(model, mesh, half=bool(settings.bf16), offload=offload)
-        _fill(model, made(read) if place.ranks.rank == 0 else None, place.device, offload)
+        whole = made(read) if place.ranks.rank == 0 else None
+        _fill(model, whole, place.device, offload)
+        if hasattr(whole, "_weight_conversions"):  # by which transformers finds the folder's names again
+            model._weight_conversions = whole._weight_conversions
     if settings.recompute_granularity and learns:
         model.gradient_checkpointing_enable({"use_reentrant": False})
         for layer in _layers(model):
@@ -222,9 +229,10 @@ def shape_of(model: Any) -> CostShape:
     config = body.config
     dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     unused = body.get_input_embeddings().weight if not config.tie_word_embeddings else None
-    matrices = 0
+    kinds = getattr(config, "layer_types", None) or ["full_attention"] * config.num_hidden_layers
+    attending, matrices = sum(kind in _ATTENTION for kind in kinds), 0
     for parameter in model.parameters():
         if parameter.dim() > 1 and parameter is not unused:
             met = parameter.dim() == 3 and getattr(config, "num_experts_per_tok", 0) / parameter.size(0)
             matrices += int(parameter.numel() * (met or 1))
-    return CostShape(config.vocab_size, matrices, 2 * config.num_hidden_layers * config.num_attention_heads * dim)
+    return CostShape(config.vocab_size, matrices, 2 * attending * config.num_attention_heads * dim)
