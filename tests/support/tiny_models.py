@@ -62,6 +62,7 @@ _LINEAR: dict[str, Any] = {
     "linear_num_value_heads": 4,
     "linear_key_head_dim": 16,
     "linear_value_head_dim": 16,
+    "rms_norm_eps": 1e-3,  # the norm of a head whose output is nearly zero would multiply rounding by 1000
 }
 _SHARED: dict[str, Any] = {"num_experts": 4, "shared_expert_intermediate_size": 64, **_EXPERTS}
 _CONV: dict[str, Any] = {"layer_types": ["conv", "full_attention"], "conv_L_cache": 3}

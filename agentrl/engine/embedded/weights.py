@@ -198,9 +198,10 @@ class WeightUpdater:
         own = self._model.state_dict()
         targets = []
         for name, tensor in named:
-            target = own.get(name)
+            inner = name.replace("model.language_model.", "model.", 1)  # of a model with images its text part is served
+            target = own.get(inner)
             if target is None:
-                target = _expert_view(own, name)
+                target = _expert_view(own, inner)
             if target is None:
                 raise update_refused(f"the model has no tensor named {name!r}.")
             if target.shape != tensor.shape:

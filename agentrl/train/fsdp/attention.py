@@ -19,6 +19,7 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from agentrl.errors import TrainError
+from agentrl.modelfolder import is_stateful
 from agentrl.train.kernels import attention, kernel_for
 from agentrl.train.microbatches import MicrobatchTensors
 from agentrl.train.routing import Replay
@@ -155,17 +156,13 @@ def _forward(forward: Callable[..., Any], replay: Replay, experts: int, *args: A
     return out
 
 
-_STATEFUL = re.compile(r".*\blayers\.\d+\.(linear_attn|conv)")
-"""Names of modules whose output for a token depends on a state that earlier tokens leave."""
-
-
 def by_sequence(model: Any) -> None:
     """Have each stateful module of a model start every sequence of a microbatch from a state of zeros, from now on.
 
     The module alone computes a shared prefix anew for each sequence: no module takes the state of another's prefix.
     """
     for name, module in model.named_modules():
-        if _STATEFUL.fullmatch(name):
+        if is_stateful(name):
             module.forward = partial(_by_sequence, module.forward)
 
 

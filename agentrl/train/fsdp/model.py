@@ -18,6 +18,7 @@ from torch.distributed.tensor import distribute_tensor
 
 from agentrl.errors import CheckpointError, TrainError
 from agentrl.lora import LoraShape, attach, start
+from agentrl.modelfolder import STATEFUL
 from agentrl.train.contracts import RankInfo
 from agentrl.train.forward_backward import ModelContext
 from agentrl.train.fsdp.attention import PACKED, register
@@ -29,8 +30,6 @@ from agentrl.train.settings import TrainSettings
 _ATTENTION = {"full_attention", "sliding_attention"}
 _WITH_VISION = {"qwen3_5", "qwen3_5_moe"}
 """Model types with images of which the text model alone is trained; the remainder is neither loaded nor changed."""
-STATEFUL = {"qwen3_next", "qwen3_5_text", "qwen3_5_moe_text", "lfm2", "lfm2_moe"}
-"""Model types with stateful layers that `by_sequence` finds; tests compare each with transformers."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
