@@ -17,6 +17,7 @@ from torch.distributed.checkpoint.state_dict_saver import save
 from agentrl.engine.weights import TensorSpec
 from agentrl.errors import TrainError
 from agentrl.lora import merged, off
+from agentrl.modelfolder import STATEFUL
 from agentrl.train.batch import TrainBatch
 from agentrl.train.checkpoints import torch_dist
 from agentrl.train.contracts import RankInfo
@@ -142,7 +143,12 @@ class FsdpNetwork(Network):
 
     @classmethod
     def check_model(cls, folder: HFFolder, settings: TrainSettings, *, values: bool) -> None:
-        cls.sizes_of(folder)
+        kind = cls.sizes_of(folder)["model_type"]
+        if settings.true_on_policy_mode and kind in STATEFUL:
+            raise TrainError(
+                f"--true-on-policy-mode: {kind} has layers with a state. The engine computes the state in other steps than the "
+                "trainer, so log-probs are not equal to the bit; leave the flag out"
+            )
         model = without_weights(folder, values=values)
         shape_of(model)
         if frozen(settings):

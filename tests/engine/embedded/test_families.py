@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from safetensors.torch import load_file
 
 from agentrl.engine.embedded.cpu_model import CpuModel
 from agentrl.engine.embedded.model import context_length, load_model
@@ -96,12 +97,27 @@ def test_states_are_those_of_a_plain_forward(arch: Any, tmp_path: Path) -> None:
             assert job.log_probs == pytest.approx(reference_log_probs(model, job), abs=1e-5)
 
 
+@pytest.mark.parametrize("arch", ["lfm2_moe", "minimax_m2", "qwen3_5_moe_text"])
+def test_weights_are_written_under_the_names_of_the_folder(arch: Any, tmp_path: Path) -> None:
+    folders = [make_tiny_model(tmp_path / f"{seed}", arch, seed, tie_word_embeddings=False) for seed in (0, 1)]
+    engines = [make_engine(folder) for folder in folders]
+    weights, wanted = (WeightUpdater(engine.model) for engine in engines)
+    within = "model.language_model." if arch == "qwen3_5_moe_text" else "model."  # as beside a part for images
+    tensors = load_file(folders[1] / "model.safetensors").items()
+    weights.write(engines[0], [(name.replace("model.", within, 1), tensor) for name, tensor in tensors], "new")
+    assert weights.checksums(engines[0]) == wanted.checksums(engines[1])
+
+
 @pytest.mark.parametrize(
     ("arch", "changes", "named"),
     [
         ("gemma2", {}, "softcap"),
         ("gpt_oss", {}, "s_aux"),
-        ("minimax", {"layer_types": ["linear_attention", "full_attention"], "num_local_experts": 2}, "linear_attention"),
+        (
+            "minimax",
+            {"layer_types": ["linear_attention", "full_attention"], "num_local_experts": 2},
+            "linear_attention",
+        ),
     ],
 )
 def test_other_attention_is_refused_by_name(arch: Any, changes: dict[str, Any], named: str, tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from agentrl.algorithms import AlgorithmSettings
 from agentrl.config.inapplicable import inapplicable
 from agentrl.errors import CheckpointError, SettingsError, TrainError
 from agentrl.train.fsdp.model import Values, shape_of
+from agentrl.train.fsdp.network import FsdpNetwork
 from agentrl.train.hf import HFFolder
 from tests.support.produced import settings_of
 from tests.support.tiny_models import Arch, NoTable, make_tiny_model
@@ -164,6 +166,14 @@ def test_what_cannot_be_packed_or_read_is_refused_by_name(tmp_path: Path) -> Non
         config.save_pretrained(tmp_path)
         with pytest.raises(TrainError, match=reason), backend(settings(tmp_path, train_backend="fsdp")):
             pass
+
+
+def test_engine_and_trainer_cannot_agree_to_the_bit_about_states(tmp_path: Path) -> None:
+    folder = make_tiny_model(tmp_path, "lfm2")
+    for same in (False, True):
+        train = settings(folder, train_backend="fsdp", true_on_policy_mode=same)
+        with pytest.raises(TrainError, match="lfm2 has layers with a state") if same else nullcontext():
+            FsdpNetwork.check_model(HFFolder(folder), train, values=False)
 
 
 def test_the_size_of_a_critic_of_an_untied_model_leaves_its_embedding_out(tmp_path: Path) -> None:
