@@ -137,8 +137,8 @@ def load(folder: HFFolder, place: ModelContext, *, values: bool, learns: bool) -
         _shard(model, mesh, half=bool(settings.bf16), offload=offload)
         whole = made(read) if place.ranks.rank == 0 else None
         _fill(model, whole, place.device, offload)
-        if hasattr(whole, "_weight_conversions"):  # by which transformers finds the folder's names again
-            model._weight_conversions = whole._weight_conversions
+        if (found := getattr(whole, "_weight_conversions", None)) is not None:
+            model._weight_conversions = found  # by which transformers finds the folder's names again
     if settings.recompute_granularity and learns:
         model.gradient_checkpointing_enable({"use_reentrant": False})
         for layer in _layers(model):

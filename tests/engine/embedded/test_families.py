@@ -29,12 +29,13 @@ CASES: dict[str, tuple[Any, dict[str, Any]]] = {
     "glm4": ("glm4", {}),
     "glm4_moe": ("glm4_moe", {}),
     "deepseek_v3": ("deepseek_v3", {}),
+    "minimax_m2": ("minimax_m2", {}),
     "deepseek_v3 without latent queries": ("deepseek_v3", {"q_lora_rank": None, "v_head_dim": 32}),
 }
 
 
 STATES = ("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text", "lfm2", "lfm2_moe")
-OTHER_FORMS = ("gemma3_text", "glm", "glm4", "deepseek_v3")
+OTHER_FORMS = ("gemma3_text", "glm", "glm4", "deepseek_v3", "minimax_m2")
 """Ropes of neighbours, norms behind attention, latent attention: these run as transformers has them."""
 
 

@@ -101,7 +101,7 @@ def test_families_without_a_table_train_as_plain_torch(tmp_path: Path, arch: NoT
 def test_a_packed_sample_leaves_no_state_to_the_others(tmp_path: Path, arch: NoTable, share: bool) -> None:
     """Other tokens of one sample change no bit of the others' log-probs; dense, because a mixture's products have as many
     rows as tokens chose the expert."""
-    dense = {"mlp_only_layers": [0, 1]} if arch == "qwen3_next" else {}
+    dense: dict[str, Any] = {"mlp_only_layers": [0, 1]} if arch == "qwen3_next" else {}
     folder, batch = make_tiny_model(tmp_path, arch, **dense), make_batch()
     train = settings(folder, train_backend="fsdp", share_prefixes=share, max_tokens_per_gpu=1000)
     with backend(train) as made:
