@@ -31,6 +31,7 @@ Arch = Literal[
 ]
 NoTable = Literal[
     "gemma3_text",
+    "gemma4_text",
     "granite",
     "smollm3",
     "gpt_oss",
@@ -73,6 +74,14 @@ _MORE: dict[str, dict[str, Any]] = {
     "qwen2_moe": _SHARED,
     "qwen3_moe": {"num_experts": 4, "norm_topk_prob": True, "mlp_only_layers": [0], **_EXPERTS},
     "gemma3_text": {"sliding_window": 8, "layer_types": ["sliding_attention", "full_attention"]},
+    "gemma4_text": {
+        "sliding_window": 8,
+        "layer_types": ["sliding_attention", "full_attention"],
+        "global_head_dim": 32,
+        "vocab_size_per_layer_input": 512,
+        "hidden_size_per_layer_input": 16,
+        "num_kv_shared_layers": 0,
+    },
     "gpt_oss": {"sliding_window": 8, "num_local_experts": 4, "num_experts_per_tok": 2},
     "glm4_moe": {"n_routed_experts": 4, "use_qk_norm": True, "attention_bias": True, **_EXPERTS},
     "deepseek_v3": _LATENT | {"first_k_dense_replace": 1, "n_group": 4, "topk_group": 2},

@@ -5,6 +5,7 @@
 2. Weights are kept in float32 where they learn, and computed with in bfloat16 if `bf16` is set.
 """
 
+import itertools
 from dataclasses import dataclass
 from typing import Any, Self
 
@@ -226,12 +227,15 @@ def shape_of(model: Any) -> CostShape:
     """The sizes of a transformers model."""
     body = getattr(model, "model", model)
     config = body.config
-    dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     unused = body.get_input_embeddings().weight if not config.tie_word_embeddings else None
-    kinds = getattr(config, "layer_types", None) or ["full_attention"] * config.num_hidden_layers
-    attending, matrices = sum(kind in _ATTENTION for kind in kinds), 0
+    matrices = 0
     for parameter in model.parameters():
         if parameter.dim() > 1 and parameter is not unused:
             met = parameter.dim() == 3 and getattr(config, "num_experts_per_tok", 0) / parameter.size(0)
             matrices += int(parameter.numel() * (met or 1))
-    return CostShape(config.vocab_size, matrices, 2 * attending * config.num_attention_heads * dim)
+    kinds, channels = getattr(config, "layer_types", None) or itertools.repeat("full_attention"), 0
+    for layer, kind in zip(config.per_layer_config, kinds, strict=False):  # heads may differ by layer
+        if kind in _ATTENTION:
+            dim = getattr(layer, "head_dim", None) or layer.hidden_size // layer.num_attention_heads
+            channels += 2 * layer.num_attention_heads * dim
+    return CostShape(config.vocab_size, matrices, channels)

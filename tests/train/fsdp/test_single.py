@@ -60,6 +60,7 @@ def test_numbers_and_weights_are_megatrons(folder: Path, algorithm: AlgorithmSet
 
 DAILY = ["gemma3_text", "granite", "gpt_oss", "qwen3_next", "lfm2"]
 NIGHTLY = [
+    "gemma4_text",
     "smollm3",
     "qwen3_moe",
     "deepseek_v3",
