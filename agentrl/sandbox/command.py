@@ -20,7 +20,7 @@ from pathlib import Path
 from subprocess import DEVNULL, PIPE
 
 import anyio
-from anyio.abc import ByteReceiveStream, ByteSendStream
+from anyio.abc import ByteReceiveStream, ByteSendStream, Process
 
 from agentrl.errors import SettingsError, ungrouped
 from agentrl.sandbox.inside import bridge
@@ -131,10 +131,11 @@ async def run_command(
     outputs = [_Output(most), _Output(most)]
     groups = None if user is None else []
     try:
-        process = await anyio.open_process(
-            line, stdin=DEVNULL if stdin is None else PIPE, stdout=PIPE, stderr=PIPE, cwd=folder, env=dict(environment),
-            start_new_session=True, pass_fds=inherited, user=user, group=user, extra_groups=groups,
-        )  # fmt: skip
+        with anyio.CancelScope(shield=True):  # a cancelled start would leave its pipes open
+            process = await anyio.open_process(
+                line, stdin=DEVNULL if stdin is None else PIPE, stdout=PIPE, stderr=PIPE, cwd=folder, env=dict(environment),
+                start_new_session=True, pass_fds=inherited, user=user, group=user, extra_groups=groups,
+            )  # fmt: skip
     except OSError as error:
         raise SandboxUnavailable(f"{line[0]} cannot be started: {error.strerror}") from error
     async with process:
@@ -149,10 +150,10 @@ async def run_command(
                         tasks.start_soon(output.read, stream)
                     await process.wait()
         except BaseException:
-            _kill(process.pid)
+            await _kill(process)
             raise
         if timed_out := limit.cancelled_caught:
-            _kill(process.pid)
+            await _kill(process)
     code = _TIMED_OUT if timed_out else process.returncode or 0
     return CommandResult(code, *map(bytes, outputs), timed_out, any(output.truncated for output in outputs))
 
@@ -187,6 +188,8 @@ async def _feed(stream: ByteSendStream, data: bytes) -> None:
     await stream.aclose()
 
 
-def _kill(group: int) -> None:
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(group, signal.SIGKILL)
+async def _kill(process: Process) -> None:
+    with anyio.CancelScope(shield=True):
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        await process.wait()
