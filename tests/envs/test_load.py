@@ -100,7 +100,10 @@ def test_a_scheme_names_an_adapter_and_each_name_has_one_class(adapter: ModuleTy
 @pytest.mark.parametrize(
     ("raises", "message"),
     [
-        (ModuleNotFoundError("no", name="lib"), r"the package lib is not installed; pip install 'agentrl-sdk\[harbor\]'$"),
+        (
+            ModuleNotFoundError("no", name="lib"),
+            r"the package lib is not installed; pip install 'agentrl-sdk\[harbor\]'$",
+        ),
         (PluginError("no such folder"), "no such folder$"),
         (KeyError("task"), r"KeyError: 'task' at .*test_load\.py:\d+ in fail$"),
     ],
