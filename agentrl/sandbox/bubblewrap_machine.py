@@ -116,8 +116,7 @@ class BubblewrapMachine(Machine):
                 """Set the limits of the first process inside; it waits for that."""
                 given.close()
                 with anyio.CancelScope(shield=True):
-                    if said := await anyio.to_thread.run_sync(_read, info):  # otherwise bubblewrap has failed
-                        pid = int(json.loads(said)["child-pid"])
+                    if pid := await anyio.to_thread.run_sync(_first_process, info):
                         first.append(os.pidfd_open(pid))
                         files.callback(os.close, first[0])
                         await self._limit(pid)
@@ -141,8 +140,6 @@ class BubblewrapMachine(Machine):
 
     async def _limit(self, pid: int) -> None:
         """Limit a process from outside: only processes of its namespace count, and nothing inside can lift the limits."""
-        with contextlib.suppress(OSError), open(f"/proc/{pid}/oom_score_adj", "w", encoding="ascii") as file:
-            file.write("1000")
         processes = self.limits.processes + 2  # bubblewrap's own process, and the shell
         limits = {"nproc": processes, "as": self.limits.memory_mb << 20, "fsize": self.limits.file_mb << 20, "core": 0}
         options = (f"--{name}={value}:{value}" for name, value in limits.items())
@@ -164,9 +161,21 @@ def _with_system(root: Path, workdir: str) -> list[str]:
         elif not inside.is_symlink():
             inside.symlink_to(os.readlink(path))
     own = [name for name in sorted(os.listdir(root)) if f"/{name}" not in (*SYSTEM_PATHS, "/etc", "/proc", "/dev")]
-    return ["--ro-bind", str(root), "/", *(word for name in own for word in ("--bind", f"{root}/{name}", f"/{name}")), *system]
+    return [
+        "--ro-bind",
+        str(root),
+        "/",
+        *(word for name in own for word in ("--bind", f"{root}/{name}", f"/{name}")),
+        *system,
+    ]
 
 
-def _read(pipe: int) -> bytes:
-    with open(pipe, "rb", closefd=False) as file:
-        return file.read()
+def _first_process(info: int) -> int:
+    """Return the first process of bubblewrap's namespace; 0 if bubblewrap has failed. If memory runs out, the kernel shall
+    kill it and its children before others."""
+    with open(info, "rb", closefd=False) as file:
+        said = file.read()
+    pid = int(json.loads(said)["child-pid"]) if said else 0
+    with contextlib.suppress(OSError):
+        Path(f"/proc/{pid}/oom_score_adj").write_text("1000", encoding="ascii")
+    return pid

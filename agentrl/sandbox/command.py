@@ -14,10 +14,11 @@ import shlex
 import shutil
 import signal
 import sys
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from subprocess import DEVNULL, PIPE
+from typing import Any
 
 import anyio
 from anyio.abc import ByteReceiveStream, ByteSendStream, Process
@@ -26,7 +27,17 @@ from agentrl.errors import SettingsError, ungrouped
 from agentrl.sandbox.inside import bridge
 from agentrl.sandbox.limits import SandboxFailure, SandboxUnavailable
 
-SYSTEM_PATHS = ("/usr", "/bin", "/sbin", "/lib", "/lib64", "/lib32", "/etc/alternatives", "/etc/ssl", "/etc/ld.so.cache")
+SYSTEM_PATHS = (
+    "/usr",
+    "/bin",
+    "/sbin",
+    "/lib",
+    "/lib64",
+    "/lib32",
+    "/etc/alternatives",
+    "/etc/ssl",
+    "/etc/ld.so.cache",
+)
 _INSIDE, _FOLDER, _HOME = "/run/agentrl", "/workspace", "/home/agent"
 _USER = "1000"
 """The user inside: nobody special, also if the caller is root."""
@@ -116,7 +127,7 @@ async def run_command(
     most: int = 1 << 20,
     user: int | None = None,
     inherited: Sequence[int] = (),
-    started: Callable[[], Awaitable[None]] | None = None,
+    started: Callable[[], Coroutine[Any, Any, None]] | None = None,
 ) -> CommandResult:
     """Run a command line in `folder` to its end, with no variables but those of `environment`; a cancelled call kills
     it. Raises SandboxUnavailable: the command cannot be started.
@@ -128,8 +139,8 @@ async def run_command(
         inherited: file descriptors that the command gets.
         started: is called when the process exists.
     """
-    outputs = [_Output(most), _Output(most)]
-    groups = None if user is None else []
+    out, errors = _Output(most), _Output(most)
+    groups: list[int] | None = None if user is None else []
     try:
         with anyio.CancelScope(shield=True):  # a cancelled start would leave its pipes open
             process = await anyio.open_process(
@@ -145,8 +156,9 @@ async def run_command(
                     if started is not None:
                         tasks.start_soon(started)
                     if process.stdin is not None:
-                        tasks.start_soon(_feed, process.stdin, stdin)
-                    for stream, output in zip((process.stdout, process.stderr), outputs, strict=True):
+                        tasks.start_soon(_feed, process.stdin, stdin or b"")
+                    for stream, output in zip((process.stdout, process.stderr), (out, errors), strict=True):
+                        assert stream is not None
                         tasks.start_soon(output.read, stream)
                     await process.wait()
         except BaseException:
@@ -155,7 +167,7 @@ async def run_command(
         if timed_out := limit.cancelled_caught:
             await _kill(process)
     code = _TIMED_OUT if timed_out else process.returncode or 0
-    return CommandResult(code, *map(bytes, outputs), timed_out, any(output.truncated for output in outputs))
+    return CommandResult(code, bytes(out), bytes(errors), timed_out, out.truncated or errors.truncated)
 
 
 async def call(*line: str, user: int | None = None, seconds: float = math.inf) -> str:
@@ -183,7 +195,9 @@ class _Output(bytearray):
 
 
 async def _feed(stream: ByteSendStream, data: bytes) -> None:
-    with contextlib.suppress(OSError, anyio.BrokenResourceError):  # the command may end, or close it, before it reads all
+    with contextlib.suppress(
+        OSError, anyio.BrokenResourceError
+    ):  # the command may end, or close it, before it reads all
         await stream.send(data)
     await stream.aclose()
 

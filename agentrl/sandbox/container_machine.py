@@ -2,7 +2,6 @@
 
 import os
 import secrets
-from pathlib import Path
 from typing import Self
 
 import anyio
@@ -68,7 +67,7 @@ class ContainerMachine(Machine):
 
     async def _image(self, image: str) -> str:
         """Return an image that is there, after it was built or pulled."""
-        if Path(image).is_dir():
+        if await anyio.Path(image).is_dir():
             return await call(self._command, "build", "--quiet", image)
         try:
             await _ask(self._command, "image", "inspect", image)

@@ -108,7 +108,7 @@ class Machine(ABC):
                 raise SandboxUnavailable("the machine is closed")
             with anyio.CancelScope() as self._running:
                 return await self._execute(line + b"\n" + input, seconds, most or self.limits.output_bytes)
-        raise SandboxFailure("the machine was closed while it ran a command")
+            raise SandboxFailure("the machine was closed while it ran a command")
 
     async def read(self, path: str) -> bytes:
         """Return the content of a file. Raises OSError: the file cannot be read, or is larger than 64 MiB."""
@@ -118,7 +118,9 @@ class Machine(ABC):
         """Write a file and the folders above it. Readers see the old content or the new. Raises OSError: the file cannot
         be written."""
         new = 'new=$(mktemp -p "$folder") && cat > "$new" && chmod 644 -- "$new" && mv -fT -- "$new" "$file"'
-        await self._must(f'file={shlex.quote(path)} && folder=$(dirname -- "$file") && mkdir -p -- "$folder" && {new}', data)
+        await self._must(
+            f'file={shlex.quote(path)} && folder=$(dirname -- "$file") && mkdir -p -- "$folder" && {new}', data
+        )
 
     async def upload(self, folder: Path, path: str) -> None:
         """Copy the content of a folder of the host into the machine's folder `path`; links stay links. Raises OSError:
@@ -139,4 +141,5 @@ async def start_guard(script: str, *arguments: str) -> Process:
     """Start a process that runs a shell script when it is closed or this process ends. `arguments` are $1, $2, ..."""
     line = ["/bin/sh", "-c", f"cat; {script}", "guard", *arguments]
     with anyio.CancelScope(shield=True):
-        return await anyio.open_process(line, stdin=PIPE, stdout=DEVNULL, stderr=DEVNULL, start_new_session=True)
+        process = await anyio.open_process(line, stdin=PIPE, stdout=DEVNULL, stderr=DEVNULL, start_new_session=True)
+    return process  # noqa: RET504

@@ -5,7 +5,6 @@ import functools
 import json
 import os
 import shutil
-import signal
 import socket
 import subprocess
 import sys
@@ -29,9 +28,30 @@ from tests.sandbox.watch import processes_called, until
 
 IMAGE = os.environ.get("AGENTRL_TEST_IMAGE", "docker.io/library/python:3.11-slim")
 LIMITS = MachineLimits(seconds=60, memory_mb=512, processes=20, file_mb=8, output_bytes=100_000)
-PROGRAMS = (
-    "sh bash cat mkdir mv mktemp chmod dirname tar sleep ls touch head rm ln readlink yes true id setsid sort grep".split()
-)
+PROGRAMS = [
+    "sh",
+    "bash",
+    "cat",
+    "mkdir",
+    "mv",
+    "mktemp",
+    "chmod",
+    "dirname",
+    "tar",
+    "sleep",
+    "ls",
+    "touch",
+    "head",
+    "rm",
+    "ln",
+    "readlink",
+    "yes",
+    "true",
+    "id",
+    "setsid",
+    "sort",
+    "grep",
+]
 Start = Callable[..., Awaitable[Machine]]
 
 
@@ -62,15 +82,20 @@ def refusal(kind: type[Machine]) -> str:
     return anyio.run(kind.refusal)
 
 
+def image_of(request: pytest.FixtureRequest) -> str:
+    kind = request.param if hasattr(request, "param") else request.node.callspec.params["start"]
+    if kind == "bubblewrap-folder":
+        return str(request.getfixturevalue("root_files"))
+    return IMAGE if kind == "container" else ""
+
+
 @pytest.fixture(params=["bubblewrap", "bubblewrap-folder", "container"])
 def start(request: pytest.FixtureRequest) -> Start:
     """Start a machine of each kind; a kind that does not work here is skipped by name."""
     kind: type[Machine] = ContainerMachine if request.param == "container" else BubblewrapMachine
     if reason := refusal(kind):
         pytest.skip(f"{request.param}: {reason}")
-    image = {"bubblewrap": lambda: "", "container": lambda: IMAGE}.get(
-        request.param, lambda: str(request.getfixturevalue("root_files"))
-    )()
+    image = image_of(request)
 
     async def started(image: str = image, **options: Any) -> Machine:
         return await kind.start(image, **{"limits": LIMITS, "workdir": "/app", **options})
@@ -138,7 +163,12 @@ async def test_input_is_the_standard_input(machine: Machine) -> None:
 
 
 async def test_files_stay_and_are_written_whole(machine: Machine) -> None:
-    for path, data in (("/app/deep/er/a b", b"\0\n\\n"), ("/tmp/-x", b""), ("relative", b"1"), ("/app/deep/er/a b", b"2")):
+    for path, data in (
+        ("/app/deep/er/a b", b"\0\n\\n"),
+        ("/tmp/-x", b""),
+        ("relative", b"1"),
+        ("/app/deep/er/a b", b"2"),
+    ):
         await machine.write(path, data)
         assert await machine.read(path) == data
     assert (await machine.run("ls deep/er /app")).stdout == "/app:\ndeep\nrelative\n\ndeep/er:\na b\n"
@@ -174,7 +204,9 @@ async def test_a_command_ends_at_its_time_limit(machine: Machine) -> None:
 
 
 async def test_no_process_outlives_its_command(machine: Machine) -> None:
-    assert (await machine.run(f"(setsid sh -c '{named('survivor')}' > /dev/null 2>&1 < /dev/null &); sleep 0.1")).exit_code == 0
+    assert (
+        await machine.run(f"(setsid sh -c '{named('survivor')}' > /dev/null 2>&1 < /dev/null &); sleep 0.1")
+    ).exit_code == 0
     assert processes_called("survivor") == 0
 
 
@@ -287,7 +319,9 @@ async def test_links_do_not_lead_out(machine: Machine, canary: Path, tmp_path: P
 
 
 async def test_a_hostile_snapshot_writes_nothing_outside(start: Start, machine: Machine, canary: Path) -> None:
-    links = f"[ -w / ] && for name in etc usr app home tmp var dev proc run; do rm -rf /$name; ln -s {canary} /$name; done"
+    links = (
+        f"[ -w / ] && for name in etc usr app home tmp var dev proc run; do rm -rf /$name; ln -s {canary} /$name; done"
+    )
     await machine.run(f"rm -rf /app/* /home/agent; ln -s {canary} /home/agent; {links}", timeout=20)
     image = await machine.snapshot()
     with contextlib.suppress(SandboxUnavailable, SandboxFailure):
@@ -297,7 +331,7 @@ async def test_a_hostile_snapshot_writes_nothing_outside(start: Start, machine: 
 
 async def test_no_signal_reaches_another_process(machine: Machine, python: Callable[..., Awaitable[str]]) -> None:
     user = OTHER_USER if os.geteuid() == 0 else None
-    victim = subprocess.Popen(["/bin/sleep", "1000"], user=user, start_new_session=True)
+    victim = subprocess.Popen(["/bin/sleep", "1000"], user=user, start_new_session=True)  # noqa: ASYNC220
     body = (
         "import resource\nfor pid in pids:\n"
         "    attempt(f'kill {pid}', lambda: os.kill(pid, 9))\n"
@@ -346,7 +380,9 @@ async def test_a_fork_bomb_is_bounded(python: Callable[..., Awaitable[str]]) -> 
 
 
 async def test_a_wild_fork_bomb_ends_at_the_time_limit(machine: Machine) -> None:
-    bomb = f"ln -s /bin/sh /tmp/bomb; b() {{ while true; do /tmp/bomb -c 'sleep 0.01' & done; }}; b & b & b & exec sleep 1000"
+    bomb = (
+        "ln -s /bin/sh /tmp/bomb; b() { while true; do /tmp/bomb -c 'sleep 0.01' & done; }; b & b & b & exec sleep 1000"
+    )
     result = await machine.run(bomb, timeout=0.5)
     assert result.timed_out
     assert processes_called("bomb") == 0
@@ -389,15 +425,12 @@ anyio.run(main)
 
 
 async def test_it_ends_with_a_killed_owner(start: Start, request: pytest.FixtureRequest, tmp_path: Path) -> None:
-    kind = request.node.callspec.params["start"]
-    image = {"bubblewrap": "", "container": IMAGE}.get(kind) if kind != "bubblewrap-folder" else str(
-        request.getfixturevalue("root_files")
-    )  # fmt: skip
+    kind, image = request.node.callspec.params["start"], image_of(request)
     tmp_path.chmod(0o711)
     for parent in list(tmp_path.parents)[:2]:
         parent.chmod(0o711)
     line = [sys.executable, "-c", _KILLED, kind, image, named("orphan")]
-    owner = subprocess.Popen(line, env={**os.environ, "TMPDIR": str(tmp_path)}, cwd=ROOT)
+    owner = subprocess.Popen(line, env={**os.environ, "TMPDIR": str(tmp_path)}, cwd=ROOT)  # noqa: ASYNC220
     try:
         await until(lambda: processes_called("orphan") == 1 or owner.poll() is not None)
         assert owner.poll() is None
@@ -536,6 +569,8 @@ async def test_a_cancelled_start_removes_its_container(service: Any) -> None:
     calls = service("start:hang")
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(ContainerMachine.start, "image")
-        await until(lambda: any(call.startswith("start") for call in calls()) if Path(os.environ["CALLS"]).exists() else False)
+        await until(
+            lambda: any(call.startswith("start") for call in calls()) if Path(os.environ["CALLS"]).exists() else False
+        )
         tasks.cancel_scope.cancel()
     assert [call.split()[0] for call in calls()] == ["version", "image", "create", "start", "stop", "rm"]
