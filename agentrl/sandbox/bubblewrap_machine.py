@@ -8,15 +8,14 @@ import signal
 import tempfile
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Self
 
 import anyio
 import anyio.to_thread
 
 from agentrl.sandbox.command import SYSTEM_PATHS, CommandResult, call, confined, run_command
 from agentrl.sandbox.launch import NOBODY
-from agentrl.sandbox.limits import MachineLimits, SandboxFailure, SandboxUnavailable
-from agentrl.sandbox.machine import DEFAULT_LIMITS, SHELL, Machine, start_guard
+from agentrl.sandbox.limits import SandboxFailure, SandboxUnavailable
+from agentrl.sandbox.machine import SHELL, Machine, start_guard
 
 _PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 _ENVIRONMENT = {"PATH": _PATH, "HOME": "/home/agent", "USER": "agent", "LOGNAME": "agent", "LANG": "C.UTF-8"}
@@ -53,28 +52,15 @@ class BubblewrapMachine(Machine):
         except (SandboxUnavailable, SandboxFailure) as error:
             return str(error)
 
-    @classmethod
-    async def start(
-        cls, image: str = "", *, limits: MachineLimits = DEFAULT_LIMITS, network: bool = False, workdir: str = ""
-    ) -> Self:
-        """See `Machine.start`."""
-        machine = cls(limits)
-        machine._host = not image or image.startswith(_HOST)
-        machine._folder = Path(tempfile.gettempdir(), f"agentrl-machine-{secrets.token_hex(8)}")
+    async def _open(self, image: str, network: bool, workdir: str) -> None:
         line = confined()
-        try:
-            machine._guard = await start_guard(_REMOVE, str(machine._folder))
-            line += [*await machine._make(image.removeprefix(_HOST), workdir), "--dir", _ENVIRONMENT["HOME"]]
-            line += ["--dir", workdir, "--chdir", workdir] if workdir else []
-            line += ["--share-net", "--ro-bind-try", "/etc/resolv.conf", "/etc/resolv.conf"] if network else []
-            machine._line = line
-            first = await machine.run(":")
-            if first.exit_code:
-                raise SandboxUnavailable(first.stderr.strip() or f"a first command ended with status {first.exit_code}")
-        except BaseException:
-            await machine.close()
-            raise
-        return machine
+        self._host = not image or image.startswith(_HOST)
+        self._folder = Path(tempfile.gettempdir(), f"agentrl-machine-{secrets.token_hex(8)}")
+        self._guard = await start_guard(_REMOVE, str(self._folder))
+        line += [*await self._make(image.removeprefix(_HOST), workdir), "--dir", _ENVIRONMENT["HOME"]]
+        line += ["--dir", workdir, "--chdir", workdir] if workdir else []
+        line += ["--share-net", "--ro-bind-try", "/etc/resolv.conf", "/etc/resolv.conf"] if network else []
+        self._line = line
 
     async def snapshot(self) -> str:
         """See `Machine.snapshot`. The image is a folder among the system's temporary files."""

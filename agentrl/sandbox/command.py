@@ -28,21 +28,12 @@ from agentrl.sandbox.inside import bridge
 from agentrl.sandbox.limits import SandboxFailure, SandboxUnavailable
 
 SYSTEM_PATHS = (
-    "/usr",
-    "/bin",
-    "/sbin",
-    "/lib",
-    "/lib64",
-    "/lib32",
-    "/etc/alternatives",
-    "/etc/ssl",
-    "/etc/ld.so.cache",
-)
+    "/usr", "/bin", "/sbin", "/lib", "/lib64", "/lib32", "/etc/alternatives", "/etc/ssl", "/etc/ld.so.cache",
+)  # fmt: skip
 _INSIDE, _FOLDER, _HOME = "/run/agentrl", "/workspace", "/home/agent"
 _USER = "1000"
 """The user inside: nobody special, also if the caller is root."""
-_TIMED_OUT = 124
-"""Exit status of a command that its time limit killed, as of timeout(1)."""
+_TIMED_OUT = 124  # as of timeout(1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,7 +130,17 @@ async def run_command(
         inherited: file descriptors that the command gets.
         started: is called when the process exists.
     """
-    out, errors = _Output(most), _Output(most)
+    kept = bytearray(), bytearray()
+
+    async def feed(stream: ByteSendStream, data: bytes) -> None:
+        with contextlib.suppress(OSError, anyio.BrokenResourceError):  # the command may not read all
+            await stream.send(data)
+        await stream.aclose()
+
+    async def read(stream: ByteReceiveStream, into: bytearray) -> None:
+        async for chunk in stream:
+            into += chunk[: most + 1 - len(into)]
+
     groups: list[int] | None = None if user is None else []
     try:
         with anyio.CancelScope(shield=True):  # a cancelled start would leave its pipes open
@@ -156,18 +157,19 @@ async def run_command(
                     if started is not None:
                         tasks.start_soon(started)
                     if process.stdin is not None:
-                        tasks.start_soon(_feed, process.stdin, stdin or b"")
-                    for stream, output in zip((process.stdout, process.stderr), (out, errors), strict=True):
+                        tasks.start_soon(feed, process.stdin, stdin or b"")
+                    for stream, into in zip((process.stdout, process.stderr), kept, strict=True):
                         assert stream is not None
-                        tasks.start_soon(output.read, stream)
+                        tasks.start_soon(read, stream, into)
                     await process.wait()
         except BaseException:
             await _kill(process)
             raise
         if timed_out := limit.cancelled_caught:
             await _kill(process)
+    output, errors = (bytes(each[:most]) for each in kept)
     code = _TIMED_OUT if timed_out else process.returncode or 0
-    return CommandResult(code, bytes(out), bytes(errors), timed_out, out.truncated or errors.truncated)
+    return CommandResult(code, output, errors, timed_out, truncated=max(map(len, kept)) > most)
 
 
 async def call(*line: str, user: int | None = None, seconds: float = math.inf) -> str:
@@ -178,28 +180,6 @@ async def call(*line: str, user: int | None = None, seconds: float = math.inf) -
         said = f"no answer within {seconds:g} s" if result.timed_out else result.stderr[-1000:].strip()
         raise SandboxFailure(f"{' '.join(line[:2])}: {said or f'exit status {result.exit_code}'}")
     return result.stdout.strip().rpartition("\n")[2]
-
-
-class _Output(bytearray):
-    """The first `most` bytes of a stream."""
-
-    def __init__(self, most: int) -> None:
-        super().__init__()
-        self.most, self.truncated = most, False
-
-    async def read(self, stream: ByteReceiveStream) -> None:
-        async for chunk in stream:
-            room = self.most - len(self)
-            self.truncated |= len(chunk) > room
-            self.extend(chunk[:room])
-
-
-async def _feed(stream: ByteSendStream, data: bytes) -> None:
-    with contextlib.suppress(
-        OSError, anyio.BrokenResourceError
-    ):  # the command may end, or close it, before it reads all
-        await stream.send(data)
-    await stream.aclose()
 
 
 async def _kill(process: Process) -> None:

@@ -2,13 +2,12 @@
 
 import os
 import secrets
-from typing import Self
 
 import anyio
 
 from agentrl.sandbox.command import CommandResult, call, run_command
-from agentrl.sandbox.limits import MachineLimits, SandboxFailure, SandboxUnavailable
-from agentrl.sandbox.machine import DEFAULT_LIMITS, SHELL, Machine, start_guard
+from agentrl.sandbox.limits import SandboxFailure, SandboxUnavailable
+from agentrl.sandbox.machine import SHELL, Machine, start_guard
 
 _ANSWER_SECONDS = 120.0
 
@@ -28,32 +27,30 @@ class ContainerMachine(Machine):
         """Ask the service of each installed command for its version."""
         return (await _find())[1]
 
-    @classmethod
-    async def start(
-        cls, image: str = "", *, limits: MachineLimits = DEFAULT_LIMITS, network: bool = False, workdir: str = ""
-    ) -> Self:
-        """See `Machine.start`."""
-        machine = cls(limits)
-        machine._command, refusal = await _find()
+    async def _open(self, image: str, network: bool, workdir: str) -> None:
+        self._command, refusal = await _find()
         if refusal or not image:
             raise SandboxUnavailable(refusal or "a container needs an image: a name, or a folder with a Dockerfile")
-        machine._name = f"agentrl-{secrets.token_hex(8)}"
-        size, file = f"{limits.memory_mb}m", f"fsize={limits.file_mb << 20}"
-        options = ["--memory", size, "--memory-swap", size, "--pids-limit", str(limits.processes), "--ulimit", file]
+        image = await self._image(image)
+        self._name = f"agentrl-{secrets.token_hex(8)}"
+        size, file = f"{self.limits.memory_mb}m", f"fsize={self.limits.file_mb << 20}"
+        options = [
+            "--memory",
+            size,
+            "--memory-swap",
+            size,
+            "--pids-limit",
+            str(self.limits.processes),
+            "--ulimit",
+            file,
+        ]
         options += ["--ulimit", "core=0", "--network", "bridge" if network else "none"]
         options += ["--security-opt", "no-new-privileges", "--label", "agentrl", "--interactive", "--pull", "never"]
         script = f'mkdir -p -- "$0" && cd -- "$0" || exit; {SHELL[2]}' if workdir else SHELL[2]
-        try:
-            image = await machine._image(image)
-            machine._guard = await start_guard('"$1" rm --force --volumes "$2"', machine._command, machine._name)
-            with anyio.CancelScope(shield=True):  # the service would go on, and make it after it was removed
-                entry = ("--entrypoint", SHELL[0], image, SHELL[1], script, workdir)
-                await _ask(machine._command, "create", "--name", machine._name, *options, *entry)
-            await machine.run(":")
-        except BaseException:
-            await machine.close()
-            raise
-        return machine
+        entry = ("--entrypoint", SHELL[0], image, SHELL[1], script, workdir)
+        self._guard = await start_guard('"$1" rm --force --volumes "$2"', self._command, self._name)
+        with anyio.CancelScope(shield=True):  # the service would go on, and make it after it was removed
+            await _ask(self._command, "create", "--name", self._name, *options, *entry)
 
     async def snapshot(self) -> str:
         """See `Machine.snapshot`."""

@@ -49,7 +49,6 @@ class Machine(ABC):
         """Return why this machine does not work here; "" if it does."""
 
     @classmethod
-    @abstractmethod
     async def start(
         cls, image: str = "", *, limits: MachineLimits = DEFAULT_LIMITS, network: bool = False, workdir: str = ""
     ) -> Self:
@@ -60,6 +59,19 @@ class Machine(ABC):
             network: the machine gets a network.
             workdir: folder in which commands start; it is created.
         """
+        machine = cls(limits)
+        try:
+            await machine._open(image, network, workdir)
+            if (first := await machine.run(":")).exit_code:
+                raise SandboxUnavailable(first.stderr.strip() or f"a first command ended with status {first.exit_code}")
+        except BaseException:
+            await machine.close()
+            raise
+        return machine
+
+    @abstractmethod
+    async def _open(self, image: str, network: bool, workdir: str) -> None:
+        """Make the machine, so that `_guard` removes it, finished or not."""
 
     @abstractmethod
     async def snapshot(self) -> str:

@@ -138,7 +138,7 @@ def canary() -> Iterator[Path]:
 
 def named(name: str) -> str:
     """A command that never ends, under a name that the host can look for."""
-    return f"ln -s /bin/sleep /tmp/{name} && exec /tmp/{name} 1000"
+    return f"ln -sf /bin/sleep /tmp/{name} && exec /tmp/{name} 1000"
 
 
 async def test_a_command_runs_in_the_working_folder(machine: Machine) -> None:
@@ -196,7 +196,10 @@ async def test_output_is_bounded(machine: Machine) -> None:
 
 
 async def test_a_command_ends_at_its_time_limit(machine: Machine) -> None:
-    result = await machine.run(f"echo begun; {named('overdue')}", timeout=0.5)
+    for timeout in (0.5, 5, 50):  # on a busy machine, a command may begin late
+        result = await machine.run(f"echo begun; {named('overdue')}", timeout=timeout)
+        if result.stdout:
+            break
     assert (result.exit_code, result.stdout, result.timed_out) == (124, "begun\n", True)
     assert processes_called("overdue") == 0
     assert (await machine.run("ls /tmp")).stdout == "overdue\n"
@@ -380,9 +383,7 @@ async def test_a_fork_bomb_is_bounded(python: Callable[..., Awaitable[str]]) -> 
 
 
 async def test_a_wild_fork_bomb_ends_at_the_time_limit(machine: Machine) -> None:
-    bomb = (
-        "ln -s /bin/sh /tmp/bomb; b() { while true; do /tmp/bomb -c 'sleep 0.01' & done; }; b & b & b & exec sleep 1000"
-    )
+    bomb = "ln -sf /bin/sh /tmp/bomb; b() { while true; do /tmp/bomb -c 'sleep 0.01' & done; }; b & b & b & exec sleep 1000"
     result = await machine.run(bomb, timeout=0.5)
     assert result.timed_out
     assert processes_called("bomb") == 0
