@@ -101,7 +101,7 @@ class BubblewrapMachine(Machine):
             async def confine() -> None:
                 """Set the limits of the first process inside; it waits for that."""
                 given.close()
-                with anyio.CancelScope(shield=True):
+                with anyio.CancelScope(shield=True), contextlib.suppress(ProcessLookupError):  # bubblewrap has failed
                     if pid := await anyio.to_thread.run_sync(_first_process, info):
                         first.append(os.pidfd_open(pid))
                         files.callback(os.close, first[0])

@@ -104,6 +104,15 @@ def start(request: pytest.FixtureRequest) -> Start:
 
 
 @pytest.fixture
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder of temporary files during a test, which every user can reach."""
+    for folder in (tmp_path, *list(tmp_path.parents)[:2]):
+        folder.chmod(0o711)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    return tmp_path
+
+
+@pytest.fixture
 async def machine(start: Start) -> Any:
     async with await start() as opened:
         yield opened
@@ -425,33 +434,40 @@ anyio.run(main)
 """
 
 
-async def test_it_ends_with_a_killed_owner(start: Start, request: pytest.FixtureRequest, tmp_path: Path) -> None:
+async def test_it_ends_with_a_killed_owner(start: Start, request: pytest.FixtureRequest, place: Path) -> None:
     kind, image = request.node.callspec.params["start"], image_of(request)
-    tmp_path.chmod(0o711)
-    for parent in list(tmp_path.parents)[:2]:
-        parent.chmod(0o711)
     line = [sys.executable, "-c", _KILLED, kind, image, named("orphan")]
-    owner = subprocess.Popen(line, env={**os.environ, "TMPDIR": str(tmp_path)}, cwd=ROOT)  # noqa: ASYNC220
+    owner = subprocess.Popen(line, env={**os.environ, "TMPDIR": str(place)}, cwd=ROOT)  # noqa: ASYNC220
     try:
         await until(lambda: processes_called("orphan") == 1 or owner.poll() is not None)
         assert owner.poll() is None
     finally:
         owner.kill()
         owner.wait()
-    await until(lambda: processes_called("orphan") == 0 and os.listdir(tmp_path) == [])
+    await until(lambda: processes_called("orphan") == 0 and os.listdir(place) == [])
 
 
-def traces() -> tuple[object, ...]:
-    """What a leak would change: children, mounts, open files, folders."""
+def traces(place: Path) -> tuple[object, ...]:
+    """What a leak would change: children, processes of machines, mounts, open files, folders."""
     children = Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()
-    folders = sorted(name for name in os.listdir(tempfile.gettempdir()) if name.startswith("agentrl-machine-"))
-    return children, Path("/proc/self/mountinfo").read_text(), len(os.listdir("/proc/self/fd")), folders
+    commands = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        with contextlib.suppress(OSError):
+            commands.append(path.read_text())
+    machines = [command for command in commands if f"{place}/agentrl-machine-" in command]
+    return (
+        children,
+        machines,
+        Path("/proc/self/mountinfo").read_text(),
+        len(os.listdir("/proc/self/fd")),
+        os.listdir(place),
+    )
 
 
 @pytest.mark.slow
-async def test_100_starts_leak_nothing(start: Start) -> None:
+async def test_100_starts_leak_nothing(start: Start, place: Path) -> None:
     await (await start()).close()
-    before = traces()
+    before = traces(place)
 
     async def play(number: int) -> None:
         async with limit:
@@ -465,23 +481,23 @@ async def test_100_starts_leak_nothing(start: Start) -> None:
     async with anyio.create_task_group() as tasks:
         for number in range(100):
             tasks.start_soon(play, number)
-    await until(lambda: traces() == before)
+    await until(lambda: traces(place) == before)
 
 
 @pytest.mark.parametrize("seconds", [0.0, 0.002, 0.01, 0.02, 0.04])
-async def test_a_cancelled_start_leaks_nothing(start: Start, seconds: float) -> None:
-    before = traces()
+async def test_a_cancelled_start_leaks_nothing(start: Start, place: Path, seconds: float) -> None:
+    before = traces(place)
     with anyio.move_on_after(seconds):
         async with await start():
             await anyio.sleep_forever()
-    await until(lambda: traces() == before)
+    await until(lambda: traces(place) == before)
 
 
-async def test_a_start_that_fails_leaks_nothing(start: Start) -> None:
-    before = traces()
+async def test_a_start_that_fails_leaks_nothing(start: Start, place: Path) -> None:
+    before = traces(place)
     with pytest.raises((SandboxUnavailable, SandboxFailure)):
         await start("/absent/image")
-    await until(lambda: traces() == before)
+    await until(lambda: traces(place) == before)
 
 
 def test_an_ordinary_user_may_start_machines() -> None:
