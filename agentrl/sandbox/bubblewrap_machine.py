@@ -94,6 +94,7 @@ class BubblewrapMachine(Machine):
     async def _execute(self, stdin: bytes, seconds: float, most: int) -> CommandResult:
         (info, info_inside), (block_inside, block) = os.pipe(), os.pipe()
         first: list[int] = []
+        problems = ["bubblewrap did not start"]
         with ExitStack() as files, ExitStack() as given:
             for stack, file in ((files, info), (files, block), (given, info_inside), (given, block_inside)):
                 stack.callback(os.close, file)
@@ -101,12 +102,17 @@ class BubblewrapMachine(Machine):
             async def confine() -> None:
                 """Set the limits of the first process inside; it waits for that."""
                 given.close()
-                with anyio.CancelScope(shield=True), contextlib.suppress(ProcessLookupError):  # bubblewrap has failed
+                with anyio.CancelScope(shield=True):
                     if pid := await anyio.to_thread.run_sync(_first_process, info):
-                        first.append(os.pidfd_open(pid))
-                        files.callback(os.close, first[0])
-                        await self._limit(pid)
-                        os.write(block, b"x")
+                        try:
+                            first.append(os.pidfd_open(pid))
+                            files.callback(os.close, first[0])
+                            await self._limit(pid)
+                            os.write(block, b"x")
+                            problems.clear()
+                        except (ProcessLookupError, SandboxFailure) as error:
+                            problems.append(str(error))
+                            _kill(first)
 
             inherited = (info_inside, block_inside)
             line = [*self._line, "--info-fd", str(info_inside), "--block-fd", str(block_inside), "--", *SHELL]
@@ -115,13 +121,12 @@ class BubblewrapMachine(Machine):
                     line, _ENVIRONMENT, stdin=stdin, seconds=seconds, most=most, user=_USER, inherited=inherited, started=confine
                 )  # fmt: skip
             finally:
-                for process in first:  # once it has ended, the kernel has ended all others in its namespace
-                    with anyio.CancelScope(shield=True):
-                        with contextlib.suppress(ProcessLookupError):
-                            signal.pidfd_send_signal(process, signal.SIGKILL)
+                _kill(first)
+                with anyio.CancelScope(shield=True):
+                    for process in first:  # once it has ended, the kernel has ended all others in its namespace
                         await anyio.wait_readable(process)
-        if not first:
-            raise SandboxFailure(result.stderr.strip() or "bubblewrap did not start")
+        if problems:
+            raise SandboxFailure(result.stderr.strip() or problems[-1])
         return result
 
     async def _limit(self, pid: int) -> None:
@@ -147,13 +152,15 @@ def _with_system(root: Path, workdir: str) -> list[str]:
         elif not inside.is_symlink():
             inside.symlink_to(os.readlink(path))
     own = [name for name in sorted(os.listdir(root)) if f"/{name}" not in (*SYSTEM_PATHS, "/etc", "/proc", "/dev")]
-    return [
-        "--ro-bind",
-        str(root),
-        "/",
-        *(word for name in own for word in ("--bind", f"{root}/{name}", f"/{name}")),
-        *system,
-    ]
+    for name in reversed(own):
+        system[:0] = ["--bind", f"{root}/{name}", f"/{name}"]
+    return ["--ro-bind", str(root), "/", *system]
+
+
+def _kill(processes: list[int]) -> None:
+    for process in processes:
+        with contextlib.suppress(ProcessLookupError):
+            signal.pidfd_send_signal(process, signal.SIGKILL)
 
 
 def _first_process(info: int) -> int:

@@ -104,12 +104,12 @@ def start(request: pytest.FixtureRequest) -> Start:
 
 
 @pytest.fixture
-def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def place(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """The folder of temporary files during a test, which every user can reach."""
-    for folder in (tmp_path, *list(tmp_path.parents)[:2]):
-        folder.chmod(0o711)
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    return tmp_path
+    with tempfile.TemporaryDirectory(prefix="agentrl-test-") as name:
+        Path(name).chmod(0o711)
+        monkeypatch.setattr(tempfile, "tempdir", name)
+        yield Path(name)
 
 
 @pytest.fixture
@@ -490,6 +490,18 @@ async def test_a_cancelled_start_leaks_nothing(start: Start, place: Path, second
     with anyio.move_on_after(seconds):
         async with await start():
             await anyio.sleep_forever()
+    await until(lambda: traces(place) == before)
+
+
+async def test_limits_that_cannot_be_set_are_named(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    if reason := refusal(BubblewrapMachine):
+        pytest.skip(reason)
+    (place / "prlimit").write_text("#!/bin/sh\necho not permitted >&2; exit 1\n")
+    (place / "prlimit").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{place}{os.pathsep}{os.environ['PATH']}")
+    before = traces(place)
+    with pytest.raises(SandboxFailure, match="prlimit.*: not permitted"):
+        await BubblewrapMachine.start()
     await until(lambda: traces(place) == before)
 
 
