@@ -4,7 +4,7 @@ WebSocket connection, and thus a session of its own on the server. The wire is t
 import contextlib
 import json
 import re
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 from urllib.parse import urlsplit
 
 import anyio
@@ -115,8 +115,9 @@ class OpenEnvEnvironment(Environment):
     async def _exchange(self, message: dict[str, Any]) -> dict[str, Any]:
         if self.socket is None:
             address = f"ws{self.url.removeprefix('http')}/ws"
-            limits = {"max_size": MOST_BYTES, "open_timeout": None, "ping_timeout": None}  # `_request` has the deadline
-            self.socket = await connect(address, proxy=self._proxied() or None, **limits)
+            proxy: Literal[True] | None = True if self._proxied() else None
+            opening = connect(address, max_size=MOST_BYTES, open_timeout=None, ping_timeout=None, proxy=proxy)
+            self.socket = await opening  # `_request` has the deadline
         with contextlib.suppress(ConnectionClosed):  # a full server says so before it is asked
             await self.socket.send(json.dumps(message))
         answer: dict[str, Any] = json.loads(await self.socket.recv())

@@ -50,7 +50,7 @@ class Game(Environment):
 
 
 class Echo(Game):
-    def step(self, action: Say, timeout_s: float | None = None, **kwargs: Any) -> Seen:  # type: ignore[override]
+    def step(self, action: Say, timeout_s: float | None = None, **kwargs: Any) -> Seen:
         return Seen(text=f"heard {action.message!r}", done=True, reward=float(len(action.message)))
 
 

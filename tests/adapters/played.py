@@ -22,7 +22,7 @@ async def play(
     first = Sample(group_index=group, index=group)
     sample = (await run_environment(context, first, context.params()))[0].validate()
     turns = len(engine.calls)
-    said = [chat.encode(f"{answer}{END}") for answer in [*answers, *answers[-1:] * turns][:turns]]
+    said = [chat.encode(f"{answer}{END}") for answer in [*answers, *[answers[-1]] * turns][:turns]]
     assert sample.loss_mask is not None
     behind = sample.tokens[sample.prompt_length :]
     assert [t for t, m in zip(behind, sample.loss_mask, strict=True) if m] == [t for ids in said for t in ids]

@@ -63,7 +63,8 @@ async def loaded(url: str) -> type[Environment]:
 
 def guesses(group: int) -> list[int]:
     """Halves the interval with the secret of that group, but for some groups, which give up early."""
-    secret, low, high, made = random.Random(group).randrange(100), 0, 99, []
+    made: list[int] = []
+    secret, low, high = random.Random(group).randrange(100), 0, 99
     while not made or made[-1] != secret:
         made.append((low + high) // 2)
         low, high = (made[-1] + 1, high) if made[-1] < secret else (low, made[-1] - 1)
@@ -170,7 +171,7 @@ async def test_what_is_late_lost_or_not_openenv_is_a_failure_of_the_environment(
         await silent(socket)
 
     for answers, message in ((silent, "reset: no answer in 0.05 s"), (leaves, "Closed"), (other, "KeyError")):
-        env = (await fake(answers))(timeout=0.05 if answers is silent else 60.0)  # type: ignore[call-arg]
+        env = (await fake(answers))(timeout=0.05 if answers is silent else 60.0)
         with pytest.raises(EnvFailure, match=message) as failed:
             await env.reset(Sample(group_index=1))
         assert failed.value.kind == "openenv_connection"
