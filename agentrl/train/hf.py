@@ -21,7 +21,7 @@ from agentrl.train.checkpoints import whole_folder
 _SCALE = "_scale_inv"
 """The ending of the name of a float8 weight's scales."""
 _VISION = "model.visual."
-"""What the names of weights for images begin with; no trainer changes these weights."""
+"""The beginning of the names of weights for images; no trainer changes these weights."""
 _WEIGHT_SUFFIXES = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".msgpack", ".h5", INDEX)
 
 
