@@ -32,7 +32,7 @@ SYSTEM_PATHS = (
 )  # fmt: skip
 _INSIDE, _FOLDER, _HOME = "/run/agentrl", "/workspace", "/home/agent"
 _USER = "1000"
-"""The user inside: nobody special, also if the caller is root."""
+"""The user inside: an unprivileged one, also if the caller is root."""
 _TIMED_OUT = 124  # as of timeout(1)
 
 
