@@ -370,9 +370,7 @@ async def test_kernel_settings_stay(machine: Machine) -> None:
 
 
 async def test_no_inherited_descriptors(machine: Machine) -> None:
-    assert (await machine.run("for file in /proc/self/fd/*; do echo ${file##*/}; done")).stdout.split()[:4] in (
-        ["0", "1", "2", "3"], ["0", "1", "2"]
-    )  # fmt: skip
+    # The fourth is the folder that `ls` reads.
     assert (await machine.run("ls /proc/self/fd | sort -n")).stdout.split() == ["0", "1", "2", "3"]
 
 
