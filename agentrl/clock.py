@@ -1,6 +1,6 @@
 """The time that user code has: deadlines that count only what a call could help, and a watchdog for the event loop.
 
-1. A deadline does not run while the event loop stands still for somebody else, while the call waits for a free place
+1. A deadline does not run while the event loop stands still for other work, while the call waits for a free place
    (`waiting`), or while generating is held.
 2. Code that blocks the event loop meets no point at which it could be cancelled: that it was too long shows when it
    returns. Its deadline, and those around it, do run meanwhile.

@@ -17,7 +17,7 @@ from enum import StrEnum
 
 @dataclass(slots=True)
 class TrajectoryPlace:
-    """Which trajectory, and the model's turn that it has come to; `sample` is None for a whole group."""
+    """The trajectory, and the model's turn that it has come to; `sample` is None for a whole group."""
 
     group: int | None
     sample: int | None = None
@@ -38,7 +38,7 @@ def install(extra: str) -> str:
 
 
 SECRET = "<secret-not-kept>"
-"""What is printed and written in place of a secret."""
+"""The text that is printed and written in place of a secret."""
 _WORDS = r"key|token|passw(?:or)?d|passphrase|secret|credentials?|auth(?:orization)?|bearer|sig(?:nature)?"
 SECRET_NAME = re.compile(rf"(?:^|[_-]|(?<=[a-z0-9])(?=[A-Z]))(?i:api[_-]?k\w*|{_WORDS})$")
 """Names of values that are secrets, also in camelCase; `api_k...` covers misspelt API keys."""

@@ -115,7 +115,7 @@ class GroupStore(Protocol):
     def expire(self, oldest: int, reason: str, again: bool) -> int:
         """Completed groups of versions before `oldest` are not trained on: made `again`, or dropped.
 
-        Those that are fixed for a batch stay. Returns the number of their tokens.
+        Groups that are fixed for a batch stay. Returns the number of their tokens.
         """
 
     def next_batch(self, n: int, step: int) -> list[Group]:

@@ -17,7 +17,7 @@ _SIZES = re.compile(
     "(vocab|hidden|intermediate)_size|num_(hidden_layer|(attention|key_value)_head)s|head_dim|max_position_embeddings"
 )
 EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
-"""What config.json calls the number of experts."""
+"""The keys of config.json for the number of experts."""
 _PACKED = 8
 """Most weights that are stored as one number."""
 Stored = dict[str, tuple[str, list[int]]]

@@ -23,13 +23,13 @@ METRICS, SETTINGS, MANIFEST = "metrics.jsonl", "settings.json", "manifest.json"
 
 LEDGER, TRAJECTORIES, EVALUATIONS = "ledger.sqlite", "trajectories.sqlite", "evaluations.jsonl"
 DEMONSTRATIONS = "demonstrations.jsonl"
-"""What became of each group, what was played, to look at, and the figures of every evaluation."""
+"""The files of a run: the fate of each group, the played samples, to look at, and the figures of every evaluation."""
 
 CRITIC = "critic"
 """The folder in a checkpoint that holds the critic's part, itself like a checkpoint."""
 
 BELOW: Mapping[str, str] = {"train": "", "rollout": "rollouts", "eval": "evaluation"}
-"""Where below the output folder each command writes."""
+"""The folder of each command below the output folder."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,9 +38,9 @@ class RunFolder:
 
     path: Path
     checkpoints: Path
-    """Where checkpoints are written."""
+    """The folder that checkpoints are written to."""
     load: Path
-    """Where a checkpoint is looked for when `checkpoints` has none."""
+    """The folder that is searched for a checkpoint if `checkpoints` has none."""
 
     @classmethod
     @contextmanager
@@ -130,7 +130,8 @@ def _absolute(path: str) -> Path:
 
 
 def _identity(checkpoint: Path) -> dict[str, object]:
-    """Which checkpoint it is: where, and when it was completed, as a later life may write another one there."""
+    """The identity of a checkpoint: its folder and when it was completed, as a later life may write another one
+    there."""
     return {"checkpoint": str(checkpoint), "completed_ns": (checkpoint / MANIFEST).stat().st_mtime_ns}
 
 

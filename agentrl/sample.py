@@ -534,7 +534,7 @@ _READ: Mapping[str, Callable[[Any], Any]] = {
     "segments": lambda rows: [Segment(Origin(origin), *rest) for origin, *rest in rows],
     **dict.fromkeys(_KEPT, lambda numbers: numbers if numbers is None else array("i", numbers)),
 }
-"""How `from_dict` reads the fields that are not plain values."""
+"""The readers of `from_dict` for fields that are not plain values."""
 
 
 @functools.cache

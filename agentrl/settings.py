@@ -14,7 +14,7 @@ from pydantic import BaseModel, ConfigDict, field_validator
 from agentrl.errors import SECRET, SECRET_NAME, without_secrets
 
 API_KEY_VARIABLE: Final = "SGLANG_API_KEY"
-"""Environment variable with the engines' API key, for those who do not want it on a command line."""
+"""Environment variable with the engines' API key, for users who do not want it on a command line."""
 ADMIN_KEY_VARIABLE: Final = "SGLANG_ADMIN_API_KEY"
 """Environment variable with the key for the engines' control routes: pauses, weights, memory."""
 

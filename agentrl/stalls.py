@@ -78,7 +78,7 @@ def _schedule(thread: int) -> tuple[float, float]:
 
 
 def cause(before: ThreadTimes | None, after: ThreadTimes | None) -> tuple[Cause, str]:
-    """Why the loop did not run between two readings; and in words, for those that are not its own code."""
+    """The reason why the loop did not run between two readings; and in words, for reasons outside its own code."""
     if before is None or after is None or (seconds := after.now - before.now) < _SHORT:
         return "its own code", ""
     cpu, delay = (after.cpu - before.cpu) / seconds, (after.delay - before.delay) / seconds

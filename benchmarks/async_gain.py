@@ -104,6 +104,9 @@ class Stretched(Trainer):
     async def save(self, path: Path, step: int) -> None:
         await self._real.save(path, step)
 
+    async def saved(self, *, wait: bool) -> bool:
+        return await self._real.saved(wait=wait)
+
     async def save_hf(self, path: Path, *, served: bool = False) -> None:
         await self._real.save_hf(path)
 

@@ -26,8 +26,9 @@ def main() -> None:
     parser.add_argument("--roles", nargs="+", default=["driver", "trainer", "rollout_worker", "engine"])
     parser.add_argument("--max-staleness", type=int, default=0)
     parser.add_argument("--partial-rollout", action="store_true")
+    parser.add_argument("--async-save", action="store_true")
     options = parser.parse_args()
-    form = {"max_staleness": options.max_staleness, "partial_rollout": options.partial_rollout}
+    form = {name: getattr(options, name) for name in ("max_staleness", "partial_rollout", "async_save")}
     outcomes = []
     with tempfile.TemporaryDirectory() as folder:
         kit = RunKit.make(Path(folder))

@@ -1,6 +1,6 @@
-"""Checks public text against the language guide of docs/contributing: openings, words, class names, sentence length.
+"""Checks text against the language guide of docs/contributing: openings, words, class names, sentence length.
 
-Run by `make lint`. `--all` checks internal docstrings too; `--count` prints the number of findings by kind and exits with 0.
+Run by `make lint`. `--count` prints the number of findings by kind and exits with 0.
 """
 
 import argparse
@@ -81,36 +81,19 @@ def check_documentation() -> Iterator[Finding]:
             yield Finding("word", place, word)
 
 
-def docstrings(tree: ast.Module) -> Iterator[tuple[ast.AST, str, str]]:
-    """Yields each documented node with its dotted name and docstring."""
-
-    def visit(node: ast.AST, name: str) -> Iterator[tuple[ast.AST, str, str]]:
-        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
-            if text := ast.get_docstring(node):
-                yield node, name, text
-            for child in node.body:
-                if isinstance(child, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
-                    yield from visit(child, f"{name}.{child.name}")
-
-    yield from visit(tree, "")
+def docstrings(tree: ast.Module) -> Iterator[tuple[int, str]]:
+    """Yields the line and the text of each docstring, of attributes too."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
+            yield node.lineno, node.value.value
 
 
-def public_names() -> frozenset[str]:
-    """Returns the names that the API pages show."""
-    pages = " ".join(page.read_text() for page in (ROOT / "docs").glob("api*.md"))
-    return frozenset(found.rsplit(".", 1)[1] for found in re.findall(r"^::: (\S+)", pages, flags=re.M))
-
-
-def check_docstrings(everything: bool) -> Iterator[Finding]:
-    """Yields docstrings of public names (or of all) that open with a question word or use a forbidden word."""
-    shown = public_names()
+def check_docstrings() -> Iterator[Finding]:
+    """Yields docstrings that open with a question word or use a forbidden word."""
     for file in sorted(PACKAGE.rglob("*.py")):
         place = str(file.relative_to(ROOT))
-        for node, name, text in docstrings(ast.parse(file.read_text())):
-            public = name.split(".")[1] in shown if "." in name else False
-            if not everything and (not public or "._" in name):
-                continue
-            where = f"{place}:{getattr(node, 'lineno', 1)}"
+        for line, text in docstrings(ast.parse(file.read_text())):
+            where = f"{place}:{line}"
             if OPENINGS.match(text):
                 yield Finding("opening", where, text.splitlines()[0])
             for word in WORDS.findall(ALLOWED.sub("", text)):
@@ -153,10 +136,9 @@ def check_classes() -> Iterator[Finding]:
 def main() -> int:
     """Prints the findings and returns 1 if there are any."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--all", action="store_true", help="check internal docstrings too")
     parser.add_argument("--count", action="store_true", help="print the number of findings by kind")
     given = parser.parse_args()
-    found = [*check_classes(), *check_docstrings(given.all), *check_help(), *check_documentation()]
+    found = [*check_classes(), *check_docstrings(), *check_help(), *check_documentation()]
     if given.count:
         for (kind, top), number in sorted(Counter((f.kind, f.place.split("/")[0]) for f in found).items()):
             print(f"{number:6} {kind:14} {top}")

@@ -243,7 +243,7 @@ def known_flags() -> set[str]:
 def test_flags_exist(page: Path) -> None:
     text = page.read_text(encoding="utf-8")
     # Lines that call other programs have flags of their own.
-    other = r"python -m|pytest|pip install|mypy|ray start"
+    other = r"python -m|pytest|pip install|mypy|ray start|sbatch"
     ours = "\n".join(line for line in text.splitlines() if not re.search(other, line))
     own = {flag for flag in _FLAG.findall(ours) if not flag.startswith("--sglang-")}  # the prefix of SGLang's flags
     if page.name.startswith(

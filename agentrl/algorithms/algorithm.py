@@ -35,11 +35,11 @@ class Algorithm(ABC):
     takes: ClassVar[frozenset[str]]
     """The fields of `AlgorithmFields` that have an effect beside `WEIGHTS`; others are refused if they are given."""
     supervised: ClassVar[bool] = False
-    """Whether it needs neither rewards nor log-probs of samples."""
+    """True if it needs neither rewards nor log-probs of samples."""
     whitened: ClassVar[bool] = False
-    """Whether its advantages are whitened where `normalize_advantages` is not given."""
+    """True if its advantages are whitened where `normalize_advantages` is not given."""
     needs_rewards: ClassVar[bool] = True
-    """Whether a run without any grader makes no sense."""
+    """True if a run without any grader makes no sense."""
 
     settings: AlgorithmFields
 

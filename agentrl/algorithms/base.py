@@ -1,4 +1,4 @@
-"""What algorithms are given and what they give: of a rollout, of one optimizer step, of a microbatch.
+"""Inputs and outputs of algorithms: of a rollout, of one optimizer step, of a microbatch.
 
 1. The steps of the policy are the tokens whose mask is 1. Arrays that models computed hold 0 at the others, so returns
    that run along tokens must pass over what the model was shown.
@@ -22,7 +22,7 @@ else:
     Tensor = Any  # torch is loaded by those who compute
 
 Computed = Literal["old_log_probs", "ref_log_probs", "teacher_log_probs", "values"]
-"""What the trainer's models compute before the first step, [N] over a rollout's response tokens."""
+"""The outputs of the trainer's models before the first step, [N] over a rollout's response tokens."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,4 +1,4 @@
-"""What estimators share that compare a trajectory with the others of its prompt: whole, or turn by turn."""
+"""Common parts of estimators that compare a trajectory with the others of its prompt: whole, or turn by turn."""
 
 import math
 from abc import abstractmethod
@@ -28,7 +28,7 @@ class GroupRelative(PolicyGradient):
 
     @abstractmethod
     def compare(self, rewards: Tensor, group_ids: Tensor, trajectory_ids: Tensor) -> Tensor:
-        """Rewards [K] relative to their group, float64; 0 where they are NaN. Those that share a rollout id are one
+        """Rewards [K] relative to their group, float64; 0 where they are NaN. Rewards of one rollout id are one
         member of their group."""
 
     @property

@@ -1,4 +1,4 @@
-"""What functions of the user's own gave: taken as it is, or refused with the path that named them."""
+"""Results of the user's functions: taken as they are, or refused with the path that named them."""
 
 from __future__ import annotations
 

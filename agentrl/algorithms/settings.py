@@ -11,7 +11,7 @@ from agentrl.algorithms.own import WEIGHTS, is_own
 from agentrl.algorithms.registry import ESTIMATORS, algorithm_of, built_in
 
 _SWITCHES = {"tis_": "use_tis", "custom_tis_": "use_tis", "rs_": "use_rs", "opsm_": "use_opsm"}
-"""Which setting the settings of that beginning need."""
+"""The setting that the settings of that beginning need."""
 
 
 class AlgorithmSettings(AlgorithmFields):

@@ -86,7 +86,7 @@ def decode_group(data: bytes, what: str = "stored group") -> list[Sample]:
 
 
 def read_texts(data: bytes, what: str = "stored group") -> list[str]:
-    """What each sample of a group says, prompt and response, without decoding its numbers. Raises SampleError: the
+    """The text of each sample of a group, prompt and response, without decoding its numbers. Raises SampleError: the
     bytes are damaged."""
     try:
         stream = zlib.decompressobj()

@@ -18,7 +18,7 @@ from agentrl.errors import LedgerError
 from agentrl.files import replacing
 
 SOURCE = ".source"
-"""What is added to a ledger's name for the file of a user's data source."""
+"""The ending of a ledger's name for the file of a user's data source."""
 _log = logging.getLogger(__name__)
 
 

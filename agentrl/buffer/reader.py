@@ -31,7 +31,7 @@ Range = tuple[float | None, float | None]
 """Least and most, both included; None where there is no bound."""
 
 Details = dict[str, NDArray[np.float16]]
-"""What the trainer said of one sample's response tokens, float16 [R] each: `log_probs` (its own, before the step) and
+"""The trainer's figures of one sample's response tokens, float16 [R] each: `log_probs` (its own, before the step) and
 `advantages`, and of a critic `values`. NaN where the token did not train."""
 
 

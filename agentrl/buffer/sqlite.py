@@ -105,7 +105,7 @@ UNION ALL SELECT 'the samples of group ' || group_id || ' are lost' FROM groups
 UNION ALL SELECT 'the step of its checkpoint is ' || value FROM meta
     WHERE key = 'checkpoint' AND CAST(CAST(value AS INTEGER) AS TEXT) IS NOT value
 LIMIT 3"""
-"""What the program never writes; each row is one thing that is wrong."""
+"""Contents that the program never writes; each row is one thing that is wrong."""
 
 
 class LedgerFile:
@@ -261,7 +261,7 @@ def begin(db: sqlite3.Connection, path: Path) -> None:
 
 
 def read_meta(path: Path) -> dict[str, str]:
-    """What a ledger remembers of its run, without opening it for writing; nothing where there is none. `checkpoint` is
+    """The ledger's record of its run, without opening it for writing; nothing where there is none. `checkpoint` is
     the last step that a checkpoint covers, or -1; `identity.*` are what its group numbers depend on, as JSON. Raises
     LedgerError: it cannot be read."""
     if not path.is_file():

@@ -172,7 +172,7 @@ class TrajectoryStore(AbstractContextManager["TrajectoryStore"]):
             self._trim(db, len(found))
 
     def add_details(self, step: int, arrays: Mapping[str, NDArray[np.float16]]) -> None:
-        """What the trainer said of the response tokens of training step `step`: float16 [R] each by name, in the order
+        """The trainer's figures of the response tokens of training step `step`: float16 [R] each by name, in the order
         of the step's groups and samples; NaN where not trained. Raises DataError: the file cannot be written, or the
         arrays have not as many entries as the step has tokens."""
         if not (self.keep and arrays):

@@ -3,8 +3,9 @@
 1. Ids that the model sampled are never decoded and encoded again.
 2. If the template would rewrite history under policy `split`, `append_messages` closes the sample and continues in a
    sibling with the same `rollout_id`. `earlier` holds the closed samples.
-3. A client that sends its whole conversation each time is recognised by content (`continued`).
-4. One task at a time uses a conversation.
+3. `restart` does the same with other messages in place of the conversation.
+4. A client that sends its whole conversation each time is recognised by content (`continued`).
+5. One task at a time uses a conversation.
 """
 
 import copy
@@ -78,7 +79,7 @@ class Conversation:
         most = min(prompt_limit or context_length, context_length - 2)
         if (least := chat.least_tokens(messages)) > most:
             raise _too_long(f"at least {least}", most)
-        self._chat, self._session = chat, ChatSession(chat, messages, tools)
+        self._chat, self._tools, self._session = chat, tools, ChatSession(chat, messages, tools)
         self.sample, self.context_length = sample, context_length
         self.earlier: list[Sample] = []
         self.messages: list[Message] = []
@@ -115,7 +116,7 @@ class Conversation:
         return parsed
 
     def append_messages(self, messages: Sequence[Mapping[str, Any]]) -> AppendResult:
-        """Answer the last model turn with new messages. Those that are too long to fit are not tokenized at all. Raises
+        """Answer the last model turn with new messages. Messages that are too long to fit are not tokenized at all. Raises
         TemplateError: see `ChatSession.extend`."""
         if self._chat.least_tokens(messages) > self.room:
             self.remember(messages)
@@ -127,19 +128,33 @@ class Conversation:
         if self.room < 1:
             return AppendResult.OUT_OF_CONTEXT
         if restart is not None:
-            self._split(restart)
+            self._split(restart, "done")
             return AppendResult.SPLIT
         for ids, origin in ((delta.close, Origin.CLOSE), (delta.env, Origin.ENV)):
             self.sample.append_observation(ids, text=self._chat.decode(ids), turn=self.turns, origin=origin)
         return AppendResult.FITS
 
+    def restart(self, messages: Sequence[Mapping[str, Any]]) -> AppendResult:
+        """Close the sample, and begin a sibling with `messages` alone as its prompt: a summary in place of the conversation,
+        for instance. Raises TemplateError: the template cannot render the messages."""
+        if self._chat.least_tokens(messages) > self.context_length - 2:
+            return AppendResult.OUT_OF_CONTEXT
+        session = ChatSession(self._chat, messages, self._tools)
+        if len(session.prompt_ids) > self.context_length - 2:
+            return AppendResult.OUT_OF_CONTEXT
+        self.sample.metadata["messages"] = self.messages
+        self._session, self.length, self.messages, self._told = session, len(session.prompt_ids), [], {}
+        self._split(session.prompt_ids, "restart")
+        self.remember(messages)
+        return AppendResult.SPLIT
+
     def remember(self, messages: Sequence[Mapping[str, Any]]) -> None:
         """Note messages that belong to the conversation but that the model is not shown any more."""
         self.messages.extend(whole_text(message) for message in messages)
 
-    def _split(self, prompt: list[int]) -> None:
+    def _split(self, prompt: list[int], reason: str) -> None:
         done = self.sample
-        done.stop("done")
+        done.stop(reason)
         done.rollout_id = done.index if done.rollout_id is None else done.rollout_id
         self.earlier.append(done)
         rest = {k: copy.deepcopy(v) for k, v in done.metadata.items() if k != "counters"}

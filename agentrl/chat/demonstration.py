@@ -13,7 +13,7 @@ from agentrl.errors import TemplateError
 from agentrl.sample import Message, Sample
 
 Turns = Literal["all", "last"]
-"""Which of the assistant's turns are learned."""
+"""The assistant's turns that are learned."""
 
 _MARKS = ("loss", "train", "weight", "step_loss_mask")
 """Names under which data sets say whether a message is learned: ours, axolotl's, OpenAI's, slime's."""

@@ -203,7 +203,7 @@ def environment() -> TemplateEnvironment:
 
 
 class _Concatenations(NodeTransformer):
-    """Makes calls of `joined` of the operators `~`, which Jinja lets nobody count."""
+    """Makes calls of `joined` of the operators `~`, which Jinja cannot count."""
 
     def visit_Concat(self, node: nodes.Concat) -> nodes.Node:
         self.generic_visit(node)

@@ -49,7 +49,7 @@ def check_calls_are_read(chat: Chat, parser: str) -> list[str]:
     """Refuse a chat whose model's tool calls would not be read.
 
     Args:
-        parser: `--tool-call-parser`; "none" says that somebody else reads the calls.
+        parser: `--tool-call-parser`; "none" says that another program reads the calls.
 
     Returns:
         What a person should know: that no format was found.

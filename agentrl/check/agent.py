@@ -30,8 +30,8 @@ class OneAnswer(Policy):
 
 @dataclass(slots=True)
 class PlayedSession:
-    """What one session of an agent left. `tree`: nodes and roots, as in docs/gateway.md. `error`: why the agent failed;
-    "" if it did not."""
+    """The results of one session of an agent. `tree`: nodes and roots, as in docs/gateway.md. `error`: why the agent
+    failed; "" if it did not."""
 
     tree: dict[str, Any] = field(default_factory=dict)
     figures: dict[str, int] = field(default_factory=dict)

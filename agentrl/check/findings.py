@@ -17,13 +17,13 @@ _PLACE = re.compile(r"^(group|sample|turn) \d+(, (sample|turn) \d+)*: ")
 _CODE = re.compile(
     r"Error: (NameError|AttributeError|TypeError|ImportError|ModuleNotFoundError|UnboundLocalError|`\S+` returned)"
 )
-"""What a tool answers when its code is wrong, whatever its arguments were."""
+"""The answer of a tool whose code is wrong, whatever its arguments were."""
 _REMEDY = (
     "draw chance from the sample, as random.Random(f'{sample.group_index}'), and keep what changes on the instance, not on "
     "the class or in the module"
 )
 _VARYING = re.compile(r": .*(?= at \S+:\d+)|(?<=index=)\d+|, got .*")
-"""What differs from episode to episode: the words of an exception, the sample's number, a value."""
+"""The parts that differ from episode to episode: the words of an exception, the sample's number, a value."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -80,7 +80,7 @@ class Harness:
         path: what `--env` calls it.
         rows: samples to play, the first of as many groups.
         made_up: the settings name no prompts, and `rows` are an invented one.
-        ungraded: why nobody grades; "" if somebody does. Every reward is 0 then.
+        ungraded: the reason why nothing grades; "" if something does. Every reward is 0 then.
         patience: seconds that environment and grader may take between two turns.
     """
 

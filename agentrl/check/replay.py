@@ -50,7 +50,7 @@ class Again:
 
 def replay(settings: RunSettings, chat: Chat, groups: Sequence[Group], key: str | None) -> list[Again]:
     """Play and grade all of them again, group by group; runs an event loop. `key`: which entry of a dict reward counts.
-    Raises AgentRLError: the environment cannot be set up, or nobody grades."""
+    Raises AgentRLError: the environment cannot be set up, or nothing grades."""
 
     async def played() -> list[Again]:
         async with Harness.opened(settings, chat, 0.0, groups[0][:1]) as stages:

@@ -1,4 +1,4 @@
-"""Which way a run goes: on Ray, or in this process."""
+"""Chooses the way of a run: on Ray, or in this process."""
 
 from contextlib import AbstractAsyncContextManager
 from typing import TYPE_CHECKING
@@ -19,7 +19,7 @@ def train(settings: "RunSettings") -> int:
 
 
 def workers_of(settings: "RunSettings") -> "OpenWorkers | None":
-    """What starts the run's rollout workers; None if the coordinator's own process plays."""
+    """The function that starts the run's rollout workers; None if the coordinator's own process plays."""
     if settings.cluster.rollout_workers == 1:
         return None
     from agentrl.cluster.workers import open_workers

@@ -185,13 +185,15 @@ class _Starting:
         threads, nodes = self.settings.train.train_threads, [_nodes(placement)[bundle] for bundle in bundles]
         order = rank_order(nodes)
         local = local_ranks([nodes[at] for at in order])
-        environment = worker_environment(self.settings.engine.admin_api_key) | (
-            {"OMP_NUM_THREADS": str(threads)} if threads else {}
-        )
+        environment = worker_environment(self.settings.engine.admin_api_key)
+        environment |= {"OMP_NUM_THREADS": str(threads)} if threads else {}
+        environment |= self.settings.cluster.train_env_vars
         kind: Any = TrainActor
         gpus = 1 if self.settings.cluster.device == "cuda" else 0
         options = [_options(placement, bundles[at], gpus, environment) for at in order]
-        actors = [kind.options(**chosen).remote(self.settings, self.here, learners) for chosen in options]
+        actors = [
+            kind.options(**chosen).remote(self.settings, self.here, self.folder.logs, learners) for chosen in options
+        ]
         return actors, [RankInfo(rank, len(order), local[rank]) for rank in range(len(order))]
 
     def _engine(self, placement: PlacementGroup, index: int) -> Any:

@@ -5,12 +5,13 @@ import gc
 import os
 from collections.abc import AsyncIterator, Coroutine, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from operator import attrgetter
 from typing import Any, TypeVar
 
 import anyio
 import ray
+from numpy.typing import NDArray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from agentrl.cluster.runtime import enter_workspace, unless, value, worker_environment
@@ -90,7 +91,20 @@ class RolloutActor:
     async def next_batch(self, step: int) -> tuple[Any, Batch | None]:
         """The payload, kept in the object store until the trainers take it, and the batch without it."""
         batch = await self._breakable(self._rollouts.next_batch(step))
-        return (None, None) if batch is None else (batch.payload, replace(batch, payload=None))
+        if batch is None:
+            return None, None
+        return batch.payload.with_routing(lambda own: StoredArray(ray.put(own))), replace(batch, payload=None)
+
+
+@dataclass(frozen=True, slots=True)
+class StoredArray:
+    """An array in the object store. A process that calls it fetches it."""
+
+    reference: Any
+
+    def __call__(self) -> NDArray[Any]:
+        found: NDArray[Any] = ray.get(self.reference)
+        return found
 
 
 def rollout_actor(settings: RunSettings, workspace: str, folder: RunFolder) -> Any:

@@ -95,10 +95,14 @@ def library_output(file: Path) -> Iterator[None]:
             sys.stderr = ours
 
 
+_PASSED = ("HF_HUB_OFFLINE", "AGENTRL_DEBUG", "XDG_CACHE_HOME", "CUDA_DEVICE_MAX_CONNECTIONS", API_KEY_VARIABLE)
+_PASSED_PREFIXES = ("NCCL_", "GLOO_", "TORCH_", "PYTORCH_", "UCX_", "FI_", "NVTE_")
+"""Variables of communication and of the frameworks, which people set in the shell that starts the run."""
+
+
 def worker_environment(admin_key: str | None) -> dict[str, str]:
-    """Environment variables for our actors: quiet, free of surprises from the parent's shell, with the engines' keys."""
-    names = ("HF_HUB_OFFLINE", "AGENTRL_DEBUG", "XDG_CACHE_HOME", API_KEY_VARIABLE)
-    keep = {name: os.environ[name] for name in names if name in os.environ}
+    """Environment variables for our actors: quiet, with the driver's variables of communication, and the engines' keys."""
+    keep = {name: text for name, text in os.environ.items() if name in _PASSED or name.startswith(_PASSED_PREFIXES)}
     if path := os.environ.get("PYTHONPATH"):
         keep["PYTHONPATH"] = f"{path}{os.pathsep}${{PYTHONPATH}}"  # Ray puts the node's own in
     keep |= {ADMIN_KEY_VARIABLE: admin_key} if admin_key else {}
@@ -111,6 +115,14 @@ def enter_workspace(folder: str) -> None:
         os.chdir(folder)
         if folder not in sys.path:
             sys.path.insert(0, folder)
+
+
+def log_output(file: Path) -> None:
+    """Append what this process and its libraries write to `file`, if its folder is on this machine."""
+    if file.parent.is_dir():
+        with file.open("ab") as opened:
+            os.dup2(opened.fileno(), 1)
+            os.dup2(opened.fileno(), 2)
 
 
 def node_address() -> str:

@@ -7,7 +7,7 @@ from typing import Any
 
 import ray
 
-from agentrl.cluster.runtime import enter_workspace, node_address, value, values
+from agentrl.cluster.runtime import enter_workspace, log_output, node_address, value, values
 from agentrl.config import RunSettings
 from agentrl.run.protocols import Batch, TensorSpec, Trainer, WeightGroup, WeightSource
 from agentrl.run.training import Learners, RankInfo, free_port, start_backend
@@ -17,9 +17,9 @@ from agentrl.run.training import Learners, RankInfo, free_port, start_backend
 class TrainActor:
     """One rank of the trainer."""
 
-    def __init__(self, settings: RunSettings, workspace: str, learners: Learners = "all") -> None:
+    def __init__(self, settings: RunSettings, workspace: str, logs: Path, learners: Learners = "all") -> None:
         enter_workspace(workspace)
-        self._settings, self._learners = settings, learners
+        self._settings, self._logs, self._learners = settings, logs, learners
 
     def address(self) -> tuple[str, int]:
         """This node's address and a free port on it, for others to meet at."""
@@ -34,7 +34,8 @@ class TrainActor:
         return os.getpid()
 
     def start(self, where: RankInfo) -> None:
-        """Join the other ranks, build the model and load its first weights."""
+        """Join the other ranks, build the model and load its first weights. Output goes to a file of the run's logs."""
+        log_output(self._logs / f"{'critic' if self._learners == 'critic' else 'trainer'}-{where.rank}.log")
         self._backend, self._first = start_backend(self._settings, where, self._learners), where.rank == 0
 
     def call(self, name: str, *args: Any, **named: Any) -> Any:
@@ -97,6 +98,12 @@ class RayTrainer(Trainer, WeightSource):
         await _call(self.critics, "save", part, step)
         await _call(self.actors, "save", path, step, part)
 
+    async def saved(self, *, wait: bool) -> bool:
+        for processes in filter(None, (self.critics, self.actors)):  # the actor's takes in the critic's
+            if not (await _call(processes, "saved", wait=wait))[0]:
+                return False
+        return True
+
     async def save_hf(self, path: Path, *, served: bool = False) -> None:
         await _call(self.actors, "save_hf", path, served=served)
 
@@ -121,7 +128,7 @@ async def _call(actors: Sequence[Any], name: str, *args: Any, **named: Any) -> l
 
 
 def rank_order(nodes: Sequence[str]) -> list[int]:
-    """Which bundle each rank takes, by the node that each bundle lies on, so that neighbouring ranks (tensor parallel)
+    """The bundle of each rank, by the node that each bundle lies on, so that neighbouring ranks (tensor parallel)
     share a node. Ray does not keep a placement group's bundles together by node."""
     first = {node: at for at, node in reversed(list(enumerate(nodes)))}
     return sorted(range(len(nodes)), key=lambda bundle: (first[nodes[bundle]], bundle))

@@ -1,4 +1,4 @@
-"""What people bring along from slime and retrain: their flags, module names, function forms and configuration files.
+"""Support for users of slime and retrain: their flags, module names, function forms and configuration files.
 
 The core asks for it by `plugins.compat`, and goes on without it if the folder is not there. Tables of names are data files
 beside the code that reads them.

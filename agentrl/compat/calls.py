@@ -1,4 +1,4 @@
-"""How our rooms call a slime function: with slime's args and samples, whatever else the call hands over.
+"""Calls of a slime function: with slime's args and samples, whatever else the call hands over.
 
 1. `namespace(args)` is what slime's functions know as args: mutable, one object for all calls of a run, with the user's
    own keys (`compat_options`), and slime's default (`flags.tsv`) for flags of slime that are none of ours.
@@ -77,7 +77,7 @@ def in_use() -> bool:
 
 
 def adapted(found: Any) -> Any:
-    """A slime function as our rooms call it."""
+    """A slime function as our code calls it."""
     _adapted.add(repr(found))
     if inspect.iscoroutinefunction(found):
 
@@ -110,7 +110,7 @@ def four_to_three(found: Any) -> Any:
 
 
 class _Passed:
-    """What one call hands over, as slime's function gets it."""
+    """The arguments of one call, as slime's function gets them."""
 
     def __init__(self, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
         self._run = next((value for value in (*args, *kwargs.values()) if isinstance(value, Args)), None)
@@ -120,7 +120,7 @@ class _Passed:
         self.kwargs = {name: self._there(value) for name, value in kwargs.items()}
 
     def ended(self, result: Any) -> Any:
-        """What the function returned, after what it changed was taken back."""
+        """The result of the function, after what it changed was taken back."""
         found = self.back(result)
         for given, own in list(self._given.values()):
             if isinstance(own, list):
@@ -152,7 +152,7 @@ class _Passed:
         return own
 
     def back(self, value: Any) -> Any:
-        """What the function returned, with our samples in the place of slime's."""
+        """The result of the function, with our samples in the place of slime's."""
         given, own = self._given.get(id(value), (None, None))
         if isinstance(value, SlimeSample):
             return value.plain() if given is None else self._taken(value, own)

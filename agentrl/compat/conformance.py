@@ -1,6 +1,6 @@
 """`agentrl check --hook NAME=PATH`: a slime hook is called once, with small values of the types that a run hands over.
 Its parameters must be those of `hooks.tsv`, and what it returns what is said there. Hooks that need a model or its
-optimizer are looked at only; those that generate are called where there is a model folder, with the built-in engine."""
+optimizer are looked at only; generating ones are called where there is a model folder, with the built-in engine."""
 
 import ast
 import functools
@@ -41,7 +41,7 @@ def hooks() -> Mapping[str, Hook]:
 
 
 def check_hook(name: str, path: str | None, settings: RunSettings) -> str:
-    """What was found of a hook; without a path, of the one that the settings name. Raises PluginError: it cannot be
+    """The finding about a hook; without a path, of the one that the settings name. Raises PluginError: it cannot be
     called as a run calls it, it raised, or what it returned cannot be used. SettingsError: there is no such hook, or no
     path."""
     meant = [setting for setting in hooks() if setting.startswith(name.strip("-").replace("-", "_"))]

@@ -1,4 +1,4 @@
-"""What Megatron's flags say about a model's shape and a run, as it is here: of `config.json`, and of our settings."""
+"""Meaning of Megatron's flags about a model's shape and a run, by `config.json` and by our settings."""
 
 import os.path
 import re
@@ -112,7 +112,7 @@ RUNS: Mapping[str, Callable[[Sections], Any]] = {
 
 
 def facts(settings: Sections, given: Mapping[str, Any]) -> dict[str, Any]:
-    """What is so, of those names in `given` that can be known."""
+    """The true facts, of those names in `given` that can be known."""
     found: dict[str, Any] = {name: RUNS[name](settings) for name in given if name in RUNS}
     folder = Path(os.path.expanduser(settings.train.hf_checkpoint or ""))
     if not (folder / "config.json").is_file():

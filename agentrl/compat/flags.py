@@ -10,6 +10,8 @@ ours differs, or we have none; why it is refused and what to do. Targets may beg
 - `agrees`: accepted where it says what is so anyway: one of the target's values, `config`, what `facts` says of this run, or
   what an environment variable says (`$NAME`).
 - `own`: none of ours, but a hook or a key that `agentrl.compat` and user functions find in `args`: goes to `compat_options`.
+- `hint`: a choice of kernels, overlap or memory that changes neither the loss nor what is sampled: accepted, and a note says
+  that it has no effect.
 - `args`: no flag, but in slime's `args`, with the default.
 - `refused`: not here; the last column says why, and what to do.
 - `called`: refused as unknown, with the target as the proposal.
@@ -73,7 +75,7 @@ def row_of(name: str) -> FlagRow | None:
 
 
 class Flags:
-    """What the table says, as `agentrl.config` asks for it."""
+    """The table's entries, as `agentrl.config` asks for them."""
 
     def called(self) -> Mapping[str, str]:
         return {row.name: row.target for row in table().values() if row.state == "called"}
@@ -84,7 +86,7 @@ class Flags:
 
     def kind(self, name: str) -> str:
         row = row_of(name)
-        taken = row and (row.state in ("set", "agrees", "own") or (row.state == "same" and ">" in row.target))
+        taken = row and (row.state in ("set", "agrees", "own", "hint") or (row.state == "same" and ">" in row.target))
         return row.kind if row and taken else ""
 
     def ours(self, name: str, values: Sequence[str]) -> Mapping[str, Any]:
@@ -111,7 +113,7 @@ class Flags:
                 return {row.name: values if row.kind == "many" else text}
             case "set", target if not target.count(">"):
                 return _assigned(target.split(), text)
-            case "own", _:
+            case "own" | "hint", _:
                 return {OWN: {row.name: list(values) if row.kind == "many" else json_or_text(text)}}
             case "agrees", "config":
                 return {OWN: {row.name: json_or_text(text)}}
@@ -132,7 +134,11 @@ class Flags:
                 name = flag.removeprefix("--").replace("-", "_")
                 kept = name.removeprefix("no_") not in given and name not in given
                 origins[name] = f"{found.where}, {flag}"
-            if found.text is None and kept and self.answer(flag) is None:
+            row = row_of(flag)
+            if found.text is None and kept and row is not None and row.target == "config":
+                launch.notes.append(f"{flag} is left out: {found.why}; config.json says it")
+                argv.remove(flag)
+            elif found.text is None and kept and self.answer(flag) is None:
                 problems.append(f"{flag}: {found.why}; give {flag} after the script, or export what it reads")
             elif kept and found.text is not None:
                 argv.append(found.text)
@@ -187,6 +193,9 @@ class Flags:
                 yield f"{flag_of(name)} has no effect with agentrl sft, which plays nothing; leave it out"
 
     def notes(self, settings: Sections) -> Iterator[str]:
+        hints = [flag_of(n) for n in settings.compat.compat_options if (row := row_of(n)) and row.state == "hint"]
+        if hints:
+            yield f"{', '.join(hints)}: no effect here; they choose kernels, overlap or memory, and change no result"
         for name, value in settings.compat.compat_options.items():
             if name in all_fields() and name in table():
                 needs = table()[name].needs.replace("_", "-").replace(">", " above ")
@@ -206,7 +215,7 @@ _DISTILLATION = "slime.rollout.on_policy_distillation"
 
 
 def _distil(values: dict[str, Any]) -> None:
-    """slime asks a teacher by a reward function of its own, and rewards with 0; here the run asks, and nobody rewards."""
+    """slime asks a teacher by a reward function of its own, and rewards with 0; here the run asks, and there is no reward."""
     own = dict(values.get(OWN) or {})
     own.pop("custom_reward_post_process_path", None)
     url = str(values.pop("rm_url", "")).removesuffix("/generate")

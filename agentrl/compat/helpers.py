@@ -1,4 +1,5 @@
-"""What slime's functions import besides samples and generating: loading, HTTP, filters, results of rollouts, loss masks."""
+"""Names that slime's functions import besides samples and generating: loading, HTTP, filters, results of rollouts,
+loss masks."""
 
 import asyncio
 import functools
@@ -125,7 +126,7 @@ class MultiTurnLossMaskGenerator:
 
 @dataclass
 class RolloutFnTrainOutput:
-    """What a rollout function returns to train on."""
+    """The result of a rollout function to train on."""
 
     samples: list[list[ours.Sample]]
     metrics: dict[str, Any] | None = None
@@ -133,7 +134,7 @@ class RolloutFnTrainOutput:
 
 @dataclass
 class RolloutFnEvalOutput:
-    """What it returns of an evaluation: for each set `rewards`, `truncated` and `samples`, one each a sample."""
+    """The result of an evaluation: for each set `rewards`, `truncated` and `samples`, one each a sample."""
 
     data: dict[str, dict[str, Any]]
     metrics: dict[str, Any] | None = None

@@ -35,7 +35,7 @@ class Whole:
         self.places, self.lengths = order[self.index], self.batch.response_lengths.tolist()
         trajectories = len(np.unique(step.batch.trajectory_ids))
         self.divisor = int(step.batch.loss_mask.sum()) or 1 if args.calculate_per_token_loss else trajectories
-        """What slime divides a step's sum by."""
+        """The divisor of a step's sum in slime."""
 
     def join(self, own: Tensor, places: Tensor | None = None, size: int | None = None) -> Tensor:
         """[N, ...] of this rank to [n, ...] (or to `places` of `size`), 0 where no rank has it; differentiable."""
@@ -93,7 +93,7 @@ def amended(
 
 
 def _factors(reducer: Callable[[Tensor], Tensor], whole: Whole, loss: Tensor) -> Tensor:
-    """What a token [N] of the policy term weighs by slime's reducer, over what it weighs by the settings."""
+    """The weight of a token [N] of the policy term by slime's reducer, over its weight by the settings."""
     step, values = whole.step, whole.join(loss.detach()).requires_grad_()
     total = reducer(values)
     (slopes,) = torch.autograd.grad(total, values)

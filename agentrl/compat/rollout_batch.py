@@ -22,7 +22,7 @@ RolloutBatch = dict[str, Any]
 
 _SAME = ("ref_log_probs", "rollout_log_probs", "teacher_log_probs", "values", "advantages", "returns")
 PER_TOKEN = {"log_probs": "old_log_probs", **dict(zip(_SAME, _SAME, strict=True))}
-"""What slime calls per-token arrays, and what we do."""
+"""slime's names of per-token arrays, and ours."""
 
 
 def rollout_batch(batch: TrainBatch, device: torch.device, algorithm: Algorithm | None = None) -> RolloutBatch:

@@ -18,7 +18,7 @@ ATTRIBUTES = "slime_attributes"
 
 
 class _Counts:
-    """What slime's small records of counts have in common."""
+    """Common base of slime's small records of counts."""
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)  # type: ignore[call-overload, no-any-return]
@@ -112,7 +112,7 @@ class SlimeSample(ours.Sample):
         return self.response_length if self.loss_mask is None else sum(self.loss_mask)
 
     def to_dict(self) -> dict[str, Any]:
-        """All attributes, those that were added too."""
+        """All attributes, added ones too."""
         kept = {"status": self.status.value, "segments": super().to_dict()["segments"]}
         kept |= {"spec_info": asdict(self.spec_info), "prefix_cache_info": self.prefix_cache_info.to_dict()}
         return {f.name: getattr(self, f.name) for f in fields(self)} | vars(self) | kept

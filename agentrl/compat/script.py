@@ -1,9 +1,9 @@
 """slime's launch scripts: the flags that a bash script gives to `train.py`, read without executing anything.
 
 1. Read are variables, arrays, `source`, `${X:-default}`, `$((...))`, tests that can be decided, and of commands `seq`, `echo`,
-   `pwd`, `dirname`, `basename` and `cd`. Nothing is started, and no file is read but those that the script sources.
+   `pwd`, `dirname`, `basename` and `cd`. Nothing is started, and no file is read but the ones that the script sources.
 2. What only running it would tell (what another command prints, what a loop makes) is a `Field` without text that says
-   where and why; whoever needs its value refuses it.
+   where and why; a setting that needs its value is refused.
 3. The caller's environment counts only where the script reads a variable that it has not set.
 """
 
@@ -43,17 +43,17 @@ class Field:
     where: str
     """`run.sh line 31`."""
     why: str = ""
-    """Why there is no text."""
+    """The reason why there is no text."""
 
 
 @dataclass(slots=True)
 class Launch:
-    """What a script starts."""
+    """The program that a script starts."""
 
     flags: list[Field]
     where: str
     asynchronous: bool
-    """Whether it is `train_async.py`."""
+    """True if it is `train_async.py`."""
     notes: list[str]
 
 
@@ -281,7 +281,7 @@ class _Shell:
             return Field(None, where, f"{where}: $(({text})) is not known without running the script")
 
     def _output(self, text: str, where: str) -> Field:
-        """What `$(...)` prints, of the few commands whose output is known."""
+        """The output of `$(...)`, of the few commands whose output is known."""
         cwd, printed = Path.cwd(), ""
         for words, ends in commands(text, where):
             said = [one.text for word in words for one in self._fields(word) if one.text != "--"]
@@ -308,7 +308,7 @@ def _glued(found: list[Field], where: str) -> Field:
 
 
 def _decided(args: list[str | None]) -> Known:
-    """What a test answers; files are not looked at."""
+    """The result of a test; files are not looked at."""
     match args:
         case ["-z" | "-n" as asked, str(text)]:
             return (text == "") == (asked == "-z")

@@ -17,7 +17,8 @@ Generated = SlimeSample | list[SlimeSample]
 
 
 class GenerateState(metaclass=SingletonMeta):
-    """What generating shares: tokenizer, sampling parameters, a bound on requests. One in a process and run."""
+    """The state that generating shares: tokenizer, sampling parameters, a bound on requests. One in a process and
+    run."""
 
     def __init__(self, args: Any) -> None:
         self.args = args
@@ -123,6 +124,6 @@ async def apply_rollout_sample_hooks(args: Any, value: Any, **kwargs: Any) -> An
 
 
 def generate_rollout(args: Any, rollout_id: int, data_source: Any, evaluation: bool = False) -> NoReturn:
-    """What the run does itself, as `--rollout-function-path`; a function of a user's has `generate_and_rm_group`.
+    """The run's own behaviour, as `--rollout-function-path`; a function of a user's has `generate_and_rm_group`.
     Raises PluginError: always."""
     raise PluginError("the run plays and evaluates by itself: leave rollout_function_path or eval_function_path out")

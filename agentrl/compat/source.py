@@ -64,13 +64,13 @@ def as_slime(args: Any, sample: Sample) -> SlimeSample:
 
 
 def adapted_source(kind: type) -> type:
-    """A user's data source class as our rooms build and use one."""
+    """A user's data source class as our code builds and uses one."""
     adapted(kind)
     return type(kind.__name__, (SlimeSource,), {"kind": kind})
 
 
 class SlimeSource:
-    """A user's slime data source as our rooms use one; a subclass for each names its class in `kind`."""
+    """A user's slime data source as our code uses one; a subclass for each names its class in `kind`."""
 
     kind: ClassVar[Any]
 

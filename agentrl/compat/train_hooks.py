@@ -54,7 +54,7 @@ _COLUMNS = {
 }
 _NEEDED = {"tokens", "response_lengths", "rewards", "sample_indices", "loss_masks"}
 _FOLLOWS = {"raw_reward", "truncated", "round_number", "total_lengths", "rollout_mask_sums", "source_names"}
-"""Of the columns of slime's train data those that are a sample's, those that there must be besides, and those that follow."""
+"""Of the columns of slime's train data the ones of a sample, the other required ones, and the derived ones."""
 
 
 class SlimeHooks(TrainHooks):
@@ -190,7 +190,7 @@ def _plain(value: Any) -> Any:
 
 
 _default: list[Callable[..., Any]] = []
-"""What builds our own model, for a provider of the user's that changes that."""
+"""The builder of our own model, for a provider of the user's that changes that."""
 
 
 def get_model_provider_func(args: Any, role: str = "actor") -> Callable[..., Any]:

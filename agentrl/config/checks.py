@@ -1,4 +1,4 @@
-"""Checks across rooms: what each room accepts by itself but a run cannot do together. Each check is a pure function
+"""Checks across sections: settings that each section accepts but a run cannot combine. Each check is a pure function
 from the settings (and the model's shapes, where its config.json can be read) to sentences; a sentence names the flags,
 shows the numbers, and proposes numbers that work. No sentence means fine."""
 
@@ -11,8 +11,9 @@ from collections.abc import Callable, Iterator
 from agentrl.algorithms.registry import algorithm_of, built_in
 from agentrl.config.fields import Sections, all_fields
 from agentrl.config.model_info import ModelInfo, read_model_info
+from agentrl.errors import TrainError
 from agentrl.settings import Settings, flag_of
-from agentrl.train.settings import PATTERNS
+from agentrl.train.settings import PATTERNS, TrainSettings
 
 Check = Callable[[Sections, ModelInfo | None], Iterator[str]]
 _TEACHERS = {"sglang": "--opd-teacher-url", "megatron": "--opd-teacher-load"}
@@ -65,7 +66,7 @@ def layout(s: Sections, model: ModelInfo | None) -> Iterator[str]:
     tensor, pipeline = s.train.tensor_model_parallel_size, s.train.pipeline_model_parallel_size
     context, product, batch = s.train.context_parallel_size, s.train.model_parallel_size, steps_and_batch(s)[0]
     if model:
-        yield from _model_splits(model, tensor, pipeline)
+        yield from _model_splits(model, s.train)
     for who, world in (("actor", s.cluster.world_size), ("critic", s.cluster.critic_world_size)):
         if world % product:
             yield (
@@ -80,14 +81,19 @@ def layout(s: Sections, model: ModelInfo | None) -> Iterator[str]:
             )
 
 
-def _model_splits(model: ModelInfo, tensor: int, pipeline: int) -> Iterator[str]:
+def _model_splits(model: ModelInfo, train: TrainSettings) -> Iterator[str]:
+    tensor = train.tensor_model_parallel_size
     heads = (model.heads, "attention heads") if (model.heads or 0) % tensor else (model.kv_heads, "key-value heads")
-    for part, size, count, what in (("tensor", tensor, *heads), ("pipeline", pipeline, model.layers, "layers")):
-        if count and count % size:
-            yield (
-                f"--{part}-model-parallel-size {size} does not divide the model's {count} {what}; "
-                f"sizes that do: {', '.join(map(str, _divisors(count)))}"
-            )
+    if heads[0] and heads[0] % tensor:
+        yield (
+            f"--tensor-model-parallel-size {tensor} does not divide the model's {heads[0]} {heads[1]}; "
+            f"sizes that do: {', '.join(map(str, _divisors(heads[0])))}"
+        )
+    try:
+        train.stage_sizes(model.layers or train.pipeline_model_parallel_size)
+    except TrainError as error:
+        sizes = ", ".join(map(str, _divisors(model.layers or 1)))
+        yield f"{error}; sizes that do: {sizes}" if not train.own_stages else str(error)
 
 
 def experts(s: Sections, model: ModelInfo | None) -> Iterator[str]:
@@ -276,7 +282,7 @@ def teacher(s: Sections, _: ModelInfo | None) -> Iterator[str]:
     elif asked and given and given != [asked]:
         yield f"--opd-type {asked} needs {_TEACHERS[asked]}, not {flags}"
     if held := read_model_info(s.train.opd_teacher_load):
-        splits = _model_splits(held, s.train.tensor_model_parallel_size, s.train.pipeline_model_parallel_size)
+        splits = _model_splits(held, s.train)
         yield from (f"--opd-teacher-load: {said}" for said in splits)
     if given == ["sglang"] and (temperature := s.rollout.rollout_temperature) != 1:
         yield (

@@ -17,7 +17,7 @@ class CompatInterface(Protocol):
         """Names that mean a setting of ours, to be proposed."""
 
     def answer(self, name: str) -> str | None:
-        """Why a setting is none here, and what to do; `{it}` stands for it, or them. None where that is not so."""
+        """The reason why a setting is none here, and the remedy; `{it}` stands for it, or them. None if it is one."""
 
     def kind(self, name: str) -> str:
         """Return how many values a setting takes: `flag` (none), `one`, `many`; empty if it is not taken."""

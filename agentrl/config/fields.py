@@ -1,7 +1,7 @@
 """The list of all settings: the package that owns a field, its name on the command line, the values that it accepts.
 
-1. `Sections` is the one list of rooms; `SECTIONS` maps a section's name to the room's settings model.
-2. `all_fields()` is the one flat list; two rooms that use one name are a programming error and raise at once.
+1. `Sections` is the one list of sections; `SECTIONS` maps a section's name to its settings model.
+2. `all_fields()` is the one flat list; two sections that use one name are a programming error and raise at once.
 3. `FieldRef.expected()` says in words what a value must be; error messages and help share it.
 """
 
@@ -167,7 +167,7 @@ def _members(annotation: Any) -> tuple[Any, ...]:
 
 @functools.cache
 def all_fields() -> Mapping[str, FieldRef]:
-    """Every setting by name, in the order of `SECTIONS`. Raises SettingsError: two rooms use one field name."""
+    """Every setting by name, in the order of `SECTIONS`. Raises SettingsError: two sections use one field name."""
     found: dict[str, FieldRef] = {}
     for section, model in SECTIONS.items():
         for name, info in model.model_fields.items():

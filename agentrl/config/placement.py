@@ -25,6 +25,9 @@ class ClusterSettings(Settings):
         1, description="Number of devices of all engines; default with colocate: as many as the trainer's."
     )
     rollout_num_gpus_per_engine: PositiveInt = Field(1, description="Devices one inference engine uses.")
+    train_env_vars: dict[str, str] = Field(
+        default_factory=dict, description="Environment variables of the trainer's processes."
+    )
     rollout_workers: PositiveInt = Field(
         1, description="Processes that play trajectories, on any node of Ray; 1: the coordinator's own process."
     )

@@ -16,7 +16,7 @@ from agentrl.errors import AgentRLError, SettingsError
 from agentrl.settings import flag_of, shown
 
 _NEAR = 0.78
-"""How alike two names must be for one to be meant by the other. Below that, one has all words of the other."""
+"""The least likeness of two names for one to be meant by the other. Below that, one has all words of the other."""
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
@@ -92,7 +92,7 @@ class Problems:
     """Errors of several checks, raised together: `with problems:` around each check, `raise_all()` behind the last."""
 
     passed = True
-    """Whether the newest check raised nothing."""
+    """True if the newest check raised nothing."""
 
     def __init__(self) -> None:
         self._errors: list[AgentRLError] = []

@@ -18,7 +18,7 @@ from agentrl.rowfiles import RowFile, json_type, open_rows, read_json, split_sli
 from agentrl.sample import RECORDED, Message
 
 ROLES = ("system", "developer", "user", "assistant", "tool", "function")
-"""Who may speak in a prompt; many chat templates leave out the messages of others without a word."""
+"""The roles that may speak in a prompt; many chat templates leave out the messages of others without a word."""
 
 _SHAREGPT = {"human": "user", "gpt": "assistant", "observation": "tool"}
 

@@ -23,7 +23,7 @@ BufferFilter = Callable[[Any, list[Group], int], Sequence[Group]]
 """`fn(args, buffer, num_samples)` -> the groups to use; it may take them out of `buffer` or leave that to the caller."""
 
 Choice = Callable[[list[Group], int], list[Group]]
-"""A buffer filter as the rooms use it: takes at most that many groups out of the buffer and returns them."""
+"""A buffer filter as the data source uses it: takes at most that many groups out of the buffer and returns them."""
 
 
 @runtime_checkable

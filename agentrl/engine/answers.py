@@ -179,7 +179,7 @@ _NOW_CALLED: Final = {
     "spec_accept_token_num": "spec_num_correct_drafts",
     "spec_draft_token_num": "spec_num_proposed_drafts",
 }
-"""What SGLang calls counts since it tells drafts from the token that every pass gives besides."""
+"""SGLang's name for these counts since it tells drafts from the token that every pass gives besides."""
 _COUNTS: Final = ("prompt_tokens", "completion_tokens", "cached_tokens", *_SPECULATION)
 
 
@@ -198,7 +198,7 @@ def _check_tokens(ids: list[int], asked: RequestExpectations) -> None:
 
 
 BAD_ANSWER: Final = 502
-"""Status of an answer that was 200 and cannot be used, for those who hand it on."""
+"""Status of an answer that was 200 and cannot be used, for code that hands it on."""
 NO_KEPT_SETS: Final = (
     "the engine does not say what top-p, top-k or min-p left to sample from (return_sampling_mask, SGLang from 0.5.23), "
     "so that its log-probs cannot be trained with; use such a server or --engine embedded, leave --rollout-top-p and "

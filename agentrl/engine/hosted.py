@@ -108,7 +108,7 @@ class HostedModel:
         Args:
             messages: the conversation, as `sent` gives it and with the `message` of earlier turns.
             tools: what the model may call.
-            params: those that the API has are sent: temperature, top_p, max_new_tokens, stop and the seed.
+            params: only parameters of the API are sent: temperature, top_p, max_new_tokens, stop and the seed.
 
         Raises:
             EngineTimeout: the deadline passed.

@@ -92,13 +92,13 @@ _STRIDE: Final = 1_000_003
 """A prime far from the distances between seeds of one run."""
 
 REQUEST_LEVEL_FIELDS: Final = ("return_sampling_mask", "routed_experts_start_len")
-"""What `SamplingParams` has that goes beside SGLang's `sampling_params`, not into them."""
+"""The fields of `SamplingParams` that go beside SGLang's `sampling_params`, not into them."""
 _SAMPLING_FIELDS = tuple(f.name for f in fields(SamplingParams) if f.name not in REQUEST_LEVEL_FIELDS)
 
 
 @dataclass(frozen=True, slots=True)
 class FinishReason:
-    """Why an answer ended: `matched` is the stop id, string or pattern for type `stop`, else None."""
+    """The reason why an answer ended: `matched` is the stop id, string or pattern for type `stop`, else None."""
 
     type: FinishType
     matched: int | str | None = None
@@ -121,7 +121,7 @@ class Generation:
         kept: for each id, the ids (int32, its own among them) that top-p, top-k and min-p left to sample from; None if
             not asked for.
         routed: int16 [tokens, layers x experts a token], the experts of each token from the one that was asked for to the
-            last but one of `ids`, which are those that went through the model; None if not asked for, or none did.
+            last but one of `ids`, the ones that went through the model; None if not asked for, or none did.
         raw: the engine's answers as they came, one a part, where fields of a caller's own were sent along.
     """
 

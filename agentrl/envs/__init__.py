@@ -9,6 +9,7 @@ from agentrl.envs.agent import AgentEnvironment, CommandEnvironment, command_env
 from agentrl.envs.base import Environment, Step, Turn
 from agentrl.envs.environments import ALONE, EnvClasses, Environments, EnvSpec
 from agentrl.envs.load import check_environment, load_environment
+from agentrl.envs.users import ModelUser, ScriptedUser, SimulatedUser, UserEnvironment
 
 __all__ = [
     "ALONE",
@@ -18,8 +19,12 @@ __all__ = [
     "EnvSpec",
     "Environment",
     "Environments",
+    "ModelUser",
+    "ScriptedUser",
+    "SimulatedUser",
     "Step",
     "Turn",
+    "UserEnvironment",
     "check_environment",
     "command_environment",
     "load_environment",

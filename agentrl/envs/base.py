@@ -51,6 +51,8 @@ class Step:
             has a `reward` method of its own or the run a reward function: then that is, and these say which turns
             earned it.
         done: whether the trajectory ends here.
+        restart: messages with which the conversation begins anew, in place of `messages`: a summary of it, say, when it
+            gets long. What was played so far trains as a sample of its own, with the same reward.
         info: numbers to sum over the trajectory and report.
         stop_reason: the environment's word for why the trajectory ends, `Sample.stop_reason`; "done" if it has none.
     """
@@ -60,6 +62,12 @@ class Step:
     done: bool = False
     info: Mapping[str, Any] = field(default_factory=dict)
     stop_reason: str = ""
+    restart: Sequence[Message] | None = None
+
+    @property
+    def shown(self) -> Sequence[Message]:
+        """The messages that the model is shown, of either kind."""
+        return self.messages if self.restart is None else self.restart
 
     def finish(self, reward: float | None = None, stop_reason: str = "") -> Self:
         """Return this step as the last of its trajectory; `reward`, if given, replaces the step's own."""

@@ -1,6 +1,6 @@
 """The record of a session's tree, which the first Sample of the session keeps; bounded in size.
 
-It has the turns that no Sample has: those that were dropped, each with its reason and the beginning of its text.
+It has the turns that no Sample has: the dropped ones, each with its reason and the beginning of its text.
 """
 
 from __future__ import annotations

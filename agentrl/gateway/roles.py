@@ -1,4 +1,4 @@
-"""Roles that a chat template cannot show, folded into those that it can.
+"""Roles that a chat template cannot show, folded into roles that it can show.
 
 1. Agents send several system and developer messages first, and more of them later. Many templates raise for these, or
    lose their text without a word.
@@ -28,7 +28,7 @@ _TOOL: dict[str, Any] = {
 
 @dataclass(frozen=True, slots=True)
 class Roles:
-    """How messages are folded.
+    """Rules by which messages are folded.
 
     Attributes:
         first: role of the instructions at the beginning: `system`, or `user` if the template has no system message.

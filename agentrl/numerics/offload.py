@@ -56,7 +56,7 @@ class OffloadedTensors:
 
 
 def give_back() -> None:
-    """Hand freed memory to the system: allocators keep it for whoever asks next."""
+    """Hand freed memory to the system: allocators keep it for the next request."""
     if torch.cuda.is_available():
         torch.cuda.empty_cache()
     if (trim := getattr(_C, "malloc_trim", None)) is not None:  # glibc's
@@ -73,7 +73,7 @@ def _storages(tensors: Iterable[Tensor]) -> dict[int, Any]:
 
 
 def _drop(storage: Any) -> None:
-    """Free the memory: all of a GPU's, and of a CPU's the pages that nobody else has a part of."""
+    """Free the memory: all of a GPU's, and of a CPU's the pages that hold nothing else."""
     if storage.device.type != "cpu":
         storage.resize_(0)
         return

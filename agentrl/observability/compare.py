@@ -26,7 +26,7 @@ MEASURES: Mapping[str, Callable[[TrajectoryRow], float | None]] = {
     "truncated": lambda row: float(row.status == "truncated"),
     "failed": lambda row: float(row.status == "failed"),
 }
-"""What is compared: a number a trajectory, None where it has none."""
+"""The compared quantities: a number a trajectory, None where it has none."""
 
 
 @dataclass(frozen=True, slots=True)

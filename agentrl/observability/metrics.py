@@ -1,14 +1,14 @@
 """Metrics of a run: one logger, several sinks.
 
 1. `metrics.jsonl` is always written: one flushed JSON object a `log` call with `step` and `time`. A value that is not
-   finite is null and named under `nonfinite`. TensorBoard and Weights & Biases are further sinks.
+   finite is null and named under `nonfinite`. TensorBoard, Weights & Biases and those of `sinks` are further sinks.
 2. Resuming at a step atomically drops the rows of that step and later ones.
 """
 
 import math
 import secrets
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any, Self
@@ -18,10 +18,8 @@ import orjson
 from agentrl.errors import DataError, SettingsError, install
 from agentrl.files import replacing
 from agentrl.observability.settings import ObservabilitySettings
+from agentrl.observability.sinks import MetricsRun, Sink, open_sink, prometheus
 from agentrl.runfolder import METRICS
-
-Sink = Callable[[int, float, Mapping[str, float]], None]
-"""Takes one step's metrics: the step, Unix seconds, and numbers by name."""
 
 
 class MetricsLogger:
@@ -41,6 +39,11 @@ class MetricsLogger:
                 self._sinks.append(_tensorboard(where, resume_step, opened))
             if settings.use_wandb:
                 self._sinks.append(_wandb(settings, folder, resume_step, opened))
+            if settings.prometheus_port is not None:
+                address = settings.prometheus_host, settings.prometheus_port
+                self._sinks.append(prometheus(*address, folder.name, opened))
+            run = MetricsRun(folder, resume_step)
+            self._sinks += [open_sink(path, run, opened) for path in settings.metrics_sinks]
             self._opened = opened.pop_all()
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
@@ -112,7 +115,7 @@ def _wandb(settings: ObservabilitySettings, folder: Path, resume_step: int, open
 
 
 def wandb_arguments(settings: ObservabilitySettings, folder: Path, known: str | None) -> dict[str, Any]:
-    """What `wandb.init` is asked for; a run that is `known` by its id keeps its name and group."""
+    """The arguments of `wandb.init`; a run that is `known` by its id keeps its name and group."""
     place = Path(settings.wandb_dir or folder)
     place.mkdir(parents=True, exist_ok=True)  # else wandb takes a temporary one
     suffix = f"_{secrets.token_hex(3)}" if settings.wandb_random_suffix else ""

@@ -1,4 +1,4 @@
-"""What a run shows on the terminal while it goes: a live display for people, plain lines for logs and pipes. `live`
+"""Display of a run on the terminal: a live display for people, plain lines for logs and pipes. `live`
 keeps one status line at the bottom and prints each finished step above it; `plain` prints one line a step, and what the
 run begins with before its first one; `off` prints nothing; `auto` is live where standard error is a terminal."""
 
@@ -57,7 +57,7 @@ class Progress:
         self._task = self._bar.add_task("starting", total=total)
 
     def phase(self, text: str) -> None:
-        """What the run is doing now, in the status line."""
+        """The current phase of the run, in the status line."""
         self._bar.update(self._task, description=text)
 
     def plan(self, total: int) -> None:

@@ -178,13 +178,13 @@ def _facts(
 
 
 def _home(run: Path) -> Path:
-    """Where metrics and settings are: the run's folder, or that of a command below it."""
+    """The folders of metrics and settings: the run's folder, or that of a command below it."""
     folders = [run / below for below in BELOW.values()]
     return next((folder for name in (METRICS, SETTINGS) for folder in folders if (folder / name).is_file()), run)
 
 
 def _evaluations_in(run: Path) -> list[dict[str, Any]]:
-    """What `agentrl eval` noted here or below; not what training did, which its curves show."""
+    """The evaluations that `agentrl eval` noted here or below; not those of training, which its curves show."""
     folders = [*([] if (run / METRICS).is_file() else [run]), run / BELOW["eval"]]
     files = [folder / EVALUATIONS for folder in folders]
     return [row for file in files if file.is_file() for row in read_metrics(file)]
@@ -214,9 +214,9 @@ def _short(label: Any) -> str:
 
 
 @cache
-def templates(*rooms: str) -> Jinja:
-    """The templates of some rooms; what is put into them is escaped, and what is missing an error."""
-    loader = ChoiceLoader([PackageLoader(f"agentrl.{room}", "templates") for room in rooms])
+def templates(*packages: str) -> Jinja:
+    """The templates of some packages; what is put into them is escaped, and what is missing an error."""
+    loader = ChoiceLoader([PackageLoader(f"agentrl.{name}", "templates") for name in packages])
     jinja = Jinja(loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
     jinja.globals["show"] = number
     return jinja

@@ -1,4 +1,4 @@
-"""Which trajectories a report shows: pairs before and after training, and the run's own: best, worst, failed."""
+"""Selection of trajectories for a report: pairs before and after training, and the run's own: best, worst, failed."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace

@@ -31,6 +31,18 @@ class ObservabilitySettings(Settings):
     wandb_host: str | None = Field(
         None, description="Address of a Weights & Biases server of your own. The key is read from WANDB_API_KEY."
     )
+    metrics_sinks: tuple[str, ...] = Field(
+        (),
+        description="More receivers of metrics: module:function, for example agentrl.observability.sinks:mlflow "
+        "(docs/metrics.md).",
+    )
+    prometheus_port: int | None = Field(
+        None,
+        ge=1,
+        le=65535,
+        description="Serve the newest metrics for Prometheus on this port (needs the metrics extra).",
+    )
+    prometheus_host: str = Field("127.0.0.1", description="Address that --prometheus-port listens on.")
     save_debug_rollout_data: str | None = Field(None, description="File for each rollout's samples, with {rollout_id}.")
     dump_details: str | None = Field(
         None,

@@ -2,7 +2,7 @@
 
 1. A trajectory is parts: what comes before the last prompt message, that message, and then what the model wrote and what
    it was shown, turn by turn. Parts joined are the sample's tokens, each once and in order.
-2. The first of them, and long answers of the environment, are folded: there, but closed until somebody opens them.
+2. The first of them, and long answers of the environment, are folded: there, but closed until the reader opens them.
 """
 
 import math
@@ -27,7 +27,7 @@ LONG = 80
 
 @dataclass(frozen=True, slots=True)
 class Trained:
-    """What the trainer had for a sample: one number a response token each, NaN where there is none."""
+    """The trainer's numbers of a sample: one a response token each, NaN where there is none."""
 
     log_probs: Sequence[float]
     advantages: Sequence[float]
@@ -55,7 +55,7 @@ class TokenSpan:
     reward: float | None = None
     """The environment's reward for this step."""
     seconds: float | None = None
-    """What the model, or the environment, took for it."""
+    """The seconds that the model, or the environment, took for it."""
 
     @property
     def preview(self) -> str:
@@ -150,7 +150,7 @@ def _said(message: Mapping[str, Any]) -> str:
 
 
 def _spans(sample: Sample) -> list[Segment]:
-    """Who wrote which part of the response; a sample without segments tells by its loss mask."""
+    """The writer of each part of the response; a sample without segments tells by its loss mask."""
     if sample.segments or not sample.response_length:
         return sample.segments
     spans, at, turn = [], 0, 0

@@ -91,13 +91,13 @@ def grade_dapo(response: str, label: Any, metadata: Mapping[str, Any]) -> Grade:
 
 
 def _box_in(text: str) -> int | None:
-    """Where reading begins, which is the start, if the last box ends in the window; it may begin before that."""
+    """The position where reading begins: the start, if the last box ends in the window; it may be before the start."""
     found = boxes(text)
     return 0 if found and found[-1].complete and len(text) - found[-1].end <= WINDOW else None
 
 
 def _line_in(text: str, strict: bool) -> int | None:
-    """Where the first `Answer:` of the window begins; for "strict" nothing may stand behind the last one's line."""
+    """The position of the first `Answer:` of the window; for "strict" nothing may stand behind the last one's line."""
     lines = list(_LINE.finditer(text, max(0, len(text) - WINDOW)))
     return None if not lines or (strict and "\n" in text[lines[-1].end() :].strip()) else lines[0].start()
 

@@ -28,7 +28,7 @@ MAX_EXTRACTED = 2_000
 
 @dataclass(frozen=True, slots=True)
 class GraderSpec:
-    """How one grader is found and run.
+    """One grader: its name, its function and its options.
 
     Attributes:
         path: `module:name` of what `runs` says.

@@ -28,7 +28,7 @@ _SHAPE = re.compile(
 
 
 class SearchAnswer(NamedTuple):
-    """What is graded of a trajectory: its answer, what was retrieved, and the first fault of its structure or ""."""
+    """The graded parts of a trajectory: its answer, what was retrieved, and the first fault of its structure or ""."""
 
     answer: str | None
     retrieved: str

@@ -27,7 +27,7 @@ _MAX_CALLS = 64
 
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """How arguments are compared; see the module's second and third points."""
+    """The comparison of arguments; see the module's second and third points."""
 
     ordered: bool
     accepted_values: bool
@@ -129,7 +129,7 @@ def _fault(got: Call, want: Call, rules: Rules) -> str:
 
 
 def _pairs(shares: list[list[float]], ordered: bool) -> list[tuple[int, int]]:
-    """Which made call is held against which wanted one: by place, or so that as many as possible are equal."""
+    """The pairing of made calls with wanted ones: by place, or so that as many as possible are equal."""
     made, free = len(shares), list(range(len(shares[0])))
     if ordered:
         return list(zip(range(made), free, strict=False))

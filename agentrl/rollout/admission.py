@@ -10,8 +10,9 @@
    place for each group in flight before the group is too stale. `surplus` groups need no such place. Without surplus
    no group becomes too stale.
 4. If groups start between batches, starts can be delayed: these groups then sample newer weights. A run begins with the
-   longest delay. If n groups are missing when the trainer asks for a batch, n fewer starts are delayed. If each of
-   `WINDOW` batches in a row left at least n finished groups over, n more starts are delayed. Soon no start is delayed if
+   longest delay. A batch should leave a quarter of a batch of finished groups over. If groups are missing when the
+   trainer asks for a batch, fewer starts are delayed: by the number of missing groups and the quarter. After `WINDOW`
+   batches without a missing group, the delay changes by the least surplus over the quarter. Soon no start is delayed if
    engines are slower than the trainer.
 """
 
@@ -45,7 +46,8 @@ class Admission:
         busy: number of trajectories in flight.
         dropped_in_row: number of groups that were dropped since the last kept group.
         held: number of groups whose start is delayed although staleness allows it.
-        spare: for each batch since `held` changed, the number of finished groups that the batch left over.
+        spare: for each batch since `held` changed, the number of finished groups that the batch left over a quarter of a
+            batch; negative if they were fewer.
     """
 
     batch: int
@@ -79,7 +81,7 @@ class Admission:
 
     def _hold_back(self, spare: int) -> None:
         """Correct `held` at a batch that leaves `spare` groups over; a negative `spare` counts missing groups."""
-        self.spare.append(spare if self.full else min(spare, 0))
+        self.spare.append((spare if self.full else min(spare, 0)) - self.batch // 4)
         if spare < 0 or len(self.spare) == WINDOW:
             self.held = max(0, min(self.held + min(self.spare), self._most_held))
             self.spare.clear()

@@ -34,7 +34,7 @@ async def run_environment(
     """Play one trajectory of the context's environment into `sample`.
 
     Returns:
-        The sample; more than one where the history policy splits it (they share `rollout_id`).
+        The sample; more than one where the history policy or a step's `restart` splits it (they share `rollout_id`).
 
     Raises:
         Failure: typed by who is to blame.
@@ -94,7 +94,8 @@ class _Trajectory:
                 talk.remember(step.messages)
                 talk.sample.stop((step.stop_reason or "done") if step.done else "max_turns")
                 break
-            if talk.append_messages(step.messages) is AppendResult.OUT_OF_CONTEXT:
+            appended = talk.append_messages(step.messages) if step.restart is None else talk.restart(step.restart)
+            if appended is AppendResult.OUT_OF_CONTEXT:
                 talk.sample.stop("context")
                 break
         talk.sample.metadata["messages"] = talk.messages

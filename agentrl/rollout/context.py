@@ -1,4 +1,4 @@
-"""What a trajectory needs from its surroundings, and how user code reaches it.
+"""The surroundings that a trajectory needs, and the way in which user code reaches them.
 
 `RolloutContext` is built once per process. While a generate function runs, `helpers.current()` returns it, so that a
 custom function that got only `(args, samples)` can still call the engine and the chat room.
@@ -30,7 +30,7 @@ class Generator(Protocol):
     """The part of the engine pool that generating needs."""
 
     pause_gate: PauseGate
-    """Whether generating is held, between two rollouts or by a weight update."""
+    """True while generating is held, between two rollouts or by a weight update."""
 
     async def pause(self) -> None:
         """Stop generating until `release`; requests under way keep their tokens and go on then."""

@@ -125,7 +125,7 @@ class LiveEnvironment:
         """Answer the model's turn."""
         step = await self._step(await self.ready(turn.sample), turn)
         if self._replays:
-            self._answers.append((turn, deepcopy(step.messages)))
+            self._answers.append((turn, deepcopy(step.shown)))
         return step
 
     async def ready(self, sample: Sample) -> Environment:
@@ -147,7 +147,7 @@ class LiveEnvironment:
         self._compare("reset", self._begun, await self._reset(env, sample))
         for turn, before in self._answers:
             step = await self._step(env, replace(turn, sample=sample))
-            self._compare(f"step of turn {turn.index}", before, step.messages)
+            self._compare(f"step of turn {turn.index}", before, step.shown)
 
     def _compare(self, what: str, before: Sequence[Message], now: Sequence[Message]) -> None:
         for at, (old, new) in enumerate(zip_longest(before, now)):
@@ -177,7 +177,12 @@ class LiveEnvironment:
                 f"{self._name}.step must return a Step, got {type(step).__name__} {step!r:.200}; to go on as by default: "
                 "return await super().step(turn)"
             )
-        self._check_messages("step", step.messages)
+        self._check_messages("step", step.shown)
+        if step.restart is not None and (step.done or step.messages or not step.restart):
+            raise bad_result(
+                f"{self._name}.step: Step.restart is the new beginning of a conversation that goes on: give it at least one "
+                "message, and neither done=True nor other messages"
+            )
         if not isinstance(step.info, Mapping):
             raise bad_result(f"{self._name}.step: Step.info must be a mapping of numbers, got {step.info!r:.200}")
         if not isinstance(step.stop_reason, str):
@@ -185,7 +190,7 @@ class LiveEnvironment:
         reward: object = 0.0 if step.reward is None else step.reward
         if isinstance(reward, bool) or not isinstance(reward, (int, float)) or not math.isfinite(reward):
             raise bad_result(f"{self._name}.step: Step.reward must be a finite number or None, got {reward!r:.200}")
-        if not step.done and not step.messages:
+        if not step.done and not step.shown:
             raise bad_result(
                 f"{self._name}.step returned no messages and done=False: the model would be asked again with "
                 "nothing new to answer; return messages or done=True"

@@ -1,4 +1,4 @@
-"""What becomes of a finished group: dropped with a reason, or kept, and what of it is trained.
+"""The fate of a finished group: dropped with a reason, or kept, and which of its samples are trained.
 
 A group filter is `fn(args, samples) -> bool` (or an object with `keep` and `reason`), asked once a finished group.
 """

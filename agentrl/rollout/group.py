@@ -223,7 +223,7 @@ class _Play:
             self._drop(failure)
 
     def _drop(self, failure: Failure) -> NoReturn:
-        """What follows where a failure cannot be one sample's alone."""
+        """The consequence of a failure that cannot be one sample's alone."""
         if self._settings.action(failure.blame) is FailureAction.RAISE:
             raise failure
         raise DropGroup(f"{failure.blame}/{failure.kind}") from failure

@@ -57,7 +57,7 @@ class Recorder:
 
     @property
     def tools(self) -> list[dict[str, Any]] | None:
-        """What the model may call: the tools of `--env`, else the data row's own."""
+        """The tools that the model may call: those of `--env`, else the data row's own."""
         return self.toolbox.schemas or self.origin.metadata.get("tools")
 
     async def turn(self, messages: list[Message]) -> str:

@@ -1,4 +1,4 @@
-"""What else happens around rollouts: the moments at which another trainer's functions are called (`agentrl.compat`)."""
+"""Hooks around rollouts: the moments at which another trainer's functions are called (`agentrl.compat`)."""
 
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager

@@ -89,6 +89,10 @@ class HostedConversation:
         self._sent += sent(self.remember(messages))
         return AppendResult.FITS
 
+    def restart(self, messages: Sequence[Mapping[str, Any]]) -> AppendResult:
+        """Refuse: the conversation would not be a demonstration any more."""
+        raise EnvFailure("Step.restart: a hosted model's conversation cannot begin anew", kind=KIND)
+
     def remember(self, messages: Sequence[Mapping[str, Any]]) -> list[Message]:
         """Note messages that belong to the conversation; returns them in the normal form."""
         new = name_results(normalise_messages(messages), self._calls)

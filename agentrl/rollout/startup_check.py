@@ -64,7 +64,7 @@ class StartupCheck:
 
 
 def _cause(stats: RolloutStats) -> str:
-    """Why the group has no graded trajectory; "" if it has one, or for another reason."""
+    """The reason why the group has no graded trajectory; "" if it has one, or for another reason."""
     if any(name.startswith("grader/") for name in stats.failures):
         return "" if stats.graded else _REWARD
     return _PROMPT if set(stats.failures) == {"overflow/prompt_too_long"} and not stats.graded else ""

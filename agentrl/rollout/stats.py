@@ -1,4 +1,4 @@
-"""What was played, as numbers: trajectories one by one, and counts of what went wrong and of where tokens went."""
+"""Statistics of what was played: trajectories one by one, and counts of failures and of where tokens went."""
 
 import math
 from collections import Counter
@@ -21,7 +21,7 @@ Row = Mapping[str, float]
 
 @dataclass(frozen=True, slots=True)
 class Tokens:
-    """Where tokens went; a value that is added up.
+    """Counts of tokens by their fate; a value that is added up.
 
     Attributes:
         generated: tokens that engines sampled.
@@ -131,7 +131,7 @@ class Tally:
 
 
 def trajectories(group: Sequence[Sample]) -> list[Group]:
-    """A group's samples by trajectory: those that one fanned out into lie together, in order."""
+    """A group's samples by trajectory: samples of one trajectory lie together, in order."""
     seen: dict[object, Group] = {}
     for at, sample in enumerate(group):
         seen.setdefault(("own", at) if sample.rollout_id is None else ("shared", sample.rollout_id), []).append(sample)

@@ -1,4 +1,4 @@
-"""What settings leave open: the device, the cores of a trainer, and how many rollouts the data makes."""
+"""Settings that are derived: the device, the cores of a trainer, and the number of rollouts that the data makes."""
 
 import os
 

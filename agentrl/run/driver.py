@@ -109,7 +109,7 @@ _ENGINES: dict[Do, frozenset[str]] = {
 
 
 class DeviceSharing:
-    """Gives the devices' memory (`--colocate`) to whoever needs it next. While engines generate the trainer is away; while
+    """Gives the devices' memory (`--colocate`) to the next part that needs it. While engines generate the trainer is away; while
     it trains they are. A weight update needs the trainer and, of the engines, their weights; so does writing checkpoints
     and the model, so that weights that were just sent are not lost."""
 
@@ -150,6 +150,7 @@ class Driver:
         self._settings, self._limits, self._parts, self._folder = settings, settings.cluster, parts, folder
         self._logger, self._progress = logger, progress
         self._batch: Batch | None = None
+        self._saving: int | None = None
         self._began = self._waited = 0.0
         self._sent = 0
         self._far_apart = 0
@@ -198,6 +199,7 @@ class Driver:
         with within(self._limits.start_timeout, "recording the training"):
             details = await self._parts.trainer.details() if self._settings.buffer.keep_trajectories else None
             await self._parts.rollouts.trained(batch.group_ids, step, details)
+        await self._saved(wait=False)
         now = time.monotonic()
         times = {"perf/wait_seconds": self._waited, "perf/train_seconds": now - began}
         times["perf/step_seconds"] = now - self._began
@@ -240,23 +242,36 @@ class Driver:
 
     async def _save(self, step: int) -> None:
         self._progress.phase(f"rollout {step + 1}: saving")
-        path = self._folder.checkpoint(step)
         if self._settings.train.save_hf is not None:  # first: a resume from the checkpoint would not write the model
             with within(self._limits.train_timeout, "writing the model"):
                 await self._parts.trainer.save_hf(Path(self._settings.train.save_hf.format(rollout_id=step)))
+        await self._saved(wait=True)
         with within(self._limits.start_timeout, "copying the ledger"):
             await self._parts.rollouts.saving()
         with within(self._limits.train_timeout, "saving the checkpoint"):
-            await self._parts.trainer.save(path, step)
+            await self._parts.trainer.save(self._folder.checkpoint(step), step)
+        self._saving = step
+        await self._saved(wait=not self._settings.train.async_save)
+
+    async def _saved(self, *, wait: bool) -> None:
+        """Record the checkpoint under way when it is complete, and delete checkpoints that it makes superfluous."""
+        if self._saving is None:
+            return
+        with within(self._limits.train_timeout, "saving the checkpoint"):
+            if not await self._parts.trainer.saved(wait=wait):
+                return
+        step, self._saving = self._saving, None
         with within(self._limits.start_timeout, "recording the checkpoint"):
             await self._parts.rollouts.checkpointed(step)
         if keep := self._settings.train.keep_checkpoints:
             # Only folders with a checkpoint's name are deleted, and never the new checkpoint.
+            path = self._folder.checkpoint(step)
             found = path.parent.glob("rollout_" + "[0-9]" * 6)
             for old in sorted(folder for folder in found if folder.name <= path.name)[:-keep]:
                 shutil.rmtree(old)
 
     async def _export(self, step: int) -> None:
+        await self._saved(wait=True)
         self._progress.phase("writing the model")
         with within(self._limits.train_timeout, "writing the model"):
             await self._parts.trainer.save_hf(self._folder.model)

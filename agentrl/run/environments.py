@@ -1,4 +1,4 @@
-"""What environments share between trajectories, for as long as a process generates."""
+"""Resources that environments share between trajectories, for as long as a process generates."""
 
 from collections.abc import AsyncIterator, Awaitable, Iterable
 from contextlib import AsyncExitStack, asynccontextmanager

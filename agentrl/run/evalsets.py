@@ -33,7 +33,7 @@ SETTINGS: Mapping[str, str] = {
     **{name: name for name in ("input_key", "label_key", "metadata_key", "tool_key")},
     **{name: name for name in ("apply_chat_template", "apply_chat_template_kwargs")},
 }
-"""What a set may say, in slime's words where it has one, and the run's setting that it is instead of."""
+"""The keys of a set, in slime's words where it has one, and the run's setting that each replaces."""
 
 _REPLACES = {"rm_type": ("custom_rm_path", "group_rm"), "env": ("env_args", "env_key", "custom_generate_function_path")}
 """Settings of the run that one of a set's own takes the place of, too."""
@@ -81,7 +81,7 @@ def eval_sets(settings: RunSettings) -> list[EvalSet]:
 
 @dataclass(slots=True)
 class _Said:
-    """What is said of a set: where it begins, its values, and the line of each."""
+    """The entry of a set: where it begins, its values, and the line of each."""
 
     where: str
     values: dict[str, Any] = field(default_factory=dict)
@@ -89,7 +89,7 @@ class _Said:
     replaced: set[str] = field(default_factory=set)
 
     def add(self, given: Mapping[str, Any], lines: Mapping[str, str]) -> None:
-        """What is given later replaces; null says nothing."""
+        """The values of a set; later ones replace earlier ones, and null says nothing."""
         given = {key: value for key, value in given.items() if value is not None}
         gone = {old for key in given for old in _REPLACES.get(key, ())}
         self.replaced |= gone

@@ -125,6 +125,9 @@ class LocalTrainer(Trainer):
     async def save(self, path: Path, step: int) -> None:
         await _call(self._thread, partial(self._backend.save, path, step))
 
+    async def saved(self, *, wait: bool) -> bool:
+        return await _call(self._thread, partial(self._backend.saved, wait=wait))
+
     async def save_hf(self, path: Path, *, served: bool = False) -> None:
         await _call(self._thread, partial(self._backend.save_hf, path, served=served))
 

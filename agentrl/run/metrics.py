@@ -1,4 +1,4 @@
-"""What a rollout looked like, as numbers: pure functions over samples and counts."""
+"""Figures of a rollout: pure functions over samples and counts."""
 
 from collections.abc import Mapping, Sequence
 
@@ -59,7 +59,7 @@ def rollout_metrics(
 
 
 def staleness_metrics(batch: TrainBatch) -> dict[str, float]:
-    """How many rollouts older than the trained weights those are that sampled the trained tokens. Names:
+    """The age of the weights that sampled the trained tokens, in rollouts before the trained weights. Names:
     `staleness/mean`, `staleness/max`, and `staleness/share_<n>` of the tokens that are n rollouts old. Tokens of an
     unknown version do not count."""
     ages = batch.staleness[batch.staleness >= 0]
@@ -71,7 +71,7 @@ def staleness_metrics(batch: TrainBatch) -> dict[str, float]:
 
 
 def truncation_metrics(batch: TrainBatch, settings: RolloutSettings) -> dict[str, float]:
-    """What top-p and top-k did to the trained tokens; nothing where sampling was not truncated. Names:
+    """The effect of top-p and top-k on the trained tokens; nothing where sampling was not truncated. Names:
     `truncation/kept`, the mean number of tokens that were left to sample from; `truncation/biased` (1) where the
     trainer does not know them (`--allow-truncated-sampling`)."""
     found = {"truncation/biased": 1.0} if settings.allow_truncated_sampling else {}

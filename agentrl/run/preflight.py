@@ -428,7 +428,7 @@ def _longest_trajectory(settings: RunSettings, plugins: Plugins) -> None:
 
 
 def ungraded(settings: RunSettings, plugins: Plugins) -> bool:
-    """Return true if nobody has to grade, and nobody but a sample's own row says how."""
+    """Return true if no grader is required, and only a sample's own row can name one."""
     rollout = settings.rollout
     if settings.algorithm.needs_rewards or rollout.eval_prompt_data or rollout.rm_type or plugins.reward is not None:
         return False

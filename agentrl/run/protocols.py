@@ -72,7 +72,7 @@ class Rollouts(Protocol):
 
 
 class WithoutEngines(Rollouts):
-    """Rollouts that nobody generates: there is nothing to evaluate with."""
+    """Rollouts that are not generated: there is nothing to evaluate with."""
 
     async def updated(self, version: int) -> None:
         pass
@@ -91,7 +91,8 @@ class Trainer(Protocol):
         """Take the optimizer steps of training step `step`; returns metrics."""
 
     async def details(self) -> Any:
-        """What the last `train` said of each token (`Training.details`), or whatever `Rollouts.trained` takes for it."""
+        """The figures of each token in the last `train` (`Training.details`), or whatever `Rollouts.trained` takes for
+        it."""
 
     async def offload(self) -> None:
         """Give back the devices' memory; only `onload` may follow. Twice is once."""
@@ -100,7 +101,11 @@ class Trainer(Protocol):
         """Take it again, with the same state. Twice is once."""
 
     async def save(self, path: Path, step: int) -> None:
-        """Write a checkpoint that covers rollouts up to `step`, whole or not at all."""
+        """Write a checkpoint that covers rollouts up to `step`, whole or not at all. With `--async-save` it is under way
+        on return."""
+
+    async def saved(self, *, wait: bool) -> bool:
+        """Return true if no checkpoint is under way any more; with `wait`, return when that is so."""
 
     async def save_hf(self, path: Path, *, served: bool = False) -> None:
         """Write the model as a Hugging Face folder, which engines are about to read if it is `served`."""

@@ -59,7 +59,7 @@ from agentrl.train.hooks import NO_HOOKS, TrainHooks, hooks_of
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """What a process loads of the user's: `plugins` for training, and each evaluation set with its own."""
+    """The user's code that a process loads: `plugins` for training, and each evaluation set with its own."""
 
     settings: RunSettings
     plugins: Plugins

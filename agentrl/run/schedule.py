@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 
 class Do(Enum):
-    """What there is to do. The step of an action is the training step, from 0."""
+    """The kinds of action. The step of an action is the training step, from 0."""
 
     SEND = "bring the engines to the weights that were trained on this many rollouts"
     NEXT_BATCH = "have the step's batch generated"
@@ -28,7 +28,7 @@ class Action(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Cadence:
-    """How often things happen, in steps; None is never.
+    """Intervals between actions, in steps; None is never.
 
     Attributes:
         steps: steps in the whole run.

@@ -70,7 +70,7 @@ class CallProgress(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class EngineView:
-    """What the workers know of the engines. `held`: why they do not generate."""
+    """The workers' view of the engines. `held`: why they do not generate."""
 
     version: str | None = None
     folder: DiskUpdate | None = None

@@ -26,7 +26,7 @@ from agentrl.sandbox.limits import SandboxUnavailable
 _SYSTEM = ("/usr", "/bin", "/sbin", "/lib", "/lib64", "/lib32", "/etc/alternatives", "/etc/ssl", "/etc/ld.so.cache")
 _INSIDE, _FOLDER, _HOME = "/run/agentrl", "/workspace", "/home/agent"
 _USER = "1000"
-"""The user inside: nobody special, also if the caller is root."""
+"""The user inside: an unprivileged one, also if the caller is root."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,6 +1,6 @@
 """Serving an ASGI application that knows no passwords: what every server of ours refuses, bounds and ends by.
 
-1. A page in somebody's browser cannot drive it. An `Origin` that is neither this machine nor the request's `Host` gets 403;
+1. A page in a browser cannot drive it. An `Origin` that is neither this machine nor the request's `Host` gets 403;
    a `Host` with a domain (which anybody's DNS may point here), and not one that the server was given, 421. WebSockets are
    no way around. A body that is not declared as JSON is refused.
 2. A client cannot make it hold or do more than the constants below say, nor hold others up: what is too large gets 413,
@@ -41,8 +41,8 @@ MAX_HEAD = 1 << 16
 MAX_BODY = 16 << 20
 """Bytes of a request's body: two million token ids."""
 MAX_DEPTH, MAX_MARKS = 64, 1 << 18
-"""How deeply JSON may nest, and how many of [, { and : a body may have, those in strings included: they, not numbers, make
-decoding slow, and nobody else runs meanwhile."""
+"""The most levels of JSON, and the most of [, { and : in a body, those in strings included: they, not numbers, make
+decoding slow, and nothing else runs meanwhile."""
 LARGE = 1 << 15
 """Bytes from which on a body is worked on beside the event loop, one body at a time."""
 _QUICK = 1 << 17
@@ -51,7 +51,7 @@ READ_TIMEOUT = 30
 """Seconds in which a head must be here (from the connection or the answer before it), and then its body."""
 GRACE = 4
 CLIENT_GONE = 499
-"""Nobody reads this status; it is what proxies log for a client that closed the connection."""
+"""No client reads this status; it is what proxies log for a client that closed the connection."""
 
 _HERE = re.compile(r"([\w-]+|[\d.]+|\[[\da-f:.]+\])(:\d+)?")
 """A `Host` that no public DNS has: an address, or a name without a domain."""
@@ -252,7 +252,7 @@ async def served_at(app: ASGIApp, path: str, host: str) -> AsyncIterator[None]:
 
 
 class _Beside(uvicorn.Server):
-    """uvicorn in an event loop of somebody else's."""
+    """uvicorn in an event loop that it does not own."""
 
     def __init__(self, config: uvicorn.Config) -> None:
         super().__init__(config)

@@ -83,7 +83,7 @@ class Arguments:
 
     Attributes:
         schema: JSON Schema of an object.
-        check: a call's arguments to the function's keyword arguments; those that the model left out keep the function's
+        check: a call's arguments to the function's keyword arguments; arguments that the model left out keep the function's
             defaults. Raises `ToolError` of kind `bad_arguments`, one sentence for each mistake.
         injected: parameters that the environment fills.
     """

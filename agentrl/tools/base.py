@@ -35,7 +35,7 @@ DEFAULT_TIMEOUT = 30.0
 DEFAULT_MAX_OUTPUT_CHARS = 16_384
 
 OnFailure = Literal["observe", "fail"]
-"""What a tool's own failure leads to: a sentence for the model, or a `ToolFailure` that ends the trajectory."""
+"""The consequence of a tool's own failure: a sentence for the model, or a `ToolFailure` that ends the trajectory."""
 
 
 class CallOptions(TypedDict, total=False):

@@ -3,7 +3,7 @@
 1. `MCPTools.stdio("uvx", "some-server")` starts a server and talks over its pipes; `MCPTools.http(url)` talks to a
    running one by streamable HTTP. Either is an entry of `Environment.tools`; the server is opened once a process.
 2. Arguments are checked against the server's own schemas before a call leaves, with a message that the model can act on.
-   Names, descriptions and schemas are somebody else's: their size is bounded, and `SchemaCheck` checks by them.
+   Names, descriptions and schemas come from outside: their size is bounded, and `SchemaCheck` checks by them.
 3. A call is made once: if the connection is lost the call fails, and the next call opens it anew.
 4. A server that was started here ends with this process, however that ends.
 """

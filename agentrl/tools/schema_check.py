@@ -1,4 +1,4 @@
-"""A tool's arguments checked by a JSON schema that somebody else wrote, in a process that ends when it takes too long."""
+"""A tool's arguments checked by a JSON schema from outside, in a process that ends when it takes too long."""
 
 import json
 import signal

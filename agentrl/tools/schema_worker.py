@@ -1,4 +1,4 @@
-"""Checks arguments by JSON schemas that somebody else wrote: `python schema_worker.py SECONDS`, run by `schema_check`.
+"""Checks arguments by JSON schemas from outside: `python schema_worker.py SECONDS`, run by `schema_check`.
 
 1. A line of JSON comes in, `[schema, arguments]` with the schema as text. A line goes out: mistakes as a list of
    `[path, message]`, or a text that says why the schema cannot be used.

@@ -2,7 +2,7 @@
 
 1. Pool threads (anyio's and asyncio's) are joined at interpreter exit, so one hung tool would keep a finished run's
    process alive for ever. These threads are daemons: they are left behind, here and at exit.
-2. Sync tools have `PLACES` of their own in an event loop, so that nobody else queues behind them. A call keeps its place
+2. Sync tools have `PLACES` of their own in an event loop, so that no other work queues behind them. A call keeps its place
    until its thread ends, also if it was cancelled. One that outlives its deadline, cancelled or not, gives it to others,
    and is counted as hung until its thread ends; with `MOST_HUNG` of those every other call fails at once. So threads are
    bounded.

@@ -1,11 +1,12 @@
 """`TrainBatch`: what crosses from rollout to training, as flat numpy arrays. All samples' tokens lie one after the
-other; offsets say where each begins. It is immutable and holds arrays only, so Ray's object store shares it without
-copies. `from_samples` refuses what a trainer cannot use, with the sample's index."""
+other; offsets say where each begins. It is immutable, so Ray's object store shares it without copies. Routing, which
+can be most of its bytes, is one array a sample, so that a rank fetches that of its own samples only. `from_samples`
+refuses what a trainer cannot use, with the sample's index."""
 
 from __future__ import annotations  # `_KINDS` reads annotations as text
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any, NamedTuple, Self, TypeVar
 
 import numpy as np
@@ -20,6 +21,8 @@ K = TypeVar("K", bound=np.generic)
 PerToken = NDArray[K]
 PerResponseToken = NDArray[K]
 PerSample = NDArray[K]
+Routing = NDArray[np.int16] | Callable[[], NDArray[np.int16]]
+"""Of one sample; or what fetches it."""
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False, kw_only=True)
@@ -37,7 +40,7 @@ class TrainBatch:
             its algorithm reads. `returns` are what a critic is to predict.
         counted: uint8 [R], the mask by which tokens are weighed; None if it is `loss_mask`.
         turns: int32 [R], the turn that each token belongs to, from 1; 0 where unknown.
-        staleness: int32 [R], rollouts that the weights were trained on before this batch, minus those that the weights
+        staleness: int32 [R], rollouts that the weights were trained on before this batch, minus the rollouts that the weights
             which sampled the token were trained on; -1 where masked or unknown.
         step_rewards: float64 [R], what each turn earned on the turn's last model token, 0 elsewhere: all that the
             sample earned, see `observations.credit_of`. None if no step gave a reward.
@@ -51,8 +54,9 @@ class TrainBatch:
         support_ids: int32 [K], the kept sets of truncated sampling, one after the other; None if it was not.
         support_offsets: int64 [R + 1]; token i was sampled from `support_ids[support_offsets[i]:support_offsets[i +
             1]]`, or from all tokens where that is empty (it is not where the token trains).
-        routed_experts: int16 [T, layers x experts a token], the experts that the engine chose for each token, -1 where
-            not known: for a sample's last token, and others that no trained token follows; None if nothing is replayed.
+        routed_experts: for each sample int16 [tokens, layers x experts a token], the experts that the engine chose for
+            each token, -1 where not known: for a sample's last token, and others that no trained token follows; None if
+            nothing is replayed.
         metadata: bytes [S], the samples' `train_metadata` as JSON; None if no sample has any.
     """
 
@@ -80,7 +84,7 @@ class TrainBatch:
     counted: PerResponseToken[np.uint8] | None = None
     support_ids: NDArray[np.int32] | None = None
     support_offsets: NDArray[np.int64] | None = None
-    routed_experts: PerToken[np.int16] | None = None
+    routed_experts: tuple[Routing, ...] | None = None
     metadata: PerSample[np.bytes_] | None = None
 
     def __post_init__(self) -> None:
@@ -175,7 +179,7 @@ class TrainBatch:
     def arrays(self) -> dict[str, NDArray[Any]]:
         """All arrays by field name; absent optional ones are left out."""
         found = {f.name: getattr(self, f.name) for f in fields(self)}
-        return {name: array for name, array in found.items() if array is not None}
+        return {name: array for name, array in found.items() if isinstance(array, np.ndarray)}
 
     @property
     def lengths(self) -> NDArray[np.int64]:
@@ -192,9 +196,15 @@ class TrainBatch:
         return self.tokens[self.offsets[i] : self.offsets[i + 1]]
 
     def sample_routing(self, i: int) -> NDArray[np.int16]:
-        """`routed_experts` of sample i, a view; the batch must have them."""
+        """`routed_experts` of sample i; the batch must have them."""
         assert self.routed_experts is not None
-        return self.routed_experts[self.offsets[i] : self.offsets[i + 1]]
+        found = self.routed_experts[i]
+        return found if isinstance(found, np.ndarray) else found()
+
+    def with_routing(self, convert: Callable[[Routing], Routing]) -> Self:
+        """The same batch with each sample's routing as `convert` returns it."""
+        found = self.routed_experts
+        return self if found is None else replace(self, routed_experts=tuple(map(convert, found)))
 
     def sample_loss_mask(self, i: int) -> NDArray[np.uint8]:
         """Loss mask over sample i's response, a view."""
@@ -209,11 +219,11 @@ class TrainBatch:
         )
 
     def response_slice(self, i: int) -> slice:
-        """Where sample i's response lies in flat response arrays [R]."""
+        """The place of sample i's response in flat response arrays [R]."""
         return slice(int(self.response_offsets[i]), int(self.response_offsets[i + 1]))
 
     def response_positions(self, indices: ArrayLike) -> NDArray[np.int64]:
-        """Where the responses of the samples at `indices` [K] lie in flat response arrays, one after the other."""
+        """The places of the responses of the samples at `indices` [K] in flat response arrays, one after the other."""
         return _ranges(self.response_offsets, np.asarray(indices, dtype=np.int64))
 
     @property
@@ -231,7 +241,10 @@ class TrainBatch:
             raise IndexError(f"sample indices must be in 0..{len(self) - 1}, got {chosen.min()}..{chosen.max()}")
         response, whole = self.response_positions(chosen), _ranges(self.offsets, chosen)
         places = {"PerToken": whole, "PerResponseToken": response, "PerSample": chosen}
+        kept: dict[str, Any]
         kept = {name: array[places[kind]] for name, array in self.arrays().items() if (kind := _KINDS[name]) in places}
+        if self.routed_experts is not None:
+            kept["routed_experts"] = tuple(self.routed_experts[i] for i in chosen)
         kept["offsets"] = _offsets(self.lengths[chosen])
         kept["response_offsets"] = _offsets(self.response_lengths[chosen])
         if sets := self.sampling_support(response):
@@ -257,7 +270,7 @@ class Prepared(NamedTuple):
 
 
 _KINDS = {f.name: str(f.type).partition("[")[0] for f in fields(TrainBatch)}
-"""What the arrays are laid out by, as it is declared."""
+"""The layout of the arrays, as it is declared."""
 
 
 def _check(sample: Sample, supervised: bool) -> None:
@@ -303,7 +316,7 @@ def _kept(samples: Sequence[Sample], masks: Sequence[NDArray[np.uint8]]) -> dict
     }
 
 
-def _routed(samples: Sequence[Sample], masks: Sequence[NDArray[np.uint8]]) -> NDArray[np.int16] | None:
+def _routed(samples: Sequence[Sample], masks: Sequence[NDArray[np.uint8]]) -> tuple[Routing, ...] | None:
     """`routed_experts`; None where no sample trains or says any."""
     rows = [np.zeros((0, 0), np.int16) if (found := sample.routing()) is None else found for sample in samples]
     widths = {found.shape[1] for found in rows if len(found)}
@@ -324,7 +337,7 @@ def _routed(samples: Sequence[Sample], masks: Sequence[NDArray[np.uint8]]) -> ND
         if part is not None:
             part[: len(found)] = found.reshape(len(found), *widths)
             parts.append(part)
-    return np.concatenate(parts) if parts else None
+    return tuple(parts) or None
 
 
 def _metadata(samples: Sequence[Sample]) -> NDArray[np.bytes_] | None:

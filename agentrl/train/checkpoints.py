@@ -36,7 +36,7 @@ class Found:
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """What a checkpoint must have in common with the run that loads it: plain values by name."""
+    """The properties that a checkpoint must share with the run that loads it: plain values by name."""
 
     model: Mapping[str, Any]
     optimizer: Mapping[str, Any]

@@ -11,7 +11,7 @@ Device = Literal["auto", "cuda", "cpu"]
 
 @dataclass(frozen=True, slots=True)
 class RankInfo:
-    """Where a trainer process stands: its rank, the number of processes, and where they meet."""
+    """The place of a trainer process: its rank, the number of processes, and the address where they meet."""
 
     rank: int = 0
     world_size: int = 1

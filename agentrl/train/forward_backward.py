@@ -37,7 +37,7 @@ Learned = tuple[Tensor, dict[str, Tensor]]
 
 @dataclass(frozen=True, slots=True)
 class ModelContext:
-    """What the models of a process have in common; `network` makes them."""
+    """The common context of the models of a process; `network` makes them."""
 
     settings: TrainSettings
     ranks: Any  # the backend's own `Ranks`
@@ -85,12 +85,12 @@ class ForwardBackward(ABC):
         return logits
 
     def from_end(self, found: Any) -> Any:
-        """What the ranks on which the model ends have found, on every rank of theirs."""
+        """The findings of the ranks on which the model ends, on every rank of theirs."""
         return found
 
     @torch.no_grad()
     def log_probs(self, batch: TrainBatch, plan: PackingPlan, rows: OutputPositions) -> NDArray[np.float32]:
-        """Log-probs [R] of the response tokens (0 for those that `rows` leaves out), the same on every rank."""
+        """Log-probs [R] of the response tokens (0 for tokens that `rows` leaves out), the same on every rank."""
 
         def score(logits: Tensor, mb: MicrobatchTensors) -> tuple[Tensor, Tensor]:
             return mb.response_index, self._score(logits, mb, batch)[0]

@@ -18,7 +18,7 @@ from agentrl.modelfolder import INDEX, SINGLE, is_float8, read_config, stored_te
 from agentrl.train.checkpoints import whole_folder
 
 _SCALE = "_scale_inv"
-"""What the name of a float8 weight's scales ends in."""
+"""The ending of the name of a float8 weight's scales."""
 _WEIGHT_SUFFIXES = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".msgpack", ".h5", INDEX)
 
 
@@ -53,7 +53,7 @@ class HFFolder:
         return found if found.element_size() > 1 or not self._made else self._multiplied(name, found)
 
     def given(self) -> dict[str, Any]:
-        """What transformers' `from_pretrained` is to load: the folder, or what `tensor` makes of it."""
+        """The source for transformers' `from_pretrained`: the folder, or what `tensor` makes of it."""
         if not self._made:
             return {"pretrained_model_name_or_path": self.path}
         weights = {name: self.tensor(name) for name in self.files}

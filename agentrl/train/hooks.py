@@ -30,7 +30,7 @@ class TrainHooks:
     takes_logits: bool = False  # `loss` is asked in the algorithm's place
 
     def samples(self, groups: Groups) -> tuple[Groups, Sequence[float] | None]:
-        """What is trained of a rollout, and the samples' rewards if these are not their own."""
+        """The trained part of a rollout, and the samples' rewards if these are not their own."""
         return groups, None
 
     def objective(self, algorithm: AlgorithmSettings) -> AlgorithmSettings:
@@ -66,7 +66,7 @@ class TrainHooks:
 
     def loss(self, step: StepInputs, mb: MicrobatchTensors, logits: Tensor) -> tuple[Tensor, Mapping[str, Tensor]]:
         """The microbatch's share of the step's loss and of its statistics, scalars, of its logits float32 [N,
-        vocabulary]. Its tokens are all response tokens, also those that do not train."""
+        vocabulary]. Its tokens are all response tokens, untrained ones too."""
         raise NotImplementedError
 
     def weights_written(self, folder: str) -> None:

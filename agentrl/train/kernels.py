@@ -76,7 +76,7 @@ class Kernel(ABC):
     """Computes the blocks of a part. Queries are [t, heads, dim], keys and values [T, groups, dim]."""
 
     one_dim = True
-    """Whether values must have the keys' dim."""
+    """True if values must have the keys' dim."""
 
     @abstractmethod
     def forward(self, q: Tensor, k: Tensor, v: Tensor, part: AttentionBlocks, scale: float) -> Outputs:
@@ -84,7 +84,7 @@ class Kernel(ABC):
 
     @abstractmethod
     def backward(self, saved: Saved, part: AttentionBlocks, scale: float) -> Gradients:
-        """What a part's blocks add to the gradients, in pieces as well."""
+        """The contribution of a part's blocks to the gradients, in pieces as well."""
 
 
 def merge(out: Tensor, lse: Tensor, other: Tensor, other_lse: Tensor) -> tuple[Tensor, Tensor]:

@@ -19,12 +19,13 @@ from torch import Tensor
 CHUNK_ELEMENTS = 1 << 25
 """Elements of float32 work space of one chunk of rows."""
 FAR = -1e4
-"""How far a logit counts as below the mean at most: p is 0 long before, and 0 times -inf would be NaN."""
+"""The most that a logit counts as below the mean: p is 0 long before, and 0 times -inf would be NaN."""
 
 
 @dataclass(frozen=True, slots=True)
 class SamplingSupport:
-    """What rows were sampled from: row i from `ids[offsets[i]:offsets[i + 1]]`, or from everything where that is empty.
+    """The tokens that rows were sampled from: row i from `ids[offsets[i]:offsets[i + 1]]`, or from everything where
+    that is empty.
 
     Attributes:
         ids: int64 [K], token ids of the whole vocabulary, on the logits' device.

@@ -25,7 +25,7 @@ from agentrl.train.ranks import Ranks
 from agentrl.train.tree import Node, SharedPrefixes, Tree
 
 OutputPositions = Literal["trained", "response"]
-"""Which positions have an output: those of trained tokens, or of all response tokens."""
+"""The positions that have an output: those of trained tokens, or of all response tokens."""
 Ints = NDArray[np.int64]
 
 
@@ -57,7 +57,7 @@ class MicrobatchTensors:
 
 
 def inputs_of(batch: TrainBatch) -> list[NDArray[np.int32]]:
-    """What goes into the model for each sample: all tokens but the last, of which nothing is predicted."""
+    """The input of the model for each sample: all tokens but the last, of which nothing is predicted."""
     return [batch.sample_tokens(i)[: max(1, n - 1)] for i, n in enumerate(batch.lengths)]
 
 
@@ -172,7 +172,7 @@ class PackedLayout:
         return found[self.held]
 
     def outputs(self, sequence: int, found: Ints) -> Ints:
-        """Of the outputs [3, n] of a sequence those that this rank computes, at their local places."""
+        """Of the outputs [3, n] of a sequence the ones that this rank computes, at their local places."""
         path = np.array(self.tree.paths[sequence])
         nodes = path[np.searchsorted([self.nodes[n].end for n in path], found[0], side="right")]
         shift = np.array(self.starts[:-1]) - [node.start for node in self.nodes]
@@ -180,7 +180,7 @@ class PackedLayout:
         return np.stack([rows, *found[1:]])[:, rows >= 0]
 
     def parts(self) -> tuple[AttentionBlocks, ...]:
-        """What this rank's queries see: their own chunk, chunks of the node before it, and the nodes above."""
+        """The keys that this rank's queries see: their own chunk, chunks of the node before it, and the nodes above."""
         own, past, above = [], [], []
         local = 0
         for number, node in enumerate(self.nodes):

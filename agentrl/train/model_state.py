@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import shutil
+from contextlib import ExitStack
+from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar, cast
 
@@ -26,7 +27,7 @@ from agentrl.algorithms.ops.corrections import check_agreement
 from agentrl.errors import CheckpointError, TrainError
 from agentrl.runfolder import CRITIC
 from agentrl.train.batch import TrainBatch
-from agentrl.train.checkpoints import Identity, read_manifest, replace_folder, writing
+from agentrl.train.checkpoints import Identity, read_manifest, writing
 from agentrl.train.forward_backward import ModelContext
 from agentrl.train.hf import HFFolder
 from agentrl.train.learning_rate import end_of_decay
@@ -34,6 +35,7 @@ from agentrl.train.microbatches import OutputPositions, inputs_of
 from agentrl.train.network import Network, attention_crossover, frozen
 from agentrl.train.objective import StepInputs
 from agentrl.train.packing import PackingPlan, make_plan
+from agentrl.train.saving import Background, Saving, last_line, write_errors
 from agentrl.train.torch_dist import as_data
 from agentrl.train.tree import SharedPrefixes
 
@@ -52,8 +54,8 @@ class ModelState:
         self.shape, self.forward_backward = self.network.shape, self.network.forward_backward
 
     def plan(self, batch: TrainBatch) -> PackingPlan:
-        """Who computes what of `batch`, the same on every rank. Raises TrainError: a token id is outside the
-        vocabulary."""
+        """The assignment of the samples of `batch` to ranks, the same on every rank. Raises TrainError: a token id is
+        outside the vocabulary."""
         if (highest := int(batch.tokens.max(initial=0))) >= self.shape.vocab:
             raise TrainError(
                 f"the samples hold token id {highest}, but the vocabulary of {self.folder.path} has {self.shape.vocab}; "
@@ -87,6 +89,9 @@ class ModelState:
     def memory(self) -> tuple[list[Tensor], list[Tensor]]:
         """As `Network.memory`, with the optimizer's where there is one."""
         return self.network.memory()
+
+    def close(self) -> None:
+        """Wait for what is still being written."""
 
 
 class UnadaptedModel(ModelState):
@@ -150,7 +155,7 @@ class TrainedModel(ModelState):
 
     @property
     def identity(self) -> Identity:
-        """What a checkpoint must be of for this slot to take it."""
+        """The properties that a checkpoint must share with this slot."""
         s = self.place.settings
         kind: dict[str, Any] = {"optimizer": s.optimizer, "distributed_optimizer": s.use_distributed_optimizer}
         kind |= {"bf16": s.bf16, **frozen(s)}
@@ -158,11 +163,20 @@ class TrainedModel(ModelState):
             kind |= {"lora_rank": s.lora_rank, "lora_alpha": s.lora_alpha, "target_modules": list(s.target_modules)}
         return Identity(self.network.sizes, kind)
 
+    @cached_property
+    def _background(self) -> Background | None:
+        return Background() if self.place.settings.async_save else None
+
+    def close(self) -> None:
+        if (background := vars(self).get("_background")) is not None:
+            background.close()
+
     def save(
         self, path: Path, step: int, critic: TrainedModel | Path | None = None, reference: ModelState | None = None
-    ) -> None:
-        """Write a checkpoint at `path`, replacing one of that name, with the critic's in it or moved into it.
-        Collective. Raises CheckpointError: it could not be written; earlier ones are as they were."""
+    ) -> Saving:
+        """Begin a checkpoint at `path`, replacing one of that name, with the critic's in it or moved into it. With
+        `async_save` the weights may change before it is finished. Collective. Raises CheckpointError: it could not be
+        written; earlier ones are as they were."""
         ranks, settings = self.place.ranks, self.place.settings
         stepped = self.optimizer.stepped and not settings.no_save_optim
         reshardable = not settings.use_distributed_optimizer or settings.dist_ckpt_optim_fully_reshardable
@@ -171,20 +185,16 @@ class TrainedModel(ModelState):
         manifest = {"step": step, "stepped": stepped, "layout": ranks.describe(), **dataclasses.asdict(self.identity)}
         manifest["reshardable"] = reshardable
         manifest |= {_REFERENCE: bool(reference), "lr_decay_end": end_of_decay(settings, self.optimizer.total_steps)}
-        with writing(path, manifest, leader=ranks.rank == 0, barrier=dist.barrier) as partial:
-            try:
-                self.network.write(state, partial)
-            # Torch's writer has no type for a full disk, and no word for it.
-            except (Exception, CheckpointException) as error:
-                free = shutil.disk_usage(partial.parent).free / 2**20
-                raise CheckpointError(
-                    f"{path} could not be written, with {free:.1f} MiB free on its disk: {_last_line(error)}; earlier "
-                    "checkpoints are whole. Make room, or choose another --save, and start the same command again"
-                ) from error
-            if isinstance(critic, TrainedModel):
-                critic.save(partial / CRITIC, step)
-            elif critic is not None and ranks.rank == 0:
-                replace_folder(critic, partial / CRITIC)
+        folder, leads = ExitStack(), ranks.rank == 0
+        partial = folder.enter_context(writing(path, manifest, leader=leads, barrier=dist.barrier))
+        background = self._background
+        with write_errors(path):
+            files = self.network.write(state, partial, background.group if background else None)
+        if isinstance(critic, TrainedModel):
+            part: Saving | Path | None = critic.save(partial / CRITIC, step)
+        else:
+            part = critic if leads else None
+        return Saving(path, partial, folder, background.start(files) if background else files, part)
 
     def load(self, path: Path, reference: ModelState | None = None) -> bool:
         """Restore the checkpoint at `path`; returns whether `reference` was in it. Collective. Raises CheckpointError:
@@ -210,7 +220,7 @@ class TrainedModel(ModelState):
                 self.network.restore_random(loaded["rng"])
         except (Exception, CheckpointException) as error:
             raise CheckpointError(
-                f"{path} is damaged: {_last_line(error)}; move it away to resume from the checkpoint before it"
+                f"{path} is damaged: {last_line(error)}; move it away to resume from the checkpoint before it"
             ) from error
         return followed is not None
 
@@ -236,11 +246,6 @@ class TrainedModel(ModelState):
         if reference is not None:
             state[_REFERENCE] = reference.network.state(f"{_REFERENCE}.")
         return state
-
-
-def _last_line(error: BaseException) -> str:
-    """Of torch's report of all ranks, which is a page of tracebacks, the line that says what happened."""
-    return next((line for line in reversed(str(error).splitlines()) if line.strip()), type(error).__name__)
 
 
 class CriticModel(TrainedModel):

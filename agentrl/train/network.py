@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch.distributed as dist
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -19,6 +20,7 @@ from agentrl.errors import TrainError
 from agentrl.train.forward_backward import ForwardBackward, ModelContext
 from agentrl.train.hf import HFFolder
 from agentrl.train.optimizer import Optimizer
+from agentrl.train.saving import WriteFiles
 from agentrl.train.settings import PATTERNS, TrainSettings
 
 
@@ -27,7 +29,7 @@ class CostShape:
     """Of a model's sizes what planning and measuring need.
 
     Attributes:
-        matrices: matrix weights that a token is multiplied with; of experts those that it meets.
+        matrices: matrix weights that a token is multiplied with; of experts only the ones that it meets.
         channels: of keys and of values, over all heads and layers.
     """
 
@@ -87,7 +89,7 @@ class Network(ABC):
 
     @abstractmethod
     def optimizer(self, total_steps: int | None) -> Optimizer:
-        """What steps the parameters that learn."""
+        """The optimizer of the parameters that learn."""
 
     @abstractmethod
     def zero_grad(self) -> None:
@@ -99,11 +101,12 @@ class Network(ABC):
 
     @abstractmethod
     def memory(self) -> tuple[list[Tensor], list[Tensor]]:
-        """What must come back as it was after somebody else had the device's memory, and what is computed anew."""
+        """The tensors that must come back as they were after another process had the device's memory, and the ones that are
+        computed anew."""
 
     @abstractmethod
     def specs(self) -> list[TensorSpec]:
-        """What `export` yields, in its order."""
+        """The specs of the tensors that `export` yields, in its order."""
 
     @abstractmethod
     def export(self) -> Iterator[tuple[str, Tensor]]:
@@ -127,13 +130,14 @@ class Network(ABC):
 
     @staticmethod
     @abstractmethod
-    def write(state: dict[str, Any], folder: Path) -> None:
-        """Write a checkpoint of `state`. Collective."""
+    def write(state: dict[str, Any], folder: Path, group: dist.ProcessGroup | None) -> WriteFiles:
+        """Begin a checkpoint of `state`; returns what writes this rank's files. With a `group`, that is done in another
+        thread, of a copy of the state on the CPU, and its ranks meet in the group. Collective."""
 
     @staticmethod
     @abstractmethod
     def read(state: dict[str, Any], folder: Path) -> dict[str, Any]:
-        """What was saved of `state`, cut as `state` is. Collective."""
+        """The saved values of `state`, cut as `state` is. Collective."""
 
     @abstractmethod
     def random(self) -> Any:
@@ -160,7 +164,7 @@ def frozen(settings: TrainSettings) -> dict[str, list[str]]:
 
 
 def learning(settings: TrainSettings, called: Sequence[Sequence[str]]) -> list[bool]:
-    """Which parameters the settings let learn, by their names. Raises TrainError: a pattern that no name has."""
+    """The parameters that the settings let learn, by their names. Raises TrainError: a pattern that no name has."""
     only = settings.only_train_params_name_list
     patterns = only or settings.freeze_params_name_list
 

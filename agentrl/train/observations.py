@@ -1,4 +1,4 @@
-"""What a sample says of its turns: their numbers, what each earned, what it was an answer to, and what the user weighs.
+"""Facts about the turns of a sample: their numbers, their rewards, their observations, and the user's weights.
 Turns count through a trajectory from 1, also where it was split into several samples, which share a rollout id."""
 
 import difflib
@@ -20,7 +20,8 @@ def turns_of(sample: Sample) -> list[int]:
 
 
 def credit_of(sample: Sample, reward: float) -> list[float]:
-    """What each turn of a sample earned, at the turn's last model token; 0 elsewhere, and everywhere if `reward` is NaN.
+    """The reward that each turn of a sample earned, at the turn's last model token; 0 elsewhere, and everywhere if
+    `reward` is NaN.
 
     Exactly `metadata["step_credit"]` where a combined reward wrote it; else the steps' rewards, and what `reward` has
     beyond their sum on the last turn. Both have an entry for each turn of the trajectory so far. Of samples that one
@@ -84,7 +85,7 @@ def observation_ids_of(
 
 
 _READ = ("weight", "turn_weights")
-"""What is read of `train_metadata`; the rest of it is the user's own."""
+"""The keys of `train_metadata` that are read; the rest of it is the user's own."""
 
 
 def weights_of(sample: Sample) -> list[float]:

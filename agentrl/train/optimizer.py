@@ -1,4 +1,4 @@
-"""What all backends' optimizers have in common.
+"""Common parts of all backends' optimizers.
 
 1. A step is in two halves: the gradients' global norm is taken, and only if it is finite are they clipped and applied.
 2. Learning rates are set on every step from the schedule; nothing is kept in the optimizer that the schedule owns.
@@ -72,7 +72,7 @@ class Optimizer(ABC):
         return any(len(part.state) > 0 for part in self.parts)
 
     def memory(self) -> list[Tensor]:
-        """What it keeps from step to step: master weights and moments."""
+        """The state that it keeps from step to step: master weights and moments."""
         kept = [p for part in self.parts for group in part.param_groups for p in group["params"]]
         states = (value for part in self.parts for entry in part.state.values() for value in entry.values())
         return kept + [value for value in states if torch.is_tensor(value)]

@@ -1,4 +1,4 @@
-"""Where a trainer process stands: its device, and its place among the other processes."""
+"""The place of a trainer process: its device, and its place among the other processes."""
 
 import datetime
 import resource

@@ -12,7 +12,7 @@ from agentrl.errors import TrainError
 
 
 class Replay:
-    """What a layer's router is told: `chosen` int16 [t, experts a token], None where it is to choose for itself."""
+    """A layer's routing: `chosen` int16 [t, experts a token], None where the router is to choose for itself."""
 
     chosen: Tensor | None = None
 

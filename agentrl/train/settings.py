@@ -7,6 +7,7 @@ from typing import Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
+from agentrl.errors import TrainError
 from agentrl.settings import Settings
 
 DecayStyle = Literal["constant", "linear", "cosine", "inverse-square-root", "WSD"]
@@ -52,6 +53,11 @@ class TrainSettings(Settings):
         None,
         description="Folder to write the model to, as a Hugging Face folder, with each checkpoint; {rollout_id} in "
         "its name is replaced.",
+    )
+    async_save: bool = Field(
+        False,
+        description="Write checkpoints while the run goes on, from a copy of the trainer's state in host memory. A resume "
+        "begins from the last one that is complete.",
     )
     no_save_optim: bool = Field(
         False, description="Leave the optimizer's state out of checkpoints; a resume starts with an empty state."
@@ -138,6 +144,10 @@ class TrainSettings(Settings):
 
     tensor_model_parallel_size: int = Field(1, ge=1, description="Devices that share each layer's matrices.")
     pipeline_model_parallel_size: int = Field(1, ge=1, description="Devices that share the layers.")
+    decoder_first_pipeline_num_layers: int | None = Field(
+        None, ge=1, description="Layers of the first pipeline stage; the other stages share the rest evenly."
+    )
+    decoder_last_pipeline_num_layers: int | None = Field(None, ge=1, description="Layers of the last pipeline stage.")
     context_parallel_size: int = Field(1, ge=1, description="Devices that share each sequence.")
     expert_model_parallel_size: int = Field(1, ge=1, description="Devices that share a mixture's experts.")
     expert_tensor_parallel_size: int | None = Field(
@@ -272,6 +282,25 @@ class TrainSettings(Settings):
     def actor_starts(self) -> int:
         """The optimizer step that is the actor's first; before it the critic learns alone."""
         return self.num_critic_only_steps * self.num_steps_per_rollout
+
+    @property
+    def own_stages(self) -> dict[str, int]:
+        """The settings that give a pipeline stage a number of layers of its own, by name."""
+        names = ("decoder_first_pipeline_num_layers", "decoder_last_pipeline_num_layers")
+        return {name: size for name in names if (size := getattr(self, name)) is not None}
+
+    def stage_sizes(self, layers: int) -> list[int]:
+        """Layers of each pipeline stage of a model with so many. Raises TrainError: it cannot be cut so."""
+        own, stages = self.own_stages, self.pipeline_model_parallel_size
+        rest, others = layers - sum(own.values()), stages - len(own)
+        if rest < others or (rest % others if others > 0 else rest or others):
+            less = "".join(f", less {size} of --{name.replace('_', '-')}," for name, size in own.items())
+            raise TrainError(
+                f"--pipeline-model-parallel-size {stages} does not divide the model's {layers} layers{less}"
+            )
+        sizes = [rest // others] * others if others else []
+        first, last = (getattr(self, f"decoder_{end}_pipeline_num_layers") for end in ("first", "last"))
+        return [*([first] if first else []), *sizes, *([last] if last else [])]
 
     @property
     def expert_tensor_parallel(self) -> int:

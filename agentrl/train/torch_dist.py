@@ -35,14 +35,14 @@ _WRITTEN: dict[tuple[str, str], Any] = {
     **{("pathlib", name): PurePosixPath for name in ("Path", "PosixPath", "PurePosixPath")},
     **{("collections", kind.__name__): kind for kind in (OrderedDict, defaultdict)},
 }
-"""What torch's own writer names besides descriptions."""
+"""The names that torch's own writer uses besides descriptions."""
 _ONLY_WEIGHTS = "TORCH_FORCE_WEIGHTS_ONLY_LOAD"
 """The environment variable by which `torch.load` unpickles tensors and plain values only, whatever its caller asks for."""
 
 
 @dataclass(frozen=True, slots=True)
 class TensorPiece:
-    """A tensor to write: one at `index` of those that are stacked, `of` so many, under one key; or all of it."""
+    """A tensor to write: one at `index` of several stacked ones, `of` so many, under one key; or all of it."""
 
     key: str
     index: tuple[int, ...]

@@ -46,6 +46,7 @@ from agentrl.train.model_state import CriticModel, ModelState, TrainedModel, Una
 from agentrl.train.network import Network, forward_flops
 from agentrl.train.objective import estimate, step_inputs
 from agentrl.train.ranks import Ranks, memory, pick, profiled
+from agentrl.train.saving import Saving
 from agentrl.train.settings import TrainSettings
 
 
@@ -72,6 +73,7 @@ class TrainBackend(ABC):
     teacher: ModelState | None = None
     _followed = False  # true if the reference is no longer the model that it was loaded from
     _group: WeightSender | None = None
+    _saving: Saving | None = None
     _offloaded: OffloadedTensors | None = None
     _seconds: defaultdict[str, float]
     _details: Mapping[str, NDArray[np.float16]]
@@ -180,7 +182,7 @@ class TrainBackend(ABC):
     def log_probs(
         self, batch: TrainBatch, model: ModelRole = "actor", rows: OutputPositions = "response"
     ) -> NDArray[np.float32]:
-        """Natural-log probabilities [R] of all response tokens of `batch` (0 for those that `rows` leaves out), on
+        """Natural-log probabilities [R] of all response tokens of `batch` (0 for tokens that `rows` leaves out), on
         every rank, under the rollout temperature, as the engine's are. Collective. Raises TrainError: the run has no
         such model."""
         slot = {"actor": self.actor, "ref": self.reference, "teacher": self.teacher}[model]
@@ -264,7 +266,7 @@ class TrainBackend(ABC):
         return {**means, **metrics, **sizes, **times, "train_seconds": time.perf_counter() - started}
 
     def details(self) -> Mapping[str, NDArray[np.float16]]:
-        """What the last `train` said of each response token, [R] each, to look at: `log_probs` before its step,
+        """Figures of each response token in the last `train`, [R] each, to look at: `log_probs` before its step,
         `advantages`, and what models computed for the objective. NaN where the token did not train. The same on every
         rank."""
         return self._details
@@ -279,7 +281,7 @@ class TrainBackend(ABC):
         return Prepared({**found, "advantages": made.advantages.numpy(), "returns": returns}, made.metrics)
 
     def _computed(self, batch: TrainBatch, values: NDArray[np.float32] | None) -> dict[str, NDArray[np.float32]]:
-        """What models say of the batch before the first step, [R] each."""
+        """The models' outputs for the batch before the first step, [R] each."""
         algorithm = self.algorithm
         reads, several = algorithm.reads | self.hooks.reads, self.settings.num_steps_per_rollout > 1
         found: dict[str, NDArray[np.float32]] = {}
@@ -306,7 +308,7 @@ class TrainBackend(ABC):
     # ---- weights out --------------------------------------------------------------------------------------
 
     def weight_specs(self) -> list[TensorSpec]:
-        """What `export_weights` yields, in its order; local and cheap."""
+        """The specs of the tensors that `export_weights` yields, in its order; local and cheap."""
         return self.actor.network.specs()
 
     def export_weights(self) -> Iterator[tuple[str, Tensor]]:
@@ -360,13 +362,31 @@ class TrainBackend(ABC):
 
     def save(self, path: str | Path, step: int, critic: str | Path | None = None) -> None:
         """Write model, optimizer, random state and `step` into the folder `path`, whole or not at all; the critic's
-        part is a folder in it, or moved there from `critic`, where processes of its own have saved it. Collective.
-        Raises CheckpointError: it could not be written."""
+        part is a folder in it, or moved there from `critic`, where processes of its own have saved it. With
+        `async_save` it is written from a copy while the caller goes on, until `saved`. Collective. Raises
+        CheckpointError: it could not be written."""
+        self.saved()
         if self.learners == "critic" and self.critic is not None:
-            self.critic.save(Path(path), step)
+            self._saving = self.critic.save(Path(path), step)
         else:
             part = self.critic or (None if critic is None else Path(critic))
-            self.actor.save(Path(path), step, part, self.reference if self._followed else None)
+            self._saving = self.actor.save(Path(path), step, part, self.reference if self._followed else None)
+        if not self.settings.async_save:
+            self.saved()
+
+    def saved(self, *, wait: bool = True) -> bool:
+        """Finish the checkpoint under way; without `wait` only if all ranks have written their files. Returns whether
+        none is under way. Collective. Raises CheckpointError: it could not be written."""
+        if self._saving is None:
+            return True
+        if not wait:
+            written = torch.tensor(float(self._saving.written()), device=self.device)
+            torch.distributed.all_reduce(written, torch.distributed.ReduceOp.MIN)
+            if not written.item():
+                return False
+        saving, self._saving = self._saving, None
+        saving.finish()
+        return True
 
     def load(self, path: str | Path) -> int:
         """Restore what `save` wrote at `path`, or the newest checkpoint in that folder, under this or another parallel
@@ -405,6 +425,8 @@ class TrainBackend(ABC):
         """Leave all process groups. Collective."""
         self.close_weight_group()
         if hasattr(self, "ranks"):
+            for slot in self._models():
+                slot.close()
             self.ranks.leave()
             for models in ("ranks", "actor", "critic", "reference", "teacher"):
                 vars(self).pop(models, None)

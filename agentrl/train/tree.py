@@ -23,7 +23,7 @@ Ids = NDArray[np.int32]
 
 @dataclass(frozen=True, slots=True)
 class SharedPrefixes:
-    """Sequences in an order in which those that begin alike are neighbours.
+    """Sequences in an order in which sequences that begin alike are neighbours.
 
     Attributes:
         order: [S] numbers of the sequences.
@@ -112,7 +112,7 @@ def _branches(shared: Sequence[int], first: int, end: int, depth: int, parents: 
 
 
 def _common(a: Ids, b: Ids) -> int:
-    """How many tokens two sequences begin with in common."""
+    """The number of tokens that two sequences begin with in common."""
     n = min(len(a), len(b))
     differ = np.flatnonzero(a[:n] != b[:n])
     return int(differ[0]) if len(differ) else n

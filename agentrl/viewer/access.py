@@ -9,7 +9,7 @@ from starlette.websockets import WebSocketClose
 
 
 class TokenGate:
-    """`app` for those who have the token: first in the address, as ?token=..., and then in a cookie."""
+    """`app` for users with the token: first in the address, as ?token=..., and then in a cookie."""
 
     def __init__(self, app: ASGIApp, token: str) -> None:
         self._app, self._token = app, token

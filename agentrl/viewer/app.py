@@ -42,8 +42,8 @@ _POLICY = (
     "img-src 'self' data:; font-src 'self'; connect-src 'self'; object-src 'none'; base-uri 'none'; form-action 'self'; "
     "frame-ancestors 'none'"
 )
-"""What a page may load. NiceGUI needs 'unsafe-eval': it compiles Vue's templates in the browser, and moves between pages by
-`eval`. Its elements and its charts set styles, hence 'unsafe-inline' for these."""
+"""Sources that a page may load. NiceGUI needs 'unsafe-eval': it compiles Vue's templates in the browser, and moves
+between pages by `eval`. Its elements and its charts set styles, hence 'unsafe-inline' for these."""
 
 
 def application(library: Library, *, opens: str | None = None) -> FastAPI:
@@ -80,7 +80,7 @@ def _with_nonce(name: str) -> str:
 
 
 def _frame(library: Library) -> None:
-    """What all pages have: the bar above, the note of a token below, the keys."""
+    """Parts of all pages: the bar above, the note of a token below, the keys."""
     css = "".join(file.read_text(encoding="utf-8") for file in (_SHARED / "tokens.css", _FILES / "viewer.css"))
     script = (_FILES / "viewer.js").read_text(encoding="utf-8")
     nonce = ui.context.client.request.state.nonce

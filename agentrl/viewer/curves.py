@@ -61,7 +61,7 @@ def charts(library: Library, everything: bool) -> dict[str, dict[str, Any]]:
 
 
 def _options(lines: list[Curve], runs: list[str]) -> dict[str, Any]:
-    """What ECharts draws."""
+    """The chart as ECharts draws it."""
     axis = {"axisLabel": {"color": _GREY}, "splitLine": {"lineStyle": {"color": "#8883"}}}
     return {
         "animation": False,

@@ -1,4 +1,4 @@
-"""What there is to see: runs, their trajectory stores and metrics, and more of them as they are made."""
+"""Library of the viewer: runs, their trajectory stores and metrics, and more of them as they are made."""
 
 from collections.abc import Sequence
 from contextlib import suppress
@@ -58,7 +58,7 @@ class Source:
 
     @cached_property
     def index(self) -> TextIndex:
-        """The texts of this store; building it begins when somebody searches."""
+        """The texts of this store; building it begins with the first search."""
         return TextIndex(self.path)
 
     @property

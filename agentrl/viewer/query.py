@@ -1,4 +1,4 @@
-"""What the table shows, as the query of its address: `/?source=0&status=failed&reward=>0&order=-length&page=2`."""
+"""The contents of the table, as the query of its address: `/?source=0&status=failed&reward=>0&order=-length&page=2`."""
 
 import math
 import re
@@ -80,13 +80,13 @@ class Query:
         return Filter(equal, within, self.given.get("tool") or None, ids=ids)
 
     def url(self, path: str = "/", **changes: object) -> str:
-        """This address with some parameters changed; those that are empty or None are left out."""
+        """This address with some parameters changed; empty ones and None are left out."""
         kept = {name: str(value) for name, value in {**self.given, **changes}.items() if value not in (None, "")}
         return f"{path}?{urlencode(kept)}" if kept else path
 
 
 def parse_range(text: str) -> Range:
-    """What people write for a range: 3, 2..5, 2.., ..5, >0, <=0.5. Raises DataError: it is none of these."""
+    """Reads a range as people write it: 3, 2..5, 2.., ..5, >0, <=0.5. Raises DataError: it is none of these."""
     low, dots, high = text.partition("..")
     sign = re.match(r"\s*([<>]=?)", text)
     try:

@@ -1,6 +1,6 @@
 """The index of a store's texts: which trajectories say these words.
 
-1. It is made when somebody first searches, by a thread of its own, and goes on where it stopped: what was added to the
+1. It is made at the first search, by a thread of its own, and goes on where it stopped: what was added to the
    store since is indexed at the next search. Until it is done a search finds what is indexed so far.
 2. It is a cache: one file beside the store, or in the user's cache folder where that one cannot be written. It may be
    deleted at any time. It has the words, not the texts.
@@ -57,7 +57,7 @@ class TextIndex:
         return not _alive(self._thread)
 
     def note(self) -> str:
-        """What a reader of search results should know: how far it is; "" if there is nothing to say."""
+        """A note for the reader of search results: the progress; "" if there is nothing to say."""
         return self._failed or ("still reading the texts: more may be found" if _alive(self._thread) else "")
 
     def _start(self) -> None:
@@ -102,7 +102,7 @@ class TextIndex:
 
 
 def _make(path: Path) -> None:
-    """All at once: SQLite lets nobody else in, and nobody wait, while it changes the journal of a new file."""
+    """All at once: SQLite admits no other connection, and lets none wait, while it changes the journal of a new file."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=path.parent, prefix=f".{path.name}.") as folder:
         new = Path(folder) / path.name

@@ -37,7 +37,7 @@ def form(library: Library, query: Query) -> str:
 def _choices(
     source: Source, stamp: tuple[int, ...]
 ) -> tuple[list[StoreSection], list[tuple[str, str, list[tuple[str, int]]]]]:
-    """What there is to choose from, counted once as long as the store is as it is: kinds; column, label and values."""
+    """The choices of the filters, counted once as long as the store is as it is: kinds; column, label and values."""
     found = []
     for field, label in (VALUES | {"tool": "tool"}).items():
         counts = source.reader.values("tools" if field == "tool" else field)

@@ -10,7 +10,8 @@ import random
 from pathlib import Path
 from typing import Any
 
-from agentrl import Environment, Message, Sample, Step, Turn, tool
+from agentrl import Message, Sample, tool
+from agentrl.envs import SimulatedUser, UserEnvironment
 from agentrl.sample import Status
 from examples.tau_bench.user import user_of
 
@@ -19,16 +20,19 @@ STATES = ("pending", "shipped")
 DONE = {"pending": "cancelled", "shipped": "returned"}
 
 
-class ShopEnv(Environment):
+class ShopEnv(UserEnvironment):
     """Serve one user; reward 1 if the records are in the end as the policy says, and the user has left content."""
 
     max_turns = 6
 
+    async def make_user(self, sample: Sample) -> SimulatedUser:
+        """A script, or a second model."""
+        return user_of(sample)
+
     async def reset(self, sample: Sample) -> list[Message]:
         """The user's first words."""
         self.records = dict(sample.metadata["records"])
-        self.user = user_of(sample)
-        return [{"role": "user", "content": sample.metadata["wish"]}]
+        return await super().reset(sample)
 
     @tool
     async def look_up(self, order: str) -> str:
@@ -50,13 +54,6 @@ class ShopEnv(Environment):
             return "unknown"
         self.records[order] = state
         return "done"
-
-    async def step(self, turn: Turn) -> Step:
-        """Tools answer calls; words go to the user, who may end the conversation."""
-        if turn.tool_calls or turn.broken:
-            return await super().step(turn)
-        reply = await self.user.reply(turn.text)
-        return Step(done=True) if reply is None else Step([{"role": "user", "content": reply}])
 
     async def reward(self, sample: Sample) -> float:
         """1.0 for the records that the label says, 0.0 for others and for a conversation that did not end."""

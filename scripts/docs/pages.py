@@ -135,6 +135,8 @@ def _said(row: FlagRow) -> str:
             return f"done anyway: `{row.target}`"
         case "own" | "args":
             return "a hook, or a key that functions find in `args`"
+        case "hint":
+            return "accepted without effect: it chooses kernels, overlap or memory"
     return f"refused: {_plain(row.remedy.replace('{it}', 'it'))}"
 
 

@@ -137,6 +137,37 @@ def test_a_split_that_does_not_fit_is_no_split() -> None:
     assert talk.earlier == []
 
 
+def test_a_restart_closes_the_sample_and_begins_with_other_messages() -> None:
+    talk = begin()
+    write(talk, THINK + CALL + END)
+    first, tokens = talk.sample, list(talk.sample.tokens)
+    summary = [USER, {"role": "user", "content": "So far: select 1."}]
+    assert talk.restart(summary) is AppendResult.SPLIT
+    assert talk.earlier == [first]
+    assert (first.status, first.stop_reason, first.rollout_id, first.tokens) == (
+        Status.COMPLETED,
+        "restart",
+        4,
+        tokens,
+    )
+    assert [message["role"] for message in first.metadata["messages"]] == ["user", "assistant"]
+    assert talk.sample.tokens == make_chat("qwen3").render_ids(summary, TOOLS)
+    assert (talk.length, [m["content"] for m in talk.messages]) == (
+        len(talk.sample.tokens),
+        ["hi", "So far: select 1."],
+    )
+    write(talk, "Fine." + END)
+    assert [s.turn for s in talk.sample.validate().segments] == [2]
+    assert talk.append_messages([USER]) is AppendResult.FITS
+    write(talk, "Yes." + END)
+    assert talk.restart([{"role": "user", "content": "long " * 3000}]) is AppendResult.SPLIT
+    short = begin(context_length=200)
+    write(short, "Hello." + END)
+    before = list(short.sample.tokens)
+    assert short.restart([{"role": "user", "content": "long " * 3000}]) is AppendResult.OUT_OF_CONTEXT
+    assert (short.sample.tokens, short.earlier) == (before, [])
+
+
 # ---- known by content -----------------------------------------------------------------------------------------------
 
 

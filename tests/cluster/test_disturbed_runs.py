@@ -17,7 +17,8 @@ def kit(tmp_path_factory: pytest.TempPathFactory) -> RunKit:
 
 @pytest.mark.parametrize("role", ["driver", "trainer", "rollout_worker"])
 def test_a_kill_with_trajectories_in_flight_loses_no_group_and_trains_none_twice(kit: RunKit, role: str) -> None:
-    outcome = kill_and_resume(kit, role, 0, steps=6, max_staleness=2, partial_rollout=True)
+    form = {"max_staleness": 2, "partial_rollout": True, "async_save": role != "rollout_worker"}
+    outcome = kill_and_resume(kit, role, 0, steps=6, **form)
     assert outcome.ok, str(outcome)
 
 

@@ -161,3 +161,24 @@ def test_a_lost_node_costs_its_engines_or_the_run_is_resumed_on_what_is_left(tmp
     assert again.wait() == 0, again.output
     result = audit_ledger(again.folder / "ledger.sqlite", through_step=29, groups_per_step=4)
     assert result.ok, result.problems
+
+
+@pytest.mark.slow
+def test_a_lost_node_of_rollout_workers_changes_nothing(tmp_path: Path, cluster: Cluster) -> None:
+    """Of three nodes one is lost that has neither the trainer nor the engine."""
+    nodes = [cluster.add_node(num_cpus=2) for _ in range(3)]
+    kit = RunKit.make(tmp_path)
+    form = {"ray_address": cluster.address, "rollout_workers": 2, "num_rollout": 12, "max_staleness": 1}
+    run = kit.start(kit.arguments("run", **form))
+    run.until(lambda: "rollout 3/" in run.output)
+    others = {*run.processes()["trainer"], *run.processes()["engine"]}
+    spare = [node for node in nodes if _has_workers(node) and not others & _processes(node)]
+    assert spare, "no node has workers alone"
+    cluster.remove_node(spare[0])
+    assert run.wait() == 0, run.output
+    result = audit_ledger(run.folder / "ledger.sqlite", through_step=11, groups_per_step=4)
+    assert result.ok, result.problems
+
+
+def _has_workers(node: Any) -> bool:
+    return any(psutil.Process(pid).name().startswith("ray::WorkerActo") for pid in _processes(node))

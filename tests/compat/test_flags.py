@@ -15,7 +15,7 @@ from agentrl.config.fields import all_fields
 from agentrl.errors import SettingsError
 from tests.config.test_flags import build, message
 
-STATES = ("same", "set", "agrees", "own", "args", "refused", "called")
+STATES = ("same", "set", "agrees", "own", "hint", "args", "refused", "called")
 
 
 @pytest.mark.parametrize("row", table().values(), ids=lambda row: row.name)
@@ -43,11 +43,17 @@ def test_every_row_holds(row: FlagRow) -> None:
             assert message(f"{flag}=17").startswith(f"{flag} 17: it is ")
         case "own":
             assert row.name in FLAGS.ours(flag, ["x.py:f"])["compat_options"]
+        case "hint":
+            settings = build(flag if row.kind == "flag" else f"{flag} 17")
+            assert settings.given() == {"compat_options"}
+            assert list(FLAGS.notes(settings)) == [f"{flag}{NO_EFFECT}"]
         case "args":
             assert getattr(namespace(build("").args), row.name) == json.loads(row.default)
         case "refused":
             assert message(f"{flag} 1").startswith(f"{flag}: ")
 
+
+NO_EFFECT = ": no effect here; they choose kernels, overlap or memory, and change no result"
 
 DEEPSEEK = {"model_type": "deepseek_v3", "num_hidden_layers": 5, "n_routed_experts": 256, "num_experts_per_tok": 8,
             "moe_intermediate_size": 2048, "n_shared_experts": 1, "first_k_dense_replace": 3, "n_group": 8,
@@ -138,8 +144,8 @@ def test_a_custom_config_is_slimes_settings_and_keys_of_ones_own(tmp_path: Path)
     assert settings.args.custom_config_path == str(file)
     file.write_text("hidden_dropout: 0.1\n")
     assert "--hidden-dropout 0.1: it is 0 here" in message(f"--custom-config-path {file}")
-    file.write_text("max_tries: 3\noptimizer_cpu_offload: true\n")
-    assert "own.yaml line 2, optimizer_cpu_offload: the optimizer's state" in message(f"--custom-config-path {file}")
+    file.write_text("max_tries: 3\nsglang_config: x.yaml\n")
+    assert "own.yaml line 2, sglang_config: all engines are alike" in message(f"--custom-config-path {file}")
 
 
 @pytest.mark.parametrize(
@@ -208,6 +214,14 @@ def test_a_script_is_read_below_the_flags(tmp_path: Path) -> None:
     assert (settings.rollout.n_samples_per_prompt, settings.engine.sglang_options) == (3, {"a": 1, "b": 2})
     file.write_text("python train.py --lr fast\n")
     assert "run.sh line 1, --lr: expected a number" in message(f"--slime-script {file}")
+
+
+def test_a_shape_that_only_running_the_script_would_tell_is_left_to_the_model(tmp_path: Path) -> None:
+    file = tmp_path / "run.sh"
+    file.write_text('printf -v FREQ "%s" "[1]"\npython train.py --moe-layer-freq $FREQ --moe-grouped-gemm --lr 1e-5\n')
+    argv, _, notes = FLAGS.script(str(file), ())
+    assert argv == ["--slime-defaults", "--moe-grouped-gemm", "--lr", "1e-5"]
+    assert notes == ["--moe-layer-freq is left out: run.sh line 1: `printf` sets it; config.json says it"]
 
 
 def test_a_name_of_other_trainers_is_proposed_ours() -> None:

@@ -8,13 +8,14 @@ from typing import Any
 import pytest
 
 from agentrl import Sample, Turn
-from agentrl.envs import Environment, load_environment
+from agentrl.envs import Environment, ModelUser, load_environment
+from agentrl.errors import EnvFailure
 from agentrl.sample import Status
 from agentrl.tiny.create import create
 from examples.second_model import served
 from examples.tau_bench.lessons import HABITS, ShopLessons, demonstrate
 from examples.tau_bench.shop import make_case
-from examples.tau_bench.user import ModelUser
+from examples.tau_bench.user import user_of
 
 
 async def played(case: dict[str, Any], messages: list[Any]) -> tuple[Environment, Sample, list[str]]:
@@ -66,11 +67,15 @@ def test_held_out_orders_occur_in_no_training_case() -> None:
     assert set(json.loads(make_case(rng)["label"]).values()) & {"cancelled", "returned"}
 
 
-async def test_a_second_model_may_be_the_user(tmp_path: Path) -> None:
+async def test_a_second_model_may_be_the_user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     create(tmp_path / "model", layers=1, hidden=32, corpus=ShopLessons().corpus())
     with served(tmp_path / "model", tmp_path / "logs") as url:
-        user = ModelUser(url, "Take it back.", "1234")
+        monkeypatch.setenv("USER_URL", url)
+        user = user_of(Sample(metadata={"wish": "Take it back.", "order": "1234"}))
+        assert isinstance(user, ModelUser)
         reply = await user.reply("Which order is it?")
     assert reply is None or isinstance(reply, str)
-    assert [message["role"] for message in user.heard] == ["system", "assistant", "user", "assistant"]
-    assert "1234" in user.heard[0]["content"]
+    assert [message["role"] for message in user.messages] == ["system", "assistant", "user", "assistant"]
+    assert "1234" in user.messages[0]["content"]
+    with pytest.raises(EnvFailure, match="the user's model at .* gave no answer"):
+        await user.reply("Are you there?")

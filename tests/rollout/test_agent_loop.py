@@ -327,6 +327,49 @@ async def test_split_siblings_earn_the_trajectorys_reward_and_know_the_steps_bef
         assert {s.turn for s in sample.validate().segments if s.origin is Origin.MODEL} == {turn}
 
 
+class Compacting(Paying):
+    """Begins anew with a summary after its second turn."""
+
+    async def step(self, turn: Turn) -> Step:
+        if turn.index == 2:
+            return Step(restart=[{"role": "user", "content": f"Summary of {turn.sample.response_length} tokens."}])
+        return await super().step(turn)
+
+
+async def test_a_step_may_begin_the_conversation_anew(chat: Chat) -> None:
+    engine = ScriptedEngine(chat, [f"fine{END}"])
+    context = make_context(chat, engine, Compacting)
+    first, second = await run_environment(context, Sample(prompt="go", index=7), context.params())
+    assert (first.reward, second.reward, first.rollout_id, second.rollout_id) == (0.75, 0.75, 7, 7)
+    assert (first.stop_reason, second.stop_reason) == ("restart", "max_turns")
+    for sample, turns in ((first, {1, 2}), (second, {3, 4})):
+        assert {s.turn for s in sample.validate().segments if s.origin is Origin.MODEL} == turns
+    assert chat.decode(second.tokens[: second.prompt_length]).count("Summary of ") == 1
+    prompts = [call[1] for call in engine.calls]
+    assert prompts[2] == second.tokens[: second.prompt_length]
+    assert prompts[3] == second.tokens[: len(prompts[3])]
+    assert [message["role"] for message in second.metadata["messages"]] == [
+        "user",
+        "assistant",
+        "user",
+        "assistant",
+        "user",
+    ]
+
+
+@pytest.mark.parametrize(
+    "step",
+    [Step(restart=[]), Step(restart=[{"role": "user", "content": "x"}], done=True), Step(restart="text")],  # type: ignore[arg-type]
+)
+async def test_a_restart_that_says_two_things_is_refused(chat: Chat, step: Step) -> None:
+    class Wrong(DoubleEnv):
+        async def step(self, turn: Turn) -> Step:
+            return step
+
+    with pytest.raises(EnvFailure, match="Wrong.step"):
+        await play(chat, [f"fine{END}"], Wrong)
+
+
 class OnlyPaid(Environment):
     """Pays when the model stops; nothing else gives a reward."""
 

@@ -24,6 +24,7 @@ class Notes(Rollouts, Trainer, WeightTransfer):
         self.log: list[str] = []
         self.versions: list[int] = []
         self.groups, self.fail_at, self.error = groups, fail_at, error
+        self.polls_before_saved = 0
 
     def _note(self, text: str) -> None:
         self.log.append(text)
@@ -61,6 +62,10 @@ class Notes(Rollouts, Trainer, WeightTransfer):
     async def save(self, path: Path, step: int) -> None:
         path.mkdir(parents=True)
         self._note(f"save {path.name} {step}")
+
+    async def saved(self, *, wait: bool) -> bool:
+        self.polls_before_saved -= 1
+        return wait or self.polls_before_saved < 0
 
     async def save_hf(self, path: Path, *, served: bool = False) -> None:
         self._note(f"export {path.name}")
@@ -179,6 +184,20 @@ async def test_old_checkpoints_go(tmp_path: Path) -> None:
         (tmp_path / "checkpoints" / name).mkdir(parents=True)
     await drive(settings(tmp_path, num_rollout=4, save_interval=1, keep_checkpoints=2), Notes())
     assert {p.name for p in (tmp_path / "checkpoints").iterdir()} == {"rollout_000002", "rollout_000003"} | aside
+
+
+async def test_a_checkpoint_in_the_background_counts_when_it_is_complete(tmp_path: Path) -> None:
+    notes = Notes()
+    notes.polls_before_saved = 3  # after the save, after the next training, and after the one after that
+    s = settings(tmp_path, num_rollout=5, save_interval=3, keep_checkpoints=1, async_save=True)
+    log = [entry for entry in await drive(s, notes) if entry.startswith(("train ", "save ", "checkpointed", "export"))]
+    assert log == [
+        *(f"train payload {step} at {step}" for step in range(3)),
+        "save rollout_000002 2",
+        *("train payload 3 at 3", "train payload 4 at 4"),
+        *("checkpointed 2", "save rollout_000004 4", "checkpointed 4", "export model"),
+    ]
+    assert [p.name for p in (tmp_path / "checkpoints").iterdir()] == ["rollout_000004"]
 
 
 async def test_the_model_is_written_before_each_checkpoint_so_that_no_resume_skips_it(tmp_path: Path) -> None:

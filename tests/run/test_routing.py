@@ -79,8 +79,8 @@ async def test_the_trainer_agrees_with_an_engine_that_chose_other_experts(tmp_pa
     batch = TrainBatch.from_samples([await play(theirs)], routed=True)
     trained, said = batch.loss_mask == 1, batch.rollout_log_probs
     assert said is not None
-    assert batch.routed_experts is not None
-    assert (batch.routed_experts[batch.offsets[1:] - 3] == -1).all()  # the last sampled token and what came behind it
+    last = [batch.sample_routing(i)[-3] for i in range(len(batch))]
+    assert (np.stack(last) == -1).all()  # the last sampled token and what came behind it
     with backend(settings(ours, train_backend=kind, max_tokens_per_gpu=400)) as made:
         assert np.abs(made.log_probs(batch) - said)[trained].max() < 1e-5
         assert np.abs(made.log_probs(replace(batch, routed_experts=None)) - said)[trained].max() > 0.1
@@ -98,7 +98,7 @@ def routed(batch: TrainBatch, experts: int = EXPERTS, topk: int = TOPK, layers: 
             rng = np.random.default_rng(ids[: at + 1].tolist())
             chosen = [np.zeros(topk), *(rng.permutation(experts)[:topk] for _ in range(layers - 1))]
             rows[batch.offsets[i] + at] = np.stack(chosen)
-    return replace(batch, routed_experts=rows.reshape(len(rows), -1))
+    return replace(batch, routed_experts=tuple(np.split(rows.reshape(len(rows), -1), batch.offsets[1:-1])))
 
 
 class Routed(Reference):
@@ -174,10 +174,19 @@ LAYOUTS: dict[str, dict[str, Any]] = {
 }
 
 
-def numbers(made: Any) -> tuple[np.ndarray[Any, Any], list[float]]:
+def numbers(made: Any) -> tuple[np.ndarray[Any, Any], list[float], float]:
+    """Log-probs after two steps, what was said of the steps, and the share of the routing that this rank fetched."""
     batch = routed(make_batch(), layers=4)
+    whole, fetched = sum(batch.sample_routing(i).nbytes for i in range(len(batch))), list[int]()
+
+    def stored(own: Any) -> Any:
+        return lambda: fetched.append(own.nbytes) or own  # type: ignore[func-returns-value]
+
+    batch = batch.with_routing(stored)
     metrics = [made.train(batch, number) for number in range(2)]
-    return made.log_probs(batch), [m[name] for m in metrics for name in ("loss", "grad_norm")]
+    fetched.clear()
+    log_probs = made.log_probs(batch)
+    return log_probs, [m[name] for m in metrics for name in ("loss", "grad_norm")], sum(fetched) / whole
 
 
 def in_processes(rank: int, folder: str) -> dict[str, Any]:
@@ -196,9 +205,13 @@ def test_every_layout_replays_the_same(tmp_path: Path) -> None:
     folder = mixture(tmp_path, layers=4)
     with backend(settings(folder)) as made:
         want = numbers(made)
-    for name, got in run_ranks(in_processes, 2, str(folder))[0].items():
+    ranks = run_ranks(in_processes, 2, str(folder))
+    for name, got in ranks[0].items():
         np.testing.assert_allclose(got[0], want[0], rtol=0, atol=1e-5, err_msg=name)
         np.testing.assert_allclose(got[1], want[1], rtol=1e-5, atol=1e-6, err_msg=name)
+        shares = [rank[name][2] for rank in ranks]
+        assert sum(shares) == pytest.approx(1 if name in ("ep2", "fsdp") else 2)
+        assert max(shares) < (0.7 if name in ("ep2", "fsdp") else 1.1)
 
 
 @pytest.mark.slow
@@ -228,11 +241,11 @@ def test_what_cannot_be_replayed_is_refused(tmp_path: Path) -> None:
     ):
         batch_of_run(complete, [[sample]], {}, 0)
     batch = routed(make_batch(groups=1))
-    assert batch.routed_experts is not None
-    wrong = batch.routed_experts.copy()
+    first, *others = [batch.sample_routing(i) for i in range(len(batch))]
+    wrong = first.copy()
     wrong[2, -1] = wrong[2, -2]
     with backend(settings(sparse)) as made:
         with pytest.raises(TrainError, match="must name 3 different ones of 8 experts"):
-            made.log_probs(replace(batch, routed_experts=wrong))
+            made.log_probs(replace(batch, routed_experts=(wrong, *others)))
         with pytest.raises(TrainError, match="say 8 experts a token, and the model has 3 layers with 3 each"):
-            made.log_probs(replace(batch, routed_experts=wrong[:, :8].copy()))
+            made.log_probs(replace(batch, routed_experts=tuple(rows[:, :8] for rows in (first, *others))))

@@ -68,6 +68,9 @@ class Source(WeightSource, Trainer):
     async def save(self, path: Path, step: int) -> None:
         raise AssertionError("nothing is saved here")
 
+    async def saved(self, *, wait: bool) -> bool:
+        raise AssertionError("nothing is saved here")
+
     async def save_hf(self, path: Path, *, served: bool = False) -> None:
         path.mkdir(parents=True)
         self.log.append(f"write {path.name}")

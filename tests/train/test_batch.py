@@ -313,7 +313,19 @@ def test_routing_goes_with_its_tokens() -> None:
     batch = TrainBatch.from_samples([[routed_sample(3), removed]], routed=True)
     own = [[3, 3]] * 3 + [[-1, -1]] * 2
     assert batch.routed_experts is not None
-    assert batch.routed_experts.tolist() == own + [[-1, -1]] * 5
+    assert [batch.sample_routing(i).tolist() for i in range(2)] == [own, [[-1, -1]] * 5]
+    fetched: list[Any] = []
+
+    def stored(own: Any) -> Any:
+        def fetch() -> Any:
+            fetched.append(own)
+            return own
+
+        return fetch
+
+    stored_batch = batch.with_routing(stored)
+    assert stored_batch.select([1, 0]).sample_routing(1).tolist() == own
+    assert len(fetched) == 1
     chosen = batch.select([1, 0])
     assert chosen.sample_routing(1).tolist() == own
     assert TrainBatch.from_samples([[routed_sample(3)]]).routed_experts is None

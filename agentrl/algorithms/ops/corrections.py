@@ -41,8 +41,9 @@ class Correction:
 
 
 def correct(view: TokenView, settings: AlgorithmFields) -> Correction:
-    """What the settings ask for: importance weights, rejection, off-policy sequence masking. Raises TrainError: they
-    need log-probs or advantages that the view lacks. PluginError: a function of one's own gave no weights."""
+    """The corrections that the settings ask for: importance weights, rejection, off-policy sequence masking. Raises
+    TrainError: they need log-probs or advantages that the view lacks. PluginError: a function of one's own gave no
+    weights."""
     found = Correction(view, torch.ones_like(view.log_probs))
     path = settings.custom_tis_function_path
     here = path is None or is_own(path, TIS)

@@ -1,4 +1,4 @@
-"""How far the policy is from a reference or a teacher, from log-probs of tokens that it sampled.
+"""Distance of the policy from a reference or a teacher, by log-probs of tokens that it sampled.
 
 Estimators of KL(policy || reference): J. Schulman, "Approximating KL divergence", http://joschu.net/blog/kl-approx.html, with
 `x ~ policy` and `log_ratio = log policy(x) - log reference(x)`:

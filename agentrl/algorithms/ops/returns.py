@@ -19,7 +19,7 @@ def sample_rewards(inputs: SampleView, kl_coef: float = 0.0) -> Tensor:
 
 
 def token_rewards(inputs: SampleView, kl_coef: float = 0.0) -> Tensor:
-    """What each step earned, [N] float64: the sample's reward on its last step, less kl_coef times KL at every step.
+    """The reward of each step, [N] float64: the sample's reward on its last step, less kl_coef times KL at every step.
     Where there are `step_rewards` they are the whole credit of a sample, and its reward is not added. A reward that is
     unknown (NaN) is 0."""
     if inputs.step_rewards is None:
@@ -71,7 +71,7 @@ def explained_variance(values: Tensor, returns: Tensor, mask: Tensor) -> float:
 
 
 def _steps(inputs: SampleView) -> tuple[Tensor, Tensor]:
-    """Where the steps are among the tokens, [K], and the sample of each."""
+    """The places of the steps among the tokens, [K], and the sample of each."""
     steps = inputs.loss_mask.nonzero().flatten()
     return steps, sample_of_token(inputs)[steps]
 

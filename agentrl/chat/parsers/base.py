@@ -146,7 +146,7 @@ class Split:
 
 
 ReasoningParser = Callable[[str], Split]
-"""What splits a turn's text where tags cannot say it."""
+"""Splits a turn's text where tags cannot say it."""
 
 THINK = ReasoningTags("<think>", "</think>")
 BRACKET_THINK = ReasoningTags("[THINK]", "[/THINK]", other=THINK)

@@ -15,7 +15,7 @@ from agentrl.chat.parsers.base import Calls, Parsed, Splitter, ToolCallParser, r
 _NAMES = ("name", "tool_name")
 _ARGUMENTS = ("arguments", "parameters")
 _BESIDES = {*_NAMES, "type", "id", "tool_call_id"}
-"""What a call without arguments may have besides."""
+"""Other texts that a call without arguments may have."""
 
 
 def marked(

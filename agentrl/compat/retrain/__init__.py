@@ -1,4 +1,4 @@
-"""What people bring along from retrain: its settings files, environments, rewards, and the records in between."""
+"""Support for users of retrain: its settings files, environments, rewards, and the records in between."""
 
 from agentrl.compat.retrain.config import AlgorithmConfig as AlgorithmConfig
 from agentrl.compat.retrain.config import TrainingConfig as TrainingConfig

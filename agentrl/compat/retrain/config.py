@@ -57,7 +57,7 @@ class TrainingConfig:
 
 
 def read(document: Mapping[str, Any]) -> Iterable[Said] | None:
-    """What a file of retrain's says, key by key; None for any other file."""
+    """The settings in a file of retrain's, key by key; None for any other file."""
     algorithm = document.get("algorithm")
     known = isinstance(algorithm, Mapping) and not {"backend", "hyperparameters"}.isdisjoint(algorithm)
     return _said(document) if known else None
@@ -105,7 +105,7 @@ def _leaves(document: Mapping[str, Any]) -> Iterator[tuple[tuple[str, ...], Any]
 
 
 def _one(path: tuple[str, ...], name: str, value: Any, known: Iterable[str]) -> Iterator[Said]:
-    """What one key says; `name` is what the table calls it."""
+    """The setting of one key; `name` is the table's name for it."""
     choices = _KEYS.get(name, name if name in all_fields() or path[-1].startswith("slime_") else "")
     if isinstance(choices, str):
         yield (

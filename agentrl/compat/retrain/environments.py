@@ -20,7 +20,7 @@ class _Kept(Environment):
 
     @classmethod
     async def setup(cls, args: Any) -> None:
-        """Find the reward functions of `reward_setup`: a name that nobody knows ends the run before it starts."""
+        """Find the reward functions of `reward_setup`: an unknown name ends the run before it starts."""
         RewardCalculator(**getattr(args, "reward_setup", {}))
 
     def begin(self, sample: Sample) -> None:
@@ -91,7 +91,7 @@ class EnvironmentBridge(_Kept):
         return answer
 
     def _shown(self, observation: Any) -> list[Message]:
-        """What the model has not seen of an observation; its own turns are in the conversation already."""
+        """The part of an observation that the model has not seen; its own turns are in the conversation already."""
         if isinstance(observation, Mapping):
             whole = observation.get("current_conversation") or []
             new, self._seen = [m for m in whole[self._seen :] if m["role"] != "assistant"], len(whole)

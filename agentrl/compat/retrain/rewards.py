@@ -74,7 +74,7 @@ def reward(name: Any = None) -> Any:
 
 
 def find(name: str) -> Callable[..., Any]:
-    """The function that a name or path means. Raises SettingsError: nobody registered it."""
+    """The function that a name or path means. Raises SettingsError: it is not registered."""
     if ":" in name:
         return cast(Callable[..., Any], load_object(name, what="reward_setup"))
     known = {**getattr(sys.modules.get("retrain.reward.reward"), "REWARD_REGISTRY", {}), **_REGISTRY}
@@ -118,7 +118,7 @@ class RewardCalculator:
         return math.fsum([*self.credit(steps, {}), *whole])
 
     def credit(self, steps: Sequence[Mapping[str, float]], rollout: Mapping[str, float]) -> list[float]:
-        """What each turn is credited with: its own rewards, and the episode's as their `distribution_strategy` says."""
+        """The credit of each turn: its own rewards, and the episode's as their `distribution_strategy` says."""
         own = {ENVIRONMENT: RewardFunctionConfig(), **self.setup.step_reward_configs}
         credit = [math.fsum(own[name].weight * value for name, value in step.items()) for step in steps]
         for name, value in rollout.items():

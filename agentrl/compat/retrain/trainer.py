@@ -42,7 +42,7 @@ class SlimeTrainerAdapter:
         return await self._run(self.settings if total is None else self.settings.replace(num_rollout=total))
 
     async def step(self, experience_batch: Sequence[RawRolloutData]) -> dict[str, Any]:
-        """Train on episodes that somebody else played: groups of `n_samples_per_prompt`, one after the other. Rewards
+        """Train on episodes that another program played: groups of `n_samples_per_prompt`, one after the other. Rewards
         are those of `reward_setup`, else the sums of the environment's own. Raises SampleError: an episode cannot be
         trained on."""
         bridge = DataFormatBridge(load_chat(self.settings))

@@ -1,7 +1,7 @@
 """KV memory, and the attention function that reads and writes it.
 
 1. `KVCache` holds `[slot, kv_head, position, head_dim]` keys and values a layer. On CPU, unused pages cost no memory.
-2. A forward pass packs sequences without padding into `[1, T]`: first those that add one token, then the longer chunks.
+2. A forward pass packs sequences without padding into `[1, T]`: first the sequences that add one token, then the longer chunks.
 3. `slot_attention` is registered with transformers as `ATTENTION`. It serves causal attention and sliding windows; soft
    caps and sinks raise `AgentRLError`.
 """
@@ -97,7 +97,7 @@ class AttentionPlan:
     where: Places
     """See `kernels`."""
     by_kernel: bool
-    """Whether a kernel may attend: in float32 on a CPU, where numbers need not be a trainer's to the bit."""
+    """True if a kernel may attend: in float32 on a CPU, where numbers need not be a trainer's to the bit."""
 
     def __post_init__(self) -> None:
         self.seen = functools.cache(self._seen)
@@ -116,7 +116,8 @@ class AttentionPlan:
         return span, (place < ends) if window is None else (place < ends) & (place >= ends - window)
 
     def _chunk_mask(self, start: int, count: int, window: int | None) -> Tensor | None:
-        """Which keys [from the first that any of them sees on] each token of a chunk sees; None where plain causal does."""
+        """The keys [from the first that any of them sees on] that each token of a chunk sees; None where plain causal
+        does."""
         if count == 1 or (start == 0 and (window is None or count <= window)):
             return None
         mask = torch.ones(count, start + count, dtype=torch.bool, device=self.cache.device).tril(start)

@@ -39,7 +39,7 @@ def choose(
     tokens: Places,
     counts: Places,
 ) -> None:
-    """For each row of `probs` [N, vocabulary] a token of those that the filters keep, and how many these are. The
+    """For each row of `probs` [N, vocabulary] a token that the filters keep, and how many these are. The
     largest come first, of equal ones the lower id; the token is the first with which their mass passes `uniforms` times
     that of all. Only the bins in which something ends are sorted."""
     last = _bin(1.0)

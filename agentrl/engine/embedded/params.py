@@ -127,7 +127,7 @@ class RequestSampling(BaseModel):
 
     @property
     def grammar(self) -> tuple[str, str] | None:
-        """Which of `GRAMMARS`, and its text."""
+        """The one of `GRAMMARS`, and its text."""
         return next(((name, text) for name in GRAMMARS if (text := getattr(self, name)) is not None), None)
 
     @property

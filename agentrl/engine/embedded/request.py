@@ -55,7 +55,7 @@ class GenerateRequest:
     body: GenerateBody
     jobs: list[SequenceState]
     rids: list[str]
-    """What the client calls its prompts: `abort_request` names these."""
+    """The client's name for its prompts: `abort_request` uses it."""
     single: bool
 
 

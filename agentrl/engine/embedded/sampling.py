@@ -20,7 +20,7 @@ from agentrl.engine.embedded import filtering
 from agentrl.engine.embedded.params import RequestSampling
 
 Kept = tuple[NDArray[np.int32], float]
-"""What the filters left of one row: ids, likeliest first, and the chosen token's log-prob among them."""
+"""The tokens that the filters left of one row: ids, likeliest first, and the chosen token's log-prob among them."""
 
 
 @dataclass

@@ -61,7 +61,7 @@ CONTROL = (
 )
 """By POST, each under its own name."""
 _FREE = (control.health, control.health_generate)
-"""What probes ask, which have no keys."""
+"""The routes of probes, which have no keys."""
 
 
 def build(options: Options, *, on_crash: Callable[[], None], routes: Mapping[str, Handler] | None = None) -> Starlette:

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 MOST_CHATS = 8
-"""How many sets of `chat_template_kwargs` are kept ready."""
+"""The number of sets of `chat_template_kwargs` that are kept ready."""
 
 
 @dataclass(frozen=True)

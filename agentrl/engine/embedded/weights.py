@@ -31,13 +31,13 @@ from agentrl.serving.http import refused, update_refused
 _EXPERT = re.compile(r"(?P<layer>.+\.experts)\.(?P<expert>\d+)\.(?P<part>gate|up|down)_proj\.weight")
 JOIN_TIMEOUT = timedelta(seconds=60)
 Tag = Literal["weights", "kv_cache", "cuda_graph"]
-"""What can be given back, as SGLang calls it; there are no graphs here."""
+"""The kinds of memory that can be given back, by SGLang's names; there are no graphs here."""
 TAGS: tuple[Tag, ...] = get_args(Tag)
 DTYPES = {name: getattr(torch, name) for name in ("float32", "bfloat16", "float16", "float64")}
 
 
 class WeightUpdater:
-    """Weight updates of one model, or a `RequestError`. Methods that take an `Engine` run in its thread; those that
+    """Weight updates of one model, or a `RequestError`. Methods that take an `Engine` run in its thread; methods that
     read or receive block."""
 
     def __init__(self, model: Any) -> None:

@@ -1,6 +1,6 @@
 """The thread that owns the engine, and the bridge from the event loop to it. Others hand over functions by `post`,
 `call`, `exclusive`; they run between forward passes. An exception in a forward pass is logged and `on_crash` is called.
-From then on all jobs and calls, also those that come later, end with an error."""
+From then on all jobs and calls, later ones too, end with an error."""
 
 import asyncio
 import logging

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 Body = dict[str, Any]
 Sent = Counter[str]
-"""How much of a choice was sent: characters of its texts, by their names, and tokens with their log-probs."""
+"""The part of a choice that was sent: characters of its texts, by their names, and tokens with their log-probs."""
 
 
 @dataclass(frozen=True)

@@ -70,7 +70,7 @@ def required_output(chat: "Chat", grammars: Grammars, body: Mapping[str, Any], t
     """The sampling parameter by which the answer is what `body` asks for; none where it asks for nothing.
 
     Args:
-        tools: those that may be called, see `chosen`.
+        tools: the tools that may be called, see `chosen`.
 
     Raises:
         RequestError: it is not known, or cannot be had from this chat template.

@@ -17,7 +17,7 @@ Faults = Iterable[str]
 
 
 class Reader(NamedTuple):
-    """How a value of the data becomes a parameter: what it must be, whether it is, and what is read of it then."""
+    """The way from a value of the data to a parameter: the expected kind, its test, and the reading of it."""
 
     expected: str
     fits: Callable[[Any], bool]
@@ -114,7 +114,8 @@ class Constraint(NamedTuple):
     given: Mapping[str, Any]
 
     def fault(self, passage: ResponseText) -> str | None:
-        """What was found instead; None if the constraint is met. An answer of white space meets none."""
+        """The finding that breaks the constraint; None if the constraint is met. An answer of white space meets
+        none."""
         faults = self.check.run(passage, **self.given) if passage.raw.strip() else ("an empty answer",)
         return next((clip(fault, 80) for fault in faults), None)
 

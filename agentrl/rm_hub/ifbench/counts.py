@@ -61,7 +61,7 @@ def _trigrams(raw: str) -> set[str]:
 
 
 def _ends(passage: ResponseText, mark: str) -> int:
-    """How many sentences end in a mark; quotes and brackets may close after it."""
+    """Count the sentences that end in a mark; quotes and brackets may close after it."""
     return sum(sentence.rstrip(CLOSERS).endswith(mark) for sentence in passage.sentences)
 
 

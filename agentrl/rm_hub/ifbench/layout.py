@@ -93,7 +93,7 @@ def thesis(passage: ResponseText) -> Faults:
 
 
 def _first_of(raw: str, tag: str, other: str) -> int:
-    """Where a tag stands, or else the other; the end of the text where neither does."""
+    """The position of a tag, or else of the other; the end of the text if there is neither."""
     return next((raw.find(one) for one in (tag, other) if one in raw), len(raw))
 
 

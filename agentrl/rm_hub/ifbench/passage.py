@@ -1,6 +1,6 @@
 """`ResponseText`: an answer with its words and sentences, each found once and only when asked for; and its first verb.
 
-The units are those that IFBench and IFEval count in, so that verdicts agree with theirs:
+IFBench and IFEval count in the same units, so that verdicts agree with theirs:
 
 1. Sentences are Punkt's (Kiss and Strunk 2006, doi:10.1162/coli.2006.32.4.485), with its English model. It knows "Mr."
    and "p.m.", but takes the end of "e.g." for a sentence's.
@@ -24,10 +24,10 @@ MARKS = string.punctuation
 """The ASCII marks; the only ones that the checks of IFBench know as punctuation."""
 
 AROUND = MARKS + " "
-"""What is stripped from around a word."""
+"""The characters that are stripped from around a word."""
 
 CLOSERS = "])}>\"'»”’ "
-"""What may stand between the mark that ends a sentence and the next sentence."""
+"""The characters that may stand between the mark that ends a sentence and the next sentence."""
 
 _NO_MARKS = str.maketrans("", "", MARKS)
 _WORD = re.compile(r"\w+")

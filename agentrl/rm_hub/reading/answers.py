@@ -3,7 +3,7 @@ r"""The final answer of a response: one list of candidates, one rule of choice, 
 1. Candidates are boxes, `<answer>` tags, `#### 42`, what is announced ("The answer is 42.") or called it ("42 is the
    answer"); where none stands the whole response, or leniently the end of its last line. Reasoning is no answer.
 2. The last candidate counts that is not denied ("the answer is not 5"), asked, supposed, a part of
-   a formula, or said by somebody else.
+   a formula, or said by another person.
    Candidates that follow it with nothing said between are one answer with several values.
 3. There is no answer if that one is hedged ("5, or maybe 6"), is taken back without another one, is a box that was cut
    off, or is the last of several guesses (what is announced changed `MOST_CLAIMS` times).
@@ -25,7 +25,7 @@ from agentrl.rm_hub.reading.words import known_words
 Kind = Literal["box", "tag", "hashes", "announced", "called", "whole", "last line"]
 Standing = Literal["claimed", "conditional", "aside", "denied", "open"]
 Value = Callable[[str], "tuple[str, str] | None"]
-"""What is asked for: a text to (the value that it begins with, what follows it in the sentence), or None."""
+"""The value that is asked for: a text to (the value that it begins with, what follows it in the sentence), or None."""
 
 NOTHING = re.compile(r"(?!)")
 MOST_CLAIMS = 3
@@ -45,7 +45,7 @@ _CLAUSE = re.compile(r"(?i)[,;—]|\b(?:so|but|hence|thus|therefore|then|which m
 _NO, _WOULD, _CONDITION, _OTHERS = words("no"), words("would"), words("condition"), words("others")
 _BEGUN = re.compile(r"(?:\d|\^|[=($][-−]|\\(?:frac|sqrt|cancel)\s*\{|\\(?:cdot|times|not)\s*)$")
 _GOES_ON = re.compile(r"\d|\^(?!\s*\{?\s*\\circ)|\s*\\(?:cdot|times)\b")
-"""What stands before and behind a box that is a part of a formula."""
+"""The text before and behind a box that is a part of a formula."""
 _ASKED = re.compile(r"[?？吗][\s$)]*$")
 _MAYBE, _BACK, _PAUSE, _SURE = words("maybe"), words("back"), words("pause"), words("sure")
 _INSTEAD, _IT_IS = words("maybe", "pause"), re.compile(rf"(?i)(?:(?:it|this|that) )?{any_of('is_')} ")
@@ -65,7 +65,7 @@ _JOINED = re.compile(
 
 
 class AnswerPattern(NamedTuple):
-    """What a response is asked for.
+    """The kind of answer that a response is asked for.
 
     Attributes:
         value: what can be an answer, see `Value`.

@@ -1,4 +1,4 @@
-"""What the graders of short answers share: reading a response and reading a label.
+"""Shared parts of the graders of short answers: reading a response and reading a label.
 
 1. Reasoning between tags is no part of the answer; reasoning that never ends leaves no answer.
 2. A label may be one accepted answer or several; a label that holds none is an error of the data, never a zero.
@@ -55,7 +55,7 @@ def after_reasoning(response: str, *, control: bool = False) -> str:
 
 @lru_cache(1)
 def _reasoning() -> tuple[re.Pattern[str], re.Pattern[str]]:
-    """What opens reasoning, and what closes it, in the formats of the chat parsers and in others."""
+    """The marks that open and close reasoning, in the formats of the chat parsers and in others."""
     from agentrl.chat.parsers.base import TAGS
 
     marks = ((_OPENED, (tags.open for tags in TAGS)), (_CLOSED, (tags.close for tags in TAGS)))
@@ -209,7 +209,7 @@ _NESTED = re.compile(r"(?s)\\(?:boxed|fbox)\s*\{(.*)\}")
 
 
 class Box(NamedTuple):
-    """Where a box begins and ends, and what is in it; `complete` is false for one that the text's end cuts off."""
+    """The position and the content of a box; `complete` is false for one that the text's end cuts off."""
 
     start: int
     end: int

@@ -1,4 +1,4 @@
-r"""Whether an answer says the same as a label: numbers exactly, words as words, structures part by part, the rest by algebra.
+r"""Compares an answer with a label: numbers exactly, words as words, structures part by part, the rest by algebra.
 
 1. The cheap paths come first: equal spelling, equal numbers, equal words. Grade-school answers never load sympy.
 2. Order matters in tuples and intervals, not in sets and lists; brackets matter where the label is an interval.
@@ -114,7 +114,8 @@ def _spans(said: AnswerShape) -> AnswerShape:
 
 
 def _names(gold: AnswerShape, got: AnswerShape) -> str | None:
-    """Why the names before the equals signs forbid a comparison of the values ("equation": each side is one), else None."""
+    """The reason why the names before the equals signs forbid a comparison of the values ("equation": each side is
+    one), else None."""
     if gold.kind == "one" and "=" in gold.text and not gold.name and got.name:
         return "equation"
     if gold.name and (not is_name(gold.name) or (_PLAIN.fullmatch(gold.name) and re.search("[a-z]", gold.text))):

@@ -1,5 +1,5 @@
-"""What counts of a response: what follows its reasoning, without what a reader does not see; its sentences, in which full
-stops are also decimal points and formulas have lines; and what a sentence gives as a value.
+"""The part of a response that counts: what follows its reasoning, without what a reader does not see; its sentences,
+in which full stops are also decimal points and formulas have lines; and what a sentence gives as a value.
 
 A value is a formula or number at its beginning, or words. It ends where the sentence goes on about something else ("12,
 because ...", "$12$ apples in the basket"). A rest with a number of its own makes it no value: "5 apples and 3 pears" is not 5.
@@ -18,7 +18,7 @@ TAIL = 100_000
 """Characters at the end of a response that are read."""
 
 _ESCAPED = {"\x0crac": r"\frac", "\x08inom": r"\binom", "\text{": r"\text{", "\times": r"\times"}
-"""What a JSON or Python string makes of LaTeX with single backslashes."""
+"""The characters that a JSON or Python string makes of LaTeX with single backslashes."""
 _UNSEEN = re.compile(
     r"""(?sx)
     <!--.*?(?:-->|\Z) | \\begin\{comment\}.*?(?:\\end\{comment\}|\Z) | (?<=[^\d\s}]\s)%[^\n]*                # comments
@@ -85,7 +85,7 @@ def ends(text: str) -> Iterator[re.Match[str]]:
 
 
 def sentence_start(text: str, position: int) -> int:
-    """Where the sentence begins that a position of a text is in, at most 300 characters before it and not in a word."""
+    """The start of the sentence around a position of a text, at most 300 characters before it and not in a word."""
     window = text[max(0, position - _NEAR) : position]
     if position > _NEAR:
         window = _WORD_PART.sub("", window)
@@ -94,7 +94,7 @@ def sentence_start(text: str, position: int) -> int:
 
 
 def following(text: str, position: int) -> str:
-    """What follows a position of a text, at most 300 characters and no part of a word."""
+    """The text after a position, at most 300 characters and no part of a word."""
     window = text[position : position + _NEAR]
     return window if position + _NEAR >= len(text) else _WORD_PART.sub("", window[::-1])[::-1]
 
@@ -119,14 +119,14 @@ _COPULA = re.compile(r"(?<=[$)}\]\d])\s*(?:です|である|だ|となります|
 _CHANGES = re.compile(
     r"(?i)[^\w\\]*(?:plus|minus|times|multiplied|divided|squared|cubed|to the power|out of|over(?=\s[\d$\\(])|factorial|halves|thirds|mod(?:ulo)?|choose)\b|^(?:到|至|倍|以|多|余|的(?:平方|立方|倍))"
 )
-"""What makes a number a part of a larger one: "8 times the number of pupils"."""
+"""The words that make a number a part of a larger one: "8 times the number of pupils"."""
 _COMPARES = re.compile(r"(?i)\W*(?:more|less|fewer)\b")
 _DENSE = re.compile(r"(?<=[\d)}$%])\s*[\u3040-\u30ff\u4e00-\u9fff\uac00-\ud7af].*$")
-"""What follows a number in a script without spaces."""
+"""The characters after a number in a script without spaces."""
 SAID = re.compile(
     r"(?i)^[a-z][a-z ,'’]{0,80}?\s(?:is|are|was|were|equals|has|have|had|needs?|costs?|makes?|earns?|gets?|pays?|spends?|sells?|eats?|takes?|:)\s(?!not\b|no\b)(?=[-+$\\(]*[\d.(\\])"
 )
-"""What a sentence says before its value: "The total is 12 apples", "She has 12 apples"."""
+"""The words of a sentence before its value: "The total is 12 apples", "She has 12 apples"."""
 _DOLLAR = re.compile(r"(?<!\\)\$")
 _MOST_WORDS = 8
 _MOST_UNITS = 4
@@ -182,6 +182,6 @@ def is_value(text: str) -> bool:
 
 
 def before_break(rest: str) -> str:
-    """What a sentence says before it goes on about something else."""
+    """The part of a sentence before it goes on about something else."""
     cut = _BREAK.search(rest)
     return rest[: cut.start()] if cut else rest

@@ -34,7 +34,7 @@ _NOT_A_NUMBER = (TypeError, ValueError, AttributeError, OverflowError, ZeroDivis
 
 
 def refusal(text: str) -> str | None:
-    """Why a text must not reach the parser; None if it may."""
+    """The reason why a text must not reach the parser; None if it may."""
     if len(text) > _LONGEST:
         return f"longer than {_LONGEST} characters"
     depths = list(accumulate(((c in "{([") - (c in "})]") for c in text), initial=0))

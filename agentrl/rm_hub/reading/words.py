@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 
 class Unit(NamedTuple):
-    """What follows a number. `name` is "" where nothing does; `kind` is "" where the unit is not one of the known ones."""
+    """The word after a number. `name` is "" if there is none; `kind` is "" if the unit is not one of the known ones."""
 
     name: str
     kind: str = ""

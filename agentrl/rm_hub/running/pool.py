@@ -155,7 +155,7 @@ class WorkerPool:
         return await self._start((rm_type,))
 
     async def _start(self, names: Sequence[str]) -> "WorkerProcess":
-        """Start a worker that loads these graders and those that earlier workers have."""
+        """Start a worker that loads these graders and the ones of earlier workers."""
         self._ended = [worker for worker in self._ended if worker.process.poll() is None]
         self.started += 1
         worker = WorkerProcess(list({**self._names, **dict.fromkeys(names)}), self._settings.grader_memory_mb)

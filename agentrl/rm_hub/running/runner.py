@@ -92,7 +92,7 @@ class GraderRunner:
             raise raised(rm_type, error) from error
 
     async def _function(self, rm_type: str, spec: GraderSpec) -> Callable[..., Awaitable[Grade]]:
-        """What grades: a service, opened by the first that asks, or a function that keeps nothing open."""
+        """The grader: a service, opened by the first that asks, or a function that keeps nothing open."""
         if spec.runs == "async":
             function: Callable[..., Awaitable[Grade]] = spec.load()
             return function

@@ -1,1 +1,1 @@
-"""What the code grader needs besides: finding the program, its tests, and running them in the sandbox."""
+"""Parts of the code grader: finding the program, its tests, and running them in the sandbox."""

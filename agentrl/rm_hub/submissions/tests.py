@@ -42,7 +42,7 @@ class Checks:
 
     tests: tuple[str | tuple[str, tuple[Any, ...], Any], ...]
     entry: str | None = None
-    """What a function `check` of the texts is to test."""
+    """The function that a function `check` of the texts is to test."""
     preamble: str = ""
 
 

@@ -6,7 +6,7 @@ Three ways, by `Jail.kind`:
   there, so that the kernel kills whatever it started when it ends. A temporary file system of limited size is the
   only place where it can write.
 - `landlock`: no namespaces. It may read the interpreter's files and nothing else, write nothing, start nothing,
-  signal nobody. Where the zygote is root, the child takes an unprivileged user id that no other call has.
+  signal no process. Where the zygote is root, the child takes an unprivileged user id that no other call has.
 - `none`: limits only. For `unsafe_subprocess`.
 """
 

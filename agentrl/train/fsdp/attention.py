@@ -29,7 +29,8 @@ _PLAIN = {"dropout", "sliding_window", "is_causal", "position_ids", "use_cache",
 
 @dataclass
 class FsdpPack:
-    """What a forward pass tells its layers of the microbatch; `routing` [t, layers, experts a token] if it is replayed."""
+    """The microbatch as the layers of a forward pass see it; `routing` [t, layers, experts a token] if it is
+    replayed."""
 
     mb: MicrobatchTensors
     routing: Tensor | None = None
@@ -41,7 +42,7 @@ class FsdpPack:
         return int(self.mb.positions.max()) + 1
 
     def mask(self, window: int | None, like: Tensor) -> Tensor:
-        """What is added to scores: [1, 1, t, t], 0 where a token sees another at most `window - 1` positions before it."""
+        """The addend of scores: [1, 1, t, t], 0 where a token sees another at most `window - 1` positions before it."""
         if window not in self.masks:
             positions = self.mb.positions[0]
             seen = torch.zeros(len(positions), len(positions), dtype=torch.bool, device=like.device)

@@ -5,12 +5,14 @@ import re
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
 from torch.distributed.checkpoint.state_dict_loader import load as load_in_place
 from torch.distributed.checkpoint.state_dict_saver import save
 
@@ -29,6 +31,7 @@ from agentrl.train.network import Network, frozen, idle, learning, rope_reach
 from agentrl.train.optimizer import Optimizer, decay_groups
 from agentrl.train.packing import PackingPlan
 from agentrl.train.routing import routing_of
+from agentrl.train.saving import WriteFiles
 from agentrl.train.settings import TrainSettings
 from agentrl.train.trainer import TrainBackend
 
@@ -212,8 +215,12 @@ class FsdpNetwork(Network):
         """Do nothing: `read` has loaded in place, also into other shards than were saved."""
 
     @staticmethod
-    def write(state: dict[str, Any], folder: Path) -> None:
-        save(state, checkpoint_id=str(folder))
+    def write(state: dict[str, Any], folder: Path, group: dist.ProcessGroup | None) -> WriteFiles:
+        if group is not None:
+            stager = DefaultStager(StagingOptions(False, False, False, False))
+            state = cast(dict[str, Any], stager.stage(state))
+            stager.close()
+        return partial(save, state, checkpoint_id=str(folder), process_group=group)
 
     @staticmethod
     def read(state: dict[str, Any], folder: Path) -> dict[str, Any]:

@@ -37,7 +37,7 @@ from agentrl.train.network import rope_reach
 
 @dataclass(frozen=True, slots=True)
 class Rope:
-    """How a model's positions turn its queries and keys.
+    """The rotation of a model's queries and keys by position.
 
     Attributes:
         frequencies: float32 [rotated channels / 2], angle per position.
@@ -84,7 +84,7 @@ def rotated(x: Tensor, cos: Tensor, sin: Tensor, *, interleaved: bool = False) -
 
 @dataclass(kw_only=True)
 class MegatronPack(PackedSeqParams):
-    """What the layers must know of a microbatch with t tokens on this rank, T on all ranks of the context-parallel group.
+    """The layers' view of a microbatch with t tokens on this rank, T on all ranks of the context-parallel group.
 
     Attributes:
         cos, sin: [t, 1, rotated channels / 2], of the angles of the tokens' positions.

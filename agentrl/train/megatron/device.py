@@ -1,5 +1,5 @@
-"""What lets megatron.core run without CUDA. `prepare()` comes before process groups and models; it makes these changes
-where they are needed, and no others."""
+"""Changes that let megatron.core run without CUDA. `prepare()` comes before process groups and models; it makes these
+changes where they are needed, and no others."""
 
 import contextlib
 import functools

@@ -123,7 +123,7 @@ def parts(folder: HFFolder) -> tuple[list[tuple[str, ...]], Iterator[TensorPiece
 
 
 def _stacks(places: Iterable[tuple[str, tuple[int, ...]]]) -> dict[str, tuple[int, ...]]:
-    """How many layers and experts lie under each key."""
+    """The number of layers and of experts under each key."""
     of: dict[str, tuple[int, ...]] = {}
     for key, index in places:
         of[key] = tuple(max(seen, i + 1) for seen, i in zip(of.get(key, index), index, strict=True))

@@ -3,7 +3,7 @@
 another layout."""
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Self, TypeVar
 
@@ -26,7 +26,7 @@ def alike(settings: TrainSettings, taker: Callable[..., Any]) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """How a kind of parameters is cut on a pipeline stage: over `size` ranks, of which this is `rank`.
+    """The cut of a kind of parameters on a pipeline stage: over `size` ranks, of which this is `rank`.
 
     Attributes:
         first: whether this rank is of the first replica.
@@ -57,6 +57,7 @@ class ParallelLayout(Ranks):
     tp_group: dist.ProcessGroup
     pp_group: dist.ProcessGroup
     pp_ranks: tuple[int, ...]  # global ranks of this process's pipeline, first stage first
+    own_stages: Mapping[str, int]
     ep_rank: int
     ep_ranks: tuple[int, ...]  # global ranks that have this process's part of a mixture's experts and the other parts
     experts: Cut
@@ -88,6 +89,7 @@ class ParallelLayout(Ranks):
             rank=dist.get_rank(),
             world=dist.get_world_size(),
             dp_cp_group=mpu.get_data_parallel_group(with_context_parallel=True),
+            own_stages=settings.own_stages,
             pp_ranks=tuple(dist.get_process_group_ranks(found["pp_group"])),
             ep_rank=mpu.get_expert_model_parallel_rank(),
             ep_ranks=tuple(dist.get_process_group_ranks(mpu.get_expert_model_parallel_group())),
@@ -114,7 +116,7 @@ class ParallelLayout(Ranks):
         return Cut(self.tp, self.tp_rank, self.tp_group, self.dp_rank == 0 and self.cp_rank == 0)
 
     def from_stages(self, mine: dict[str, T]) -> dict[str, T]:
-        """What the stages of this pipeline have, together, on each of them. Collective."""
+        """The entries of all stages of this pipeline, together, on each of them. Collective."""
         every = [mine] * self.pp
         if self.pp > 1:
             dist.all_gather_object(every, mine, group=self.pp_group)
@@ -123,4 +125,4 @@ class ParallelLayout(Ranks):
     def describe(self) -> dict[str, int]:
         """The sizes, for manifests and logs."""
         experts = {"ep": len(self.ep_ranks), "etp": self.experts.size}
-        return {"tp": self.tp, "pp": self.pp, "cp": self.cp, "dp": self.dp, **experts}
+        return {"tp": self.tp, "pp": self.pp, "cp": self.cp, "dp": self.dp, **experts, **self.own_stages}

@@ -2,6 +2,7 @@
 or Apex are off, as by default. The output layer runs only on the positions asked for (`output_rows`), so that prompts
 cost no logits."""
 
+import itertools
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -51,6 +52,8 @@ def transformer_config(shape: ModelShape, family: ModelFamily, settings: TrainSe
         hidden_dropout=0.0,
         attention_dropout=0.0,
         variable_seq_lengths=settings.pipeline_model_parallel_size > 1,
+        num_layers_in_first_pipeline_stage=settings.decoder_first_pipeline_num_layers,
+        num_layers_in_last_pipeline_stage=settings.decoder_last_pipeline_num_layers,
         moe_token_dispatcher_type="alltoall",  # which takes packs of any length
         params_dtype=dtype,
         pipeline_dtype=dtype,
@@ -120,7 +123,8 @@ def _check_cuts(shape: ModelShape, settings: TrainSettings) -> None:
     if mixture:
         cuts.append(("expert_model_parallel_size", ep, "number of experts", mixture.experts))
         cuts.append(("expert_tensor_parallel_size", etp, "width of an expert", mixture.ffn))
-    for name, by, what, size in (*cuts, ("pipeline_model_parallel_size", pp, "number of layers", shape.layers)):
+    stages = settings.stage_sizes(shape.layers)
+    for name, by, what, size in cuts:
         if size % by:
             raise TrainError(f"{name} {by} must divide the model's {what} {size}")
     if mixture is None:
@@ -129,8 +133,8 @@ def _check_cuts(shape: ModelShape, settings: TrainSettings) -> None:
         return
     if tp > 1 and not settings.sequence_parallel:
         raise TrainError(f"a mixture of experts with tensor_model_parallel_size {tp} needs sequence_parallel")
-    per_stage = shape.layers // pp
-    sparse = [any(mixture.layers[first : first + per_stage]) for first in range(0, shape.layers, per_stage)]
+    ends = list(itertools.accumulate(stages))
+    sparse = [any(mixture.layers[end - size : end]) for end, size in zip(ends, stages, strict=True)]
     learns = settings.lora_rank is None and (settings.use_distributed_optimizer or settings.bf16)
     if learns and not all(sparse):
         raise TrainError(  # megatron has no form for an optimizer of no parameter
@@ -168,7 +172,7 @@ class SandwichLayer(TransformerLayer):
 
 
 class FixedBiasRouter(TopKRouter):
-    """Megatron's router, whose bias stays as it was loaded: nobody counts an expert's tokens (in a function that is compiled)."""
+    """Megatron's router, whose bias stays as it was loaded: an expert's tokens are not counted (in a function that is compiled)."""
 
     def _apply_expert_bias(self, *_args: Any, **_kwargs: Any) -> None:
         return

@@ -1,14 +1,17 @@
 """`MegatronNetwork`: a model in megatron's form, by its family's table."""
 
 import dataclasses
+import itertools
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
 import torch
+import torch.distributed as dist
 from megatron.core import dist_checkpointing
-from megatron.core.dist_checkpointing.mapping import ShardedObject
+from megatron.core.dist_checkpointing.mapping import ShardedObject, ShardedTensor
 from megatron.core.dist_checkpointing.strategies import torch as torch_dist
 from megatron.core.tensor_parallel import get_cuda_rng_tracker
 from megatron.core.tensor_parallel.random import model_parallel_cuda_manual_seed
@@ -33,18 +36,30 @@ from agentrl.train.megatron.optimizer import MegatronOptimizer, data_parallel, s
 from agentrl.train.megatron.weights import WeightMap, stored
 from agentrl.train.microbatches import Packer
 from agentrl.train.network import CostShape, Network, frozen
+from agentrl.train.saving import WriteFiles
 from agentrl.train.settings import TrainSettings
 from agentrl.train.trainer import TrainBackend
 
 
 class _InProcess(torch_dist.TorchDistSaveShardedStrategy):
-    """Megatron's format by torch's writer. Megatron's own starts a manager process and forks a writer on every save,
-    which takes seconds."""
+    """Megatron's format by torch's writer, see `Network.write`. Megatron's own starts a manager process and forks a
+    writer on every save, which takes seconds."""
+
+    files: WriteFiles
+
+    def __init__(self, group: dist.ProcessGroup | None) -> None:
+        super().__init__("torch_dist", 1)
+        self._group = group
 
     def save(self, sharded_state_dict: Any, checkpoint_dir: Any) -> None:
         state, *_ = torch_dist._replace_state_dict_keys_with_sharded_keys(sharded_state_dict, True)
+        if self._group is not None:
+            for shard in itertools.chain.from_iterable(state.values()):
+                if isinstance(shard, ShardedTensor):
+                    shard.data = shard.data.detach().to("cpu", copy=True)
         planner = torch_dist.MCoreSavePlanner(flatten_state_dict=False)
-        save(torch_dist.mcore_to_pyt_state_dict(state, False), checkpoint_id=checkpoint_dir, planner=planner)
+        stored = torch_dist.mcore_to_pyt_state_dict(state, False)
+        self.files = partial(save, stored, checkpoint_id=checkpoint_dir, planner=planner, process_group=self._group)
 
 
 class MegatronNetwork(Network):
@@ -57,7 +72,7 @@ class MegatronNetwork(Network):
         family, layout = family_of(folder.config), place.ranks
         self.config = transformer_config(shape, family, place.settings, place.device)
         model = build_model(self.config, shape, family, place, values=values)
-        self.weights = WeightMap(family, shape, layout, model, values=values)
+        self.weights = WeightMap(family, shape, layout, place.settings, model, values=values)
         self.weights.load(model, folder)
         self.shape = CostShape(shape.vocab, self.weights.matrices, shape.channels)
         rope = Rope.of(folder.config)
@@ -146,8 +161,10 @@ class MegatronNetwork(Network):
         )
 
     @staticmethod
-    def write(state: dict[str, Any], folder: Path) -> None:
-        dist_checkpointing.save(state, str(folder), _InProcess("torch_dist", 1))
+    def write(state: dict[str, Any], folder: Path, group: dist.ProcessGroup | None) -> WriteFiles:
+        strategy = _InProcess(group)
+        dist_checkpointing.save(state, str(folder), strategy)
+        return strategy.files
 
     @staticmethod
     def read(state: dict[str, Any], folder: Path) -> dict[str, Any]:

@@ -32,7 +32,7 @@ def data_parallel(model: torch.nn.Module, config: Any, settings: TrainSettings) 
 
 
 def sharding(settings: TrainSettings, layout: ParallelLayout) -> dict[str, Any]:
-    """How megatron lays out the state of models and optimizers in checkpoints."""
+    """Megatron's layout of the state of models and optimizers in checkpoints."""
     return {
         "chained_optim_avoid_prefix": True,
         "singleton_local_shards": False,

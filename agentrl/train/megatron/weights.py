@@ -5,7 +5,7 @@ global rank 0, stage by stage; other ranks must exhaust an empty stream. Dtypes 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,7 +29,7 @@ class WeightEntry:
     """One rule for one layer and expert (or none) with its names filled in, and where it is.
 
     Attributes:
-        stage, part: the pipeline stage that has it, and the place of those that have it among the expert-parallel ranks.
+        stage, part: the pipeline stage that has it, and the place of the ranks that have it among the expert-parallel ranks.
     """
 
     stage: int
@@ -42,7 +42,7 @@ class WeightEntry:
 
     @classmethod
     def single(cls, stage: int, rule: Rule) -> WeightEntry:
-        """That of a rule that is no layer's."""
+        """The entry of a rule that is no layer's."""
         return cls(stage, rule.megatron, rule.hf, rule)
 
     @property
@@ -57,32 +57,41 @@ class WeightEntry:
 
 
 def unrolled(
-    family: ModelFamily, shape: ModelShape, pp: int = 1, ep: int = 1, *, values: bool = False
+    family: ModelFamily, shape: ModelShape, stages: Sequence[int] = (), ep: int = 1, *, values: bool = False
 ) -> Iterator[WeightEntry]:
-    """The family's table for a model over so many pipeline stages and expert-parallel ranks."""
+    """The family's table for a model over pipeline stages of so many layers (by default one of all), and expert-parallel
+    ranks."""
+    places = [(stage, place) for stage, size in enumerate(stages or [shape.layers]) for place in range(size)]
     experts = shape.mixture.experts if shape.mixture else 0
     yield WeightEntry.single(0, EMBEDDING)
-    for layer in range(shape.layers):
-        stage, place = divmod(layer, shape.layers // pp)
+    for layer, (stage, place) in enumerate(places):
         for rule in family.rules(layer, shape):
             for expert in range(experts if rule.of_expert else 1):
                 part, number = divmod(expert, experts // ep or 1)
                 names = tuple(name.format(layer, expert=expert) for name in rule.hf)
                 parameter = rule.megatron.format(place, expert=number)
                 yield WeightEntry(stage, parameter, names, rule, layer, expert, part)
-    yield WeightEntry.single(pp - 1, FINAL_NORM)
+    yield WeightEntry.single(places[-1][0], FINAL_NORM)
     if values or not shape.tied:
-        yield WeightEntry.single(pp - 1, VALUE_HEAD if values else HEAD)
+        yield WeightEntry.single(places[-1][0], VALUE_HEAD if values else HEAD)
 
 
 class WeightMap:
     """The family's table unrolled for one `model` and layout; with `values` for one that ends in a value head. Collective."""
 
     def __init__(
-        self, family: ModelFamily, shape: ModelShape, layout: ParallelLayout, model: Any, *, values: bool
+        self,
+        family: ModelFamily,
+        shape: ModelShape,
+        layout: ParallelLayout,
+        settings: TrainSettings,
+        model: Any,
+        *,
+        values: bool,
     ) -> None:
         self.shape, self.layout, self.family = shape, layout, family
-        self.entries = list(unrolled(family, shape, layout.pp, len(layout.ep_ranks), values=values))
+        stages = settings.stage_sizes(shape.layers)
+        self.entries = list(unrolled(family, shape, stages, len(layout.ep_ranks), values=values))
         self.made = self._measured(stored(model))
 
     def _measured(self, tensors: Mapping[str, Tensor]) -> dict[str, list[tuple[list[int], torch.dtype]]]:
@@ -154,7 +163,7 @@ class WeightMap:
         return {entry.parameter for entry in filter(self.is_mine, learn)} | tied
 
     def specs(self) -> list[TensorSpec]:
-        """What `export` yields of the model's own tensors, in its order, without touching one."""
+        """The specs of the model's own tensors that `export` yields, in its order, without touching one."""
         return [
             TensorSpec(name, str(dtype).removeprefix("torch."), shape)
             for entry in self.entries

@@ -26,7 +26,7 @@ CASES: dict[str, tuple[AlgorithmSettings, dict[str, Any]]] = {
         KL,
         {"recompute_granularity": "full", "recompute_method": "uniform", "recompute_num_layers": 1},
     ),
-    "critic": (PPO, {}),
+    "critic": (PPO, {"async_save": True}),
     "adapter": (KL, {"lora_rank": 4, "lora_alpha": 8.0}),
     "bf16": (KL, {"bf16": True}),
 }
@@ -62,6 +62,7 @@ def in_two_processes(rank: int, root: str, names: tuple[str, ...]) -> dict[str, 
             out[name] = played(made)
             if name in SAVED:
                 made.save(f"{root}/two/{name}", STEPS)
+                assert made.saved()
                 made.offload()
                 made.onload()
                 out[name, "next"] = next_step(made)

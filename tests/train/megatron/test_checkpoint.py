@@ -6,6 +6,7 @@ import dataclasses
 import json
 import pickle
 import shutil
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +19,11 @@ from agentrl.train.checkpoints import latest
 from agentrl.train.contracts import RankInfo
 from agentrl.train.hf import HFFolder
 from agentrl.train.megatron import device
+from agentrl.train.saving import Background, WriteFiles
 from agentrl.train.trainer import TrainBackend
 from tests.support.distributed import free_port, run_ranks
 from tests.support.tiny_models import Arch, make_tiny_model
-from tests.train.megatron.helpers import REPEATABLE, backend, make_batch, settings
+from tests.train.megatron.helpers import PPO, REPEATABLE, backend, make_batch, settings, timeless
 
 
 @pytest.fixture(scope="module")
@@ -65,6 +67,68 @@ def test_resume_equals_uninterrupted_to_the_bit(folder: Path, tmp_path: Path, ch
         assert [made.train(batches[number], number)["loss"] for number in (2, 3)] == want
         assert same(exported(made), end)
         assert torch.equal(torch.rand(3), noise)
+
+
+@pytest.fixture
+def gate(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
+    """What threads that write checkpoints wait for."""
+    opened, start = threading.Event(), Background.start
+
+    def held(background: Background, files: WriteFiles) -> Any:
+        return start(background, lambda: opened.wait() and files())
+
+    monkeypatch.setattr(Background, "start", held)
+    return opened
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"train_backend": "fsdp"},
+        {"train_backend": "fsdp", "bf16": True},
+        {"bf16": True, "use_distributed_optimizer": True},
+        pytest.param({"optimizer": "muon", "muon_lr": 1e-2}, marks=pytest.mark.slow),
+        pytest.param({"critic_lr": 1e-3}, marks=pytest.mark.slow),
+    ],
+    ids=lambda changes: "+".join(changes),
+)
+def test_a_checkpoint_written_in_the_background_is_of_the_step_it_was_begun_at(
+    folder: Path, tmp_path: Path, gate: threading.Event, changes: dict[str, Any]
+) -> None:
+    algorithm = PPO if "critic_lr" in changes else None
+    train = settings(folder, async_save=True, **REPEATABLE, **changes)
+    with backend(train, algorithm) as made:
+        made.train(make_batch(), 0)
+        made.save(tmp_path / "one", 1)
+        want = [timeless(made.train(make_batch(seed=seed), seed)) for seed in (1, 2)]
+        end = exported(made)
+        assert latest(tmp_path) is None
+        assert not made.saved(wait=False)
+        gate.set()
+        assert made.saved()
+        made.save(tmp_path / "two", 2)
+    with backend(train, algorithm) as made:
+        assert made.load(tmp_path) == 1  # the second was not finished
+        assert [timeless(made.train(make_batch(seed=seed), seed)) for seed in (1, 2)] == want
+        assert same(exported(made), end)
+
+
+def test_a_failure_in_the_background_is_told_when_the_checkpoint_is_due(
+    folder: Path, tmp_path: Path, gate: threading.Event
+) -> None:
+    with backend(settings(folder, async_save=True)) as made:
+        made.save(tmp_path / "one", 1)
+        partial = tmp_path / ".one.partial"
+        shutil.rmtree(partial)
+        partial.touch()  # no folder can be made there
+        gate.set()
+        with pytest.raises(CheckpointError, match=r"one could not be written, with [\d.]+ MiB free"):
+            made.saved()
+        assert latest(tmp_path) is None
+        partial.unlink()
+        made.save(tmp_path / "one", 2)
+        assert made.saved()
+        assert made.load(tmp_path) == 2
 
 
 @pytest.mark.parametrize(

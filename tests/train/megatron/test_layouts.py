@@ -124,11 +124,13 @@ def in_two_processes(rank: int, root: str) -> dict[str, Any]:
         for name, changes in LAYOUTS.items():
             if tie == "tied" and name not in TIED:
                 continue
-            with backend(settings(Path(root) / tie, **changes), ALGORITHM, RankInfo(rank, 2, rank)) as made:
+            train = settings(Path(root) / tie, async_save=True, **changes)
+            with backend(train, ALGORITHM, RankInfo(rank, 2, rank)) as made:
                 out[f"{tie}/{name}"] = everything(made)
                 if tie == "untied" and name in EXACT:
                     made.save(f"{root}/from/{name}", STEPS)
                     out[f"next/{name}"] = train_steps(made, STEPS, 1)
+                    assert made.saved()
                     assert made.load(f"{root}/{saved_by_one(name)}") == STEPS
                     out[f"resumed/{name}"] = train_steps(made, STEPS, 1)
     with backend(whole_samples(root, **LAYOUTS["cp2"]), SEQUENCES, RankInfo(rank, 2, rank)) as made:

@@ -61,7 +61,7 @@ def parse(text: str) -> ast.Module:
 
 
 def _names_in(node: ast.AST) -> list[str]:
-    """What a node imports, takes as an argument, or reads of something that has a name."""
+    """The names that a node imports, takes as an argument, or reads of something that has a name."""
     match node:
         case ast.Attribute(ast.Name(of) | ast.Attribute(attr=of), name):
             return [f"{of}.{name}"]
@@ -128,7 +128,7 @@ def _made(make: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def run_doctests(module: types.ModuleType) -> None:
-    """Run the examples of a module's docstrings; an AssertionError reports those that failed."""
+    """Run the examples of a module's docstrings; an AssertionError reports the failed ones."""
     runner, report = doctest.DocTestRunner(verbose=False), list[str]()
     for examples in doctest.DocTestFinder().find(module, "tests"):
         runner.run(examples, out=report.append)

@@ -1,11 +1,11 @@
-"""What the tests hold of the submission: stand-ins that ask for what they are asked. Runs after `values`.
+"""The tests' view of the submission: stand-ins that ask for what they are asked. Runs after `values`.
 
 1. Comparisons with plain data happen here, with this process's own builtins: an object of the submission's own class
    is equal to no number or text, whatever its `__eq__` says. It is told an operand only if it is of a class that the
    tests themselves have used by its name, so that its operators are part of the task. The same holds for arguments of
    methods that plain data has as well: it would be told the expected value, and could say that this is right.
 2. An object of a subclass of a plain type is that plain data; only what the type does not have is asked for.
-3. What libraries look up to read an object's memory (`__array_interface__` and the like) is asked of nobody.
+3. What libraries look up to read an object's memory (`__array_interface__` and the like) is not asked for.
 """
 
 import builtins
@@ -21,13 +21,14 @@ _ITEMS = ("getitem", "setitem", "delitem")
 _ARITHMETIC = ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "matmul", "xor", "and", "or")
 _DATA: tuple[Any, ...] = (str, bytes, int, float, complex, tuple, frozenset, range, types.MappingProxyType)
 _METHODS_OF_DATA = {name for kind in _DATA for name in dir(kind) if name[0] != "_"} | {"pop", "setdefault"}
-"""Methods by which plain data answers something; those that only change it are told what they are told."""
+"""Methods by which plain data answers something; the ones that only change it get an answer that tells nothing."""
 _DESCRIBING = {f"__{name}__" for name in ("name", "qualname", "annotations", "slots", "mro", "bases", "members")}
 
 
 @dataclass
 class Held:
-    """What a stand-in stands for, by its handle `data`: a `class`, `callable` or `object` whose class's name is `kind`."""
+    """The object behind a stand-in, by its handle `data`: a `class`, `callable` or `object` whose class's name is
+    `kind`."""
 
     ask: Callable[..., Any]
     """Has the submission's side do something: `ask(what, stand-in, *args, **named)`."""
@@ -37,9 +38,9 @@ class Held:
     form: str
     kind: str
     plain: Any = None
-    """What an object of a subclass of a plain type holds."""
+    """The plain value in an object of a subclass of a plain type."""
     given: bool = False
-    """Whether every submission has it: a name of its own, or an object of a class that the tests used by name."""
+    """True if every submission has it: a name of its own, or an object of a class that the tests used by name."""
     untold: str = ""
     """A method that is not told arguments, by its name."""
 
@@ -62,7 +63,7 @@ class Remote:
 
     @property  # type: ignore[misc]
     def __class__(self) -> Any:
-        """That of the plain data which it holds, for `isinstance`."""
+        """The class of the plain data which it holds, for `isinstance`."""
         return Remote if (plain := held(self).plain) is None else type(plain)
 
     def __getattr__(self, name: str) -> Any:
@@ -100,7 +101,7 @@ class Remote:
 
 
 def held(remote: Any) -> Held:
-    """What a stand-in stands for."""
+    """The object behind a stand-in."""
     found: Held = vars(remote)["_agentrl"]
     return found
 

@@ -49,7 +49,7 @@ class Tests:
         self._names.update(__file__="tests.py", __builtins__=self._shown)
         self._given: dict[str, Any] = {}
         self._asked = self._told = False
-        """Whether the test has asked for anything, and been told what not every submission would have told it."""
+        """True if the test has asked for anything, and was told what not every submission would have told it."""
         self._end: tuple[str, str] | None = None
         self._answers: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self._wanted: queue.SimpleQueue[Any] = queue.SimpleQueue()
@@ -219,7 +219,7 @@ def _hides(name: str, value: Any) -> bool:
 
 
 def _outcome(error: BaseException) -> tuple[str, str]:
-    """What a test that raised came to, and why."""
+    """The result of a test that raised, and the reason."""
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename == "tests.py"]
     line = (frames[-1].line or "")[:200] if frames else ""
     match error:

@@ -76,7 +76,7 @@ def encode(value: Any, by_handle: Callable[[Any], Any]) -> Any:
 
 
 def base_value(value: Any) -> Any:
-    """What an object of a subclass of a plain type holds (a Counter, a named tuple), else None."""
+    """The plain value in an object of a subclass of a plain type (a Counter, a named tuple), else None."""
     for base in _PLAIN_BASES:
         if isinstance(value, base) and type(value) is not base:
             return base.__new__(base, value) if base in (int, float, str, bytes) else base(value)

@@ -77,7 +77,8 @@ class ModelShape:
 
 
 class ShardLayout(Enum):
-    """How a parameter is cut over the tensor-parallel ranks, and how HF's tensors are joined in megatron's."""
+    """The cut of a parameter over the tensor-parallel ranks, and the way in which HF's tensors are joined in
+    megatron's."""
 
     WHOLE = "whole"
     ROWS = "rows"
@@ -115,11 +116,11 @@ class ShardLayout(Enum):
 
     @property
     def _axis(self) -> int:
-        """That ranks cut."""
+        """The axis that ranks cut."""
         return 1 if self is ShardLayout.COLUMNS else 0
 
     def _turns(self, ranks: int, shape: ModelShape) -> int:
-        """How often megatron takes rows of each of HF's tensors in turn."""
+        """The number of times that megatron takes rows of each of HF's tensors in turn."""
         return {ShardLayout.QKV: shape.groups, ShardLayout.GATED: ranks, ShardLayout.JOINED: ranks}.get(self, 1)
 
 

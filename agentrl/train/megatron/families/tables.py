@@ -1,4 +1,4 @@
-"""The families: the rules that they share, by the parts of a layer, and for each model type those that make it."""
+"""The families: the rules that they share, by the parts of a layer, and for each model type the rules that make it."""
 
 from dataclasses import replace
 

@@ -1,0 +1,124 @@
+"""Metrics sinks beside the built-in ones: `--metrics-sinks module:function` opens one, and `agentrl.observability.sinks`
+has those of MLflow and trackio. `--prometheus-port` serves the newest values.
+
+A sink of your own:
+
+    @contextmanager
+    def to_queue(run: MetricsRun) -> Iterator[Sink]:
+        queue = connect(run.folder.name)
+        yield lambda step, at, metrics: queue.send(step, metrics)
+        queue.close()
+"""
+
+import re
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from agentrl.errors import SettingsError, install
+from agentrl.plugins import load_object, user_code
+
+Sink = Callable[[int, float, Mapping[str, float]], None]
+"""Takes one step's metrics: the step, Unix seconds, and numbers by name."""
+
+
+@dataclass(frozen=True, slots=True)
+class MetricsRun:
+    """The run that a sink is opened for.
+
+    Attributes:
+        folder: the run's folder. A sink may keep the id of its own run in it.
+        resume_step: the first step of this life; above 0 if the run goes on. Steps from it on may be logged again.
+    """
+
+    folder: Path
+    resume_step: int
+
+    def known_id(self, file: str) -> str | None:
+        """Return the text of this file of the folder, if the run goes on and has it."""
+        path = self.folder / file
+        return path.read_text().strip() if self.resume_step > 0 and path.is_file() else None
+
+
+OpenSink = Callable[[MetricsRun], AbstractContextManager[Sink]]
+
+
+def open_sink(path: str, run: MetricsRun, opened: ExitStack) -> Sink:
+    """Open the sink that `path` names; `opened` closes it. Raises PluginError: it is not found, or its code raised."""
+    what = f"--metrics-sinks {path!r}"
+    opener: OpenSink = load_object(path, what="--metrics-sinks")
+    with user_code(what):
+        sink = opened.enter_context(opener(run))
+
+    def write(step: int, at: float, metrics: Mapping[str, float]) -> None:
+        with user_code(what):
+            sink(step, at, metrics)
+
+    return write
+
+
+@contextmanager
+def mlflow(run: MetricsRun) -> Iterator[Sink]:
+    """MLflow, by its variables MLFLOW_TRACKING_URI and MLFLOW_EXPERIMENT_NAME. A resume goes on with the same run."""
+    try:
+        from mlflow.entities import Metric
+        from mlflow.tracking import MlflowClient
+    except ImportError as error:
+        raise SettingsError(f"the sink of MLflow needs the package mlflow-skinny: {install('metrics')}") from error
+    import mlflow as library
+
+    active = library.start_run(run_id=run.known_id("mlflow_id"), run_name=run.folder.name)
+    (run.folder / "mlflow_id").write_text(active.info.run_id)
+    client = MlflowClient()
+
+    def write(step: int, at: float, metrics: Mapping[str, float]) -> None:
+        rows = [Metric(_name(name, "/. _-"), value, int(at * 1000), step) for name, value in metrics.items()]
+        client.log_batch(active.info.run_id, metrics=rows)
+
+    yield write
+    library.end_run()
+
+
+@contextmanager
+def trackio(run: MetricsRun) -> Iterator[Sink]:
+    """trackio, by its variable TRACKIO_DIR. The project is agentrl, the run is named after the folder."""
+    try:
+        import trackio as library
+    except ImportError as error:
+        raise SettingsError("the sink of trackio needs the package trackio: pip install trackio") from error
+    library.init(project="agentrl", name=run.folder.name, resume="allow" if run.resume_step > 0 else "never")
+    yield lambda step, _at, metrics: library.log(dict(metrics), step=max(step, 0))
+    library.finish()
+
+
+def prometheus(host: str, port: int, run: str, opened: ExitStack) -> Sink:
+    """Serve the newest value of each metric at `/metrics` as `agentrl_rollout_reward{run="..."}`, with `agentrl_step` and
+    `agentrl_logged_at` (Unix seconds). Raises SettingsError: the package is missing, or the port is taken."""
+    try:
+        from prometheus_client import CollectorRegistry, Gauge, start_http_server
+    except ImportError as error:
+        raise SettingsError(f"--prometheus-port needs the package prometheus-client: {install('metrics')}") from error
+    registry, gauges = CollectorRegistry(), dict[str, Gauge]()
+    try:
+        server, thread = start_http_server(port, host, registry)
+    except OSError as error:
+        raise SettingsError(f"--prometheus-port {port}: cannot listen on {host}: {error}") from error
+    opened.callback(thread.join)
+    opened.callback(server.server_close)
+    opened.callback(server.shutdown)
+
+    def write(step: int, at: float, metrics: Mapping[str, float]) -> None:
+        for name, value in {**metrics, "step": step, "logged_at": at}.items():
+            key = f"agentrl_{_name(name, '_')}"
+            if key not in gauges:
+                gauges[key] = Gauge(key, name, ["run"], registry=registry)
+            gauges[key].labels(run).set(value)
+
+    write(-1, time.time(), {})
+    return write
+
+
+def _name(name: str, also: str) -> str:
+    return re.sub(rf"[^A-Za-z0-9{re.escape(also)}]", "_", name)

@@ -1,0 +1,89 @@
+"""A checkpoint that is being written. All ranks begin it together and finish it together; in between, with `async_save`, a
+thread of each rank writes a copy of the state, and the ranks train on."""
+
+import shutil
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch.distributed as dist
+from torch.distributed.checkpoint.api import CheckpointException
+
+from agentrl.errors import CheckpointError
+from agentrl.runfolder import CRITIC
+from agentrl.train.checkpoints import replace_folder
+
+WriteFiles = Callable[[], Any]
+"""Writes a rank's files. Collective."""
+
+
+class Background:
+    """A thread that writes, and a process group for the writing threads of all ranks. Collective."""
+
+    def __init__(self) -> None:
+        self.group = dist.new_group(backend="gloo")
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
+
+    def start(self, files: WriteFiles) -> Future[Any]:
+        """Have the thread write."""
+        return self._thread.submit(files)
+
+    def close(self) -> None:
+        """Wait for the thread."""
+        self._thread.shutdown()
+
+
+@dataclass(frozen=True, slots=True)
+class Saving:
+    """One model's checkpoint under way.
+
+    Attributes:
+        path: the checkpoint's folder.
+        partial: the folder that is written into.
+        folder: renames `partial` to `path` when it closes.
+        files: what is left to do: to write the files, or to wait for the thread that does.
+        critic: the critic's checkpoint: under way, or a folder for rank 0 to move into this one.
+    """
+
+    path: Path
+    partial: Path
+    folder: ExitStack
+    files: WriteFiles | Future[Any]
+    critic: "Saving | Path | None"
+
+    def written(self) -> bool:
+        """Return whether `finish` would not wait for this rank's thread."""
+        done = not isinstance(self.files, Future) or self.files.done()
+        return done and (not isinstance(self.critic, Saving) or self.critic.written())
+
+    def finish(self) -> None:
+        """Make it a checkpoint. Collective. Raises CheckpointError: its files could not be written."""
+        with self.folder:
+            with write_errors(self.path):
+                self.files.result() if isinstance(self.files, Future) else self.files()
+            if isinstance(self.critic, Saving):
+                self.critic.finish()
+            elif self.critic is not None:
+                replace_folder(self.critic, self.partial / CRITIC)
+
+
+@contextmanager
+def write_errors(path: Path) -> Iterator[None]:
+    """Raise whatever goes wrong as a CheckpointError about the checkpoint at `path`."""
+    try:
+        yield
+    # Torch's writer has no type for a full disk, and no word for it.
+    except (Exception, CheckpointException) as error:
+        free = shutil.disk_usage(path.parent).free / 2**20
+        raise CheckpointError(
+            f"{path} could not be written, with {free:.1f} MiB free on its disk: {last_line(error)}; "
+            "earlier checkpoints are whole. Make room, or choose another --save, and start the same command again"
+        ) from error
+
+
+def last_line(error: BaseException) -> str:
+    """Of torch's report of all ranks, which is a page of tracebacks, the line that says what happened."""
+    return next((line for line in reversed(str(error).splitlines()) if line.strip()), type(error).__name__)
