@@ -51,9 +51,7 @@ class DifficultyOrder:
             busy = self._ledger.busy_prompts(version)
             proposed = [prompt for prompt in proposed if prompt not in busy] or proposed[:1]
         else:
-            in_turn = self._order.at(turn)
-            assert in_turn is not None, "an earlier position than this one"
-            proposed = [in_turn.prompt_index]
+            proposed = [(self._order.at(turn) or end).prompt_index]  # `turn` <= `position`: never None
         posteriors = self._posteriors(proposed, version)
         chosen = max(posteriors, key=lambda prompt: expected_variance(*posteriors[prompt]))
         self._estimates.append(posteriors[chosen][0] / sum(posteriors[chosen]))
