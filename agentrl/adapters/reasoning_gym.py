@@ -17,7 +17,7 @@ from reasoning_gym.utils import SYSTEM_PROMPTS, extract_answer
 
 from agentrl.data.prompts import PromptRow
 from agentrl.data.source import RolloutDataSource
-from agentrl.errors import PluginError
+from agentrl.errors import GraderFailure, PluginError
 from agentrl.rm_hub.grade import Grade
 
 SIZE = 1_000_000
@@ -69,10 +69,11 @@ def grade(response: str, label: Any, metadata: Mapping[str, Any]) -> Grade:
     for which this function raises has score 0.
 
     Raises:
-        PluginError: the row is not one of `ReasoningGymSource`.
+        GraderFailure: the row is not one of `ReasoningGymSource`.
     """
     if not isinstance(kept := metadata.get(_ENTRY), str):
-        raise PluginError("--rm-type reasoning_gym grades rows of agentrl.adapters.reasoning_gym:ReasoningGymSource")
+        what = "--rm-type reasoning_gym grades rows of agentrl.adapters.reasoning_gym:ReasoningGymSource"
+        raise GraderFailure(what, kind="grader_no_entry")
     entry = ast.literal_eval(kept)
     answer = extract_answer(response) or response.strip()
     score_answer = _score(entry["metadata"]["source_dataset"])

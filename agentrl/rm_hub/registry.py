@@ -32,7 +32,7 @@ class GraderSpec:
 
     Attributes:
         path: `module:name` of what `runs` says.
-        packages: packages of the extra `graders` without which no answer can be graded.
+        packages: packages without which no answer can be graded; of the extra `graders`, or of the grader's own extra.
         runs: "process": a `GraderFunction` in a worker process; "service": a `GraderService`; "async": a coroutine
             function of a `GraderFunction`'s form.
         reads: which text of a sample is graded: its final answer, or its whole response.
