@@ -29,7 +29,7 @@ class Effect(NamedTuple):
 EFFECTS = tuple(Effect(*row) for row in rows("agentrl.config", "effects.tsv"))
 
 _TRAINING = """algorithm.* train.* cluster.* allow_truncated_sampling - loss_type advantage_estimator use_opd opd_type
-    hf_checkpoint rollout_num_gpus* start_timeout debug_rollout_only"""
+    hf_checkpoint rollout_num_gpus* rollout_workers ray_address start_timeout debug_rollout_only"""
 _EVALUATION = "eval_* n_samples_per_eval_prompt"
 _BATCHES = """num_rollout rollout_batch_size n_samples_per_prompt over_sampling_batch_size max_staleness stale_groups
     partial_rollout mask_* dynamic_sampling_filter_path prompt_data prompt_data_check rollout_shuffle prompt_order
