@@ -95,12 +95,16 @@ class GroupStore(Protocol):
     def insert_external(self, groups: Sequence[Group], version: int) -> list[int]:
         """Groups that no source gave; from here on they are as if leased under `version`. Returns their ids."""
 
-    def complete(self, group_id: int, samples: Sequence[Sample], data: bytes | None = None) -> None:
-        """The group is finished and will be trained on; `data` is what `codec.encode_group` makes of it. Several threads may
-        call `complete`, `drop` and `release` at once."""
+    def complete(
+        self, group_id: int, samples: Sequence[Sample], data: bytes | None = None, rewards: Sequence[float] = ()
+    ) -> None:
+        """The group is finished and will be trained on; `data` is what `codec.encode_group` makes of it. `rewards`: of its
+        trajectories, as far as known; later prompts are drawn by them. Several threads may call `complete`, `drop` and
+        `release` at once."""
 
-    def drop(self, group_id: int, reason: str, samples: Sequence[Sample] = ()) -> None:
-        """The group is finished and will not be trained on; `samples` are what was played of it, where that is known."""
+    def drop(self, group_id: int, reason: str, samples: Sequence[Sample] = (), rewards: Sequence[float] = ()) -> None:
+        """The group is finished and will not be trained on; `samples` are what was played of it, where that is known.
+        `rewards`: as `complete` takes them."""
 
     def release(self, group_id: int, reason: str) -> None:
         """The group was started but is not needed any more; it stays to be generated later."""

@@ -18,6 +18,9 @@ _SIZES = re.compile(
 )
 EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
 """The keys of config.json for the number of experts."""
+STATEFUL = {"qwen3_next", "qwen3_5_text", "qwen3_5_moe_text", "lfm2", "lfm2_moe"}
+"""Model types that may have layers with a state (gated delta nets, short convolutions) of which `is_stateful` finds each."""
+_STATE = re.compile(r".*\blayers\.\d+\.(linear_attn|conv)")
 _PACKED = 8
 """Most weights that are stored as one number."""
 Stored = dict[str, tuple[str, list[int]]]
@@ -63,6 +66,11 @@ def text_config(config: dict[str, Any]) -> dict[str, Any]:
     """The settings of the language model: those of a composite one lifted to the top."""
     inner = config.get("text_config")
     return {**config, **inner} if isinstance(inner, dict) else config
+
+
+def is_stateful(module: str) -> bool:
+    """Return true if a module of this name in transformers' model has a state that earlier tokens leave to later tokens."""
+    return bool(_STATE.fullmatch(module))
 
 
 def is_float8(config: dict[str, Any]) -> bool:

@@ -22,7 +22,7 @@ class AlgorithmFields(Settings):
     )
     advantage_estimator: str = Field(
         "grpo",
-        description="grpo, gspo, cispo, rloo, reinforce_plus_plus, reinforce_plus_plus_baseline, ppo, "
+        description="grpo, gspo, cispo, sapo, dppo, gmpo, rloo, reinforce_plus_plus, reinforce_plus_plus_baseline, ppo, "
         "on_policy_distillation, or pkg.mod:function for your own; docs/algorithms.md says which to choose.",
     )
     rewards_normalization: bool = Field(True, description="Subtract the group's mean reward from each reward.")
@@ -52,6 +52,12 @@ class AlgorithmFields(Settings):
     )
     eps_clip_c: float | None = Field(
         None, gt=1, description="Dual clip: the loss of a negative advantage A is at most eps_clip_c * |A|."
+    )
+    sapo_tau_positive: float = Field(1.0, gt=0, description="Temperature of sapo's gate for positive advantages.")
+    sapo_tau_negative: float = Field(1.05, gt=0, description="Temperature of sapo's gate for other advantages.")
+    dppo_divergence: Literal["tv", "kl"] = Field("tv", description="Divergence of dppo: total variation, or KL.")
+    dppo_threshold: float | None = Field(
+        None, gt=0, description="Divergence from which on dppo masks a token; default: 0.15 for tv, 0.05 for kl."
     )
     use_rollout_logprobs: bool | None = Field(
         None,

@@ -11,6 +11,7 @@ from agentrl.algorithms.base import Estimate, SampleView, Tensor, need
 from agentrl.algorithms.group_relative import CISPO, GRPO, GSPO, RLOO, ReinforcePlusPlusBaseline
 from agentrl.algorithms.own import check_functions, finite, load_function
 from agentrl.algorithms.policy import PPO, Estimated, OnPolicyDistillation, ReinforcePlusPlus
+from agentrl.algorithms.trust_region import DPPO, GMPO, SAPO
 from agentrl.errors import SettingsError
 
 if TYPE_CHECKING:
@@ -18,7 +19,10 @@ if TYPE_CHECKING:
 
 ESTIMATORS: Mapping[str, type[Algorithm]] = {
     algorithm.name: algorithm
-    for algorithm in (GRPO, GSPO, CISPO, RLOO, ReinforcePlusPlus, ReinforcePlusPlusBaseline, PPO, OnPolicyDistillation)
+    for algorithm in (
+        *(GRPO, GSPO, CISPO, SAPO, DPPO, GMPO, RLOO),
+        *(ReinforcePlusPlus, ReinforcePlusPlusBaseline, PPO, OnPolicyDistillation),
+    )
 }
 LOSS_TYPES: Mapping[str, type[Algorithm]] = {SFT.name: SFT}
 

@@ -35,6 +35,9 @@ from agentrl.errors import LedgerError
 from agentrl.groups import Group, Kept
 from agentrl.sample import Sample
 
+SUCCESS = 0.5
+"""Least reward of a trajectory that counts as a success of its prompt."""
+
 PlaceOf = Callable[[int], tuple[int, int | None] | None]
 """Number of a new group -> its epoch and prompt row, or None at the end of the data. The row is None if only the caller
 knows the prompt."""
@@ -97,6 +100,14 @@ def forget(db: sqlite3.Connection, ids: Iterable[int], *, starts: bool = True) -
     db.executemany("DELETE FROM payloads WHERE group_id=?", rows)
     if starts:
         db.executemany("DELETE FROM starts WHERE group_id=?", rows)
+
+
+def record_result(db: sqlite3.Connection, group_id: int, rewards: Sequence[float]) -> None:
+    """Store how many trajectories of a group succeeded, if its prompt is a row of the data and rewards are known."""
+    query = """INSERT OR REPLACE INTO results SELECT prompt_index, group_id, version, ?, ? FROM groups
+        WHERE group_id=? AND prompt_index IS NOT NULL"""
+    if rewards:
+        db.execute(query, (sum(reward >= SUCCESS for reward in rewards), len(rewards), group_id))
 
 
 def read_checkpoint(db: sqlite3.Connection) -> int:
@@ -185,9 +196,11 @@ class Ledger(LedgerFile):
 
     # ---- moving groups ------------------------------------------------------------------------------------
 
-    def complete(self, group_id: int, samples: Sequence[Sample], data: bytes | None = None) -> None:
-        """Move a group: leased -> completed. The same transaction stores the samples, or `data`, their encoded form.
-        Raises SampleError: a sample cannot be stored."""
+    def complete(
+        self, group_id: int, samples: Sequence[Sample], data: bytes | None = None, rewards: Sequence[float] = ()
+    ) -> None:
+        """Move a group: leased -> completed. The same transaction stores the samples, or `data`, their encoded form, and the
+        result: the rewards of the group's trajectories. Raises SampleError: a sample cannot be stored."""
         if not samples:
             raise LedgerError(f"group {group_id} was completed with no samples; drop it with a reason instead")
         data = data or encode_group(samples)
@@ -197,6 +210,7 @@ class Ledger(LedgerFile):
             seq = self._move(db, group_id, State.COMPLETED)
             db.execute("UPDATE groups SET completed=?, tokens=? WHERE group_id=?", (seq, tokens, group_id))
             db.execute("INSERT OR REPLACE INTO payloads VALUES (?, ?)", (group_id, data))
+            record_result(db, group_id, rewards)
 
         self._check_recovered()
         self.commit(completed)
@@ -217,12 +231,14 @@ class Ledger(LedgerFile):
             forget(db, found, starts=not again)
         return found
 
-    def drop(self, group_id: int, reason: str) -> None:
-        """Move a group from any state except trained: -> dropped. The caller leases another group in its place."""
+    def drop(self, group_id: int, reason: str, rewards: Sequence[float] = ()) -> None:
+        """Move a group from any state except trained: -> dropped. The caller leases another group in its place. The same
+        transaction stores the result, as `complete` does."""
         with self._write() as db:
             self._move(db, group_id, State.DROPPED, reason=reason)
             db.execute("UPDATE groups SET train_step=NULL WHERE group_id=?", (group_id,))
             forget(db, [group_id])
+            record_result(db, group_id, rewards)
 
     # ---- training -----------------------------------------------------------------------------------------
 
@@ -334,6 +350,27 @@ class Ledger(LedgerFile):
         with self.transaction() as db:
             rows = db.execute(query, (step,)).fetchall()
         return Kept(Counter({version: count for version, count, _ in rows}), sum(tokens for *_, tokens in rows))
+
+    def results(self, prompts: Sequence[int]) -> list[tuple[int, int, int, int]]:
+        """Return (row, version, successes, trials) of each group of these prompt rows that has a result. The function that
+        `lease_new` asks for a place may call it, and `busy_prompts`."""
+        marks = ", ".join("?" * len(prompts))
+        query = f"""SELECT prompt_index, version, successes, trials FROM results
+            WHERE prompt_index IN ({marks}) ORDER BY prompt_index, group_id"""
+        with self._mutex, self.guard():
+            return self._db.execute(query, tuple(prompts)).fetchall()
+
+    def busy_prompts(self, version: int) -> set[int]:
+        """Return the prompt rows of the groups that are neither trained nor dropped, or whose version is at least `version`."""
+        query = "SELECT prompt_index FROM groups WHERE state IN ('waiting', 'leased', 'completed') OR version >= ?"
+        with self._mutex, self.guard():
+            return set(select_ids(self._db, query, version))
+
+    def prompts_with_results(self) -> int:
+        """Return the number of prompt rows with a result."""
+        with self.transaction() as db:
+            (found,) = db.execute("SELECT count(DISTINCT prompt_index) FROM results").fetchone()
+        return int(found)
 
     def counts(self) -> dict[State, int]:
         """Return the number of groups in each state."""

@@ -15,9 +15,11 @@ from __future__ import annotations
 import sqlite3
 import threading
 from collections.abc import Iterable, Sequence
+from functools import partial
 from pathlib import Path
 
 from agentrl.buffer.codec import decode_group
+from agentrl.buffer.difficulty import DifficultyOrder
 from agentrl.buffer.ledger import Ledger, LedgerLease
 from agentrl.buffer.local import SOURCE, copy_ledger
 from agentrl.buffer.store import TrajectoryStore
@@ -55,6 +57,9 @@ class GroupQueue(GroupStore):
         if self._placed is not None:
             ledger.bind(self._placed.identity())
         ledger.recover(checkpoint_step)
+        self._difficulty: DifficultyOrder | None = None
+        if self._placed is not None and self._placed.order and self._placed.prompt_order == "difficulty":
+            self._difficulty = DifficultyOrder(self._placed.order, ledger)
         self._replayed: set[int] = set()
         self._completed: dict[int, Group] = {}
         # The coordinator's thread and the driver call this queue; a user's source need not be thread-safe.
@@ -82,7 +87,8 @@ class GroupQueue(GroupStore):
 
     def _lease_new(self, n: int, version: int) -> list[LedgerLease]:
         if self._placed is not None:
-            return self.ledger.lease_new(n, version, self._placed.place)
+            chosen = self._difficulty and partial(self._difficulty.at, version=version)
+            return self.ledger.lease_new(n, version, chosen or self._placed.place)
         leases = self.ledger.lease_given(self.source.get_samples(n), version)
         # After the leases: a kill in between repeats prompts. In the other order it would lose prompts.
         self._save_source()
@@ -107,19 +113,25 @@ class GroupQueue(GroupStore):
     def insert_external(self, groups: Sequence[Group], version: int) -> list[int]:
         return [lease.group_id for lease in self.ledger.lease_given(groups, version)]
 
-    def complete(self, group_id: int, samples: Sequence[Sample], data: bytes | None = None) -> None:
+    def complete(
+        self, group_id: int, samples: Sequence[Sample], data: bytes | None = None, rewards: Sequence[float] = ()
+    ) -> None:
         """Store a finished group durably, then pass it to the source's `add_samples` if it is new."""
         if data and not samples:  # another process played the group
             samples = decode_group(data, f"group {group_id}")
-        self.ledger.complete(group_id, samples, data)
+        self.ledger.complete(group_id, samples, data, rewards)
+        if self._difficulty is not None:
+            self._difficulty.finished(rewards)
         if self._placed is None and group_id not in self._replayed:
             with self._alone:
                 self.source.add_samples([list(samples)])
         # A user's source may keep these samples and read them later, so they are not compacted.
         self._completed[group_id] = list(samples) if self._placed is None else _compact(samples)
 
-    def drop(self, group_id: int, reason: str, samples: Sequence[Sample] = ()) -> None:
-        self.ledger.drop(group_id, reason)
+    def drop(self, group_id: int, reason: str, samples: Sequence[Sample] = (), rewards: Sequence[float] = ()) -> None:
+        self.ledger.drop(group_id, reason, rewards)
+        if self._difficulty is not None:
+            self._difficulty.finished(rewards)
         if self.trajectories is not None:
             self.trajectories.drop(samples, reason)
         self._completed.pop(group_id, None)
@@ -144,6 +156,10 @@ class GroupQueue(GroupStore):
             for group_id in ids:
                 self._completed.pop(group_id, None)
         return groups
+
+    def figures(self) -> dict[str, float]:
+        """Return metrics of the draw by difficulty since the last call; none if prompts are drawn in another order."""
+        return {} if self._difficulty is None else self._difficulty.figures()
 
     def trained(self, group_ids: Iterable[int], step: int) -> None:
         """Record that training step `step` trained these groups."""

@@ -66,6 +66,17 @@ CREATE TABLE events (
 CREATE INDEX events_by_group ON events (group_id, seq);
 """
 
+_RESULTS = """
+CREATE TABLE IF NOT EXISTS results (
+    prompt_index INTEGER NOT NULL,
+    group_id     INTEGER NOT NULL,
+    version      INTEGER NOT NULL,
+    successes    INTEGER NOT NULL,
+    trials       INTEGER NOT NULL,
+    PRIMARY KEY (prompt_index, group_id)
+) WITHOUT ROWID"""
+"""Results of finished groups, by row of the prompt data. An earlier program's ledger of the same layout has none."""
+
 _FROM_2 = """
 ALTER TABLE groups RENAME COLUMN step TO version;
 DROP INDEX groups_by_step;
@@ -141,6 +152,7 @@ class LedgerFile:
                 raise LedgerError(
                     f"ledger {self.path} has layout {version}; this program reads layout {SCHEMA_VERSION}"
                 )
+            db.execute(_RESULTS)
             (found,) = db.execute("PRAGMA integrity_check(1)").fetchone()
             wrong = found if found != "ok" else ", ".join(what for (what,) in db.execute(_WRONG))
         if wrong:

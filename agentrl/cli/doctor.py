@@ -43,7 +43,7 @@ def command() -> int:
     from rich.table import Table
     from rich.text import Text
 
-    rows = [*_software(), *_gpus(), *_sandbox()]
+    rows = [*_software(), *_gpus(), *_sandbox(), *_machines()]
     table = Table(show_header=False, box=None, pad_edge=False)
     for column in ("", "", ""):
         table.add_column(column, overflow="fold")
@@ -99,11 +99,23 @@ def _sandbox() -> Iterator[DoctorResult]:
         yield DoctorResult("Python tool", "ok", f"gets sandbox {gets}: {_WHY[gets]}")
 
 
+def _machines() -> Iterator[DoctorResult]:
+    import anyio
+
+    from agentrl.sandbox import BubblewrapMachine, ContainerMachine
+
+    for name, kind in (("bubblewrap", BubblewrapMachine), ("container", ContainerMachine)):
+        refusal = anyio.run(kind.refusal)
+        advice = _REMEDIES[name] if refusal else ""
+        yield DoctorResult(f"machine {name}", "note" if refusal else "ok", refusal or "works", advice)
+
+
 _INSTALL = "Debian, Ubuntu: apt install bubblewrap; Fedora: dnf install bubblewrap"
 _REMEDIES = {
     "bubblewrap": "needs bwrap and user namespaces; containers often block these "
     "(Docker: --security-opt seccomp=unconfined), as does Ubuntu's "
     "kernel.apparmor_restrict_unprivileged_userns=1",
+    "container": "for the images of tasks, install Docker or Podman, and start its service",
     "landlock": "needs Linux 5.13 or newer with landlock among the kernel's security modules (lsm=...)",
 }
 _WHY = {

@@ -184,7 +184,8 @@ class _Leases:
                 self._leased.add(number)
             for sample in group:
                 sample.group_index = number
-            self._store.complete(number, group)
+            rewards = [s.get_reward_value(self._args.reward_key) for s in group if s.reward is not None]
+            self._store.complete(number, group, rewards=rewards)
             self._leased.remove(number)
         self.end(self._store.drop, "not returned by the rollout function")
 

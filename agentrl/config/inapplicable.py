@@ -32,9 +32,9 @@ _TRAINING = """algorithm.* train.* cluster.* allow_truncated_sampling - loss_typ
     hf_checkpoint rollout_num_gpus* start_timeout debug_rollout_only"""
 _EVALUATION = "eval_* n_samples_per_eval_prompt"
 _BATCHES = """num_rollout rollout_batch_size n_samples_per_prompt over_sampling_batch_size max_staleness stale_groups
-    partial_rollout mask_* dynamic_sampling_filter_path prompt_data prompt_data_check rollout_shuffle num_epoch
-    data_source_path buffer_filter_path ledger_retention ledger_dir log_interval use_tensorboard tensorboard_dir use_wandb wandb_*
-    metrics_sinks prometheus_*
+    partial_rollout mask_* dynamic_sampling_filter_path prompt_data prompt_data_check rollout_shuffle prompt_order
+    num_epoch data_source_path buffer_filter_path ledger_retention ledger_dir log_interval use_tensorboard tensorboard_dir
+    use_wandb wandb_* metrics_sinks prometheus_*
     save_debug_rollout_data dump_details opd_teacher_url eval_interval eval_before_train"""
 _PLAYING = """rollout.* rm_hub.* engine.* keep_trajectories update_weight* weight_sync_timeout rollout_num_gpus*
     colocate offload_* - num_rollout rollout_batch_size n_samples_per_prompt reward_key max_staleness rollout_temperature rollout_top_*

@@ -14,7 +14,7 @@ _MASK = (1 << 64) - 1
 _ROUNDS = 6
 
 
-def _mix(value: int) -> int:
+def mix(value: int) -> int:
     """The finaliser of splitmix64 (Steele, Lea and Flood 2014): 64 well-mixed bits from 64 bits."""
     value = (value + 0x9E3779B97F4A7C15) & _MASK
     value = ((value ^ (value >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
@@ -30,12 +30,12 @@ def permute(index: int, n: int, *, seed: int, epoch: int) -> int:
         raise IndexError(f"index {index} is outside range({n})")
     half = max(1, ((n - 1).bit_length() + 1) // 2)
     mask = (1 << half) - 1
-    base = _mix((_mix(seed & _MASK) + epoch) & _MASK)
-    keys = [_mix((base + i) & _MASK) for i in range(_ROUNDS)]
+    base = mix((mix(seed & _MASK) + epoch) & _MASK)
+    keys = [mix((base + i) & _MASK) for i in range(_ROUNDS)]
     while True:
         left, right = index >> half, index & mask
         for key in keys:
-            left, right = right, left ^ (_mix(right ^ key) & mask)
+            left, right = right, left ^ (mix(right ^ key) & mask)
         index = (left << half) | right
         if index < n:
             return index

@@ -38,6 +38,10 @@ class DataSettings(Settings):
     )
     apply_chat_template_kwargs: dict[str, JsonValue] = Field({}, description="Extra variables for the chat template.")
     rollout_shuffle: bool = Field(False, description="Shuffle the prompts anew in every epoch.")
+    prompt_order: Literal["passes", "difficulty"] = Field(
+        "passes",
+        description="Draw prompts in passes over the data, or by difficulty: prompts that succeed about half the time come more often.",
+    )
     num_epoch: int | None = Field(None, ge=1, description="Stop after this many passes over the prompts.")
     data_source_path: str | None = Field(None, description="Data source 'pkg.mod:Class': get_samples and add_samples.")
     buffer_filter_path: str | None = Field(

@@ -66,6 +66,7 @@ class RolloutDataSource:
         self.order: PromptOrder | None = None
         if self.dataset is not None:
             self.order = PromptOrder(len(self.dataset), args.rollout_seed, settings.rollout_shuffle, settings.num_epoch)
+        self.prompt_order = settings.prompt_order
         self._filter = load_buffer_filter(settings.buffer_filter_path)
 
     @property
@@ -80,7 +81,8 @@ class RolloutDataSource:
         return {
             "prompt_rows": self.order.rows,
             "rollout_shuffle": self.order.shuffle,
-            "rollout_seed": self.order.seed if self.order.shuffle else None,
+            "prompt_order": self.prompt_order,
+            "rollout_seed": self.order.seed if self.order.shuffle or self.prompt_order == "difficulty" else None,
         }
 
     def place(self, position: int) -> DataPosition | None:
@@ -115,8 +117,8 @@ class RolloutDataSource:
     def set_state(self, state: dict[str, Any]) -> None:
         """Take the values that `load` read."""
         for key, value in self.identity().items():
-            if state.get(key) != value:
-                raise DataError(f"the saved source has {key}={state.get(key)!r}, this run {value!r}; use the old value")
+            if state.get(key, value) != value:
+                raise DataError(f"the saved source has {key}={state[key]!r}, this run {value!r}; use the old value")
         self.position = int(state["position"])
 
     def save(self, path: str | Path) -> None:

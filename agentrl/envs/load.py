@@ -1,6 +1,8 @@
 """An environment class by its path, checked, and the arguments of its instances (`--env-args`)."""
 
 import difflib
+import functools
+import importlib
 import inspect
 from collections.abc import Mapping
 from typing import Any, get_args, get_type_hints
@@ -9,21 +11,28 @@ from pydantic import ConfigDict, TypeAdapter, ValidationError
 from pydantic.errors import PydanticUserError
 
 from agentrl.envs.base import Environment, WhenInterrupted
-from agentrl.errors import PluginError
-from agentrl.plugins import load_object
+from agentrl.errors import PluginError, install
+from agentrl.plugins import describe_error, load_object
 from agentrl.tools import Toolbox
 
 _ASYNC_METHODS = {"setup": 1, "teardown": 0, "reset": 1, "step": 1, "reward": 1, "close": 0}
 """And how many parameters each gets besides `cls` or `self`."""
 _KEYWORDS = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
 _ANY_CLASS = ConfigDict(arbitrary_types_allowed=True)
+SCHEMES = ("gymnasium", "harbor", "openenv", "verifiers")
+"""Adapters of other libraries: `SCHEME:NAME` is the class that `agentrl.adapters.SCHEME.environment(NAME)` returns."""
 
 
 def load_environment(path: str, *, what: str = "--env") -> type[Environment]:
-    """The environment class that `path` names (`package.module:Name` or `path/file.py:Name`). Raises PluginError:
-    nothing is there, it is no environment class, or the class is badly defined."""
-    found = load_object(path, what=what)
+    """Return the environment class that `path` names: `package.module:Name`, `path/file.py:Name` or `SCHEME:NAME`.
+
+    Raises:
+        PluginError: nothing is there, it is no environment class, the class is badly defined, or a scheme's library is
+            not installed.
+    """
     label = f"{what} {path!r}"
+    scheme, _, name = path.partition(":")
+    found = _of_scheme(scheme, name, label) if scheme in SCHEMES else load_object(path, what=what)
     if not (inspect.isclass(found) and issubclass(found, Environment)):
         kind, name = "class" if inspect.isclass(found) else type(found).__name__, getattr(found, "__name__", "")
         raise PluginError(f"{label}: expected a class that subclasses agentrl.Environment, got {kind} {name}".rstrip())
@@ -36,6 +45,23 @@ def load_environment(path: str, *, what: str = "--env") -> type[Environment]:
     except PluginError as error:
         raise PluginError(f"{label}: {error}") from error
     return found
+
+
+def _of_scheme(scheme: str, name: str, label: str) -> Any:
+    try:
+        return _adapted(scheme, name)
+    except ModuleNotFoundError as error:
+        raise PluginError(f"{label}: the package {error.name} is not installed; {install(scheme)}") from error
+    except Exception as error:
+        said = str(error) if isinstance(error, PluginError) else describe_error(error)
+        raise PluginError(f"{label}: {said}") from error
+
+
+@functools.cache
+def _adapted(scheme: str, name: str) -> Any:
+    if not name:
+        raise PluginError(f"expected {scheme}:NAME")
+    return importlib.import_module(f"agentrl.adapters.{scheme}").environment(name)
 
 
 def check_environment(cls: type[Environment]) -> None:

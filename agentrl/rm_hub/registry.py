@@ -32,7 +32,7 @@ class GraderSpec:
 
     Attributes:
         path: `module:name` of what `runs` says.
-        packages: packages of the extra `graders` without which no answer can be graded.
+        packages: packages without which no answer can be graded; of the extra `graders`, or of the grader's own extra.
         runs: "process": a `GraderFunction` in a worker process; "service": a `GraderService`; "async": a coroutine
             function of a `GraderFunction`'s form.
         reads: which text of a sample is graded: its final answer, or its whole response.
@@ -73,6 +73,9 @@ GRADERS: Mapping[str, GraderSpec] = {
         f"{_HUB}.ifbench:grade_ifbench", ("emoji", "langdetect", "punkt", "syllapy"), needs_label=False
     ),
     "tool_call": GraderSpec(f"{_HUB}.tool_call:grade_tool_call", reads="response", boxable=False, conversation=True),
+    "reasoning_gym": GraderSpec(
+        "agentrl.adapters.reasoning_gym:grade", ("reasoning_gym",), needs_label=False, boxable=False
+    ),
     "random": GraderSpec(f"{_HUB}.text:grade_random", needs_label=False, boxable=False),
     "code": GraderSpec(f"{_HUB}.code:CodeGrader", (), "service", needs_label=False, boxable=False),
     "llm_judge": GraderSpec(f"{_HUB}.llm_judge:LLMJudge", ("httpx",), "service", needs_label=False, boxable=False),

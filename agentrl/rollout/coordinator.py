@@ -270,6 +270,7 @@ class RolloutCoordinator:
         """Keep or drop the group of a lease. Without a result (`played` is None), give the group back."""
         lease, stats, number = flight.lease, flight.stats, flight.lease.group_id
         self._admission.ended(self._admission.size - flight.ended)
+        rewards = [row["reward"] for row in stats.offered if "reward" in row]
         keep = None if played is None else played.verdict.kept(scarce=self._admission.scarce)
         self._admission.finished(lease.version, keep=keep)
         if played is None:
@@ -278,12 +279,12 @@ class RolloutCoordinator:
             write = self._write(self._store.drop if drop else self._store.release, number, why)
             stats = stats.lose(why)
         elif keep:
-            write = self._write(self._store.complete, number, played.group, played.data)
+            write = self._write(self._store.complete, number, played.group, played.data, rewards)
             stats = replace(stats, tokens=stats.tokens.keep(played.trained))
         else:
             reason = played.verdict.reason or ""
             stats += RolloutStats(dropped=Counter([reason]))
-            write = self._write(self._store.drop, number, reason, played.group)
+            write = self._write(self._store.drop, number, reason, played.group, rewards)
             stats = stats.lose(reason)
         self._stats += stats
         self._ended += stats.tokens

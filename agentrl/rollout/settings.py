@@ -42,8 +42,8 @@ class RolloutSettings(Settings):
 
     env: str | dict[str, str] | None = Field(
         None,
-        description="The agent's environment: pkg.mod:Name or path/file.py:Name. Several: NAME=PATH for each, repeatable; "
-        "env_key names the one for a row. Without an environment, the model gives one answer per prompt.",
+        description="The agent's environment: pkg.mod:Name, path/file.py:Name or SCHEME:NAME (docs/ecosystem.md). Several: "
+        "NAME=PATH for each, repeatable; env_key names the one for a row. Without an environment, the model gives one answer per prompt.",
     )
     env_args: dict[str, JsonValue] = Field(
         default_factory=dict,

@@ -259,6 +259,7 @@ class LedgerRollouts(Rollouts):
         if groups and (template := self._settings.observability.save_debug_rollout_data):
             await to_thread.run_sync(save_rollout, template, step, groups)
         metrics = await to_thread.run_sync(rollout_metrics, groups, stats, self._settings.rollout, self._names)
+        metrics |= await to_thread.run_sync(self._queue.figures)
         metrics |= await self.generation.player.figures()
         before, self._played = self._played, time.monotonic()
         in_tools = sum(row["non_generation_seconds"] for row in stats.offered)

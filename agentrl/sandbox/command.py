@@ -7,35 +7,60 @@
 3. The command ends with this process, at its deadline and with a cancelled call.
 """
 
+import contextlib
+import math
 import os
 import shlex
 import shutil
+import signal
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from subprocess import DEVNULL, PIPE
+from typing import Any
 
 import anyio
-from anyio.abc import ByteReceiveStream
+from anyio.abc import ByteReceiveStream, ByteSendStream, Process
 
-from agentrl.errors import SettingsError
+from agentrl.errors import SettingsError, ungrouped
 from agentrl.sandbox.inside import bridge
-from agentrl.sandbox.limits import SandboxUnavailable
+from agentrl.sandbox.limits import SandboxFailure, SandboxUnavailable
 
-_SYSTEM = ("/usr", "/bin", "/sbin", "/lib", "/lib64", "/lib32", "/etc/alternatives", "/etc/ssl", "/etc/ld.so.cache")
+SYSTEM_PATHS = (
+    "/usr", "/bin", "/sbin", "/lib", "/lib64", "/lib32", "/etc/alternatives", "/etc/ssl", "/etc/ld.so.cache",
+)  # fmt: skip
 _INSIDE, _FOLDER, _HOME = "/run/agentrl", "/workspace", "/home/agent"
 _USER = "1000"
 """The user inside: an unprivileged one, also if the caller is root."""
+_TIMED_OUT = 124  # as of timeout(1)
 
 
 @dataclass(frozen=True, slots=True)
 class CommandResult:
-    """The end of a command: its exit status and the beginning of its output, as text."""
+    """The end of a command.
+
+    Attributes:
+        exit_code: exit status; 128 + N or -N after signal N, 124 if `timed_out`.
+        output: beginning of the standard output. `stdout` is the same as text.
+        errors: beginning of standard error. `stderr` is the same as text.
+        timed_out: the command was killed at its time limit.
+        truncated: an output was longer than its limit.
+    """
 
     exit_code: int
-    stdout: str
-    stderr: str
+    output: bytes
+    errors: bytes
+    timed_out: bool = False
+    truncated: bool = False
+
+    @property
+    def stdout(self) -> str:
+        return self.output.decode("utf-8", "replace")
+
+    @property
+    def stderr(self) -> str:
+        return self.errors.decode("utf-8", "replace")
 
 
 def split_command(command: str, values: Mapping[str, str]) -> list[str]:
@@ -52,19 +77,24 @@ def split_command(command: str, values: Mapping[str, str]) -> list[str]:
     return words
 
 
+def confined() -> list[str]:
+    """Return the start of a bubblewrap command line: namespaces of its own, and an unprivileged user. Raises
+    SandboxUnavailable: bubblewrap is not installed."""
+    binary = shutil.which("bwrap")
+    if binary is None:
+        raise SandboxUnavailable("the command bwrap is not installed (Debian, Ubuntu: apt install bubblewrap)")
+    line = [binary, "--unshare-all", "--die-with-parent", "--new-session", "--hostname", "sandbox"]
+    return [*line, "--unshare-user", "--uid", _USER, "--gid", _USER]
+
+
 def bubblewrapped(
     words: Sequence[str], folder: Path, *, readable: Sequence[str] = (), bridged: tuple[Path, int] | None = None
 ) -> list[str]:
     """Return the command line that runs `words` in a sandbox. It can change `folder` alone, which is `/workspace`
     inside, and read `readable` under their own names. `bridged`: a Unix socket, and the port of 127.0.0.1 at which the
     command reaches it. Raises SandboxUnavailable: bubblewrap is not installed."""
-    binary = shutil.which("bwrap")
-    if binary is None:
-        raise SandboxUnavailable("the command bwrap is not installed (Debian, Ubuntu: apt install bubblewrap)")
-    line = [binary, "--unshare-all", "--die-with-parent", "--new-session", "--hostname", "sandbox"]
-    line += ["--unshare-user", "--uid", _USER, "--gid", _USER]
-    line += ["--proc", "/proc", "--dev", "/dev", "--tmpfs", "/tmp", "--tmpfs", "/run", "--dir", _HOME]
-    for path in dict.fromkeys((*_SYSTEM, sys.base_prefix, *readable)):
+    line = [*confined(), "--proc", "/proc", "--dev", "/dev", "--tmpfs", "/tmp", "--tmpfs", "/run", "--dir", _HOME]
+    for path in dict.fromkeys((*SYSTEM_PATHS, sys.base_prefix, *readable)):
         if os.path.islink(path):
             line += ["--symlink", os.readlink(path), path]
         elif os.path.exists(path):
@@ -79,39 +109,81 @@ def bubblewrapped(
 
 
 async def run_command(
-    line: Sequence[str], environment: Mapping[str, str], folder: Path, *, most: int = 1 << 20
+    line: Sequence[str],
+    environment: Mapping[str, str],
+    folder: str | Path = "/",
+    *,
+    stdin: bytes | None = None,
+    seconds: float = math.inf,
+    most: int = 1 << 20,
+    user: int | None = None,
+    inherited: Sequence[int] = (),
+    started: Callable[[], Coroutine[Any, Any, None]] | None = None,
 ) -> CommandResult:
     """Run a command line in `folder` to its end, with no variables but those of `environment`; a cancelled call kills
-    it. Of each output the first `most` bytes are kept. Raises SandboxUnavailable: the command cannot be started."""
-    kept = [bytearray(), bytearray()]
+    it. Raises SandboxUnavailable: the command cannot be started.
+
+    Args:
+        seconds: time limit; then the command is killed.
+        most: number of bytes kept of each output. The rest is discarded.
+        user: user and group id of the command, if the caller is root.
+        inherited: file descriptors that the command gets.
+        started: is called when the process exists.
+    """
+    kept = bytearray(), bytearray()
+
+    async def feed(stream: ByteSendStream, data: bytes) -> None:
+        with contextlib.suppress(OSError, anyio.BrokenResourceError):  # the command may not read all
+            await stream.send(data)
+        await stream.aclose()
 
     async def read(stream: ByteReceiveStream, into: bytearray) -> None:
         async for chunk in stream:
-            into += chunk[: most - len(into)]
+            into += chunk[: most + 1 - len(into)]
 
+    groups: list[int] | None = None if user is None else []
     try:
-        process = await anyio.open_process(
-            line, stdin=DEVNULL, stdout=PIPE, stderr=PIPE, cwd=folder, env=dict(environment), start_new_session=True
-        )
+        with anyio.CancelScope(shield=True):  # a cancelled start would leave its pipes open
+            process = await anyio.open_process(
+                line, stdin=DEVNULL if stdin is None else PIPE, stdout=PIPE, stderr=PIPE, cwd=folder, env=dict(environment),
+                start_new_session=True, pass_fds=inherited, user=user, group=user, extra_groups=groups,
+            )  # fmt: skip
     except OSError as error:
         raise SandboxUnavailable(f"{line[0]} cannot be started: {error.strerror}") from error
     async with process:
         try:
-            async with anyio.create_task_group() as tasks:
-                for stream, into in zip((process.stdout, process.stderr), kept, strict=True):
-                    assert stream is not None
-                    tasks.start_soon(read, stream, into)
-                await process.wait()
+            with ungrouped(), anyio.move_on_after(seconds) as limit:
+                async with anyio.create_task_group() as tasks:
+                    if started is not None:
+                        tasks.start_soon(started)
+                    if process.stdin is not None:
+                        tasks.start_soon(feed, process.stdin, stdin or b"")
+                    for stream, into in zip((process.stdout, process.stderr), kept, strict=True):
+                        assert stream is not None
+                        tasks.start_soon(read, stream, into)
+                    await process.wait()
         except BaseException:
-            _kill(process.pid)
+            await _kill(process)
             raise
-    return CommandResult(process.returncode or 0, *(bytes(each).decode("utf-8", "replace") for each in kept))
+        if timed_out := limit.cancelled_caught:
+            await _kill(process)
+    output, errors = (bytes(each[:most]) for each in kept)
+    code = _TIMED_OUT if timed_out else process.returncode or 0
+    return CommandResult(code, output, errors, timed_out, truncated=max(map(len, kept)) > most)
 
 
-def _kill(group: int) -> None:
-    import signal
+async def call(*line: str, user: int | None = None, seconds: float = math.inf) -> str:
+    """Run a program of the host, with the caller's variables. Returns the last line of its output. Raises SandboxFailure:
+    it failed, or did not end within `seconds`."""
+    result = await run_command(line, os.environ, seconds=seconds, user=user)
+    if result.exit_code:
+        said = f"no answer within {seconds:g} s" if result.timed_out else result.stderr[-1000:].strip()
+        raise SandboxFailure(f"{' '.join(line[:2])}: {said or f'exit status {result.exit_code}'}")
+    return result.stdout.strip().rpartition("\n")[2]
 
-    try:
-        os.killpg(group, signal.SIGKILL)
-    except ProcessLookupError:
-        return
+
+async def _kill(process: Process) -> None:
+    with anyio.CancelScope(shield=True):
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        await process.wait()

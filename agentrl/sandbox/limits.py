@@ -55,14 +55,40 @@ class SandboxLimits:
     output_bytes: int = 65536
 
     def __post_init__(self) -> None:
-        for field in fields(self):
-            value = getattr(self, field.name)
-            kinds, kind = ((int,), "whole number") if field.type is int else ((int, float), "number")
-            most = 8 << 20 if field.name == "output_bytes" else 1 << 30  # the answer must fit into a message
-            if isinstance(value, bool) or not isinstance(value, kinds) or not 0 < value <= most:
-                raise SettingsError(
-                    f"sandbox limit {field.name}: expected a positive {kind}, at most {most}, got {value!r}"
-                )
+        _check(self)
+
+
+@dataclass(frozen=True, slots=True)
+class MachineLimits:
+    """Limits of a machine.
+
+    Attributes:
+        seconds: time of one command; then all its processes are killed.
+        memory_mb: under bubblewrap, the address space of one process; in a container, the memory of all processes.
+        processes: processes and threads at once.
+        file_mb: size of one file. The sum of all files has no limit.
+        output_bytes: number of bytes kept of a command's standard output, and of its standard error. At most 8 MiB.
+    """
+
+    seconds: float = 600.0
+    memory_mb: int = 4096
+    processes: int = 256
+    file_mb: int = 1024
+    output_bytes: int = 1 << 20
+
+    def __post_init__(self) -> None:
+        _check(self)
+
+
+def _check(limits: SandboxLimits | MachineLimits) -> None:
+    for field in fields(limits):
+        value = getattr(limits, field.name)
+        kinds, kind = ((int,), "whole number") if field.type is int else ((int, float), "number")
+        most = 8 << 20 if field.name == "output_bytes" else 1 << 30  # the answer must fit into a message
+        if isinstance(value, bool) or not isinstance(value, kinds) or not 0 < value <= most:
+            raise SettingsError(
+                f"sandbox limit {field.name}: expected a positive {kind}, at most {most}, got {value!r}"
+            )
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,6 +2,7 @@
 asked for. Those in blocks of float8, as DeepSeek's are published, are multiplied out."""
 
 import functools
+import itertools
 import json
 import shutil
 from collections import Counter
@@ -19,6 +20,8 @@ from agentrl.train.checkpoints import whole_folder
 
 _SCALE = "_scale_inv"
 """The ending of the name of a float8 weight's scales."""
+_VISION = "model.visual."
+"""The beginning of the names of weights for images; no trainer changes these weights."""
 _WEIGHT_SUFFIXES = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".msgpack", ".h5", INDEX)
 
 
@@ -82,10 +85,12 @@ def write(
     path: str | Path, tensors: Iterable[tuple[str, torch.Tensor]], *, source: HFFolder, max_shard_bytes: int = 4 << 30
 ) -> None:
     """Write a whole model folder atomically, replacing one of the same name: config and tokenizer files are the
-    `source`'s. Each tensor is moved to the CPU as it comes; a weight file does not grow past `max_shard_bytes`."""
+    `source`'s, and so are weights for images. Each tensor is moved to the CPU as it comes; a weight file does not grow past `max_shard_bytes`."""
     with whole_folder(Path(path)) as partial:
         copy_rest(source.path, partial)
-        stored = _write_weights(partial, tensors, max_shard_bytes)
+        seeing = [name for name in source.files if name.startswith(_VISION)] if "vision_config" in source.config else []
+        every = itertools.chain(tensors, ((name, source.tensor(name)) for name in seeing))
+        stored = _write_weights(partial, every, max_shard_bytes)
         config = dict(source.config)
         for key in ("dtype", "torch_dtype"):
             if key in config and stored:

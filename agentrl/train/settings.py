@@ -295,7 +295,9 @@ class TrainSettings(Settings):
         rest, others = layers - sum(own.values()), stages - len(own)
         if rest < others or (rest % others if others > 0 else rest or others):
             less = "".join(f", less {size} of --{name.replace('_', '-')}," for name, size in own.items())
-            raise TrainError(f"--pipeline-model-parallel-size {stages} does not divide the model's {layers} layers{less}")
+            raise TrainError(
+                f"--pipeline-model-parallel-size {stages} does not divide the model's {layers} layers{less}"
+            )
         sizes = [rest // others] * others if others else []
         first, last = (getattr(self, f"decoder_{end}_pipeline_num_layers") for end in ("first", "last"))
         return [*([first] if first else []), *sizes, *([last] if last else [])]

@@ -31,6 +31,7 @@ from agentrl.algorithms.settings import AlgorithmSettings
 from agentrl.engine.weights import TensorSpec, WeightGroup
 from agentrl.errors import CheckpointError, TrainError
 from agentrl.lora import write_adapter
+from agentrl.modelfolder import text_config
 from agentrl.numerics.offload import OffloadedTensors
 from agentrl.numerics.weight_group import WeightSender
 from agentrl.runfolder import CRITIC, MANIFEST
@@ -170,7 +171,8 @@ class TrainBackend(ABC):
 
     def _critic_folder(self) -> HFFolder:
         folder = self.opened(self.settings.critic_load) if self.settings.critic_load else self.folder
-        if (theirs := folder.config.get("vocab_size")) != (ours := self.folder.config.get("vocab_size")):
+        theirs, ours = (text_config(each.config).get("vocab_size") for each in (folder, self.folder))
+        if theirs != ours:
             raise TrainError(
                 f"critic_load {folder.path} has a vocabulary of {theirs}, hf_checkpoint {self.folder.path} one of {ours}; "
                 "both must read the same tokens"

@@ -14,7 +14,7 @@ from agentrl.algorithms.registry import ESTIMATORS
 from tests.algorithms.test_returns import inputs
 from tests.algorithms.views import view
 
-GROUP_ESTIMATORS = ("grpo", "gspo", "cispo", "rloo", "reinforce_plus_plus_baseline")
+GROUP_ESTIMATORS = ("grpo", "gspo", "cispo", "sapo", "dppo", "gmpo", "rloo", "reinforce_plus_plus_baseline")
 REWARDED = [name for name, algorithm in ESTIMATORS.items() if algorithm.needs_rewards]
 
 
@@ -99,6 +99,9 @@ def test_which_of_them_compare_trajectories_of_a_prompt() -> None:
         ("reinforce_plus_plus", {"lambd": 0.9}, "lambd 0.9 has no effect"),
         ("gspo", {"value_clip": 0.5}, "value_clip 0.5 has no effect with gspo"),
         ("cispo", {"eps_clip_c": 3.0}, "eps_clip_c 3.0 has no effect with cispo"),
+        ("sapo", {"eps_clip": 0.3}, "eps_clip 0.3 has no effect with sapo"),
+        ("gmpo", {"eps_clip_high": 0.3}, "eps_clip_high 0.3 has no effect with gmpo"),
+        ("grpo", {"dppo_threshold": 0.3}, "dppo_threshold 0.3 has no effect with grpo"),
         ("gspo", {"eps_clip": 1.0}, "use less than 1"),
         ("ppo", {"use_unbiased_kl": True}, "set use_kl_loss"),
     ],
@@ -131,6 +134,29 @@ def test_cispo_keeps_the_gradient_of_tokens_it_clips() -> None:
     assert got.stats["pg_clipfrac"].tolist() == [0, 0, 1]
     bounded = algorithm_of(settings("cispo", eps_clip=0.2)).token_loss(seen)
     assert torch.autograd.grad(bounded.loss.sum(), new)[0].tolist() == pytest.approx([-0.8, -1.0, -1.2])
+
+
+def test_at_ratio_1_gates_masks_and_means_are_the_policy_gradient() -> None:
+    old = torch.tensor([-0.5, -2.0, -3.0], dtype=torch.float64)
+    advantages = torch.tensor([1.0, -2.0, 0.5], dtype=torch.float64)
+    for name in ("grpo", "sapo", "dppo", "gmpo"):
+        new = old.clone().requires_grad_()
+        seen = view(new, old_log_probs=old, advantages=advantages, sample_ids=torch.arange(3), num_samples=3)
+        got = algorithm_of(settings(name)).token_loss(seen)
+        (gradient,) = torch.autograd.grad(got.loss.sum(), new)
+        assert gradient.tolist() == pytest.approx((-advantages).tolist()), name
+
+
+def test_dppo_masks_large_moves_of_probability_and_not_of_rare_tokens() -> None:
+    old = torch.tensor([0.001, 0.4, 0.4, 0.9], dtype=torch.float64)
+    new = torch.tensor([0.004, 0.6, 0.2, 0.5], dtype=torch.float64).log().requires_grad_()
+    advantages = torch.tensor([1.0, 1.0, 1.0, -1.0], dtype=torch.float64)
+    seen = view(new, old_log_probs=old.log(), advantages=advantages)
+    got = algorithm_of(settings("dppo")).token_loss(seen)
+    assert got.stats["pg_clipfrac"].tolist() == [0, 1, 0, 1]
+    assert got.stats["dppo_divergence"].tolist() == pytest.approx([0.003, 0.2, 0.2, 0.4])
+    (gradient,) = torch.autograd.grad(got.loss.sum(), new)
+    assert gradient.tolist() == pytest.approx([-4.0, 0.0, -0.5, 0.0])
 
 
 @pytest.mark.parametrize("name", ESTIMATORS)

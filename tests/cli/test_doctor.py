@@ -16,14 +16,24 @@ def doctor(**environment: str) -> subprocess.CompletedProcess[str]:
 
 def rows(text: str) -> dict[str, str]:
     """What a row's name says: its state and what was found."""
-    names = ("Python tool", "sandbox bubblewrap", "sandbox landlock", "command bwrap", "torch")
+    names = (
+        "Python tool",
+        "machine bubblewrap",
+        "machine container",
+        "sandbox bubblewrap",
+        "sandbox landlock",
+        "command bwrap",
+        "torch",
+    )
     return {n: line[len(n) :].strip() for n in names for line in text.splitlines() if line.startswith(n)}
 
 
 def test_it_says_which_sandbox_and_why() -> None:
     done = doctor()
     found = rows(done.stdout)
-    assert set(found) == {"Python tool", "sandbox bubblewrap", "sandbox landlock", "command bwrap", "torch"}
+    sandboxes = {"sandbox bubblewrap", "sandbox landlock", "machine bubblewrap", "machine container"}
+    assert set(found) == {"Python tool", *sandboxes, "command bwrap", "torch"}
+    assert found["machine bubblewrap"][:2] == found["sandbox bubblewrap"][:2]
     works = [name for name in ("bubblewrap", "landlock") if found[f"sandbox {name}"].startswith("ok")]
     assert done.returncode == (0 if works else 1)
     if works:
@@ -36,6 +46,8 @@ def test_without_bubblewrap_it_says_how_to_get_it(tmp_path: Path) -> None:
     found = rows(done.stdout)
     assert found["command bwrap"].startswith("note")
     assert found["sandbox bubblewrap"].startswith("note")
+    assert found["machine bubblewrap"].startswith("note")
+    assert found["machine container"].startswith("note")
     assert "apt install bubblewrap" in done.stdout
     if done.returncode == 0:
         assert "landlock" in found["Python tool"]

@@ -134,7 +134,7 @@ def _experts(said: dict[str, str]) -> dict[str, Any]:
     if "--num-experts" not in said:
         return {}
     experts, ffn = int(said["--num-experts"]), int(said["--moe-ffn-hidden-size"])
-    common = {
+    common: dict[str, Any] = {
         "moe_intermediate_size": ffn,
         "num_experts_per_tok": int(said["--moe-router-topk"]),
         "norm_topk_prob": True,
@@ -157,8 +157,10 @@ def _experts(said: dict[str, str]) -> dict[str, Any]:
         "qk_nope_head_dim": "qk-head-dim",
         "qk_rope_head_dim": "qk-pos-emb-head-dim",
     }
-    latent = {name: int(said[f"--{flag}"]) for name, flag in {**heads, "v_head_dim": "v-head-dim"}.items()}
-    latent["q_lora_rank"] = int(said["--q-lora-rank"]) if "--q-lora-rank" in said else None  # type: ignore[assignment]
+    latent: dict[str, Any] = {
+        name: int(said[f"--{flag}"]) for name, flag in {**heads, "v_head_dim": "v-head-dim"}.items()
+    }
+    latent["q_lora_rank"] = int(said["--q-lora-rank"]) if "--q-lora-rank" in said else None
     factor = float(said.get("--rotary-scaling-factor", 1))
     yarn = {"rope_type": "yarn", "factor": factor, "original_max_position_embeddings": 4096}
     scaled = {"rope_scaling": {**yarn, "mscale": 1.0, "mscale_all_dim": 1.0}} if factor != 1 else {}

@@ -17,24 +17,26 @@ from tests.support.real_shapes import real_folder, real_shapes
 NO_FAMILY, IMAGES = "expected a model_type among", "has parts for more than text"
 STATES, UNKNOWN = "samples are packed, and it has layers", "transformers makes no causal language model of it"
 REFUSED = {
-    "Qwen3.5-27B": (NO_FAMILY, IMAGES),
-    "Qwen3.5-35B-A3B": (NO_FAMILY, IMAGES),
+    "Qwen3.5-27B": (NO_FAMILY, ""),
+    "Qwen3.5-35B-A3B": (NO_FAMILY, ""),
     "MiMo-7B-Base": (NO_FAMILY, UNKNOWN),
     "DeepSeek-V3.2": (NO_FAMILY, STATES),
     "gemma-4-26B-A4B": (NO_FAMILY, IMAGES),
     "Llama-4-Scout-17B-16E-Instruct": (NO_FAMILY, IMAGES),
     "Mixtral-8x7B-v0.1": (NO_FAMILY, ""),
+    "Kimi-K2-Instruct": ("", UNKNOWN),
+    "Kimi-K2-Thinking": ("", UNKNOWN),
     "Kimi-K2.5": (NO_FAMILY, IMAGES),
     "gpt-oss-20b": (NO_FAMILY, "is quantised"),
     "GLM-5": (NO_FAMILY, STATES),
     "MiniMax-M2.5": (NO_FAMILY, ""),
-    "Qwen3-Next-80B-A3B": (NO_FAMILY, STATES),
+    "Qwen3-Next-80B-A3B": (NO_FAMILY, ""),
     "gemma-3-1b-it": (NO_FAMILY, ""),
 }
 """What Megatron and FSDP2 say of a model that one of them does not train; empty where it does."""
 TRAINED = [
     *("Qwen2.5-0.5B-Instruct", "Qwen3-8B", "Qwen3-30B-A3B", "GLM-4-9B-0414", "GLM-4.7", "GLM-4.7-Flash", "DeepSeek-V3"),
-    *("Kimi-K2-Instruct", "Kimi-K2-Thinking", "Moonlight-16B-A3B", "Meta-Llama-3.1-8B", "Mistral-7B-v0.3"),
+    *("Moonlight-16B-A3B", "Meta-Llama-3.1-8B", "Mistral-7B-v0.3"),
 ]
 
 

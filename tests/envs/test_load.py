@@ -1,6 +1,8 @@
 """Loading an environment by path, and the errors for what is not one."""
 
+import sys
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
@@ -73,6 +75,48 @@ def test_not_found(path: str, message: str) -> None:
 
     with pytest.raises(PluginError, match=message):
         load_environment(path)
+
+
+class Guess(Environment):
+    pass
+
+
+@pytest.fixture
+def adapter(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    """An adapter in the place of harbor's, whose environments are called by their names."""
+    module = ModuleType("agentrl.adapters.harbor")
+    vars(module)["environment"] = lambda name: type(name, (Guess,), {})
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    return module
+
+
+def test_a_scheme_names_an_adapter_and_each_name_has_one_class(adapter: ModuleType) -> None:
+    found = load_environment("harbor:stub_one")
+    assert (found.__name__, found.__base__) == ("stub_one", Guess)
+    assert load_environment("harbor:stub_one", what="--env a") is found
+    assert load_environment("harbor:stub_two") is not found
+
+
+@pytest.mark.parametrize(
+    ("raises", "message"),
+    [
+        (
+            ModuleNotFoundError("no", name="lib"),
+            r"the package lib is not installed; pip install 'agentrl-sdk\[harbor\]'$",
+        ),
+        (PluginError("no such folder"), "no such folder$"),
+        (KeyError("task"), r"KeyError: 'task' at .*test_load\.py:\d+ in fail$"),
+    ],
+)
+def test_a_scheme_that_has_no_such_environment(adapter: ModuleType, raises: Exception, message: str) -> None:
+    def fail(name: str) -> type[Environment]:
+        raise raises
+
+    vars(adapter)["environment"] = fail
+    with pytest.raises(PluginError, match=f"^--env 'harbor:none': {message}"):
+        load_environment("harbor:none")
+    with pytest.raises(PluginError, match=r"^--env 'harbor:': expected harbor:NAME$"):
+        load_environment("harbor:")
 
 
 def test_a_file_that_does_not_import(tmp_path: Path) -> None:

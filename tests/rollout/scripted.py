@@ -114,6 +114,7 @@ class Store:
         self.fate: dict[int, str] = {}
         self.released: dict[int, str] = {}
         self.completed: dict[int, list[Sample]] = {}
+        self.rewards: dict[int, Sequence[float]] = {}
         self.versions: dict[int, int] = {}
         self.leases: list[int] = []
         self.batches: dict[int, list[int]] = {}
@@ -134,12 +135,14 @@ class Store:
     def insert_external(self, groups: Sequence[list[Sample]], version: int) -> list[int]:
         raise NotImplementedError
 
-    def complete(self, group_id: int, samples: Sequence[Sample], data: bytes | None = None) -> None:
+    def complete(
+        self, group_id: int, samples: Sequence[Sample], data: bytes | None = None, rewards: Sequence[float] = ()
+    ) -> None:
         self.fate[group_id] = "completed"
-        self.completed[group_id] = list(samples)
+        self.completed[group_id], self.rewards[group_id] = list(samples), rewards
 
-    def drop(self, group_id: int, reason: str, samples: Sequence[Sample] = ()) -> None:
-        self.fate[group_id] = f"dropped:{reason}"
+    def drop(self, group_id: int, reason: str, samples: Sequence[Sample] = (), rewards: Sequence[float] = ()) -> None:
+        self.fate[group_id], self.rewards[group_id] = f"dropped:{reason}", rewards
 
     def release(self, group_id: int, reason: str) -> None:
         self.fate[group_id], self.released[group_id] = "released", reason

@@ -140,7 +140,9 @@ async def test_a_partial_rollout_holds_the_engines_between_batches_and_keeps_wha
 class Compact(Store):
     """Gives samples as the ledger does: with arrays in place of lists."""
 
-    def complete(self, group_id: int, samples: Sequence[Sample], data: bytes | None = None) -> None:
+    def complete(
+        self, group_id: int, samples: Sequence[Sample], data: bytes | None = None, rewards: Sequence[float] = ()
+    ) -> None:
         super().complete(group_id, [sample.compact() for sample in samples])
 
 

@@ -219,9 +219,19 @@ async def test_a_filter_that_raises_leaves_no_group_leased(chat: Chat) -> None:
     assert set(store.fate.values()) == {"released"}
 
 
+async def test_the_store_gets_the_rewards_of_kept_and_of_dropped_groups(chat: Chat) -> None:
+    store = Store()
+    loop, _ = build(chat, [f"hello{END}"], store=store, group_filter=lambda args, samples: samples[0].group_index != 1)
+    await loop.run(0)
+    assert store.fate[1] == "dropped:filtered"
+    assert {number: sorted(rewards) for number, rewards in store.rewards.items()} == {key: [0, 1] for key in range(4)}
+
+
 async def test_a_store_that_fails_ends_the_batch_with_its_error(chat: Chat) -> None:
     class Full(Store):
-        def complete(self, group_id: int, samples: Sequence[Sample], data: bytes | None = None) -> None:
+        def complete(
+            self, group_id: int, samples: Sequence[Sample], data: bytes | None = None, rewards: Sequence[float] = ()
+        ) -> None:
             raise LedgerError("the disk is full")
 
     loop, _ = build(chat, [f"hello{END}"], store=Full())

@@ -364,7 +364,12 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
     make_tiny_model(folder / "untied", tie_word_embeddings=False)
     make_tiny_model(folder / "grouped", "deepseek_v3")
     changes: dict[str, dict[str, Any]] = {
-        "linear": {"model_type": "qwen3_next", "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16},
+        "linear": {
+            "model_type": "minimax",
+            "num_local_experts": 4,
+            "num_experts_per_tok": 2,
+            "layer_types": ["linear_attention", "full_attention"],
+        },
         "biased": {"attention_bias": True},
         "grouped": {"n_group": 2, "topk_group": 2, "num_experts_per_tok": 2},
     }
@@ -383,7 +388,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ("linear", "fsdp", "linear cannot be trained with fsdp: samples are packed, and it has"),
         ("grouped", "megatron", "deepseek_v3 models with topk_group=2 cannot be trained with megatron yet"),
         ("biased", "megatron", "qwen3 models with attention_bias=True cannot be trained with megatron yet"),
-        ("linear", "megatron", "config.json says 'qwen3_next'"),
+        ("linear", "megatron", "config.json says 'minimax'"),
     ],
 )
 def test_a_model_that_cannot_be_trained_is_refused_by_its_config(
@@ -397,7 +402,7 @@ def test_a_model_that_the_engine_does_not_serve_is_refused_by_its_config(
     here: RunKit, models: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     said = refused(["rollout", *here.arguments(hf_checkpoint=models / "linear"), "--dry-run"], capsys)
-    assert "the embedded engine serves causal attention and its windows only" in said
+    assert "the embedded engine serves causal attention, its windows, gated delta nets" in said
 
 
 @pytest.mark.parametrize("backend", ["fsdp", "megatron"])

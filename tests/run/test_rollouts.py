@@ -18,6 +18,7 @@ from agentrl.config import RunSettings
 from agentrl.data.user_source import load_source
 from agentrl.engine.transport import Headers, HttpTransport, Reply, Sink
 from agentrl.errors import EnvFailure
+from agentrl.groups import group_id
 from agentrl.observability.metrics import read_metrics
 from agentrl.rollout.functions import GenerateFunction
 from agentrl.rollout.worker import RolloutWorker
@@ -187,6 +188,33 @@ async def test_what_is_left_of_the_data_is_no_batch(kit: RunKit) -> None:
         with Ledger(folder.ledger) as ledger:
             ledger.recover(0)
             assert ledger.counts()[State.TRAINED] == 3
+
+
+async def test_prompts_are_drawn_by_the_results_in_the_ledger_also_after_a_restart(kit: RunKit) -> None:
+    """Groups of even numbers are kept; each group has a result."""
+    code = "def keep(args, samples):\n    return samples[0].group_index % 2 == 0\n"
+    (kit.folder / "keep_even.py").write_text(code)
+    chosen = {"prompt_order": "difficulty", "dynamic_sampling_filter_path": f"{kit.folder}/keep_even.py:keep"}
+    found = []
+    for ends in ((4,), (2, 4)):
+        s, first = settings(kit, **chosen), 0
+        with open_folder(s) as folder:
+            for end in ends:
+                life = LedgerRollouts.open(s, folder, ["http://a"], first - 1 if first else None, Engines({"a": 2048}))
+                async with life as rollouts:
+                    for step in range(first, end):
+                        groups, metrics, _ = await rollouts.play(step)
+                        assert metrics["prompts/equal_rewards"] == 1
+                        await rollouts.trained([group_id(group) for group in groups], step)
+                        await rollouts.updated(step + 1)
+                    await rollouts.checkpointed(end - 1)
+                first = end
+            with Ledger(folder.ledger) as ledger, ledger.transaction() as db:
+                found.append(db.execute("SELECT group_id, prompt_index, state FROM groups").fetchall())
+                results = db.execute("SELECT group_id FROM results ORDER BY group_id").fetchall()
+        assert [number for (number,) in results] == list(range(len(found[-1])))
+        assert metrics["prompts/seen"] == len({row for _, row, _ in found[-1]}) / 5
+    assert found[0] == found[1]
 
 
 @pytest.mark.parametrize(

@@ -29,7 +29,19 @@ Arch = Literal[
     "deepseek_v3",
     "glm4_moe_lite",
 ]
-NoTable = Literal["gemma3_text", "granite", "smollm3", "gpt_oss"]
+NoTable = Literal[
+    "gemma3_text",
+    "gemma4_text",
+    "granite",
+    "smollm3",
+    "gpt_oss",
+    "qwen3_next",
+    "qwen3_5_text",
+    "qwen3_5_moe_text",
+    "lfm2",
+    "lfm2_moe",
+    "minimax_m2",
+]
 """Families of transformers that megatron has no table for."""
 
 _EXPERTS: dict[str, Any] = {"moe_intermediate_size": 48, "num_experts_per_tok": 2}
@@ -45,17 +57,41 @@ _LATENT: dict[str, Any] = {
     "n_routed_experts": 8,
     "num_experts_per_tok": 4,
 }
+_LINEAR: dict[str, Any] = {
+    "layer_types": ["linear_attention", "full_attention"],
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 16,
+    "linear_value_head_dim": 16,
+    "rms_norm_eps": 1e-3,  # the norm of a head whose output is nearly zero would multiply rounding by 1000
+}
+_SHARED: dict[str, Any] = {"num_experts": 4, "shared_expert_intermediate_size": 64, **_EXPERTS}
+_CONV: dict[str, Any] = {"layer_types": ["conv", "full_attention"], "conv_L_cache": 3}
 _MORE: dict[str, dict[str, Any]] = {
     "mistral": {"sliding_window": None},
     "glm": {"attention_bias": True},
     "glm4": {"attention_bias": False},
-    "qwen2_moe": {"num_experts": 4, "shared_expert_intermediate_size": 64, **_EXPERTS},
+    "qwen2_moe": _SHARED,
     "qwen3_moe": {"num_experts": 4, "norm_topk_prob": True, "mlp_only_layers": [0], **_EXPERTS},
     "gemma3_text": {"sliding_window": 8, "layer_types": ["sliding_attention", "full_attention"]},
+    "gemma4_text": {
+        "sliding_window": 8,
+        "layer_types": ["sliding_attention", "full_attention"],
+        "global_head_dim": 32,
+        "vocab_size_per_layer_input": 512,
+        "hidden_size_per_layer_input": 16,
+        "num_kv_shared_layers": 0,
+    },
     "gpt_oss": {"sliding_window": 8, "num_local_experts": 4, "num_experts_per_tok": 2},
     "glm4_moe": {"n_routed_experts": 4, "use_qk_norm": True, "attention_bias": True, **_EXPERTS},
     "deepseek_v3": _LATENT | {"first_k_dense_replace": 1, "n_group": 4, "topk_group": 2},
     "glm4_moe_lite": _LATENT,
+    "qwen3_next": _LINEAR | _SHARED,
+    "qwen3_5_text": _LINEAR,
+    "qwen3_5_moe_text": _LINEAR | _SHARED,
+    "minimax_m2": {"num_local_experts": 4, "num_experts_per_tok": 2, "rotary_dim": 8},
+    "lfm2": _CONV,
+    "lfm2_moe": _CONV | _EXPERTS | {"num_experts": 4, "num_dense_layers": 1},
 }
 """What a family's config has beside the sizes that all have."""
 

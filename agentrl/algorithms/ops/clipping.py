@@ -1,4 +1,6 @@
-"""Losses that clip: the policy gradient, that with a clipped weight, and a critic's."""
+"""Losses that clip, gate or mask: the policy gradient in several forms, and a critic's."""
+
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -11,10 +13,11 @@ MAX_LOG_RATIO = 20.0
 
 def ratio_of(log_probs: Tensor, old_log_probs: Tensor) -> Tensor:
     """exp(log_probs - old_log_probs), with gradient in the first; the difference is bounded by `MAX_LOG_RATIO`."""
-    return _log_ratio(log_probs, old_log_probs).exp()
+    return log_ratio_of(log_probs, old_log_probs).exp()
 
 
-def _log_ratio(log_probs: Tensor, old_log_probs: Tensor) -> Tensor:
+def log_ratio_of(log_probs: Tensor, old_log_probs: Tensor) -> Tensor:
+    """log_probs - old_log_probs, with gradient in the first, bounded by `MAX_LOG_RATIO`."""
     return (log_probs - old_log_probs.detach()).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
 
 
@@ -38,7 +41,7 @@ def policy_loss(
     force); each marks tokens without a gradient.
     """
     high = eps_clip if eps_clip_high is None else eps_clip_high
-    log_ratio = _log_ratio(log_probs, old_log_probs)
+    log_ratio = log_ratio_of(log_probs, old_log_probs)
     ratio = log_ratio.exp()
     unclipped = -ratio * advantages
     clipped = -ratio.clamp(1 - eps_clip, 1 + high) * advantages
@@ -68,11 +71,52 @@ def clipped_weight_loss(
     """CISPO's loss [N] per token: -clip(ratio, 1 - eps_clip, 1 + eps_clip_high) * A * log_probs, the weight detached.
     The statistics are `ratio`, `ppo_kl` and `pg_clipfrac` (1 where the weight is a bound; the token has a gradient
     nevertheless)."""
-    log_ratio = _log_ratio(log_probs.detach(), old_log_probs)
+    log_ratio = log_ratio_of(log_probs.detach(), old_log_probs)
     ratio = log_ratio.exp()
     weight = ratio.clamp(max(1 - eps_clip, 0.0), 1 + eps_clip_high)
     hit = (weight != ratio).to(ratio.dtype)
     return TokenLoss(-weight * advantages * log_probs, {"ratio": ratio, "ppo_kl": -log_ratio, "pg_clipfrac": hit})
+
+
+def soft_gate_loss(
+    log_probs: Tensor, old_log_probs: Tensor, advantages: Tensor, *, positive: float, negative: float
+) -> TokenLoss:
+    """SAPO's loss [N] per token (arXiv:2511.20347): -sigmoid(tau * (ratio - 1)) * 4 / tau * A, with tau `positive` for A > 0
+    and `negative` otherwise. The statistics are `ratio`, `ppo_kl` and `sapo_gate`: 4 p (1 - p) with the sigmoid p, the
+    factor by which the gradient is that of -ratio * A."""
+    log_ratio = log_ratio_of(log_probs, old_log_probs)
+    ratio = log_ratio.exp()
+    tau = torch.where(advantages > 0, positive, negative).to(ratio.dtype)
+    gate = torch.sigmoid(tau * (ratio - 1))
+    held = gate.detach()
+    stats = {"ratio": ratio.detach(), "ppo_kl": -log_ratio.detach(), "sapo_gate": 4 * held * (1 - held)}
+    return TokenLoss(-gate * 4 / tau * advantages, stats)
+
+
+def divergence_masked_loss(
+    log_probs: Tensor, old_log_probs: Tensor, advantages: Tensor, *, kind: Literal["tv", "kl"], threshold: float
+) -> TokenLoss:
+    """DPPO's loss [N] per token (arXiv:2602.04879): -ratio * A, and 0 where the token moved away from the old policy in the
+    direction of its advantage (ratio above 1 and A > 0, or below 1 and A < 0) with a divergence above `threshold`.
+
+    With p and q the old and new probability of the token, the divergence is |p - q| (`tv`, total variation), or
+    p log(p / q) + (1 - p) log((1 - p) / (1 - q)) (`kl`). The statistics are `ratio`, `ppo_kl`, `dppo_divergence` and
+    `pg_clipfrac` (1 where the loss is 0).
+    """
+    log_ratio = log_ratio_of(log_probs, old_log_probs)
+    ratio, moved = log_ratio.exp(), log_ratio.detach()
+    old, new = old_log_probs.detach().double().exp(), log_probs.detach().double().exp()
+    if kind == "tv":
+        divergence = (old - new).abs()
+    else:
+        tiny = torch.finfo(torch.float64).tiny
+        rest = (1 - old) * ((1 - old).clamp(min=tiny).log() - (1 - new).clamp(min=tiny).log())
+        divergence = rest - old * moved.double()
+    away = moved * advantages > 0
+    hit = away & (divergence > threshold)
+    stats = {"ratio": ratio.detach(), "ppo_kl": -moved, "dppo_divergence": divergence.to(ratio.dtype)}
+    stats["pg_clipfrac"] = hit.to(ratio.dtype)
+    return TokenLoss(torch.where(hit, torch.zeros_like(ratio), -ratio * advantages), stats)
 
 
 def value_loss(values: Tensor, old_values: Tensor, returns: Tensor, *, clip: float) -> TokenLoss:

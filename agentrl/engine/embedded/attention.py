@@ -2,13 +2,16 @@
 
 1. `KVCache` holds `[slot, kv_head, position, head_dim]` keys and values a layer. On CPU, unused pages cost no memory.
 2. A forward pass packs sequences without padding into `[1, T]`: first the sequences that add one token, then the longer chunks.
-3. `slot_attention` is registered with transformers as `ATTENTION`. It serves causal attention and sliding windows; soft
+3. Layers with a state (gated delta nets, short convolutions) keep it in a cache of transformers for each slot. A state
+   goes on after the slot's last token only.
+4. `slot_attention` is registered with transformers as `ATTENTION`. It serves causal attention and sliding windows; soft
    caps and sinks raise `AgentRLError`.
 """
 
+import copy
 import functools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
@@ -22,8 +25,10 @@ from torch.nn.functional import scaled_dot_product_attention
 from agentrl.engine.embedded import kernels
 from agentrl.engine.embedded.kernels import Floats, Places
 from agentrl.errors import AgentRLError
+from agentrl.modelfolder import STATEFUL, is_stateful
 
 ATTENTION = "agentrl_slots"
+_ATTENTION, _STATES = {"full_attention", "sliding_attention"}, {"linear_attention", "conv"}
 _ENDLESS = 1 << 40
 _THREADS = ThreadPoolExecutor()
 
@@ -41,12 +46,13 @@ class Layer:
 
 
 class KVCache:
-    """Keys and values of `slots` sequences of up to `length` tokens."""
+    """Keys and values of `slots` sequences of up to `length` tokens, and `states` of a model with such layers."""
 
-    def __init__(
-        self, layers: Sequence[Layer], slots: int, length: int, dtype: torch.dtype, device: torch.device
-    ) -> None:
-        self._layers, self._slots, self._length, self.dtype, self.device = layers, slots, length, dtype, device
+    def __init__(self, model: Any, slots: int, length: int) -> None:
+        self._layers, self._slots, self._length, self._config = layers_of(model), slots, length, model.config
+        self.dtype, self.device = model.dtype, model.device
+        self.stateful = any(is_stateful(name) for name, _ in model.named_modules())
+        self.states: dict[int, Any] = {}
         self.restore()
 
     def restore(self) -> None:
@@ -56,12 +62,19 @@ class KVCache:
 
     def release(self) -> None:
         """Give it back, with all that is in it, until `restore`."""
-        self.keys, self.values = [], []
+        self.keys, self.values, self.states = [], [], {}
+
+    def begin(self, slot: int) -> None:
+        """Begin a sequence in a slot: its states are zeros."""
+        if self.stateful:
+            from transformers import DynamicCache
+
+            self.states[slot] = DynamicCache(config=self._config)
 
     def _zeros(self, heads: int, dim: int) -> Tensor:
         """Zeros that on CPU take no memory before they are written (torch.zeros touches every page, calloc does not)."""
         shape = (self._slots, heads, self._length, dim)
-        if self.device.type != "cpu":
+        if self.device.type != "cpu" or 0 in shape:
             return torch.zeros(shape, dtype=self.dtype, device=self.device)
         raw = np.zeros(math.prod(shape) * self.dtype.itemsize, dtype=np.uint8)
         return torch.from_numpy(raw).view(self.dtype).view(shape)
@@ -69,6 +82,8 @@ class KVCache:
     def copy_prefix(self, source: int, target: int, length: int) -> None:
         for cache in (*self.keys, *self.values):
             cache[target, :, :length] = cache[source, :, :length]
+        if self.stateful:
+            self.states[target] = copy.deepcopy(self.states[source])
 
     def scrub(self, slot: int) -> None:
         """Forget a slot's content: a masked NaN would still spoil its neighbours (0 * NaN is NaN)."""
@@ -241,14 +256,30 @@ class Probe:
         return value.repeat_interleave(query.shape[1] // value.shape[1], 1).transpose(1, 2)
 
     def layer(self, index: int) -> Layer:
+        if index not in self.given:
+            return Layer(0, 0, 0)
         _, key, value = self.given[index]
         return Layer(key.shape[1], key.shape[3], value.shape[3])
 
 
+def _by_slot(forward: Callable[..., Tensor], hidden_states: Tensor, *, plan: Any, **given: Any) -> Tensor:
+    """Run a module with a state over each sequence of a packed batch [1, T, width], from the state of its slot on."""
+    if isinstance(plan, Probe):
+        return forward(hidden_states, **given)
+    name = next(name for name in ("cache_params", "past_key_values") if name in given)
+    pieces = [(slot, offset, 1) for offset, (slot, _) in enumerate(plan.singles)]
+    pieces += [(chunk.slot, chunk.offset, chunk.count) for chunk in plan.chunks]
+    found = [
+        forward(hidden_states[:, offset : offset + count], **given | {name: plan.cache.states[slot]})
+        for slot, offset, count in pieces
+    ]
+    return torch.cat(found, 1)
+
+
 def _unserved(index: int, kind: str) -> AgentRLError:
     return AgentRLError(
-        "the embedded engine serves causal attention and its windows only; this model keeps other states, or has "
-        f"other layers: layer {index} is {kind}."
+        "the embedded engine serves causal attention, its windows, gated delta nets and short convolutions only; this "
+        f"model keeps other states, or has other layers: layer {index} is {kind}. SGLang may serve it."
     )
 
 
@@ -257,9 +288,10 @@ def layers_of(model: Any) -> list[Layer]:
     AgentRLError: a layer needs other attention, keeps something else of a token, or its window is not known."""
     count = model.config.num_hidden_layers
     kinds = getattr(model.config, "layer_types", None) or ["full_attention"] * count
-    kept = getattr(model, "_is_stateful", False)
+    known = model.config.model_type in STATEFUL
+    kept = getattr(model, "_is_stateful", False) and not known
     for index, kind in enumerate(kinds[:count]):
-        if kept or kind not in ("full_attention", "sliding_attention"):
+        if kept or kind not in _ATTENTION | (_STATES if known else set()):
             raise _unserved(index, kind)
     probe = Probe()
     token = torch.zeros(1, 1, dtype=torch.long, device=model.device)
@@ -267,13 +299,17 @@ def layers_of(model: Any) -> list[Layer]:
         model(input_ids=token, position_ids=token, use_cache=False, plan=probe)
     for index, kind in enumerate(kinds[:count]):
         windowed = probe.options.get(index, {}).get("sliding_window") is not None
-        if index not in probe.given or (kind == "sliding_attention" and not windowed):
+        if (index not in probe.given and kind not in _STATES) or (kind == "sliding_attention" and not windowed):
             raise _unserved(index, kind)
     return [probe.layer(index) for index in range(count)]
 
 
-def register() -> None:
-    """Make the attention function known to transformers, which makes no masks for it then; safe to repeat."""
+def attach(model: Any) -> None:
+    """Have a model use the slots from now on; transformers makes no masks then."""
     from transformers import AttentionInterface
 
     AttentionInterface.register(ATTENTION, slot_attention)
+    model.set_attn_implementation(ATTENTION)
+    for name, module in model.named_modules():
+        if is_stateful(name):
+            module.forward = partial(_by_slot, module.forward)

@@ -2,7 +2,7 @@
 
 1. One thread owns an `Engine` and calls `step()` until it returns False; there is no I/O.
 2. The slots of finished sequences are the prefix cache. A continued conversation extends its slot; a request that
-   shares a prefix copies it, and waits for it if it is still being read.
+   shares a prefix copies it, and waits for it if it is still being read. A model with states reuses whole slots only.
 3. A weight update starts a new epoch. Prefixes of older epochs are never reused; running sequences keep their KV, and
    each token carries the weight version that sampled it.
 4. Exclusive actions run between steps if nothing runs or generation is paused; nothing is admitted before them.
@@ -20,7 +20,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from agentrl.engine.embedded.attention import AttentionPlan, Chunk, KVCache, layers_of
+from agentrl.engine.embedded.attention import AttentionPlan, Chunk, KVCache
 from agentrl.engine.embedded.cpu_model import forward_of
 from agentrl.engine.embedded.model import Routing
 from agentrl.engine.embedded.sampling import adjust, choose
@@ -68,7 +68,7 @@ class Engine:
         self._by_kernel = not batch_invariant and self.device.type == "cpu" and model.dtype == torch.float32
         self.forward = forward_of(model, by_kernel=self._by_kernel)
         self.chunk = chunk
-        self.cache = KVCache(layers_of(model), slots, context_length, model.dtype, self.device)
+        self.cache = KVCache(model, slots, context_length)
         self.routing = Routing(model, slots, context_length)
         self.slots = [_Slot(np.empty(context_length, dtype=np.int32)) for _ in range(slots)]
         self.waiting: deque[SequenceState] = deque()
@@ -158,7 +158,7 @@ class Engine:
         wanted = job.known[: self._reusable(job)]
         best, hit = self._best_prefix(wanted)
         for other in self.running:
-            if other.filled < len(other.known):
+            if other.filled < len(other.known) and not self.cache.stateful:
                 shared = _common(other.known, wanted)
                 if shared > hit + WORTH_WAITING and other.filled < shared:
                     job.waits_for, job.waits_until = other, shared
@@ -173,6 +173,8 @@ class Engine:
             self.cache.copy_prefix(best, target, hit)
             self.routing.copy_prefix(best, target, hit)
             slot.root, slot.shared = (source.root if hit <= source.shared else best), hit
+        elif not hit:
+            self.cache.begin(target)
         slot.tokens[:hit] = wanted[:hit]
         slot.count, slot.epoch, slot.job = hit, self.epoch, job
         job.slot, job.filled = target, hit
@@ -205,7 +207,7 @@ class Engine:
             count = self._usable(slot)
             if count > hit and len(wanted) > hit and slot.tokens[hit] == wanted[hit]:
                 shared = _common(slot.tokens[:count], wanted)
-                if shared > hit:
+                if shared > hit and (shared == count or not self.cache.stateful):
                     best, hit = i, shared
         return best, hit
 

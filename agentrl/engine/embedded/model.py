@@ -172,8 +172,7 @@ def _config_of(path: str, *, trust_remote_code: bool) -> Any:
 
 def for_serving(model: Any) -> Any:
     """`model` with our attention, in eval mode."""
-    attention.register()
-    model.set_attn_implementation(attention.ATTENTION)
+    attention.attach(model)
     return model.eval().requires_grad_(False)
 
 

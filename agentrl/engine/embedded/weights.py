@@ -28,7 +28,10 @@ from agentrl.numerics.offload import OffloadedTensors, give_back
 from agentrl.numerics.weight_group import join_group
 from agentrl.serving.http import refused, update_refused
 
-_EXPERT = re.compile(r"(?P<layer>.+\.experts)\.(?P<expert>\d+)\.(?P<part>gate|up|down)_proj\.weight")
+_EXPERT = re.compile(r"(?P<layer>.+\.experts)\.(?P<expert>\d+)\.(?P<part>(gate|up|down)_proj|w[123])\.weight")
+_PARTS = {"w1": "gate_proj", "w2": "down_proj", "w3": "up_proj"}
+_OTHER_NAMES = {"model.language_model.": "model.", ".block_sparse_moe.": ".mlp."}
+"""Parts of tensor names in folders, and in transformers: of a model with images its text part is served."""
 JOIN_TIMEOUT = timedelta(seconds=60)
 Tag = Literal["weights", "kv_cache", "cuda_graph"]
 """The kinds of memory that can be given back, by SGLang's names; there are no graphs here."""
@@ -198,9 +201,12 @@ class WeightUpdater:
         own = self._model.state_dict()
         targets = []
         for name, tensor in named:
-            target = own.get(name)
+            inner = name
+            for part, ours in _OTHER_NAMES.items():
+                inner = inner.replace(part, ours)
+            target = own.get(inner)
             if target is None:
-                target = _expert_view(own, name)
+                target = _expert_view(own, inner)
             if target is None:
                 raise update_refused(f"the model has no tensor named {name!r}.")
             if target.shape != tensor.shape:
@@ -249,14 +255,14 @@ def _there(engine: Engine) -> None:
 def _expert_view(own: Mapping[str, Tensor], name: str) -> Tensor | None:
     """The part of a fused tensor that `name` stands for, as a view; None when there is none.
 
-    Checkpoints and trainers name `...mlp.experts.3.gate_proj.weight`; transformers 5 holds all experts of a layer in
+    Checkpoints and trainers name `...mlp.experts.3.gate_proj.weight` (or `w1`); transformers 5 holds all experts of a layer in
     `...mlp.experts.gate_up_proj` [experts, 2 * intermediate, hidden] and `...mlp.experts.down_proj`
     [experts, hidden, intermediate].
     """
     found = _EXPERT.fullmatch(name)
     if found is None:
         return None
-    part = found["part"]
+    part = _PARTS.get(found["part"], found["part"]).removesuffix("_proj")
     fused = own.get(f"{found['layer']}.{'down' if part == 'down' else 'gate_up'}_proj")
     expert = int(found["expert"])
     if fused is None or expert >= fused.shape[0]:

@@ -4,6 +4,7 @@
    model's forward. It is computed in blocks by `kernels`, which knows plain causal attention.
 2. Whatever a layer asks for beyond that (a window shorter than a sample, sinks, soft caps) its architecture's own plain
    function computes, under a mask of all tokens with all: right, and slow for long microbatches.
+3. `by_sequence` runs layers with a state (linear attention, short convolutions) over one sequence after another.
 """
 
 import re
@@ -18,6 +19,7 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from agentrl.errors import TrainError
+from agentrl.modelfolder import is_stateful
 from agentrl.train.kernels import attention, kernel_for
 from agentrl.train.microbatches import MicrobatchTensors
 from agentrl.train.routing import Replay
@@ -40,6 +42,23 @@ class FsdpPack:
     def longest(self) -> int:
         """Tokens of the longest sequence."""
         return int(self.mb.positions.max()) + 1
+
+    @cached_property
+    def sequences(self) -> list[tuple[Tensor, int]]:
+        """For each sequence the places [n] of its tokens, and how many of its last ones no sequence before it has.
+
+        A shared prefix belongs to the first of its sequences. In depth-first order the remainder is without a gap.
+        """
+        nodes, *above = self.mb.parts
+        shared = [block for part in above for block in part.blocks]
+        inner, found, done = {start for _, _, start, _ in shared}, [], 0
+        for start, end, *_ in nodes.blocks:
+            if start not in inner:
+                path = [(a, b) for first, last, a, b in shared if first <= start < last] + [(start, end)]
+                places = [torch.arange(a, b, device=self.mb.tokens.device) for a, b in path]
+                found.append((torch.cat(places), end - done))
+                done = end
+        return found
 
     def mask(self, window: int | None, like: Tensor) -> Tensor:
         """The addend of scores: [1, 1, t, t], 0 where a token sees another at most `window - 1` positions before it."""
@@ -136,3 +155,18 @@ def _forward(forward: Callable[..., Any], replay: Replay, experts: int, *args: A
             "--use-rollout-routing-replay out, or use --train-backend megatron"
         )
     return out
+
+
+def by_sequence(model: Any) -> None:
+    """Have each stateful module of a model start every sequence of a microbatch from a state of zeros, from now on.
+
+    The module alone computes a shared prefix anew for each sequence: no module takes the state of another's prefix.
+    """
+    for name, module in model.named_modules():
+        if is_stateful(name):
+            module.forward = partial(_by_sequence, module.forward)
+
+
+def _by_sequence(forward: Callable[..., Tensor], hidden_states: Tensor, *, pack: FsdpPack, **kwargs: Any) -> Tensor:
+    found = [forward(hidden_states[:, places], **kwargs)[:, -own:] for places, own in pack.sequences]
+    return torch.cat(found, 1)

@@ -5,6 +5,7 @@
 2. Weights are kept in float32 where they learn, and computed with in bfloat16 if `bf16` is set.
 """
 
+import itertools
 from dataclasses import dataclass
 from typing import Any, Self
 
@@ -18,6 +19,7 @@ from torch.distributed.tensor import distribute_tensor
 
 from agentrl.errors import CheckpointError, TrainError
 from agentrl.lora import LoraShape, attach, start
+from agentrl.modelfolder import STATEFUL
 from agentrl.train.contracts import RankInfo
 from agentrl.train.forward_backward import ModelContext
 from agentrl.train.fsdp.attention import PACKED, register
@@ -25,6 +27,10 @@ from agentrl.train.hf import HFFolder
 from agentrl.train.network import CostShape
 from agentrl.train.ranks import Ranks, started
 from agentrl.train.settings import TrainSettings
+
+_ATTENTION = {"full_attention", "sliding_attention"}
+_WITH_VISION = {"qwen3_5", "qwen3_5_moe"}
+"""Model types with images of which the text model alone is trained; the remainder is neither loaded nor changed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,20 +73,24 @@ class Mesh(Ranks):
 
 
 def config_of(folder: HFFolder) -> Any:
-    """transformers' config of a folder. Raises TrainError: there is none of a causal language model that can be packed."""
+    """transformers' config of a folder's text model. Raises TrainError: no causal language model that can be packed."""
     from huggingface_hub.errors import StrictDataclassError
     from transformers import AutoConfig, AutoModelForCausalLM
 
     try:
-        config = type(AutoConfig.from_pretrained(folder.path)).from_dict(dict(folder.config))
+        config = type(AutoConfig.from_pretrained(folder.path, trust_remote_code=False)).from_dict(dict(folder.config))
+        if config.model_type in _WITH_VISION:
+            tied, config = config.tie_word_embeddings, config.get_text_config()
+            config.tie_word_embeddings |= tied
         if config.get_text_config() is not config:
             kind = type(config).__name__
             raise TrainError(f"{folder.path} has parts for more than text ({kind}); fsdp trains text models alone")
         cls = AutoModelForCausalLM._model_mapping[type(config)]
     except (ValueError, KeyError, OSError, StrictDataclassError) as error:
         raise TrainError(f"{folder.path}: transformers makes no causal language model of it: {error}") from error
-    other = sorted({*(getattr(config, "layer_types", None) or ())} - {"full_attention", "sliding_attention"})
-    if other or cls._is_stateful or not cls._supports_attention_backend:
+    known = config.model_type in STATEFUL
+    other = sorted({*(getattr(config, "layer_types", None) or ())} - _ATTENTION) if not known else []
+    if not known and (other or cls._is_stateful or not cls._supports_attention_backend):
         what = f"layers of {', '.join(other)}" if other else f"no attention that can be replaced ({cls.__name__})"
         raise TrainError(f"{folder.path} cannot be trained with fsdp: samples are packed, and it has {what}")
     if getattr(config, "quantization_config", None):
@@ -126,7 +136,10 @@ def load(folder: HFFolder, place: ModelContext, *, values: bool, learns: bool) -
     else:
         model, offload = made(empty), settings.fsdp_cpu_offload and learns
         _shard(model, mesh, half=bool(settings.bf16), offload=offload)
-        _fill(model, made(read) if place.ranks.rank == 0 else None, place.device, offload)
+        whole = made(read) if place.ranks.rank == 0 else None
+        _fill(model, whole, place.device, offload)
+        if (found := getattr(whole, "_weight_conversions", None)) is not None:
+            model._weight_conversions = found  # by which transformers finds the folder's names again
     if settings.recompute_granularity and learns:
         model.gradient_checkpointing_enable({"use_reentrant": False})
         for layer in _layers(model):
@@ -214,11 +227,15 @@ def shape_of(model: Any) -> CostShape:
     """The sizes of a transformers model."""
     body = getattr(model, "model", model)
     config = body.config
-    dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     unused = body.get_input_embeddings().weight if not config.tie_word_embeddings else None
     matrices = 0
     for parameter in model.parameters():
         if parameter.dim() > 1 and parameter is not unused:
             met = parameter.dim() == 3 and getattr(config, "num_experts_per_tok", 0) / parameter.size(0)
             matrices += int(parameter.numel() * (met or 1))
-    return CostShape(config.vocab_size, matrices, 2 * config.num_hidden_layers * config.num_attention_heads * dim)
+    kinds, channels = getattr(config, "layer_types", None) or itertools.repeat("full_attention"), 0
+    for layer, kind in zip(config.per_layer_config, kinds, strict=False):  # heads may differ by layer
+        if kind in _ATTENTION:
+            dim = getattr(layer, "head_dim", None) or layer.hidden_size // layer.num_attention_heads
+            channels += 2 * layer.num_attention_heads * dim
+    return CostShape(config.vocab_size, matrices, channels)

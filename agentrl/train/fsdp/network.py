@@ -19,11 +19,12 @@ from torch.distributed.checkpoint.state_dict_saver import save
 from agentrl.engine.weights import TensorSpec
 from agentrl.errors import TrainError
 from agentrl.lora import merged, off
+from agentrl.modelfolder import STATEFUL
 from agentrl.train.batch import TrainBatch
 from agentrl.train.checkpoints import torch_dist
 from agentrl.train.contracts import RankInfo
 from agentrl.train.forward_backward import ForwardBackward, ModelContext, OnOutput, lora_of
-from agentrl.train.fsdp.attention import FsdpPack, replaying
+from agentrl.train.fsdp.attention import FsdpPack, by_sequence, replaying
 from agentrl.train.fsdp.model import Mesh, config_of, load, shape_of, without_weights
 from agentrl.train.hf import HFFolder
 from agentrl.train.microbatches import OutputPositions, Packer
@@ -125,6 +126,7 @@ class FsdpNetwork(Network):
         self.place, self.sizes = place, self.sizes_of(folder)
         self.reach = rope_reach(config_of(folder))
         self.model = load(folder, place, values=values, learns=learns)
+        by_sequence(self.model)
         self.shape = shape_of(self.model)
         if learns and frozen(place.settings):
             _freeze(self.model, place.settings)
@@ -144,7 +146,12 @@ class FsdpNetwork(Network):
 
     @classmethod
     def check_model(cls, folder: HFFolder, settings: TrainSettings, *, values: bool) -> None:
-        cls.sizes_of(folder)
+        kind = cls.sizes_of(folder)["model_type"]
+        if settings.true_on_policy_mode and kind in STATEFUL:
+            raise TrainError(
+                f"--true-on-policy-mode: {kind} has layers with a state. The engine computes the state in other steps than the "
+                "trainer, so log-probs are not equal to the bit; leave the flag out"
+            )
         model = without_weights(folder, values=values)
         shape_of(model)
         if frozen(settings):

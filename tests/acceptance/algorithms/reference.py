@@ -299,6 +299,60 @@ def cispo(case: Case, weights: Floats, *, low: float, high: float) -> Graded:
     return value, gradient
 
 
+def sapo(case: Case, weights: Floats, *, positive: float, negative: float) -> Graded:
+    """2511.20347: -f(r) A with f(r) = sigma(tau (r - 1)) 4 / tau; d f / d log pi = 4 sigma (1 - sigma) r."""
+    value, gradient = np.zeros(len(weights)), np.zeros(len(weights))
+    for _, steps in case.steps():
+        for t in steps:
+            r, dr = ratio(case.log_probs[t] - case.old[t])
+            tau = positive if case.advantages[t] > 0 else negative
+            x = tau * (r - 1)
+            gate = 1 / (1 + math.exp(-x)) if x > -700 else 0.0
+            value[t] = -gate * 4 / tau * case.advantages[t]
+            gradient[t] = weights[t] * -4 * gate * (1 - gate) * dr * case.advantages[t]
+    return value, gradient
+
+
+def dppo(case: Case, weights: Floats, *, kind: str, threshold: float) -> Graded:
+    """2602.04879, binary divergences: -r A, but 0 where (A > 0, r > 1) or (A < 0, r < 1) with a divergence above the bound."""
+    value, gradient = np.zeros(len(weights)), np.zeros(len(weights))
+    for _, steps in case.steps():
+        for t in steps:
+            r, dr = ratio(case.log_probs[t] - case.old[t])
+            p, q, a = math.exp(case.old[t]), math.exp(case.log_probs[t]), float(case.advantages[t])
+            if kind == "tv":
+                distance = abs(p - q)
+            else:
+                tiny = 2.2250738585072014e-308
+                rest = (1 - p) * (math.log(max(1 - p, tiny)) - math.log(max(1 - q, tiny)))
+                distance = p * math.log(1 / r) + rest
+            if ((a > 0 and r > 1) or (a < 0 and r < 1)) and distance > threshold:
+                continue
+            value[t], gradient[t] = -r * a, weights[t] * -dr * a
+    return value, gradient
+
+
+def gmpo(case: Case, weights: Floats, *, bound: float) -> Graded:
+    """2507.20673 eq. 4: -A (product of min(r^s, e^bound))^(s / n) with s the sign of A; a bounded factor has no slope."""
+    value, gradient = np.zeros(len(weights)), np.zeros(len(weights))
+    for _, steps in case.steps():
+        logs, free = [], []
+        for t in steps:
+            sign = float(np.sign(case.advantages[t]))
+            r, dr = ratio(case.log_probs[t] - case.old[t])
+            towards = sign * math.log(r)
+            logs.append(sign * min(towards, bound))
+            free.append(towards <= bound and dr != 0 and sign != 0)
+        if not steps:
+            continue
+        mean = math.exp(sum(logs) / len(logs))
+        total = sum(float(weights[t] * -mean * case.advantages[t]) for t in steps)
+        for t, slopes in zip(steps, free, strict=True):
+            value[t] = -mean * case.advantages[t]
+            gradient[t] = total / len(steps) if slopes else 0.0
+    return value, gradient
+
+
 def kl(kind: str, log_prob: float, ref: float) -> tuple[float, float]:
     """Estimates of KL(pi || ref) (joschu.net/blog/kl-approx.html; k3 is 2402.03300 eq. 4) and d/d log pi.
 

@@ -124,6 +124,9 @@ ADVANTAGES: dict[str, tuple[dict[str, Any], Advantages]] = {
     ),
     "gspo": (of("gspo"), ref.grpo),
     "cispo": (of("cispo"), ref.grpo),
+    "sapo": (of("sapo"), ref.grpo),
+    "dppo": (of("dppo"), ref.grpo),
+    "gmpo": (of("gmpo"), ref.grpo),
     "rloo": (of("rloo"), ref.rloo),
     "rloo, KL": (of("rloo", kl_coef=0.1), partial(ref.rloo, kl_coef=0.1)),
     "reinforce++": (of("reinforce_plus_plus", **GAMMA), lambda c: ref.whitened(c, rpp(c))),
@@ -183,6 +186,16 @@ LOSSES: dict[str, tuple[dict[str, Any], Loss]] = {
     "gspo, dual clip": (of("gspo", eps_clip_c=3.0), partial(ref.gspo, low=0.2, high=0.2, dual=3.0)),
     "cispo": (of("cispo", eps_clip_high=4.0), partial(ref.cispo, low=0.2, high=4.0)),
     "cispo, no lower bound": (of("cispo", eps_clip=1.0, eps_clip_high=4.0), partial(ref.cispo, low=1.0, high=4.0)),
+    "sapo": (of("sapo"), partial(ref.sapo, positive=1.0, negative=1.05)),
+    "sapo, hot": (
+        of("sapo", sapo_tau_positive=3.0, sapo_tau_negative=0.2),
+        partial(ref.sapo, positive=3.0, negative=0.2),
+    ),
+    "dppo": (of("dppo"), partial(ref.dppo, kind="tv", threshold=0.15)),
+    "dppo, KL": (of("dppo", dppo_divergence="kl"), partial(ref.dppo, kind="kl", threshold=0.05)),
+    "dppo, narrow": (of("dppo", dppo_threshold=0.001), partial(ref.dppo, kind="tv", threshold=0.001)),
+    "gmpo": (of("gmpo", eps_clip=0.4), partial(ref.gmpo, bound=0.4)),
+    "gmpo, wide": (of("gmpo", eps_clip=5.0), partial(ref.gmpo, bound=5.0)),
     "dual clip": ({"eps_clip_c": 3.0}, partial(ref.ppo, low=0.2, high=0.2, dual=3.0)),
 }
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from safetensors.torch import load_file
 
 from agentrl.engine.embedded.cpu_model import CpuModel
 from agentrl.engine.embedded.model import context_length, load_model
@@ -28,11 +29,13 @@ CASES: dict[str, tuple[Any, dict[str, Any]]] = {
     "glm4": ("glm4", {}),
     "glm4_moe": ("glm4_moe", {}),
     "deepseek_v3": ("deepseek_v3", {}),
+    "minimax_m2": ("minimax_m2", {}),
     "deepseek_v3 without latent queries": ("deepseek_v3", {"q_lora_rank": None, "v_head_dim": 32}),
 }
 
 
-OTHER_FORMS = ("gemma3_text", "glm", "glm4", "deepseek_v3")
+STATES = ("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text", "lfm2", "lfm2_moe")
+OTHER_FORMS = ("gemma3_text", "glm", "glm4", "deepseek_v3", "minimax_m2")
 """Ropes of neighbours, norms behind attention, latent attention: these run as transformers has them."""
 
 
@@ -62,12 +65,60 @@ def test_log_probs_are_those_of_a_plain_forward(case: str, tmp_path: Path) -> No
             assert job.log_probs == pytest.approx(reference_log_probs(model, job), abs=1e-5)
 
 
+@pytest.mark.parametrize("arch", STATES)
+def test_states_are_those_of_a_plain_forward(arch: Any, tmp_path: Path) -> None:
+    """Prompts in chunks, a conversation that goes on in its slot or in a copy of it, and one that departs from it, which
+    starts anew; the same after new weights, and after a request was put back."""
+    from transformers import AutoModelForCausalLM
+
+    folders = [make_tiny_model(tmp_path / f"{seed}", arch, seed) for seed in (0, 1)]
+    models = [AutoModelForCausalLM.from_pretrained(folder, dtype="float32").eval() for folder in folders]
+    engine = make_engine(folders[0])
+    first = [make_job(prompt(n, n), seed=n) for n in (1, 2, 20, 100, 101)]
+    run(engine, *first)
+    after = [make_job(job.prompt + job.output + prompt(9, 9), seed=8) for job in (*first, first[3])]
+    other = [make_job(first[3].prompt[:90], seed=i) for i in range(3)]
+    run(engine, *after, *other)
+    assert [job.cached_tokens for job in after] == [12, 13, 31, 111, 112, 111]
+    assert [job.cached_tokens for job in other] == [0] * 3
+    back = make_job(prompt(70, 7))
+    engine.add(back)
+    while len(back.output) < 5:
+        engine.step()
+    engine.pause("retract")
+    engine.resume()
+    run(engine)
+    weights = WeightUpdater(engine.model)
+    weights.write(engine, weights.read_folder(str(folders[1])), "new")
+    updated = make_job(first[3].prompt + first[3].output)
+    run(engine, updated)
+    assert updated.cached_tokens == 0
+    for model, jobs in zip(models, ([*first, *after, *other, back], [updated]), strict=True):
+        for job in jobs:
+            assert job.log_probs == pytest.approx(reference_log_probs(model, job), abs=1e-5)
+
+
+@pytest.mark.parametrize("arch", ["lfm2_moe", "minimax_m2", "qwen3_5_moe_text"])
+def test_weights_are_written_under_the_names_of_the_folder(arch: Any, tmp_path: Path) -> None:
+    folders = [make_tiny_model(tmp_path / f"{seed}", arch, seed, tie_word_embeddings=False) for seed in (0, 1)]
+    engines = [make_engine(folder) for folder in folders]
+    weights, wanted = (WeightUpdater(engine.model) for engine in engines)
+    within = "model.language_model." if arch == "qwen3_5_moe_text" else "model."  # as beside a part for images
+    tensors = load_file(folders[1] / "model.safetensors").items()
+    weights.write(engines[0], [(name.replace("model.", within, 1), tensor) for name, tensor in tensors], "new")
+    assert weights.checksums(engines[0]) == wanted.checksums(engines[1])
+
+
 @pytest.mark.parametrize(
     ("arch", "changes", "named"),
     [
         ("gemma2", {}, "softcap"),
         ("gpt_oss", {}, "s_aux"),
-        ("lfm2", {"layer_types": ["conv", "full_attention"]}, "conv"),
+        (
+            "minimax",
+            {"layer_types": ["linear_attention", "full_attention"], "num_local_experts": 2},
+            "linear_attention",
+        ),
     ],
 )
 def test_other_attention_is_refused_by_name(arch: Any, changes: dict[str, Any], named: str, tmp_path: Path) -> None:

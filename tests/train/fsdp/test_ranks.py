@@ -118,3 +118,16 @@ def test_two_processes_are_one(tmp_path: Path, names: tuple[str, ...]) -> None:
             near(next_step(made), want[name, "next"])
     with backend(chosen(tmp_path, train_backend="megatron"), KL) as made, pytest.raises(CheckpointError, match="fsdp"):
         made.load(tmp_path / "two" / "shards")
+
+
+@pytest.mark.slow
+def test_two_processes_train_layers_with_a_state_and_recompute_them(tmp_path: Path) -> None:
+    make_tiny_model(tmp_path / "model", "qwen3_next")
+    with backend(chosen(tmp_path), KL) as made:
+        want = played(made)
+    found, _ = run_ranks(in_two_processes, 2, str(tmp_path), ("recomputed",))
+    np.testing.assert_allclose(found["recomputed"]["log_probs"], want["log_probs"], rtol=0, atol=1e-5)
+    for ours, theirs in zip(found["recomputed"]["metrics"], want["metrics"], strict=True):
+        near(ours, theirs)
+    for name, value in found["recomputed"]["weights"].items():
+        np.testing.assert_allclose(value, want["weights"][name], rtol=0, atol=2e-5, err_msg=name)

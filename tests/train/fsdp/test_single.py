@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +16,11 @@ from agentrl.algorithms import AlgorithmSettings
 from agentrl.config.inapplicable import inapplicable
 from agentrl.errors import CheckpointError, SettingsError, TrainError
 from agentrl.train.fsdp.model import Values, shape_of
+from agentrl.train.fsdp.network import FsdpNetwork
+from agentrl.train.hf import HFFolder
 from tests.support.produced import settings_of
 from tests.support.tiny_models import Arch, NoTable, make_tiny_model
-from tests.train.megatron.helpers import PPO, Reference, backend, by_hub_name, make_batch, settings, timeless
+from tests.train.megatron.helpers import PPO, Reference, backend, make_batch, settings, timeless
 
 
 @pytest.fixture(scope="module")
@@ -54,29 +58,96 @@ def test_numbers_and_weights_are_megatrons(folder: Path, algorithm: AlgorithmSet
         torch.testing.assert_close(tensor, their_weights[name], rtol=0, atol=1e-5, msg=name)
 
 
-NIGHTLY = [pytest.param(arch, marks=pytest.mark.slow) for arch in ("smollm3", "qwen3_moe", "deepseek_v3")]
+DAILY = ["gemma3_text", "granite", "gpt_oss", "qwen3_next", "lfm2"]
+NIGHTLY = [
+    "gemma4_text",
+    "smollm3",
+    "qwen3_moe",
+    "deepseek_v3",
+    "minimax_m2",
+    "qwen3_next",
+    "qwen3_5_text",
+    "qwen3_5_moe_text",
+    "lfm2_moe",
+]
 
 
-@pytest.mark.parametrize("arch", ["gemma3_text", "granite", "gpt_oss", *NIGHTLY])
-def test_families_without_a_table_train_as_plain_torch(tmp_path: Path, arch: NoTable | Arch) -> None:
-    """Windows shorter than the samples, sinks, joined experts, scaled logits: all under packing and shared prefixes."""
+@pytest.mark.parametrize(
+    ("arch", "steps"), [*((a, 2) for a in DAILY), *(pytest.param(a, 10, marks=pytest.mark.slow) for a in NIGHTLY)]
+)
+def test_families_without_a_table_train_as_plain_torch(tmp_path: Path, arch: NoTable | Arch, steps: int) -> None:
+    """Windows shorter than the samples, sinks, joined experts, scaled logits, states: all under packing and shared prefixes."""
     folder = make_tiny_model(tmp_path / arch, arch, tie_word_embeddings=arch == "granite")
     batch, algorithm = make_batch(), AlgorithmSettings()
-    train = settings(folder, train_backend="fsdp", clip_grad=0.0, adam_eps=1e-3)
+    train = settings(folder, train_backend="fsdp", clip_grad=0.0, adam_eps=1e-3, lr=2e-3 / steps)
     reference = Reference(folder, train, algorithm)
     with backend(train, algorithm) as made:
         np.testing.assert_allclose(
             made.log_probs(batch), reference.log_probs(batch).detach().numpy(), rtol=0, atol=1e-5
         )
-        for number in range(2):
+        for number in range(steps):
             want, metrics = reference.step(batch), made.train(batch, number)
             for name in ("loss", "grad_norm"):
                 assert metrics[name] == pytest.approx(want[name], rel=2e-5, abs=1e-6), name
-        theirs = {**reference.model.state_dict(), **by_hub_name(reference.model.state_dict())}
+        reference.model.save_pretrained(tmp_path / "theirs")
+        theirs = HFFolder(tmp_path / "theirs")
         stored = {name: list(made.folder.tensor(name).shape) for name in made.folder.files}
         assert {spec.name: spec.shape for spec in made.weight_specs()} == stored
         for name, tensor in made.export_weights():
-            torch.testing.assert_close(tensor.cpu(), theirs[name], rtol=0, atol=1e-5, msg=name)
+            torch.testing.assert_close(tensor.cpu(), theirs.tensor(name), rtol=0, atol=1e-5, msg=name)
+
+
+@pytest.mark.parametrize("arch", ["qwen3_next", "lfm2", "qwen3_5_text"])
+@pytest.mark.parametrize("share", [False, True])
+def test_a_packed_sample_leaves_no_state_to_the_others(tmp_path: Path, arch: NoTable, share: bool) -> None:
+    """Other tokens of one sample change no bit of the others' log-probs; dense, because a mixture's products have as many
+    rows as tokens chose the expert."""
+    dense: dict[str, Any] = {"mlp_only_layers": [0, 1]} if arch == "qwen3_next" else {}
+    folder, batch = make_tiny_model(tmp_path, arch, **dense), make_batch()
+    train = settings(folder, train_backend="fsdp", share_prefixes=share, max_tokens_per_gpu=1000)
+    with backend(train) as made:
+        before = made.log_probs(batch)
+        for changed in range(len(batch)):
+            tokens, (start, end) = batch.tokens.copy(), batch.offsets[changed : changed + 2]
+            tokens[end - 2 if share else start : end] = 5  # shared prefixes stay
+            after = made.log_probs(replace(batch, tokens=tokens))
+            own = np.zeros(len(before), bool)
+            own[batch.response_slice(changed)] = True
+            assert (after != before)[own].any()
+            np.testing.assert_array_equal(after[~own], before[~own])
+
+
+@pytest.mark.parametrize("arch", ["qwen3_5", pytest.param("qwen3_5_moe", marks=pytest.mark.slow)])
+def test_of_a_model_with_images_the_text_part_is_trained(tmp_path: Path, arch: str) -> None:
+    """Under the folder's own names, also where rank 0 alone has read it; weights for images stay in the output as they were."""
+    import transformers
+
+    text: Any = f"{arch}_text"
+    inner = transformers.AutoConfig.from_pretrained(make_tiny_model(tmp_path / "text", text, tie_word_embeddings=False))
+    vision = {"depth": 1, "hidden_size": 32, "intermediate_size": 64, "num_heads": 2, "out_hidden_size": 64}
+    config = transformers.AutoConfig.for_model(arch, text_config=inner.to_dict(), vision_config=vision)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        transformers.AutoModelForImageTextToText.from_config(config).save_pretrained(tmp_path / "whole")
+    train, batch = settings(tmp_path / "whole", train_backend="fsdp", adam_eps=1e-3, clip_grad=0.0), make_batch()
+    reference, stored = Reference(tmp_path / "whole", train, AlgorithmSettings()), HFFolder(tmp_path / "whole")
+    with backend(train) as made:
+        np.testing.assert_allclose(
+            made.log_probs(batch), reference.log_probs(batch).detach().numpy(), rtol=0, atol=1e-5
+        )
+        want = reference.step(batch)
+        assert made.train(batch, 0)["grad_norm"] == pytest.approx(want["grad_norm"], rel=2e-5)
+        made.save_hf(tmp_path / "out")
+    found, trained = HFFolder(tmp_path / "out"), reference.model.state_dict()
+    assert found.files.keys() == stored.files.keys()
+    for name in ("norm.weight", "layers.0.linear_attn.A_log", "layers.1.self_attn.q_proj.weight"):
+        learned = found.tensor(f"model.language_model.{name}")
+        torch.testing.assert_close(learned, trained[f"model.{name}"], rtol=0, atol=1e-5)
+    kept = [name for name in stored.files if ".visual." in name]
+    assert kept
+    assert all(found.tensor(name).equal(stored.tensor(name)) for name in kept)
+    with backend(settings(tmp_path / "whole", train_backend="fsdp", bf16=True)) as sharded:
+        assert sorted(spec.name for spec in sharded.weight_specs()) == sorted(stored.files.keys() - kept)
 
 
 def test_what_cannot_be_packed_or_read_is_refused_by_name(tmp_path: Path) -> None:
@@ -84,7 +155,10 @@ def test_what_cannot_be_packed_or_read_is_refused_by_name(tmp_path: Path) -> Non
 
     for config, reason in (
         (transformers.BloomConfig(n_layer=1), "no attention that can be replaced .BloomForCausalLM"),
-        (transformers.Lfm2Config(num_hidden_layers=2, layer_types=["conv", "full_attention"]), "layers of conv"),
+        (transformers.MiniMaxConfig(num_hidden_layers=2), "layers of linear_attention"),
+        (transformers.Llama4TextConfig(num_hidden_layers=4), "layers of chunked_attention"),
+        (transformers.Llama4Config(), "more than text .Llama4Config"),
+        (transformers.GlmMoeDsaConfig(num_hidden_layers=2), "layers of indexed_attention"),
         (transformers.Gemma3Config(), "more than text .Gemma3Config"),
         (transformers.Qwen2_5_VLConfig(), "more than text .Qwen2_5_VLConfig"),
         (transformers.Mamba2Config(), "no causal language model of it: .*time_step_limit"),
@@ -93,6 +167,14 @@ def test_what_cannot_be_packed_or_read_is_refused_by_name(tmp_path: Path) -> Non
         config.save_pretrained(tmp_path)
         with pytest.raises(TrainError, match=reason), backend(settings(tmp_path, train_backend="fsdp")):
             pass
+
+
+def test_engine_and_trainer_cannot_agree_to_the_bit_about_states(tmp_path: Path) -> None:
+    folder = make_tiny_model(tmp_path, "lfm2")
+    for same in (False, True):
+        train = settings(folder, train_backend="fsdp", true_on_policy_mode=same)
+        with pytest.raises(TrainError, match="lfm2 has layers with a state") if same else nullcontext():
+            FsdpNetwork.check_model(HFFolder(folder), train, values=False)
 
 
 def test_the_size_of_a_critic_of_an_untied_model_leaves_its_embedding_out(tmp_path: Path) -> None:

@@ -44,7 +44,8 @@ def test_stages_share_what_the_first_and_the_last_leave(
 
 
 @pytest.mark.parametrize(
-    ("layers", "stages", "first", "last"), [(5, 2, None, None), (5, 2, 2, 2), (5, 3, None, 2), (4, 3, 1, 3), (4, 2, 5, None)]
+    ("layers", "stages", "first", "last"),
+    [(5, 2, None, None), (5, 2, 2, 2), (5, 3, None, 2), (4, 3, 1, 3), (4, 2, 5, None)],
 )
 def test_stages_that_do_not_add_up_are_refused(layers: int, stages: int, first: int | None, last: int | None) -> None:
     train = TrainSettings(
@@ -52,7 +53,9 @@ def test_stages_that_do_not_add_up_are_refused(layers: int, stages: int, first: 
         decoder_first_pipeline_num_layers=first,
         decoder_last_pipeline_num_layers=last,
     )
-    with pytest.raises(TrainError, match=f"--pipeline-model-parallel-size {stages} does not divide the model's {layers}"):
+    with pytest.raises(
+        TrainError, match=f"--pipeline-model-parallel-size {stages} does not divide the model's {layers}"
+    ):
         train.stage_sizes(layers)
 
 

@@ -1,0 +1,154 @@
+"""`--env harbor:DIR`: tasks in Harbor's folders.
+
+A task is a folder with task.toml, instruction.md, environment/ and tests/test.sh. DIR is one task, or a folder of tasks.
+The model gets the tool `bash` in a machine of its own. After its last turn no process of it is left; then tests/ is copied
+to /tests, and test.sh writes the reward to /logs/verifier/reward.json or reward.txt.
+"""
+
+import json
+import logging
+import math
+import shlex
+import time
+import tomllib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar, Literal
+
+import anyio
+
+from agentrl.envs.base import Environment, Step, Turn
+from agentrl.errors import GraderFailure, PluginError
+from agentrl.sample import Message, Sample
+from agentrl.sandbox import BubblewrapMachine, ContainerMachine, Machine, MachineLimits
+from agentrl.sandbox.command import SYSTEM_PATHS
+from agentrl.tools import ToolError, tool
+
+_WORKDIR = "/app"
+_EMPTY = 'cd /; rm -rf tests logs/verifier; mkdir -p tests logs/verifier; [ -z "$(ls -A tests; ls -A logs/verifier)" ]'
+_SECONDS, _MEMORY_MB, _LONGEST_COMMAND = 600.0, 4096, 86_400.0
+_NOTE = "harbor: no Docker or Podman (%s), so tasks get this computer's programs; what Dockerfiles install is missing"
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """One task: its folder, the sections of task.toml, and the instruction."""
+
+    folder: Path
+    settings: dict[str, Any]
+    instruction: str
+
+    @classmethod
+    def load(cls, folder: Path) -> "Task":
+        """Read a task's folder. Raises PluginError: it is malformed, or uses what is not supported."""
+        try:
+            settings = tomllib.loads((folder / "task.toml").read_text(encoding="utf-8"))
+            instruction = (folder / "instruction.md").read_text(encoding="utf-8")
+            (folder / "tests" / "test.sh").stat()
+        except (OSError, ValueError) as error:
+            raise PluginError(f"task {folder}: {error}") from error
+        separate = settings.get("verifier", {}).get("environment_mode", "shared") != "shared"
+        if "steps" in settings or separate or any((folder / "environment").glob("docker-compose.y*ml")):
+            raise PluginError(f"task {folder}: steps, separate verifiers and docker compose are not supported")
+        return cls(folder, settings, instruction)
+
+    def setting(self, section: str, name: str, otherwise: float) -> float:
+        """Return a number of task.toml."""
+        return float(self.settings.get(section, {}).get(name) or otherwise)
+
+
+class HarborEnvironment(Environment):
+    """A task of Harbor. All commands of a trajectory get `agent.timeout_sec` together; then the trajectory ends. A `machine`
+    `container` has the task's image, `bubblewrap` this computer's programs; `auto` is `container` if it works here."""
+
+    max_turns = 50
+    tasks: ClassVar[tuple[Task, ...]] = ()
+    refusal: ClassVar[str | None] = None
+    machine: Machine
+
+    def __init__(self, machine: Literal["auto", "container", "bubblewrap"] = "auto", network: bool = False) -> None:
+        self._kind, self._network = machine, network
+
+    async def reset(self, sample: Sample) -> list[Message]:
+        """Start the machine of a task: number `metadata["task"]`, or the number of the sample's group."""
+        number = sample.metadata.get("task", sample.group_index or 0)
+        self.task = self.tasks[number % len(self.tasks)]
+        self._left = self.task.setting("agent", "timeout_sec", _SECONDS)
+        self._test_seconds = self.task.setting("verifier", "timeout_sec", _SECONDS)
+        with anyio.fail_after(self.task.setting("environment", "build_timeout_sec", _SECONDS)):
+            self.machine = await self._start()
+        if isinstance(self.machine, BubblewrapMachine) and (self.task.folder / "environment").is_dir():
+            await self.machine.upload(self.task.folder / "environment", _WORKDIR)
+        sample.metadata["harbor"] = {"task": self.task.folder.name}
+        return [{"role": "user", "content": self.task.instruction}]
+
+    async def _start(self) -> Machine:
+        task, cls = self.task, type(self)
+        memory = int(task.setting("environment", "memory_mb", _MEMORY_MB))
+        limits = MachineLimits(seconds=max(self._left, self._test_seconds), memory_mb=memory)
+        if self._kind == "auto" and cls.refusal is None:
+            cls.refusal = await ContainerMachine.refusal()
+            if cls.refusal:
+                logging.getLogger(__name__).warning(_NOTE, cls.refusal)
+        if self._kind == "bubblewrap" or (self._kind == "auto" and cls.refusal):
+            return await BubblewrapMachine.start(limits=limits, network=self._network, workdir=_WORKDIR)
+        image = str(task.settings.get("environment", {}).get("docker_image") or task.folder / "environment")
+        return await ContainerMachine.start(image, limits=limits, network=self._network)
+
+    @tool(timeout=_LONGEST_COMMAND)
+    async def bash(self, command: str) -> str:
+        """Run a command in the task's machine. Its files stay for the next command; its processes end with it.
+
+        Args:
+            command: text for bash.
+        """
+        start = time.perf_counter()
+        result = await self.machine.run(f"exec bash -c {shlex.quote(command)} 2>&1", timeout=max(self._left, 0.0))
+        self._left -= time.perf_counter() - start
+        if result.timed_out:
+            raise ToolError(f"{result.stdout}\n[the time of the task is over]")
+        return (result.stdout or "[no output]") + (f"\n[exit status {result.exit_code}]" if result.exit_code else "")
+
+    async def step(self, turn: Turn) -> Step:
+        """Run the turn's commands; end the trajectory if its time is over."""
+        step = await super().step(turn)
+        return step if step.done or self._left > 0 else step.finish(stop_reason="task_timeout")
+
+    async def reward(self, sample: Sample) -> float:
+        """Run the task's tests. The reward is 0 if they write none. Raises GraderFailure: they write no number."""
+        if (await self.machine.run(_EMPTY)).exit_code:
+            return 0.0  # the model's commands left something there that cannot be removed
+        await self.machine.upload(self.task.folder / "tests", "/tests")
+        result = await self.machine.run("bash /tests/test.sh 2>&1", timeout=self._test_seconds)
+        sample.metadata["harbor"] |= {"exit_code": result.exit_code, "output": result.stdout[-4000:]}
+        read = await self.machine.run("cd /logs/verifier && { cat reward.json || cat reward.txt; } 2>/dev/null")
+        try:
+            return 0.0 if result.timed_out or read.exit_code else _number(read.stdout)
+        except (LookupError, ValueError, TypeError) as error:
+            raise GraderFailure(f"task {self.task.folder.name}: {read.stdout!r:.200} is no reward: {error}") from error
+
+    async def close(self) -> None:
+        """Remove the machine."""
+        if hasattr(self, "machine"):
+            await self.machine.close()
+
+
+def _number(text: str) -> float:
+    found = json.loads(text)
+    if isinstance(found, dict):
+        found = next(iter(found.values())) if len(found) == 1 else found["reward"]
+    if not math.isfinite(number := float(found)):
+        raise ValueError("expected a finite number")
+    return number
+
+
+def environment(name: str) -> type[Environment]:
+    """Return the environment class of a folder's tasks. Raises PluginError: there is none, or one cannot be read."""
+    folder = Path(name).expanduser().resolve()
+    if str(folder).startswith(tuple(f"{path}/" for path in SYSTEM_PATHS)):
+        raise PluginError(f"move the tasks: programs in a sandbox can read {folder}")
+    found = list(folder.glob("task.toml")) or sorted(folder.glob("*/task.toml"))
+    if not found:
+        raise PluginError(f"no task.toml in {folder}, nor in a folder in it")
+    tasks = tuple(Task.load(each.parent) for each in found)
+    return type("Harbor", (HarborEnvironment,), {"__module__": __name__, "tasks": tasks})

@@ -1,0 +1,99 @@
+"""The tasks of reasoning-gym: `--data-source-path agentrl.adapters.reasoning_gym:ReasoningGymSource` makes the prompts, and
+`--rm-type reasoning_gym` gives the library's own scores. Each row of `--prompt-data` names one dataset:
+
+    {"input": "chain_sum", "metadata": {"weight": 2, "config": {"max_terms": 4}}}
+    {"input": "leg_counting"}
+"""
+
+import ast
+import functools
+import json
+from collections.abc import Mapping
+from typing import Any
+
+import reasoning_gym
+from reasoning_gym.composite import CompositeDataset, DatasetSpec
+from reasoning_gym.utils import SYSTEM_PROMPTS, extract_answer
+
+from agentrl.data.prompts import PromptRow
+from agentrl.data.source import RolloutDataSource
+from agentrl.errors import GraderFailure, PluginError
+from agentrl.rm_hub.grade import Grade
+
+SIZE = 1_000_000
+"""Rows of an epoch, if no dataset's config has a smaller `size`."""
+_ENTRY = "reasoning_gym"
+
+
+class ReasoningGymSource(RolloutDataSource):
+    """Rows of the library's composite dataset, drawn by weight with the seed `--rollout-seed`. Order, epochs, saving and
+    loading are those of the built-in source."""
+
+    def __init__(self, dataset: Any, args: Any) -> None:
+        """Make the composite of the datasets that the rows of `dataset` name. Raises PluginError: there are no rows, or
+        one is no dataset of the library."""
+        if dataset is None:
+            raise PluginError('ReasoningGymSource needs --prompt-data with rows as {"input": "chain_sum"}')
+        self._chosen = [(row.prompt, row.metadata) for row in map(dataset.__getitem__, range(len(dataset)))]
+        super().__init__(_Rows(self._chosen, args.rollout_seed), args)
+
+    def identity(self) -> dict[str, object]:
+        """Return what the meaning of a group number depends on: also the datasets, and the seed that makes their rows."""
+        chosen = json.dumps(self._chosen, sort_keys=True)
+        return {**super().identity(), "rollout_seed": self.args.rollout_seed, "reasoning_gym": chosen}
+
+
+class _Rows:
+    def __init__(self, chosen: list[tuple[Any, dict[str, Any]]], seed: int) -> None:
+        specs = [DatasetSpec(name, said.get("weight", 1.0), said.get("config", {})) for name, said in chosen]
+        size = min([SIZE, *(spec.config["size"] for spec in specs if "size" in spec.config)])
+        try:
+            self._made: CompositeDataset = reasoning_gym.create_dataset(
+                "composite", size=size, seed=seed, datasets=specs
+            )
+        except (AssertionError, TypeError, ValueError) as error:
+            raise PluginError(f"--prompt-data: no composite dataset of reasoning-gym: {error}") from error
+
+    def __len__(self) -> int:
+        return len(self._made)
+
+    def __getitem__(self, index: int) -> PromptRow:
+        entry = self._made[index]
+        system = {"role": "system", "content": SYSTEM_PROMPTS["default"]}
+        prompt = [system, {"role": "user", "content": entry["question"]}]
+        return PromptRow(index, prompt, entry["answer"], {_ENTRY: _kept(entry)})
+
+
+def grade(response: str, label: Any, metadata: Mapping[str, Any]) -> Grade:
+    """Score the text of the last `<answer>`, or the whole answer if it has none, with the dataset's own function. An answer
+    for which this function raises has score 0.
+
+    Raises:
+        GraderFailure: the row is not one of `ReasoningGymSource`.
+    """
+    if not isinstance(kept := metadata.get(_ENTRY), str):
+        what = "--rm-type reasoning_gym grades rows of agentrl.adapters.reasoning_gym:ReasoningGymSource"
+        raise GraderFailure(what, kind="grader_no_entry")
+    entry = ast.literal_eval(kept)
+    answer = extract_answer(response) or response.strip()
+    score_answer = _score(entry["metadata"]["source_dataset"])
+    try:
+        score = float(score_answer(answer, entry))
+    except Exception as error:  # noqa: BLE001 - some of its functions raise for answers that they cannot read
+        return Grade(0.0, False, answer, f"the dataset's function raised {error!r:.300}", unjudged="grader_crashed")
+    return Grade(score, score >= 1.0, answer)
+
+
+@functools.cache
+def _score(name: str) -> Any:
+    return reasoning_gym.get_score_answer_fn(name)
+
+
+def _kept(entry: dict[str, Any]) -> str:
+    """Return the entry as a Python literal, which keeps tuples and numbers as keys; the ledger's JSON does not."""
+    try:
+        if ast.literal_eval(text := repr(entry)) == entry:
+            return text
+    except (ValueError, SyntaxError, MemoryError, RecursionError):
+        pass
+    return repr(json.loads(json.dumps(entry, default=str)))

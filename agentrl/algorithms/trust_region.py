@@ -1,0 +1,60 @@
+"""Estimators with GRPO's advantages and another trust region than the clipped ratio of a token."""
+
+import math
+
+from agentrl.algorithms import ops
+from agentrl.algorithms.base import TokenLoss, TokenView
+from agentrl.algorithms.group_relative import GRPO
+
+_CLIPS = frozenset({"eps_clip", "eps_clip_high", "eps_clip_c"})
+
+
+class SAPO(GRPO):
+    """A soft gate in place of the clip (arXiv:2511.20347): loss = -f(ratio) * A with f(r) = sigmoid(tau * (r - 1)) * 4 / tau,
+    where tau is `sapo_tau_positive` for A > 0 and `sapo_tau_negative` otherwise. At ratio 1 the gradient is that of the
+    unclipped policy gradient; it vanishes smoothly away from it."""
+
+    name = "sapo"
+    takes = (GRPO.takes - _CLIPS) | {"sapo_tau_positive", "sapo_tau_negative"}
+
+    def surrogate(self, view: TokenView) -> TokenLoss:
+        positive, negative = self.settings.sapo_tau_positive, self.settings.sapo_tau_negative
+        return ops.clipping.soft_gate_loss(
+            view.log_probs, view.old_log_probs, view.advantages, positive=positive, negative=negative
+        )
+
+
+class DPPO(GRPO):
+    """The ratio is masked by a divergence of the token's distributions in place of its size (arXiv:2602.04879). Of the
+    distributions only the sampled token is told from all others (the paper's binary form), so the divergence needs two
+    probabilities. A token that moved further than `dppo_threshold` in the direction of its advantage has no gradient."""
+
+    name = "dppo"
+    takes = (GRPO.takes - _CLIPS) | {"dppo_divergence", "dppo_threshold"}
+
+    def surrogate(self, view: TokenView) -> TokenLoss:
+        kind, given = self.settings.dppo_divergence, self.settings.dppo_threshold
+        threshold = {"tv": 0.15, "kl": 0.05}[kind] if given is None else given
+        return ops.clipping.divergence_masked_loss(
+            view.log_probs, view.old_log_probs, view.advantages, kind=kind, threshold=threshold
+        )
+
+
+class GMPO(GRPO):
+    """The geometric mean of a sample's ratios in place of their arithmetic mean (arXiv:2507.20673): loss = -A * exp(mean of
+    log ratios), over the sample's trained tokens. A token's log ratio is bounded by `eps_clip` in the direction of the
+    advantage; the paper takes 0.4. With one token a sample it is the clipped policy gradient with the bound exp(eps_clip)."""
+
+    name = "gmpo"
+    takes = GRPO.takes - {"turn_credit", "eps_clip_high", "eps_clip_c"}
+    highest_eps_clip = math.inf
+
+    def surrogate(self, view: TokenView) -> TokenLoss:
+        sign, bound = view.advantages.sign(), self.settings.eps_clip
+        log_ratio = ops.clipping.log_ratio_of(view.log_probs, view.old_log_probs)
+        towards = sign * log_ratio
+        bounded = sign * towards.clamp(max=bound)
+        ratio = view.mean_over_sample(bounded).exp()
+        hit = (towards.detach() > bound).to(ratio.dtype)
+        stats = {"ratio": ratio.detach(), "ppo_kl": -log_ratio.detach(), "pg_clipfrac": hit}
+        return TokenLoss(-view.advantages * ratio, stats)

@@ -1,0 +1,106 @@
+"""`ContainerMachine`: a container of Docker or Podman, through its command line."""
+
+import os
+import secrets
+
+import anyio
+
+from agentrl.sandbox.command import CommandResult, call, run_command
+from agentrl.sandbox.limits import SandboxFailure, SandboxUnavailable
+from agentrl.sandbox.machine import SHELL, Machine, start_guard
+
+_ANSWER_SECONDS = 120.0
+
+
+class ContainerMachine(Machine):
+    """A machine of Docker or Podman: a container is the file system, and each command is one start of the container.
+
+    `image` is the name of an image, or a folder with a Dockerfile, from which the image is built. The image needs
+    `/bin/sh`. Containers have the label `agentrl`.
+    """
+
+    _command: str
+    _name: str
+
+    @classmethod
+    async def refusal(cls) -> str:
+        """Ask the service of each installed command for its version."""
+        return (await _find())[1]
+
+    async def _open(self, image: str, network: bool, workdir: str) -> None:
+        self._command, refusal = await _find()
+        if refusal or not image:
+            raise SandboxUnavailable(refusal or "a container needs an image: a name, or a folder with a Dockerfile")
+        image = await self._image(image)
+        self._name = f"agentrl-{secrets.token_hex(8)}"
+        size, file = f"{self.limits.memory_mb}m", f"fsize={self.limits.file_mb << 20}"
+        options = [
+            "--memory",
+            size,
+            "--memory-swap",
+            size,
+            "--pids-limit",
+            str(self.limits.processes),
+            "--ulimit",
+            file,
+        ]
+        options += ["--ulimit", "core=0", "--network", "bridge" if network else "none"]
+        options += ["--security-opt", "no-new-privileges", "--label", "agentrl", "--interactive", "--pull", "never"]
+        script = f'mkdir -p -- "$0" && cd -- "$0" || exit; {SHELL[2]}' if workdir else SHELL[2]
+        entry = ("--entrypoint", SHELL[0], image, SHELL[1], script, workdir)
+        self._guard = await start_guard('"$1" rm --force --volumes "$2"', self._command, self._name)
+        with anyio.CancelScope(shield=True):  # the service would go on, and make it after it was removed
+            await _ask(self._command, "create", "--name", self._name, *options, *entry)
+
+    async def snapshot(self) -> str:
+        """See `Machine.snapshot`."""
+        async with self._turn:
+            return await _ask(self._command, "commit", self._name)
+
+    @classmethod
+    async def delete(cls, image: str) -> None:
+        """See `Machine.delete`."""
+        await _ask((await _find())[0], "rmi", "--force", image)
+
+    async def _image(self, image: str) -> str:
+        """Return an image that is there, after it was built or pulled."""
+        if await anyio.Path(image).is_dir():
+            return await call(self._command, "build", "--quiet", image)
+        try:
+            await _ask(self._command, "image", "inspect", image)
+        except SandboxFailure:
+            await call(self._command, "pull", "--quiet", image)
+        return image
+
+    async def _execute(self, stdin: bytes, seconds: float, most: int) -> CommandResult:
+        line = [self._command, "start", "--attach", "--interactive", self._name]
+        ended = False
+        try:
+            result = await run_command(line, os.environ, stdin=stdin, seconds=seconds, most=most)
+            ended = not result.timed_out
+        finally:
+            if not ended:
+                with anyio.CancelScope(shield=True):
+                    await _ask(self._command, "stop", "-t", "0", self._name)
+        if ended and result.exit_code:  # of the command, or because it could not run
+            state = await _ask(self._command, "inspect", "--format", "{{.State.ExitCode}} {{.State.Error}}", self._name)
+            code, _, error = state.partition(" ")
+            if error or code != str(result.exit_code):
+                raise SandboxFailure(f"{self._command} start: {error or result.stderr[-1000:].strip()}")
+        return result
+
+
+async def _find() -> tuple[str, str]:
+    """Return the command whose service answers, and "" or why there is none."""
+    refusals = []
+    for name in ("docker", "podman"):
+        try:
+            await _ask(name, "version", "--format", "{{.Server.Version}}")
+            return name, ""
+        except (SandboxFailure, SandboxUnavailable) as error:
+            refusals.append(str(error))
+    return "", "; ".join(refusals)
+
+
+async def _ask(*line: str) -> str:
+    return await call(*line, seconds=_ANSWER_SECONDS)

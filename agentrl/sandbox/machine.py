@@ -1,0 +1,157 @@
+"""Machines: a file system of its own for a trajectory, and commands that run in it.
+
+`BubblewrapMachine` needs bubblewrap, `ContainerMachine` Docker or Podman. Both keep the contract of `Machine`:
+
+1. A command ends with all processes that it started. Nothing runs between two commands.
+2. A command reaches no file of the host, and no network except with `network=True`.
+3. A machine ends with `close` and with this process, also if this process is killed.
+"""
+
+import io
+import shlex
+import tarfile
+from abc import ABC, abstractmethod
+from pathlib import Path
+from subprocess import DEVNULL, PIPE
+from typing import Self
+
+import anyio
+import anyio.to_thread
+from anyio.abc import Process
+
+from agentrl.sandbox.command import CommandResult
+from agentrl.sandbox.limits import MachineLimits, SandboxFailure, SandboxUnavailable
+
+DEFAULT_LIMITS = MachineLimits()
+SHELL = ("/bin/sh", "-c", 'IFS= read -r command; eval "$(printf %b "$command")"')
+"""Runs the command in the first line of its standard input. The rest is the command's standard input."""
+_LARGEST_FILE = 64 << 20
+
+
+class Machine(ABC):
+    """A computer for one trajectory. Use it with `async with`, or call `close`.
+
+    async with await BubblewrapMachine.start(workdir="/app") as machine:
+        await machine.write("/app/a.py", b"print(6 * 7)")
+        (await machine.run("python3 a.py")).stdout  # "42\\n"
+    """
+
+    def __init__(self, limits: MachineLimits) -> None:
+        self.limits = limits
+        self._guard: Process | None = None
+        self._turn = anyio.Lock()
+        self._running = anyio.CancelScope()
+        self._closed = False
+
+    @classmethod
+    @abstractmethod
+    async def refusal(cls) -> str:
+        """Return why this machine does not work here; "" if it does."""
+
+    @classmethod
+    async def start(
+        cls, image: str = "", *, limits: MachineLimits = DEFAULT_LIMITS, network: bool = False, workdir: str = ""
+    ) -> Self:
+        """Start a machine. Raises SandboxUnavailable or SandboxFailure: it cannot start.
+
+        Args:
+            image: a folder or an image, as the implementation says, or a result of `snapshot`.
+            network: the machine gets a network.
+            workdir: folder in which commands start; it is created.
+        """
+        machine = cls(limits)
+        try:
+            await machine._open(image, network, workdir)
+            if (first := await machine.run(":")).exit_code:
+                raise SandboxUnavailable(first.stderr.strip() or f"a first command ended with status {first.exit_code}")
+        except BaseException:
+            await machine.close()
+            raise
+        return machine
+
+    @abstractmethod
+    async def _open(self, image: str, network: bool, workdir: str) -> None:
+        """Make the machine, so that `_guard` removes it, finished or not."""
+
+    @abstractmethod
+    async def snapshot(self) -> str:
+        """Save the file system. Returns the image with which `start` restores it, in any process, until `delete`. Raises
+        SandboxFailure: it cannot be saved."""
+
+    @classmethod
+    @abstractmethod
+    async def delete(cls, image: str) -> None:
+        """Delete a result of `snapshot`."""
+
+    @abstractmethod
+    async def _execute(self, stdin: bytes, seconds: float, most: int) -> CommandResult:
+        """Run `SHELL`; keep `most` bytes of each output. No process of it is left, also if this is cancelled."""
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *exception: object) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """End the command that runs, and remove the machine."""
+        self._closed = True
+        self._running.cancel()
+        with anyio.CancelScope(shield=True):
+            async with self._turn:
+                if self._guard is not None:
+                    await self._guard.aclose()
+
+    async def run(
+        self, command: str, *, timeout: float | None = None, input: bytes = b"", most: int = 0
+    ) -> CommandResult:
+        """Run a command of `/bin/sh`. Commands that are asked for at once run one after another. Raises SandboxFailure:
+        the machine failed; the command may have run or not. Raises SandboxUnavailable: the machine is closed.
+
+        Args:
+            timeout: time limit in seconds, if less than `limits.seconds`.
+            input: standard input.
+            most: number of bytes kept of each output; 0 is `limits.output_bytes`.
+        """
+        line = command.replace("\\", "\\\\").replace("\n", "\\n").replace("\0", "").encode("utf-8", "replace")
+        seconds = self.limits.seconds if timeout is None else min(timeout, self.limits.seconds)
+        async with self._turn:
+            if self._closed:
+                raise SandboxUnavailable("the machine is closed")
+            with anyio.CancelScope() as self._running:
+                return await self._execute(line + b"\n" + input, seconds, most or self.limits.output_bytes)
+            raise SandboxFailure("the machine was closed while it ran a command")
+
+    async def read(self, path: str) -> bytes:
+        """Return the content of a file. Raises OSError: the file cannot be read, or is larger than 64 MiB."""
+        return await self._must(f"cat -- {shlex.quote(path)}")
+
+    async def write(self, path: str, data: bytes) -> None:
+        """Write a file and the folders above it. Readers see the old content or the new. Raises OSError: the file cannot
+        be written."""
+        new = 'new=$(mktemp -p "$folder") && cat > "$new" && chmod 644 -- "$new" && mv -fT -- "$new" "$file"'
+        await self._must(
+            f'file={shlex.quote(path)} && folder=$(dirname -- "$file") && mkdir -p -- "$folder" && {new}', data
+        )
+
+    async def upload(self, folder: Path, path: str) -> None:
+        """Copy the content of a folder of the host into the machine's folder `path`; links stay links. Raises OSError:
+        the files cannot be read or written."""
+        packed = io.BytesIO()
+        with tarfile.open(fileobj=packed, mode="w") as archive:
+            await anyio.to_thread.run_sync(archive.add, folder, ".")
+        await self._must(f"mkdir -p -- {shlex.quote(path)} && tar -xof - -C {shlex.quote(path)}", packed.getvalue())
+
+    async def _must(self, command: str, input: bytes = b"") -> bytes:
+        result = await self.run(command, input=input, most=_LARGEST_FILE)
+        if result.exit_code or result.truncated:
+            raise OSError(result.stderr.strip() or f"{command}: exit status {result.exit_code}, or more than 64 MiB")
+        return result.output
+
+
+async def start_guard(script: str, *arguments: str) -> Process:
+    """Start a process that runs a shell script when it is closed or this process ends. `arguments` are $1, $2, ..."""
+    line = ["/bin/sh", "-c", f"cat; {script}", "guard", *arguments]
+    with anyio.CancelScope(shield=True):
+        process = await anyio.open_process(line, stdin=PIPE, stdout=DEVNULL, stderr=DEVNULL, start_new_session=True)
+    return process  # noqa: RET504

@@ -1,0 +1,243 @@
+"""Harbor's task folders, played in every machine that works here."""
+
+import logging
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agentrl.adapters.harbor import HarborEnvironment
+from agentrl.chat.messages import ToolCall
+from agentrl.envs.base import Turn
+from agentrl.envs.load import load_environment
+from agentrl.errors import GraderFailure, PluginError
+from agentrl.sample import Sample
+from agentrl.sandbox.bubblewrap_machine import BubblewrapMachine
+from agentrl.sandbox.container_machine import ContainerMachine
+from agentrl.sandbox.machine import Machine
+from tests.sandbox.watch import processes_called
+
+IMAGE = os.environ.get("AGENTRL_TEST_IMAGE", "docker.io/library/python:3.11-slim")
+TEST = '[ "$(cat /app/out.txt)" = "$(cat /tests/expected)" ] && echo 1 > /logs/verifier/reward.txt || echo 0 > /logs/verifier/reward.txt'
+PASSES = "echo 1 > /logs/verifier/reward.txt"
+MACHINES: dict[str, type[Machine]] = {"bubblewrap": BubblewrapMachine, "container": ContainerMachine}
+
+
+def write_task(folder: Path, *, settings: str = "", test: str = TEST, instruction: str = "Write hello.") -> Path:
+    files = {
+        "task.toml": f'schema_version = "1.4"\n[environment]\nmemory_mb = 1024\n{settings}',
+        "instruction.md": instruction,
+        "environment/Dockerfile": f"FROM {IMAGE}\nWORKDIR /app\nCOPY . .\n",
+        "environment/data/start.txt": "the start",
+        "tests/test.sh": f"#!/bin/bash\n{test}\n",
+        "tests/expected": "hello",
+        "solution/solve.sh": "#!/bin/bash\necho hello > /app/out.txt\n",
+    }
+    for name, text in files.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(text)
+    return folder
+
+
+@pytest.fixture(params=["bubblewrap", "container"])
+async def kind(request: pytest.FixtureRequest) -> str:
+    if reason := await MACHINES[request.param].refusal():
+        pytest.skip(f"{request.param}: {reason}")
+    return str(request.param)
+
+
+class Play:
+    """One trajectory of a task: its commands and its reward."""
+
+    def __init__(self, folder: Path, kind: str, **metadata: Any) -> None:
+        cls = load_environment(f"harbor:{folder}")
+        assert issubclass(cls, HarborEnvironment)
+        self.env = cls.create(machine=kind)
+        self.sample = Sample(prompt="", group_index=0, metadata=metadata)
+
+    async def __aenter__(self) -> "Play":
+        self.messages = await self.env.reset(self.sample)
+        return self
+
+    async def __aexit__(self, *exception: object) -> None:
+        await self.env.close()
+
+    async def bash(self, command: str) -> str:
+        outcome = await self.env.toolbox.run("bash", {"command": command}, state=self.env)
+        return outcome.text
+
+    async def reward(self) -> float:
+        return await self.env.reward(self.sample)
+
+
+async def test_the_oracle_earns_1_and_nothing_earns_0(tmp_path: Path, kind: str) -> None:
+    async with Play(write_task(tmp_path), kind) as play:
+        assert play.messages == [{"role": "user", "content": "Write hello."}]
+        assert await play.reward() == 0.0
+    async with Play(tmp_path, kind) as play:
+        await play.env.machine.upload(tmp_path / "solution", "/solution")
+        assert await play.bash("bash /solution/solve.sh") == "[no output]"
+        assert await play.reward() == 1.0
+        assert play.sample.metadata["harbor"] == {"task": tmp_path.name, "exit_code": 0, "output": ""}
+
+
+async def test_commands_share_files_and_show_their_output(tmp_path: Path) -> None:
+    async with Play(write_task(tmp_path), "bubblewrap") as play:
+        assert await play.bash("cat data/start.txt; echo more >&2") == "the startmore\n"
+        assert await play.bash("cd data && echo 'a\\b' > new && shopt -q extglob; [[ -e new ]] && exit 3") == (
+            "[no output]\n[exit status 3]"
+        )
+        assert await play.bash("cat data/new") == "a\\b\n"
+        assert await play.bash("true") == "[no output]"
+
+
+async def test_tests_are_out_of_sight_while_the_model_works(tmp_path: Path, kind: str) -> None:
+    async with Play(write_task(tmp_path), kind) as play:
+        assert await play.bash("ls -A /tests /solution /logs/verifier 2>/dev/null | grep -v :") in (
+            "\n\n[exit status 1]", "\n", "[no output]\n[exit status 1]", "\n\n"
+        )  # fmt: skip
+        for path in (tmp_path, tmp_path / "tests" / "expected"):
+            assert "No such file" in await play.bash(f"ls {path}; echo x >> {path}")
+        found = "for f in /* /*/* /*/*/* /*/*/*/*; do case $f in /proc/*|/sys/*|/usr/*|/lib*) ;; */solve.sh|*/test.sh|*/expected) echo $f;; esac; done"
+        assert await play.bash(found) == "[no output]"
+    assert (tmp_path / "tests" / "expected").read_text() == "hello"
+
+
+PLANTED = {
+    "files": "mkdir -p /tests /logs/verifier; echo 'echo 1 > /logs/verifier/reward.txt' > /tests/test.sh; echo 1 > /logs/verifier/reward.txt; echo '{\"reward\": 1}' > /logs/verifier/reward.json",
+    "links": "mkdir -p /logs /app/mine; echo 1 > /app/mine/reward.json; rm -rf /logs/verifier /tests; ln -s /app/mine /logs/verifier; ln -s /app/mine /tests",
+    "closed folder": "mkdir -p /logs/verifier/x/y; echo '{\"reward\": 1}' > /logs/verifier/reward.json; chmod 0 /logs/verifier/x /logs/verifier",
+    "expected": "mkdir -p /tests; echo forged > /tests/expected; chmod 444 /tests/expected; echo forged > /app/out.txt",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("commands", PLANTED.values(), ids=PLANTED)
+async def test_what_the_model_plants_earns_nothing(tmp_path: Path, kind: str, commands: str) -> None:
+    async with Play(write_task(tmp_path), kind) as play:
+        await play.bash(commands)
+        assert await play.reward() == 0.0
+
+
+async def test_no_process_of_the_model_sees_the_tests(tmp_path: Path, kind: str) -> None:
+    spy = (
+        "ln -s /bin/bash /tmp/harborspy; cat > /tmp/spy <<'END'\n"
+        "while true; do cp /tests/* /app/; echo '{\"reward\": 1}' > /logs/verifier/reward.json; done 2> /dev/null\nEND\n"
+        "setsid nohup /tmp/harborspy /tmp/spy > /dev/null 2>&1 < /dev/null & disown; sleep 0.05; ls /tmp"
+    )
+    async with Play(write_task(tmp_path), kind) as play:
+        assert "spy" in await play.bash(spy)
+        assert processes_called("harborspy") == 0
+        assert await play.reward() == 0.0
+        assert "expected" not in await play.bash("ls /app")
+
+
+async def test_the_time_of_all_commands_is_limited(tmp_path: Path) -> None:
+    folder = write_task(tmp_path, settings="[agent]\ntimeout_sec = 0.2\n[verifier]\ntimeout_sec = 200\n", test=PASSES)
+    async with Play(folder, "bubblewrap") as play:
+        assert "[the time of the task is over]" in await play.bash("sleep 1000")
+        turn = Turn(
+            index=1, text="", content="", tool_calls=[ToolCall(id="1", name="bash", arguments={"command": "true"})]
+        )
+        step = await play.env.step(turn)
+        assert (step.done, step.stop_reason) == (True, "task_timeout")
+        assert await play.reward() == 1.0
+
+
+async def test_tests_that_overrun_earn_nothing(tmp_path: Path) -> None:
+    folder = write_task(tmp_path, settings="[verifier]\ntimeout_sec = 0.3\n", test=f"{PASSES}; sleep 1000")
+    async with Play(folder, "bubblewrap") as play:
+        assert await play.reward() == 0.0
+        assert play.sample.metadata["harbor"]["exit_code"] == 124
+
+
+REWARDS = [
+    ("echo 0.25 > reward.txt", 0.25),
+    ("echo ' 1e0 ' > reward.txt", 1.0),
+    ('echo \'{"reward": 0.5, "style": 1}\' > reward.json; echo 1 > reward.txt', 0.5),
+    ("echo '{\"score\": 0.75}' > reward.json", 0.75),
+    ("true", 0.0),
+    ("exit 1", 0.0),
+]
+NO_REWARDS = [
+    "echo many > reward.txt",
+    "echo NaN > reward.txt",
+    "touch reward.txt",
+    'echo \'{"a": 1, "b": 2}\' > reward.json',
+]
+
+
+@pytest.mark.parametrize(("test", "reward"), REWARDS)
+async def test_rewards_are_read(tmp_path: Path, test: str, reward: float) -> None:
+    async with Play(write_task(tmp_path, test=f"cd /logs/verifier; {test}"), "bubblewrap") as play:
+        assert await play.reward() == reward
+
+
+@pytest.mark.parametrize("test", NO_REWARDS)
+async def test_what_is_no_number_is_the_graders_failure(tmp_path: Path, test: str) -> None:
+    async with Play(write_task(tmp_path, test=f"cd /logs/verifier; {test}"), "bubblewrap") as play:
+        with pytest.raises(GraderFailure, match=tmp_path.name):
+            await play.reward()
+
+
+@pytest.mark.parametrize(
+    ("group", "metadata", "task"), [(0, {}, "a"), (3, {}, "b"), (0, {"task": 1}, "b"), (1, {"task": 4}, "a")]
+)
+async def test_the_number_picks_the_task(tmp_path: Path, group: int, metadata: dict[str, int], task: str) -> None:
+    for name in "ab":
+        write_task(tmp_path / name, instruction=name)
+    play = Play(tmp_path, "bubblewrap", **metadata)
+    play.sample.group_index = group
+    async with play:
+        assert play.messages[0]["content"] == task
+        assert play.sample.metadata["harbor"]["task"] == task
+
+
+@pytest.fixture
+def no_containers(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A path on which `docker` and `podman` fail."""
+    folder = tmp_path_factory.mktemp("bin")
+    for name in ("docker", "podman"):
+        (folder / name).write_text("#!/bin/sh\necho no daemon >&2; exit 1\n")
+        (folder / name).chmod(0o755)
+    monkeypatch.setenv("PATH", f"{folder}{os.pathsep}{os.environ['PATH']}")
+
+
+@pytest.mark.usefixtures("no_containers")
+async def test_without_containers_one_note_says_what_is_missing(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    write_task(tmp_path)
+    with caplog.at_level(logging.WARNING):
+        for _ in range(2):
+            async with Play(tmp_path, "auto") as play:
+                assert isinstance(play.env.machine, BubblewrapMachine)
+    notes = [record.getMessage() for record in caplog.records if record.name == "agentrl.adapters.harbor"]
+    assert len(notes) == 1
+    assert "no daemon" in notes[0]
+    assert "Dockerfiles" in notes[0]
+
+
+BROKEN = [
+    ("rm instruction.md", "instruction.md"),
+    ("rm tests/test.sh", "test.sh"),
+    ("echo '[x' > task.toml", "task.toml|Expected"),
+    ("echo '[[steps]]' >> task.toml", "not supported"),
+    ("printf '[verifier]\\nenvironment_mode = \"separate\"' >> task.toml", "not supported"),
+    ("touch environment/docker-compose.yaml", "not supported"),
+    ("rm task.toml", "no task.toml"),
+]
+
+
+@pytest.mark.parametrize(("change", "message"), BROKEN)
+def test_a_malformed_task_is_named(tmp_path: Path, change: str, message: str) -> None:
+    write_task(tmp_path)
+    assert os.system(f"cd '{tmp_path}' && {change}") == 0
+    with pytest.raises(PluginError, match=message) as caught:
+        load_environment(f"harbor:{tmp_path}")
+    assert str(tmp_path) in str(caught.value)
+
+
+def test_tasks_in_a_visible_folder_are_refused() -> None:
+    with pytest.raises(PluginError, match="can read /usr/share"):
+        load_environment("harbor:/usr/share")

@@ -1,0 +1,113 @@
+"""reasoning-gym as data source and grader, against the library: the same rows, the same scores, also after a resume."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agentrl.config import Args
+from agentrl.data.settings import DataSettings
+from agentrl.data.source import RolloutDataSource
+from agentrl.data.user_source import load_source
+from agentrl.errors import DataError, GraderFailure, PluginError
+from agentrl.rm_hub import grade
+from agentrl.sample import Sample
+
+reasoning_gym = pytest.importorskip("reasoning_gym")
+
+PATH = "agentrl.adapters.reasoning_gym:ReasoningGymSource"
+CHOSEN = {"chain_sum": {"weight": 3, "config": {"max_terms": 4}}, "leg_counting": {}, "rearc": {"weight": 0.5}}
+SLOW = {"acre", "arc_agi", "futoshiki", "intermediate_integration", "word_ladder", "zebra_puzzles", "composite"}
+"""Datasets that take seconds for one row."""
+
+
+def source(folder: Path, chosen: dict[str, Any], seed: int = 5, **more: Any) -> RolloutDataSource:
+    rows = [json.dumps({"input": name, "metadata": said}) for name, said in chosen.items()]
+    (folder / "datasets.jsonl").write_text("\n".join(rows))
+    settings = DataSettings(prompt_data=str(folder / "datasets.jsonl"), data_source_path=PATH, **more)
+    args = Args({**settings.model_dump(), "rollout_seed": seed, "n_samples_per_prompt": 2})
+    found = load_source(settings, args)
+    assert isinstance(found, RolloutDataSource)
+    return found
+
+
+def theirs(chosen: dict[str, Any], seed: int = 5) -> Any:
+    from reasoning_gym.composite import DatasetSpec
+
+    specs = [DatasetSpec(n, said.get("weight", 1.0), said.get("config", {})) for n, said in chosen.items()]
+    return reasoning_gym.create_dataset("composite", size=1_000_000, seed=seed, datasets=specs)
+
+
+def questions(groups: list[list[Sample]]) -> list[str]:
+    return [group[0].prompt[-1]["content"] for group in groups]  # type: ignore[index]
+
+
+def stored(sample: Sample) -> Sample:
+    """The sample as the ledger returns it."""
+    return Sample.from_dict(json.loads(json.dumps(sample.to_dict())))
+
+
+def test_rows_and_scores_are_the_librarys(tmp_path: Path) -> None:
+    ours, library, names = source(tmp_path, CHOSEN).get_samples(60), theirs(CHOSEN), []
+    for index, group in enumerate(ours):
+        entry, one = library[index], stored(group[0])
+        assert (len(group), questions([group])) == (2, [entry["question"]])
+        assert one.label == entry["answer"]
+        for text in (entry["answer"], "<answer>42</answer>", f"42 <answer>\n{entry['answer']}</answer>", "none"):
+            answer = text.partition("<answer>")[2].partition("</answer>")[0].strip() or text
+            graded = grade("reasoning_gym", text, one.label, one.metadata)
+            assert graded.score == library.score_answer(answer, entry)
+            assert graded.correct == (graded.score == 1.0)
+        names.append(entry["metadata"]["source_dataset"])
+    assert set(names) == set(CHOSEN)
+    assert names.count("chain_sum") > 30
+
+
+@pytest.mark.parametrize("shuffle", [False, True])
+def test_a_loaded_source_goes_on_with_the_same_rows(tmp_path: Path, shuffle: bool) -> None:
+    chosen = {**CHOSEN, "gcd": {"config": {"size": 40}}}
+    unbroken = source(tmp_path, chosen, rollout_shuffle=shuffle)
+    unbroken.get_samples(54)
+    wanted = questions(unbroken.get_samples(9))
+    first = source(tmp_path, chosen, rollout_shuffle=shuffle)
+    first.get_samples(54)
+    first.save(tmp_path / "state.json")
+    again = source(tmp_path, chosen, rollout_shuffle=shuffle)
+    again.load(tmp_path / "state.json")
+    assert questions(again.get_samples(9)) == wanted, "also beyond the first epoch of 40 rows"
+    for other in (source(tmp_path, CHOSEN), source(tmp_path, chosen, seed=6, rollout_shuffle=shuffle)):
+        with pytest.raises(DataError, match="the saved source has"):
+            other.load(tmp_path / "state.json")
+
+
+@pytest.mark.slow
+def test_scores_of_every_dataset_survive_the_ledger(tmp_path: Path) -> None:
+    from reasoning_gym.factory import DATASETS
+
+    for name in sorted(set(DATASETS) - SLOW):
+        chosen = {name: {"config": {"size": 100}}}
+        group, entry = source(tmp_path, chosen).get_samples(1)[0], theirs(chosen)[0]
+        one, score = stored(group[0]), reasoning_gym.get_score_answer_fn(name)
+        for answer in filter(None, (entry["answer"], "42")):
+            graded = grade("reasoning_gym", answer, None, one.metadata)
+            try:
+                wanted = score(answer.strip(), entry)
+            except Exception:  # noqa: BLE001
+                assert (graded.score, graded.unjudged) == (0.0, "grader_crashed"), name
+            else:
+                assert graded.score == wanted, name
+
+
+def test_wrong_rows_are_named(tmp_path: Path) -> None:
+    with pytest.raises(PluginError, match="Dataset 'chain_sums' not registered"):
+        source(tmp_path, {"chain_sums": {}})
+    with pytest.raises(PluginError, match="unexpected keyword argument 'terms'"):
+        source(tmp_path, {"chain_sum": {"config": {"terms": 3}}})
+    with pytest.raises(PluginError, match="Weight must be positive"):
+        source(tmp_path, {"chain_sum": {"weight": 0}})
+    settings = DataSettings(data_source_path=PATH)
+    with pytest.raises(PluginError, match="needs --prompt-data with rows as"):
+        load_source(settings, Args({**settings.model_dump(), "rollout_seed": 1, "n_samples_per_prompt": 1}))
+    with pytest.raises(GraderFailure, match="grades rows of"):
+        grade("reasoning_gym", "42", "42", {})
