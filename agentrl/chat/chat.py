@@ -19,6 +19,7 @@ from agentrl.chat.probe import choose_history_kwargs, find_closer, probe
 from agentrl.chat.report import TemplateReport, Thought
 from agentrl.chat.template import DeltaRenderer, Template
 from agentrl.errors import SettingsError, TemplateError
+from agentrl.modelfolder import read_json
 from agentrl.sample import Message
 
 HistoryPolicy = Literal["keep", "split", "fail"]
@@ -94,12 +95,7 @@ class Chat:
             SettingsError: the folder has no tokenizer, or an option is unknown.
             TemplateError: there is no template, or it does not compile.
         """
-        from transformers import AutoTokenizer
-
-        try:
-            tokenizer = AutoTokenizer.from_pretrained(path, trust_remote_code=trust_remote_code)
-        except (OSError, ValueError) as error:
-            raise SettingsError(f"{path}: no tokenizer could be loaded from here: {error}") from error
+        tokenizer = load_tokenizer(path, trust_remote_code=trust_remote_code)
         stops = _generation_stops(Path(path))
         return cls(tokenizer, chat_template=_read_template(chat_template), stop_tokens=stops, **options)
 
@@ -197,6 +193,21 @@ def _read_template(given: str | None) -> str | None:
     if not file.is_file():
         raise SettingsError(f"--chat-template-path: no file {given!r}, and it is not template text either")
     return file.read_text(encoding="utf-8")
+
+
+def load_tokenizer(path: str, *, trust_remote_code: bool = False) -> Any:
+    """Load the tokenizer of a Hugging Face model folder. Raises SettingsError: there is none, or none that loads."""
+    from transformers import AutoTokenizer, PreTrainedConfig
+    from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+
+    try:
+        kind = read_json(file).get("model_type") if (file := Path(path, "config.json")).is_file() else None
+        # transformers fails on some config.json files of a type that it does not have; the tokenizer needs none of it.
+        unknown = kind is not None and kind not in CONFIG_MAPPING and not trust_remote_code
+        options = {"config": PreTrainedConfig()} if unknown else {}
+        return AutoTokenizer.from_pretrained(path, trust_remote_code=trust_remote_code, **options)
+    except (OSError, ValueError, AttributeError, KeyError, TypeError) as error:
+        raise SettingsError(f"{path}: no tokenizer could be loaded from here: {error}") from error
 
 
 def _special_tokens(tokenizer: Any) -> dict[str, str]:

@@ -91,7 +91,8 @@ def settings_command(
     def make(function: Callable[[RunSettings], int]) -> click.Command:
         def callback(config: str | None, slime_script: str | None, dry_run: bool) -> int:
             problems: Problems = click.get_current_context().meta[_PROBLEMS]
-            settings = given_settings(config, presets, slime_script, problems)
+            alone = {} if purpose == "train" else {"debug_rollout_only": True}  # no rule of trainers holds
+            settings = given_settings(config, {**presets, **alone}, slime_script, problems)
             foreign_notes = door.notes(settings) if (door := foreign()) else ()
             for line in () if problems.any else [*possibly_inapplicable(settings, purpose), *foreign_notes]:
                 click.echo(f"note: {line}", err=True)

@@ -22,9 +22,16 @@ def _rope(config: Config, name: str) -> Any:
     return {**(config.get("rope_scaling") or {}), **(config.get("rope_parameters") or {})}.get(name, config.get(name))
 
 
-_GLM4 = "slime_plugins.models.glm4 get_glm_spec"
+def _spec(config: Config, given: str) -> str:
+    """slime names a module for each family that Megatron's arguments cannot describe."""
+    package, _, module = given.split()[0].rpartition(".")
+    fits = package == "slime_plugins.models" and config["model_type"].startswith(module)
+    return given if fits else "of config.json"
+
+
+_GATED = ("qwen3_next", "qwen3_5")
 _QWEN = ("qwen", "qwen3", "qwen3_5")
-_SIGMOID = ("glm4_moe", "glm4_moe_lite", "deepseek_v3", "kimi_k2")
+_SIGMOID = ("minimax_m2", "glm4_moe", "glm4_moe_lite", "deepseek_v3", "kimi_k2")
 
 
 def _sparse(config: Config, given: Any) -> Any:
@@ -42,7 +49,7 @@ def _sparse(config: Config, given: Any) -> Any:
 SHAPES: Mapping[str, Fact] = {
     "num_layers": lambda c, _: c["num_hidden_layers"],
     "hidden_size": lambda c, _: c["hidden_size"],
-    "ffn_hidden_size": lambda c, _: c["intermediate_size"],
+    "ffn_hidden_size": lambda c, given: c.get("intermediate_size") or given,  # without it all layers have experts
     "num_attention_heads": lambda c, _: c["num_attention_heads"],
     "num_query_groups": lambda c, _: c.get("num_key_value_heads") or c["num_attention_heads"],
     "group_query_attention": lambda c, _: (
@@ -66,10 +73,14 @@ SHAPES: Mapping[str, Fact] = {
     "qk_layernorm": lambda c, _: (
         c["model_type"].startswith("qwen3") or bool(c.get("kv_lora_rank") or c.get("use_qk_norm"))
     ),
+    **dict.fromkeys(
+        ("use_gated_attention", "attention_output_gate", "apply_layernorm_1p"),
+        lambda c, _: c["model_type"].startswith(_GATED),
+    ),
     "post_self_attn_layernorm": lambda c, _: c["model_type"] == "glm4",
     "post_mlp_layernorm": lambda c, _: c["model_type"] == "glm4",
     "rotary_interleaved": lambda c, _: c["model_type"] in ("glm", "glm4"),
-    "spec": lambda c, given: given if c["model_type"] == "glm4" and given == _GLM4 else "of config.json",
+    "spec": _spec,
     "multi_latent_attention": lambda c, _: bool(c.get("kv_lora_rank")),
     "q_lora_rank": lambda c, _: c["q_lora_rank"],
     "kv_lora_rank": lambda c, _: c["kv_lora_rank"],
@@ -79,11 +90,11 @@ SHAPES: Mapping[str, Fact] = {
     "mscale": lambda c, given: _rope(c, "mscale") if _rope(c, "factor") else given,
     "mscale_all_dim": lambda c, given: _rope(c, "mscale_all_dim") if _rope(c, "factor") else given,
     "rotary_base": lambda c, _: _rope(c, "rope_theta") or 10000.0,
-    "rotary_percent": lambda c, _: _rope(c, "partial_rotary_factor") or 1.0,
+    "rotary_percent": lambda c, _: _rope(c, "partial_rotary_factor") or c.get("rotary_dim", _head(c)) / _head(c),
     "rotary_scaling_factor": lambda c, _: _rope(c, "factor") or 1.0,
     "use_rope_scaling": lambda c, _: (_rope(c, "rope_type") or "default") != "default",
     "num_experts": lambda c, _: next((c[key] for key in EXPERTS if c.get(key)), None),
-    "moe_ffn_hidden_size": lambda c, _: c["moe_intermediate_size"],
+    "moe_ffn_hidden_size": lambda c, _: c.get("moe_intermediate_size") or c["intermediate_size"],
     "moe_router_topk": lambda c, _: c["num_experts_per_tok"],
     "moe_layer_freq": _sparse,
     "moe_shared_expert_intermediate_size": lambda c, _: (
@@ -91,7 +102,7 @@ SHAPES: Mapping[str, Fact] = {
         or (c.get("n_shared_experts") or 0) * c["moe_intermediate_size"]
         or None
     ),
-    "moe_shared_expert_gate": lambda c, _: c["model_type"] == "qwen2_moe",
+    "moe_shared_expert_gate": lambda c, _: c["model_type"].startswith(("qwen2_moe", *_GATED)),
     "moe_router_score_function": lambda c, _: "sigmoid" if c["model_type"] in _SIGMOID else "softmax",
     "moe_router_enable_expert_bias": lambda c, _: c["model_type"] in _SIGMOID,
     "moe_router_pre_softmax": lambda c, given: given if c["model_type"] in _SIGMOID else not c.get("norm_topk_prob"),

@@ -10,8 +10,8 @@ ours differs, or we have none; why it is refused and what to do. Targets may beg
 - `agrees`: accepted where it says what is so anyway: one of the target's values, `config`, what `facts` says of this run, or
   what an environment variable says (`$NAME`).
 - `own`: none of ours, but a hook or a key that `agentrl.compat` and user functions find in `args`: goes to `compat_options`.
-- `hint`: a choice of kernels, overlap or memory that changes neither the loss nor what is sampled: accepted, and a note says
-  that it has no effect.
+- `hint`: changes neither the loss nor what is sampled: accepted, with one of the target's values if there are any; a note
+  says the last column.
 - `args`: no flag, but in slime's `args`, with the default.
 - `refused`: not here; the last column says why, and what to do.
 - `called`: refused as unknown, with the target as the proposal.
@@ -113,13 +113,15 @@ class Flags:
                 return {row.name: values if row.kind == "many" else text}
             case "set", target if not target.count(">"):
                 return _assigned(target.split(), text)
-            case "own" | "hint", _:
+            case ("own", _) | ("hint", ""):
                 return {OWN: {row.name: list(values) if row.kind == "many" else json_or_text(text)}}
             case "agrees", "config":
                 return {OWN: {row.name: json_or_text(text)}}
         known = [word.removesuffix(">") for word in row.target.split()]
         if any(_alike(json_or_text(text), json_or_text(word)) for word in known):
-            return {}
+            return {OWN: {row.name: text}} if row.state == "hint" else {}
+        if row.state == "hint":
+            raise SettingsError(f"{flag} {text}: expected one of {', '.join(known)}")
         so = " or ".join(word.partition(">")[0] for word in known)
         why = f" ({row.remedy})" if row.remedy else ""
         raise SettingsError(f"{flag} {text}: it is {so} here{why}; leave the flag out")
@@ -139,7 +141,7 @@ class Flags:
                 launch.notes.append(f"{flag} is left out: {found.why}; config.json says it")
                 argv.remove(flag)
             elif found.text is None and kept and self.answer(flag) is None:
-                problems.append(f"{flag}: {found.why}; give {flag} after the script, or export what it reads")
+                problems.append(f"{flag}: {found.why}; give {flag} after the script")
             elif kept and found.text is not None:
                 argv.append(found.text)
         if problems:
@@ -193,9 +195,11 @@ class Flags:
                 yield f"{flag_of(name)} has no effect with agentrl sft, which plays nothing; leave it out"
 
     def notes(self, settings: Sections) -> Iterator[str]:
-        hints = [flag_of(n) for n in settings.compat.compat_options if (row := row_of(n)) and row.state == "hint"]
-        if hints:
-            yield f"{', '.join(hints)}: no effect here; they choose kernels, overlap or memory, and change no result"
+        hints: dict[str, list[str]] = {}
+        for name in settings.compat.compat_options:
+            if (row := row_of(name)) and row.state == "hint":
+                hints.setdefault(row.remedy, []).append(flag_of(name))
+        yield from (f"{', '.join(flags)}: {said}" for said, flags in hints.items())
         for name, value in settings.compat.compat_options.items():
             if name in all_fields() and name in table():
                 needs = table()[name].needs.replace("_", "-").replace(">", " above ")

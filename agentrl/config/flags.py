@@ -71,7 +71,8 @@ def read_script(path: str, given: Collection[str]) -> tuple[dict[str, Any], dict
     door = foreign()
     if door is None:
         raise SettingsError(f"--slime-script {path}: this installation has no agentrl.compat, which reads such scripts")
-    argv, lines, notes = door.script(path, given)
+    own = given.get("compat_options") if isinstance(given, Mapping) else ()
+    argv, lines, notes = door.script(path, {*given, *(own or ())})
     try:
         values, origins, rest = read_flags(argv)
     except SettingsError as error:

@@ -43,6 +43,8 @@ async def async_rm(args: Any, sample: Sample, **kwargs: Any) -> Reward:
 async def grade_sample(args: Any, sample: Sample, rm_type: str) -> Grade:
     """The sample's grade by the grader of that name, of the text that it reads. Raises as `async_rm` does."""
     spec = find(rm_type)
+    if sample.label is None and spec.needs_label and getattr(args, "slime_defaults", False):
+        return Grade(0.0, correct=False, reason="there is no label, which slime rewards with 0")
     text = final_answer(sample) if spec.reads == "answer" else sample.response
     metadata: Mapping[str, Any] = sample.metadata
     if spec.runs != "process":

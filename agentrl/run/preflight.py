@@ -19,6 +19,7 @@ import anyio
 
 from agentrl.algorithms.registry import algorithm_of
 from agentrl.chat import Chat
+from agentrl.chat.chat import load_tokenizer
 from agentrl.chat.render_turn import check_calls_are_read
 from agentrl.config import Purpose, RunSettings
 from agentrl.config.checks import absent
@@ -130,7 +131,8 @@ def prepared(
     if problems.passed:
         with problems:
             settings = whole_epochs(settings)
-    return settings, preflight(settings, "rollout" if settings.cluster.debug_rollout_only else purpose, problems)
+    alone = purpose == "train" and settings.cluster.debug_rollout_only
+    return settings, preflight(settings, "rollout" if alone else purpose, problems)
 
 
 def preflight(settings: RunSettings, purpose: Purpose, problems: Problems | None = None) -> list[str]:
@@ -456,11 +458,9 @@ def _teacher(settings: RunSettings, chat: Chat) -> None:
     if pool := teacher_pool(settings, chat):
         anyio.run(asked, pool)
     if "teacher_log_probs" in settings.algorithm.reads and (folder := settings.train.opd_teacher_load):
-        from transformers import AutoTokenizer
-
         has_tokenizer("--opd-teacher-load", Path(folder))
         text = probe_text(chat.tokenizer)
-        ids = AutoTokenizer.from_pretrained(folder)(text)["input_ids"]
+        ids = load_tokenizer(folder)(text)["input_ids"]
         same_vocabulary(chat.tokenizer, text, ids, f"--opd-teacher-load {folder}")
 
 
@@ -475,8 +475,20 @@ def someone_grades(settings: RunSettings, first: FirstRows) -> None:
         if rm_type and entry.kind.reward is not Environment.reward:
             own = f"{entry.kind.__name__}.reward"
             first.notes.append(f"--rm-type {rm_type}: {own} decides; the grader counts only where that method calls it")
-        if name in first.rows:
+        if (
+            name in first.rows
+            and settings.compat.slime_defaults
+            and _unlabelled(first.rows[name], rm_type, settings.rm_hub)
+        ):
+            first.notes.append(
+                f"--rm-type {rm_type} compares with a label, and the prompts have none: every reward is 0, as in slime"
+            )
+        elif name in first.rows:
             _grades(entry.kind, first.rows[name], rm_type, settings.rm_hub, first.labelled.get(name, ()))
+
+
+def _unlabelled(row: PromptRow, rm_type: str | None, graders: RmHubSettings) -> bool:
+    return row.label is None and rm_type is not None and check_rm_type(rm_type, graders).needs_label
 
 
 def _grades(
@@ -493,7 +505,7 @@ def _grades(
             else f"nothing grades a trajectory: {kind.__name__} has no reward method of its own, nor a step method "
             "that returns Step(reward=...); write one of them, or pass --rm-type or --custom-rm-path"
         )
-    if row.label is None and check_rm_type(rm_type, graders).needs_label:
+    if _unlabelled(row, rm_type, graders):
         raise SettingsError(
             f"--rm-type {rm_type} compares with a label, and the prompts have none; set --label-key to the data's field"
         )

@@ -136,7 +136,10 @@ def _said(row: FlagRow) -> str:
         case "own" | "args":
             return "a hook, or a key that functions find in `args`"
         case "hint":
-            return "accepted without effect: it chooses kernels, overlap or memory"
+            one = (
+                f"accepted ({', '.join(f'`{word}`' for word in row.target.split())}): " if row.target else "accepted: "
+            )
+            return one + row.remedy
     return f"refused: {_plain(row.remedy.replace('{it}', 'it'))}"
 
 

@@ -29,7 +29,7 @@ def test_every_row_holds(row: FlagRow) -> None:
         assert RunSettings.from_flat({row.name: json.loads(row.default)}).given() == {row.name}
     if ours:
         return
-    assert bool(row.remedy) == (row.state == "refused") or row.state == "agrees"
+    assert bool(row.remedy) == (row.state in ("refused", "hint")) or row.state == "agrees"
     match row.state:
         case "set" | "called":
             targets = [word.rpartition(">")[2].partition("=")[0] for word in row.target.split()]
@@ -44,16 +44,18 @@ def test_every_row_holds(row: FlagRow) -> None:
         case "own":
             assert row.name in FLAGS.ours(flag, ["x.py:f"])["compat_options"]
         case "hint":
-            settings = build(flag if row.kind == "flag" else f"{flag} 17")
-            assert settings.given() == {"compat_options"}
-            assert list(FLAGS.notes(settings)) == [f"{flag}{NO_EFFECT}"]
+            values = row.target.split() or ["" if row.kind == "flag" else "17"]
+            for value in values:
+                settings = build(f"{flag} {value}")
+                assert settings.given() == {"compat_options"}
+                assert list(FLAGS.notes(settings)) == [f"{flag}: {row.remedy}"]
+            if row.target:
+                assert message(f"{flag} 17") == f"{flag} 17: expected one of {', '.join(values)}"
         case "args":
             assert getattr(namespace(build("").args), row.name) == json.loads(row.default)
         case "refused":
             assert message(f"{flag} 1").startswith(f"{flag}: ")
 
-
-NO_EFFECT = ": no effect here; they choose kernels, overlap or memory, and change no result"
 
 DEEPSEEK = {"model_type": "deepseek_v3", "num_hidden_layers": 5, "n_routed_experts": 256, "num_experts_per_tok": 8,
             "moe_intermediate_size": 2048, "n_shared_experts": 1, "first_k_dense_replace": 3, "n_group": 8,
@@ -222,6 +224,26 @@ def test_a_shape_that_only_running_the_script_would_tell_is_left_to_the_model(tm
     argv, _, notes = FLAGS.script(str(file), ())
     assert argv == ["--slime-defaults", "--moe-grouped-gemm", "--lr", "1e-5"]
     assert notes == ["--moe-layer-freq is left out: run.sh line 1: `printf` sets it; config.json says it"]
+
+
+def test_hints_with_one_reason_are_one_note() -> None:
+    said = list(FLAGS.notes(build("--moe-grouped-gemm --mtp-num-layers 1 --moe-permute-fusion --enable-mtp-training")))
+    assert [note.partition(":")[0] for note in said] == [
+        "--moe-grouped-gemm, --moe-permute-fusion",
+        "--mtp-num-layers, --enable-mtp-training",
+    ]
+    assert "a draft model made of them grows stale" in said[1]
+
+
+def test_what_a_script_does_not_tell_is_given_after_it(tmp_path: Path) -> None:
+    file = tmp_path / "run.sh"
+    file.write_text("X=$(nvidia-smi)\npython train.py --lr $X --custom-rollout-log-function-path $X\n")
+    said = message(f"--slime-script {file}")
+    assert "; give --lr after the script" in said
+    assert "; give --custom-rollout-log-function-path after the script" in said
+    settings = build(f"--slime-script {file} --lr 1e-5 --custom-rollout-log-function-path json:dumps")
+    assert settings.train.lr == 1e-5
+    assert settings.args.custom_rollout_log_function_path == "json:dumps"
 
 
 def test_a_name_of_other_trainers_is_proposed_ours() -> None:

@@ -61,15 +61,17 @@ MIXTURES = [
 ]
 """Scripts for mixtures of experts."""
 REASONS = {
+    "--multimodal-keys": "models here read text only",
     "--use-gated-attention": "models are built from config.json",
     "--update-weight-delta-encoding": "whole weights are sent",
-    "--enable-mtp-training": "layers that predict several tokens are not trained here",
     "--fp8-format": "models are trained in bfloat16 or float32",
     "--allgather-cp": "models with linear or sparse attention are not trained here",
     "--spec": "models are built from config.json",
 }
 UNLABELLED = "run-qwen3-8B-opd-megatron"
-"""It has --rm-type math without --label-key: slime rewards with 0 there, and here it is asked for."""
+"""It has --rm-type math without --label-key: slime rewards with 0 there, and so it is here."""
+UNSPOKEN = {"run-glm4.7-30B-A3B": "8 trainer processes cannot hold experts", "run-mimo-7B-rl-eagle": ""}
+"""The first has a layout that Megatron refuses too; the second a model type that no trainer has: see `test_real_shapes`."""
 CUT = "run-kimi-k2-Instruct"
 """Its command ends after a line without a backslash, in bash as well."""
 
@@ -218,7 +220,7 @@ def test_all_scripts_are_spoken_of() -> None:
     names = {path.stem for path in HERE.glob("*.txt")}
     assert len(names) == 44
     assert {*PASS, *MIXTURES, UNLABELLED, CUT} <= names
-    for name in sorted(names - {*PASS, *MIXTURES, UNLABELLED, CUT}):
+    for name in sorted(names - {*PASS, *MIXTURES, *UNSPOKEN, UNLABELLED, CUT}):
         assert claimed((HERE / f"{name}.txt").read_text().splitlines()).keys() & REASONS.keys(), name
 
 
@@ -233,7 +235,8 @@ def test_settings_of_scripts_hold_together(name: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", sorted(path.stem for path in HERE.glob("*.txt") if path.stem not in (*PASS, *MIXTURES, UNLABELLED))
+    "name",
+    sorted(path.stem for path in HERE.glob("*.txt") if path.stem not in (*PASS, *MIXTURES, *UNSPOKEN, UNLABELLED)),
 )
 def test_each_of_the_others_names_its_reason(name: str, tmp_path: Path) -> None:
     line = argv(name, tmp_path)
@@ -282,8 +285,8 @@ def test_scripts_pass_the_dry_run(
 
 
 @pytest.mark.slow
-def test_a_script_that_slime_rewards_with_0_is_asked_for_a_label(
+def test_a_script_without_labels_is_rewarded_with_0_as_in_slime(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert run(["train", "--dry-run", *argv(UNLABELLED, tmp_path, whole=True)]) == 2
-    assert "--rm-type math compares with a label, and the prompts have none" in capsys.readouterr().err
+    assert run(["train", "--dry-run", *argv(UNLABELLED, tmp_path, whole=True)]) == 0
+    assert "compares with a label, and the prompts have none: every reward is 0, as in slime" in capsys.readouterr().err

@@ -25,6 +25,14 @@ async def test_the_reward_is_the_score_and_the_grade_is_kept() -> None:
     assert kept["reason"]
 
 
+async def test_without_a_label_slimes_runs_reward_with_0_and_others_fail() -> None:
+    sample = Sample(prompt="1+1?", response="\\boxed{2}")
+    assert await async_rm(SimpleNamespace(rm_type="math", slime_defaults=True), sample) == 0.0
+    assert sample.metadata["grade"]["reason"] == "there is no label, which slime rewards with 0"
+    with pytest.raises(GraderFailure, match="needs a label"):
+        await async_rm(SimpleNamespace(rm_type="math"), sample)
+
+
 async def test_a_sample_may_name_its_own_grader() -> None:
     own = Sample(response=r"\boxed{Paris}", label="Paris", metadata={"rm_type": "boxed_exact_match"})
     assert await batched_async_rm(args(rm_type="exact_match"), [own, Sample(response="Rome", label="Paris")]) == [

@@ -153,6 +153,8 @@ def check_served(path: str, length: int | None) -> None:
         attention.layers_of(for_serving(model))
     except (NotImplementedError, RuntimeError):
         return  # a layer needs real numbers; the engine finds out when it starts
+    except (AttributeError, TypeError, KeyError) as error:
+        raise AgentRLError(f"{path}: the embedded engine cannot serve {type(model).__name__}: {error}") from error
 
 
 def _config_of(path: str, *, trust_remote_code: bool) -> Any:

@@ -78,7 +78,7 @@ def config_of(folder: HFFolder) -> Any:
     from transformers import AutoConfig, AutoModelForCausalLM
 
     try:
-        config = type(AutoConfig.from_pretrained(folder.path)).from_dict(dict(folder.config))
+        config = type(AutoConfig.from_pretrained(folder.path, trust_remote_code=False)).from_dict(dict(folder.config))
         if config.model_type in _WITH_VISION:
             tied, config = config.tie_word_embeddings, config.get_text_config()
             config.tie_word_embeddings |= tied

@@ -1,0 +1,127 @@
+"""The dry run's answer to `config.json` files of published models, by trainer; and slime's scripts with the shape of their model."""
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from agentrl.cli.main import run
+from agentrl.config import RunSettings
+from agentrl.errors import AgentRLError
+from agentrl.run.training import make_backend
+from agentrl.train.contracts import RankInfo
+from tests.compat.test_launch_scripts import argv
+from tests.support.real_shapes import real_folder, real_shapes
+
+NO_FAMILY, IMAGES = "expected a model_type among", "has parts for more than text"
+STATES, UNKNOWN = "samples are packed, and it has layers", "transformers makes no causal language model of it"
+REFUSED = {
+    "Qwen3.5-27B": (NO_FAMILY, ""),
+    "Qwen3.5-35B-A3B": (NO_FAMILY, ""),
+    "MiMo-7B-Base": (NO_FAMILY, UNKNOWN),
+    "DeepSeek-V3.2": (NO_FAMILY, STATES),
+    "gemma-4-26B-A4B": (NO_FAMILY, IMAGES),
+    "Llama-4-Scout-17B-16E-Instruct": (NO_FAMILY, IMAGES),
+    "Mixtral-8x7B-v0.1": (NO_FAMILY, ""),
+    "Kimi-K2-Instruct": ("", UNKNOWN),
+    "Kimi-K2-Thinking": ("", UNKNOWN),
+    "Kimi-K2.5": (NO_FAMILY, IMAGES),
+    "gpt-oss-20b": (NO_FAMILY, "is quantised"),
+    "GLM-5": (NO_FAMILY, STATES),
+    "MiniMax-M2.5": (NO_FAMILY, ""),
+    "Qwen3-Next-80B-A3B": (NO_FAMILY, ""),
+    "gemma-3-1b-it": (NO_FAMILY, ""),
+}
+"""What Megatron and FSDP2 say of a model that one of them does not train; empty where it does."""
+TRAINED = [
+    *("Qwen2.5-0.5B-Instruct", "Qwen3-8B", "Qwen3-30B-A3B", "GLM-4-9B-0414", "GLM-4.7", "GLM-4.7-Flash", "DeepSeek-V3"),
+    *("Moonlight-16B-A3B", "Meta-Llama-3.1-8B", "Mistral-7B-v0.3"),
+]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("backend", ["megatron", "fsdp"])
+@pytest.mark.parametrize("name", [*REFUSED, *TRAINED])
+def test_the_dry_run_says_what_the_run_says(
+    name: str, backend: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "rows.jsonl").write_text(json.dumps({"input": "1+1?", "label": "2"}) + "\n")
+    folder = real_folder(tmp_path / "model", name, float8=False)
+    line = (
+        f"--hf-checkpoint {folder} --prompt-data {tmp_path}/rows.jsonl --label-key label --rm-type math --engine sglang"
+    )
+    line += f" --engine-python {sys.executable} --train-backend {backend} --output-dir {tmp_path}/out"
+    refused = REFUSED.get(name, ("", ""))[backend == "fsdp"]
+    assert run(["train", "--dry-run", *line.split()]) == (2 if refused else 0)
+    said = capsys.readouterr().err
+    assert refused in said
+    if refused:
+        with pytest.raises(AgentRLError, match=refused):  # the run, which builds the model after its engines are up
+            make_backend(RunSettings.from_cli(line.split())).init(RankInfo())
+
+
+def test_float8_weights_are_refused_with_the_command_that_converts_them(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = real_folder(tmp_path / "model", "Qwen3-30B-A3B-FP8")
+    assert run(["rollout", "--dry-run", "--hf-checkpoint", str(folder), "--output-dir", str(tmp_path / "out")]) == 2
+    assert f"`agentrl convert {folder} DIR --to hf` writes it without" in capsys.readouterr().err
+
+
+def test_rollouts_are_not_refused_by_rules_of_trainers(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "rows.jsonl").write_text(json.dumps({"input": "1+1?", "label": "2"}) + "\n")
+    folder = real_folder(tmp_path / "model", "Qwen3-0.6B")
+    line = f"--hf-checkpoint {folder} --prompt-data {tmp_path}/rows.jsonl --label-key label --rm-type math --slime-defaults"
+    line += f" --engine-python {sys.executable} --output-dir {tmp_path}/out --num-rollout 1 --rollout-batch-size 4"
+    line += " --actor-num-nodes 4 --rollout-num-gpus 1 --tensor-model-parallel-size 3 --expert-model-parallel-size 2"
+    assert run(["train", "--dry-run", *line.split()]) == 2
+    assert "--expert-model-parallel-size 2: the model's config.json has no experts" in capsys.readouterr().err
+    assert run(["rollout", "--dry-run", *line.split()]) == 0
+
+
+def test_every_shape_says_where_it_is_from() -> None:
+    file = Path(__file__).parents[1] / "support" / "shapes" / "config_shapes.jsonl"
+    rows = [json.loads(line) for line in file.read_text().splitlines()]
+    assert all(row["source"].startswith(("github:", "written from documentation: ")) for row in rows)
+    assert len({row["config"]["model_type"] for row in rows}) >= 20
+    assert {*REFUSED, *TRAINED} <= real_shapes().keys()
+
+
+SHAPES = {
+    "run-deepseek-r1": "DeepSeek-R1",
+    "run-glm4-9B": "GLM-4-9B-0414",
+    "run-glm4.7-355B-A32B": "GLM-4.7",
+    "run-kimi-k2-Thinking": "Kimi-K2-Thinking",
+    "run-kimi-k2-Thinking-int4": "Kimi-K2-Thinking",
+    "run-moonlight-16B-A3B": "Moonlight-16B-A3B",
+    "run-qwen2.5-0.5B-gb10-smoke": "Qwen2.5-0.5B-Instruct",
+    "run-qwen3-235B-A22B": "Qwen3-235B-A22B",
+    "run-qwen3-30B-A3B": "Qwen3-30B-A3B",
+    "run-qwen3-32B": "Qwen3-32B",
+    "run-qwen3-4B": "Qwen3-4B",
+    "run-qwen3-8B-opd-megatron": "Qwen3-8B",
+    "retool_qwen3_4b_rl": "Qwen3-4B-Instruct-2507",
+}
+UNTRAINED = {
+    "run-mimo-7B-rl-eagle": "MiMo-7B-RL",
+    "run-minimax-m2": "MiniMax-M2.5",
+    "run-qwen3-next-80B-A3B": "Qwen3-Next-80B-A3B",
+    "run-qwen3.5-27B": "Qwen3.5-27B",
+    "run-qwen3.5-35B-A3B-sft": "Qwen3.5-35B-A3B",
+}
+"""Scripts for models that Megatron has no family for: that is the only thing which is said."""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("script", [*SHAPES, *UNTRAINED])
+def test_scripts_with_the_shape_of_their_model(
+    script: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "wandb").mkdir()
+    (tmp_path / "wandb" / "__init__.py").touch()
+    monkeypatch.syspath_prepend(tmp_path)
+    line = argv(script, tmp_path)
+    real_folder(tmp_path / "model", (SHAPES | UNTRAINED)[script], float8=False)
+    code = run(["train", "--dry-run", *line])
+    assert (code, NO_FAMILY in capsys.readouterr().err) == ((0, False) if script in SHAPES else (2, True))
