@@ -31,6 +31,7 @@ class Bug:
         assert self.source.count(self.right) == 1, self.module
         return self.source.replace(self.right, self.wrong)
 
+
 VALUES, CELLS = ("1", "x y", "a=b", ""), ("a", '"b,c"', '"d""e"', "")
 
 
@@ -48,7 +49,7 @@ def _spans(rng: Random) -> list[tuple[int, int]]:
 
 
 def _graph(rng: Random) -> dict[str, list[str]]:
-    return {name: sorted(rng.sample("abcde", rng.randrange(3))) for name in "abcde"}
+    return {name: sorted(rng.sample("abcde", rng.randrange(4))) for name in "abcde"}
 
 
 def _weights(rng: Random) -> dict[str, dict[str, int]]:
@@ -362,7 +363,7 @@ def evaluate(text):
         at += 2
     return total
 ''',
-        "total += sign * product\n        sign = -1 if text[at + 1 : at + 2] == \"-\" else 1",
+        'total += sign * product\n        sign = -1 if text[at + 1 : at + 2] == "-" else 1',
         'total += sign * product\n        sign = -sign if text[at + 1 : at + 2] == "-" else sign',
         "After a minus, a plus is computed as a minus.",
         lambda rng: f"evaluate({_sum(rng)!r})",
@@ -376,7 +377,7 @@ def newest(versions):
     """Return the highest of versions such as 1.10.2."""
     return max(versions, key=lambda version: [int(part) for part in version.split(".")])
 ''',
-        "[int(part) for part in version.split(\".\")]",
+        '[int(part) for part in version.split(".")]',
         'version.split(".")',
         "Version 1.9 counts as newer than version 1.10.",
         lambda rng: f"newest({[f'1.{rng.randrange(1, 15)}.{rng.randrange(3)}' for _ in range(3)]})",

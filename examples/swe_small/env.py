@@ -18,7 +18,7 @@ from anyio import to_thread
 
 from agentrl import Environment, Message, Sample, tool
 from agentrl.envs import CommandEnvironment
-from agentrl.errors import ToolFailure
+from agentrl.tools import ToolError
 from examples.swe_small.grading import LARGEST, grade, run_inside
 from examples.swe_small.tasks import Task, make_task, write_files
 
@@ -90,7 +90,7 @@ class SweEnv(Environment):
     def _file(self, path: str) -> Path:
         found = (self.folder / path).resolve()
         if not found.is_relative_to(self.folder.resolve()) or not found.is_file() or found.stat().st_size > LARGEST:
-            raise ToolFailure(f"{path!r:.200} is not a file of the repository")
+            raise ToolError(f"{path!r:.200} is not a file of the repository")
         return found
 
     async def reward(self, sample: Sample) -> float:

@@ -9,6 +9,7 @@ import argparse
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -16,7 +17,8 @@ from typing import Any
 from examples.swe_small.catalog import BUGS, Bug
 
 PACKAGES = ("toolbelt", "sundries", "handies", "basics")
-HIDDEN, VISIBLE, DRAWS = 6, 3, 2000
+HIDDEN, VISIBLE, FAILING = 6, 3, 3
+DRAWS, ROUNDS = 100, 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,30 +45,43 @@ class Task:
 def results(source: str, calls: Sequence[str]) -> list[str]:
     """Evaluate `calls` in a module of the catalog: each value's `repr`, or the name of its exception."""
     found: list[str] = []
+    code = compile(source, "catalog", "exec")
     for call in calls:
         names: dict[str, Any] = {}
-        exec(source, names)  # our own text, never the agent's
+        exec(code, names)
         try:
-            found.append(repr(eval(call, names)))
-        except Exception as error:
+            found.append(repr(eval(call, names)))  # noqa: S307
+        except Exception as error:  # noqa: BLE001
             found.append(type(error).__name__)
     return found
 
 
+@lru_cache(maxsize=256)
 def make_task(number: int, seed: int = 0) -> Task:
     """Make task `number`, from 0 and modulo 20. The same numbers give the same task."""
     bug = BUGS[number % len(BUGS)]
     rng = Random(f"{seed}/{bug.module}")
-    calls = list(dict.fromkeys(bug.call(rng) for _ in range(DRAWS)))
-    right, wrong = results(bug.source, calls), results(bug.broken, calls)
-    failing = [at for at in range(len(calls)) if right[at] != wrong[at]]
-    passing = [at for at in range(len(calls)) if right[at] == wrong[at]]
+    calls: list[str] = []
+    failing: list[int] = []
+    passing: list[int] = []
+    for _ in range(ROUNDS):
+        calls = list(dict.fromkeys([*calls, *(bug.call(rng) for _ in range(DRAWS))]))
+        right, wrong = results(bug.source, calls), results(bug.broken, calls)
+        failing = [at for at in range(len(calls)) if right[at] != wrong[at]]
+        passing = [at for at in range(len(calls)) if right[at] == wrong[at]]
+        if len(failing) >= FAILING and len(passing) > VISIBLE:
+            break
     shown, hidden = failing[0], [*failing[1 : HIDDEN + 1], *passing[VISIBLE : VISIBLE + HIDDEN]]
     package = rng.choice(PACKAGES)
     path = f"{package}/{bug.module}.py"
     others = [other for other in rng.sample(BUGS, 4) if other is not bug][:3]
     tests = _tests(package, bug, [(calls[at], right[at]) for at in passing[:VISIBLE]])
-    files = {f"{package}/__init__.py": "", path: bug.broken, f"tests/test_{bug.module}.py": tests}
+    files = {
+        f"{package}/__init__.py": "",
+        path: bug.broken,
+        "tests/__init__.py": "",
+        f"tests/test_{bug.module}.py": tests,
+    }
     files |= {f"{package}/{other.module}.py": other.source for other in others}
     prompt = (
         f"The Python package {package} has a bug. {bug.complaint}\n"

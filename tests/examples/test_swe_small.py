@@ -12,8 +12,8 @@ import pytest
 from agentrl.chat import Chat
 from agentrl.config import RunSettings
 from agentrl.envs import load_environment
-from agentrl.errors import ToolFailure
 from agentrl.sample import Sample
+from agentrl.tools import ToolError
 from examples.swe_small.catalog import BUGS
 from examples.swe_small.env import SweAgentEnv, SweEnv
 from examples.swe_small.grading import PYTHON, grade
@@ -123,7 +123,7 @@ async def test_tools_read_and_edit_the_repository_alone(path: str, tmp_path: Pat
     (env.folder / "folder").symlink_to(tmp_path)
     os.mkfifo(env.folder / "pipe")
     path = path.format(secret=secret)
-    with pytest.raises(ToolFailure, match="not a file of the repository"):
+    with pytest.raises(ToolError, match="not a file of the repository"):
         env._file(path)
     await call(env, "edit_file", path=path, old="secret", new="changed")
     assert "secret" not in (await call(env, "read_file", path=path)).replace(path, "")
