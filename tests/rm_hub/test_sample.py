@@ -79,7 +79,7 @@ async def test_an_answer_that_was_not_judged_has_every_part() -> None:
 async def test_in_a_batch_the_others_are_graded_when_one_fails() -> None:
     samples = [Sample(response="a", label=label) for label in ("a", None, "b")]
     with pytest.raises(GraderFailure, match="needs a label"):
-        await batched_async_rm(args(rm_type="exact_match"), samples)
+        await batched_async_rm(args(rm_type="exact_match", grader_timeout=600.0), samples)
     assert [sample.metadata.get("grade", {}).get("score") for sample in samples] == [1.0, None, 0.0]
 
 
