@@ -3,6 +3,7 @@
 import json
 import os
 import shutil
+from collections.abc import Collection, Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -40,7 +41,12 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path / "repository"
 
 
-@pytest.mark.parametrize("number", range(20))
+def nightly(values: Iterable[int], everyday: Collection[int]) -> list[Any]:
+    """The values as parameters; those that are not for every day are slow."""
+    return [value if value in everyday else pytest.param(value, marks=pytest.mark.slow) for value in values]
+
+
+@pytest.mark.parametrize("number", nightly(range(20), everyday=(0, 7, 13)))
 async def test_the_oracle_patch_passes_and_the_empty_patch_fails(number: int, tmp_path: Path) -> None:
     task = make_task(number)
     write_files(task.files, tmp_path)
@@ -49,7 +55,7 @@ async def test_the_oracle_patch_passes_and_the_empty_patch_fails(number: int, tm
     assert await grade(task, tmp_path) == 1.0
 
 
-@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("seed", nightly(range(5), everyday=(0,)))
 def test_tasks_are_reproducible_and_hidden_tests_are_not_shown(seed: int) -> None:
     assert len({bug.module for bug in BUGS}) == len(rows(seed)) == 20
     for number, bug in enumerate(BUGS):
@@ -157,7 +163,7 @@ async def test_native_tools_end_to_end(chat: Chat, repairs: bool) -> None:
         check_turns(chat, sample, [*replies, f"done{END}"])
 
 
-@pytest.mark.parametrize("repairs", [True, False])
+@pytest.mark.parametrize("repairs", nightly((True, False), everyday=(True,)))
 async def test_an_agent_program_on_the_openai_package_end_to_end(chat: Chat, repairs: bool) -> None:
     pytest.importorskip("openai")
 
