@@ -67,7 +67,7 @@ class BubblewrapMachine(Machine):
         folder = tempfile.mkdtemp(prefix="agentrl-snapshot-")
         try:
             async with self._turn:
-                await call("cp", "-a", "--reflink=auto", f"{self._folder}/root/.", folder)
+                await call("cp", "-a", "--reflink=auto", f"{self._folder}/files/.", folder)
         except BaseException:
             with anyio.CancelScope(shield=True):
                 await self.delete(folder)
@@ -81,7 +81,7 @@ class BubblewrapMachine(Machine):
 
     async def _make(self, image: str, workdir: str) -> list[str]:
         """Make the machine's folder. Returns bubblewrap's options that mount it."""
-        root, shared = self._folder / "root", self._folder / "shm"
+        root, shared = self._folder / "files", self._folder / "shm"
         for folder in (self._folder, root, shared):
             folder.mkdir(mode=0o700)
         if image:
