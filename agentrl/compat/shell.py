@@ -71,7 +71,7 @@ def _word_end(text: str, at: int, where: str) -> int:
 
 
 def ends_at(text: str, at: int, where: str, *, quoted: bool = False) -> int:
-    """The end of the quote, bracket, escape or character ends that begins at `at`.
+    """The end of the quote, bracket, escape or character that begins at `at`.
 
     Args:
         quoted: this is inside double quotes, where single quotes and brackets are plain.

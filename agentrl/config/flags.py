@@ -65,14 +65,13 @@ def read_flags(
     return values, {name: flag_of(name) for name in values}, reader.rest
 
 
-def read_script(path: str, given: Collection[str]) -> tuple[dict[str, Any], dict[str, str], list[str]]:
+def read_script(path: str, given: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, str], list[str]]:
     """The settings in another trainer's launch script: as `read_flags`, and what to tell about the script. `given`:
     settings that win over the script's."""
     door = foreign()
     if door is None:
         raise SettingsError(f"--slime-script {path}: this installation has no agentrl.compat, which reads such scripts")
-    own = given.get("compat_options") if isinstance(given, Mapping) else ()
-    argv, lines, notes = door.script(path, {*given, *(own or ())})
+    argv, lines, notes = door.script(path, {*given, *(given.get("compat_options") or ())})
     try:
         values, origins, rest = read_flags(argv)
     except SettingsError as error:

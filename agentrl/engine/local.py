@@ -1,7 +1,7 @@
 """The built-in engine inside this process: the same application as the server's, in this event loop.
 
 1. It computes in a thread of its own with as many torch threads as the process has set (`embedded_threads` is read by
-   no matter which code sets them, because a trainer may share them).
+   the code that sets them, because a trainer may share them).
 2. If that thread crashes, what it was asked for and all that comes later is answered with an error; the process goes on.
 """
 

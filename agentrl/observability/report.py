@@ -178,7 +178,7 @@ def _facts(
 
 
 def _home(run: Path) -> Path:
-    """The folders of metrics and settings: the run's folder, or that of a command below it."""
+    """The folder of metrics and settings: the run's folder, or that of a command below it."""
     folders = [run / below for below in BELOW.values()]
     return next((folder for name in (METRICS, SETTINGS) for folder in folders if (folder / name).is_file()), run)
 

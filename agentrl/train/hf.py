@@ -85,7 +85,8 @@ def write(
     path: str | Path, tensors: Iterable[tuple[str, torch.Tensor]], *, source: HFFolder, max_shard_bytes: int = 4 << 30
 ) -> None:
     """Write a whole model folder atomically, replacing one of the same name: config and tokenizer files are the
-    `source`'s, and so are weights for images. Each tensor is moved to the CPU as it comes; a weight file does not grow past `max_shard_bytes`."""
+    `source`'s, and so are weights for images. Each tensor is moved to the CPU as it comes; a weight file does not grow
+    past `max_shard_bytes`."""
     with whole_folder(Path(path)) as partial:
         copy_rest(source.path, partial)
         seeing = [name for name in source.files if name.startswith(_VISION)] if "vision_config" in source.config else []

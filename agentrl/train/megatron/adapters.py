@@ -57,7 +57,7 @@ def adapt(model: torch.nn.Module, weights: WeightMap, lora: LoraShape, seed: int
 
 
 class Adapter(torch.nn.Module):
-    """The weight of Hugging Face's layer `number` among the ones that an entry joins.
+    """The adapter of Hugging Face's layer `number` among the layers that an entry joins.
 
     Attributes:
         inward: whether the inputs of the layer are cut over the tensor-parallel ranks, and not its outputs.
