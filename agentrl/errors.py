@@ -74,6 +74,10 @@ class SettingsError(AgentRLError):
     parts: tuple[str, ...] = ()
 
 
+class MediaError(AgentRLError):
+    """An image is refused: too large, damaged, of another format, or behind an address that is not read."""
+
+
 class DataError(AgentRLError):
     """A data file is missing, empty or malformed; names the file, and the line and field where there is one."""
 

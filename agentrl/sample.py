@@ -15,6 +15,8 @@
 7. Where the engine was asked for the experts of a mixture, `rollout_routed_experts` has a row for each token that went
    through it, from the first on. It lags behind: the row of an answer's last token, and those of what the model is shown
    then, come with the next answer. A row that is there stays: the tokens behind it were sampled with it.
+8. Images are files (`images`) and the places of their placeholder ids (`image_spans`). An id outside these places is
+   never an image, also if the model sampled the placeholder's id.
 """
 
 from __future__ import annotations
@@ -30,6 +32,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Self, cast
 
 from agentrl.errors import SampleError
+from agentrl.media import Image, ImageSpan, image_from_url
 
 if TYPE_CHECKING:
     import numpy as np
@@ -56,7 +59,10 @@ RECORDED = frozenset(
 
 _KEPT = ("rollout_top_p_token_ids", "rollout_top_p_token_offsets")
 _ROUTED = "rollout_routed_experts"
-GROWN = ("tokens", "response_length", "loss_mask", "rollout_log_probs", *_KEPT, _ROUTED, "weight_versions", "segments")
+GROWN = (
+    *("tokens", "response_length", "loss_mask", "rollout_log_probs", *_KEPT, _ROUTED),
+    *("weight_versions", "segments", "image_spans"),
+)
 """The fields that grow with a sample, besides its text."""
 
 _COMPACT = {
@@ -162,6 +168,8 @@ class Sample:
         non_generation_time: seconds spent in tools and environment.
         segments: who wrote which part of the response; empty if user code set `tokens` itself.
         stop_reason: why it ended: a key of `STOPS`, or the environment's own word. `status` says how far it came.
+        images: the images of the prompt and of observations, by hash; samples of a group share them.
+        image_spans: the images' places in `tokens`, in order.
     """
 
     group_index: int | None = None
@@ -193,6 +201,8 @@ class Sample:
     spec_info: SpecInfo = field(default_factory=SpecInfo)
     segments: list[Segment] = field(default_factory=list)
     stop_reason: str = ""
+    images: dict[str, Image] = field(default_factory=dict)
+    image_spans: list[ImageSpan] = field(default_factory=list)
 
     Status = Status
     SpecInfo = SpecInfo
@@ -233,9 +243,9 @@ class Sample:
         """Set why the sample ended, and the status that follows."""
         self.stop_reason, self.status = reason, STOPS.get(reason, Status.COMPLETED)
 
-    def set_prompt_tokens(self, ids: Sequence[int]) -> None:
-        """Start (or restart) the sample from prompt token ids; any response is dropped."""
-        self.tokens = list(ids)
+    def set_prompt_tokens(self, ids: Sequence[int], spans: Sequence[ImageSpan] = ()) -> None:
+        """Start (or restart) the sample from prompt token ids; any response is dropped. `spans`: places of images."""
+        self.tokens, self.image_spans = list(ids), list(spans)
         self.response, self.response_length = "", 0
         self.loss_mask, self.rollout_log_probs, self.teacher_log_probs = [], [], None
         self.rollout_top_p_token_ids = self.rollout_top_p_token_offsets = self.rollout_routed_experts = None
@@ -295,11 +305,18 @@ class Sample:
         self.response += text
 
     def append_observation(
-        self, ids: Sequence[int], *, text: str = "", turn: int = 0, origin: Origin = Origin.ENV
+        self,
+        ids: Sequence[int],
+        *,
+        text: str = "",
+        turn: int = 0,
+        origin: Origin = Origin.ENV,
+        spans: Sequence[ImageSpan] = (),
     ) -> None:
-        """Append tokens that the model was shown (mask 0, log-prob 0)."""
+        """Append tokens that the model was shown (mask 0, log-prob 0). `spans`: places of images in `ids`."""
         if origin is Origin.MODEL:
             raise SampleError("append_observation cannot append model tokens; use append_model")
+        self.image_spans += [span.moved(len(self.tokens)) for span in spans]
         self._keep(len(ids), None)
         self._append(ids, [0.0] * len(ids), origin, turn)
         self.response += text
@@ -378,6 +395,9 @@ class Sample:
             if not rising or (bounds[0], bounds[-1]) != (0, len(kept)):
                 raise SampleError(f"{where}: {_KEPT[1]} must be {n + 1} numbers that rise from 0 to {len(kept)}")
         self.routing()
+        edges = [0, *(edge for span in self.image_spans for edge in (span.start, span.end)), length]
+        if any(a > b for a, b in pairwise(edges)) or any(span.start == span.end for span in self.image_spans):
+            raise SampleError(f"{where}: image_spans must be places in {length} tokens, one after the other")
         if mask is not None:
             if (marks := mask.tobytes()).strip(b"\0\1"):
                 raise SampleError(f"{where}: loss_mask holds values other than 0 and 1")
@@ -462,6 +482,8 @@ class Sample:
         out["status"] = self.status.value
         out["spec_info"] = {f.name: getattr(self.spec_info, f.name) for f in fields(self.spec_info)}
         out["segments"] = [[s.origin.value, s.start, s.end, s.turn, s.version] for s in self.segments]
+        out["images"] = {name: image.url for name, image in self.images.items()}
+        out["image_spans"] = [[span.hash, span.start, span.end] for span in self.image_spans]
         return out
 
     @classmethod
@@ -499,13 +521,13 @@ class Sample:
         Returns:
             arrays: `tokens` int32 [T], `loss_mask` uint8 [R], `rollout_log_probs` and `teacher_log_probs` float32 [R], the
                 kept sets, int32 [K] and [R + 1], and the routing; absent if None.
-            rest: `to_dict` without those.
+            rest: `to_dict` without those, and without the images, which a group stores once.
         """
         import numpy as np
 
         held = {**{name: self._numbers(name) for name in _COMPACT}, _ROUTED: self.routing()}
         arrays = {name: np.asarray(values) for name, values in held.items() if values is not None}
-        small: dict[str, Any] = {**dict.fromkeys((*_COMPACT, _ROUTED)), "tokens": []}
+        small: dict[str, Any] = {**dict.fromkeys((*_COMPACT, _ROUTED)), "tokens": [], "images": {}}
         rest = replace(self, **small).to_dict()
         return arrays, {name: value for name, value in rest.items() if name not in small}
 
@@ -532,6 +554,8 @@ _READ: Mapping[str, Callable[[Any], Any]] = {
     "spec_info": lambda counts: SpecInfo(**counts),
     # Four entries without a version: samples that were written before segments had one.
     "segments": lambda rows: [Segment(Origin(origin), *rest) for origin, *rest in rows],
+    "images": lambda urls: {name: image_from_url(url) for name, url in urls.items()},
+    "image_spans": lambda rows: [ImageSpan(*row) for row in rows],
     **dict.fromkeys(_KEPT, lambda numbers: numbers if numbers is None else array("i", numbers)),
 }
 """The readers of `from_dict` for fields that are not plain values."""

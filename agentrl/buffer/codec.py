@@ -5,8 +5,9 @@
 2. What `Sample.to_arrays` splits off travels as raw arrays (log-probs as float32), the rest as JSON; a value that JSON
    cannot carry exactly enough to train from (an image object, a NaN) is an error that names the field, never a silent
    change.
-3. Routing follows the zlib part as it is, since numbers of experts hardly compress: uint8 if all are below 256, else
-   int16. Such bytes begin with `_ROUTED`. `split_group` takes them apart.
+3. Images and routing hardly compress and follow the zlib part as they are: each image of the group once, then numbers
+   of experts, uint8 if all are below 256, else int16. Such bytes begin with `_LONG` and the lengths of the first two
+   parts. `split_group` takes the routing away.
 """
 
 from __future__ import annotations
@@ -21,11 +22,12 @@ import numpy as np
 import orjson
 
 from agentrl.errors import SampleError
+from agentrl.media import Image
 from agentrl.sample import Sample
 
 _VERSION = 2
-_ROUTING, _ROUTED = "rollout_routed_experts", b"R"
-"""The array that is stored apart, and the first byte of a group that has one; zlib's is another."""
+_ROUTING, _LONG, _SIZES = "rollout_routed_experts", b"L", struct.Struct("<QQ")
+"""The array that is stored apart, and the first byte of a group with a part apart; zlib's is another."""
 
 
 def encode_group(samples: Sequence[Sample]) -> bytes:
@@ -34,6 +36,7 @@ def encode_group(samples: Sequence[Sample]) -> bytes:
     arrays: list[Any] = []
     large: list[Any] = []
     raw, routing = list[bytes](), list[bytes]()
+    images: dict[str, Image] = {}
     for number, sample in enumerate(samples):
         parts, rest = sample.to_arrays()
         rests.append(rest)
@@ -42,28 +45,46 @@ def encode_group(samples: Sequence[Sample]) -> bytes:
                 values = values.astype(np.uint8 if values.max() < 256 else np.int16)
             (large if routes else arrays).append([number, name, values.dtype.str, list(values.shape)])
             (routing if routes else raw).append(values.tobytes())
+        images |= sample.images
+        rest["images"] = list(sample.images)
         for field, value in rest.items():
             _check(value, f"sample index={sample.index}: field {field!r}")
-    header = _dump({"version": _VERSION, "rest": rests, "arrays": arrays, **({"large": large} if large else {})})
+    listed = {"large": large, "images": [[i.hash, i.width, i.height, i.form, len(i.data)] for i in images.values()]}
+    header = _dump({"version": _VERSION, "rest": rests, "arrays": arrays, **{k: v for k, v in listed.items() if v}})
     small = zlib.compress(b"".join([struct.pack("<I", len(header)), header, *raw]), 1)
-    return b"".join([_ROUTED, struct.pack("<Q", len(small)), small, *routing]) if large else small
+    return _joined(small, b"".join(image.data for image in images.values()), b"".join(routing))
+
+
+def _joined(small: bytes, images: bytes, routing: bytes) -> bytes:
+    if not (images or routing):
+        return small
+    return b"".join([_LONG, _SIZES.pack(len(small), len(images)), small, images, routing])
+
+
+def _parts(data: bytes) -> tuple[bytes, bytes, bytes]:
+    """Return the zlib part of a group's bytes, its images and its routing."""
+    if data[:1] != _LONG:
+        return data, b"", b""
+    sizes = _SIZES.unpack_from(data, 1) if len(data) > 1 + _SIZES.size else (len(data), 0)
+    start = 1 + _SIZES.size
+    middle, end = start + sizes[0], start + sum(sizes)
+    if end > len(data):
+        raise SampleError("stored group is damaged: its images or its routing are missing")
+    return data[start:middle], data[middle:end], data[end:]
 
 
 def split_group(data: bytes) -> tuple[bytes, bytes]:
     """Return the bytes of a group without its routing, which `decode_group` reads too, and the routing; empty if the
     group has none. Raises SampleError: the bytes are damaged."""
-    if data[:1] != _ROUTED:
-        return data, b""
-    if len(data) < 9 or len(data) <= 9 + (size := struct.unpack_from("<Q", data, 1)[0]):
-        raise SampleError("stored group is damaged: its routing is missing")
-    return data[9 : 9 + size], data[9 + size :]
+    small, images, routing = _parts(data)
+    return _joined(small, images, b""), routing
 
 
 def decode_group(data: bytes, what: str = "stored group") -> list[Sample]:
     """The inverse of `encode_group`; `what` is its name in messages. Raises SampleError: the bytes are damaged or of
     another version."""
     try:
-        small, routing = split_group(data)
+        small, pictures, routing = _parts(data)
         plain = zlib.decompress(small)
         (size,) = struct.unpack_from("<I", plain)
         header: dict[str, Any] = orjson.loads(plain[4 : 4 + size])
@@ -78,7 +99,14 @@ def decode_group(data: bytes, what: str = "stored group") -> list[Sample]:
                 numbers = np.frombuffer(raw, dtype=np.dtype(dtype), count=int(np.prod(shape)), offset=at)
                 arrays[number][name] = numbers.reshape(shape)
                 at += numbers.nbytes
-        return [Sample.from_arrays(a, r) for a, r in zip(arrays, header["rest"], strict=True)]
+        images, at = dict[str, Image](), 0
+        for name, width, height, form, length in header.get("images", ()):
+            images[name] = Image(name, pictures[at : (at := at + length)], width, height, form)
+        held = [{name: images[name] for name in rest.pop("images", ())} for rest in header["rest"]]
+        samples = [Sample.from_arrays(a, r) for a, r in zip(arrays, header["rest"], strict=True)]
+        for sample, own in zip(samples, held, strict=True):
+            sample.images = own
+        return samples
     except SampleError as error:
         raise SampleError(f"{what} is damaged: {error}") from error
     except (zlib.error, struct.error, ArithmeticError, LookupError, SyntaxError, TypeError, ValueError) as error:
@@ -90,7 +118,7 @@ def read_texts(data: bytes, what: str = "stored group") -> list[str]:
     bytes are damaged."""
     try:
         stream = zlib.decompressobj()
-        (size,) = struct.unpack("<I", stream.decompress(split_group(data)[0], 4))
+        (size,) = struct.unpack("<I", stream.decompress(_parts(data)[0], 4))
         header = orjson.loads(stream.decompress(stream.unconsumed_tail, size))
         return [f"{rest['prompt']}\n{rest['response']}" for rest in header["rest"]]
     except (zlib.error, struct.error, LookupError, TypeError, ValueError) as error:

@@ -1,0 +1,246 @@
+"""Images of a trajectory: checked files, references to them in messages, and their places among token ids.
+
+1. An `Image` holds the file as it came and its hash. Equal files are one image.
+2. In messages of the normal form an image is a reference: a part with hash, width and height. Messages stay JSON.
+3. `take_images` replaces the image parts of OpenAI's, Anthropic's and Hugging Face's form by references.
+"""
+
+import base64
+import binascii
+import hashlib
+import io
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Self
+
+from agentrl.errors import MediaError
+
+Message = dict[str, Any]
+
+FORMATS = ("PNG", "JPEG", "WEBP", "GIF")
+"""Image formats that are read, as Pillow names them."""
+
+_PREFIX = "sha256:"
+
+
+@dataclass(frozen=True, slots=True)
+class ImageLimits:
+    """Limits on images of one trajectory.
+
+    Attributes:
+        pixels: most pixels of an image, width times height.
+        file_bytes: most bytes of an image's file.
+        count: most images of a trajectory.
+        root: folder below which image paths lie; None refuses paths.
+    """
+
+    pixels: int = 4096 * 4096
+    file_bytes: int = 20 << 20
+    count: int = 64
+    root: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Image:
+    """An image's file.
+
+    Attributes:
+        hash: the SHA-256 of `data` in hexadecimal digits.
+        data: the file's bytes, in one of `FORMATS`.
+        width: pixels.
+        height: pixels.
+        form: the format, one of `FORMATS`.
+    """
+
+    hash: str
+    data: bytes
+    width: int
+    height: int
+    form: str
+
+    @classmethod
+    def from_bytes(cls, data: bytes, limits: ImageLimits | None = None) -> Self:
+        """Check a file's bytes and decode them once. Raises MediaError: the file is too large, has too many pixels, is
+        damaged, or has another format."""
+        import PIL.Image
+
+        limits = limits or ImageLimits()
+        if len(data) > limits.file_bytes:
+            raise MediaError(f"an image has {len(data):,} bytes, at most {limits.file_bytes:,} are allowed")
+        try:
+            with PIL.Image.open(io.BytesIO(data), formats=FORMATS) as picture:
+                (width, height), form = picture.size, str(picture.format)
+                if width * height > limits.pixels:
+                    raise MediaError(f"an image has {width} x {height} pixels, at most {limits.pixels:,} are allowed")
+                picture.load()
+        except MediaError:
+            raise
+        except PIL.UnidentifiedImageError as error:
+            raise MediaError(f"an image is none of {', '.join(FORMATS)}: it begins with {data[:8]!r}") from error
+        except Exception as error:  # Pillow raises errors of many kinds for damaged files
+            raise MediaError(f"an image's file is damaged: {error}") from error
+        return cls(hashlib.sha256(data).hexdigest(), data, width, height, form)
+
+    @property
+    def url(self) -> str:
+        """The data URL."""
+        return f"data:image/{self.form.lower()};base64,{base64.b64encode(self.data).decode()}"
+
+    @property
+    def reference(self) -> dict[str, Any]:
+        """The part that stands for the image in messages of the normal form."""
+        return {"type": "image", "image": _PREFIX + self.hash, "width": self.width, "height": self.height}
+
+
+@dataclass(frozen=True, slots=True)
+class ImageSpan:
+    """The place of an image in `Sample.tokens`: its placeholder ids from `start` up to, not including, `end`."""
+
+    hash: str
+    start: int
+    end: int
+
+    def moved(self, by: int) -> Self:
+        """Return the span of a list that has `by` more ids before it."""
+        return replace(self, start=self.start + by, end=self.end + by)
+
+
+def image_from_url(url: str) -> Image:
+    """Read an image from a data URL. Raises MediaError: it holds no image within the default limits."""
+    return Image.from_bytes(_from_text(url, ImageLimits()))
+
+
+def reference_hash(part: Any) -> str | None:
+    """Return the image's hash if `part` is a reference of the normal form; None otherwise."""
+    name = part.get("image") if isinstance(part, Mapping) and part.get("type") == "image" else None
+    return name[len(_PREFIX) :] if isinstance(name, str) and name.startswith(_PREFIX) else None
+
+
+def references(messages: Iterable[Mapping[str, Any]]) -> Iterator[Mapping[str, Any]]:
+    """Yield the references in messages of the normal form, in order."""
+    for message in messages:
+        if isinstance(content := message.get("content"), list):
+            yield from (part for part in content if reference_hash(part) is not None)
+
+
+def is_image(part: Any) -> bool:
+    """Return true if a part of a message's content is an image, in any form."""
+    return isinstance(part, Mapping) and part.get("type") in ("image", "image_url", "input_image")
+
+
+def has_images(messages: Iterable[Mapping[str, Any]]) -> bool:
+    """Return true if the content of a message has an image, in any form."""
+    return any(
+        is_image(part)
+        for message in messages
+        if isinstance(message.get("content"), list)
+        for part in message["content"]
+    )
+
+
+def take_images(
+    messages: Sequence[Mapping[str, Any]], known: Mapping[str, Image], limits: ImageLimits | None = None
+) -> tuple[list[Message], dict[str, Image]]:
+    """Replace images by references.
+
+    Args:
+        messages: chat messages. An image part is OpenAI's `image_url` or `input_image`, Anthropic's `image` with a
+            `source`, or Hugging Face's `image` with a data URL, a path, bytes or a Pillow image.
+        known: images that the trajectory has already, by hash.
+        limits: limits on an image and on their number.
+
+    Returns:
+        The messages, and their images that `known` lacks, by hash.
+
+    Raises:
+        MediaError: an image is refused; names the message and the part.
+    """
+    limits = limits or ImageLimits()
+    taken: dict[str, Image] = {}
+    out: list[Message] = []
+    for number, message in enumerate(messages):
+        content = message.get("content")
+        if not isinstance(content, list) or not any(map(is_image, content)):
+            out.append(dict(message))
+            continue
+        parts = []
+        for place, part in enumerate(content):
+            if is_image(part):
+                try:
+                    part = _take(part, known, taken, limits)
+                except MediaError as error:
+                    raise MediaError(f"message {number}, part {place}: {error}") from error
+            parts.append(part)
+        out.append({**message, "content": parts})
+    if len(known) + len(taken) > limits.count:
+        raise MediaError(f"the trajectory has {len(known) + len(taken)} images, at most {limits.count} are allowed")
+    return out, taken
+
+
+def _take(
+    part: Mapping[str, Any], known: Mapping[str, Image], taken: dict[str, Image], limits: ImageLimits
+) -> dict[str, Any]:
+    """Return the reference of one image part; add its image to `taken` if it is new."""
+    if (name := reference_hash(part)) is not None:
+        if (old := known.get(name) or taken.get(name)) is None:
+            raise MediaError(f"no image of the trajectory has the hash {name}; give the image itself")
+        return old.reference
+    image = Image.from_bytes(_file_bytes(part, limits), limits)
+    return (known.get(image.hash) or taken.setdefault(image.hash, image)).reference
+
+
+def _file_bytes(part: Mapping[str, Any], limits: ImageLimits) -> bytes:
+    """Return the file of an image part in any form."""
+    kind = part["type"]
+    given = part.get("image_url" if kind in ("image_url", "input_image") else "image")
+    if isinstance(given, Mapping):  # OpenAI's form, or a column of the library datasets
+        given = next((given[key] for key in ("url", "bytes", "path") if given.get(key) is not None), None)
+    if kind == "image" and isinstance(source := part.get("source"), Mapping):
+        if source.get("type") != "base64":
+            raise MediaError(f"an image's source has the type {source.get('type')!r}; only base64 is read")
+        return _decoded(str(source.get("data")), limits)
+    if isinstance(given, (bytes, bytearray)):
+        return bytes(given)
+    if isinstance(given, (str, Path)):
+        return _from_text(str(given), limits)
+    if hasattr(given, "save"):
+        stream = io.BytesIO()
+        given.save(stream, "PNG")
+        return stream.getvalue()
+    raise MediaError(
+        f"an image part of type {kind!r} holds {type(given).__name__}; expected a data URL, a path, bytes or a Pillow image"
+    )
+
+
+def _from_text(text: str, limits: ImageLimits) -> bytes:
+    """Return the file behind a data URL or a path below the root."""
+    if text.startswith("data:"):
+        head, comma, body = text.partition(",")
+        if not comma or not head.endswith(";base64"):
+            raise MediaError("an image's data URL must have the form data:image/png;base64,...")
+        return _decoded(body, limits)
+    if "://" in text[:16]:
+        raise MediaError(f"an image is behind the URL {text!r:.80}; images are not fetched, give a data URL or a path")
+    if limits.root is None:
+        raise MediaError(f"an image is the path {text!r:.80}; name the folder of images with --image-root")
+    root = Path(limits.root).resolve()
+    file = (root / text).resolve()
+    if not file.is_relative_to(root):
+        raise MediaError(f"the image path {text!r:.80} leads out of --image-root {root}")
+    try:
+        if (size := file.stat().st_size) > limits.file_bytes:
+            raise MediaError(f"{file} has {size:,} bytes, at most {limits.file_bytes:,} are allowed")
+        return file.read_bytes()
+    except OSError as error:
+        raise MediaError(f"{file}: {error.strerror}") from error
+
+
+def _decoded(body: str, limits: ImageLimits) -> bytes:
+    """Return the bytes of a base64 text."""
+    if len(body) > limits.file_bytes // 3 * 4 + 8:
+        raise MediaError(f"an image has about {len(body) // 4 * 3:,} bytes, at most {limits.file_bytes:,} are allowed")
+    try:
+        return base64.b64decode(body, validate=True)
+    except (binascii.Error, ValueError) as error:
+        raise MediaError(f"an image's base64 text is damaged: {error}") from error
