@@ -129,6 +129,11 @@ def is_image(part: Any) -> bool:
     return isinstance(part, Mapping) and part.get("type") in ("image", "image_url", "input_image")
 
 
+def is_picture(value: Any) -> bool:
+    """Return true if `value` is an `Image` or an image of Pillow."""
+    return isinstance(value, Image) or (hasattr(value, "tobytes") and hasattr(value, "getbands"))
+
+
 def has_images(messages: Iterable[Mapping[str, Any]]) -> bool:
     """Return true if the content of a message has an image, in any form."""
     return any(
@@ -146,7 +151,7 @@ def take_images(
 
     Args:
         messages: chat messages. An image part is OpenAI's `image_url` or `input_image`, Anthropic's `image` with a
-            `source`, or Hugging Face's `image` with a data URL, a path, bytes or a Pillow image.
+            `source`, or Hugging Face's `image` with a data URL, a path, bytes, a Pillow image or an `Image`.
         known: images that the trajectory has already, by hash.
         limits: limits on an image and on their number.
 
@@ -186,7 +191,8 @@ def _take(
         if (old := known.get(name) or taken.get(name)) is None:
             raise MediaError(f"no image of the trajectory has the hash {name}; give the image itself")
         return old.reference
-    image = Image.from_bytes(_file_bytes(part, limits), limits)
+    given = part.get("image")
+    image = given if isinstance(given, Image) else Image.from_bytes(_file_bytes(part, limits), limits)
     return (known.get(image.hash) or taken.setdefault(image.hash, image)).reference
 
 
@@ -204,12 +210,12 @@ def _file_bytes(part: Mapping[str, Any], limits: ImageLimits) -> bytes:
         return bytes(given)
     if isinstance(given, (str, Path)):
         return _from_text(str(given), limits)
-    if hasattr(given, "save"):
+    if given is not None and is_picture(given):
         stream = io.BytesIO()
         given.save(stream, "PNG")
         return stream.getvalue()
     raise MediaError(
-        f"an image part of type {kind!r} holds {type(given).__name__}; expected a data URL, a path, bytes or a Pillow image"
+        f"an image part of type {kind!r} holds {type(given).__name__}; expected a data URL, a path, bytes or an image"
     )
 
 

@@ -18,7 +18,9 @@ from agentrl.chat.parsers import make_parser
 from agentrl.chat.probe import choose_history_kwargs, find_closer, probe
 from agentrl.chat.report import TemplateReport, Thought
 from agentrl.chat.template import DeltaRenderer, Template
-from agentrl.errors import SettingsError, TemplateError
+from agentrl.chat.vision import ImagePlaceholders
+from agentrl.errors import MediaError, SettingsError, TemplateError
+from agentrl.media import Image, ImageLimits, ImageSpan, has_images, references, take_images
 from agentrl.modelfolder import read_json
 from agentrl.sample import Message
 
@@ -41,6 +43,8 @@ class Chat:
         reasoning_parser: str = "auto",
         template_rewrite_policy: HistoryPolicy = "keep",
         stop_tokens: Iterable[int | str] = (),
+        placeholders: ImagePlaceholders | None = None,
+        image_limits: ImageLimits | None = None,
     ) -> None:
         """
         Args:
@@ -51,6 +55,8 @@ class Chat:
             reasoning_parser: "auto", a name of `parsers.REASONING`, or `pkg.mod:function`.
             template_rewrite_policy: where the template would rewrite history: keep it as sampled, split samples, or fail.
             stop_tokens: ids or texts of tokens that end generation, besides the tokenizer's EOS and the template's.
+            placeholders: of the model's images; None if it sees none.
+            image_limits: limits on the images of a trajectory.
 
         Raises:
             TemplateError: there is no template, or it does not compile.
@@ -61,7 +67,8 @@ class Chat:
                 f"--template-rewrite-policy must be keep, split or fail, got {template_rewrite_policy!r}"
             )
         source = chat_template if chat_template is not None else _own_template(tokenizer)
-        self.tokenizer = tokenizer
+        self.tokenizer, self.placeholders = tokenizer, placeholders
+        self.image_limits = image_limits or ImageLimits()
         self.template_rewrite_policy: HistoryPolicy = template_rewrite_policy
         self._codec = Codec(tokenizer)
         self._encoder = SafeEncoder(self._codec, source)
@@ -97,7 +104,10 @@ class Chat:
         """
         tokenizer = load_tokenizer(path, trust_remote_code=trust_remote_code)
         stops = _generation_stops(Path(path))
-        return cls(tokenizer, chat_template=_read_template(chat_template), stop_tokens=stops, **options)
+        seen = ImagePlaceholders.load(path, tokenizer)
+        return cls(
+            tokenizer, chat_template=_read_template(chat_template), stop_tokens=stops, placeholders=seen, **options
+        )
 
     @property
     def vocab_size(self) -> int:
@@ -126,6 +136,24 @@ class Chat:
         the longest one."""
         contents = (message.get("content") for message in messages)
         return sum(len(content) for content in contents if isinstance(content, str)) // self._codec.longest_token
+
+    def take_images(
+        self, messages: Sequence[Mapping[str, Any]], known: Mapping[str, Image]
+    ) -> tuple[Sequence[Mapping[str, Any]], dict[str, Image]]:
+        """Return messages with references in place of images, and their images that `known` lacks. Raises MediaError: an
+        image is refused, or the model sees none."""
+        if not has_images(messages):
+            return messages, {}
+        if self.placeholders is None:
+            raise MediaError(
+                "a message has an image, and this model sees text only; --hf-checkpoint needs a vision model"
+            )
+        return take_images(messages, known, self.image_limits)
+
+    def image_spans(self, ids: Sequence[int], messages: Iterable[Mapping[str, Any]]) -> list[ImageSpan]:
+        """Find the images of `messages` (normal form) in the ids that they were rendered to. The model sampled none of
+        these ids. Raises TemplateError: they do not belong together."""
+        return [] if self.placeholders is None else self.placeholders.spans(ids, references(messages))
 
     def decode(self, ids: Iterable[int], skip_special_tokens: bool = False) -> str:
         """The text of ids."""
@@ -159,12 +187,17 @@ class Chat:
     ) -> list[int]:
         marked = [self._encoder.mark_message(message) for message in messages]
         schemas = self._encoder.mark(tools) if tools else None
-        return self._encoder.encode_rendered(self.template.render(marked, schemas, generation_prompt=generation_prompt))
+        return self._encode(self.template.render(marked, schemas, generation_prompt=generation_prompt), messages)
+
+    def _encode(self, rendered: str, messages: Iterable[Mapping[str, Any]]) -> list[int]:
+        if self.placeholders is not None:
+            rendered = self.placeholders.expand(rendered, list(references(messages)))
+        return self._encoder.encode_rendered(rendered)
 
     def delta_ids(self, calls: Sequence[Mapping[str, Any]], new: Sequence[Mapping[str, Any]]) -> list[int]:
         """The ids from a turn's end token through `new` (normal form) to the next generation prompt."""
         marked = [self._encoder.mark_message(dict(message)) for message in new]
-        return self._encoder.encode_rendered(self._delta.text(self._encoder.mark(list(calls)), marked))
+        return self._encode(self._delta.text(self._encoder.mark(list(calls)), marked), new)
 
     def _find_stops(self, template: Template, extra: Iterable[int | str]) -> tuple[str, ...]:
         """Texts of the end tokens: those asked for, the tokenizer's EOS, and the one that closes the template's turns."""

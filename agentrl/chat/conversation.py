@@ -75,7 +75,9 @@ class Conversation:
         Raises:
             ContextOverflow: the prompt leaves no room for an answer; the sample is as it was.
             TemplateError: the template cannot render the messages.
+            MediaError: an image is refused.
         """
+        messages, images = chat.take_images(messages, sample.images)
         most = min(prompt_limit or context_length, context_length - 2)
         if (least := chat.least_tokens(messages)) > most:
             raise _too_long(f"at least {least}", most)
@@ -87,7 +89,8 @@ class Conversation:
         self._told: dict[int, str] = {}
         if self.length > most:
             raise _too_long(str(self.length), most)
-        sample.set_prompt_tokens(self._session.prompt_ids)
+        sample.images = {**sample.images, **images}
+        self._set_prompt(self._session.prompt_ids)
         self.remember(messages)
 
     @property
@@ -117,7 +120,8 @@ class Conversation:
 
     def append_messages(self, messages: Sequence[Mapping[str, Any]]) -> AppendResult:
         """Answer the last model turn with new messages. Messages that are too long to fit are not tokenized at all. Raises
-        TemplateError: see `ChatSession.extend`."""
+        TemplateError: see `ChatSession.extend`. MediaError: an image is refused."""
+        messages = self._taken(messages)
         if self._chat.least_tokens(messages) > self.room:
             self.remember(messages)
             return AppendResult.OUT_OF_CONTEXT
@@ -131,12 +135,15 @@ class Conversation:
             self._split(restart, "done")
             return AppendResult.SPLIT
         for ids, origin in ((delta.close, Origin.CLOSE), (delta.env, Origin.ENV)):
-            self.sample.append_observation(ids, text=self._chat.decode(ids), turn=self.turns, origin=origin)
+            spans = self._chat.image_spans(ids, delta.new) if origin is Origin.ENV else ()
+            text = self._chat.decode(ids)
+            self.sample.append_observation(ids, text=text, turn=self.turns, origin=origin, spans=spans)
         return AppendResult.FITS
 
     def restart(self, messages: Sequence[Mapping[str, Any]]) -> AppendResult:
         """Close the sample, and begin a sibling with `messages` alone as its prompt: a summary in place of the conversation,
-        for instance. Raises TemplateError: the template cannot render the messages."""
+        for instance. Raises TemplateError: the template cannot render the messages. MediaError: an image is refused."""
+        messages = self._taken(messages)
         if self._chat.least_tokens(messages) > self.context_length - 2:
             return AppendResult.OUT_OF_CONTEXT
         session = ChatSession(self._chat, messages, self._tools)
@@ -148,9 +155,15 @@ class Conversation:
         self.remember(messages)
         return AppendResult.SPLIT
 
+    def _taken(self, messages: Sequence[Mapping[str, Any]]) -> Sequence[Mapping[str, Any]]:
+        """Return messages with references in place of images; the sample gets the images."""
+        messages, images = self._chat.take_images(messages, self.sample.images)
+        self.sample.images = {**self.sample.images, **images}
+        return messages
+
     def remember(self, messages: Sequence[Mapping[str, Any]]) -> None:
         """Note messages that belong to the conversation but that the model is not shown any more."""
-        self.messages.extend(whole_text(message) for message in messages)
+        self.messages.extend(whole_text(message) for message in self._taken(messages))
 
     def _split(self, prompt: list[int], reason: str) -> None:
         done = self.sample
@@ -161,7 +174,10 @@ class Conversation:
         self.sample = replace(
             done, metadata=rest, status=Status.PENDING, stop_reason="", spec_info=SpecInfo(), non_generation_time=0.0
         )
-        self.sample.set_prompt_tokens(prompt)
+        self._set_prompt(prompt)
+
+    def _set_prompt(self, ids: list[int]) -> None:
+        self.sample.set_prompt_tokens(ids, self._chat.image_spans(ids, self._session.messages))
 
     # ---- clients that send everything each time -------------------------------------------------------------
 

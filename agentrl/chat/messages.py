@@ -1,6 +1,6 @@
 """Model turns and chat messages, and the one normal form that templates are given. `normalise_messages` returns fresh
-messages: `content` is text, `arguments` a dict if they are JSON, reasoning is `reasoning_content`, absent things are
-absent keys. `normalise_tools` returns schemas in OpenAI's function form."""
+messages: `content` is text, or a list of text parts and references of images (`agentrl.media`) if it has images;
+`arguments` a dict if they are JSON, reasoning is `reasoning_content`, absent things are absent keys. `normalise_tools` returns schemas in OpenAI's function form."""
 
 import json
 import re
@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from agentrl.errors import TemplateError
+from agentrl.media import is_image, reference_hash
 from agentrl.sample import Message
 
 ToolSchema = dict[str, Any]
@@ -110,7 +111,7 @@ def _whole(text: str) -> str:
 
 def normalise_messages(messages: Sequence[Mapping[str, Any]]) -> list[Message]:
     """Fresh messages in the normal form. Raises TemplateError: a message is not a mapping, lacks a role, is nested too
-    deeply, or has content that is not text."""
+    deeply, or has content that is neither text nor a reference of an image."""
     return [_message(message, index) for index, message in enumerate(messages)]
 
 
@@ -121,7 +122,11 @@ def _message(message: Mapping[str, Any], index: int) -> Message:
     if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
         raise TemplateError(f"message {index}: expected a mapping with a 'role', got {message!r}")
     out = {key: value for key, value in message.items() if value is not None and key not in REASONING_KEYS}
-    out["content"] = _content(message.get("content"), index)
+    content = message.get("content")
+    if isinstance(content, list) and any(map(is_image, content)):
+        out["content"] = _parts(content, index)
+    else:
+        out["content"] = _content(content, index)
     reasoning = next((message[key] for key in REASONING_KEYS if message.get(key) is not None), None)
     if reasoning is not None:
         out["reasoning_content"] = _content(reasoning, index)
@@ -144,6 +149,31 @@ def _content(content: Any, index: int) -> str:
             raise TemplateError(f"message {index}: only text parts can be rendered, got a part of type {what!r}")
         texts.append(text)
     return "".join(texts)
+
+
+def _parts(content: list[Any], index: int) -> list[dict[str, Any]]:
+    """Content with images: neighbouring texts are joined, and images are references."""
+    out: list[dict[str, Any]] = []
+    for part in content:
+        if is_image(part):
+            if reference_hash(part) is None:
+                raise TemplateError(
+                    f"message {index}: an image is no reference; agentrl.media.take_images makes references"
+                )
+            out.append({key: part[key] for key in ("type", "image", "width", "height")})
+        elif text := _content([part], index):
+            if out and out[-1]["type"] == "text":
+                out[-1]["text"] += text
+            else:
+                out.append({"type": "text", "text": text})
+    return out
+
+
+def content_text(content: Any) -> str:
+    """The text of a message's content; images are left out."""
+    if isinstance(content, list):
+        return "".join(str(part.get("text") or "") for part in content if isinstance(part, Mapping))
+    return str(content or "")
 
 
 def _call(call: Any, index: int) -> dict[str, Any]:

@@ -25,12 +25,14 @@ class Delta:
     Attributes:
         close: ids that end the turn if the model did not end it (loss mask 0, `Origin.CLOSE`).
         env: ids of the new messages and the next generation prompt (loss mask 0, `Origin.ENV`).
+        new: the new messages, in the normal form.
         verdict: difference between these ids and the template's full rendering of the conversation.
         restart: under policy `split`, the full prompt ids of a new sample; `close` and `env` are then empty.
     """
 
     close: list[int] = field(default_factory=list)
     env: list[int] = field(default_factory=list)
+    new: list[Message] = field(default_factory=list)
     verdict: Verdict = Verdict.EXACT
     restart: list[int] | None = None
 
@@ -109,7 +111,7 @@ class ChatSession:
         if verdict.rewrites and self._chat.template_rewrite_policy == "split":
             self._thoughts.clear()
             self._beside = False
-            delta = Delta(verdict=verdict, restart=self._chat.render_ids([*self.messages, *new], self._tools))
+            delta = Delta(new=new, verdict=verdict, restart=self._chat.render_ids([*self.messages, *new], self._tools))
         else:
             delta = self._append(turn, new, verdict)
         self.messages += new
@@ -125,7 +127,7 @@ class ChatSession:
             after = turn.ids[turn.stop_at + 1 :]  # ids after the end token are kept as sampled
             if not close and env[: len(after)] == after:
                 env = env[len(after) :]
-        return Delta(close, env, verdict)
+        return Delta(close, env, new, verdict)
 
     def _close_cut_turn(self, turn: _Turn, env: list[int]) -> tuple[list[int], list[int]]:
         """Return close and env after a turn without end token (length limit, stop string): close reasoning and turn."""

@@ -74,7 +74,7 @@ class Template:
         out = dict(message)
         if (reasoning := out.get("reasoning_content")) is not None:
             out |= dict.fromkeys(REASONING_KEYS, reasoning)
-        if self._content_parts:
+        if self._content_parts and isinstance(out["content"], str):
             out["content"] = [{"type": "text", "text": out["content"]}]
         if self._no_content and not message["content"] and message.get("tool_calls"):
             out["content"] = None  # DeepSeek V3

@@ -2,18 +2,20 @@
 
 1. The prompt under `input_key` is non-empty text or a list of chat messages; the last message is not the assistant's.
    For `sft_turns` it is a whole conversation that ends with the assistant.
-2. Label, metadata and tools are optional. The file is indexed, not loaded. A bad row raises `DataError`.
+2. Images are parts of messages, or a list under `image_key`; the row's messages hold references to them.
+3. Label, metadata and tools are optional. The file is indexed, not loaded. A bad row raises `DataError`.
 """
 
 import copy
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from agentrl.chat.demonstration import learned
 from agentrl.data.settings import DataSettings
-from agentrl.errors import DataError, TemplateError
+from agentrl.errors import DataError, MediaError, TemplateError
+from agentrl.media import Image, is_image, take_images
 from agentrl.rowfiles import RowFile, json_type, open_rows, read_json, split_slice
 from agentrl.sample import RECORDED, Message
 
@@ -23,7 +25,9 @@ ROLES = ("system", "developer", "user", "assistant", "tool", "function")
 _SHAREGPT = {"human": "user", "gpt": "assistant", "observation": "tool"}
 
 _MEDIA = ("image", "images", "video", "videos", "audio", "audios")
-"""Columns under which data sets keep what a model for text alone cannot be shown."""
+"""Columns under which data sets keep images, videos and sound."""
+
+_IMAGE_MARK = "<image>"
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +42,7 @@ class PromptRow:
         tools: the row's own tool schemas; None leaves the choice to the environment.
         env: the name of its environment, where the run has several.
         has_unread_label: the row has a field `label`, and no setting names the label's field.
+        images: the images that the prompt refers to, by hash.
     """
 
     index: int
@@ -47,6 +52,7 @@ class PromptRow:
     tools: list[dict[str, Any]] | None = None
     env: str | None = None
     has_unread_label: bool = False
+    images: Mapping[str, Image] = field(default_factory=dict)
 
 
 Look = Callable[[PromptRow], str | None]
@@ -90,21 +96,24 @@ class PromptData:
         if not 0 <= index < len(self):
             raise IndexError(f"row {index} is outside the {len(self)} rows of the prompt data")
         row, where, used = self._file.read(self._rows[index]), self.where(index), self._settings
-        if media := next((key for key in _MEDIA if row.get(key)), None):
-            raise DataError(f"{where}: field {media!r}: the model is shown text only; leave the rows or the field out")
+        if media := next((key for key in _MEDIA if key != used.image_key and row.get(key)), None):
+            hint = f"set --image-key {media}" if media.startswith("image") else "videos and sound are not read"
+            raise DataError(f"{where}: field {media!r} is not shown to the model; {hint}, or leave the field out")
         for key in row.keys() & {used.input_key, used.label_key, used.metadata_key, used.tool_key}:
             try:
                 json.dumps(row[key], allow_nan=False)
             except (TypeError, ValueError) as error:
                 raise DataError(f"{where}: field {key!r}: {error}; use finite numbers, text, lists, objects") from error
+        prompt, images = self._with_images(self._prompt(row, where), row, where)
         return PromptRow(
             index,
-            self._prompt(row, where),
+            prompt,
             self._label(row, where),
             self._metadata(row, where),
             self._tools(row, where),
             self._env(row, where),
             used.label_key is None and row.get("label") is not None,
+            images,
         )
 
     def _prompt(self, row: dict[str, Any], where: str) -> str | list[Message]:
@@ -126,6 +135,19 @@ class PromptData:
                 raise DataError(f"{where}: field {key!r} message {number} must {problem}, got {message!r:.120}")
         self._end(prompt, f"{where}: field {key!r}")
         return prompt
+
+    def _with_images(
+        self, prompt: str | list[Message], row: dict[str, Any], where: str
+    ) -> tuple[str | list[Message], dict[str, Image]]:
+        """Return the prompt with references in place of images, and the images."""
+        key = self._settings.image_key
+        given = row.get(key) if key is not None else None
+        try:
+            if given is not None:
+                prompt = _placed(prompt, given if isinstance(given, list) else [given])
+            return (prompt, {}) if isinstance(prompt, str) else take_images(prompt, {}, self._settings.image_limits)
+        except MediaError as error:
+            raise DataError(f"{where}: {error}") from error
 
     def _end(self, messages: list[Message], where: str) -> None:
         """Check the last message's role: the model's if the row is learned from, else another."""
@@ -202,8 +224,35 @@ def _problem(message: Any) -> str | None:
         return None
     if not isinstance(content, list) or not all(isinstance(part, (str, dict)) for part in content):
         return "have 'content', a text or a list of parts"
-    text = all(isinstance(part, str) or isinstance(part.get("text"), str) for part in content)
-    return None if text else "have parts of text only (pictures and the like are not shown to the model)"
+    shown = all(isinstance(part, str) or isinstance(part.get("text"), str) or is_image(part) for part in content)
+    return None if shown else "have parts of text and images only (videos and sound are not shown to the model)"
+
+
+def _placed(prompt: str | list[Message], images: list[Any]) -> list[Message]:
+    """Return the prompt's messages with image parts at the marks, or before the last user message's text. Raises
+    MediaError: the prompt has another number of marks."""
+    messages: list[Message] = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else list(prompt)
+    parts: list[Message] = [{"type": "image", "image": image} for image in images]
+    marks = sum(text.count(_IMAGE_MARK) for m in messages if isinstance(text := m.get("content"), str))
+    last = max((at for at, m in enumerate(messages) if m["role"] == "user"), default=None)
+    if marks not in (0, len(parts)) or last is None:
+        raise MediaError(
+            f"the prompt has {marks} marks {_IMAGE_MARK} for {len(parts)} images; use one for each image, or none"
+        )
+    if not marks:
+        text = messages[last].get("content") or ""
+        behind = [{"type": "text", "text": text}] if isinstance(text, str) else text
+        messages[last] = {**messages[last], "content": [*parts, *behind]}
+        return messages
+    rest = iter(parts)
+    for at, message in enumerate(messages):
+        if isinstance(text := message.get("content"), str) and _IMAGE_MARK in text:
+            first, *others = text.split(_IMAGE_MARK)
+            content: list[Message] = [{"type": "text", "text": first}]
+            for piece in others:
+                content += [next(rest), {"type": "text", "text": piece}]
+            messages[at] = {**message, "content": [part for part in content if part.get("text") != ""]}
+    return messages
 
 
 def _typed(row: dict[str, Any], key: str, kind: type, where: str) -> Any:

@@ -4,6 +4,7 @@ from typing import Any, Literal
 
 from pydantic import Field, JsonValue
 
+from agentrl.media import ImageLimits
 from agentrl.settings import Settings
 
 
@@ -22,6 +23,16 @@ class DataSettings(Settings):
     label_key: str | None = Field(None, description="Field of a row that holds the label, if there are labels.")
     metadata_key: str = Field("metadata", min_length=1, description="Field of a row that holds an object of metadata.")
     tool_key: str = Field("tools", min_length=1, description="Field of a row that holds its own list of tool schemas.")
+    image_key: str | None = Field(
+        None,
+        min_length=1,
+        description="Field of a row that holds its images: paths, data URLs, bytes, or a list of these. `<image>` in the "
+        "prompt marks their places; without marks they come before the text of the last user message.",
+    )
+    image_root: str | None = Field(None, description="Folder of images; paths of images in the data lie below it.")
+    image_max_pixels: int = Field(4096 * 4096, ge=1, description="Most pixels of an image, width times height.")
+    image_max_bytes: int = Field(20 << 20, ge=1, description="Most bytes of an image's file.")
+    image_max_count: int = Field(64, ge=1, description="Most images of a trajectory.")
     sft_turns: Literal["all", "last"] | None = Field(
         None,
         description="The rows are whole conversations to learn from (`agentrl sft`): all turns of the assistant, or the last. "
@@ -47,6 +58,11 @@ class DataSettings(Settings):
     buffer_filter_path: str | None = Field(
         None, description="Function 'pkg.mod:function' that chooses from the buffer: fn(args, buffer, num_samples)."
     )
+
+    @property
+    def image_limits(self) -> ImageLimits:
+        """The limits on images."""
+        return ImageLimits(self.image_max_pixels, self.image_max_bytes, self.image_max_count, self.image_root)
 
     @classmethod
     def of_args(cls, args: Any) -> "DataSettings":

@@ -214,7 +214,7 @@ def pending_group(row: PromptRow, group_id: int, n: int, **recorded: Any) -> Gro
     named = {"tools": row.tools, "env": row.env}
     own = {key: value for key, value in named.items() if value is not None}
     given: dict[str, Any] = {"prompt": row.prompt, "label": row.label, "metadata": {**row.metadata, **own, **recorded}}
-    return number_group([Sample(**copy.deepcopy(given)) for _ in range(n)], group_id, n)
+    return number_group([Sample(**copy.deepcopy(given), images=dict(row.images)) for _ in range(n)], group_id, n)
 
 
 def number_group(group: Group, group_id: int, n_samples_per_prompt: int) -> Group:

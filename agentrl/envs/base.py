@@ -189,7 +189,7 @@ class Environment:
                         group.start_soon(run, position, call)
         done = [outcome for outcome in outcomes if outcome is not None]
         messages: list[Message] = [
-            {"role": "tool", "tool_call_id": call.id, "name": call.name, "content": outcome.text}
+            {"role": "tool", "tool_call_id": call.id, "name": call.name, "content": outcome.content}
             for call, outcome in zip(turn.tool_calls, done, strict=True)
         ]
         if turn.broken:

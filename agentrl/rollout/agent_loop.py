@@ -21,7 +21,7 @@ from agentrl.plugins import defined_at
 from agentrl.rollout.agents import leader, play_agent
 from agentrl.rollout.context import RolloutContext
 from agentrl.rollout.environment import LiveEnvironment, closing
-from agentrl.rollout.failures import guarded
+from agentrl.rollout.failures import guarded, images_refused
 from agentrl.rollout.hosted import HostedConversation
 from agentrl.rollout.rewards import check_reward
 from agentrl.rollout.stats import Tokens
@@ -91,10 +91,12 @@ class _Trajectory:
             step = await self._step(Turn(index, generation.text, *said, tuple(generation.ids), finish, talk.sample))
             _note(talk.sample, "step_rewards", index, step.reward)
             if step.done or index == limit:
-                talk.remember(step.messages)
+                with images_refused():
+                    talk.remember(step.messages)
                 talk.sample.stop((step.stop_reason or "done") if step.done else "max_turns")
                 break
-            appended = talk.append_messages(step.messages) if step.restart is None else talk.restart(step.restart)
+            with images_refused():
+                appended = talk.append_messages(step.messages) if step.restart is None else talk.restart(step.restart)
             if appended is AppendResult.OUT_OF_CONTEXT:
                 talk.sample.stop("context")
                 break
@@ -117,14 +119,15 @@ class _Trajectory:
         tools = env.toolbox.schemas or sample.metadata.get("tools")
         if context.hosted:
             return HostedConversation(context.hosted, sample, messages, tools)
-        return Conversation(
-            context.chat,
-            sample,
-            messages,
-            tools,
-            context_length=context.context_length,
-            prompt_limit=context.settings.rollout_max_prompt_len,
-        )
+        with images_refused():
+            return Conversation(
+                context.chat,
+                sample,
+                messages,
+                tools,
+                context_length=context.context_length,
+                prompt_limit=context.settings.rollout_max_prompt_len,
+            )
 
     async def _step(self, turn: Turn) -> Step:
         started = time.monotonic()

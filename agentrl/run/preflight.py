@@ -113,6 +113,7 @@ def load_chat(settings: RunSettings) -> Chat:
         tool_call_parser=s.tool_call_parser,
         reasoning_parser=s.reasoning_parser,
         template_rewrite_policy=s.template_rewrite_policy,
+        image_limits=settings.data.image_limits,
     )
 
 

@@ -17,6 +17,9 @@ from pydantic_core import ErrorDetails
 
 from agentrl.errors import AgentRLError, PluginError
 
+Content = str | list[dict[str, Any]]
+"""Content of a message: text, or text parts and image parts."""
+
 
 class OutcomeKind(StrEnum):
     """Kind of end of a tool call; the values are stable names for metrics."""
@@ -49,11 +52,24 @@ class ToolError(AgentRLError):
 
 @dataclass(frozen=True, slots=True)
 class ToolOutcome:
-    """The text to show the model, how the call ended, and how long it took (seconds)."""
+    """The outcome of a call.
 
-    text: str
+    Attributes:
+        content: text to show the model, or a list of parts if there are images.
+        kind: the way in which the call ended.
+        seconds: its duration.
+    """
+
+    content: Content
     kind: OutcomeKind
     seconds: float
+
+    @property
+    def text(self) -> str:
+        """The text to show the model, without images."""
+        if isinstance(self.content, str):
+            return self.content
+        return "".join(part.get("text", "") for part in self.content)
 
     @property
     def ok(self) -> bool:

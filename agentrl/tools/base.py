@@ -16,9 +16,11 @@ from pydantic_core import PydanticSerializationError, to_json
 
 from agentrl.clock import Deadline, waiting
 from agentrl.errors import Failure, PluginError, ToolFailure, first_error
+from agentrl.media import is_picture
 from agentrl.plugins import stops_the_caller
 from agentrl.tools.arguments import (
     Arguments,
+    Content,
     OutcomeKind,
     ToolError,
     ToolOutcome,
@@ -133,8 +135,9 @@ class Tool:
     def __get__(self, instance: object | None, owner: type | None = None) -> Self:
         return self if instance is None else self.bind(instance)
 
-    async def call(self, arguments: Mapping[str, Any], *, state: object = None) -> str:
-        """Run the tool and return the text to show the model.
+    async def call(self, arguments: Mapping[str, Any], *, state: object = None) -> Content:
+        """Run the tool and return the content to show the model. A result that is an image, or a list of texts and
+        images, becomes a list of parts; images are Pillow's or `agentrl.media`'s.
 
         Args:
             arguments: the model's arguments, already parsed from JSON.
@@ -158,15 +161,15 @@ class Tool:
         with `on_failure="fail"`, what was the tool's own fault; its kind is `tool_<outcome kind>`."""
         start = time.perf_counter()
         try:
-            text, kind = await self.call(arguments, state=state), OutcomeKind.OK
+            content, kind = await self.call(arguments, state=state), OutcomeKind.OK
         except ToolError as error:
             if self.on_failure == "fail" and error.kind in _TOOLS_FAULT:
                 raise ToolFailure(f"tool `{self.name}`: {error}", kind=f"tool_{error.kind}") from error
-            text, kind = f"Error: {error}", error.kind
-        return ToolOutcome(text, kind, time.perf_counter() - start)
+            content, kind = f"Error: {error}", error.kind
+        return ToolOutcome(content, kind, time.perf_counter() - start)
 
-    async def _finish(self, running: Awaitable[Any]) -> str:
-        """Wait for the result within the deadline, and turn what came into text."""
+    async def _finish(self, running: Awaitable[Any]) -> Content:
+        """Wait for the result within the deadline, and make content of it."""
         result: Any = None
         try:
             with Deadline(self.timeout, f"tool {self.name}") as limit:
@@ -183,7 +186,14 @@ class Tool:
             raise ToolError(self._cut(described(first_error(error))), kind=OutcomeKind.RAISED) from error
         if limit.overdue:
             raise ToolError(f"`{self.name}` did not finish within {self.timeout:g} s", kind=OutcomeKind.TIMEOUT)
-        return self._cut(self._text(result))
+        items = result if isinstance(result, (list, tuple)) else [result]
+        if not any(map(is_picture, items)):
+            return self._cut(self._text(result))
+        parts = ({"type": "image", "image": item} if is_picture(item) else self._text_part(item) for item in items)
+        return list(parts)
+
+    def _text_part(self, item: Any) -> dict[str, Any]:
+        return {"type": "text", "text": self._cut(self._text(item))}
 
     def _text(self, result: Any) -> str:
         if isinstance(result, str):

@@ -28,7 +28,7 @@ class FaultyRetoolEnv(RetoolEnv):
                 raise ConnectionError("injected")
             if draw < FAILING + HANGING:
                 await anyio.sleep_forever()
-            return await real.call({"code": code}, state=self)
+            return str(await real.call({"code": code}, state=self))
 
         return Toolbox([Tool(python, description=real.description, timeout=10, on_failure=self.on_failure)])
 

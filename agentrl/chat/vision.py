@@ -1,0 +1,113 @@
+"""Images in a prompt: the ids that stand for an image, from the model's own processor.
+
+1. A template writes a short mark for each image. The processor's own text replaces it, and has a number of placeholder
+   tokens that follows from the image's width and height.
+2. The text is found by processing a blank image of the same size, once a size. No pixels of real images are read here.
+3. transformers, and torch with it, is imported in `load`, for models that see only.
+"""
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, Self
+
+from agentrl.chat.encoding import OPEN
+from agentrl.errors import SettingsError, TemplateError
+from agentrl.media import ImageSpan, reference_hash
+from agentrl.modelfolder import read_json
+
+_FILES = ("processor_config.json", "preprocessor_config.json", "tokenizer_config.json")
+"""Files of a model folder that may name the processor's class."""
+
+
+class ImagePlaceholders:
+    """The placeholders of one model's images.
+
+    Attributes:
+        token_id: the id that is repeated for an image.
+    """
+
+    def __init__(self, processor: Any) -> None:
+        tokenizer = processor.tokenizer
+        # Gemma 3's processor marks an image by another token than the one that is repeated.
+        repeated = getattr(tokenizer, "image_token", None) or processor.image_token
+        self.token_id = int(tokenizer.convert_tokens_to_ids(repeated))
+        self._repeated: str = repeated
+        self._processor, self._mark = processor, re.compile(f"(?<!{OPEN}){re.escape(processor.image_token)}")
+        self._text = lru_cache(1024)(self._make_text)
+
+    @classmethod
+    def load(cls, folder: str, tokenizer: Any) -> Self | None:
+        """Load the processor of a Hugging Face model folder; None if the model sees no images. Raises SettingsError:
+        the processor cannot be loaded."""
+        path = Path(folder)
+        if not (path / "config.json").is_file() or "vision_config" not in (config := read_json(path / "config.json")):
+            return None
+        try:
+            return cls(_processor(path, str(config.get("model_type")), tokenizer))
+        except (OSError, ValueError, AttributeError, KeyError, TypeError, ImportError) as error:
+            raise SettingsError(
+                f"{folder}: the model sees images, but its processor cannot be loaded: {error}"
+            ) from error
+
+    def expand(self, text: str, images: Sequence[Mapping[str, Any]]) -> str:
+        """Replace the marks in a rendered text by the images' placeholders. `images`: references, in order. Raises
+        TemplateError: the text has another number of marks."""
+        sizes = iter([(int(image["width"]), int(image["height"])) for image in images])
+        found = len(self._mark.findall(text))
+        if found != len(images):
+            raise TemplateError(
+                f"the chat template shows {found} of {len(images)} images; does it show images of this role? Give them in "
+                "a user message, or give another template with --chat-template-path"
+            )
+        return self._mark.sub(lambda match: self._text(*next(sizes)), text) if images else text
+
+    def spans(self, ids: Sequence[int], images: Iterable[Mapping[str, Any]]) -> list[ImageSpan]:
+        """Find the images' placeholders among ids that `expand`'s text encodes to. The model sampled none of `ids`.
+        Raises TemplateError: the ids have another number of placeholders."""
+        places = [at for at, token in enumerate(ids) if token == self.token_id]
+        spans, used = [], 0
+        for image in images:
+            count = self._text(int(image["width"]), int(image["height"])).count(self._repeated)
+            own = places[used : (used := used + count)]
+            if len(own) == count:
+                spans.append(ImageSpan(str(reference_hash(image)), own[0], own[-1] + 1))
+        if used != len(places):
+            raise TemplateError(f"the prompt has {len(places)} image placeholders, and its images need {used}")
+        return spans
+
+    def _make_text(self, width: int, height: int) -> str:
+        import PIL.Image
+
+        mark = self._processor.image_token
+        blank = PIL.Image.new("RGB", (width, height))
+        try:
+            made = self._processor(images=[blank], text=[mark], return_text_replacement_offsets=True)
+        except ValueError as error:
+            raise TemplateError(
+                f"the model's processor refuses an image of {width} x {height} pixels: {error}"
+            ) from error
+        return str(made["text_replacement_offsets"][0][0]["replacement"])
+
+
+def _processor(path: Path, kind: str, tokenizer: Any) -> Any:
+    """Return the model's processor for images and text. It has no part for videos, which would need torchvision."""
+    from transformers import AutoImageProcessor
+    from transformers.models.auto.processing_auto import PROCESSOR_MAPPING_NAMES, processor_class_from_name
+
+    named = (read_json(path / name).get("processor_class") for name in _FILES if (path / name).is_file())
+    name = next((name for name in named if name), None) or PROCESSOR_MAPPING_NAMES.get(kind)
+    if name is None or (whole := processor_class_from_name(name)) is None:
+        raise ValueError(f"transformers has no processor for model_type {kind!r}")
+
+    class Images(whole):  # type: ignore[misc, valid-type]
+        """The class without videos."""
+
+        @classmethod
+        def get_attributes(cls) -> list[str]:
+            return [part for part in super().get_attributes() if part in ("image_processor", "tokenizer")]
+
+    options, _ = whole.get_processor_dict(str(path)) if (path / _FILES[0]).is_file() else ({}, None)
+    parts = {"image_processor": AutoImageProcessor.from_pretrained(str(path), backend="pil"), "tokenizer": tokenizer}
+    return Images.from_args_and_dict([parts.get(part) for part in whole.get_attributes()], options)
