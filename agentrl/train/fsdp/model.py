@@ -234,7 +234,7 @@ class Values(torch.nn.Module):
 
     def __init__(self, model: Any, folder: HFFolder | None) -> None:
         super().__init__()
-        self.model, self.score = model, torch.nn.Linear(model.config.hidden_size, 1, bias=False)
+        self.model, self.score = model, torch.nn.Linear(model.config.get_text_config().hidden_size, 1, bias=False)
         torch.nn.init.zeros_(self.score.weight)
         if folder and "score.weight" in folder.files:
             self.score.weight.data.copy_(folder.tensor("score.weight"))

@@ -160,7 +160,6 @@ def test_what_cannot_be_packed_or_read_is_refused_by_name(tmp_path: Path) -> Non
         (transformers.Llama4Config(), "more than text .Llama4Config"),
         (transformers.GlmMoeDsaConfig(num_hidden_layers=2), "layers of indexed_attention"),
         (transformers.Gemma3Config(), "more than text .Gemma3Config"),
-        (transformers.Qwen2_5_VLConfig(), "more than text .Qwen2_5_VLConfig"),
         (transformers.Mamba2Config(), "no causal language model of it: .*time_step_limit"),
         (transformers.ViTConfig(), "no causal language model"),
     ):

@@ -1,0 +1,282 @@
+"""Models that see images, trained by FSDP: transformers' own numbers, sample by sample, under packing and shared prefixes."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+import pytest
+import torch
+from transformers import AutoModelForImageTextToText
+
+from agentrl.algorithms import AlgorithmSettings
+from agentrl.errors import CheckpointError, TrainError
+from agentrl.train.backends import backend_class
+from agentrl.train.batch import Picture, TrainBatch
+from agentrl.train.contracts import RankInfo
+from agentrl.train.hf import HFFolder
+from tests.support.distributed import run_ranks
+from tests.support.tiny_models import make_tiny_model
+from tests.support.vision import IMAGE_PAD, Kind, picture, tiny_vlm, unit
+from tests.train.fsdp.seeing import DOUBLE, SeeingReference, image, make_batch, make_samples
+from tests.train.megatron.helpers import PPO, backend, settings, timeless
+
+KINDS: list[Kind] = ["qwen2_5_vl", "qwen3_vl"]
+KL = AlgorithmSettings(use_kl_loss=True)
+RECOMPUTED = {"recompute_granularity": "full", "recompute_method": "uniform", "recompute_num_layers": 1}
+
+
+@pytest.fixture(scope="module", params=KINDS)
+def kind(request: pytest.FixtureRequest) -> Kind:
+    return cast(Kind, request.param)
+
+
+@pytest.fixture(scope="module")
+def folder(kind: Kind, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny_vlm(tmp_path_factory.mktemp("models") / kind, kind, tie_word_embeddings=False)
+
+
+def chosen(folder: Path, **changes: Any) -> Any:
+    return settings(folder, **{"train_backend": "fsdp", "clip_grad": 0.0, "max_tokens_per_gpu": 400, **changes})
+
+
+def weights_of(made: Any) -> dict[str, torch.Tensor]:
+    """Copies of all weights of this process under transformers' names."""
+    return {name: p.detach().clone() for name, p in made.actor.network.parameters().items()}
+
+
+def tower(weights: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    return {name: tensor for name, tensor in weights.items() if ".visual." in name}
+
+
+def same(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:
+    return one.keys() == other.keys() and all(one[name].equal(other[name]) for name in one)
+
+
+def test_log_probs_are_those_of_single_samples(kind: Kind, folder: Path) -> None:
+    """Several images a sample, images in later turns, a sampled placeholder, and prefixes that end before an image."""
+    batch = make_batch(kind)
+    want = SeeingReference(folder, chosen(folder)).log_probs(batch).detach().numpy()
+    for changes in ({}, {"share_prefixes": False}, {"max_tokens_per_gpu": 60}):
+        with backend(chosen(folder, **changes)) as made:
+            np.testing.assert_allclose(made.log_probs(batch), want, rtol=0, atol=1e-5)
+            if not changes:  # 28 or 31 tokens of three prompts with one image; 20 before three different images
+                plan = made.actor.plan(batch)
+                assert plan.tokens - plan.distinct == sum(shared_tokens(batch))
+
+
+def shared_tokens(batch: TrainBatch) -> list[int]:
+    """What the samples of `make_samples` have in common, twice for each group of three."""
+    prompts = batch.lengths - batch.response_lengths
+    return [2 * int(prompts[0]), 2 * int(prompts[3]), 2 * int(prompts[6]), 2 * 21]  # 20 tokens and the mark of an image
+
+
+@pytest.mark.parametrize("changes", [{}, {"train_vision": True}], ids=["frozen", "trained"])
+def test_gradients_are_those_of_float64(kind: Kind, folder: Path, changes: dict[str, Any]) -> None:
+    batch, train = make_batch(kind), chosen(folder, **changes)
+    reference = SeeingReference(folder, train, torch.float64)
+    with backend(train) as made:
+        want, metrics = reference.step(batch), made.train(batch, 0)
+        for name in ("loss", "grad_norm"):
+            assert metrics[name] == pytest.approx(want[name], rel=2e-5, abs=1e-6)
+        found: dict[str, Any] = made.actor.network.parameters()
+        for name, parameter in reference.model.named_parameters():
+            if parameter.grad is None:
+                assert ".visual." in name
+                assert found[name].grad is None
+                continue
+            if name.endswith("embed_tokens.weight"):
+                parameter.grad[IMAGE_PAD] += parameter.grad[DOUBLE]
+                parameter.grad[DOUBLE] = 0
+            most = 1e-5 * max(float(parameter.grad.abs().max()), 0.01)
+            torch.testing.assert_close(found[name].grad.double(), parameter.grad, rtol=0, atol=most, msg=name)
+        assert (want["grad_norm"] > 0.1) and len(list(reference.model.parameters())) == len(found)
+
+
+def test_an_image_changes_no_bit_of_other_samples(kind: Kind, folder: Path) -> None:
+    batch = make_batch(kind)
+    with backend(chosen(folder)) as made:
+        before = made.log_probs(batch)
+        for number, (_, held) in enumerate(batch.pictures):
+            other: Any = image(kind, 99, held.width // unit(kind), held.height // unit(kind))
+            pictures = list(batch.pictures)
+            pictures[number] = Picture(other.hash, other)
+            after = made.log_probs(replace(batch, pictures=tuple(pictures)))
+            sees = [number in batch.sample_images(i)[:, 0] for i in range(len(batch))]
+            for i in range(len(batch)):
+                own = batch.response_slice(i)
+                if not sees[i]:
+                    np.testing.assert_array_equal(after[own], before[own])
+                else:
+                    assert (after[own] != before[own]).any()
+
+
+def test_a_frozen_tower_is_equal_to_the_bit_after_ten_steps(kind: Kind, folder: Path, tmp_path: Path) -> None:
+    """Engines do not get it, and the written folder has it as it was."""
+    batch, source = make_batch(kind), HFFolder(folder)
+    with backend(chosen(folder, weight_decay=0.1), KL) as made:
+        before = weights_of(made)
+        for number in range(10):
+            made.train(batch, number)
+        after = weights_of(made)
+        assert same(tower(before), tower(after))
+        assert not same(before, after)
+        sent = {spec.name for spec in made.weight_specs()}
+        assert sent == {name for name, _ in made.export_weights()}
+        assert sent == {name for name in source.files if "visual." not in name}
+        made.save_hf(tmp_path / "out")
+    written = AutoModelForImageTextToText.from_pretrained(tmp_path / "out", dtype=torch.float32)
+    assert same(after, dict(written.named_parameters()))
+    assert HFFolder(tmp_path / "out").files.keys() == source.files.keys()
+
+
+def test_with_train_vision_the_tower_learns_and_is_sent(kind: Kind, folder: Path, tmp_path: Path) -> None:
+    with backend(chosen(folder, train_vision=True)) as made:
+        before = weights_of(made)
+        made.train(make_batch(kind), 0)
+        after = weights_of(made)
+        assert not any(after[name].equal(before[name]) for name in tower(before) if name.endswith("proj.weight"))
+        assert {spec.name for spec in made.weight_specs()} == HFFolder(folder).files.keys()
+        made.save_hf(tmp_path / "out")
+    written = AutoModelForImageTextToText.from_pretrained(tmp_path / "out", dtype=torch.float32)
+    assert same(after, dict(written.named_parameters()))
+
+
+@pytest.mark.parametrize("train_vision", [False, True])
+def test_adapters_are_the_language_models_unless_the_tower_learns(
+    kind: Kind, folder: Path, tmp_path: Path, train_vision: bool
+) -> None:
+    batch = make_batch(kind)
+    with backend(chosen(folder, lora_rank=4, train_vision=train_vision), KL) as made:
+        start = made.log_probs(batch)
+        for number in range(2):
+            made.train(batch, number)
+        adapter = made.actor.network.adapter()
+        assert any(".visual." in name for name in adapter) is train_vision
+        assert any(".language_model." in name for name in adapter)
+        np.testing.assert_array_equal(made.log_probs(batch, "ref"), start)
+        learned = made.log_probs(batch)
+        made.save_hf(tmp_path / "out")
+    with backend(chosen(tmp_path / "out")) as merged:
+        np.testing.assert_allclose(merged.log_probs(batch), learned, rtol=0, atol=1e-5)
+    assert np.abs(learned - start).max() > 1e-3
+
+
+@pytest.mark.parametrize("changes", [{}, {"train_vision": True}], ids=["frozen", "trained"])
+def test_a_resumed_run_is_equal_to_the_bit(kind: Kind, folder: Path, tmp_path: Path, changes: dict[str, Any]) -> None:
+    batch, train = make_batch(kind), chosen(folder, **changes)
+    with backend(train) as made:
+        made.train(batch, 0)
+        made.save(tmp_path, 0)
+        assert made.saved()
+        want = timeless(made.train(make_batch(kind, 1), 1))
+        weights = weights_of(made)
+    with backend(train) as resumed:
+        assert resumed.load(tmp_path) == 0
+        assert timeless(resumed.train(make_batch(kind, 1), 1)) == want
+        assert same(weights_of(resumed), weights)
+    other = chosen(folder, train_vision=not train.train_vision)
+    with backend(other) as made, pytest.raises(CheckpointError, match="train_vision"):
+        made.load(tmp_path)
+
+
+CASES: dict[str, tuple[AlgorithmSettings, dict[str, Any]]] = {
+    "frozen": (KL, {}),
+    "trained": (KL, {"train_vision": True}),
+    "recomputed": (KL, {"train_vision": True, **RECOMPUTED}),
+    "one image": (KL, {"train_vision": True, "max_tokens_per_gpu": 60}),
+    "adapter": (KL, {"train_vision": True, "lora_rank": 4}),
+    "critic": (PPO, {"train_vision": True}),
+    "bf16": (KL, {"bf16": True}),
+}
+
+
+def played(made: Any, kind: Kind) -> dict[str, Any]:
+    batch = make_batch(kind)
+    before = made.log_probs(batch)
+    metrics = [timeless(made.train(batch, number)) for number in range(2)]
+    weights = {name: tensor.float().numpy().copy() for name, tensor in made.export_weights()}
+    return {"log_probs": before, "loss": [m["loss"] for m in metrics], "weights": weights}
+
+
+def in_two_processes(rank: int, root: str, kind: Kind, names: tuple[str, ...]) -> dict[str, Any]:
+    torch.set_num_threads(1)
+    torch.distributed.init_process_group("gloo", init_method=f"file://{root}/meet", rank=rank, world_size=2)
+    out = {}
+    for name in names:
+        algorithm, changes = CASES[name]
+        with backend(chosen(Path(root) / "model", **changes), algorithm, RankInfo(rank, 2, rank)) as made:
+            out[name] = played(made, kind)
+    return out
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("which", KINDS)
+def test_two_processes_are_one(tmp_path: Path, which: Kind) -> None:
+    """Also where one of them has no image in its microbatch: sharded weights are gathered by both."""
+    names = tuple(CASES)
+    tiny_vlm(tmp_path / "model", which)
+    found, other = run_ranks(in_two_processes, 2, str(tmp_path), which, names)
+    for name in names:
+        algorithm, changes = CASES[name]
+        with backend(chosen(tmp_path / "model", **changes | {"bf16": False}), algorithm) as made:
+            want = played(made, which)
+        rel = 2e-2 if name == "bf16" else 1e-5
+        np.testing.assert_allclose(
+            found[name]["log_probs"], want["log_probs"], rtol=0, atol=(10 if rel > 1e-3 else 1) * rel
+        )
+        np.testing.assert_array_equal(found[name]["log_probs"], other[name]["log_probs"])
+        assert found[name]["loss"] == other[name]["loss"]
+        assert found[name]["weights"].keys() == want["weights"].keys()
+        if name != "bf16":
+            assert found[name]["loss"] == pytest.approx(want["loss"], rel=1e-5, abs=1e-5)
+            for tensor, value in found[name]["weights"].items():
+                np.testing.assert_allclose(value, want["weights"][tensor], rtol=0, atol=1e-5, err_msg=tensor)
+
+
+def test_pixels_that_samples_bring_are_trained_as_files_are(kind: Kind, folder: Path) -> None:
+    """slime's form: `multimodal_train_inputs`, at the runs of placeholders; the sampled placeholder is no image."""
+    from agentrl.modelfolder import ImageTokens
+    from agentrl.numerics.vision import Vision
+
+    vision, groups = Vision.load(folder), make_samples(kind)
+    assert vision is not None
+    want = TrainBatch.from_samples(groups)
+    for group in groups:
+        for sample in group:
+            held = [sample.images[span.hash] for span in sample.image_spans]
+            sample.multimodal_train_inputs = vision.pixels(held) if held else None
+            sample.images, sample.image_spans = {}, []
+    batch = TrainBatch.from_samples(groups, image_tokens=ImageTokens.of(folder))
+    np.testing.assert_array_equal(batch.image_spans, want.image_spans)
+    np.testing.assert_array_equal(batch.observation_ids, want.observation_ids)
+    with backend(chosen(folder)) as made:
+        np.testing.assert_array_equal(made.log_probs(batch), made.log_probs(want))
+
+
+def test_what_does_not_fit_is_refused_by_name(kind: Kind, folder: Path, tmp_path: Path) -> None:
+    batch = make_batch(kind)
+    small = batch.pictures[0].held
+    large: Any = type(small).from_bytes(picture(5 * unit(kind), 5 * unit(kind)))  # type: ignore[union-attr]
+    wrong = replace(batch, pictures=(Picture(large.hash, large), *batch.pictures[1:]))
+    with backend(chosen(folder)) as made, pytest.raises(TrainError, match="6 placeholder ids.*its pixels make 25"):
+        made.log_probs(wrong)
+    blind = make_tiny_model(tmp_path / "blind", "qwen3")
+    with backend(chosen(blind)) as made, pytest.raises(TrainError, match="trained as a model that sees none"):
+        made.log_probs(replace(batch, tokens=np.minimum(batch.tokens, 500)))
+    for where, changes, reason in (
+        (folder, {"train_backend": "megatron"}, f"{kind} models see images; megatron trains text models alone"),
+        (folder, {"true_on_policy_mode": True}, f"{kind} sees images, and their features"),
+        (blind, {"train_vision": True}, "is a qwen3, of which no weights for images"),
+    ):
+        train = chosen(where, **changes)
+        with pytest.raises(TrainError, match=reason):
+            backend_class(train.train_backend)(train, AlgorithmSettings()).check()
+    backend_class("fsdp")(chosen(folder), AlgorithmSettings()).check()
+    for file in folder.iterdir():
+        if file.name != "preprocessor_config.json":
+            (tmp_path / file.name).symlink_to(file)
+    with pytest.raises(CheckpointError, match="expected preprocessor_config.json"):
+        backend_class("fsdp")(chosen(tmp_path), AlgorithmSettings()).check()
