@@ -58,7 +58,7 @@ RECORDED = frozenset(
 """Keys of `Sample.metadata` that the rollout and the graders write; a data row's own metadata has none of them."""
 
 _KEPT = ("rollout_top_p_token_ids", "rollout_top_p_token_offsets")
-_ROUTED = "rollout_routed_experts"
+_ROUTED, _PIXELS = "rollout_routed_experts", "multimodal_train_inputs"
 GROWN = (
     *("tokens", "response_length", "loss_mask", "rollout_log_probs", *_KEPT, _ROUTED),
     *("weight_versions", "segments", "image_spans"),
@@ -520,14 +520,20 @@ class Sample:
 
         Returns:
             arrays: `tokens` int32 [T], `loss_mask` uint8 [R], `rollout_log_probs` and `teacher_log_probs` float32 [R], the
-                kept sets, int32 [K] and [R + 1], and the routing; absent if None.
+                kept sets, int32 [K] and [R + 1], the routing, and each of `multimodal_train_inputs`; absent if None.
             rest: `to_dict` without those, and without the images, which a group stores once.
         """
         import numpy as np
 
         held = {**{name: self._numbers(name) for name in _COMPACT}, _ROUTED: self.routing()}
+        given = {} if self.multimodal_train_inputs is None else self.multimodal_train_inputs
+        held |= {f"{_PIXELS}.{name}": values for name, values in given.items()} if isinstance(given, Mapping) else {}
         arrays = {name: np.asarray(values) for name, values in held.items() if values is not None}
-        small: dict[str, Any] = {**dict.fromkeys((*_COMPACT, _ROUTED)), "tokens": [], "images": {}}
+        if not isinstance(given, Mapping) or any(values.dtype.kind not in "fiub" for values in arrays.values()):
+            raise SampleError(
+                f"sample index={self.index}: {_PIXELS} must be a dict with arrays of numbers, got {given!r:.80}"
+            )
+        small: dict[str, Any] = {**dict.fromkeys((*_COMPACT, _ROUTED, _PIXELS)), "tokens": [], "images": {}}
         rest = replace(self, **small).to_dict()
         return arrays, {name: value for name, value in rest.items() if name not in small}
 
@@ -535,14 +541,18 @@ class Sample:
     def from_arrays(cls, arrays: Mapping[str, NDArray[Any]], rest: Mapping[str, Any]) -> Self:
         """The inverse of `to_arrays`; raises as `from_dict` does."""
         held: dict[str, array[Any]] = {}
+        pixels: dict[str, Any] = {}
         routing = arrays.get(_ROUTED)
         for name, values in arrays.items():
+            if name.startswith(f"{_PIXELS}."):
+                pixels[name.removeprefix(f"{_PIXELS}.")] = values
+                continue
             if name == _ROUTED and values.dtype.char in "hB":
                 continue
             if values.dtype.char != _COMPACT.get(name):
                 raise SampleError(f"the array {name!r:.80} of {values.dtype} is none of a sample's: {_COMPACT}")
             held[name] = array(_COMPACT[name], values.tobytes())
-        sample = cls.from_dict({**rest, **held, _ROUTED: routing})
+        sample = cls.from_dict({**rest, **held, _ROUTED: routing, _PIXELS: pixels or None})
         for name, numbers in held.items():
             if name not in _KEPT:
                 setattr(sample, name, numbers.tolist())

@@ -28,7 +28,7 @@ PerSample = NDArray[K]
 Routing = NDArray[np.int16] | Callable[[], NDArray[np.int16]]
 """Of one sample; or what fetches it."""
 Pixels = Mapping[str, NDArray[Any]]
-"""What a model's `get_image_features` takes, of one image: `pixel_values`, `image_grid_thw`."""
+"""Arrays of one image for a model's `get_image_features`: `pixel_values`, `image_grid_thw`."""
 
 
 class Picture(NamedTuple):
@@ -369,8 +369,9 @@ def _given(sample: Sample, image_tokens: ImageTokens | None, where: str) -> list
     if image_tokens is None:
         raise SampleError(f"{where}: the model of --hf-checkpoint sees no images")
     given: Any = sample.multimodal_train_inputs
-    if not isinstance(given, Mapping) or not {"pixel_values", "image_grid_thw"} <= given.keys():
-        raise SampleError(f"{where}: expected the arrays pixel_values and image_grid_thw, got {given!r:.80}")
+    names = given.keys() if isinstance(given, Mapping) else set()
+    if not {"pixel_values", "image_grid_thw"} <= names or any("video" in name for name in names):
+        raise SampleError(f"{where}: expected pixel_values and image_grid_thw, and no videos, got {given!r:.80}")
     values, grids = (np.asarray(given[name]) for name in ("pixel_values", "image_grid_thw"))
     patches = grids.prod(-1) if grids.ndim == 2 and grids.shape[1] == 3 else np.zeros(0, int)
     if values.ndim != 2 or len(values) != patches.sum():
@@ -378,7 +379,7 @@ def _given(sample: Sample, image_tokens: ImageTokens | None, where: str) -> list
             f"{where}: pixel_values {values.shape} has no row for each patch of image_grid_thw {grids.shape}"
         )
     runs = iter(_runs(np.asarray(sample.tokens) == image_tokens.id))
-    placed = []
+    placed: list[tuple[Picture, int, int]] = []
     for own, grid in zip(np.split(values.astype(np.float32), patches.cumsum()[:-1]), grids, strict=True):
         wanted = len(own) // image_tokens.patches
         if (run := next((run for run in runs if run[1] - run[0] == wanted), None)) is None:

@@ -191,3 +191,17 @@ def test_routing_that_is_cut_off_is_named() -> None:
     for cut in (1, 8, 9, 9 + len(small), len(data) - 1):
         with pytest.raises(SampleError, match="damaged"):
             decode_group(data[:cut])
+
+
+def test_pixels_that_user_code_made_are_stored_as_arrays() -> None:
+    sample = Sample(index=3)
+    sample.set_prompt_tokens([1, 2])
+    pixels = np.arange(6, dtype=np.float32).reshape(2, 3)
+    sample.multimodal_train_inputs = {"pixel_values": pixels, "image_grid_thw": [[1, 1, 2]]}
+    (found,) = decode_group(encode_group([sample]))
+    np.testing.assert_array_equal(found.multimodal_train_inputs["pixel_values"], pixels)
+    assert found.multimodal_train_inputs["image_grid_thw"].tolist() == [[1, 1, 2]]
+    for wrong in (pixels, {"pixel_values": ["a"]}):
+        sample.multimodal_train_inputs = wrong
+        with pytest.raises(SampleError, match="index=3: multimodal_train_inputs must be a dict with arrays of numbers"):
+            encode_group([sample])

@@ -413,6 +413,7 @@ SAID: dict[str, tuple[str, str]] = {
 }
 
 ELSEWHERE: dict[str, tuple[str, str]] = {
+    "train_vision": ("train/fsdp/test_vision.py", "train_vision"),
     "colocate": ("run/test_driver.py", "colocate"),
     "metrics_sinks": ("observability/test_sinks.py", "metrics_sinks"),
     "prometheus_port": ("observability/test_sinks.py", "prometheus_port"),

@@ -141,7 +141,7 @@ def tiny_vlm(folder: str | Path, kind: Kind = "qwen2_5_vl", seed: int = 0, *, ti
             elif ".visual." in name:  # an image is as loud as a word
                 torch.nn.init.normal_(tensor, std=0.2)
     model.save_pretrained(folder)
-    settings = {
+    settings: dict[str, Any] = {
         "processor_class": "Qwen2_5_VLProcessor" if kind == "qwen2_5_vl" else "Qwen3VLProcessor",
         "image_processor_type": "Qwen2VLImageProcessor",
         "size": {"shortest_edge": 4 * unit(kind) ** 2, "longest_edge": 64 * unit(kind) ** 2},
@@ -152,7 +152,7 @@ def tiny_vlm(folder: str | Path, kind: Kind = "qwen2_5_vl", seed: int = 0, *, ti
         "image_std": _STD[kind],
     }
     (folder / "preprocessor_config.json").write_text(json.dumps(settings, indent=2))
-    videos = {"video_processor_type": f"{'Qwen2' if kind == 'qwen2_5_vl' else 'Qwen3'}VLVideoProcessor"}
+    videos: dict[str, Any] = {"video_processor_type": f"{'Qwen2' if kind == 'qwen2_5_vl' else 'Qwen3'}VLVideoProcessor"}
     videos |= {name: value for name, value in settings.items() if name != "image_processor_type"}
     (folder / "video_preprocessor_config.json").write_text(json.dumps(videos, indent=2))
     return folder

@@ -10,8 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agentrl.errors import SampleError, TrainError
+from agentrl.media import Image, ImageSpan
+from agentrl.modelfolder import ImageTokens
 from agentrl.sample import Sample
 from agentrl.train.batch import TrainBatch
+from tests.support.vision import picture
 
 
 def make_sample(
@@ -172,8 +175,6 @@ def test_bad_samples_are_refused_by_index(changes: dict[str, Any], words: str) -
 def test_what_no_trainer_can_use_is_refused() -> None:
     with pytest.raises(TrainError, match="at least one sample"):
         TrainBatch.from_samples([[], []])
-    with pytest.raises(TrainError, match="multimodal"):
-        TrainBatch.from_samples([[make_sample(multimodal_train_inputs={"pixel_values": 1})]])
 
 
 def test_a_steps_reward_lies_on_its_turns_last_model_token() -> None:
@@ -339,3 +340,79 @@ def test_routing_that_is_missing_or_of_two_models_is_refused() -> None:
         TrainBatch.from_samples([[routed_sample(2)]], routed=True)
     with pytest.raises(SampleError, match=r"rows of \[2, 4\] numbers"):
         TrainBatch.from_samples([[routed_sample(3), routed_sample(3, 4)]], routed=True)
+
+
+PAD, FIRST, SECOND = 9, *(Image.from_bytes(picture(8, 8, seed)) for seed in range(2))
+
+
+def seeing_sample(*images: Image) -> Sample:
+    """Token 1, the first image's 3 placeholders, token 2; 10, 11 of the model; each other image's 2 and token 7."""
+    sample = Sample(index=len(images), reward=1.0, images={each.hash: each for each in images})
+    sample.set_prompt_tokens([1, PAD, PAD, PAD, 2], [ImageSpan(images[0].hash, 1, 4)])
+    sample.append_model([10, PAD], [-1.0, -1.0], turn=1)
+    for each in images[1:]:
+        sample.append_observation([PAD, PAD, 7], turn=1, spans=[ImageSpan(each.hash, 0, 2)])
+    sample.append_model([11], [-1.0], turn=2)
+    return sample
+
+
+def test_an_image_is_in_the_batch_once_and_goes_with_its_samples() -> None:
+    batch = TrainBatch.from_samples([[seeing_sample(FIRST), seeing_sample(SECOND, FIRST)], [make_sample()]])
+    assert [each.held for each in batch.pictures] == [FIRST, SECOND]
+    spans = [[[0, 1, 4]], [[1, 1, 4], [0, 7, 9]], []]
+    assert [batch.sample_images(i).tolist() for i in range(3)] == spans
+    keys = [1, -1, -1, -1, 2, 10, PAD, 11, 1, -2, -2, -2, 2, 10, PAD, -1, -1, 7, 11]
+    assert batch.keys.tolist() == [*keys, *make_sample().tokens]
+    assert batch.tokens.tolist()[:8] == [1, PAD, PAD, PAD, 2, 10, PAD, 11]
+    chosen = batch.select([2, 1])
+    assert [chosen.sample_images(i).tolist() for i in range(2)] == [[], spans[1]]
+    assert chosen.keys.tolist() == [*make_sample().tokens, *keys[8:]]
+    fetched = pickle.loads(pickle.dumps(batch.with_parts(lambda held: [held])))
+    assert [each.held for each in fetched.pictures] == [[FIRST], [SECOND]]
+
+
+def test_equal_ids_with_other_images_are_other_observations() -> None:
+    batch = TrainBatch.from_samples([[seeing_sample(FIRST), seeing_sample(SECOND), seeing_sample(FIRST, SECOND)]])
+    first, other, same = (int(batch.observation_ids[batch.response_slice(i)][0]) for i in range(3))
+    assert first == same != other
+
+
+def test_images_that_no_model_can_read_are_refused() -> None:
+    def refused(sample: Sample, reason: str) -> None:
+        with pytest.raises(SampleError, match=reason):
+            TrainBatch.from_samples([[sample]], image_tokens=ImageTokens(PAD, 4))
+
+    sample = seeing_sample(FIRST)
+    sample.images = {}
+    refused(sample, f"index=1 .*image_spans name the image {FIRST.hash}")
+    sample = seeing_sample(FIRST, SECOND)
+    sample.image_spans = [ImageSpan(FIRST.hash, 1, 2), ImageSpan(SECOND.hash, 2, 4)]
+    refused(sample, "two images follow each other")
+
+
+@pytest.mark.parametrize(
+    ("grids", "rows", "reason"),
+    [
+        ([[1, 2, 6]], 12, ""),
+        ([[1, 2, 6], [1, 2, 4]], 20, "image 1 has 8 patches, and tokens have no run of 2 ids 9"),
+        ([[1, 2, 6]], 8, "has no row for each patch"),
+        ([1, 2, 6], 12, "has no row for each patch"),
+        (None, 12, "expected pixel_values and image_grid_thw, and no videos"),
+    ],
+)
+def test_pixels_that_a_sample_brings_lie_at_runs_of_their_length(grids: Any, rows: int, reason: str) -> None:
+    sample = seeing_sample(FIRST)
+    sample.images, sample.image_spans = {}, []
+    sample.multimodal_train_inputs = {"pixel_values": np.ones((rows, 5)), "image_grid_thw": grids}
+    if grids is None:
+        del sample.multimodal_train_inputs["image_grid_thw"]
+    with pytest.raises(SampleError, match="sees no images"):
+        TrainBatch.from_samples([[sample]])
+    if reason:
+        with pytest.raises(SampleError, match=reason):
+            TrainBatch.from_samples([[sample]], image_tokens=ImageTokens(PAD, 4))
+        return
+    batch = TrainBatch.from_samples([[sample, sample]], image_tokens=ImageTokens(PAD, 4))
+    assert batch.image_spans.tolist() == [[0, 1, 4]] * 2
+    held: Any = batch.pictures[0].held
+    assert (held["pixel_values"].shape, held["image_grid_thw"].tolist()) == ((12, 5), [[1, 2, 6]])

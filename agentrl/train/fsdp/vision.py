@@ -93,7 +93,7 @@ class ModelSight:
         return int(grid.prod()) // self.vision.patches
 
     def _positions(self, tokens: NDArray[np.int32], there: NDArray[np.bool_], grids: list[Tensor]) -> NDArray[np.int64]:
-        """[3, n] of one sample's tokens, of which images have those that are `there`."""
+        """[3, n] of one sample's tokens; `there` is true at images' tokens."""
         ids, kinds = torch.from_numpy(tokens.astype(np.int64))[None], torch.from_numpy(there.astype(np.int64))[None]
         found, _ = self.body.get_rope_index(ids, kinds, torch.cat(grids) if grids else None)
         return np.asarray(found[:, 0].numpy(), np.int64)

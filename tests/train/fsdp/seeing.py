@@ -47,7 +47,7 @@ def make_samples(kind: Kind, seed: int = 0) -> list[list[Sample]]:
         found: list[int] = rng.integers(4, 512, count).tolist()
         return found
 
-    out = []
+    out: list[list[Sample]] = []
     for group in range(4):
         out.append([])
         prompts = [[image(kind, seed + 10)], [image(kind, seed + 20, 4, 3), image(kind, seed + 21, 2, 2)], [], []]

@@ -92,13 +92,15 @@ def test_gradients_are_those_of_float64(kind: Kind, folder: Path, changes: dict[
                 parameter.grad[DOUBLE] = 0
             most = 1e-5 * max(float(parameter.grad.abs().max()), 0.01)
             torch.testing.assert_close(found[name].grad.double(), parameter.grad, rtol=0, atol=most, msg=name)
-        assert (want["grad_norm"] > 0.1) and len(list(reference.model.parameters())) == len(found)
+        assert want["grad_norm"] > 0.1
+        assert len(list(reference.model.parameters())) == len(found)
 
 
 def test_an_image_changes_no_bit_of_other_samples(kind: Kind, folder: Path) -> None:
     batch = make_batch(kind)
     with backend(chosen(folder)) as made:
         before = made.log_probs(batch)
+        held: Any
         for number, (_, held) in enumerate(batch.pictures):
             other: Any = image(kind, 99, held.width // unit(kind), held.height // unit(kind))
             pictures = list(batch.pictures)
@@ -193,6 +195,25 @@ CASES: dict[str, tuple[AlgorithmSettings, dict[str, Any]]] = {
 }
 
 
+def test_each_image_is_fetched_once_and_its_pixels_are_made_once(kind: Kind, folder: Path) -> None:
+    fetched: list[Any] = []
+
+    def stored(held: Any) -> Any:
+        def fetch() -> Any:
+            fetched.append(held)
+            return held
+
+        return fetch
+
+    batch = make_batch(kind).with_parts(stored)
+    with backend(chosen(folder, num_steps_per_rollout=2), KL) as made:
+        made.log_probs(batch)
+        made.train(batch, 0)
+        assert len(fetched) == 2 * len(batch.pictures)  # the actor's and the reference's
+        made.log_probs(batch.select([0]))
+        assert len(fetched) == 2 * len(batch.pictures)
+
+
 def played(made: Any, kind: Kind) -> dict[str, Any]:
     batch = make_batch(kind)
     before = made.log_probs(batch)
@@ -209,6 +230,13 @@ def in_two_processes(rank: int, root: str, kind: Kind, names: tuple[str, ...]) -
         algorithm, changes = CASES[name]
         with backend(chosen(Path(root) / "model", **changes), algorithm, RankInfo(rank, 2, rank)) as made:
             out[name] = played(made, kind)
+            batch = make_batch(kind)
+            plan = made.actor.plan(batch)
+            own = {int(n) for samples in plan.ranks[rank] for i in samples for n in batch.sample_images(i)[:, 0]}
+            sight: Any = made.actor.forward_backward.packer.sight
+            assert set(sight.made) == {batch.pictures[n].hash for n in own}
+            blind = [[any(len(batch.sample_images(i)) for i in mb) for mb in each] for each in plan.ranks]
+            out[name]["alone"] = any(one != other for one, other in zip(*blind, strict=True))
     return out
 
 
@@ -229,6 +257,7 @@ def test_two_processes_are_one(tmp_path: Path, which: Kind) -> None:
         )
         np.testing.assert_array_equal(found[name]["log_probs"], other[name]["log_probs"])
         assert found[name]["loss"] == other[name]["loss"]
+        assert found[name]["alone"] or name != "one image"  # a microbatch has images on one rank, none on the other
         assert found[name]["weights"].keys() == want["weights"].keys()
         if name != "bf16":
             assert found[name]["loss"] == pytest.approx(want["loss"], rel=1e-5, abs=1e-5)
