@@ -124,16 +124,11 @@ def load(folder: HFFolder, place: ModelContext, *, values: bool, learns: bool) -
     config = config_of(folder)
     cls, half = _class_of(config, values=values), place.settings.bf16 and not learns
     dtype = torch.bfloat16 if half else torch.float32
+    form = {"attn_implementation": _attention(config), "dtype": dtype}
 
     def read(*, pre_process: bool, post_process: bool) -> Any:
         try:
-            model, found = cls.from_pretrained(
-                **folder.given(),
-                config=config,
-                output_loading_info=True,
-                attn_implementation=_attention(config),
-                dtype=dtype,
-            )
+            model, found = cls.from_pretrained(**folder.given(), **form, config=config, output_loading_info=True)
         except (OSError, RuntimeError, ValueError) as error:
             raise CheckpointError(f"{folder.path}: its weights cannot be read ({error})") from error
         if missing := sorted(found["missing_keys"]):
@@ -178,8 +173,13 @@ def without_weights(folder: HFFolder, *, values: bool, dtype: torch.dtype = torc
 
 
 def adapted(model: Any, lora: LoraShape, settings: TrainSettings) -> dict[str, torch.nn.Linear]:
-    """The layers that get an adapter, by name; the vision tower's only if it learns."""
-    return {n: m for n, m in lora.layers(model).items() if settings.train_vision or not n.startswith(VISION)}
+    """The layers that get an adapter, by name; the vision tower's only if it learns. Raises TrainError: there are none."""
+    found = {n: m for n, m in lora.layers(model).items() if settings.train_vision or not n.startswith(VISION)}
+    if not found:
+        raise TrainError(
+            f"--target-modules {' '.join(lora.targets)}: only the vision tower has them; set --train-vision"
+        )
+    return found
 
 
 def _adapt(model: Any, lora: LoraShape, settings: TrainSettings) -> None:

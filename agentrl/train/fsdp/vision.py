@@ -72,7 +72,10 @@ class ModelSight:
         return SeenImages(
             pixels={name: torch.cat([each[name] for each in pixels]).to(device) for name in pixels[0]},
             rows=torch.from_numpy(laid.laid_out(rows, -1)).to(device),
-            positions=torch.from_numpy(laid.laid_out(positions, 0)).reshape(-1, 1, laid.total).to(device),
+            positions=torch.from_numpy(laid.laid_out(positions, 0))
+            .view(-1, 1, laid.total)
+            .expand(3, -1, -1)
+            .to(device),
         )
 
     def _pixels(self, batch: TrainBatch, number: int) -> Mapping[str, Tensor]:

@@ -191,6 +191,7 @@ CASES: dict[str, tuple[AlgorithmSettings, dict[str, Any]]] = {
     "one image": (KL, {"train_vision": True, "max_tokens_per_gpu": 60}),
     "adapter": (KL, {"train_vision": True, "lora_rank": 4}),
     "critic": (PPO, {"train_vision": True}),
+    "offload": (KL, {"fsdp_cpu_offload": True}),
     "bf16": (KL, {"bf16": True}),
 }
 
@@ -229,7 +230,8 @@ def in_two_processes(rank: int, root: str, kind: Kind, names: tuple[str, ...]) -
     for name in names:
         algorithm, changes = CASES[name]
         with backend(chosen(Path(root) / "model", **changes), algorithm, RankInfo(rank, 2, rank)) as made:
-            out[name] = played(made, kind)
+            single = made.log_probs(make_batch(kind).select([0]))  # the other process has an empty microbatch
+            out[name] = played(made, kind) | {"single": single}
             batch = make_batch(kind)
             plan = made.actor.plan(batch)
             own = {int(n) for samples in plan.ranks[rank] for i in samples for n in batch.sample_images(i)[:, 0]}
@@ -249,13 +251,18 @@ def test_two_processes_are_one(tmp_path: Path, which: Kind) -> None:
     found, other = run_ranks(in_two_processes, 2, str(tmp_path), which, names)
     for name in names:
         algorithm, changes = CASES[name]
-        with backend(chosen(tmp_path / "model", **changes | {"bf16": False}), algorithm) as made:
+        with backend(
+            chosen(tmp_path / "model", **changes | {"bf16": False, "fsdp_cpu_offload": False}), algorithm
+        ) as made:
             want = played(made, which)
         rel = 2e-2 if name == "bf16" else 1e-5
         np.testing.assert_allclose(
             found[name]["log_probs"], want["log_probs"], rtol=0, atol=(10 if rel > 1e-3 else 1) * rel
         )
         np.testing.assert_array_equal(found[name]["log_probs"], other[name]["log_probs"])
+        np.testing.assert_allclose(
+            found[name]["single"], found[name]["log_probs"][: len(found[name]["single"])], atol=rel
+        )
         assert found[name]["loss"] == other[name]["loss"]
         assert found[name]["alone"] or name != "one image"  # a microbatch has images on one rank, none on the other
         assert found[name]["weights"].keys() == want["weights"].keys()
@@ -298,6 +305,7 @@ def test_what_does_not_fit_is_refused_by_name(kind: Kind, folder: Path, tmp_path
     for where, changes, reason in (
         (folder, {"train_backend": "megatron"}, f"{kind} models see images; megatron trains text models alone"),
         (folder, {"true_on_policy_mode": True}, f"{kind} sees images, and their features"),
+        (folder, {"lora_rank": 2, "target_modules": ("qkv",)}, "only the vision tower has them; set --train-vision"),
         (blind, {"train_vision": True}, "is a qwen3, of which no weights for images"),
     ):
         train = chosen(where, **changes)
