@@ -5,8 +5,9 @@ rest of it, raises `CheckpointError` with file and field. Of weights the headers
 import json
 import math
 import re
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from agentrl.errors import CheckpointError
 
@@ -20,6 +21,10 @@ EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
 """The keys of config.json for the number of experts."""
 STATEFUL = {"qwen3_next", "qwen3_5_text", "qwen3_5_moe_text", "lfm2", "lfm2_moe"}
 """Model types that may have layers with a state (gated delta nets, short convolutions) of which `is_stateful` finds each."""
+SEEING = {"qwen2_5_vl", "qwen3_vl"}
+"""Model types that see images; trainer and built-in engine give them pixels."""
+VISION = ("model.visual.", "visual.")
+"""The beginnings of the names of weights for images, in transformers and in folders."""
 _STATE = re.compile(r".*\blayers\.\d+\.(linear_attn|conv)")
 _PACKED = 8
 """Most weights that are stored as one number."""
@@ -66,6 +71,30 @@ def text_config(config: dict[str, Any]) -> dict[str, Any]:
     """The settings of the language model: those of a composite one lifted to the top."""
     inner = config.get("text_config")
     return {**config, **inner} if isinstance(inner, dict) else config
+
+
+@dataclass(frozen=True, slots=True)
+class ImageTokens:
+    """The placeholder ids of a model's images: their id, and how many patches of an image's grid one of them stands for."""
+
+    id: int
+    patches: int
+
+    @classmethod
+    def of(cls, folder: Path) -> Self | None:
+        """Read a folder's `config.json`; None if the model sees no images."""
+        config = read_config(folder)
+        if config.get("model_type") not in SEEING:
+            return None
+        vision = config.get("vision_config")
+        merge = vision.get("spatial_merge_size", 2) if isinstance(vision, dict) else None
+        token = config.get("image_token_id")
+        if type(token) is not int or type(merge) is not int:
+            what = "image_token_id and vision_config.spatial_merge_size"
+            raise CheckpointError(
+                f"{folder / 'config.json'}: {what}: expected whole numbers, got {token!r} and {merge!r}"
+            )
+        return cls(token, merge**2)
 
 
 def is_stateful(module: str) -> bool:

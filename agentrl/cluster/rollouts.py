@@ -11,7 +11,6 @@ from typing import Any, TypeVar
 
 import anyio
 import ray
-from numpy.typing import NDArray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from agentrl.cluster.runtime import enter_workspace, unless, value, worker_environment
@@ -93,18 +92,17 @@ class RolloutActor:
         batch = await self._breakable(self._rollouts.next_batch(step))
         if batch is None:
             return None, None
-        return batch.payload.with_routing(lambda own: StoredArray(ray.put(own))), replace(batch, payload=None)
+        return batch.payload.with_parts(lambda own: Stored(ray.put(own))), replace(batch, payload=None)
 
 
 @dataclass(frozen=True, slots=True)
-class StoredArray:
-    """An array in the object store. A process that calls it fetches it."""
+class Stored:
+    """A part of a batch in the object store. A process that calls it fetches it."""
 
     reference: Any
 
-    def __call__(self) -> NDArray[Any]:
-        found: NDArray[Any] = ray.get(self.reference)
-        return found
+    def __call__(self) -> Any:
+        return ray.get(self.reference)
 
 
 def rollout_actor(settings: RunSettings, workspace: str, folder: RunFolder) -> Any:

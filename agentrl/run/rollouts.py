@@ -12,6 +12,7 @@ from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from anyio import to_thread
@@ -32,6 +33,7 @@ from agentrl.envs import EnvClasses
 from agentrl.errors import SettingsError
 from agentrl.gateway.server import Gateway
 from agentrl.groups import Group, group_id, save_rollout
+from agentrl.modelfolder import ImageTokens
 from agentrl.rm_hub import GraderRunner
 from agentrl.rollout.context import RolloutContext
 from agentrl.rollout.coordinator import Rollout, RolloutCoordinator
@@ -52,6 +54,7 @@ from agentrl.run.preflight import Plugins, load_chat, teacher_pool, ungraded
 from agentrl.run.protocols import Batch, Rollouts, WeightSink
 from agentrl.run.resuming import write_evaluation
 from agentrl.runfolder import RunFolder
+from agentrl.sample import Sample
 from agentrl.tools.threads import run_in_daemon_thread
 from agentrl.train.batch import TrainBatch
 from agentrl.train.hooks import NO_HOOKS, TrainHooks, hooks_of
@@ -316,10 +319,17 @@ def make_batch(
         truncated=truncated,
         routed=settings.rollout.use_rollout_routing_replay and not supervised,
         rewards=rewards,
+        image_tokens=_image_tokens(settings, chosen),
     )
     ids = tuple(-1 if group[0].group_index is None else group[0].group_index for group in groups)
     found = staleness_metrics(payload) | truncation_metrics(payload, settings.rollout)
     return Batch(payload, ids, {**metrics, **found})
+
+
+def _image_tokens(settings: RunSettings, groups: Sequence[Sequence[Sample]]) -> ImageTokens | None:
+    """The trained model's placeholders, which only samples that bring pixels themselves need."""
+    brought = any(sample.multimodal_train_inputs is not None for group in groups for sample in group)
+    return ImageTokens.of(Path(str(settings.train.hf_checkpoint))) if brought else None
 
 
 def _player_of(held_out: EvalSet, plugins: Plugins, beside: GroupPlayer) -> GroupPlayer:

@@ -1,12 +1,14 @@
 """`TrainBatch`: what crosses from rollout to training, as flat numpy arrays. All samples' tokens lie one after the
 other; offsets say where each begins. It is immutable, so Ray's object store shares it without copies. Routing, which
-can be most of its bytes, is one array a sample, so that a rank fetches that of its own samples only. `from_samples`
-refuses what a trainer cannot use, with the sample's index."""
+can be most of its bytes, is one array a sample, and each image is a part of its own: a rank fetches those of its own
+samples only. `from_samples` refuses what a trainer cannot use, with the sample's index."""
 
 from __future__ import annotations  # `_KINDS` reads annotations as text
 
+import hashlib
+import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, NamedTuple, Self, TypeVar
 
 import numpy as np
@@ -14,6 +16,8 @@ import orjson
 from numpy.typing import ArrayLike, NDArray
 
 from agentrl.errors import SampleError, TrainError
+from agentrl.media import Image
+from agentrl.modelfolder import ImageTokens
 from agentrl.sample import Sample, version_number
 from agentrl.train.observations import credit_of, gives_credit, observation_ids_of, turns_of, weights_of
 
@@ -23,6 +27,20 @@ PerResponseToken = NDArray[K]
 PerSample = NDArray[K]
 Routing = NDArray[np.int16] | Callable[[], NDArray[np.int16]]
 """Of one sample; or what fetches it."""
+Pixels = Mapping[str, NDArray[Any]]
+"""What a model's `get_image_features` takes, of one image: `pixel_values`, `image_grid_thw`."""
+
+
+class Picture(NamedTuple):
+    """An image of the batch.
+
+    Attributes:
+        hash: equal for equal images.
+        held: the file; or the pixels that a sample brought itself (`multimodal_train_inputs`); or what fetches either.
+    """
+
+    hash: str
+    held: Image | Pixels | Callable[[], Image | Pixels]
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False, kw_only=True)
@@ -57,6 +75,10 @@ class TrainBatch:
         routed_experts: for each sample int16 [tokens, layers x experts a token], the experts that the engine chose for
             each token, -1 where not known: for a sample's last token, and others that no trained token follows; None if
             nothing is replayed.
+        pictures: the images of all samples, each once.
+        image_spans: int32 [K, 3], for each place of an image its number in `pictures`, and the bounds of its placeholder
+            ids in the sample's tokens; those of all samples one after the other.
+        image_offsets: int64 [S + 1]; sample i has `image_spans[image_offsets[i]:image_offsets[i + 1]]`.
         metadata: bytes [S], the samples' `train_metadata` as JSON; None if no sample has any.
     """
 
@@ -85,6 +107,9 @@ class TrainBatch:
     support_ids: NDArray[np.int32] | None = None
     support_offsets: NDArray[np.int64] | None = None
     routed_experts: tuple[Routing, ...] | None = None
+    pictures: tuple[Picture, ...] = ()
+    image_spans: NDArray[np.int32] = field(default_factory=lambda: np.zeros((0, 3), np.int32))
+    image_offsets: NDArray[np.int64] | None = None
     metadata: PerSample[np.bytes_] | None = None
 
     def __post_init__(self) -> None:
@@ -104,6 +129,7 @@ class TrainBatch:
         truncated: bool = False,
         routed: bool = False,
         rewards: Sequence[float] | None = None,
+        image_tokens: ImageTokens | None = None,
     ) -> Self:
         """Check the samples and lay them out, in the order given.
 
@@ -121,10 +147,11 @@ class TrainBatch:
             truncated: every trained token must have its kept set, as it must where any sample has kept sets.
             routed: the samples' routing is to be replayed: each must know it up to its last trained token.
             rewards: [S], what is trained on in place of the samples' own.
+            image_tokens: the trained model's, by which the images of samples with `multimodal_train_inputs` are found.
 
         Raises:
             SampleError: a sample is inconsistent, or lacks something that it must have.
-            TrainError: there are no samples, or one carries inputs that no backend can use yet.
+            TrainError: there are no samples.
         """
         samples = [sample for group in groups for sample in group]
         if not samples:
@@ -143,6 +170,9 @@ class TrainBatch:
         weights = [np.asarray(weights_of(sample), np.float32) for sample in samples]
         masks = [_mask(sample, given) for sample, given in zip(samples, weights, strict=True)]
         tokens, offsets = flat(lambda s: s.tokens, np.int32), _offsets([len(s.tokens) for s in samples])
+        pictures, spans = _images(samples, image_tokens)
+        image_offsets = _offsets([len(own) for own in spans])
+        image_spans = np.array([span for own in spans for span in own], np.int32).reshape(-1, 3)
         credit = None
         if any(map(gives_credit, samples)):
             credit = np.concatenate([credit_of(s, reward) for s, reward in zip(samples, rewards, strict=True)])
@@ -158,7 +188,7 @@ class TrainBatch:
             turns=flat(turns_of, np.int32),
             staleness=np.concatenate([_staleness(s, mask, trained) for s, mask in zip(samples, masks, strict=True)]),
             step_rewards=credit,
-            observation_ids=observation_ids_of(groups, tokens, offsets),
+            observation_ids=observation_ids_of(groups, _keys(tokens, offsets, image_spans, image_offsets), offsets),
             loss_weights=np.concatenate(weights) if any((given != 1).any() for given in weights) else None,
             response_offsets=_offsets([sample.response_length for sample in samples]),
             rewards=np.array(rewards, np.float64),
@@ -168,6 +198,9 @@ class TrainBatch:
             sample_indices=np.array([-1 if s.index is None else s.index for s in samples], np.int64),
             **(_kept(samples, masks) if cut else {}),
             routed_experts=_routed(samples, masks) if routed else None,
+            pictures=pictures,
+            image_spans=image_spans,
+            image_offsets=image_offsets,
             metadata=_metadata(samples),
         )
 
@@ -201,10 +234,22 @@ class TrainBatch:
         found = self.routed_experts[i]
         return found if isinstance(found, np.ndarray) else found()
 
-    def with_routing(self, convert: Callable[[Routing], Routing]) -> Self:
-        """The same batch with each sample's routing as `convert` returns it."""
-        found = self.routed_experts
-        return self if found is None else replace(self, routed_experts=tuple(map(convert, found)))
+    def sample_images(self, i: int) -> NDArray[np.int32]:
+        """Rows of `image_spans` of sample i, a view."""
+        offsets = self.image_offsets
+        return self.image_spans[:0] if offsets is None else self.image_spans[offsets[i] : offsets[i + 1]]
+
+    @property
+    def keys(self) -> PerToken[np.int32]:
+        """`tokens`, with -1 - n in place of the placeholders of image n: equal numbers are equal inputs of the model."""
+        offsets = self.image_offsets
+        return self.tokens if offsets is None else _keys(self.tokens, self.offsets, self.image_spans, offsets)
+
+    def with_parts(self, convert: Callable[[Any], Any]) -> Self:
+        """The same batch with each sample's routing and each image as `convert` returns it."""
+        found, pictures = self.routed_experts, tuple(Picture(p.hash, convert(p.held)) for p in self.pictures)
+        routed = None if found is None else tuple(map(convert, found))
+        return replace(self, routed_experts=routed, pictures=pictures)
 
     def sample_loss_mask(self, i: int) -> NDArray[np.uint8]:
         """Loss mask over sample i's response, a view."""
@@ -247,6 +292,10 @@ class TrainBatch:
             kept["routed_experts"] = tuple(self.routed_experts[i] for i in chosen)
         kept["offsets"] = _offsets(self.lengths[chosen])
         kept["response_offsets"] = _offsets(self.response_lengths[chosen])
+        kept["pictures"] = self.pictures
+        if self.image_offsets is not None:
+            kept["image_spans"] = self.image_spans[_ranges(self.image_offsets, chosen)]
+            kept["image_offsets"] = _offsets(np.diff(self.image_offsets)[chosen])
         if sets := self.sampling_support(response):
             kept["support_ids"], kept["support_offsets"] = sets
         return type(self)(**kept)
@@ -289,8 +338,76 @@ def _check(sample: Sample, supervised: bool) -> None:
         raise SampleError(
             f"{where}: rollout_log_probs is missing; append tokens with append_model, or set it beside tokens"
         )
-    if sample.multimodal_train_inputs is not None:
-        raise TrainError(f"{where}: multimodal_train_inputs are not supported by the trainer")
+
+
+def _images(
+    samples: Sequence[Sample], image_tokens: ImageTokens | None
+) -> tuple[tuple[Picture, ...], list[list[tuple[int, int, int]]]]:
+    """All images once, and for each sample the rows of `image_spans`."""
+    numbers: dict[str, int] = {}
+    pictures: list[Picture] = []
+    spans = []
+    for sample in samples:
+        where = f"sample index={sample.index} group_index={sample.group_index}"
+        if lacking := [span.hash for span in sample.image_spans if span.hash not in sample.images]:
+            raise SampleError(f"{where}: image_spans name the image {lacking[0]}, which is not in images")
+        placed = [(Picture(s.hash, sample.images[s.hash]), s.start, s.end) for s in sample.image_spans]
+        if sample.multimodal_train_inputs is not None and not placed:
+            placed = _given(sample, image_tokens, f"{where}: multimodal_train_inputs")
+        if any(end == start for (*_, end), (_, start, _) in itertools.pairwise(placed)):
+            raise SampleError(f"{where}: two images follow each other without a token between them; models need one")
+        for picture, *_ in placed:
+            if picture.hash not in numbers:
+                numbers[picture.hash] = len(pictures)
+                pictures.append(picture)
+        spans.append([(numbers[picture.hash], start, end) for picture, start, end in placed])
+    return tuple(pictures), spans
+
+
+def _given(sample: Sample, image_tokens: ImageTokens | None, where: str) -> list[tuple[Picture, int, int]]:
+    """The images that a sample brings as pixels, at the runs of placeholders that are as long as they."""
+    if image_tokens is None:
+        raise SampleError(f"{where}: the model of --hf-checkpoint sees no images")
+    given: Any = sample.multimodal_train_inputs
+    if not isinstance(given, Mapping) or not {"pixel_values", "image_grid_thw"} <= given.keys():
+        raise SampleError(f"{where}: expected the arrays pixel_values and image_grid_thw, got {given!r:.80}")
+    values, grids = (np.asarray(given[name]) for name in ("pixel_values", "image_grid_thw"))
+    patches = grids.prod(-1) if grids.ndim == 2 and grids.shape[1] == 3 else np.zeros(0, int)
+    if values.ndim != 2 or len(values) != patches.sum():
+        raise SampleError(
+            f"{where}: pixel_values {values.shape} has no row for each patch of image_grid_thw {grids.shape}"
+        )
+    runs = iter(_runs(np.asarray(sample.tokens) == image_tokens.id))
+    placed = []
+    for own, grid in zip(np.split(values.astype(np.float32), patches.cumsum()[:-1]), grids, strict=True):
+        wanted = len(own) // image_tokens.patches
+        if (run := next((run for run in runs if run[1] - run[0] == wanted), None)) is None:
+            raise SampleError(
+                f"{where}: image {len(placed)} has {len(own)} patches, and tokens have no run of {wanted} ids "
+                f"{image_tokens.id} for it"
+            )
+        pixels = {"pixel_values": own, "image_grid_thw": grid[None].astype(np.int64)}
+        digest = hashlib.sha256(b"".join([*(array.tobytes() for array in pixels.values())])).hexdigest()
+        placed.append((Picture(digest, pixels), *run))
+    return placed
+
+
+def _runs(there: NDArray[np.bool_]) -> list[tuple[int, int]]:
+    """The bounds of each run of true values."""
+    edges = np.flatnonzero(np.diff(there.astype(np.int8), prepend=0, append=0)).tolist()
+    return list(zip(edges[::2], edges[1::2], strict=True))
+
+
+def _keys(
+    tokens: NDArray[np.int32], offsets: NDArray[np.int64], spans: NDArray[np.int32], span_offsets: NDArray[np.int64]
+) -> NDArray[np.int32]:
+    """`TrainBatch.keys`."""
+    if not len(spans):
+        return tokens
+    keys, first = tokens.copy(), np.repeat(offsets[:-1], np.diff(span_offsets))
+    for (number, start, end), begin in zip(spans, first, strict=True):
+        keys[begin + start : begin + end] = -1 - number
+    return keys
 
 
 def _kept(samples: Sequence[Sample], masks: Sequence[NDArray[np.uint8]]) -> dict[str, NDArray[Any]]:

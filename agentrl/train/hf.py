@@ -2,7 +2,6 @@
 asked for. Those in blocks of float8, as DeepSeek's are published, are multiplied out."""
 
 import functools
-import itertools
 import json
 import shutil
 from collections import Counter
@@ -15,13 +14,11 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 
 from agentrl.errors import CheckpointError
-from agentrl.modelfolder import INDEX, SINGLE, is_float8, read_config, stored_tensors
+from agentrl.modelfolder import INDEX, SINGLE, VISION, is_float8, read_config, stored_tensors
 from agentrl.train.checkpoints import whole_folder
 
 _SCALE = "_scale_inv"
 """The ending of the name of a float8 weight's scales."""
-_VISION = "model.visual."
-"""The beginning of the names of weights for images; no trainer changes these weights."""
 _WEIGHT_SUFFIXES = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".msgpack", ".h5", INDEX)
 
 
@@ -85,18 +82,27 @@ def write(
     path: str | Path, tensors: Iterable[tuple[str, torch.Tensor]], *, source: HFFolder, max_shard_bytes: int = 4 << 30
 ) -> None:
     """Write a whole model folder atomically, replacing one of the same name: config and tokenizer files are the
-    `source`'s, and so are weights for images. Each tensor is moved to the CPU as it comes; a weight file does not grow
+    `source`'s, and so are weights for images that `tensors` lack. Each tensor is moved to the CPU as it comes; a weight file does not grow
     past `max_shard_bytes`."""
     with whole_folder(Path(path)) as partial:
         copy_rest(source.path, partial)
-        seeing = [name for name in source.files if name.startswith(_VISION)] if "vision_config" in source.config else []
-        every = itertools.chain(tensors, ((name, source.tensor(name)) for name in seeing))
-        stored = _write_weights(partial, every, max_shard_bytes)
+        stored = _write_weights(partial, _with_vision(tensors, source), max_shard_bytes)
         config = dict(source.config)
         for key in ("dtype", "torch_dtype"):
             if key in config and stored:
                 config[key] = stored
         (partial / "config.json").write_text(json.dumps(config, indent=2) + "\n")
+
+
+def _with_vision(tensors: Iterable[tuple[str, torch.Tensor]], source: HFFolder) -> Iterator[tuple[str, torch.Tensor]]:
+    """The tensors, and then the weights for images that are not among them."""
+    given = set()
+    for name, tensor in tensors:
+        given.add(name)
+        yield name, tensor
+    for name in source.files if "vision_config" in source.config else ():
+        if name.startswith(VISION) and name not in given:
+            yield name, source.tensor(name)
 
 
 def copy_rest(source: Path, target: Path) -> None:

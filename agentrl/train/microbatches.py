@@ -7,10 +7,13 @@
 3. Under context parallelism a rank takes chunks r and 2n-1-r of each node's 2n chunks (zigzag).
 """
 
-from collections.abc import Iterator, Sequence
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 import numpy as np
 import torch
@@ -42,6 +45,7 @@ class MicrobatchTensors:
         computed: tokens that go through the layers on all context-parallel ranks, padding not counted.
         samples: the microbatch's, by their numbers in the batch.
         routing: int16 [t, layers x experts a token], -1 where not known; None if the batch has none.
+        seen: what a model that sees images gets; None if no rank's microbatch has an image.
     """
 
     tokens: Tensor
@@ -54,27 +58,54 @@ class MicrobatchTensors:
     computed: int
     samples: tuple[int, ...]
     routing: Tensor | None
+    seen: SeenImages | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class SeenImages:
+    """The images of a microbatch, each once.
+
+    Attributes:
+        pixels: what the model's `get_image_features` takes.
+        rows: int64 [t], the token's row among the features of all images; -1 where the token is no image's.
+        positions: int64 [3, 1, t], the model's positions in time, height and width.
+    """
+
+    pixels: Mapping[str, Tensor]
+    rows: Tensor
+    positions: Tensor
+
+
+class Sight(Protocol):
+    """Makes what a model that sees images gets."""
+
+    def see(self, batch: TrainBatch, samples: Sequence[int], laid: PackedLayout, device: torch.device) -> SeenImages:
+        """The images of a microbatch of these samples; a dummy image if they have none."""
 
 
 def inputs_of(batch: TrainBatch) -> list[NDArray[np.int32]]:
-    """The input of the model for each sample: all tokens but the last, of which nothing is predicted."""
-    return [batch.sample_tokens(i)[: max(1, n - 1)] for i, n in enumerate(batch.lengths)]
+    """The input of the model for each sample: `keys` of all tokens but the last, of which nothing is predicted."""
+    keys = batch.keys
+    return [keys[start : max(start + 1, end - 1)] for start, end in itertools.pairwise(batch.offsets)]
 
 
 @dataclass(frozen=True, slots=True)
 class Packer:
     """Makes the microbatches of one rank, on its device; each has a multiple of `multiple` tokens. `routed`: for a
-    model that replays the engine's routing."""
+    model that replays the engine's routing. `sight`: for one that sees images."""
 
     ranks: Ranks
     device: torch.device
     multiple: int = 1
     routed: bool = False
+    sight: Sight | None = None
 
     def microbatches(self, batch: TrainBatch, plan: PackingPlan, rows: OutputPositions) -> Iterator[MicrobatchTensors]:
         """In the plan's order; an empty one becomes a padding-only sequence without outputs."""
         inputs = inputs_of(batch)
-        for samples in plan.ranks[self.ranks.dp_rank]:
+        for place, samples in enumerate(plan.ranks[self.ranks.dp_rank]):
+            # A model that is sharded runs its vision tower on all ranks or on none.
+            sees = any(len(batch.sample_images(i)) for own in plan.ranks for i in own[place])
             sequences = [inputs[i] for i in samples]
             prefixes = SharedPrefixes.of(sequences) if plan.shares else SharedPrefixes.none(len(sequences))
             tree = Tree.of([len(ids) for ids in sequences], prefixes)
@@ -82,7 +113,8 @@ class Packer:
             outputs = [np.zeros((3, 0), np.int64)]
             outputs += [laid.outputs(number, _outputs(batch, i, rows)) for number, i in enumerate(samples)]
             places, targets, response_index = self._there(np.concatenate(outputs, axis=1))
-            tokens, positions = map(self._there, laid.local(sequences))
+            ids = [batch.sample_tokens(i)[: len(inputs[i])] for i in samples]
+            tokens, positions = map(self._there, laid.local(ids))
             routed = self.routed and batch.routed_experts is not None
             yield MicrobatchTensors(
                 tokens=tokens[None],
@@ -95,6 +127,7 @@ class Packer:
                 computed=laid.tree.tokens,
                 samples=tuple(samples),
                 routing=self._there(laid.routing([batch.sample_routing(i) for i in samples])) if routed else None,
+                seen=self.sight.see(batch, samples, laid, self.device) if self.sight and sees else None,
             )
 
     def _there(self, array: NDArray[Any]) -> Tensor:
@@ -153,12 +186,18 @@ class PackedLayout:
 
     def local(self, sequences: Sequence[NDArray[np.int32]]) -> tuple[Ints, Ints]:
         """Token ids and positions of this rank's tokens."""
-        tokens, positions = np.zeros(self.total, np.int64), np.empty(self.total, np.int64)
-        for node, start, size in zip(self.nodes, self.starts, self.sizes, strict=False):
+        positions = [
+            np.arange(node.start, node.start + size) for node, size in zip(self.nodes, self.sizes, strict=True)
+        ]
+        return self.laid_out(sequences, 0), np.concatenate(positions)[self.held]
+
+    def laid_out(self, sequences: Sequence[NDArray[Any]], padding: int) -> Ints:
+        """Int64 [..., t], this rank's part of numbers [..., n] of each token of the sequences."""
+        found = np.full((*(sequences[0].shape[:-1] if sequences else ()), self.total), padding, np.int64)
+        for node, start in zip(self.nodes, self.starts, strict=False):
             if node.of >= 0:
-                tokens[start : start + len(node)] = sequences[node.of][node.start : node.end]
-            positions[start : start + size] = np.arange(node.start, node.start + size)
-        return tokens[self.held], positions[self.held]
+                found[..., start : start + len(node)] = sequences[node.of][..., node.start : node.end]
+        return found[..., self.held]
 
     def routing(self, rows: Sequence[NDArray[np.int16]]) -> NDArray[np.int16]:
         """The rows of this rank's tokens; where sequences share one it is the first one's that knows it."""

@@ -63,6 +63,8 @@ class ModelState:
             )
         chosen, inputs = self.place.settings, inputs_of(batch)
         self.network.check(max(map(len, inputs), default=0))
+        if len(batch.image_spans) and self.forward_backward.packer.sight is None:
+            raise TrainError(f"the samples have images, but {self.folder.path} is trained as a model that sees none")
         cp, most = chosen.context_parallel_size, chosen.max_tokens_per_gpu
         return make_plan(
             list(map(len, inputs)),
@@ -158,7 +160,7 @@ class TrainedModel(ModelState):
         """The properties that a checkpoint must share with this slot."""
         s = self.place.settings
         kind: dict[str, Any] = {"optimizer": s.optimizer, "distributed_optimizer": s.use_distributed_optimizer}
-        kind |= {"bf16": s.bf16, **frozen(s)}
+        kind |= {"bf16": s.bf16, **frozen(s), **({"train_vision": True} if s.train_vision else {})}
         if s.lora_rank is not None:
             kind |= {"lora_rank": s.lora_rank, "lora_alpha": s.lora_alpha, "target_modules": list(s.target_modules)}
         return Identity(self.network.sizes, kind)

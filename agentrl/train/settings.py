@@ -160,6 +160,9 @@ class TrainSettings(Settings):
         description="With the distributed optimizer: save its state so that it also loads under other tensor, pipeline and "
         "expert parallelism. Saving then takes several times the state's memory.",
     )
+    train_vision: bool = Field(
+        False, description="With fsdp: train the weights for images as well; by default they stay as they are."
+    )
     fsdp_cpu_offload: bool = Field(
         False, description="With fsdp: keep weights, gradients and optimizer state in host memory, and step on the CPU."
     )

@@ -182,7 +182,7 @@ def numbers(made: Any) -> tuple[np.ndarray[Any, Any], list[float], float]:
     def stored(own: Any) -> Any:
         return lambda: fetched.append(own.nbytes) or own  # type: ignore[func-returns-value]
 
-    batch = batch.with_routing(stored)
+    batch = batch.with_parts(stored)
     metrics = [made.train(batch, number) for number in range(2)]
     fetched.clear()
     log_probs = made.log_probs(batch)

@@ -323,7 +323,7 @@ def test_routing_goes_with_its_tokens() -> None:
 
         return fetch
 
-    stored_batch = batch.with_routing(stored)
+    stored_batch = batch.with_parts(stored)
     assert stored_batch.select([1, 0]).sample_routing(1).tolist() == own
     assert len(fetched) == 1
     chosen = batch.select([1, 0])

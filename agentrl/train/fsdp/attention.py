@@ -132,7 +132,7 @@ class _Choosing(TorchFunctionMode):
 def replaying(model: Any) -> tuple[list[bool], int, int]:
     """Have the mixtures of a model read `FsdpPack.routing` from now on. Returns for each layer whether it has experts,
     how many, and how many a token goes to."""
-    modules, config = dict(model.named_modules()), model.config
+    modules, config = dict(model.named_modules()), model.config.get_text_config()
     sparse, experts = [False] * config.num_hidden_layers, 0
     for name, module in modules.items():
         if (place := _LAYER.fullmatch(name)) and not isinstance(module, torch.nn.ModuleList):

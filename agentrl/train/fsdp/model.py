@@ -19,7 +19,7 @@ from torch.distributed.tensor import distribute_tensor
 
 from agentrl.errors import CheckpointError, TrainError
 from agentrl.lora import LoraShape, attach, start
-from agentrl.modelfolder import STATEFUL
+from agentrl.modelfolder import SEEING, STATEFUL, VISION
 from agentrl.train.contracts import RankInfo
 from agentrl.train.forward_backward import ModelContext
 from agentrl.train.fsdp.attention import PACKED, register
@@ -29,8 +29,10 @@ from agentrl.train.ranks import Ranks, started
 from agentrl.train.settings import TrainSettings
 
 _ATTENTION = {"full_attention", "sliding_attention"}
-_WITH_VISION = {"qwen3_5", "qwen3_5_moe"}
+_TEXT_ALONE = {"qwen3_5", "qwen3_5_moe"}
 """Model types with images of which the text model alone is trained; the remainder is neither loaded nor changed."""
+_BY_PART = {"text_config": PACKED, "vision_config": "sdpa"}
+"""The attention of a model that sees images: its vision tower is not causal and keeps its own."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,23 +75,26 @@ class Mesh(Ranks):
 
 
 def config_of(folder: HFFolder) -> Any:
-    """transformers' config of a folder's text model. Raises TrainError: no causal language model that can be packed."""
+    """transformers' config of a folder's model. Raises TrainError: no causal language model that can be packed."""
     from huggingface_hub.errors import StrictDataclassError
-    from transformers import AutoConfig, AutoModelForCausalLM
+    from transformers import AutoConfig
 
     try:
         config = type(AutoConfig.from_pretrained(folder.path, trust_remote_code=False)).from_dict(dict(folder.config))
-        if config.model_type in _WITH_VISION:
+        if config.model_type in _TEXT_ALONE:
             tied, config = config.tie_word_embeddings, config.get_text_config()
             config.tie_word_embeddings |= tied
-        if config.get_text_config() is not config:
+        if config.get_text_config() is not config and config.model_type not in SEEING:
             kind = type(config).__name__
-            raise TrainError(f"{folder.path} has parts for more than text ({kind}); fsdp trains text models alone")
-        cls = AutoModelForCausalLM._model_mapping[type(config)]
+            seen = ", ".join(sorted(SEEING))
+            raise TrainError(
+                f"{folder.path} has parts for more than text ({kind}); fsdp trains {seen}, and text models"
+            )
+        cls = _class_of(config, values=False)
     except (ValueError, KeyError, OSError, StrictDataclassError) as error:
         raise TrainError(f"{folder.path}: transformers makes no causal language model of it: {error}") from error
     known = config.model_type in STATEFUL
-    other = sorted({*(getattr(config, "layer_types", None) or ())} - _ATTENTION) if not known else []
+    other = sorted({*(getattr(config.get_text_config(), "layer_types", None) or ())} - _ATTENTION) if not known else []
     if not known and (other or cls._is_stateful or not cls._supports_attention_backend):
         what = f"layers of {', '.join(other)}" if other else f"no attention that can be replaced ({cls.__name__})"
         raise TrainError(f"{folder.path} cannot be trained with fsdp: samples are packed, and it has {what}")
@@ -98,21 +103,36 @@ def config_of(folder: HFFolder) -> Any:
     return config
 
 
+def _class_of(config: Any, *, values: bool) -> Any:
+    """The class of transformers' model; with `values` without a layer to the vocabulary. Raises KeyError: none is known."""
+    from transformers import AutoModel, AutoModelForCausalLM, AutoModelForImageTextToText
+
+    kind = AutoModel if values else AutoModelForImageTextToText if config.model_type in SEEING else AutoModelForCausalLM
+    return kind._model_mapping[type(config)]
+
+
+def _attention(config: Any) -> Any:
+    return _BY_PART if config.model_type in SEEING else PACKED
+
+
 def load(folder: HFFolder, place: ModelContext, *, values: bool, learns: bool) -> Any:
     """The model on this rank. Collective. Raises CheckpointError: weights are missing, or not those of the config."""
-    from transformers import AutoModel, AutoModelForCausalLM
     from transformers.utils.logging import disable_progress_bar
 
     register()
     disable_progress_bar()
-    config, kind = config_of(folder), AutoModel if values else AutoModelForCausalLM
-    cls, half = kind._model_mapping[type(config)], place.settings.bf16 and not learns
+    config = config_of(folder)
+    cls, half = _class_of(config, values=values), place.settings.bf16 and not learns
     dtype = torch.bfloat16 if half else torch.float32
 
     def read(*, pre_process: bool, post_process: bool) -> Any:
         try:
             model, found = cls.from_pretrained(
-                **folder.given(), config=config, output_loading_info=True, attn_implementation=PACKED, dtype=dtype
+                **folder.given(),
+                config=config,
+                output_loading_info=True,
+                attn_implementation=_attention(config),
+                dtype=dtype,
             )
         except (OSError, RuntimeError, ValueError) as error:
             raise CheckpointError(f"{folder.path}: its weights cannot be read ({error})") from error
@@ -128,7 +148,7 @@ def load(folder: HFFolder, place: ModelContext, *, values: bool, learns: bool) -
     def made(build: Any) -> Any:
         model = place.hooks.model(build, pre_process=True, post_process=True).eval().requires_grad_(learns)
         if learns and place.lora is not None:
-            _adapt(model, place.lora, settings.seed)
+            _adapt(model, place.lora, settings)
         return model
 
     if mesh is None:
@@ -149,25 +169,29 @@ def load(folder: HFFolder, place: ModelContext, *, values: bool, learns: bool) -
 
 def without_weights(folder: HFFolder, *, values: bool, dtype: torch.dtype = torch.float32) -> Any:
     """Return the model of `load` on the meta device."""
-    from transformers import AutoModel, AutoModelForCausalLM
-
     register()
+    config = config_of(folder)
     with torch.device("meta"):
-        kind = AutoModel if values else AutoModelForCausalLM
-        model = kind.from_config(config_of(folder), attn_implementation=PACKED, dtype=dtype)
+        cls = _class_of(config, values=values)
+        model = cls._from_config(config, attn_implementation=_attention(config), dtype=dtype)
         return Values(model, None) if values else model
 
 
-def _adapt(model: Any, lora: LoraShape, seed: int) -> None:
+def adapted(model: Any, lora: LoraShape, settings: TrainSettings) -> dict[str, torch.nn.Linear]:
+    """The layers that get an adapter, by name; the vision tower's only if it learns."""
+    return {n: m for n, m in lora.layers(model).items() if settings.train_vision or not n.startswith(VISION)}
+
+
+def _adapt(model: Any, lora: LoraShape, settings: TrainSettings) -> None:
     """Leave only adapters to learn: parameters beside a layer's weight, sharded as others, and called as PEFT calls them."""
     model.requires_grad_(False)
     model.adapters_on = True
-    for name, layer in lora.layers(model).items():
+    for name, layer in adapted(model, lora, settings).items():
         like: dict[str, Any] = {"bias": False, "device": layer.weight.device, "dtype": layer.weight.dtype}
         a = torch.nn.Linear(layer.in_features, lora.rank, **like)
         b = torch.nn.Linear(lora.rank, layer.out_features, **like)
         with torch.no_grad():
-            a.weight.copy_(start(name, lora.rank, layer.in_features, seed))
+            a.weight.copy_(start(name, lora.rank, layer.in_features, settings.seed))
         torch.nn.init.zeros_(b.weight)
         layer.lora_A, layer.lora_B = a, b
         attach(layer, a, b, lora.scale, lambda: bool(model.adapters_on))
@@ -224,13 +248,12 @@ class Values(torch.nn.Module):
 
 
 def shape_of(model: Any) -> CostShape:
-    """The sizes of a transformers model."""
+    """The sizes of a transformers model; its vision tower is left out."""
     body = getattr(model, "model", model)
-    config = body.config
-    unused = body.get_input_embeddings().weight if not config.tie_word_embeddings else None
-    matrices = 0
-    for parameter in model.parameters():
-        if parameter.dim() > 1 and parameter is not unused:
+    unused = body.get_input_embeddings().weight if not body.config.tie_word_embeddings else None
+    config, matrices = body.config.get_text_config(), 0
+    for name, parameter in model.named_parameters():
+        if parameter.dim() > 1 and parameter is not unused and not name.startswith(VISION):
             met = parameter.dim() == 3 and getattr(config, "num_experts_per_tok", 0) / parameter.size(0)
             matrices += int(parameter.numel() * (met or 1))
     kinds, channels = getattr(config, "layer_types", None) or itertools.repeat("full_attention"), 0

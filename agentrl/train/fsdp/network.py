@@ -19,13 +19,15 @@ from torch.distributed.checkpoint.state_dict_saver import save
 from agentrl.engine.weights import TensorSpec
 from agentrl.errors import TrainError
 from agentrl.lora import merged, off
-from agentrl.modelfolder import STATEFUL
+from agentrl.modelfolder import SEEING, STATEFUL, VISION
+from agentrl.numerics.vision import Vision
 from agentrl.train.batch import TrainBatch
 from agentrl.train.checkpoints import torch_dist
 from agentrl.train.contracts import RankInfo
 from agentrl.train.forward_backward import ForwardBackward, ModelContext, OnOutput, lora_of
 from agentrl.train.fsdp.attention import FsdpPack, by_sequence, replaying
-from agentrl.train.fsdp.model import Mesh, config_of, load, shape_of, without_weights
+from agentrl.train.fsdp.model import Mesh, adapted, config_of, load, shape_of, without_weights
+from agentrl.train.fsdp.vision import ModelSight
 from agentrl.train.hf import HFFolder
 from agentrl.train.microbatches import OutputPositions, Packer
 from agentrl.train.network import Network, frozen, idle, learning, rope_reach
@@ -124,25 +126,31 @@ class FsdpNetwork(Network):
 
     def __init__(self, folder: HFFolder, place: ModelContext, *, values: bool, learns: bool) -> None:
         self.place, self.sizes = place, self.sizes_of(folder)
-        self.reach = rope_reach(config_of(folder))
+        self.reach = rope_reach(config_of(folder).get_text_config())
         self.model = load(folder, place, values=values, learns=learns)
         by_sequence(self.model)
         self.shape = shape_of(self.model)
-        if learns and frozen(place.settings):
+        if learns and place.lora is None:
             _freeze(self.model, place.settings)
         self.forward_backward = FsdpForwardBackward(
             model=self.model,
             place=place,
-            packer=Packer(place.ranks, place.device, routed=learns and not values),
+            packer=Packer(
+                place.ranks, place.device, routed=learns and not values, sight=ModelSight.of(folder, self.model)
+            ),
             mixture=replaying(self.model) if learns and not values else ([], 0, 0),
             vocab=self.shape.vocab,
         )
 
     @staticmethod
     def sizes_of(folder: HFFolder) -> Mapping[str, Any]:
-        found = config_of(folder).to_dict()
+        config = config_of(folder)
+        parts = {"": config.get_text_config(), "vision_": getattr(config, "vision_config", None)}
+        found = {
+            prefix + name: value for prefix, part in parts.items() if part for name, value in part.to_dict().items()
+        }
         sizes = {name: value for name, value in found.items() if isinstance(value, int) and _SIZE.search(name)}
-        return {"train_backend": "fsdp", "model_type": found["model_type"], **sizes}
+        return {"train_backend": "fsdp", "model_type": config.model_type, **sizes}
 
     @classmethod
     def check_model(cls, folder: HFFolder, settings: TrainSettings, *, values: bool) -> None:
@@ -152,12 +160,19 @@ class FsdpNetwork(Network):
                 f"--true-on-policy-mode: {kind} has layers with a state. The engine computes the state in other steps than the "
                 "trainer, so log-probs are not equal to the bit; leave the flag out"
             )
+        if settings.true_on_policy_mode and kind in SEEING:
+            raise TrainError(
+                f"--true-on-policy-mode: {kind} sees images, and their features are not equal to the bit; leave it out"
+            )
+        if settings.train_vision and kind not in SEEING:
+            raise TrainError(f"--train-vision: {folder.path} is a {kind}, of which no weights for images are trained")
+        Vision.load(folder.path)
         model = without_weights(folder, values=values)
         shape_of(model)
-        if frozen(settings):
-            _freeze(model, settings)
         if (lora := lora_of(settings)) and not values:
-            lora.layers(model)
+            adapted(model, lora, settings)
+        else:
+            _freeze(model, settings)
 
     def optimizer(self, total_steps: int | None) -> FsdpOptimizer:
         return FsdpOptimizer(self.parameters(), self.place.settings, self.place.ranks, total_steps)
@@ -188,9 +203,10 @@ class FsdpNetwork(Network):
                 yield name, tensor
 
     def _base(self) -> list[tuple[str, Any]]:
-        """The parameters of the model itself."""
-        adapter = _adapter_of(parameters := self.parameters())
-        return [(name, parameter) for name, parameter in parameters.items() if name not in adapter]
+        """The parameters of the model itself, without a vision tower that stays as the folder has it."""
+        adapter, sees = _adapter_of(parameters := self.parameters()), self.place.settings.train_vision
+        kept = {name: p for name, p in parameters.items() if sees or not name.startswith(VISION)}
+        return [(name, parameter) for name, parameter in kept.items() if name not in adapter]
 
     def unadapted(self) -> AbstractContextManager[None]:
         return off(self.model)
@@ -247,8 +263,12 @@ class FsdpNetwork(Network):
 
 
 def _freeze(model: Any, settings: TrainSettings) -> None:
+    """Leave to learn what the settings choose, and of the vision tower nothing unless they say `train_vision`."""
     parameters = dict(model.named_parameters())
-    chosen = learning(settings, [(name,) for name in parameters])
+    chosen = learning(settings, [(name,) for name in parameters]) if frozen(settings) else [True] * len(parameters)
+    chosen = [
+        one and (settings.train_vision or not n.startswith(VISION)) for n, one in zip(parameters, chosen, strict=True)
+    ]
     if not any(chosen):
         raise idle(settings, "the model")
     for parameter, learns in zip(parameters.values(), chosen, strict=True):

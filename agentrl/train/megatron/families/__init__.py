@@ -43,6 +43,8 @@ def _named(config: Mapping[str, Any]) -> ModelFamily:
     for family in FAMILIES:
         if family.model_type == model_type:
             return family
+    if "vision_config" in config:
+        raise TrainError(f"{model_type} models see images; megatron trains text models alone: set --train-backend fsdp")
     known = ", ".join(f.model_type for f in FAMILIES)
     raise TrainError(f"expected a model_type among {known}; config.json says {model_type!r}")
 

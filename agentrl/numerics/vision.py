@@ -1,0 +1,67 @@
+"""Pixels of images for models that see them, made by the model's own image processor.
+
+The processor is always transformers' form of it for Pillow and numpy, also if torchvision is installed: trainer and
+built-in engine compute the same pixels on every machine.
+"""
+
+import io
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Self
+
+import torch
+from torch import Tensor
+
+from agentrl.errors import CheckpointError, MediaError
+from agentrl.media import FORMATS, Image
+from agentrl.modelfolder import ImageTokens
+
+_SETTINGS = "preprocessor_config.json"
+
+
+@dataclass(frozen=True, slots=True)
+class Vision:
+    """The image processor of a model folder.
+
+    Attributes:
+        image_token_id: the id of an image's placeholders.
+        patches: patches of an image's grid that one placeholder stands for.
+    """
+
+    image_token_id: int
+    patches: int
+    _processor: Any
+
+    @classmethod
+    def load(cls, folder: Path) -> Self | None:
+        """Read the processor's settings; None if the model sees no images. Raises CheckpointError: they are missing or
+        cannot be read."""
+        if (tokens := ImageTokens.of(folder)) is None:
+            return None
+        from transformers import AutoImageProcessor
+
+        if not (folder / _SETTINGS).is_file():
+            raise CheckpointError(
+                f"{folder}: expected {_SETTINGS} beside the weights of a model that sees; fetch it too"
+            )
+        try:
+            processor = AutoImageProcessor.from_pretrained(folder, backend="pil", trust_remote_code=False)
+        except (OSError, ValueError, TypeError, ImportError) as error:
+            raise CheckpointError(f"{folder / _SETTINGS}: transformers cannot read it: {error}") from error
+        return cls(tokens.id, tokens.patches, processor)
+
+    def pixels(self, images: Sequence[Image]) -> dict[str, Tensor]:
+        """Return what the model's `get_image_features` takes, on the CPU: `pixel_values` float32 [patches of all images,
+        numbers], `image_grid_thw` int64 [images, 3]. Raises MediaError: the processor refuses an image."""
+        import PIL.Image
+
+        try:
+            opened = [PIL.Image.open(io.BytesIO(image.data), formats=FORMATS) for image in images]
+            found = self._processor(images=opened, return_tensors="pt")
+        except (OSError, ValueError) as error:
+            sizes = ", ".join(f"{image.width} x {image.height}" for image in images)
+            raise MediaError(
+                f"the model's image processor refuses one of {len(images)} images ({sizes}): {error}"
+            ) from error
+        return {"pixel_values": found["pixel_values"].to(torch.float32), "image_grid_thw": found["image_grid_thw"]}

@@ -1,0 +1,117 @@
+"""Models that see images: their forward pass over a microbatch, and the pixels and positions for it.
+
+1. A token is an image's if a sample's span says so, not because of its id: the model may have sampled the placeholder's id.
+2. Each image goes through the vision tower once a microbatch. Tokens of several samples may take their features from it.
+3. Positions are the model's own (`get_rope_index`), of each sample by itself.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from agentrl.errors import TrainError
+from agentrl.media import Image
+from agentrl.numerics.vision import Vision
+from agentrl.train.batch import TrainBatch
+from agentrl.train.hf import HFFolder
+from agentrl.train.microbatches import PackedLayout, SeenImages
+
+
+@dataclass(slots=True)
+class ModelSight:
+    """Makes the pixels of a rank's images, each once as long as batches have it.
+
+    Attributes:
+        vision: the model's image processor.
+        body: transformers' model without its layer to the vocabulary.
+        made: pixels by the hash of their image.
+    """
+
+    vision: Vision
+    body: Any
+    made: dict[str, Mapping[str, Tensor]] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, folder: HFFolder, model: Any) -> "ModelSight | None":
+        """Return the sight of a model, which from now on reads `MicrobatchTensors.seen`; None if it sees no images."""
+        if (vision := Vision.load(folder.path)) is None:
+            return None
+        body = model.model
+        body.forward = partial(_forward, body)
+        return cls(vision, body)
+
+    def see(self, batch: TrainBatch, samples: Sequence[int], laid: PackedLayout, device: torch.device) -> SeenImages:
+        """See `Sight`. Raises TrainError: an image has another number of placeholders than of features."""
+        present = {picture.hash for picture in batch.pictures}
+        self.made = {name: pixels for name, pixels in self.made.items() if name in present}
+        own = dict.fromkeys(int(number) for i in samples for number in batch.sample_images(i)[:, 0])
+        pixels = [self._pixels(batch, number) for number in own] or [self._dummy()]
+        sizes = [self._tokens(each["image_grid_thw"]) for each in pixels]
+        first = dict(zip(own, np.cumsum([0, *sizes]), strict=False))
+        grids = dict(zip(own, (each["image_grid_thw"] for each in pixels), strict=False))
+        rows, positions = [], []
+        for i in samples:
+            spans, row = batch.sample_images(i), np.full(int(batch.lengths[i]), -1, np.int64)
+            for number, start, end in spans.tolist():
+                if (made := self._tokens(grids[number])) != end - start:
+                    raise TrainError(
+                        f"sample index={batch.sample_indices[i]}: an image has {end - start} placeholder ids, and its pixels make "
+                        f"{made}; prompts and trainer need the same preprocessor_config.json"
+                    )
+                row[start:end] = first[number] + np.arange(end - start)
+            rows.append(row)
+            positions.append(
+                self._positions(batch.sample_tokens(i), row >= 0, [grids[n] for n in spans[:, 0].tolist()])
+            )
+        return SeenImages(
+            pixels={name: torch.cat([each[name] for each in pixels]).to(device) for name in pixels[0]},
+            rows=torch.from_numpy(laid.laid_out(rows, -1)).to(device),
+            positions=torch.from_numpy(laid.laid_out(positions, 0)).reshape(-1, 1, laid.total).to(device),
+        )
+
+    def _pixels(self, batch: TrainBatch, number: int) -> Mapping[str, Tensor]:
+        name, held = batch.pictures[number]
+        if name not in self.made:
+            found = held() if callable(held) else held
+            made = self.vision.pixels([found]) if isinstance(found, Image) else _tensors(found)
+            self.made[name] = made
+        return self.made[name]
+
+    def _dummy(self) -> Mapping[str, Tensor]:
+        """The smallest image, for a rank that has none while others do."""
+        vision, merge = self.body.config.vision_config, self.body.config.vision_config.spatial_merge_size
+        numbers = vision.in_channels * vision.temporal_patch_size * vision.patch_size**2
+        return {"pixel_values": torch.zeros(merge**2, numbers), "image_grid_thw": torch.tensor([[1, merge, merge]])}
+
+    def _tokens(self, grid: Tensor) -> int:
+        return int(grid.prod()) // self.vision.patches
+
+    def _positions(self, tokens: NDArray[np.int32], there: NDArray[np.bool_], grids: list[Tensor]) -> NDArray[np.int64]:
+        """[3, n] of one sample's tokens, of which images have those that are `there`."""
+        ids, kinds = torch.from_numpy(tokens.astype(np.int64))[None], torch.from_numpy(there.astype(np.int64))[None]
+        found, _ = self.body.get_rope_index(ids, kinds, torch.cat(grids) if grids else None)
+        return np.asarray(found[:, 0].numpy(), np.int64)
+
+
+def _tensors(pixels: Any) -> dict[str, Tensor]:
+    return {name: torch.from_numpy(np.array(array)) for name, array in pixels.items()}
+
+
+def _forward(body: Any, *, input_ids: Tensor, position_ids: Tensor, pack: Any, **_: Any) -> Any:
+    """Run the model without its layer to the vocabulary over a microbatch with images in it."""
+    embeds, seen, more = body.get_input_embeddings()(input_ids), pack.mb.seen, {}
+    if seen is not None:
+        found = body.get_image_features(**seen.pixels, return_dict=True)
+        there = (seen.rows >= 0)[None]
+        own = seen.rows[there[0]]
+        deep = [torch.cat(parts)[own] for parts in getattr(found, "deepstack_features", None) or ()]
+        embeds = embeds.masked_scatter(there[..., None], torch.cat(found.pooler_output)[own].to(embeds.dtype))
+        position_ids = seen.positions
+        more = {"visual_pos_masks": there, "deepstack_visual_embeds": deep} if deep else {}
+    return body.language_model(inputs_embeds=embeds, position_ids=position_ids, pack=pack, use_cache=False, **more)
