@@ -27,6 +27,7 @@ from agentrl.chat.messages import (
     whole_text,
 )
 from agentrl.engine.answers import error_kind, error_message, malformed
+from agentrl.engine.images import ImageInputs
 from agentrl.engine.pause import PauseGate
 from agentrl.engine.requests import MAX_BACKOFF, busy_or_broken
 from agentrl.engine.settings import EngineSettings
@@ -128,7 +129,12 @@ class HostedModel:
             raise EngineTimeout(f"the hosted model {self.name} gave no turn within {limit}") from None
 
     async def generate(
-        self, input_ids: Sequence[int], params: SamplingParams, *, session_id: str | None = None
+        self,
+        input_ids: Sequence[int],
+        params: SamplingParams,
+        *,
+        session_id: str | None = None,
+        images: ImageInputs | None = None,
     ) -> Generation:
         """Refuse. Raises EngineRejected: there is nothing here that reads token ids."""
         raise EngineRejected(f"{NO_TOKENS}, and a prompt of {len(input_ids)} ids was asked for", kind=KIND)

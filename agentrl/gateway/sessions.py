@@ -14,6 +14,7 @@ import orjson
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
 from agentrl.chat import Chat
+from agentrl.engine.images import ImageInputs
 from agentrl.engine.wire import Generation, SamplingParams
 from agentrl.errors import EngineFailure, EngineRejected, EngineTimeout, EngineUnreachable, TemplateError
 from agentrl.gateway.contracts import AgentRequest, AgentTurn, Refusal
@@ -46,7 +47,12 @@ class TurnSampler(Protocol):
     """The part of an engine pool that sessions need."""
 
     async def generate(
-        self, input_ids: Sequence[int], params: SamplingParams, *, session_id: str | None = None
+        self,
+        input_ids: Sequence[int],
+        params: SamplingParams,
+        *,
+        session_id: str | None = None,
+        images: ImageInputs | None = None,
     ) -> Generation:
         """Sample a continuation of `input_ids`. Raises EngineFailure."""
 
