@@ -112,6 +112,15 @@ class EnginePool(HealthMonitor):
         another architecture or size of the vocabulary."""
         _check_alike(dict(zip(self.urls, await self.model_info(), strict=True)))
 
+    async def check_sees_images(self) -> None:
+        """Make sure that no engine says that it sees no images. Raises as `model_info`; EngineRejected: kind `blind`."""
+        for url, info in zip(self.urls, await self.model_info(), strict=True):
+            if info.get("has_image_understanding") is False:
+                raise EngineRejected(
+                    f"{url} sees no images, and the prompts have some; serve a model that sees images, with its vision tower",
+                    kind="blind",
+                )
+
     async def check_present(self) -> dict[str, Any]:
         """Check the engines that answer, as soon as one does, and return the `/model_info` of the first. The others are out
         of reach until a probe finds them. Raises EngineUnreachable: none answered for `engine_absence_timeout`.
