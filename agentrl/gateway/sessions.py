@@ -131,6 +131,7 @@ class Session:
 
     def __post_init__(self) -> None:
         self.tree = SessionTree(self.chat, self.roles)
+        self.tree.images |= self.origin.images
         self._route, self._last, self._closed = uuid.uuid4().hex, self.clock(), False
         self._lock, self._scopes = anyio.Lock(), set[anyio.CancelScope]()
         self._histories = dict[str, list[Message]]()

@@ -34,8 +34,6 @@ _EXPERT = re.compile(r"(?P<layer>.+\.experts)\.(?P<expert>\d+)\.(?P<part>(gate|u
 _PARTS = {"w1": "gate_proj", "w2": "down_proj", "w3": "up_proj"}
 _OTHER_NAMES = {"model.language_model.": "model.", ".block_sparse_moe.": ".mlp."}
 """Parts of tensor names in folders, and in transformers."""
-_SEEING_NAMES = re.compile(r"(model\.)?(visual\.)?(?!language_model\.|lm_head\.)")
-"""The beginning of a tensor's name in the folder of a model that sees images."""
 JOIN_TIMEOUT = timedelta(seconds=60)
 Tag = Literal["weights", "kv_cache", "cuda_graph"]
 """The kinds of memory that can be given back, by SGLang's names; there are no graphs here."""
@@ -217,9 +215,8 @@ class WeightUpdater:
     def _own_name(self, name: str) -> str:
         """Return transformers' name of a tensor that a folder has under another one."""
         if self._model.config.model_type in SEEING:
-            begins = _SEEING_NAMES.match(name)
-            assert begins is not None
-            return f"model.{begins[2] or 'language_model.'}{name[begins.end() :]}" if begins.end() else name
+            inner = name.removeprefix("model.")
+            return f"model.{inner}" if inner.startswith("visual.") else f"model.language_model.{inner}"
         for part, ours in _OTHER_NAMES.items():
             name = name.replace(part, ours)
         return name
