@@ -118,9 +118,9 @@ class _Trajectory:
         messages = await self.live.reset(sample)
         env = await self.live.ready(sample)
         tools = env.toolbox.schemas or sample.metadata.get("tools")
-        if context.hosted:
-            return HostedConversation(context.hosted, sample, messages, tools)
         with images_refused():
+            if context.hosted:
+                return HostedConversation(context.hosted, sample, messages, tools)
             return Conversation(
                 context.chat,
                 sample,
