@@ -191,9 +191,12 @@ def _take(
         if (old := known.get(name) or taken.get(name)) is None:
             raise MediaError(f"no image of the trajectory has the hash {name}; give the image itself")
         return old.reference
-    given = part.get("image")
-    image = given if isinstance(given, Image) else Image.from_bytes(_file_bytes(part, limits), limits)
-    return (known.get(image.hash) or taken.setdefault(image.hash, image)).reference
+    if isinstance(given := part.get("image"), Image):
+        return (known.get(given.hash) or taken.setdefault(given.hash, given)).reference
+    name = hashlib.sha256(data := _file_bytes(part, limits)).hexdigest()
+    if (old := known.get(name) or taken.get(name)) is None:  # an image that is known is not decoded again
+        old = taken[name] = Image.from_bytes(data, limits)
+    return old.reference
 
 
 def _file_bytes(part: Mapping[str, Any], limits: ImageLimits) -> bytes:

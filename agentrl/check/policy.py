@@ -12,6 +12,7 @@ import httpx
 
 from agentrl.chat import Chat
 from agentrl.check.script import Lines, Script, call_of, turn_of
+from agentrl.engine.images import ImageInputs
 from agentrl.engine.pause import PauseGate
 from agentrl.engine.wire import FinishReason, Generation, SamplingParams
 from agentrl.errors import EngineFailure, ModelFailure
@@ -63,7 +64,12 @@ class Policy(Generator):
         return [*self.chat.encode(text), *(self.chat.stop_token_ids[:1] if ended else ())], ended
 
     async def generate(
-        self, input_ids: Sequence[int], params: SamplingParams, *, session_id: str | None = None
+        self,
+        input_ids: Sequence[int],
+        params: SamplingParams,
+        *,
+        session_id: str | None = None,
+        images: ImageInputs | None = None,
     ) -> Generation:
         exchanges = self.asked.setdefault(session_id or "", [])
         self.since = math.inf

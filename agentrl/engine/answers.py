@@ -30,7 +30,7 @@ _LEAST: Final = -3.4e38  # less is not finite in float32
 class RequestExpectations:
     """Bounds that an answer must fit: tokens of the prompt, most tokens to sample, ids of the model; None: not known.
     `scored` is the end of the prompt whose log-probs the answer must have, `kept` whether it must have kept sets,
-    `routed_from` the first token whose experts it must say."""
+    `routed_from` the first token whose experts it must say. `prompt` has all ids of a prompt with images."""
 
     prompt_tokens: int
     max_new_tokens: int | None = None
@@ -38,6 +38,7 @@ class RequestExpectations:
     scored: Sequence[int] = ()
     kept: bool = False
     routed_from: int | None = None
+    prompt: Sequence[int] | None = None
 
 
 def parse(raw: bytes, asked: RequestExpectations) -> Generation:
@@ -54,8 +55,8 @@ def read(answer: Any, asked: RequestExpectations) -> Generation:
     Raises:
         EngineRejected: kind `malformed_answer`: a field is missing, has the wrong type, or disagrees with another one or
             with what was asked; `context_overflow`: the engine had no room for a single token; `no_sampling_mask`,
-            `no_routed_experts`: kept sets or experts were asked for and are not there; `engine_error`,
-            `engine_rejected`: the engine ended the request with an error.
+            `no_routed_experts`: kept sets or experts were asked for and are not there; `other_prompt`: the engine read
+            another prompt; `engine_error`, `engine_rejected`: the engine ended the request with an error.
     """
     meta = _get(answer, "meta_info", dict, "")
     finish = _finish_reason(_get(meta, "finish_reason", dict, "meta_info."))
@@ -64,6 +65,8 @@ def read(answer: Any, asked: RequestExpectations) -> Generation:
             meta.setdefault(old, meta[name])
     ids, log_probs = _sampled(meta, answer.get("output_ids"), finish)
     _check_tokens(ids, asked)
+    if asked.prompt is not None:
+        _check_prompt(meta.get("prompt_tokens"), answer.get("prompt_token_ids"), asked.prompt)
     _check_counts(meta, len(ids), asked)
     prompt_log_probs = _scored(meta, asked.scored)
     kept, log_probs = _kept(meta, ids, asked) if asked.kept else (None, log_probs)
@@ -249,6 +252,20 @@ def _routed(
     if rows < 1 or not numbers.size or numbers.size % rows or (experts != numbers).any() or experts.min() < 0:
         malformed(name, f"numbers of experts, as many for each of {rows} tokens", f"{numbers.size} numbers")
     return experts.reshape(rows, -1)
+
+
+def _check_prompt(count: Any, read: Any, prompt: Sequence[int]) -> None:
+    """Compare a prompt with images as the engine read it with the one that was meant. An engine without
+    `return_prompt_token_ids` says the count alone, and none if the request was aborted in the queue."""
+    if count in (None, len(prompt)) and read in (None, prompt):
+        return
+    raise EngineRejected(
+        f"the engine read a prompt of {count} tokens, and ours has {len(prompt)} with its images"
+        f"{', or other ids' if count == len(prompt) else ''}: its model sees no images, its image processor has other limits "
+        "on sizes, or it tokenizes prompts again (docs/engines.md, Images)",
+        status=BAD_ANSWER,
+        kind="other_prompt",
+    )
 
 
 def _check_counts(meta: dict[str, Any], length: int, asked: RequestExpectations) -> None:

@@ -27,6 +27,7 @@ from agentrl.chat.messages import (
     whole_text,
 )
 from agentrl.engine.answers import error_kind, error_message, malformed
+from agentrl.engine.images import ImageInputs
 from agentrl.engine.pause import PauseGate
 from agentrl.engine.requests import MAX_BACKOFF, busy_or_broken
 from agentrl.engine.settings import EngineSettings
@@ -42,6 +43,7 @@ from agentrl.errors import (
     ModelFailure,
     TemplateError,
 )
+from agentrl.media import Image, reference_hash
 from agentrl.sample import Message
 from agentrl.settings import shown
 
@@ -128,7 +130,12 @@ class HostedModel:
             raise EngineTimeout(f"the hosted model {self.name} gave no turn within {limit}") from None
 
     async def generate(
-        self, input_ids: Sequence[int], params: SamplingParams, *, session_id: str | None = None
+        self,
+        input_ids: Sequence[int],
+        params: SamplingParams,
+        *,
+        session_id: str | None = None,
+        images: ImageInputs | None = None,
     ) -> Generation:
         """Refuse. Raises EngineRejected: there is nothing here that reads token ids."""
         raise EngineRejected(f"{NO_TOKENS}, and a prompt of {len(input_ids)} ids was asked for", kind=KIND)
@@ -221,16 +228,23 @@ class HostedModel:
         return EngineRejected(said, status=reply.status, kind=kind)
 
 
-def sent(messages: Sequence[Mapping[str, Any]]) -> list[Message]:
-    """Messages as the API takes them: without fields that it does not know, and with arguments as JSON text. Raises
-    TemplateError: one is no chat message."""
+def sent(messages: Sequence[Mapping[str, Any]], images: Mapping[str, Image]) -> list[Message]:
+    """Messages as the API takes them: without fields that it does not know, with arguments as JSON text, and with images
+    for their references. Raises TemplateError: one is no chat message."""
     found = []
     for message in normalise_messages(messages):
         plain = {name: message[name] for name in _SENT if name in message}
         if calls := plain.get("tool_calls"):
             plain["tool_calls"] = [_call(call, call.get("id", "")).to_message() for call in calls]
+        if isinstance(parts := plain["content"], list):
+            plain["content"] = [_image_or_text(part, images) for part in parts]
         found.append(plain)
     return found
+
+
+def _image_or_text(part: Message, images: Mapping[str, Image]) -> Message:
+    name = reference_hash(part)
+    return part if name is None else {"type": "image_url", "image_url": {"url": images[name].url}}
 
 
 def read_turn(raw: bytes) -> HostedTurn:

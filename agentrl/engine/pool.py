@@ -19,6 +19,7 @@ import orjson
 
 from agentrl.engine.client import EngineClient
 from agentrl.engine.health import HealthMonitor
+from agentrl.engine.images import ImageInputs
 from agentrl.engine.registry import EngineRegistry
 from agentrl.engine.settings import EngineSettings
 from agentrl.engine.transport import HttpTransport, Reply, Sink, beside
@@ -111,6 +112,15 @@ class EnginePool(HealthMonitor):
         another architecture or size of the vocabulary."""
         _check_alike(dict(zip(self.urls, await self.model_info(), strict=True)))
 
+    async def check_sees_images(self) -> None:
+        """Make sure that no engine says that it sees no images. Raises as `model_info`; EngineRejected: kind `blind`."""
+        for url, info in zip(self.urls, await self.model_info(), strict=True):
+            if info.get("has_image_understanding") is False:
+                raise EngineRejected(
+                    f"{url} sees no images, and the prompts have some; serve a model that sees images, with its vision tower",
+                    kind="blind",
+                )
+
     async def check_present(self) -> dict[str, Any]:
         """Check the engines that answer, as soon as one does, and return the `/model_info` of the first. The others are out
         of reach until a probe finds them. Raises EngineUnreachable: none answered for `engine_absence_timeout`.
@@ -133,6 +143,7 @@ class EnginePool(HealthMonitor):
         scored: int = 0,
         extra: Mapping[str, Any] | None = None,
         sink: Sink = None,
+        images: ImageInputs | None = None,
     ) -> Generation:
         """Sample one continuation of `input_ids`.
 
@@ -147,18 +158,20 @@ class EnginePool(HealthMonitor):
             extra: more fields of SGLang's request; the answers are then kept as they came (`Generation.raw`).
             sink: takes the engine's events before the last as JSON, each with all tokens so far. It takes no more after a
                 weight update. After the first event a failed request is not sent again.
+            images: the prompt's images.
 
         Raises:
             EngineTimeout: the deadline passed.
             EngineUnreachable: no engine gave an answer within `engine_max_retries` retries.
             EngineRejected: the engine refused the request (`status`), or its answer is malformed or does not fit the
-                request; kind `context_overflow` where the prompt or the answer does not fit the context.
+                request; kind `context_overflow` where the prompt or the answer does not fit the context, `other_prompt`
+                where the engine read the images otherwise.
         """
         name = rid or uuid.uuid4().hex
         if self.temperatures and params.max_new_tokens != 0:
             self._check_sampling(params.sampled_otherwise(self.temperatures))
         with self._within(deadline, f"a prompt of {len(input_ids)} tokens"):
-            return await self._requests.generate(name, input_ids, params, session_id, scored, extra, sink)
+            return await self._requests.generate(name, input_ids, params, session_id, scored, extra, sink, images)
 
     def _check_sampling(self, otherwise: str) -> None:
         if otherwise and not self._told:
@@ -195,14 +208,22 @@ class EnginePool(HealthMonitor):
         except TimeoutError:
             raise EngineTimeout(f"no answer to {what} within {seconds:g} s") from None
 
-    async def log_probs(self, ids: Sequence[int], count: int, *, session_id: str | None = None) -> list[float]:
+    async def log_probs(
+        self,
+        ids: Sequence[int],
+        count: int,
+        *,
+        session_id: str | None = None,
+        images: ImageInputs | None = None,
+    ) -> list[float]:
         """Natural-log probabilities of the last `count` of `ids`, each behind all ids before it. Nothing is sampled.
         They are of the model's own distribution, at temperature 1: SGLang scales none that it has not sampled. Raises
         EngineTimeout, EngineUnreachable, EngineRejected: as `generate`."""
         if not 0 < count < len(ids):
             raise ValueError(f"log-probs of {count} of {len(ids)} tokens: expected at least one, and one before them")
         params = SamplingParams(temperature=1.0, max_new_tokens=0)
-        return (await self.generate(ids, params, session_id=session_id, scored=count)).prompt_log_probs
+        got = await self.generate(ids, params, session_id=session_id, scored=count, images=images)
+        return got.prompt_log_probs
 
     async def abort(self, rid: str) -> None:
         """End the request that was started as `rid`; its `generate` returns what there is, finish type `abort`. An

@@ -24,6 +24,7 @@ import orjson
 
 from agentrl.engine.answers import BAD_ANSWER, RequestExpectations, error_kind, error_message, parse
 from agentrl.engine.client import EngineClient
+from agentrl.engine.images import ImageInputs
 from agentrl.engine.pause import PauseGate
 from agentrl.engine.registry import EngineRegistry
 from agentrl.engine.settings import EngineSettings
@@ -35,7 +36,7 @@ ROUTING_HEADER: Final = "X-SMG-Routing-Key"
 """Header by which SGLang's routers keep a session on one worker."""
 
 MAX_BACKOFF = 10.0
-_FINAL = frozenset({"versions_unknown", "no_sampling_mask", "no_routed_experts"})
+_FINAL = frozenset({"versions_unknown", "no_sampling_mask", "no_routed_experts", "other_prompt"})
 """Kinds of failures that a retry would repeat."""
 _UNSENT = Reply(0, b"")
 _UNFINISHED = re.compile(rb'"finish_reason"\s*:\s*null')
@@ -60,6 +61,7 @@ class GenerateCall:
     sink: Sink = None
     begun: bool = False
     collects: bool = False
+    images: ImageInputs | None = None
 
     def part(self, part: Reply) -> None:
         """Pass on a part of a stream."""
@@ -114,11 +116,13 @@ class Requests:
         scored: int = 0,
         extra: Mapping[str, Any] | None = None,
         sink: Sink = None,
+        images: ImageInputs | None = None,
     ) -> Generation:
         """Return the whole answer over all interruptions, with log-probs of the last `scored` ids. Sets no deadline. `sink`
         takes the events until the answer is whole or interrupted."""
         parts: list[Generation] = []
         with self._under_way(name, session, extra) as call:
+            call.images = images
             call.sink, call.collects = sink, sink is not None
             while not parts or parts[-1].finish_reason.type == "abort":
                 if parts and not call.aborted and (params.json_schema or params.regex):
@@ -191,12 +195,15 @@ class Requests:
             call.versions.add(version)
 
     async def _part(self, call: GenerateCall, ids: Sequence[int], params: SamplingParams, scored: int) -> Generation:
-        start = len(ids) - scored
+        start, sent, more = len(ids) - scored, ids, dict[str, Any]()
+        if call.images is not None:
+            sent, more = call.images.fields(ids, reads_spans=self._settings.engine == "embedded")
         payload = {
             **(call.extra or {}),
+            **more,
             "return_logprob": True,
             "sampling_params": params.to_wire(),
-            "input_ids": orjson.Fragment(encode(ids, self._vocab_size)),
+            "input_ids": orjson.Fragment(encode(sent, self._vocab_size)),
         }
         if call.collects:
             payload["stream"] = True
@@ -207,7 +214,8 @@ class Requests:
         if (routed := params.routed_experts_start_len) is not None:
             payload |= {"return_routed_experts": True, "routed_experts_start_len": routed}
         limits = (len(ids), params.max_new_tokens, self._vocab_size)
-        asked = RequestExpectations(*limits, list(ids[start:]), params.return_sampling_mask, routed)
+        prompt = None if call.images is None else list(ids)
+        asked = RequestExpectations(*limits, list(ids[start:]), params.return_sampling_mask, routed, prompt)
         return await self._anywhere(call, "/generate", payload, partial(self._read, call, asked))
 
     async def _anywhere(

@@ -56,7 +56,7 @@ class AgentRequest:
 
     Attributes:
         messages: chat messages in OpenAI's form, system messages (also a developer's) where the agent put them. Text parts
-            are one string; calls have their ids. Tool results have `tool_call_id`, and the order of their calls.
+            are one string; with images, contents of users and tools are lists of parts. Calls have their ids. Tool results have `tool_call_id`, and the order of their calls.
         tools: schemas in OpenAI's function form, in the agent's order.
         model: the model's name as the agent wrote it; it goes back in the answer.
         stream: the agent asked for events.

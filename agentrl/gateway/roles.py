@@ -145,8 +145,12 @@ class Roles:
             begun = True
 
 
-def _joined(*texts: str) -> str:
-    return "\n\n".join(texts)
+def _joined(*contents: Any) -> Any:
+    """Return contents as one: a text, or a list of parts if one of them has images."""
+    if all(isinstance(content, str) for content in contents):
+        return "\n\n".join(contents)
+    lists = [[{"type": "text", "text": each}] if isinstance(each, str) else each for each in contents]
+    return [*lists[0], *(part for parts in lists[1:] for part in ({"type": "text", "text": "\n\n"}, *parts))]
 
 
 def _behind(pair: tuple[str, str]) -> str:

@@ -14,12 +14,14 @@ import orjson
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
 from agentrl.chat import Chat
+from agentrl.engine.images import ImageInputs
 from agentrl.engine.wire import Generation, SamplingParams
-from agentrl.errors import EngineFailure, EngineRejected, EngineTimeout, EngineUnreachable, TemplateError
+from agentrl.errors import EngineFailure, EngineRejected, EngineTimeout, EngineUnreachable, MediaError, TemplateError
 from agentrl.gateway.contracts import AgentRequest, AgentTurn, Refusal
 from agentrl.gateway.record import SessionRecord
 from agentrl.gateway.roles import Roles
 from agentrl.gateway.tree import Reading, SessionTree, TurnNode
+from agentrl.media import has_images, take_images
 from agentrl.sample import Message, Sample
 
 S = TypeVar("S")
@@ -46,7 +48,12 @@ class TurnSampler(Protocol):
     """The part of an engine pool that sessions need."""
 
     async def generate(
-        self, input_ids: Sequence[int], params: SamplingParams, *, session_id: str | None = None
+        self,
+        input_ids: Sequence[int],
+        params: SamplingParams,
+        *,
+        session_id: str | None = None,
+        images: ImageInputs | None = None,
     ) -> Generation:
         """Sample a continuation of `input_ids`. Raises EngineFailure."""
 
@@ -64,6 +71,8 @@ class Limits(BaseModel):
     """Tokens that the model samples in all. The turn that reaches the limit is still finished."""
     bytes: int = Field(256 << 20, ge=1)
     """Bytes of request bodies in all."""
+    images: int = Field(64, ge=1)
+    """Different images in all."""
     idle_seconds: float = Field(3600, ge=1)
     """Seconds without a request after which the session refuses further requests."""
 
@@ -122,6 +131,7 @@ class Session:
 
     def __post_init__(self) -> None:
         self.tree = SessionTree(self.chat, self.roles)
+        self.tree.images |= self.origin.images
         self._route, self._last, self._closed = uuid.uuid4().hex, self.clock(), False
         self._lock, self._scopes = anyio.Lock(), set[anyio.CancelScope]()
         self._histories = dict[str, list[Message]]()
@@ -144,7 +154,7 @@ class Session:
         """
         with self._admitted(size):
             self._count_ignored(request)
-            request = self._whole(request)
+            request = self._whole(await self._with_references(request, size, run))
             async with self._lock:
                 reading = await self._read(request, size, run)
                 node = await run(self._place, reading, size=reading.new_characters)
@@ -159,6 +169,7 @@ class Session:
 
     async def measure(self, request: AgentRequest, size: int, run: WorkRunner) -> int:
         """Return the number of prompt tokens of a request. Raises Refusal: the template cannot render the prompt."""
+        request = await self._with_references(request, size, run)
         async with self._lock:
             reading = await self._read(self._whole(request), size, run)
             tokens: int = await run(self._blamed, self.tree.measure, reading, size=reading.new_characters)
@@ -240,6 +251,21 @@ class Session:
             if name in self.counts or sum(known.startswith("ignored/") for known in self.counts) < _MOST_IGNORED:
                 self.counts[name] += 1
 
+    async def _with_references(self, request: AgentRequest, size: int, run: WorkRunner) -> AgentRequest:
+        """Return `request` with references in place of images, which the session keeps. Raises Refusal: an image is refused,
+        or the model sees none."""
+        if not has_images(request.messages):
+            return request
+        if self.chat.placeholders is None:
+            raise Refusal("messages: this model sees no images; send text only")
+        limits = replace(self.chat.image_limits, count=self.limits.images, root=None)
+        try:
+            messages, new = await run(take_images, request.messages, self.tree.images, limits, size=size)
+        except MediaError as error:
+            raise Refusal(f"messages: {error}") from error
+        self.tree.images |= new
+        return replace(request, messages=messages)
+
     def _whole(self, request: AgentRequest) -> AgentRequest:
         """Return `request` with the history of `previous_response_id` inserted before its new messages."""
         if not request.previous:
@@ -280,7 +306,8 @@ class Session:
             routed_experts_start_len=None if base.routed_experts_start_len is None else node.rows,
         )
         try:
-            got = await self.engine.generate(node.prompt(), params, session_id=f"{self._route}-{node.root.number}")
+            session, images = f"{self._route}-{node.root.number}", ImageInputs.of(self.tree.images, node.image_spans())
+            got = await self.engine.generate(node.prompt(), params, session_id=session, images=images)
             if got.finish_reason.type == "abort":
                 raise EngineRejected("the engine aborted the request", kind="aborted")
         except EngineFailure as error:

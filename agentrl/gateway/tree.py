@@ -20,10 +20,11 @@ from typing import TYPE_CHECKING, Any, Literal
 import orjson
 
 from agentrl.chat import Chat, ChatSession, ParsedTurn
-from agentrl.chat.messages import normalise_messages, normalise_tools
+from agentrl.chat.messages import content_text, normalise_messages, normalise_tools
 from agentrl.engine.wire import Generation
 from agentrl.gateway.contracts import AgentRequest, Refusal
 from agentrl.gateway.roles import Roles
+from agentrl.media import Image, ImageSpan
 from agentrl.sample import Message, Origin, Sample, SpecInfo, VersionSpan
 
 if TYPE_CHECKING:
@@ -58,6 +59,7 @@ class TurnNode:
         family: for a root, the first root of its conversation. An edit or a compaction opens another root.
         close, env: ids between the parent's sampled ids and this turn's: `close` ends the parent's turn, `env` has the
             new messages. A root's whole prompt is `env`.
+        spans: places of images in `env`.
         length: number of tokens of the prompt, including all nodes above.
         rows: number of rows of routed experts that the nodes above have.
         chat: the conversation's state before the turn; after `sampled`, the state after the turn.
@@ -77,6 +79,7 @@ class TurnNode:
     agent: str = ""
     family: TurnNode | None = None
     rows: int = 0
+    spans: list[ImageSpan] = field(default_factory=list)
     ids: array[int] = field(default_factory=lambda: array("i"))
     log_probs: array[float] = field(default_factory=lambda: array("d"))
     versions: tuple[VersionSpan, ...] = ()
@@ -114,6 +117,14 @@ class TurnNode:
                 ids += node.ids
         return ids
 
+    def image_spans(self) -> list[ImageSpan]:
+        """Return the places of images in the whole prompt of this turn."""
+        spans, length = list[ImageSpan](), 0
+        for node in self.path():
+            spans += [span.moved(length + len(node.close)) for span in node.spans]
+            length += len(node.close) + len(node.env) + len(node.ids)
+        return spans
+
     @property
     def live(self) -> bool:
         """True if the turn is complete and reached the agent."""
@@ -144,15 +155,16 @@ class Reading:
         """Length of the contents that the request adds to the node that it continues; None for a new root."""
         if self.found is None:
             return None
-        return sum(len(message["content"]) for message in self.messages[self.found[1] :])
+        return sum(len(content_text(message["content"])) for message in self.messages[self.found[1] :])
 
 
 class SessionTree:
-    """The model turns of one session. One task at a time uses it."""
+    """The model turns of one session. One task at a time uses it. `images` has those of its messages, by hash."""
 
     def __init__(self, chat: Chat, roles: Roles) -> None:
         self._chat, self._roles = chat, roles
         self.nodes: dict[int, TurnNode] = {}
+        self.images: dict[str, Image] = {}
         self._count = 0
         self._answers: defaultdict[Key, list[TurnNode]] = defaultdict(list)
         self._asked: defaultdict[tuple[Key, Key], list[TurnNode]] = defaultdict(list)
@@ -244,12 +256,14 @@ class SessionTree:
         close, env = array("i", delta.close), array("i", delta.env)
         length = node.length + len(node.ids) + len(close) + len(env)
         rows = node.rows + (0 if node.routed is None else len(node.routed))
-        return TurnNode(self._count, node, reason, close, env, length, chat, rows=rows)
+        spans = self._chat.image_spans(env, delta.new)
+        return TurnNode(self._count, node, reason, close, env, length, chat, rows=rows, spans=spans)
 
     def _root(self, messages: list[Message], tools: Any, reason: Reason, family: TurnNode | None) -> TurnNode:
         chat = ChatSession(self._chat, self._roles.show(_renumbered(messages)), tools)
         ids, chat.prompt_ids = chat.prompt_ids, []
-        root = TurnNode(self._count, None, reason, array("i"), array("i", ids), len(ids), chat)
+        spans = self._chat.image_spans(ids, chat.messages)
+        root = TurnNode(self._count, None, reason, array("i"), array("i", ids), len(ids), chat, spans=spans)
         root.family = root if family is None else family.family
         return root
 
@@ -352,6 +366,7 @@ class SessionTree:
             if not reason and not any(child.live for child in node.children):
                 root = node.root
                 sample = _as_sample(node, origin, rewards[root.number], roles[root], trained)
+                sample.images = {span.hash: self.images[span.hash] for span in sample.image_spans}
                 if self._full.get(node.family_root) is node:
                     sample.stop("context")
                 found.append(sample)
@@ -395,11 +410,11 @@ def _as_sample(leaf: TurnNode, origin: Sample, reward: float | None, role: Role,
     """Return the path to `leaf` as a Sample. Turns in `trained` get loss mask 0; other turns are added to it."""
     path = leaf.path()
     sample = replace(origin, reward=reward, metadata=dict(origin.metadata), spec_info=SpecInfo())
-    sample.set_prompt_tokens(path[0].env)
+    sample.set_prompt_tokens(path[0].env, path[0].spans)
     for turn, node in enumerate(path, 1):
         if node.parent is not None:
             sample.append_observation(node.close, turn=turn - 1, origin=Origin.CLOSE)
-            sample.append_observation(node.env, turn=turn - 1)
+            sample.append_observation(node.env, turn=turn - 1, spans=node.spans)
         start = sample.response_length
         sample.append_model(
             node.ids,

@@ -14,6 +14,7 @@ from typing import Any
 
 from agentrl.chat import AppendResult, Conversation, ParsedTurn
 from agentrl.clock import note_turn
+from agentrl.engine.images import ImageInputs
 from agentrl.engine.wire import Generation, SamplingParams
 from agentrl.envs import AgentEnvironment, Environment, Step, Turn
 from agentrl.errors import ContextOverflow, EngineFailure, EngineRejected, EnvFailure, GraderFailure, SampleError
@@ -117,9 +118,9 @@ class _Trajectory:
         messages = await self.live.reset(sample)
         env = await self.live.ready(sample)
         tools = env.toolbox.schemas or sample.metadata.get("tools")
-        if context.hosted:
-            return HostedConversation(context.hosted, sample, messages, tools)
         with images_refused():
+            if context.hosted:
+                return HostedConversation(context.hosted, sample, messages, tools)
             return Conversation(
                 context.chat,
                 sample,
@@ -171,7 +172,8 @@ async def sample_turn(
     note_turn(talk.turns + 1)
     params = context.turn_params(params, talk.sample, talk.turns + 1, talk.room)
     try:
-        generation = await context.client.generate(talk.sample.tokens, params, session_id=session_id)
+        images = ImageInputs.of(talk.sample.images, talk.sample.image_spans)
+        generation = await context.client.generate(talk.sample.tokens, params, session_id=session_id, images=images)
     except EngineRejected as error:
         if error.kind != "context_overflow":
             raise

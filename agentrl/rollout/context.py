@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from agentrl.engine.hosted import HostedModel
+from agentrl.engine.images import ImageInputs
 from agentrl.engine.pause import PauseGate
 from agentrl.engine.wire import Generation, SamplingParams
 from agentrl.rollout.hooks import RolloutHooks
@@ -42,15 +43,27 @@ class Generator(Protocol):
         """Accept tokens of this weight version in answers to requests in flight."""
 
     async def generate(
-        self, input_ids: Sequence[int], params: SamplingParams, *, session_id: str | None = None
+        self,
+        input_ids: Sequence[int],
+        params: SamplingParams,
+        *,
+        session_id: str | None = None,
+        images: ImageInputs | None = None,
     ) -> Generation:
-        """Sample a continuation of `input_ids`."""
+        """Sample a continuation of `input_ids`, which have places for `images`."""
 
 
 class Scorer(Protocol):
     """The part of the engine pool that a teacher needs."""
 
-    async def log_probs(self, ids: Sequence[int], count: int, *, session_id: str | None = None) -> list[float]:
+    async def log_probs(
+        self,
+        ids: Sequence[int],
+        count: int,
+        *,
+        session_id: str | None = None,
+        images: ImageInputs | None = None,
+    ) -> list[float]:
         """Log-probs of the last `count` of `ids`, each behind all ids before it."""
 
 

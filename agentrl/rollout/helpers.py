@@ -80,7 +80,8 @@ class Recorder:
     def _begun(self, messages: list[Message]) -> _Record:
         # The origin's numbers and the record's own make every conversation's sampling seeds its own.
         attempt = f"{self.origin.metadata.get('attempt', 0)}/{len(self.records)}"
-        sample = Sample(group_index=self.origin.group_index, index=self.origin.index, metadata={"attempt": attempt})
+        origin = self.origin
+        sample = Sample(origin.group_index, origin.index, metadata={"attempt": attempt}, images=origin.images)
         length = self.context.context_length
         talk = Conversation(self.context.chat, sample, messages, self.tools, context_length=length)
         self.records.append(_Record(messages, talk, sample))
@@ -168,6 +169,7 @@ def _copy(record: _Record, target: Sample) -> None:
     source = record.sample
     for name in GROWN:
         setattr(target, name, getattr(source, name))
+    target.images = {**target.images, **source.images}
     target.response = target.response or source.response
     if target.status is Status.PENDING:
         target.status, target.stop_reason = source.status, target.stop_reason or source.stop_reason

@@ -9,12 +9,13 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final, cast
 
 from agentrl.chat import AppendResult, ParsedTurn
-from agentrl.chat.messages import ToolCall, ToolSchema, normalise_messages, normalise_tools, whole_text
+from agentrl.chat.messages import ToolCall, ToolSchema, content_text, normalise_messages, normalise_tools, whole_text
 from agentrl.chat.session import name_results
 from agentrl.clock import note_turn
 from agentrl.engine.hosted import KIND, NO_TOKENS, HostedModel, sent
 from agentrl.engine.wire import Generation, SamplingParams
 from agentrl.errors import EnvFailure
+from agentrl.media import take_images
 from agentrl.rollout.context import RolloutContext
 from agentrl.rollout.stats import Tokens
 from agentrl.sample import Message, Sample
@@ -65,8 +66,8 @@ class HostedConversation:
         if self._tools:
             sample.metadata["tools"] = self._tools
         sample.response, sample.metadata["messages"] = "", self.messages
-        self.messages += normalise_messages(messages)
-        self._sent += sent(messages)
+        self.messages += normalise_messages(self._taken(messages))
+        self._sent += sent(self.messages, sample.images)
 
     async def turn(self, context: RolloutContext, params: SamplingParams) -> tuple[Generation, ParsedTurn]:
         """Have the model write the next turn. Raises as of `HostedModel.turn`."""
@@ -86,7 +87,7 @@ class HostedConversation:
     def append_messages(self, messages: Sequence[Mapping[str, Any]]) -> AppendResult:
         """Answer the last turn with new messages; tool messages get the ids of its calls. Raises TemplateError: one is
         no chat message."""
-        self._sent += sent(self.remember(messages))
+        self._sent += sent(self.remember(messages), self.sample.images)
         return AppendResult.FITS
 
     def restart(self, messages: Sequence[Mapping[str, Any]]) -> AppendResult:
@@ -95,10 +96,17 @@ class HostedConversation:
 
     def remember(self, messages: Sequence[Mapping[str, Any]]) -> list[Message]:
         """Note messages that belong to the conversation; returns them in the normal form."""
-        new = name_results(normalise_messages(messages), self._calls)
-        self._respond([message["content"] for message in new])
+        new = name_results(normalise_messages(self._taken(messages)), self._calls)
+        self._respond([content_text(message["content"]) for message in new])
         self.messages += new
         return new
+
+    def _taken(self, messages: Sequence[Mapping[str, Any]]) -> list[Message]:
+        """Return messages with references in place of images; the sample gets the images. Raises MediaError: one is
+        refused."""
+        taken, new = take_images(messages, self.sample.images)
+        self.sample.images = {**self.sample.images, **new}
+        return taken
 
     def _respond(self, texts: Sequence[str]) -> None:
         self.sample.response = "\n".join(filter(None, (self.sample.response, *texts)))

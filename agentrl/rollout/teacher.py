@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import anyio
 
+from agentrl.engine.images import ImageInputs
 from agentrl.errors import EngineFailure, Failure, SettingsError, ungrouped
 from agentrl.groups import Group
 from agentrl.rollout.context import RolloutContext
@@ -38,7 +39,10 @@ async def teach(group: Group, context: RolloutContext, tally: Tally) -> None:
     async def ask(sample: Sample) -> None:
         # One session a group: of several servers the one that has the prompt in its cache is asked.
         session, count = str(sample.group_index), sample.response_length
-        sample.teacher_log_probs = await teacher.log_probs(list(sample.tokens), count, session_id=session)
+        images = ImageInputs.of(sample.images, sample.image_spans)
+        sample.teacher_log_probs = await teacher.log_probs(
+            list(sample.tokens), count, session_id=session, images=images
+        )
 
     try:
         with ungrouped():

@@ -221,6 +221,11 @@ def _check_played(settings: RunSettings, purpose: Purpose, model: bool, problems
     with problems:
         if model and not problems.any:
             chat = load_chat(settings)
+            if chat.placeholders is None and (row := next((r for rows in seen for r in rows.with_images), None)):
+                raise DataError(
+                    f"row {row.index + 1} has an image, and --hf-checkpoint {settings.train.hf_checkpoint} sees text only; choose "
+                    "a model that sees images, or leave the images out"
+                )
             if any(calls_tools(rows) for rows in seen):
                 told = check_calls_are_read(chat, settings.rollout.tool_call_parser)
             if purpose != "eval":
@@ -322,15 +327,19 @@ _LABELLED = 8
 
 @dataclass(frozen=True, slots=True)
 class FirstRows:
-    """The first row of each environment, and the rows whose labels are tried, noted while all rows are looked at."""
+    """The first row of each environment, the rows whose labels are tried, and the first row with images, noted while
+    all rows are looked at."""
 
     plugins: Plugins
     rows: dict[str, PromptRow] = field(default_factory=dict)
     labelled: dict[str, list[PromptRow]] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
+    with_images: list[PromptRow] = field(default_factory=list)
 
     def look(self, row: PromptRow) -> str | None:
         """Note a row; says what is wrong where it names none of several environments."""
+        if row.images and not self.with_images:
+            self.with_images.append(row)
         environments, name = self.plugins.environments, row.env or row.metadata.get("env")
         if environments is None or not environments.names:
             self._add(ALONE, row)

@@ -88,6 +88,8 @@ class Loaded:
         every = [self.settings.rollout, *(held.settings.rollout for held, _ in self.sets)]
         async with _engine_pool(self.settings, urls, transport, every, follows) as pool:
             await pool.check()
+            if self.settings.data.image_key is not None:
+                await pool.check_sees_images()
             yield pool
 
     @asynccontextmanager

@@ -17,7 +17,9 @@ from agentrl.engine.settings import EngineSettings
 from agentrl.engine.transport import _seconds
 from agentrl.engine.wire import SamplingParams
 from agentrl.errors import SECRET, ContextOverflow, EngineFailure, EngineRejected, EngineTimeout, ModelFailure
+from agentrl.media import Image
 from tests.engine.faults import FaultyServer, Reply, reset, retry_after, serving, status
+from tests.support.vision import picture
 
 PARAMS = SamplingParams(
     temperature=0.5, top_p=0.9, top_k=-1, max_new_tokens=16, stop=("###",), sampling_seed=7, no_stop_trim=True
@@ -119,9 +121,17 @@ def test_messages_are_sent_in_the_form_of_the_api() -> None:
         {"role": "assistant", "content": None, "tool_calls": [call], "reasoning_content": "x", "own": 1},
         {"role": "tool", "content": [{"type": "text", "text": "2"}], "tool_call_id": "c1", "name": "add"},
     ]
-    assert sent(given) == [
+    assert sent(given, {}) == [
         {"role": "assistant", "content": "", "tool_calls": [{**CALL, "id": "c1"}]},
         {"role": "tool", "content": "2", "tool_call_id": "c1"},
+    ]
+
+
+def test_images_are_sent_as_data_urls() -> None:
+    image = Image.from_bytes(picture(64, 64))
+    parts = [{"type": "text", "text": "Look: "}, image.reference]
+    assert sent([{"role": "user", "content": parts}], {image.hash: image}) == [
+        {"role": "user", "content": [parts[0], {"type": "image_url", "image_url": {"url": image.url}}]}
     ]
 
 

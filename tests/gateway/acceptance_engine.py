@@ -73,6 +73,7 @@ class LoggingEngine:
         *,
         rid: str | None = None,
         session_id: str | None = None,
+        images: Any = None,
         deadline: float | None = None,
         extra: Mapping[str, Any] | None = None,
         scored: int = 0,

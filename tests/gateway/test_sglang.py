@@ -9,6 +9,7 @@ import math
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -45,7 +46,7 @@ class RecordingPool:
     log: list[Sampled] = field(default_factory=list)
 
     async def generate(
-        self, input_ids: list[int], params: SamplingParams, *, session_id: str | None = None
+        self, input_ids: list[int], params: SamplingParams, *, session_id: str | None = None, images: Any = None
     ) -> Generation:
         prompt = list(input_ids)
         got = await self.pool.generate(prompt, params, session_id=session_id, extra={})

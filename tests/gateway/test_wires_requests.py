@@ -117,6 +117,19 @@ def test_results_come_before_the_user_s_text() -> None:
     ]
 
 
+@ON_EACH
+def test_images_stay_between_the_texts(path: str) -> None:
+    """A blank line joins neighbouring texts, as without images; a content of texts alone is one text."""
+    image = {CHAT: {"type": "image_url", "image_url": {"url": "data:x"}}, MESSAGES: IMAGE}
+    image |= {RESPONSES: {"type": "input_image", "image_url": "data:x"}}
+    parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}, image[path], {"type": "text", "text": "c"}]
+    name = "input" if path == RESPONSES else "messages"
+    (message,) = read(path, BODIES[path] | {name: [{"role": "user", "content": parts}]}).messages
+    assert message["content"] == [{"type": "text", "text": "a\n\nb"}, image[path], parts[3]]
+    (message,) = read(path, BODIES[path] | {name: [{"role": "user", "content": parts[:2]}]}).messages
+    assert message["content"] == "a\n\nb"
+
+
 def test_developers_are_system() -> None:
     parts = [{"type": "text", "text": "One."}, {"type": "text", "text": "Two."}]
     request = read(CHAT, {"messages": [{"role": "developer", "content": parts}, QUESTION]})
@@ -188,7 +201,7 @@ def test_the_answers_form_is_asked_for_in_the_prompt(path: str, form: Body, name
     assert found.ignored == without.ignored
 
 
-IMAGE = {"type": "image", "source": {}}
+IMAGE, SOUND = {"type": "image", "source": {}}, {"type": "input_audio", "input_audio": {}}
 REFUSED: list[tuple[str, Body, str]] = [
     *((path, {name: value}, name) for path in PATHS for name, value in (
         ("n", 2), ("logit_bias", {"1": 5}), ("logprobs", True), ("echo", True), ("prediction", {"type": "content"}),
@@ -208,8 +221,12 @@ REFUSED: list[tuple[str, Body, str]] = [
     (RESPONSES, {"input": []}, "input"),
     *((path, {"messages": [QUESTION, {"role": "assistant", "content": "4"}]}, "messages") for path in (CHAT, MESSAGES)),
     (RESPONSES, {"input": [QUESTION, {"role": "assistant", "content": "4"}]}, "messages"),
-    *((path, {"messages": [{"role": "user", "content": [IMAGE]}]}, "messages[0].content[0].type") for path in (CHAT, MESSAGES)),
-    (RESPONSES, {"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, "input[0].content[0].type"),
+    *((path, {"messages": [{"role": "user", "content": [SOUND]}]}, "messages[0].content[0].type") for path in (CHAT, MESSAGES)),
+    (CHAT, {"messages": [{"role": "system", "content": [IMAGE]}]}, "messages[0].content[0].type"),
+    *((path, {"messages": [{"role": "assistant", "content": [IMAGE]}]}, "messages[0].content[0].type") for path in (CHAT, MESSAGES)),
+    (MESSAGES, {"system": [IMAGE]}, "system[0].type"),
+    (RESPONSES, {"input": [{"role": "user", "content": [{"type": "input_file"}]}]}, "input[0].content[0].type"),
+    (RESPONSES, {"input": [{"role": "developer", "content": [{"type": "input_image"}]}]}, "input[0].content[0].type"),
     (RESPONSES, {"input": [{"type": "item_reference", "id": "msg_1"}]}, "input[0].type"),
     (RESPONSES, {"input": [{"type": "function_call_output", "output": "x"}]}, "input[0].call_id"),
     (RESPONSES, {"input": [{"type": "custom_tool_call", "call_id": "c", "name": "f"}]}, "input[0].input"),
@@ -217,7 +234,7 @@ REFUSED: list[tuple[str, Body, str]] = [
     (CHAT, {"messages": [{"role": "tool", "content": "x"}]}, "messages[0].tool_call_id"),
     (CHAT, {"messages": [{"role": "assistant", "tool_calls": [{"id": "a", "function": {}}]}]}, "messages[0].tool_calls[0].function.name"),
     (MESSAGES, {"messages": [{"role": "user", "content": [{"type": "tool_use", "id": "a"}]}]}, "messages[0].content[0].type"),
-    (MESSAGES, {"messages": [{"role": "user", "content": [{"type": "tool_result", "tool_use_id": "a", "content": [IMAGE]}]}]},
+    (MESSAGES, {"messages": [{"role": "user", "content": [{"type": "tool_result", "tool_use_id": "a", "content": [SOUND]}]}]},
      "messages[0].content[0].content[0].type"),
     (MESSAGES, {"messages": [{"role": "assistant", "content": [{"type": "tool_use", "id": "a", "name": "f", "input": "x"}]}]},
      "messages[0].content[0].input"),

@@ -60,6 +60,7 @@ class ScriptedEngine:
         *,
         rid: str | None = None,
         session_id: str | None = None,
+        images: Any = None,
         deadline: float | None = None,
     ) -> Generation:
         key = session_id or ""

@@ -22,7 +22,9 @@ class Teacher:
         self.failing = failing
         self.asked: list[tuple[list[int], int, str | None]] = []
 
-    async def log_probs(self, ids: Sequence[int], count: int, *, session_id: str | None = None) -> list[float]:
+    async def log_probs(
+        self, ids: Sequence[int], count: int, *, session_id: str | None = None, images: Any = None
+    ) -> list[float]:
         if self.failing:
             self.failing -= 1
             raise EngineUnreachable("gone", kind="engine_lost")

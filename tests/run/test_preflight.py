@@ -13,11 +13,13 @@ import pytest
 from agentrl.cli.main import run
 from agentrl.config import Purpose, RunSettings
 from agentrl.errors import SettingsError
+from agentrl.media import Image
 from agentrl.run.preflight import preflight
 from agentrl.runfolder import MANIFEST, RunFolder
 from agentrl.train.checkpoints import FORMAT
 from tests.support.runs import RunKit
 from tests.support.tiny_models import CHAT_TEMPLATE, make_tiny_model
+from tests.support.vision import picture
 
 PLUGINS = """
 from agentrl import Environment, Step
@@ -80,6 +82,9 @@ def kit(tmp_path_factory: pytest.TempPathFactory) -> RunKit:
     (kit.folder / "named.jsonl").write_text("\n".join(rows))
     (kit.folder / "empty.jsonl").write_text("\n")
     (kit.folder / "objects.jsonl").write_text('{"input": "a", "label": {"a": 1}}\n' * 2)
+    image = {"type": "image", "image": Image.from_bytes(picture(64, 64)).url}
+    rows = [json.dumps({"input": given, "label": "x"}) for given in ("a", [{"role": "user", "content": [image]}])]
+    (kit.folder / "seen.jsonl").write_text("\n".join(rows))
     for name in ("no_tokenizer", "no_weights"):
         (kit.folder / name).mkdir()
         (kit.folder / name / "config.json").write_text((kit.folder / "model" / "config.json").read_text())
@@ -127,6 +132,7 @@ def refused(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> str:
         ({"prompt_data": "broken.jsonl", "label_key": None}, ["broken.jsonl line 3: malformed JSON at column 14"]),
         ({"prompt_data": "empty.jsonl"}, ["empty.jsonl is empty"]),
         ({"prompt_data": "prompts.jsonl@[9:]"}, ["the slice is empty", "8 rows"]),
+        ({"prompt_data": "seen.jsonl"}, ["row 2 has an image", "--hf-checkpoint model sees text only"]),
         ({"input_key": "question"}, ["line 1", "no field 'question'", "'input', 'label'", "--input-key"]),
         ({"label_key": "answer"}, ["line 1", "no field 'answer'", "'input', 'label'", "--label-key"]),
         ({"env": "nowhere.py:Env"}, ["--env", "no such file", "nowhere.py"]),

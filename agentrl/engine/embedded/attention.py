@@ -49,7 +49,8 @@ class KVCache:
     """Keys and values of `slots` sequences of up to `length` tokens, and `states` of a model with such layers."""
 
     def __init__(self, model: Any, slots: int, length: int) -> None:
-        self._layers, self._slots, self._length, self._config = layers_of(model), slots, length, model.config
+        self._layers, self._slots, self._length = layers_of(model), slots, length
+        self._config = model.config.get_text_config()
         self.dtype, self.device = model.dtype, model.device
         self.stateful = any(is_stateful(name) for name, _ in model.named_modules())
         self.states: dict[int, Any] = {}
@@ -286,9 +287,10 @@ def _unserved(index: int, kind: str) -> AgentRLError:
 def layers_of(model: Any) -> list[Layer]:
     """The layers of a model that was registered with `ATTENTION`, found by one token's way through it. Raises
     AgentRLError: a layer needs other attention, keeps something else of a token, or its window is not known."""
-    count = model.config.num_hidden_layers
-    kinds = getattr(model.config, "layer_types", None) or ["full_attention"] * count
-    known = model.config.model_type in STATEFUL
+    config = model.config.get_text_config()
+    count = config.num_hidden_layers
+    kinds = getattr(config, "layer_types", None) or ["full_attention"] * count
+    known = config.model_type in STATEFUL
     kept = getattr(model, "_is_stateful", False) and not known
     for index, kind in enumerate(kinds[:count]):
         if kept or kind not in _ATTENTION | (_STATES if known else set()):
@@ -304,12 +306,17 @@ def layers_of(model: Any) -> list[Layer]:
     return [probe.layer(index) for index in range(count)]
 
 
+def decoder_of(model: Any) -> Any:
+    """Return the part of a causal language model with the layers: without its head, and without a vision tower."""
+    return getattr(model.base_model, "language_model", model.base_model)
+
+
 def attach(model: Any) -> None:
     """Have a model use the slots from now on; transformers makes no masks then."""
     from transformers import AttentionInterface
 
     AttentionInterface.register(ATTENTION, slot_attention)
-    model.set_attn_implementation(ATTENTION)
+    decoder_of(model).set_attn_implementation(ATTENTION)
     for name, module in model.named_modules():
         if is_stateful(name):
             module.forward = partial(_by_slot, module.forward)

@@ -68,7 +68,7 @@ async def model_info(request: Request) -> Response:
             "load_format": "auto",
             **{name: None if parser in ("auto", "none") else parser for name, parser in parsers.items()},
             "disaggregation_mode": "null",
-            "has_image_understanding": False,
+            "has_image_understanding": service.reader is not None,
             "has_audio_understanding": False,
             "model_type": service.config.get("model_type"),
             "architectures": service.config.get("architectures"),

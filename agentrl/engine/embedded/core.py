@@ -22,9 +22,10 @@ from torch import Tensor
 
 from agentrl.engine.embedded.attention import AttentionPlan, Chunk, KVCache
 from agentrl.engine.embedded.cpu_model import forward_of
+from agentrl.engine.embedded.images import Ids, ImageEncoder, Piece
 from agentrl.engine.embedded.model import Routing
 from agentrl.engine.embedded.sampling import adjust, choose
-from agentrl.engine.embedded.sequence import Ids, SequenceState, TopEntry, Wanted
+from agentrl.engine.embedded.sequence import SequenceState, TopEntry, Wanted
 from agentrl.engine.embedded.stopping import ABORTED, aborted
 from agentrl.numerics.batch_invariant import batch_invariant
 
@@ -70,7 +71,8 @@ class Engine:
         self.chunk = chunk
         self.cache = KVCache(model, slots, context_length)
         self.routing = Routing(model, slots, context_length)
-        self.slots = [_Slot(np.empty(context_length, dtype=np.int32)) for _ in range(slots)]
+        self.encoder = ImageEncoder(model)
+        self.slots = [_Slot(np.empty(context_length, dtype=np.int64)) for _ in range(slots)]
         self.waiting: deque[SequenceState] = deque()
         self.running: list[SequenceState] = []
         self.version = "default"
@@ -114,8 +116,9 @@ class Engine:
         self._exclusive.append(action)
 
     def weights_changed(self) -> None:
-        """Start a new epoch: prefixes cached so far are not used again."""
+        """Start a new epoch: prefixes and image features cached so far are not used again."""
         self.epoch += 1
+        self.encoder.clear()
 
     def flush(self) -> bool:
         """Drop all cached prefixes; False (and nothing dropped) while jobs run or, unless paused, wait."""
@@ -226,7 +229,7 @@ class Engine:
         self.routing.keep((job.slot, job.filled, count) for job, count in work)
         for job, count in work:
             slot = self.slots[job.slot]
-            slot.tokens[job.filled : job.filled + count] = job.tokens(job.filled, job.filled + count)
+            slot.tokens[job.filled : job.filled + count] = job.compared(job.filled, job.filled + count)
             job.filled += count
             slot.count = job.filled
         with batch_invariant(self.batch_invariant):
@@ -239,7 +242,9 @@ class Engine:
         ids: list[int] = []
         where: list[tuple[int, int, int, int]] = []
         chunks: list[Chunk] = []
+        pieces = []
         for index, (job, count) in enumerate(work):
+            pieces.append((job.images, job.filled, job.filled + count, len(ids)))
             if index >= single_count:
                 chunks.append(Chunk(job.slot, job.filled, count, len(ids)))
             slot = self.slots[job.slot]
@@ -247,12 +252,13 @@ class Engine:
             ids += job.tokens(job.filled, job.filled + count)
             where += [(job.slot, place, root, slot.shared) for place in range(job.filled, job.filled + count)]
         places = np.array(where).T.copy()
-        positions = torch.from_numpy(places[None, 1]).to(self.device)
+        positions = torch.from_numpy(_positions(places[1], pieces)).to(self.device)
         singles = [(job.slot, job.filled + 1) for job, _ in work[:single_count]]
         plan = AttentionPlan(self.cache, singles, chunks, places, self._by_kernel)
         with torch.inference_mode(), batch_invariant(self.batch_invariant):
             kept = torch.tensor(keep, dtype=torch.long, device=self.device)
-            return self.forward(torch.tensor([ids], device=self.device), positions, kept, plan)
+            images = self.encoder.rows(pieces)
+            return self.forward(torch.tensor([ids], device=self.device), positions, kept, plan, images)
 
     # -- after the forward pass ----------------------------------------------------------------------------------
 
@@ -342,6 +348,17 @@ def _rows(work: Sequence[tuple[SequenceState, int]]) -> list[tuple[int, Sequence
             rows.append((offset + count - 1, job, None))
         offset += count
     return rows
+
+
+def _positions(places: Ids, pieces: Sequence[Piece]) -> Ids:
+    """Return the tokens' positions [1, T]; [3, 1, T] if a sequence has images."""
+    if all(images is None for images, *_ in pieces):
+        return places[None]
+    whole = np.broadcast_to(places, (3, len(places))).copy()
+    for images, start, end, offset in pieces:
+        if images is not None:
+            whole[:, offset : offset + end - start] = images.rope(start, end)
+    return whole[:, None]
 
 
 def _common(a: Ids, b: Ids) -> int:

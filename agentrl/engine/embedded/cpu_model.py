@@ -8,7 +8,7 @@
 
 from collections.abc import Callable
 from functools import partial
-from itertools import chain
+from itertools import chain, zip_longest
 from typing import Any
 
 import numpy as np
@@ -18,11 +18,13 @@ from torch.backends import mkl
 from torch.nn.functional import linear, rms_norm, silu
 
 from agentrl.engine.embedded import kernels
-from agentrl.engine.embedded.attention import AttentionPlan, Probe, attend_chunk, attend_singles, in_threads
+from agentrl.engine.embedded.attention import AttentionPlan, Probe, attend_chunk, attend_singles, decoder_of, in_threads
+from agentrl.engine.embedded.images import ImageRows
 from agentrl.engine.embedded.kernels import Floats, Places
 
-Forward = Callable[[Tensor, Tensor, Tensor, "AttentionPlan | Probe"], Tensor]
-"""(ids [1, T], their positions [1, T], places [K] of which logits are wanted, plan) -> logits [K, vocabulary]."""
+Forward = Callable[[Tensor, Tensor, Tensor, "AttentionPlan | Probe", "ImageRows | None"], Tensor]
+"""(ids [1, T], their positions [1, T] or [3, 1, T], places [K] of which logits are wanted, plan, images) -> logits
+[K, vocabulary]."""
 _MODEL = {"embed_tokens", "layers", "norm", "rotary_emb"}
 _LAYER = {"self_attn", "mlp", "input_layernorm", "post_attention_layernorm"}
 _HEADS = {"q_proj", "k_proj", "v_proj", "o_proj"}
@@ -33,7 +35,11 @@ _FEW = 64
 def forward_of(model: Any, *, by_kernel: bool) -> Forward:
     """Return the function that runs `model`; transformers' own if kernels may not (see `AttentionPlan`)."""
 
-    def plain(ids: Tensor, positions: Tensor, keep: Tensor, plan: AttentionPlan | Probe) -> Tensor:
+    def plain(
+        ids: Tensor, positions: Tensor, keep: Tensor, plan: AttentionPlan | Probe, images: ImageRows | None
+    ) -> Tensor:
+        if images is not None:
+            return _with_images(model, ids, positions, keep, plan, images)
         out = model(input_ids=ids, position_ids=positions, use_cache=False, logits_to_keep=keep, plan=plan)
         logits: Tensor = out.logits[0]
         return logits
@@ -52,11 +58,27 @@ def forward_of(model: Any, *, by_kernel: bool) -> Forward:
     return decoder if all(map(_alike, expected, _tried(decoder, model)[0])) else plain
 
 
+def _with_images(
+    model: Any, ids: Tensor, positions: Tensor, keep: Tensor, plan: AttentionPlan | Probe, images: ImageRows
+) -> Tensor:
+    """Run a model that sees images as transformers does, but for the places of the images: they are given."""
+    embeds = model.get_input_embeddings()(ids)
+    embeds[0, images.places] = images.features
+    more: dict[str, Any] = {}
+    if images.deepstack:
+        mask = torch.zeros(ids.shape, dtype=torch.bool, device=ids.device)
+        mask[0, images.places] = True
+        more = {"visual_pos_masks": mask, "deepstack_visual_embeds": images.deepstack}
+    out = decoder_of(model)(inputs_embeds=embeds, position_ids=positions, use_cache=False, plan=plan, **more)
+    logits: Tensor = model.lm_head(out.last_hidden_state[0, keep])
+    return logits
+
+
 class CpuModel:
     """Runs a causal language model of the common form; see `Forward`."""
 
     def __init__(self, model: Any, probe: Probe) -> None:
-        base = model.model
+        base = decoder_of(model)
         self._embed, self._rope, self._norm, self._head = base.embed_tokens, base.rotary_emb, base.norm, model.lm_head
         self._layers = [
             (
@@ -68,14 +90,21 @@ class CpuModel:
             for layer in base.layers
         ]
 
-    def __call__(self, ids: Tensor, positions: Tensor, keep: Tensor, plan: AttentionPlan | Probe) -> Tensor:
+    def __call__(
+        self, ids: Tensor, positions: Tensor, keep: Tensor, plan: AttentionPlan | Probe, images: ImageRows | None
+    ) -> Tensor:
         more: Floats = self._embed(ids[0]).numpy()
+        deepstack = [] if images is None else images.deepstack
+        if images is not None:
+            more[images.places.numpy()] = images.features.numpy()
         turn = torch.cat(self._rope(torch.from_numpy(more), positions)).numpy()
         where = np.array([[0, i, 0, 0] for i in range(len(more))]).T.copy() if isinstance(plan, Probe) else plan.where
         hidden = np.zeros_like(more)
-        for before, attention, between, mlp in self._layers:
+        for (before, attention, between, mlp), added in zip_longest(self._layers, deepstack):
             more = attention(before(hidden, more), turn, where, plan)
             more = mlp(between(hidden, more))
+            if images is not None and added is not None:
+                more[images.places.numpy()] += added.numpy()
         logits: Tensor = self._head(self._norm(torch.from_numpy(hidden + more)[keep]))
         return logits
 
@@ -192,9 +221,9 @@ def _product(weight: Tensor, bias: Tensor | None) -> Callable[[Floats], Floats]:
 
 
 def _has_common_form(model: Any) -> bool:
-    if _children(model) != {"model", "lm_head"} or _children(model.model) != _MODEL:
+    if _children(model) != {"model", "lm_head"} or _children(decoder_of(model)) != _MODEL:
         return False
-    for layer in model.model.layers:
+    for layer in decoder_of(model).layers:
         if _children(layer) != _LAYER or _children(layer.self_attn) not in (_HEADS, _HEADS | _NORMS):
             return False
         norms = [getattr(layer.self_attn, name) for name in _NORMS & _children(layer.self_attn)]
@@ -224,10 +253,11 @@ def _eps(norm: Any) -> Any:
 
 def _tried(forward: Forward, model: Any) -> tuple[list[Tensor], Probe]:
     """Run `forward` on some ids; return logits and the inputs of each layer's attention."""
-    probe, count = Probe(), min(8, model.config.vocab_size)
-    ids = torch.arange(count)[None] * (model.config.vocab_size // count)
+    size = model.config.get_text_config().vocab_size
+    probe, count = Probe(), min(8, size)
+    ids = torch.arange(count)[None] * (size // count)
     with torch.inference_mode():
-        logits = forward(ids, torch.arange(count)[None], torch.arange(count), probe)
+        logits = forward(ids, torch.arange(count)[None], torch.arange(count), probe, None)
     return [logits, *chain(*probe.given.values())], probe
 
 

@@ -20,7 +20,8 @@ from agentrl.serving.server import aside
 
 async def read(request: Request, service: EngineService, body: Any) -> GenerateRequest:
     """`body` checked, with its grammars compiled; raises `RequestError`."""
-    parsed = await aside(request, parse_generate, body, service.vocab, service.context, service.adapter)
+    limits = service.vocab, service.context, service.adapter, service.reader
+    parsed = await aside(request, parse_generate, body, *limits)
     if any(job.params.grammar for job in parsed.jobs):
         await to_thread.run_sync(_give_grammars, parsed.jobs, service.grammars)
     return parsed

@@ -1,6 +1,6 @@
 """Loading a Hugging Face folder: the model with our attention, and a light tokenizer.
 
-1. `load_model` gives a transformers causal language model on one device, in eval mode, with `attention.ATTENTION`.
+1. `load_model` gives a transformers causal language model, with its vision tower if it sees images, on one device, in eval mode, with `attention.ATTENTION`.
 2. `Vocabulary` reads `tokenizer.json` with the `tokenizers` library (no transformers import); a folder without one is
    served ids in, ids out: `decode` gives "" and text prompts are refused.
 3. Code from the model folder runs only with `trust_remote_code`.
@@ -115,14 +115,11 @@ def context_length(config: dict[str, Any], asked: int | None) -> int:
 
 def load_model(path: str, *, dtype: str, device: str, trust_remote_code: bool) -> Any:
     """Raises `AgentRLError` for a folder without all the weights, and for attention that is not served."""
-    import torch
-    from transformers import AutoModelForCausalLM
-
     if any(Path(path).glob("*.safetensors*")):
         modelfolder.check_weights(Path(path))
     config = _config_of(path, trust_remote_code=trust_remote_code)
     with named(f"{path}: no weights could be loaded from here"):
-        model, found = AutoModelForCausalLM.from_pretrained(
+        model, found = model_class(config).from_pretrained(
             path,
             config=config,
             dtype=getattr(torch, dtype),
@@ -142,19 +139,23 @@ def check_served(path: str, length: int | None) -> None:
     Raises:
         AgentRLError: as `load_model` and `context_length`.
     """
-    import torch
-    from transformers import AutoModelForCausalLM
-
     config = _config_of(path, trust_remote_code=False)
     context_length(read_config(path), length)
     with named(f"{path}: its config.json cannot be used"), torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(config)
+        model = model_class(config).from_config(config)
     try:
         attention.layers_of(for_serving(model))
     except (NotImplementedError, RuntimeError):
         return  # a layer needs real numbers; the engine finds out when it starts
     except (AttributeError, TypeError, KeyError) as error:
         raise AgentRLError(f"{path}: the embedded engine cannot serve {type(model).__name__}: {error}") from error
+
+
+def model_class(config: Any) -> Any:
+    """Return transformers' class that makes a model: of one that sees images, with its vision tower."""
+    from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
+
+    return AutoModelForImageTextToText if config.model_type in modelfolder.SEEING else AutoModelForCausalLM
 
 
 def _config_of(path: str, *, trust_remote_code: bool) -> Any:
@@ -178,8 +179,6 @@ def for_serving(model: Any) -> Any:
 
 def slots_that_fit(model: Any, length: int) -> int:
     """Return how many slots of `length` tokens fit into `MEMORY_SHARE` of the device's memory, 1 to `MOST_SLOTS`."""
-    import torch
-
     if model.device.type == "cuda":
         memory = torch.cuda.mem_get_info(model.device)[0]
     else:
@@ -216,7 +215,7 @@ class Routing:
     """The rows of `slots` sequences of up to `length` tokens: int16 [tokens, layers, experts a token]."""
 
     def __init__(self, model: Any, slots: int, length: int) -> None:
-        self._shape = (slots, length, model.config.num_hidden_layers)
+        self._shape = (slots, length, model.config.get_text_config().num_hidden_layers)
         self._rows: Rows | None = None
         self._passed: dict[int, Tensor] = {}
         for name, module in model.named_modules():

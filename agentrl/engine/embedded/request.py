@@ -14,6 +14,7 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, FailFast, Field, Strict, TypeAdapter, ValidationError
 
+from agentrl.engine.embedded.images import ImageReader, PromptImages
 from agentrl.engine.embedded.model import Vocabulary
 from agentrl.engine.embedded.params import RequestSampling
 from agentrl.engine.embedded.sequence import SequenceState, Wanted
@@ -24,7 +25,7 @@ MAX_SEQUENCES, MAX_TOKENS, MAX_LOG_PROBS = 4096, 1 << 24, 1 << 22
 """Of one request: prompts times `n`; tokens of all these prompts; log-probs beside those of the sampled tokens."""
 
 UNSERVED = """
-    input_embeds image_data video_data audio_data custom_logit_processor session_params sampling_logprobs_mode
+    input_embeds video_data audio_data custom_logit_processor session_params sampling_logprobs_mode
     return_hidden_states
 """
 _IDS = TypeAdapter(Annotated[list[Annotated[int, Strict()]], FailFast()])
@@ -35,6 +36,8 @@ class GenerateBody(BaseModel):
 
     input_ids: list[Any] | None = None
     text: Any = None
+    image_data: Any = None
+    image_spans: Any = None
     rid: Any = None
     lora_path: Any = None
     return_text_in_logprobs: bool = False
@@ -59,8 +62,11 @@ class GenerateRequest:
     single: bool
 
 
-def parse_generate(raw: object, vocab: Vocabulary, context: int, adapter: str | None = None) -> GenerateRequest:
-    """Check `raw` (decoded JSON) against the model's vocabulary, context length and the name of its adapter."""
+def parse_generate(
+    raw: object, vocab: Vocabulary, context: int, adapter: str | None = None, reader: ImageReader | None = None
+) -> GenerateRequest:
+    """Check `raw` (decoded JSON) against the model's vocabulary, context length and the name of its adapter. `reader`
+    reads images; None if the model sees none."""
     if not isinstance(raw, dict):
         raise invalid_body("dataclass_type", "Input should be a dictionary or an instance of GenerateReqInput")
     if asked := [name for name in UNSERVED.split() if raw.get(name)]:
@@ -73,12 +79,13 @@ def parse_generate(raw: object, vocab: Vocabulary, context: int, adapter: str | 
     sampling = [RequestSampling.decode(wish.sampling_params, vocab_size=vocab.size) for wish in wishes]
     copies = [max(1, params.n) for params in sampling]
     at_most(MAX_SEQUENCES, sum(copies), "sequences (prompts times n)")
-    prompts = [_ids(member, vocab, context) for member in members]
+    ids = [_ids(member, vocab, context) for member in members]
+    prompts, images = _with_images(body, ids, single, reader)
     at_most(MAX_TOKENS, sum(map(mul, copies, map(len, prompts))), "prompt tokens times n")
     rids = _rids(body.rid, len(members), single)
     jobs: list[SequenceState] = []
     log_probs = 0
-    for prompt, params, wish, count, rid in zip(prompts, sampling, wishes, copies, rids, strict=True):
+    for prompt, seen, params, wish, count, rid in zip(prompts, images, sampling, wishes, copies, rids, strict=True):
         limit = output_limit(len(prompt), params.max_new_tokens, context)
         want = _checked(wish, params, len(prompt), vocab.size)
         scored = limit + (len(prompt) - want.logprob_start_len if want.logprob_start_len >= 0 else 0)
@@ -87,7 +94,8 @@ def parse_generate(raw: object, vocab: Vocabulary, context: int, adapter: str | 
         for k in range(count):
             rules = StopRules(params, eos=vocab.eos, limit=limit, decode=vocab.decode if vocab.has_text else None)
             seed = None if params.sampling_seed is None else params.sampling_seed + k
-            jobs.append(SequenceState(rid if count == 1 else f"{rid}-{k}", prompt, params, rules, seed, want))
+            name = rid if count == 1 else f"{rid}-{k}"
+            jobs.append(SequenceState(name, prompt, params, rules, seed, want, images=seen))
     return GenerateRequest(body, jobs, rids, single and len(jobs) == 1)
 
 
@@ -191,6 +199,27 @@ def _ids(prompt: object, vocab: Vocabulary, context: int) -> list[int]:
     if isinstance(prompt, list):
         output_limit(len(prompt), 0, context)
     return check_ids(prompt, vocab.size, "input_ids")
+
+
+def _with_images(
+    body: GenerateBody, prompts: list[list[int]], single: bool, reader: ImageReader | None
+) -> tuple[list[list[int]], list[PromptImages | None]]:
+    """Return the prompts with all placeholders, and the images of each."""
+    if not body.image_data:
+        return prompts, [None] * len(prompts)
+    if reader is None:
+        raise refused("image_data: this model sees no images; serve one that does (docs/engines.md), or send none.")
+    if body.input_ids is None:
+        raise refused("image_data: send input_ids with the images' placeholders instead of text.")
+    data, spans = ([body.image_data], [body.image_spans]) if single else (body.image_data, body.image_spans)
+    spans = [None] * len(prompts) if spans is None else spans
+    if not all(isinstance(each, list) and len(each) == len(prompts) for each in (data, spans)):
+        raise refused(f"image_data and image_spans must have an entry for each of {len(prompts)} prompts.")
+    found: list[tuple[list[int], PromptImages | None]] = []
+    for ids, urls, places in zip(prompts, data, spans, strict=True):
+        members = strings(urls, "image_data") if urls else []
+        found.append(reader.read(ids, members, places) if members else (ids, None))
+    return [ids for ids, _ in found], [images for _, images in found]
 
 
 def _rids(rid: Any, count: int, single: bool) -> list[str]:

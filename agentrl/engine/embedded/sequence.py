@@ -12,9 +12,9 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from numpy.typing import NDArray
 from pydantic import BaseModel, NonNegativeInt
 
+from agentrl.engine.embedded.images import Ids, PromptImages
 from agentrl.engine.embedded.model import Rows
 from agentrl.engine.embedded.params import RequestSampling
 from agentrl.engine.embedded.sampling import Kept
@@ -23,7 +23,6 @@ from agentrl.engine.embedded.stopping import StopRules
 if TYPE_CHECKING:
     from agentrl.engine.embedded.grammar import Grammar
 
-Ids = NDArray[np.int32]
 TopEntry = list[tuple[float, int]]
 
 
@@ -53,6 +52,7 @@ class SequenceState:
     seed: int | None
     want: Wanted = field(default_factory=Wanted)
     grammar: "Grammar | None" = None
+    images: PromptImages | None = None
     on_finish: "Callable[[SequenceState], object] | None" = None
     on_token: "Callable[[SequenceState], object] | None" = None
 
@@ -88,8 +88,8 @@ class SequenceState:
 
     @functools.cached_property
     def known(self) -> Ids:
-        """The tokens that are read before the next one is sampled; made when they are."""
-        return np.asarray(self.prompt, dtype=np.int32)
+        """The tokens that are read before the next one is sampled, as the prefix cache compares them; made when they are."""
+        return self.compared(0, len(self.prompt))
 
     @property
     def length(self) -> int:
@@ -102,10 +102,17 @@ class SequenceState:
             return self.output[start - base : stop - base]
         return self.prompt[start:stop] + self.output[: max(0, stop - base)]
 
+    def compared(self, start: int, stop: int) -> Ids:
+        """Tokens `start` to `stop` as the prefix cache compares them: the hash of an image in place of its placeholders."""
+        ids = np.asarray(self.tokens(start, stop), dtype=np.int64)
+        if self.images is not None and start < len(self.prompt):
+            self.images.mark(ids, start)
+        return ids
+
     def restart(self) -> None:
         """Give up the slot: everything generated so far is read again, as part of the prompt, when a slot is free."""
         self.retractions += 1
-        self.known = np.asarray(self.tokens(0, self.length), dtype=np.int32)
+        self.known = self.compared(0, self.length)
         self.slot, self.filled = -1, 0
         if not self.output:
             for partial in (self.input_log_probs, self.input_top, self.input_ids_log_probs):

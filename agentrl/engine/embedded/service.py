@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
 from functools import lru_cache, partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
@@ -20,6 +21,7 @@ from anyio import CapacityLimiter, to_thread
 
 from agentrl.engine.embedded.core import Engine
 from agentrl.engine.embedded.grammar import Grammars
+from agentrl.engine.embedded.images import ImageReader
 from agentrl.engine.embedded.model import Vocabulary, context_length, load_model, named, read_config, slots_that_fit
 from agentrl.engine.embedded.request import GenerateRequest
 from agentrl.engine.embedded.results import answer
@@ -27,6 +29,7 @@ from agentrl.engine.embedded.sequence import SequenceState
 from agentrl.engine.embedded.weights import WeightUpdater
 from agentrl.engine.embedded.worker import Worker
 from agentrl.errors import SettingsError, TemplateError
+from agentrl.numerics.vision import Vision
 from agentrl.serving.http import openai_error
 
 if TYPE_CHECKING:
@@ -86,6 +89,8 @@ class EngineService:
         self.worker = Worker(self.engine, on_crash=on_crash)
         self.weights = WeightUpdater(model)
         self.vocab = Vocabulary(self.model_path, self.config)
+        vision = Vision.load(Path(self.model_path))
+        self.reader = None if vision is None else ImageReader(model, vision)
         self.grammars = Grammars(self.vocab)
         self.seeds = np.random.default_rng(options.seed)
         self.started, self.live = time.time(), Counter[str]()

@@ -21,9 +21,11 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from agentrl.engine.embedded.core import Engine
+from agentrl.engine.embedded.model import model_class
 from agentrl.engine.weights import WHOLE
 from agentrl.errors import CheckpointError
 from agentrl.lora import LoraShape, attach, pairs, read_adapter
+from agentrl.modelfolder import SEEING
 from agentrl.numerics.offload import OffloadedTensors, give_back
 from agentrl.numerics.weight_group import join_group
 from agentrl.serving.http import refused, update_refused
@@ -31,7 +33,7 @@ from agentrl.serving.http import refused, update_refused
 _EXPERT = re.compile(r"(?P<layer>.+\.experts)\.(?P<expert>\d+)\.(?P<part>(gate|up|down)_proj|w[123])\.weight")
 _PARTS = {"w1": "gate_proj", "w2": "down_proj", "w3": "up_proj"}
 _OTHER_NAMES = {"model.language_model.": "model.", ".block_sparse_moe.": ".mlp."}
-"""Parts of tensor names in folders, and in transformers: of a model with images its text part is served."""
+"""Parts of tensor names in folders, and in transformers."""
 JOIN_TIMEOUT = timedelta(seconds=60)
 Tag = Literal["weights", "kv_cache", "cuda_graph"]
 """The kinds of memory that can be given back, by SGLang's names; there are no graphs here."""
@@ -92,10 +94,8 @@ class WeightUpdater:
         return named
 
     def _convert(self, path: str) -> list[tuple[str, Tensor]]:
-        from transformers import AutoModelForCausalLM
-
         try:
-            other = AutoModelForCausalLM.from_pretrained(path, dtype=self._model.dtype)
+            other = model_class(self._model.config).from_pretrained(path, dtype=self._model.dtype)
         except Exception as error:  # whatever transformers meets in a folder that is none
             raise update_refused(f"Failed to get weights iterator: {path}: {type(error).__name__}: {error}.") from error
         return list(other.state_dict().items())
@@ -201,9 +201,7 @@ class WeightUpdater:
         own = self._model.state_dict()
         targets = []
         for name, tensor in named:
-            inner = name
-            for part, ours in _OTHER_NAMES.items():
-                inner = inner.replace(part, ours)
+            inner = name if name in own else self._own_name(name)
             target = own.get(inner)
             if target is None:
                 target = _expert_view(own, inner)
@@ -213,6 +211,15 @@ class WeightUpdater:
                 raise update_refused(f"{name}: expected shape {list(target.shape)}, got {list(tensor.shape)}.")
             targets.append(target)
         return targets
+
+    def _own_name(self, name: str) -> str:
+        """Return transformers' name of a tensor that a folder has under another one."""
+        if self._model.config.model_type in SEEING:
+            inner = name.removeprefix("model.")
+            return f"model.{inner}" if inner.startswith("visual.") else f"model.language_model.{inner}"
+        for part, ours in _OTHER_NAMES.items():
+            name = name.replace(part, ours)
+        return name
 
     def checksums(self, engine: Engine) -> dict[str, str]:
         """A 64-bit BLAKE2b of every tensor's bytes, as hex, by the model's names."""

@@ -12,11 +12,13 @@ from anyio import to_thread
 from starlette.requests import Request
 from starlette.responses import Response
 
+from agentrl.chat.messages import normalise_messages
 from agentrl.engine.embedded.generate import event_stream, final_answers, raise_for_failed, read
 from agentrl.engine.embedded.params import RequestSampling
 from agentrl.engine.embedded.request import GenerateRequest
 from agentrl.engine.embedded.service import EngineService
-from agentrl.errors import TemplateError
+from agentrl.engine.images import ImageInputs
+from agentrl.errors import MediaError, TemplateError
 from agentrl.gateway.served.answers import Answers, Body, ChatAnswers, Sent, TextAnswers, usage
 from agentrl.gateway.served.stream_holdback import hold_back
 from agentrl.gateway.served.structured_output import chosen, required_output
@@ -33,7 +35,9 @@ async def chat_completions(request: Request) -> Response:
     tools = chosen(field(body, "tools", list, []), body.get("tool_choice"))
     chat = await to_thread.run_sync(service.chat, field(body, "chat_template_kwargs", dict, {}))
     with _blamed("messages or tools"):
-        ids = await aside(request, chat.render_ids, messages, tools)
+        shown, images = await aside(request, chat.take_images, messages, {})
+        ids = await aside(request, chat.render_ids, shown, tools)
+        seen = ImageInputs.of(images, chat.image_spans(ids, normalise_messages(shown)))
     with _blamed("response_format or tools have no JSON schema"):
         forced = await to_thread.run_sync(required_output, chat, service.grammars, body, tools)
     limit = body.get("max_completion_tokens", body.get("max_tokens"))
@@ -41,6 +45,9 @@ async def chat_completions(request: Request) -> Response:
     parsed = parser if tools or parser.reads else None
     top = field(body, "top_logprobs", int, 0)
     translated = _translate(body, ids, limit, top=top, logprobs=bool(body.get("logprobs")))
+    if seen is not None:
+        folded, fields = seen.fields(ids, reads_spans=True)
+        translated |= {**fields, "input_ids": folded}
     if both := forced.keys() & translated["sampling_params"].keys():
         raise openai_error(f"Only one of {both.pop()}, response_format and tool_choice can be set.")
     translated["sampling_params"] |= forced
@@ -116,7 +123,7 @@ def _blamed(what: str) -> Iterator[None]:
     """Turn an exception of the chat's code on an odd body into an error that names the part of the body."""
     try:
         yield
-    except (TemplateError, TypeError, KeyError, AttributeError) as error:
+    except (MediaError, TemplateError, TypeError, KeyError, AttributeError) as error:
         raise openai_error(f"{what}: {type(error).__name__}: {error}") from error
 
 

@@ -51,7 +51,8 @@ if TYPE_CHECKING:
 
 def _message(given: Fields) -> Message:
     role = given.role("system", "user", "assistant", "tool")
-    message: Message = {"role": role, "content": given.text("content")}
+    shown = given.content if role in ("user", "tool") else given.text
+    message: Message = {"role": role, "content": shown("content")}
     if role == "tool":
         message["tool_call_id"] = given.need("tool_call_id", str)
     if role == "assistant":

@@ -7,8 +7,10 @@ from typing import Any, TypeVar
 import orjson
 
 from agentrl.gateway.contracts import AgentRequest, Body, Refusal
+from agentrl.media import is_image
 from agentrl.sample import Message
 
+Content = str | list[Body]
 T = TypeVar("T")
 
 _NAMES: Mapping[type, str] = {type(None): "null", bool: "true or false", int: "a whole number", float: "a number"}
@@ -95,14 +97,37 @@ class Fields:
         """Return a content as one text."""
         return joined(part.part_text() for part in self.parts(name))
 
+    def content(self, name: str) -> Content:
+        """Return a content with its images."""
+        return content_of(self.parts(name))
+
+    def part_or_text(self) -> Body | str:
+        """Return a part of content: an image as it came, or a text."""
+        return self._value if is_image(self._value) else self.part_text()
+
     def part_text(self) -> str:
         """Return the text of a part of content."""
         if (kind := self.need("type", str)) not in _TEXT_PARTS:
-            raise self.refusal("type", f"{kind!r:.80} is not supported; send text only")
+            raise self.refusal("type", f"{kind!r:.80} is not supported here; send text")
         return self.need(_TEXT_PARTS[kind], str)
 
     def _below(self, name: str) -> str:
         return f"{self._path}.{name:.80}" if self._path else f"{name:.80}"
+
+
+def content_of(parts: Iterable[Fields]) -> Content:
+    """Return the content of parts: one text, or texts and images in order."""
+    found: list[Body] = []
+    for part in parts:
+        if isinstance(given := part.part_or_text(), dict):
+            found.append(given)
+        elif found and not is_image(found[-1]):
+            found[-1] = {"type": "text", "text": joined([found[-1]["text"], given])}
+        else:
+            found.append({"type": "text", "text": given})
+    if any(map(is_image, found)):
+        return found
+    return found[0]["text"] if found else ""
 
 
 def joined(texts: Iterable[str]) -> str:

@@ -9,7 +9,7 @@ import orjson
 
 from agentrl.chat.messages import ToolCall, arguments_text
 from agentrl.gateway.contracts import AgentRequest, AgentTurn, Body, Refusal, Wire
-from agentrl.gateway.wires.common import Fields, agent_request, event, joined, pieces, schema
+from agentrl.gateway.wires.common import Fields, agent_request, content_of, event, joined, pieces, schema
 from agentrl.sample import Message
 
 _STOP = {"stop": "end_turn", "calls": "tool_use", "length": "max_tokens"}
@@ -70,24 +70,29 @@ if TYPE_CHECKING:
 
 
 def _messages(given: Fields) -> Iterator[Message]:
-    """Yield the messages in one: the results of tools first, then the text."""
+    """Yield the messages in one: the results of tools first, then the rest."""
     role = given.role("system", "user", "assistant")
-    texts, thoughts, calls, results = list[str](), list[str](), list[Body](), 0
+    parts, thoughts, calls, results = list[Fields](), list[str](), list[Body](), 0
     for block in given.parts("content"):
         match role, block.need("type", str):
             case "user", "tool_result":
                 results += 1
-                yield {"role": "tool", "tool_call_id": block.need("tool_use_id", str), "content": block.text("content")}
+                yield {
+                    "role": "tool",
+                    "tool_call_id": block.need("tool_use_id", str),
+                    "content": block.content("content"),
+                }
             case "assistant", "tool_use":
                 call = ToolCall(block.need("id", str), block.need("name", str), block.need("input", dict))
                 calls.append(call.to_message())
             case "assistant", "thinking" | "redacted_thinking":
                 thoughts.append(block.get("thinking", str) or "")
             case _:
-                texts.append(block.part_text())
-    if texts or not results:
+                parts.append(block)
+    if parts or not results:
         thought = {"reasoning_content": joined(thoughts)} if any(thoughts) else {}
-        yield {"role": role, "content": joined(texts), **thought, **({"tool_calls": calls} if calls else {})}
+        content = content_of(parts) if role == "user" else joined(part.part_text() for part in parts)
+        yield {"role": role, "content": content, **thought, **({"tool_calls": calls} if calls else {})}
 
 
 def _tools(fields: Fields) -> Iterator[Body]:

@@ -66,13 +66,14 @@ def _messages(fields: Fields) -> list[Message]:
     for item in fields.each("input"):
         match kind := item.get("type", str) or "message":
             case "message":
-                messages.append({"role": item.role("system", "user", "assistant"), "content": item.text("content")})
+                shown = item.content if (role := item.role("system", "user", "assistant")) == "user" else item.text
+                messages.append({"role": role, "content": shown("content")})
             case "function_call" | "custom_tool_call":
                 if not messages or messages[-1]["role"] != "assistant":
                     messages.append({"role": "assistant", "content": ""})
                 messages[-1].setdefault("tool_calls", []).append(_call(item, kind))
             case "function_call_output" | "custom_tool_call_output":
-                output = item.text("output")
+                output = item.content("output")
                 messages.append({"role": "tool", "tool_call_id": item.need("call_id", str), "content": output})
             case "reasoning":
                 texts = (joined(part.need("text", str) for part in item.each(name)) for name in ("content", "summary"))

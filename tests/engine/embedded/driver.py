@@ -1,6 +1,7 @@
 """The engine without a server: make jobs, step until done."""
 
 import random
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ from agentrl.engine.embedded.model import load_model
 from agentrl.engine.embedded.params import RequestSampling
 from agentrl.engine.embedded.sequence import SequenceState, Wanted
 from agentrl.engine.embedded.stopping import StopRules
+from tests.support.vision import IMAGE_PAD, ROWS
 
 
 def make_engine(folder: Path, *, slots: int = 8, context: int = 512, chunk: int = 64) -> Engine:
@@ -42,3 +44,37 @@ def reference_log_probs(model: Any, job: SequenceState, temperature: float = 1.0
     rows = logits.log_softmax(-1)
     start = len(job.prompt) - 1
     return [rows[start + i, token].item() for i, token in enumerate(job.output)]
+
+
+TWIN = ROWS - 1
+"""An id with the placeholder's embedding in the reference, where each placeholder is an image."""
+
+
+def seeing_model(folder: Path) -> Any:
+    """A model that sees images as transformers runs it, in float32. Its input and output embeddings must not be tied."""
+    import torch
+    from transformers import AutoModelForImageTextToText
+
+    model = AutoModelForImageTextToText.from_pretrained(folder, dtype="float32").eval()
+    with torch.no_grad():
+        model.get_input_embeddings().weight[TWIN] = model.get_input_embeddings().weight[IMAGE_PAD]
+    return model
+
+
+def seeing_log_probs(
+    model: Any, prompt: list[int], output: list[int], spans: Sequence[tuple[int, int]], pixels: Sequence[dict[str, Any]]
+) -> list[float]:
+    """What transformers' forward pass over all ids and pixels says about the sampled tokens."""
+    import torch
+
+    ids = torch.tensor([prompt + output])
+    assert not (ids == TWIN).any()
+    kinds = torch.zeros_like(ids)
+    for start, end in spans:
+        kinds[0, start:end] = 1
+    ids[(ids == IMAGE_PAD) & (kinds == 0)] = TWIN
+    whole = {name: torch.cat([each[name] for each in pixels]) for name in ("pixel_values", "image_grid_thw")}
+    with torch.inference_mode():
+        logits = model(input_ids=ids, mm_token_type_ids=kinds, **whole).logits[0]
+    rows, start = logits.log_softmax(-1), len(prompt) - 1
+    return [rows[start + i, token].item() for i, token in enumerate(output)]

@@ -180,9 +180,9 @@ def test_what_siblings_have_in_common_is_read_once(folder: Folder, plain_model: 
     engine, seen = make_engine(folder(), slots=5), set[tuple[int, ...]]()
     forward = engine.forward
 
-    def noting(ids: Any, positions: Any, keep: Any, plan: Any) -> Any:
+    def noting(ids: Any, positions: Any, keep: Any, plan: Any, images: Any) -> Any:
         seen.add(tuple(plan.where[2:, : len(plan.singles)].flat))
-        return forward(ids, positions, keep, plan)
+        return forward(ids, positions, keep, plan, images)
 
     engine.forward = noting
     first = [make_job(prompt(150), seed=i, max_new_tokens=16 + 8 * i) for i in range(4)]
