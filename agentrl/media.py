@@ -76,6 +76,8 @@ class Image:
                 picture.load()
         except MediaError:
             raise
+        except (PIL.Image.DecompressionBombError, PIL.Image.DecompressionBombWarning) as error:
+            raise MediaError(f"an image has too many pixels, at most {limits.pixels:,} are allowed: {error}") from error
         except PIL.UnidentifiedImageError as error:
             raise MediaError(f"an image is none of {', '.join(FORMATS)}: it begins with {data[:8]!r}") from error
         except Exception as error:  # Pillow raises errors of many kinds for damaged files

@@ -65,7 +65,7 @@ def test_empty_calls_are_no_key() -> None:
     [
         ({"content": "a"}, "role"),
         ("text", "role"),
-        ({"role": "user", "content": [{"type": "image_url", "image_url": "x"}]}, "image_url"),
+        ({"role": "user", "content": [{"type": "image_url", "image_url": "x"}]}, "no reference"),
         ({"role": "user", "content": 3}, "int"),
         ({"role": "assistant", "tool_calls": [{"arguments": {}}]}, "name"),
     ],
