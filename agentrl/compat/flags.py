@@ -6,7 +6,7 @@ ours differs, or we have none; why it is refused and what to do. Targets may beg
 `VALUE>SETTING=VALUE` for single values (nothing behind the arrow: accepted, it is so anyway). States:
 
 - `same`: a setting of ours. A row of another state becomes that by itself when a setting of its name is made.
-- `set`: the target's settings, with its value or that behind `=`.
+- `set`: the target's settings, with its value or that behind `=`; of `SETTING{KEY}` the value's only entry.
 - `agrees`: accepted where it says what is so anyway: one of the target's values, `config`, what `facts` says of this run, or
   what an environment variable says (`$NAME`).
 - `own`: none of ours, but a hook or a key that `agentrl.compat` and user functions find in `args`: goes to `compat_options`.
@@ -111,6 +111,11 @@ class Flags:
         match row.state, row.target:
             case "same", _:
                 return {row.name: values if row.kind == "many" else text}
+            case "set", target if target.endswith("}"):
+                setting, key = target[:-1].split("{")
+                if not isinstance(given := json_or_text(text), dict) or given.keys() != {key}:
+                    raise SettingsError(f"{flag}: expected a JSON object with the key {key!r} alone; got {text}")
+                return {setting: given[key]}
             case "set", target if not target.count(">"):
                 return _assigned(target.split(), text)
             case ("own", _) | ("hint", ""):

@@ -35,12 +35,14 @@ class Trained:
 
 @dataclass(frozen=True, slots=True)
 class Token:
-    """One token as the page shows it; `origin` is prompt, model, close or env."""
+    """One token as the page shows it; `origin` is prompt, model, close or env. `image` is the data URL of the image that
+    begins there."""
 
     text: str
     origin: str
     note: str
     unsure: bool = False
+    image: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,6 +103,7 @@ def describe_sample(sample: Sample, texts: TokenTexts, trained: Trained | None =
         tokens += [
             _token(sample, prompt + at, pieces[prompt + at], span, trained) for at in range(span.start, span.end)
         ]
+    _show_images(sample, tokens)
     turns = max((s.turn for s in spans), default=0)
     parts = (*_prompt_parts(sample, tokens[:prompt]), *_response_parts(sample, tokens[prompt:], spans, turns))
     return Trajectory(
@@ -127,6 +130,17 @@ def _token(sample: Sample, at: int, text: str, span: Segment | None, trained: Tr
     if span and text and not text.strip():
         text = text.replace("\n", "↵\n")
     return Token(text, origin, " · ".join(notes), math.isfinite(log_prob) and log_prob < UNSURE)
+
+
+def _show_images(sample: Sample, tokens: list[Token]) -> None:
+    """Replace the placeholders of each image by the image."""
+    for span in sample.image_spans:
+        if (image := sample.images.get(span.hash)) is None:
+            continue
+        note = f"image of {image.width} x {image.height} pixels, {span.end - span.start} tokens"
+        for at in range(span.start, span.end):
+            shown = image.url if at == span.start else ""
+            tokens[at] = replace(tokens[at], text="", note=f"{tokens[at].origin} · {note}", image=shown)
 
 
 def _in_messages(sample: Sample) -> tuple[Sample, list[str]]:
@@ -185,9 +199,8 @@ def _response_parts(
         part = list(joined)
         held = tuple(tokens[part[0].start : part[-1].end])
         if env:
-            yield TokenSpan(
-                "env", turn, "shown to the model", held, folded=len(held) >= LONG, seconds=stepping.get(turn)
-            )
+            folded = len(held) >= LONG and not any(token.image for token in held)
+            yield TokenSpan("env", turn, "shown to the model", held, folded=folded, seconds=stepping.get(turn))
         else:
             calls = list(called_tools([written[turn - 1]])) if 0 < turn <= len(written) == turns else []
             title = f"turn {turn}" + (f" · calls {', '.join(calls)}" if calls else "")

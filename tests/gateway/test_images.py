@@ -109,7 +109,7 @@ def asked(path: str, first: bytes, result: bytes) -> tuple[Json, Callable[[Json]
     parts = [{"type": "input_text", "text": "Look: "}, input_part(first), {"type": "input_text", "text": "What is it?"}]
     items: list[Json] = [{"role": "user", "content": parts}]
 
-    def more(answer: Json) -> Json:
+    def later(answer: Json) -> Json:
         told = [
             *answer["output"],
             {"role": "user", "content": "Draw."},
@@ -122,7 +122,7 @@ def asked(path: str, first: bytes, result: bytes) -> tuple[Json, Callable[[Json]
         ]
         return {"model": "m", "input": [*items, *told]}
 
-    return {"model": "m", "input": items}, more
+    return {"model": "m", "input": items}, later
 
 
 async def directly(served: Served, body: Json) -> httpx.Response:

@@ -6,8 +6,10 @@ from collections.abc import Sequence
 import pytest
 
 from agentrl.errors import DataError
+from agentrl.media import Image, ImageSpan
 from agentrl.observability.trajectories import LONG, Trained, describe_sample
 from agentrl.sample import Origin, Sample
+from tests.support.vision import picture
 
 TEXTS = ["<system>", "be good", "<user>", "What", " is it?", "<call>", "</call>", "\n", "42"]
 
@@ -87,3 +89,18 @@ def test_calls_of_another_shape_are_no_titles() -> None:
     sample = two_turns()
     sample.metadata["messages"][2]["tool_calls"] = [None, {"function": "x"}, 3]
     assert describe_sample(sample, texts).parts[2].title == "turn 1"
+
+
+def test_an_image_stands_in_place_of_its_placeholders() -> None:
+    sample = two_turns(shown=LONG)
+    image = Image.from_bytes(picture(30, 20))
+    sample.images = {image.hash: image}
+    at = sample.prompt_length + 4
+    sample.image_spans = [ImageSpan(image.hash, 1, 3), ImageSpan(image.hash, at, at + 2)]
+    shown = describe_sample(sample.validate(), texts)
+    tokens = shown.tokens
+    assert [token.image for token in tokens[:4]] == ["", image.url, "", ""]
+    assert tokens[1].text == tokens[2].text == ""
+    assert tokens[2].note == "prompt · image of 30 x 20 pixels, 2 tokens"
+    answer = next(part for part in shown.parts if part.kind == "env")
+    assert not answer.folded
