@@ -17,7 +17,7 @@ from agentrl.errors import CheckpointError, MediaError
 from agentrl.media import FORMATS, Image
 from agentrl.modelfolder import ImageTokens
 
-_SETTINGS = "preprocessor_config.json"
+_SETTINGS = ("preprocessor_config.json", "processor_config.json")
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,14 +41,15 @@ class Vision:
             return None
         from transformers import AutoImageProcessor
 
-        if not (folder / _SETTINGS).is_file():
+        file = next((folder / name for name in _SETTINGS if (folder / name).is_file()), None)
+        if file is None:
             raise CheckpointError(
-                f"{folder}: expected {_SETTINGS} beside the weights of a model that sees; fetch it too"
+                f"{folder}: expected {_SETTINGS[0]} beside the weights of a model that sees; fetch it too"
             )
         try:
             processor = AutoImageProcessor.from_pretrained(folder, backend="pil", trust_remote_code=False)
         except (OSError, ValueError, TypeError, ImportError) as error:
-            raise CheckpointError(f"{folder / _SETTINGS}: transformers cannot read it: {error}") from error
+            raise CheckpointError(f"{file}: transformers cannot read it: {error}") from error
         return cls(tokens.id, tokens.patches, processor)
 
     def pixels(self, images: Sequence[Image]) -> dict[str, Tensor]:

@@ -52,6 +52,14 @@ def test_pixels_are_the_processors(kind: Kind, folder: Path) -> None:
     assert (vision.image_token_id, vision.patches) == (IMAGE_PAD, 4)
 
 
+def test_settings_may_lie_in_the_file_of_the_whole_processor(kind: Kind, folder: Path, tmp_path: Path) -> None:
+    settings = json.loads((folder / "preprocessor_config.json").read_text())
+    (tmp_path / "config.json").symlink_to(folder / "config.json")
+    (tmp_path / "processor_config.json").write_text(json.dumps({"image_processor": settings}))
+    image = Image.from_bytes(picture(200, 100))
+    assert loaded(tmp_path).pixels([image])["pixel_values"].equal(loaded(folder).pixels([image])["pixel_values"])
+
+
 def test_every_format_and_colour_is_read(kind: Kind, folder: Path) -> None:
     vision, side = loaded(folder), 2 * unit(kind)
     plain = PIL.Image.open(io.BytesIO(picture(side, side)))
