@@ -16,9 +16,7 @@ from agentrl.engine.pool import EnginePool
 from agentrl.engine.settings import EngineSettings
 from agentrl.gateway.served.openai import ROUTES
 from agentrl.media import Image
-from agentrl.numerics.vision import Vision
-from agentrl.sample import Sample
-from tests.engine.embedded.driver import seeing_log_probs, seeing_model
+from tests.engine.embedded.driver import check_seen
 from tests.gateway.acceptance_gateway import Served, serving
 from tests.gateway.turns import CHAT, MESSAGES, RESPONSES
 from tests.support.vision import ROWS, picture, tiny_vlm
@@ -72,7 +70,7 @@ def asked(path: str, first: bytes, result: bytes) -> tuple[Json, Callable[[Json]
         parts = [{"type": "text", "text": "Look: "}, chat_part(first), {"type": "text", "text": "What is it?"}]
         messages: list[Json] = [{"role": "user", "content": parts}]
 
-        def more(answer: Json) -> Json:
+        def more_messages(answer: Json) -> Json:
             said = answer["choices"][0]["message"]
             called = {"id": "c1", "type": "function", "function": {"name": "draw", "arguments": "{}"}}
             tool = {
@@ -88,12 +86,12 @@ def asked(path: str, first: bytes, result: bytes) -> tuple[Json, Callable[[Json]
             ]
             return {"model": "m", "messages": [*messages, *told]}
 
-        return {"model": "m", "messages": messages}, more
+        return {"model": "m", "messages": messages}, more_messages
     if path == MESSAGES:
         parts = [{"type": "text", "text": "Look: "}, block(first), {"type": "text", "text": "What is it?"}]
         messages = [{"role": "user", "content": parts}]
 
-        def more(answer: Json) -> Json:
+        def more_blocks(answer: Json) -> Json:
             call = {"type": "tool_use", "id": "c1", "name": "draw", "input": {}}
             content = [block(result), {"type": "text", "text": "ok"}]
             tool = {"type": "tool_result", "tool_use_id": "c1", "content": content}
@@ -105,11 +103,11 @@ def asked(path: str, first: bytes, result: bytes) -> tuple[Json, Callable[[Json]
             ]
             return {"model": "m", "max_tokens": 8, "messages": [*messages, *told]}
 
-        return {"model": "m", "max_tokens": 8, "messages": messages}, more
+        return {"model": "m", "max_tokens": 8, "messages": messages}, more_blocks
     parts = [{"type": "input_text", "text": "Look: "}, input_part(first), {"type": "input_text", "text": "What is it?"}]
     items: list[Json] = [{"role": "user", "content": parts}]
 
-    def later(answer: Json) -> Json:
+    def more_items(answer: Json) -> Json:
         told = [
             *answer["output"],
             {"role": "user", "content": "Draw."},
@@ -122,7 +120,7 @@ def asked(path: str, first: bytes, result: bytes) -> tuple[Json, Callable[[Json]
         ]
         return {"model": "m", "input": [*items, *told]}
 
-    return {"model": "m", "input": items}, later
+    return {"model": "m", "input": items}, more_items
 
 
 async def directly(served: Served, body: Json) -> httpx.Response:
@@ -146,27 +144,11 @@ async def test_a_session_with_images_becomes_exact_samples(path: str, served: Se
     await send(served, base, path, more(answer))
     closed = await served.close(base, reward=1.0)
     images = {image.hash: image for image in map(Image.from_bytes, (RED, WIDE))}
-    vision, model = Vision.load(folder), seeing_model(folder)
-    assert vision is not None
     (last,) = [sample for sample in closed.samples if len(sample.image_spans) == 2]
     assert [span.hash for span in last.image_spans] == list(images)
     assert last.images == images
     for sample in closed.samples:
-        check(sample, vision, model)
-
-
-def check(sample: Sample, vision: Vision, model: Any) -> None:
-    """The log-probs of each turn are transformers' own."""
-    ids, start = list(sample.tokens), len(sample.tokens) - sample.response_length
-    assert sample.rollout_log_probs is not None
-    for segment in sample.segments:
-        if segment.origin == "model":
-            begin, end = segment.start + start, segment.end + start
-            seen = [span for span in sample.image_spans if span.end <= begin]
-            spans = [(span.start, span.end) for span in seen]
-            pixels = [vision.pixels([sample.images[span.hash]]) for span in seen]
-            expected = seeing_log_probs(model, ids[:begin], ids[begin:end], spans, pixels)
-            assert sample.rollout_log_probs[segment.start : segment.end] == pytest.approx(expected, abs=1e-5)
+        check_seen(sample, folder)
 
 
 async def test_one_image_on_three_wires_is_one_prompt(served: Served, chat: Chat) -> None:

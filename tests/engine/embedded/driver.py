@@ -5,11 +5,15 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from agentrl.engine.embedded.core import Engine
 from agentrl.engine.embedded.model import load_model
 from agentrl.engine.embedded.params import RequestSampling
 from agentrl.engine.embedded.sequence import SequenceState, Wanted
 from agentrl.engine.embedded.stopping import StopRules
+from agentrl.numerics.vision import Vision
+from agentrl.sample import Origin, Sample
 from tests.support.vision import IMAGE_PAD, ROWS
 
 
@@ -78,3 +82,19 @@ def seeing_log_probs(
         logits = model(input_ids=ids, mm_token_type_ids=kinds, **whole).logits[0]
     rows, start = logits.log_softmax(-1), len(prompt) - 1
     return [rows[start + i, token].item() for i, token in enumerate(output)]
+
+
+def check_seen(sample: Sample, folder: Path, model: Any | None = None) -> None:
+    """The log-probs of each turn of a sample are transformers' own, with the images before it; `model` is of `folder`."""
+    model, vision = model or seeing_model(folder), Vision.load(folder)
+    assert vision is not None
+    assert sample.rollout_log_probs is not None
+    ids, start = list(sample.tokens), len(sample.tokens) - sample.response_length
+    for segment in sample.segments:
+        if segment.origin == Origin.MODEL:
+            begin, end = segment.start + start, segment.end + start
+            seen = [span for span in sample.image_spans if span.end <= begin]
+            spans = [(span.start, span.end) for span in seen]
+            pixels = [vision.pixels([sample.images[span.hash]]) for span in seen]
+            expected = seeing_log_probs(model, ids[:begin], ids[begin:end], spans, pixels)
+            assert list(sample.rollout_log_probs[segment.start : segment.end]) == pytest.approx(expected, abs=1e-5)
