@@ -56,7 +56,6 @@ class Prover:
     patience: float
 
     def where(self, method: str) -> str:
-        """Whose code did it."""
         return f"{self.user}.{method}" if self.methods else self.user
 
     def of_episode(self, episode: Episode) -> Iterator[Finding]:

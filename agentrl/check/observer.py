@@ -18,7 +18,6 @@ from agentrl.sample import Sample
 
 
 def own_methods(kind: type[Environment]) -> list[str]:
-    """The methods that a class has of its own."""
     return [
         name for name in ("reset", "step", "reward", "close") if getattr(kind, name) is not getattr(Environment, name)
     ]

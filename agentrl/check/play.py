@@ -112,7 +112,6 @@ class _Director:
         self._find(*self._observer.findings, *self._blocks())
 
     async def live(self, make: Live) -> None:
-        """Play one episode of each row, or until the person has left."""
         self.played.rows = len(self.stage.rows)
         for row in range(self.played.rows):
             policy = make(self.stage.chat, self.stage.tools)
@@ -234,7 +233,6 @@ class _Left:
         self._tasks, self._first = tasks, dict[str, int]()
 
     def running(self) -> Iterator[Finding]:
-        """Tasks that the last episodes have left."""
         self._first = self._first or _counts()
         for what, where in self._tasks.left():
             yield Finding(f"{what} leaves a task running that it started at {where}: cancel and await it in `close`")

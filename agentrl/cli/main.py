@@ -104,7 +104,6 @@ def agentrl() -> None:
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """The entry point: run and exit."""
     sys.exit(run(list(sys.argv[1:] if argv is None else argv)))
 
 

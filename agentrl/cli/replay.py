@@ -82,7 +82,6 @@ def stored_groups(folder: Path, kind: str | None, limit: int) -> "list[Group]":
 
 
 def show(found: "Sequence[Again]", settings: "RunSettings") -> None:
-    """Print what became of the rewards."""
     key = settings.rollout.reward_key
     pairs = [(again, _reward(again, key), again.reward) for again in found]
     both = [(then, now) for _, then, now in pairs if then is not None and now is not None]

@@ -53,7 +53,6 @@ class EngineActor:
         return process.url, process.pid
 
     def stop(self) -> None:
-        """Stop the server."""
         self._stack.close()
 
 
@@ -257,7 +256,6 @@ async def _placed(settings: RunSettings) -> AsyncIterator[PlacementGroup]:
 
 
 def _nodes(placement: PlacementGroup) -> list[str]:
-    """The node of each bundle."""
     nodes: dict[int, str] = placement_group_table(placement)["bundles_to_node_id"]
     return [nodes[bundle] for bundle in sorted(nodes)]
 

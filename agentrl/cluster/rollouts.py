@@ -68,7 +68,6 @@ class RolloutActor:
         return os.getpid()
 
     async def stop(self) -> None:
-        """Have `serve` close everything."""
         self._stopping.set()
 
     async def call(self, name: str, *args: Any) -> Any:

@@ -30,7 +30,6 @@ class TrainActor:
         return [int(gpu) for gpu in ray.get_gpu_ids()]
 
     def pid(self) -> int:
-        """The process id."""
         return os.getpid()
 
     def start(self, where: RankInfo) -> None:
@@ -65,7 +64,6 @@ class RayTrainer(Trainer, WeightSource):
         )
 
     async def load(self, path: Path) -> None:
-        """Restore a checkpoint."""
         await _call(self.processes, "load", path)
 
     async def train(self, batch: Batch, step: int) -> Mapping[str, float]:

@@ -32,7 +32,6 @@ class WorkerActor:
         self._server = WorkerServer(settings, urls)
 
     async def call(self, name: str, *args: Any) -> Any:
-        """Return what this method of the server returns."""
         return await getattr(self._server, name)(*args)
 
 

@@ -36,7 +36,6 @@ class Hook(NamedTuple):
 
 @functools.cache
 def hooks() -> Mapping[str, Hook]:
-    """slime's hooks by setting."""
     return {row[0]: Hook(*row) for row in rows(__package__, "hooks.tsv")}
 
 

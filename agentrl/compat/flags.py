@@ -53,7 +53,6 @@ class FlagRow(NamedTuple):
 
 @functools.cache
 def table() -> Mapping[str, FlagRow]:
-    """The rows by name."""
     return {line[0]: FlagRow(*line) for line in rows(__package__, "flags.tsv")}
 
 

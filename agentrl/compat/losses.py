@@ -47,14 +47,12 @@ class Whole:
         return list(values.split(self.lengths))
 
     def data(self) -> RolloutBatch:
-        """As slime's losses get a microbatch."""
         return microbatch(self.batch, self.index.device)
 
 
 def own_loss(
     function: Callable[..., Any], args: Any, step: StepInputs, mb: MicrobatchTensors, logits: Tensor
 ) -> tuple[Tensor, dict[str, Tensor]]:
-    """See `TrainHooks.loss`."""
     if step.batch.support_ids is not None:
         raise TrainError("a loss of slime's form knows nothing of truncated sampling; sample with top-p 1 and no top-k")
     whole = Whole(step, mb, args)
@@ -75,7 +73,6 @@ def amended(
     view: TokenView,
     loss: Tensor,
 ) -> tuple[Tensor, TokenView, Mapping[str, Tensor]]:
-    """See `TokenView.amend`."""
     whole, stats = Whole(step, mb, args), {}
     masks = whole.split(step.per_token["loss_mask"][whole.positions].int())
     lengths = {"total_lengths": whole.batch.lengths.tolist(), "response_lengths": whole.lengths}

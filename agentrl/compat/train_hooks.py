@@ -185,7 +185,6 @@ def converted(data: Any, groups: Groups) -> tuple[list[list[Sample]], list[float
 
 
 def _plain(value: Any) -> Any:
-    """A row's tensor or array as a list."""
     return value.tolist() if hasattr(value, "tolist") else value
 
 

@@ -120,7 +120,6 @@ class Gateway:
         return self._sessions.pop(token).close(rewards)
 
     def url(self, session: Session) -> str:
-        """The base URL of a session's agent."""
         return f"{self.base}/s/{session.token}"
 
     # ---- agents -----------------------------------------------------------------------------------------------

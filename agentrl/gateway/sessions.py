@@ -176,7 +176,6 @@ class Session:
         return tokens
 
     def refused(self, refusal: Refusal) -> None:
-        """Note that a request was refused."""
         self.counts[f"refused/{refusal.reason or refusal.kind}"] += 1
         self.refusals.append(str(refusal))
 

@@ -92,7 +92,6 @@ class TurnNode:
     children: list[TurnNode] = field(default_factory=list)
 
     def path(self) -> list[TurnNode]:
-        """Return the nodes from the root to this node."""
         nodes = [self]
         while nodes[-1].parent is not None:
             nodes.append(nodes[-1].parent)
@@ -100,7 +99,6 @@ class TurnNode:
 
     @property
     def root(self) -> TurnNode:
-        """The first node of the path."""
         return self.path()[0]
 
     @property
@@ -109,7 +107,6 @@ class TurnNode:
         return self.root.family or self.root
 
     def prompt(self) -> array[int]:
-        """Return the token ids of the whole prompt of this turn."""
         ids = array("i")
         for node in self.path():
             ids += node.close + node.env

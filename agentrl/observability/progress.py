@@ -57,11 +57,9 @@ class Progress:
         self._task = self._bar.add_task("starting", total=total)
 
     def phase(self, text: str) -> None:
-        """The current phase of the run, in the status line."""
         self._bar.update(self._task, description=text)
 
     def plan(self, total: int) -> None:
-        """Set the number of rollouts in the whole run."""
         self._total = total
         self._bar.update(self._task, total=total)
 
@@ -92,7 +90,6 @@ class Progress:
             self._line(_NO_SPREAD)
 
     def note(self, text: str) -> None:
-        """Say something that stays on the terminal."""
         if self._mode != "off":
             self._line(text)
 

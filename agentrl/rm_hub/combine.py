@@ -56,11 +56,9 @@ class Verifier:
 
     @property
     def label(self) -> str:
-        """Its name among the parts."""
         return f"verifier_{self.name or _name(self.check)}"
 
     def apply(self, score: float) -> float:
-        """The score after the check has failed."""
         if self.otherwise == "zero":
             return 0.0
         return score * self.amount if self.otherwise == "multiply" else score - self.amount
@@ -89,7 +87,6 @@ class Weighted:
 
     @property
     def label(self) -> str:
-        """Its name among the parts."""
         return self.name or _name(self.grader) + (f".{self.part}" if self.part else "")
 
 
@@ -110,7 +107,6 @@ class StepRewards:
         _number("StepRewards: weight", self.weight)
 
     def total(self, rewards: Sequence[float | None]) -> float:
-        """Return the steps' share of the trajectory's reward."""
         return self.weight * math.fsum(reward for reward in rewards if reward is not None)
 
     def credit(self, rewards: Sequence[float | None], trajectory: float, turns: int) -> list[float]:
@@ -173,7 +169,6 @@ combine = Combined
 
 
 async def _score(args: Any, sample: Sample, part: Weighted, said: dict[str, float]) -> None:
-    """Put a part's score among the parts that were `said`."""
     result = await _asked(args, sample, part.grader)
     grade = result if isinstance(result, Grade) else Grade(result, correct=False)
     score = grade.part(part.part or "score")

@@ -167,7 +167,6 @@ class JudgeCache:
             await self._run(self._db.close)
 
     async def get(self, key: str) -> Grade | None:
-        """The verdict kept under `key`, or None."""
         found = "SELECT correct, score, reason FROM verdicts WHERE key=?"
         row = await self._run(lambda: self._db.execute(found, (key,)).fetchone())
         return None if row is None else Grade(float(row[1]), bool(row[0]), reason=str(row[2]))

@@ -78,7 +78,6 @@ class Sandbox:
 
     @property
     def backend(self) -> Backend:
-        """The backend in use."""
         return self._running().backend
 
     @property
@@ -230,7 +229,6 @@ class SandboxSession:
         await self.close()
 
     async def close(self) -> None:
-        """End its process and all that it started."""
         self._closed = True
         process, self._process = self._process, None
         if process is not None:

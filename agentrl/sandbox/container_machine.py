@@ -53,13 +53,11 @@ class ContainerMachine(Machine):
             await _ask(self._command, "create", "--name", self._name, *options, *entry)
 
     async def snapshot(self) -> str:
-        """See `Machine.snapshot`."""
         async with self._turn:
             return await _ask(self._command, "commit", self._name)
 
     @classmethod
     async def delete(cls, image: str) -> None:
-        """See `Machine.delete`."""
         await _ask((await _find())[0], "rmi", "--force", image)
 
     async def _image(self, image: str) -> str:

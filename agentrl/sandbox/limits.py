@@ -115,7 +115,6 @@ class RunResult:
 
     @property
     def ok(self) -> bool:
-        """True if the code ran to its end without an error."""
         return self.outcome == "ok"
 
     @property

@@ -73,7 +73,6 @@ class ToolOutcome:
 
     @property
     def ok(self) -> bool:
-        """True if the tool returned a usable result."""
         return self.kind is OutcomeKind.OK
 
 

@@ -113,14 +113,12 @@ class WithPython:
 
     @classmethod
     async def teardown(cls) -> None:
-        """Close the sandbox."""
         box, cls.sandbox = cls.sandbox, None
         if box is not None:
             await box.__aexit__(None, None, None)
         await super().teardown()  # type: ignore[misc]
 
     async def close(self) -> None:
-        """End this trajectory's session."""
         with anyio.CancelScope(shield=True):
             await self.python.end(self)
         await super().close()  # type: ignore[misc]

@@ -26,7 +26,6 @@ class Run:
 
     @property
     def stamp(self) -> tuple[int, ...]:
-        """Of its metrics."""
         return stamp(*self._metrics)
 
     def metrics(self) -> list[dict[str, Any]]:
@@ -63,7 +62,6 @@ class Source:
 
     @property
     def stamp(self) -> tuple[int, ...]:
-        """Of the file and its log."""
         return stamp(self.path, self.path.with_name(f"{self.path.name}-wal"))
 
     @cached_property
@@ -92,7 +90,6 @@ class Library:
         self.refresh()
 
     def refresh(self) -> None:
-        """Take in what was made since."""
         found = dict.fromkeys(run for folder in self._folders for run in _runs_in(folder))
         names = [folder.name for folder in found]
         self.runs = [Run(f.name if names.count(f.name) == 1 else str(f), f) for f in found]

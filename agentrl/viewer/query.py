@@ -49,7 +49,6 @@ class Query:
 
     @property
     def page(self) -> int:
-        """From 1."""
         return max(1, _whole(self.given.get("page"), 1))
 
     @property
@@ -63,7 +62,6 @@ class Query:
 
     @property
     def cleared(self) -> str:
-        """The address without any filter."""
         return Query({name: self.given[name] for name in ("source",) if name in self.given}).url()
 
     @property
@@ -116,6 +114,5 @@ def _templates() -> Jinja:
 
 
 def macro(template: str, name: str) -> Callable[..., str]:
-    """A macro of a template."""
     found: Callable[..., str] = getattr(_templates().get_template(template).module, name)
     return found

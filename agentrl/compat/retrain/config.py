@@ -46,7 +46,6 @@ class TrainingConfig:
 
     @classmethod
     def from_yaml(cls, path: str) -> Self:
-        """Read a file."""
         return cls(**read_document(path, "TrainingConfig.from_yaml")[1])
 
     def settings(self, **more: Any) -> RunSettings:

@@ -55,7 +55,6 @@ class RewardSetupConfig(BaseModel):
 
     @property
     def names(self) -> set[str]:
-        """All functions that it names."""
         return {*self.step_reward_configs, *self.rollout_reward_configs}
 
 

@@ -36,7 +36,6 @@ class ChatAnswers:
     tools: Sequence[Body]
 
     def choice(self, index: int, answer: Body) -> Body:
-        """One entry of `choices`."""
         meta = answer["meta_info"]
         message: Body = {"role": "assistant", "content": answer["text"], "reasoning_content": None}
         finish = _finish(meta)
@@ -126,7 +125,6 @@ class TextAnswers:
         return choice
 
     def new(self, index: int, answer: Body, sent: Sent, whole: bool) -> Iterator[Body]:
-        """See `ChatAnswers.new`."""
         one = self.choice(index, answer, sent["tokens"])
         text = one["text"][sent["text"] :]
         sent["text"] += len(text)

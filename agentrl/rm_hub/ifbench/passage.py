@@ -46,7 +46,6 @@ class ResponseText:
 
     @cached_property
     def lower(self) -> str:
-        """The text in lower case."""
         return self.raw.lower()
 
     @cached_property
@@ -56,7 +55,6 @@ class ResponseText:
 
     @cached_property
     def tokens(self) -> list[str]:
-        """The tokens of all sentences."""
         return [token for sentence in self.sentences for token in tokenise(sentence)]
 
     @cached_property
@@ -66,12 +64,10 @@ class ResponseText:
 
     @cached_property
     def bare(self) -> str:
-        """The text without ASCII marks."""
         return self.raw.translate(_NO_MARKS)
 
     @cached_property
     def bare_words(self) -> list[str]:
-        """The words of `bare`, in lower case."""
         return self.bare.lower().split()
 
 

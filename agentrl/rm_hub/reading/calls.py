@@ -142,7 +142,6 @@ def _name(value: Any) -> str | None:
 
 
 def _by_key(value: Mapping[Any, Any]) -> Call | None:
-    """`{"tool": {"key": value}}`."""
     if len(value) != 1:
         return None
     (name, arguments), *_ = value.items()
@@ -176,7 +175,6 @@ def _values(text: str) -> list[Call]:
 
 
 def _embedded(text: str) -> list[Call]:
-    """The JSON calls inside prose."""
     calls: list[Call] = []
     position = 0
     for _ in range(_MAX_ATTEMPTS):

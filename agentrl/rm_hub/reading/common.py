@@ -110,7 +110,6 @@ def golds(label: Any, grader: str) -> list[str]:
 
 
 def bad_label(grader: str, expected: str, label: Any) -> GraderFailure:
-    """The error of a label that cannot be used."""
     return GraderFailure(
         f"{grader}: the label must be {expected}, got {type(label).__name__} {repr(label)[:200]}; check the label, or "
         "which field of the data it is read from",
@@ -119,7 +118,6 @@ def bad_label(grader: str, expected: str, label: Any) -> GraderFailure:
 
 
 def bad_metadata(grader: str, field: str, expected: str, value: Any) -> GraderFailure:
-    """The error of a field of the metadata that cannot be used."""
     return GraderFailure(
         f"{grader}: metadata {field} must be {expected}, got {type(value).__name__} {repr(value)[:200]}",
         kind="grader_bad_metadata",
@@ -143,7 +141,6 @@ def one_of(metadata: Mapping[str, Any], field: str, known: Sequence[str], grader
 
 
 def number(metadata: Mapping[str, Any], field: str, default: float, grader: str) -> float:
-    """A finite number of the metadata."""
     if (value := finite(given := metadata.get(field, default))) is None:
         raise bad_metadata(grader, field, "a finite number", given)
     return value

@@ -166,7 +166,6 @@ def _distinct(items: tuple[AnswerShape, ...]) -> tuple[AnswerShape, ...]:
 
 
 def _matching(gold: tuple[AnswerShape, ...], got: tuple[AnswerShape, ...], budget: _Budget) -> Equality:
-    """The same values in any order."""
     if len(gold) != len(got):
         return Equality(False, f"{len(got)} values for {len(gold)}")
     left = list(got)

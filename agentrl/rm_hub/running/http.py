@@ -86,7 +86,6 @@ class JsonService:
             raise self.bad_answer("JSON", said) from error
 
     def bad_answer(self, expected: str, got: Any) -> GraderFailure:
-        """The failure for an answer of the wrong form."""
         return self._failure("bad_answer", f"answered {got!r:.200}; expected {expected}")
 
     async def _exchange(self, body: bytes, headers: Mapping[str, str]) -> tuple[int, bytes]:

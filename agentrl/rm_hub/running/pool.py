@@ -268,7 +268,6 @@ class WorkerProcess:
         return how, -status in _FROM_OUTSIDE
 
     def kill(self) -> None:
-        """Send SIGKILL to the process and to all that it has started in its session."""
         if self.process.returncode is None:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self.process.pid, signal.SIGKILL)

@@ -61,25 +61,21 @@ def read_request(stream: IO[bytes]) -> dict[str, Any] | None:
 
 
 def reply(outcome: Grade | GraderFailure) -> bytes:
-    """Encode a reply."""
     if isinstance(outcome, GraderFailure):
         return line({"failure": str(outcome), "kind": outcome.kind})
     return line(outcome.as_dict())
 
 
 def read_reply(data: bytes) -> Grade | GraderFailure:
-    """Decode a reply."""
     told = value(data)
     return GraderFailure(told["failure"], kind=told["kind"]) if "failure" in told else Grade(**told)
 
 
 def line(content: Any) -> bytes:
-    """Encode a value as a line of JSON."""
     return json.dumps(content, ensure_ascii=False).encode("utf-8", "surrogatepass") + b"\n"
 
 
 def value(data: bytes) -> Any:
-    """Decode a line of JSON."""
     return json.loads(data.decode("utf-8", "surrogatepass"))
 
 

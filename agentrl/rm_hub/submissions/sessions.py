@@ -40,7 +40,6 @@ class _Side:
         self.session: SandboxSession | None = None
 
     async def open(self, setup: str) -> None:
-        """A fresh process with the harness in it."""
         await self.aclose()
         self.session = self._sandbox.session()
         result = await self.session.run(f"{_harness(self._side)}\n{setup}", timeout=_START_SECONDS)
@@ -51,7 +50,6 @@ class _Side:
             )
 
     async def aclose(self) -> None:
-        """End its process."""
         session, self.session = self.session, None
         if session is not None:
             await session.close()

@@ -166,7 +166,6 @@ class Tests:
             raise BadTests(f"the test asks the submission nothing; nothing calls {', '.join(idle) or 'its functions'}")
 
     def _know(self, names: dict[str, Any]) -> None:
-        """Take over the submission's names."""
         self._given = {name: self._decode(data) for name, data in names.items()}
         for name, value in self._given.items():
             if is_remote(value):  # goes by its name, and so outlives a submission that is loaded afresh
@@ -219,7 +218,6 @@ def _hides(name: str, value: Any) -> bool:
 
 
 def _outcome(error: BaseException) -> tuple[str, str]:
-    """The result of a test that raised, and the reason."""
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename == "tests.py"]
     line = (frames[-1].line or "")[:200] if frames else ""
     match error:
