@@ -159,11 +159,8 @@ Live = Callable[[Chat, Sequence[dict[str, Any]]], Policy]
 class Person(Policy):
     """The person at the terminal, who is shown what a model would be shown.
 
-    A line is a turn; `!NAME {"city": "Oslo"}` is the call of a tool, written as the chat template writes it.
-
-    Attributes:
-        left: the input has ended, and with it the session.
-    """
+    A line is a turn; `!NAME {"city": "Oslo"}` is the call of a tool, written as the chat template writes it. `left`:
+    the input has ended, and with it the session."""
 
     def __init__(self, chat: Chat, tools: Sequence[dict[str, Any]]) -> None:
         super().__init__(chat)

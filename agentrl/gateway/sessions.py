@@ -148,10 +148,8 @@ class Session:
             run: calls slow functions.
             placed: is set when the request has a node. After that, the request's content cannot cause a refusal.
 
-        Raises:
-            Refusal: the session is closed or at a limit, the template cannot render the prompt, the prompt does not
-                fit, or the engines failed.
-        """
+        Raises Refusal: the session is closed or at a limit, the template cannot render the prompt, the prompt does not
+        fit, or the engines failed."""
         with self._admitted(size):
             self._count_ignored(request)
             request = self._whole(await self._with_references(request, size, run))
@@ -189,12 +187,9 @@ class Session:
         return {**self.counts, **reasons}
 
     def close(self, rewards: Mapping[int, float] | float | None = None) -> list[Sample]:
-        """End the session, cancel its requests in flight, and return its Samples.
-
-        Args:
-            rewards: one reward for all roots except side conversations, or a mapping from a root's number to its
-                reward. With None the caller sets the rewards later.
-        """
+        """End the session, cancel its requests in flight, and return its Samples. `rewards`: one reward for all roots
+        except side conversations, or a mapping from a root's number to its reward. With None the caller sets the
+        rewards later."""
         self._end()
         if not isinstance(rewards, Mapping):
             given = {root.number: rewards for root, role in self.tree.roots().items() if role != "side"}

@@ -174,12 +174,8 @@ class SessionTree:
     # ---- placing a request ----------------------------------------------------------------------------------
 
     def read(self, request: AgentRequest) -> Reading:
-        """Convert `request` to the normal form, and find the node that it continues.
-
-        Raises:
-            Refusal: the last message is the assistant's.
-            TemplateError: the chat template cannot render the messages.
-        """
+        """Convert `request` to the normal form, and find the node that it continues. Raises Refusal: the last message
+        is the assistant's. TemplateError: the chat template cannot render the messages."""
         messages = self._roles.fold(self._normalised(request.messages))
         if not messages or messages[-1]["role"] == "assistant":
             raise Refusal("messages: the last message must be of a user or a tool; a prefill is not supported")
@@ -370,11 +366,8 @@ class SessionTree:
         return found, +counts
 
     def dropped(self, rewarded: Container[int]) -> dict[TurnNode, str]:
-        """Return for each node the reason why it does not train, or "" if it trains; see docs/gateway.md.
-
-        Args:
-            rewarded: numbers of the roots that get a reward.
-        """
+        """Return for each node the reason why it does not train, or "" if it trains; see docs/gateway.md. `rewarded`:
+        numbers of the roots that get a reward."""
         reasons = {root: "side" if role == "side" else "unrewarded" for root, role in self.roots().items()}
         reasons = {root: "" if root.number in rewarded else reason for root, reason in reasons.items()}
         for node in self.nodes.values():

@@ -143,10 +143,8 @@ def grade(rm_type: str, response: str, label: Any = None, metadata: Mapping[str,
         label: the accepted answer, or a list of them.
         metadata: what some graders need besides.
 
-    Raises:
-        SettingsError: no such grader (with the nearest name), or one that has to be awaited.
-        GraderFailure: the label or a field of the metadata is missing or of the wrong type, or the grader raised.
-    """
+    Raises SettingsError: no such grader (with the nearest name), or one that has to be awaited. GraderFailure: the
+    label or a field of the metadata is missing or of the wrong type, or the grader raised."""
     spec, metadata = find(rm_type), {} if metadata is None else metadata
     if spec.runs != "process":
         raise SettingsError(

@@ -87,16 +87,9 @@ class Sandbox:
         return f"{interpreter.executable} ({interpreter.note})" if interpreter.note else interpreter.executable
 
     async def run(self, code: str, *, stdin: str = "", timeout: float | None = None) -> RunResult:
-        """Run a program in a process of its own; nothing of it survives.
-
-        Args:
-            timeout: seconds, if less than `limits.wall_seconds`.
-
-        Raises:
-            SandboxBusy: no place became free in time.
-            SandboxFailure: the sandbox broke; the program may have run or not.
-            SandboxInput: `stdin` cannot be given to a program.
-        """
+        """Run a program in a process of its own; nothing of it survives. `timeout`: seconds, if less than
+        `limits.wall_seconds`. Raises SandboxBusy: no place became free in time. SandboxFailure: the sandbox broke; the
+        program may have run or not. SandboxInput: `stdin` cannot be given to a program."""
         program = SandboxSession(self, keeps=False)
         try:
             return await program._run(code, stdin, timeout)

@@ -24,11 +24,7 @@ Sent = Counter[str]
 
 @dataclass(frozen=True)
 class ChatAnswers:
-    """Those of a chat completion.
-
-    Attributes:
-        parser: takes reasoning and calls out of the text; None: it is all content.
-    """
+    """Those of a chat completion. `parser`: takes reasoning and calls out of the text; None: it is all content."""
 
     body: Body
     vocab: Vocabulary

@@ -25,10 +25,7 @@ _TEXT_PARTS = {"text": "text", "input_text": "text", "output_text": "text", "ref
 
 class Fields:
     """A JSON object in a request. Its methods refuse a field of another type by the field's path. Null means absent.
-
-    Attributes:
-        ignored: names of the body's fields that were not read; the names of tools that are left out are added.
-    """
+    `ignored`: names of the body's fields that were not read; the names of tools that are left out are added."""
 
     def __init__(self, value: Any, path: str = "") -> None:
         if not isinstance(value, dict):

@@ -35,11 +35,7 @@ _TWO_MARKS = re.compile(r"[?!]{2}\Z")
 
 
 class ResponseText:
-    """A text to check.
-
-    Args:
-        raw: the text as it was written.
-    """
+    """A text to check. `raw`: the text as it was written."""
 
     def __init__(self, raw: str) -> None:
         self.raw = raw

@@ -63,13 +63,9 @@ class GraderRunner:
     async def grade(
         self, rm_type: str, response: str, label: Any = None, metadata: Mapping[str, Any] | None = None
     ) -> Grade:
-        """Grade one answer.
-
-        Raises:
-            SettingsError: no such grader, or a setting that it needs is missing.
-            GraderFailure: kinds `grader_raised`, `grader_unavailable`, `grader_closed`, those of the grader itself, and
-                `grader_timeout`, `grader_crashed` and `grader_out_of_memory` as `pool` says.
-        """
+        """Grade one answer. Raises SettingsError: no such grader, or a setting that it needs is missing. GraderFailure:
+        kinds `grader_raised`, `grader_unavailable`, `grader_closed`, those of the grader itself, and `grader_timeout`,
+        `grader_crashed` and `grader_out_of_memory` as `pool` says."""
         spec, metadata = find(rm_type), metadata or {}
         if (too_long := check_inputs(rm_type, spec, response, label, metadata)) is not None:
             return too_long
