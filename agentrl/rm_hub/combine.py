@@ -110,8 +110,7 @@ class StepRewards:
         return self.weight * math.fsum(reward for reward in rewards if reward is not None)
 
     def credit(self, rewards: Sequence[float | None], trajectory: float, turns: int) -> list[float]:
-        """Per turn, from the first of at least one on: its own reward (None for none) times the weight, and its share
-        of the trajectory's."""
+        """Return for each turn its own reward (None: 0) times the weight, plus its share of the trajectory's."""
         credit = [self.weight * (reward or 0.0) for reward in rewards] + [0.0] * (turns - len(rewards))
         share = trajectory / turns if self.distribution == "average" else trajectory
         for turn in range(turns - 1 if self.distribution == "last" else 0, turns):
@@ -185,9 +184,8 @@ async def _failed(args: Any, sample: Sample, checks: Sequence[Verifier], said: d
         passed = await _asked(args, sample, check.check)
         passed = passed.correct if isinstance(passed, Grade) else passed
         if not isinstance(passed, bool):
-            raise GraderFailure(
-                f"{check.label} must return True or False, got {passed!r:.80}", kind="grader_bad_verifier"
-            )
+            wrong = f"{check.label} must return True or False, got {passed!r:.80}"
+            raise GraderFailure(wrong, kind="grader_bad_verifier")
         said[check.label] = float(passed)
 
     await each(checks, ask)

@@ -94,8 +94,6 @@ def reward_keys(args: Any) -> list[str]:
 def keyed(what: str, keys: Sequence[str], scores: Mapping[str, float]) -> dict[str, float]:
     """`scores` as a dict reward. Raises GraderFailure: one of the keys is no score of `what`."""
     if missing := [key for key in keys if key not in scores]:
-        raise GraderFailure(
-            f"--reward-key {missing[0]}: {what} has no such score; it has {', '.join(scores)}",
-            kind="grader_no_reward_key",
-        )
+        said = f"--reward-key {missing[0]}: {what} has no such score; it has {', '.join(scores)}"
+        raise GraderFailure(said, kind="grader_no_reward_key")
     return dict(scores)

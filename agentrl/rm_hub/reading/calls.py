@@ -118,8 +118,7 @@ def _of_format(name: str, text: str, tools: Sequence[Mapping[str, Any]]) -> list
 
 
 def call_of(value: Any) -> Call | None:
-    """A call written as a JSON object in one of the usual shapes; None if it is none. Raises Broken: it has a tool's
-    name, but arguments that are no object."""
+    """A call written as a JSON object; None if it is none. Raises Broken: it has a name, but no object of arguments."""
     if not isinstance(value, Mapping):
         return None
     value = next((inner for key in _WRAPPERS if _name(inner := value.get(key)) is not None), value)

@@ -62,9 +62,8 @@ class JsonService:
             # ASCII with escapes: lone surrogates in model text have no UTF-8 form.
             body = json.dumps(payload, allow_nan=False).encode("ascii")
         except (TypeError, ValueError, RecursionError) as error:
-            raise GraderFailure(
-                f"{self.what} takes JSON, and label or metadata are not: {error}", kind="grader_bad_metadata"
-            ) from error
+            said = f"{self.what} takes JSON, and label or metadata are not: {error}"
+            raise GraderFailure(said, kind="grader_bad_metadata") from error
         try:
             async with self._places:
                 with anyio.fail_after(self.timeout):

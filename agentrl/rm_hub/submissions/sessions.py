@@ -44,10 +44,8 @@ class _Side:
         self.session = self._sandbox.session()
         result = await self.session.run(f"{_harness(self._side)}\n{setup}", timeout=_START_SECONDS)
         if not result.ok:
-            raise GraderFailure(
-                f"the sandbox could not start the tests: {result.outcome} {result.last_line:.300}",
-                kind="grader_sandbox",
-            )
+            said = f"the sandbox could not start the tests: {result.outcome} {result.last_line:.300}"
+            raise GraderFailure(said, kind="grader_sandbox")
 
     async def aclose(self) -> None:
         session, self.session = self.session, None
