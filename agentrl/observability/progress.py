@@ -46,13 +46,8 @@ class Progress:
             self._mode = "live" if self._console.is_terminal else "plain"
         self._total, self._started = total, time.monotonic()
         self._told_no_spread = False
-        columns = (
-            SpinnerColumn(),
-            TextColumn("{task.description}", markup=False),
-            BarColumn(bar_width=24),
-            MofNCompleteColumn(),
-            TimeElapsedColumn(),
-        )
+        text = TextColumn("{task.description}", markup=False)
+        columns = (SpinnerColumn(), text, BarColumn(bar_width=24), MofNCompleteColumn(), TimeElapsedColumn())
         self._bar = RichProgress(*columns, console=self._console, transient=True, disable=self._mode != "live")
         self._task = self._bar.add_task("starting", total=total)
 

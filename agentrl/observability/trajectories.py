@@ -85,8 +85,7 @@ class Trajectory:
 
 
 def describe_sample(sample: Sample, texts: TokenTexts, trained: Trained | None = None) -> Trajectory:
-    """A sample's tokens with their authors and notes, in parts. Raises DataError: `texts` or `trained` do not have one
-    entry a token."""
+    """A sample's tokens with authors and notes. Raises DataError: `texts` or `trained` have not one entry a token."""
     if sample.hosted:
         sample, pieces = _in_messages(sample)
     else:
@@ -98,14 +97,11 @@ def describe_sample(sample: Sample, texts: TokenTexts, trained: Trained | None =
     prompt, spans = sample.prompt_length, _spans(sample)
     tokens = [_token(sample, at, pieces[at], None, trained) for at in range(prompt)]
     for span in spans:
-        tokens += [
-            _token(sample, prompt + at, pieces[prompt + at], span, trained) for at in range(span.start, span.end)
-        ]
-    turns = max((s.turn for s in spans), default=0)
+        places = range(prompt + span.start, prompt + span.end)
+        tokens += [_token(sample, at, pieces[at], span, trained) for at in places]
+    turns, weights = max((s.turn for s in spans), default=0), ", ".join(sample.weight_versions)
     parts = (*_prompt_parts(sample, tokens[:prompt]), *_response_parts(sample, tokens[prompt:], spans, turns))
-    return Trajectory(
-        parts, _reward(sample), sample.status.value, turns, ", ".join(sample.weight_versions), sample.stop_reason
-    )
+    return Trajectory(parts, _reward(sample), sample.status.value, turns, weights, sample.stop_reason)
 
 
 def _token(sample: Sample, at: int, text: str, span: Segment | None, trained: Trained | None) -> Token:
@@ -185,9 +181,8 @@ def _response_parts(
         part = list(joined)
         held = tuple(tokens[part[0].start : part[-1].end])
         if env:
-            yield TokenSpan(
-                "env", turn, "shown to the model", held, folded=len(held) >= LONG, seconds=stepping.get(turn)
-            )
+            long, seconds = len(held) >= LONG, stepping.get(turn)
+            yield TokenSpan("env", turn, "shown to the model", held, folded=long, seconds=seconds)
         else:
             calls = list(called_tools([written[turn - 1]])) if 0 < turn <= len(written) == turns else []
             title = f"turn {turn}" + (f" · calls {', '.join(calls)}" if calls else "")
@@ -221,8 +216,7 @@ def run_texts(folder: Path, settings: Mapping[str, Any]) -> TokenTexts:
 
 
 def split_texts(ids: Sequence[int], decode: Callable[[Sequence[int]], str]) -> list[str]:
-    """The text of each token by itself. A character that several tokens spell (bytes of UTF-8) belongs to the last of
-    them; the others are empty."""
+    """The text of each token. A character of several tokens belongs to the last of them; the others are empty."""
     out, held = [], 0
     for at in range(len(ids)):
         text = decode(ids[at - held : at + 1])
