@@ -74,8 +74,7 @@ def _said(text: str) -> LLMAction:
 
 
 class DataFormatBridge:
-    """Converts there and back: what was converted comes back equal. `chat`: renders messages as ids; only what becomes
-    a new sample needs it."""
+    """Converts there and back without loss. `chat` renders messages as ids; only a new sample needs it."""
 
     def __init__(self, chat: Chat | None = None) -> None:
         self._chat = chat
