@@ -80,9 +80,8 @@ class Limits(BaseModel):
 def read_sampling(given: Mapping[str, Any]) -> SamplingParams:
     """Read a session's sampling parameters under SGLang's names. Raises Refusal: an unknown name or wrong type."""
     if unknown := sorted(given.keys() - _NAMES):
-        raise Refusal(
-            f"sampling.{unknown[0]}: there is no such parameter; expected some of {', '.join(sorted(_NAMES))}"
-        )
+        known = ", ".join(sorted(_NAMES))
+        raise Refusal(f"sampling.{unknown[0]}: there is no such parameter; expected some of {known}")
     try:
         return _SAMPLING.validate_json(orjson.dumps(given), strict=True)
     except ValidationError as error:

@@ -32,17 +32,9 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 Reason = Literal[
-    "first",
-    "extend",
-    "fork",
-    "retry",
-    "undelivered",
-    "edited",
-    "compacted",
-    "tools_changed",
-    "new_agent",
+    "first", "extend", "fork", "retry", "undelivered", "edited", "compacted", "tools_changed", "new_agent",
     "template_rewrites",
-]
+]  # fmt: skip
 Role = Literal["main", "subagent", "side"]
 Key = bytes
 
@@ -305,8 +297,7 @@ class SessionTree:
     # ---- the model's turn -------------------------------------------------------------------------------------
 
     def sampled(self, node: TurnNode, got: Generation) -> ParsedTurn:
-        """Complete `node` with the engine's answer, and return the turn for the agent. If a call is broken, the turn is
-        text without calls."""
+        """Complete `node` with the engine's answer, and return the turn; if a call is broken, as text without calls."""
         self._full.pop(node.family_root, None)
         parsed = node.chat.append_model_turn(got.ids)
         node.ids, node.log_probs = array("i", got.ids), array("d", got.log_probs)
@@ -366,8 +357,7 @@ class SessionTree:
         return found, +counts
 
     def dropped(self, rewarded: Container[int]) -> dict[TurnNode, str]:
-        """Return for each node the reason why it does not train, or "" if it trains; see docs/gateway.md. `rewarded`:
-        numbers of the roots that get a reward."""
+        """Return why each node does not train, or "" (docs/gateway.md). `rewarded`: numbers of roots with a reward."""
         reasons = {root: "side" if role == "side" else "unrewarded" for root, role in self.roots().items()}
         reasons = {root: "" if root.number in rewarded else reason for root, reason in reasons.items()}
         for node in self.nodes.values():
@@ -486,8 +476,7 @@ def _with_own_ids(new: Sequence[Message], told: Message, node: TurnNode) -> list
 
 
 def _renumbered(messages: Sequence[Message]) -> list[Message]:
-    """Return a history with call ids in the form of our parsers, because some templates require ids of nine letters or
-    digits."""
+    """Return a history with call ids of nine letters and digits, which some templates require."""
     names: dict[Any, str] = {}
     found = []
     for message in messages:

@@ -157,9 +157,8 @@ def _start(chat: "Chat", grammars: Grammars) -> list[str]:
     tags = chat.turn_parser.tags
     if tags is None:
         return ["start: answer"]
-    thought = (
-        "thought space" if chat.turn_parser.opens_reasoning else f"space ({grammars.literal(tags.open)} thought space)?"
-    )
+    opened = "" if chat.turn_parser.opens_reasoning else grammars.literal(tags.open)
+    thought = f"space ({opened} thought space)?" if opened else "thought space"
     return [f"start: {thought} answer", grammars.until(tags.close, "thought"), r"space: /\s*/"]
 
 

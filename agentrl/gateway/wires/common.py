@@ -60,9 +60,8 @@ class Fields:
     def stops(self, name: str) -> tuple[str, ...]:
         given = self.get(name, object)
         stops = [given] if isinstance(given, str) else self.get(name, list) or []
-        if len(stops) > _MOST_STOPS or not all(
-            isinstance(stop, str) and 0 < len(stop) <= _LONGEST_STOP for stop in stops
-        ):
+        fits = all(isinstance(stop, str) and 0 < len(stop) <= _LONGEST_STOP for stop in stops)
+        if len(stops) > _MOST_STOPS or not fits:
             raise self.refusal(name, f"expected at most {_MOST_STOPS} strings of 1 to {_LONGEST_STOP} characters")
         return tuple(stops)
 
