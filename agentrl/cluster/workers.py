@@ -44,8 +44,7 @@ class RayWorker(RolloutProcess):
 
 @asynccontextmanager
 async def open_workers(settings: RunSettings, urls: Sequence[str], pool: EnginePool) -> AsyncIterator[Player]:
-    """Start the workers on the Ray that this process uses, or else on one that is started for them; see
-    `RolloutWorkers.open`."""
+    """Start the workers on this process's Ray, or on one that is started for them; see `RolloutWorkers.open`."""
     given, here = (share(settings), os.getcwd(), tuple(urls)), worker_environment(settings.engine.admin_api_key)
     kind: Any = WorkerActor
     chosen = {"num_cpus": 1, "scheduling_strategy": "SPREAD", "runtime_env": {"env_vars": here}}
