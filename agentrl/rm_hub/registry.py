@@ -1,6 +1,7 @@
-"""Graders by their `--rm-type` names, each imported on first use. `boxed_NAME` grades the content of the last box. `package.module:function` or `path/file.py:function` names a user's
-grader. A missing label is an error, never a zero. A built-in grader that exhausts time, memory or stack gives a wrong
-answer's score, because the answer could drop its group otherwise; a user's grader fails.
+"""Graders by their `--rm-type` names, each imported on first use. `boxed_NAME` grades the content of the last box.
+`package.module:function` or `path/file.py:function` names a user's grader. A missing label is an error, never a zero.
+A built-in grader that exhausts time, memory or stack gives a wrong answer's score, because the answer could drop its
+group otherwise; a user's grader fails.
 """
 
 import difflib

@@ -46,8 +46,7 @@ class Source:
 
     @property
     def reader(self) -> StoreReader:
-        """Opened when first looked at, and again where another file lies there now. Raises DataError: it cannot be read
-        (any more)."""
+        """Opened at the first look, and again if another file lies there now. Raises DataError: it cannot be read."""
         if not self.path.is_file():
             raise DataError(f"{self.path} is not there any more")
         identity = self.path.stat().st_ino
@@ -77,8 +76,7 @@ class Library:
     """The runs in some folders. Sources keep their number as long as the library lives."""
 
     def __init__(self, folders: Sequence[Path]) -> None:
-        """Look for runs. `folders`: of runs, or folders that have such in them. Raises SettingsError: one of them has
-        none."""
+        """Look for runs in `folders` and below them. Raises SettingsError: one of them has none."""
         self._folders = [folder.expanduser().resolve() for folder in folders]
         self.runs: list[Run] = []
         self.sources: list[Source] = []

@@ -69,8 +69,7 @@ class Query:
         return self.given.get("search", "")
 
     def filter(self, ids: list[int] | None) -> Filter:
-        """The store's filter. `ids`: the rows that a search found; None where nothing is searched. Raises DataError: a
-        range is not written as one."""
+        """The store's filter. `ids`: the rows that a search found; None without one. Raises DataError: a bad range."""
         kind, _, name = self.given.get("kind", "").partition(" ")
         equal = {"kind": kind, "name": name} if kind else {}
         equal |= {field: "" if value == NONE else value for field in VALUES if (value := self.given.get(field))}
