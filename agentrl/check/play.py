@@ -168,12 +168,8 @@ class _Director:
         """Every script on the first row, the first ones on the others, one episode at a time."""
         episodes: list[Episode] = []
         left, close = _Left(self._user_tasks), self._prover.where("close")
-        todo = [
-            (row, script)
-            for row, own in enumerate(self._scripts)
-            for script in own
-            if row == 0 or script.name in (WRONG, *ANSWERS)
-        ]
+        every = [(row, script) for row, own in enumerate(self._scripts) for script in own]
+        todo = [(row, script) for row, script in every if row == 0 or script.name in (WRONG, *ANSWERS)]
         for number, (row, script) in enumerate(todo):
             stopped = any(e.stuck or e.lost for e in episodes) or any(self._blocks())
             if time.monotonic() > self._until or stopped:

@@ -144,7 +144,7 @@ class FromFile(Policy):
         """Say what differs from the file: turns that were not asked for, another reward."""
         turns = self.lines.turns
         if self.asked_for < len(turns):
-            yield (f"{self.lines.name}: it ended with turn {self.asked_for}, before line {turns[self.asked_for][0]}")
+            yield f"{self.lines.name}: it ended with turn {self.asked_for}, before line {turns[self.asked_for][0]}"
         if self.lines.reward is None:
             return
         wanted, line = self.lines.reward
