@@ -265,14 +265,14 @@ def try_backends() -> dict[Backend, tuple[bool, str]]:
     Takes about a second, in an event loop of its own.
     """
 
-    async def tried(name: Backend) -> tuple[bool, str]:
-        try:
-            async with Sandbox(name, preload=(), warm=0) as box:
-                return True, box.python
-        except (SandboxUnavailable, SandboxFailure) as error:
-            return False, str(error.__cause__ or error)
+    async def tried() -> dict[Backend, tuple[bool, str]]:
+        found: dict[Backend, tuple[bool, str]] = {}
+        for name in SAFE_BACKENDS:
+            try:
+                async with Sandbox(name, preload=(), warm=0) as box:
+                    found[name] = True, box.python
+            except (SandboxUnavailable, SandboxFailure) as error:
+                found[name] = False, str(error.__cause__ or error)
+        return found
 
-    async def all_tried() -> dict[Backend, tuple[bool, str]]:
-        return {name: await tried(name) for name in SAFE_BACKENDS}
-
-    return anyio.run(all_tried)
+    return anyio.run(tried)
