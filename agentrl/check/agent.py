@@ -67,9 +67,8 @@ async def play_session(
     limit = settings.rollout.rollout_max_response_len
     async with gateway.serving():
         env.socket = gateway.socket
-        session: Session = gateway.open(
-            replace(sample, index=0, rollout_id=0), SamplingParams(temperature=1.0, max_new_tokens=limit)
-        )
+        sampling = SamplingParams(temperature=1.0, max_new_tokens=limit)
+        session: Session = gateway.open(replace(sample, index=0, rollout_id=0), sampling)
         try:
             with anyio.fail_after(settings.rollout.trajectory_timeout):
                 await env.act(gateway.url(session), sample)

@@ -56,7 +56,6 @@ class Prover:
     patience: float
 
     def where(self, method: str) -> str:
-        """Whose code did it."""
         return f"{self.user}.{method}" if self.methods else self.user
 
     def of_episode(self, episode: Episode) -> Iterator[Finding]:
@@ -65,10 +64,8 @@ class Prover:
         if any(sample.label is None for sample in episode.samples):
             said = [f"{s}; the sample has no label: set --label-key if it should" if "reward" in s else s for s in said]
         if episode.stuck:
-            said.append(
-                f"{episode.stuck} takes longer than {self.patience:.2g} s: give what it awaits a deadline, or the check more "
-                "--seconds"
-            )
+            remedy = "give what it awaits a deadline, or the check more --seconds"
+            said.append(f"{episode.stuck} takes longer than {self.patience:.2g} s: {remedy}")
         if episode.lost:
             said.append(f"{episode.lost} does not end when its trajectory is cancelled: let CancelledError through")
         for sample in episode.samples:
@@ -141,9 +138,8 @@ class Prover:
             differ = next((at for at, (a, b) in enumerate(zip(one, two, strict=False)) if a.given != b.given), None)
             if differ is not None:
                 said = difference(self.chat, one[differ].given, two[differ].given, "once", "then")
-                yield Finding(
-                    f"{self._culprit(first, second) if differ else self.where('reset')} {again}", said, first.name
-                )
+                who = self._culprit(first, second) if differ else self.where("reset")
+                yield Finding(f"{who} {again}", said, first.name)
                 return
             if len(one) != len(two):
                 yield Finding(f"{self.where('step')} {again}", f"once {len(one)} turns, then {len(two)}", first.name)

@@ -109,14 +109,10 @@ class Harness:
             entries: Mapping[str, EnvSpec] = plugins.environments or {}
             await stack.enter_async_context(set_up(list(entries.values()), settings.cluster.start_timeout))
             for name in entries if plugins.generate is None else [ALONE]:
-                rows = [sample for sample in drawn if name == ALONE or sample.metadata.get("env") == name][
-                    : most or _ROWS
-                ]
-                rows = rows or [replace(_INVENTED, metadata={"env": name})]
-                ungraded, path = (
-                    "",
-                    rollout.env[name] if isinstance(rollout.env, dict) else rollout.env or "agentrl:Environment",
-                )
+                own = [sample for sample in drawn if name == ALONE or sample.metadata.get("env") == name]
+                rows = own[: most or _ROWS] or [replace(_INVENTED, metadata={"env": name})]
+                path = rollout.env[name] if isinstance(rollout.env, dict) else rollout.env or "agentrl:Environment"
+                ungraded = ""
                 try:
                     row = PromptRow(0, rows[0].prompt, rows[0].label, rows[0].metadata)
                     someone_grades(settings, FirstRows(plugins, {name: row}))

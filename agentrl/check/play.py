@@ -112,7 +112,6 @@ class _Director:
         self._find(*self._observer.findings, *self._blocks())
 
     async def live(self, make: Live) -> None:
-        """Play one episode of each row, or until the person has left."""
         self.played.rows = len(self.stage.rows)
         for row in range(self.played.rows):
             policy = make(self.stage.chat, self.stage.tools)
@@ -169,12 +168,8 @@ class _Director:
         """Every script on the first row, the first ones on the others, one episode at a time."""
         episodes: list[Episode] = []
         left, close = _Left(self._user_tasks), self._prover.where("close")
-        todo = [
-            (row, script)
-            for row, own in enumerate(self._scripts)
-            for script in own
-            if row == 0 or script.name in (WRONG, *ANSWERS)
-        ]
+        every = [(row, script) for row, own in enumerate(self._scripts) for script in own]
+        todo = [(row, script) for row, script in every if row == 0 or script.name in (WRONG, *ANSWERS)]
         for number, (row, script) in enumerate(todo):
             stopped = any(e.stuck or e.lost for e in episodes) or any(self._blocks())
             if time.monotonic() > self._until or stopped:
@@ -234,7 +229,6 @@ class _Left:
         self._tasks, self._first = tasks, dict[str, int]()
 
     def running(self) -> Iterator[Finding]:
-        """Tasks that the last episodes have left."""
         self._first = self._first or _counts()
         for what, where in self._tasks.left():
             yield Finding(f"{what} leaves a task running that it started at {where}: cancel and await it in `close`")

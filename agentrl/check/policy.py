@@ -144,7 +144,7 @@ class FromFile(Policy):
         """Say what differs from the file: turns that were not asked for, another reward."""
         turns = self.lines.turns
         if self.asked_for < len(turns):
-            yield (f"{self.lines.name}: it ended with turn {self.asked_for}, before line {turns[self.asked_for][0]}")
+            yield f"{self.lines.name}: it ended with turn {self.asked_for}, before line {turns[self.asked_for][0]}"
         if self.lines.reward is None:
             return
         wanted, line = self.lines.reward
@@ -159,11 +159,8 @@ Live = Callable[[Chat, Sequence[dict[str, Any]]], Policy]
 class Person(Policy):
     """The person at the terminal, who is shown what a model would be shown.
 
-    A line is a turn; `!NAME {"city": "Oslo"}` is the call of a tool, written as the chat template writes it.
-
-    Attributes:
-        left: the input has ended, and with it the session.
-    """
+    A line is a turn; `!NAME {"city": "Oslo"}` is the call of a tool, written as the chat template writes it. `left`:
+    the input has ended, and with it the session."""
 
     def __init__(self, chat: Chat, tools: Sequence[dict[str, Any]]) -> None:
         super().__init__(chat)

@@ -64,10 +64,8 @@ def replay(settings: RunSettings, chat: Chat, groups: Sequence[Group], key: str 
 async def _group(stage: Harness, group: Group, key: str | None) -> list[Again]:
     paths = trajectories(group)
     fresh = [_fresh(path[0], at) for at, path in enumerate(paths)]
-    told = {
-        sample.index or 0: (recorded_turns(path), _ended(stage.chat, path[-1]))
-        for sample, path in zip(fresh, paths, strict=True)
-    }
+    pairs = zip(fresh, paths, strict=True)
+    told = {sample.index or 0: (recorded_turns(path), _ended(stage.chat, path[-1])) for sample, path in pairs}
     policy = Recorded(stage.chat, told)
     try:
         now = trajectories(await stage.player(policy).group(fresh, evaluation=False))

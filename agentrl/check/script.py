@@ -48,8 +48,7 @@ class Lines:
 
 
 def read_lines(path: str) -> list[Lines]:
-    """The episodes of a `--play` file. Raises SettingsError: the file cannot be read, a line is malformed, or there is
-    no episode."""
+    """The episodes of a `--play` file. Raises SettingsError: it cannot be read, is malformed, or has no episode."""
     try:
         text = Path(path).expanduser().read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
@@ -81,8 +80,7 @@ def read_lines(path: str) -> list[Lines]:
 
 
 def call_of(line: str) -> tuple[str, dict[str, Any]] | None:
-    """Name and arguments of the tool call in a line; None if it is plain text. Raises ValueError: the arguments are no
-    JSON object."""
+    """Name and arguments of a line's tool call; None for plain text. Raises ValueError: they are no JSON object."""
     if not line.startswith("!"):
         return None
     name, _, given = line[1:].partition(" ")
@@ -128,11 +126,8 @@ def scripts(chat: Chat, sample: Sample, tools: Sequence[ToolSchema]) -> list[Scr
         both = call(tools[0], tools[-1])
         found.append(Script("makes two calls at once, then answers", (both, last), ordered=False))
     unknown = render_turn(chat, calling([("no_such_tool", {})]), tools)
-    broken = call(tools[0]).rstrip()
-    found.append(
-        Script("calls an unknown tool, then one in broken markup", (unknown, broken[: len(broken) * 2 // 3], last))
-    )
-    return found
+    broken = (whole := call(tools[0]).rstrip())[: len(whole) * 2 // 3]
+    return [*found, Script("calls an unknown tool, then one in broken markup", (unknown, broken, last))]
 
 
 def calling(calls: Sequence[tuple[str, dict[str, Any]]]) -> Message:

@@ -97,7 +97,6 @@ def command(
 
 
 def check_hooks(settings: "RunSettings", hooks: tuple[str, ...]) -> int:
-    """Call hooks, and print what was found of each."""
     if (found := compat()) is None:
         raise SettingsError("--hook: slime's hooks are those of agentrl.compat, which this installation does not have")
     for hook in hooks:
@@ -241,7 +240,6 @@ def _quote(text: str, colour: str | None = None) -> None:
 
 
 def _show_end(played: "CheckedPlay") -> None:
-    """Print what was found."""
     from agentrl.check.findings import summed
 
     problems, turns = len(played.problems), sum(len(t) for e in played.episodes for t in e.policy.asked.values())

@@ -37,7 +37,6 @@ def command(settings: RunSettings) -> int:
 
 
 def _compare(ctx: click.Context, _: click.Parameter, pair: tuple[str, str] | None) -> None:
-    """Print the comparison and end."""
     if not pair:
         return
     from agentrl.observability.compare import compare, find_evaluation

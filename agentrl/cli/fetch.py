@@ -93,9 +93,8 @@ def _fetch(folder: Path, asked: dict[str, Any]) -> tuple[str, list[str]]:
     click.echo(f"fetching {len(chosen)} files, {sum(sizes[file] or 0 for file in chosen) / 1e6:,.1f} MB", err=True)
     with _one_message(name, kind, commit):
         part.mkdir(parents=True, exist_ok=True)
-        snapshot_download(
-            name, repo_type=kind, revision=commit, local_dir=part, allow_patterns=allow, ignore_patterns=ignore
-        )
+        patterns: dict[str, Any] = {"allow_patterns": allow, "ignore_patterns": ignore}
+        snapshot_download(name, repo_type=kind, revision=commit, local_dir=part, **patterns)
         for file in chosen:
             if not (part / file).is_file() or (part / file).stat().st_size != (sizes[file] or 0):
                 raise OSError(f"{file} is incomplete")

@@ -119,7 +119,6 @@ class Report:
     _first_failures: dict[str, tuple[int, GraderFailure]] = field(default_factory=dict)
 
     def add(self, at: int, row: Mapping[str, Any], response: str, label: Any, outcome: Outcome) -> None:
-        """Note the outcome of row `at`."""
         self.summary.add(outcome)
         if isinstance(outcome, GraderFailure):
             self._first_failures.setdefault(outcome.kind, (at, outcome))
@@ -132,7 +131,6 @@ class Report:
             self._next += 1
 
     def show(self, out: str | None) -> None:
-        """Print the explanations and the summary."""
         from rich.console import Console
         from rich.markup import escape
         from rich.table import Table

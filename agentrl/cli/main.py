@@ -104,7 +104,6 @@ def agentrl() -> None:
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """The entry point: run and exit."""
     sys.exit(run(list(sys.argv[1:] if argv is None else argv)))
 
 
@@ -156,9 +155,8 @@ def extra_for(package: str, argv: Sequence[str]) -> str | None:
     wanted = _DISTRIBUTED_AS.get(package, package).replace("_", "-")
     if own is not None and (wanted in brings.get(own, [wanted]) or not all(map(_installed, brings[own]))):
         return own
-    return min(
-        (extra for extra in brings if wanted in brings[extra]), key=lambda extra: len(brings[extra]), default=None
-    )
+    bringing = [extra for extra in brings if wanted in brings[extra]]
+    return min(bringing, key=lambda extra: len(brings[extra]), default=None)
 
 
 def _extras() -> dict[str, set[str]]:

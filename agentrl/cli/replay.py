@@ -48,8 +48,7 @@ def command(folder: str, kind: str | None, limit: int) -> int:
 
 
 def stored_settings(folder: Path) -> dict[str, Any]:
-    """Return a run's settings about playing and grading that differ from the defaults. Raises SettingsError: the folder
-    has no settings of a run."""
+    """Return a run's own settings about playing and grading. Raises SettingsError: the folder has none of a run."""
     from agentrl.config import RunSettings
 
     if not (folder / SETTINGS).is_file():
@@ -66,8 +65,7 @@ def stored_settings(folder: Path) -> dict[str, Any]:
 
 
 def stored_groups(folder: Path, kind: str | None, limit: int) -> "list[Group]":
-    """The newest groups of all stores of a run, with `limit` trajectories together, or one group more. Raises
-    SettingsError: there are none."""
+    """The newest groups of a run's stores, with about `limit` trajectories. Raises SettingsError: there are none."""
     from agentrl.buffer.reader import Filter, StoreReader, find_stores
 
     groups: list[Group] = []
@@ -82,7 +80,6 @@ def stored_groups(folder: Path, kind: str | None, limit: int) -> "list[Group]":
 
 
 def show(found: "Sequence[Again]", settings: "RunSettings") -> None:
-    """Print what became of the rewards."""
     key = settings.rollout.reward_key
     pairs = [(again, _reward(again, key), again.reward) for again in found]
     both = [(then, now) for _, then, now in pairs if then is not None and now is not None]

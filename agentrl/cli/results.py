@@ -106,7 +106,6 @@ class Summary:
         return len(self.scores) + self.failures.total()
 
     def lines(self) -> list[tuple[str, str]]:
-        """Names and values, for a table."""
         graded = len(self.scores)
         rows = [("answers", str(self.total)), ("graded", str(graded))]
         if graded:

@@ -28,10 +28,8 @@ def command(settings: RunSettings) -> int:
     from agentrl.run.offline import rollout
     from agentrl.runfolder import BELOW, DEMONSTRATIONS
 
-    samples, folder = (
-        rollout(settings, workers_of(settings)),
-        Path(settings.observability.output_dir).expanduser() / BELOW["rollout"],
-    )
+    samples = rollout(settings, workers_of(settings))
+    folder = Path(settings.observability.output_dir).expanduser() / BELOW["rollout"]
     click.echo(f"{samples} samples added to {settings.observability.save_debug_rollout_data or folder}")
     if settings.hosted:
         click.echo(f"conversations for `agentrl sft --prompt-data`: {folder / DEMONSTRATIONS}")

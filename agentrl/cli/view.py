@@ -28,9 +28,7 @@ def command(folders: tuple[Path, ...], host: str, port: int, browser: bool | Non
 
     library = Library(folders or (Path("runs"),))
     listener = listen(host, port)
-    display = sys.platform in ("darwin", "win32") or bool(
-        os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY")
-    )
+    display = sys.platform in ("darwin", "win32") or any(map(os.environ.get, ("DISPLAY", "WAYLAND_DISPLAY")))
     address, number = listener.getsockname()[:2]
     token = None if ipaddress.ip_address(address).is_loopback else secrets.token_urlsafe(16)
     page = f"/?token={token}" if token else ""

@@ -15,7 +15,6 @@ from agentrl.run.protocols import counted
 
 
 def engines(settings: RunSettings) -> int:
-    """Engines that the run starts."""
     starts = settings.generates and settings.engine.engine != "external"
     return settings.cluster.num_engines if starts else 0
 

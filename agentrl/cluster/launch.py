@@ -11,8 +11,7 @@ if TYPE_CHECKING:
 
 
 def train(settings: "RunSettings") -> int:
-    """Train as `--backend` says; returns the exit code. Raises ModuleNotFoundError: Ray is asked for and not
-    installed."""
+    """Train as `--backend` says; returns the exit code. Raises ModuleNotFoundError: Ray is not installed."""
     from agentrl.run.driver import train as drive
 
     return drive(settings, _start)

@@ -53,7 +53,6 @@ class EngineActor:
         return process.url, process.pid
 
     def stop(self) -> None:
-        """Stop the server."""
         self._stack.close()
 
 
@@ -191,9 +190,8 @@ class _Starting:
         kind: Any = TrainActor
         gpus = 1 if self.settings.cluster.device == "cuda" else 0
         options = [_options(placement, bundles[at], gpus, environment) for at in order]
-        actors = [
-            kind.options(**chosen).remote(self.settings, self.here, self.folder.logs, learners) for chosen in options
-        ]
+        given = (self.settings, self.here, self.folder.logs, learners)
+        actors = [kind.options(**chosen).remote(*given) for chosen in options]
         return actors, [RankInfo(rank, len(order), local[rank]) for rank in range(len(order))]
 
     def _engine(self, placement: PlacementGroup, index: int) -> Any:
@@ -211,9 +209,8 @@ class _Starting:
         else:
             bundle, gpus = _trainers(self.settings) + index, each if cluster.device == "cuda" else 0
         kind: Any = EngineActor
-        return kind.options(
-            **_options(placement, bundle, gpus, worker_environment(self.settings.engine.admin_api_key))
-        ).remote(self.settings, self.here)
+        options = _options(placement, bundle, gpus, worker_environment(self.settings.engine.admin_api_key))
+        return kind.options(**options).remote(self.settings, self.here)
 
     async def _gpus(self, trainer: RayTrainer, index: int) -> list[int] | None:
         """The GPUs that an engine has in turns with trainer processes; None where it has its own, or none are there."""
@@ -257,7 +254,6 @@ async def _placed(settings: RunSettings) -> AsyncIterator[PlacementGroup]:
 
 
 def _nodes(placement: PlacementGroup) -> list[str]:
-    """The node of each bundle."""
     nodes: dict[int, str] = placement_group_table(placement)["bundles_to_node_id"]
     return [nodes[bundle] for bundle in sorted(nodes)]
 

@@ -3,7 +3,7 @@
 import asyncio
 import gc
 import os
-from collections.abc import AsyncIterator, Coroutine, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, replace
 from operator import attrgetter
@@ -18,7 +18,7 @@ from agentrl.cluster.workers import open_workers
 from agentrl.config import RunSettings
 from agentrl.errors import AgentRLError
 from agentrl.run.preflight import Plugins
-from agentrl.run.protocols import Batch, BroadcastUpdate, DiskUpdate, Rollouts, WeightGroup, WeightSink, within
+from agentrl.run.protocols import Batch, Rollouts, WeightSink, within
 from agentrl.run.rollouts import LedgerRollouts
 from agentrl.runfolder import RunFolder
 
@@ -68,7 +68,6 @@ class RolloutActor:
         return os.getpid()
 
     async def stop(self) -> None:
-        """Have `serve` close everything."""
         self._stopping.set()
 
     async def call(self, name: str, *args: Any) -> Any:
@@ -120,32 +119,35 @@ class _Handle:
     def __init__(self, actor: Any, serving: Any) -> None:
         self._actor, self._serving = actor, serving
 
-    async def _ask(self, name: str, *args: Any) -> Any:
+
+def _asks(name: str) -> Callable[..., Coroutine[Any, Any, Any]]:
+    """Make a method of a `_Handle` that asks for this method of the rollouts."""
+
+    async def ask(self: _Handle, *args: Any) -> Any:
         return await unless(self._serving, self._actor.call.remote(name, *args))
+
+    return ask
 
 
 class RayEngines(_Handle, WeightSink):
     """The engines, which the actor's process controls."""
 
-    async def epoch(self) -> tuple[str, ...]:
-        names: tuple[str, ...] = await self._ask("engines.epoch")
-        return names
-
-    async def join_weight_group(self, group: WeightGroup) -> None:
-        await self._ask("engines.join_weight_group", group)
-
-    async def leave_weight_group(self, name: str) -> None:
-        await self._ask("engines.leave_weight_group", name)
-
-    async def receive(self, update: DiskUpdate | BroadcastUpdate, version: str) -> None:
-        await self._ask("engines.receive", update, version)
-
-    async def lacks_weights(self) -> bool:
-        return bool(await self._ask("engines.lacks_weights"))
+    epoch = _asks("engines.epoch")
+    join_weight_group = _asks("engines.join_weight_group")
+    leave_weight_group = _asks("engines.leave_weight_group")
+    receive = _asks("engines.receive")
+    lacks_weights = _asks("engines.lacks_weights")
 
 
 class RayRollouts(_Handle, Rollouts):
     """The driver's handle; made by `open`. `pid` is the actor's process; `engines` take weight updates."""
+
+    trained = _asks("trained")
+    saving = _asks("saving")
+    checkpointed = _asks("checkpointed")
+    updated = _asks("updated")
+    set_resident_memory = _asks("set_resident_memory")
+    evaluate = _asks("evaluate")
 
     def __init__(self, actor: Any, serving: Any, pid: int) -> None:
         super().__init__(actor, serving)
@@ -170,25 +172,6 @@ class RayRollouts(_Handle, Rollouts):
         payload, rest = self._actor.next_batch.remote(step)
         batch: Batch | None = await unless(self._serving, rest)
         return None if batch is None else replace(batch, payload=payload)
-
-    async def trained(self, group_ids: Sequence[int], step: int, details: Any = None) -> None:
-        await self._ask("trained", group_ids, step, details)
-
-    async def saving(self) -> None:
-        await self._ask("saving")
-
-    async def checkpointed(self, step: int) -> None:
-        await self._ask("checkpointed", step)
-
-    async def updated(self, version: int) -> None:
-        await self._ask("updated", version)
-
-    async def set_resident_memory(self, memory: frozenset[str]) -> None:
-        await self._ask("set_resident_memory", memory)
-
-    async def evaluate(self, done: int) -> Mapping[str, float]:
-        metrics: Mapping[str, float] = await self._ask("evaluate", done)
-        return metrics
 
 
 async def _stop(actor: Any, serving: Any) -> None:

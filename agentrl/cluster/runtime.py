@@ -70,9 +70,8 @@ def _start(options: dict[str, Any], attempts: int) -> None:
                 raise
             ray.shutdown()
             if attempt == attempts:
-                raise AgentRLError(
-                    f"Ray could not start on this machine in {attempts} attempts: {error} Is the machine overloaded?"
-                ) from error
+                said = f"in {attempts} attempts: {error} Is the machine overloaded?"
+                raise AgentRLError(f"Ray could not start on this machine {said}") from error
         finally:
             heed_sigterm()
 
@@ -146,17 +145,14 @@ async def value(reference: "ObjectRef[T]") -> T:
         raise ComponentLost(disk_trouble(cause) or f"{type(cause).__name__}: {cause}") from error
     except RayActorError as error:
         lines = str(error).strip().splitlines()
-        raise ComponentLost(
-            f"a process of the run died ({lines[0] if lines else 'no reason given'}); "
-            "start the same command again to resume"
-        ) from error
+        why = lines[0] if lines else "no reason given"
+        raise ComponentLost(f"a process of the run died ({why}); start the same command again to resume") from error
     except RayError as error:
         raise ComponentLost(f"Ray could not deliver an answer: {error}") from error
 
 
 async def values(references: "Sequence[ObjectRef[Any]]") -> list[Any]:
-    """The values of several, in order. The first failure ends the wait, even while the other calls hang in a collective
-    that cannot finish."""
+    """The values of several, in order. The first failure ends the wait, even if other calls hang."""
     found: list[Any] = [None] * len(references)
 
     async def one(at: int) -> None:

@@ -1,7 +1,7 @@
 """The trainer as Ray actors, one a rank, called all together; and the driver's handle of them."""
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +9,7 @@ import ray
 
 from agentrl.cluster.runtime import enter_workspace, log_output, node_address, value, values
 from agentrl.config import RunSettings
-from agentrl.run.protocols import Batch, TensorSpec, Trainer, WeightGroup, WeightSource
+from agentrl.run.protocols import Batch, TensorSpec, Trainer, WeightSource
 from agentrl.run.training import Learners, RankInfo, free_port, start_backend
 
 
@@ -30,7 +30,6 @@ class TrainActor:
         return [int(gpu) for gpu in ray.get_gpu_ids()]
 
     def pid(self) -> int:
-        """The process id."""
         return os.getpid()
 
     def start(self, where: RankInfo) -> None:
@@ -44,10 +43,28 @@ class TrainActor:
         return found if self._first else None
 
 
+async def _call(actors: Sequence[Any], name: str, *args: Any, **named: Any) -> list[Any]:
+    return await values([actor.call.remote(name, *args, **named) for actor in actors])
+
+
+def _of_actors(name: str) -> Callable[..., Coroutine[Any, Any, None]]:
+    """Make a method that calls this one of the actor's processes: a critic's own have devices of their own."""
+
+    async def call(self: "RayTrainer", *args: Any, **named: Any) -> None:
+        await _call(self.actors, name, *args, **named)
+
+    return call
+
+
 class RayTrainer(Trainer, WeightSource):
     """All ranks, in their order; the driver's handle. What the actor's processes and the `critics` of a critic with
     processes of its own tell each other goes through the object store; they take their optimizer steps at the same
     time."""
+
+    offload, onload, save_hf = _of_actors("offload"), _of_actors("onload"), _of_actors("save_hf")
+    init_weight_group = _of_actors("init_weight_group")
+    broadcast_weights = _of_actors("broadcast_weights")
+    close_weight_group = _of_actors("close_weight_group")
 
     def __init__(self, actors: Sequence[Any], critics: Sequence[Any] = ()) -> None:
         self.actors, self.critics, self.processes = actors, critics, [*actors, *critics]
@@ -65,7 +82,6 @@ class RayTrainer(Trainer, WeightSource):
         )
 
     async def load(self, path: Path) -> None:
-        """Restore a checkpoint."""
         await _call(self.processes, "load", path)
 
     async def train(self, batch: Batch, step: int) -> Mapping[str, float]:
@@ -86,13 +102,6 @@ class RayTrainer(Trainer, WeightSource):
         await values(prepared)
         return prepared[0]
 
-    async def offload(self) -> None:
-        """The actor's processes alone: a critic's own have devices of their own."""
-        await _call(self.actors, "offload")
-
-    async def onload(self) -> None:
-        await _call(self.actors, "onload")
-
     async def save(self, path: Path, step: int) -> None:
         part = path.with_name(f".{path.name}.critic") if self.critics else None
         await _call(self.critics, "save", part, step)
@@ -104,27 +113,11 @@ class RayTrainer(Trainer, WeightSource):
                 return False
         return True
 
-    async def save_hf(self, path: Path, *, served: bool = False) -> None:
-        await _call(self.actors, "save_hf", path, served=served)
-
     async def address(self) -> tuple[str, int]:
         return await value(self.actors[0].address.remote())
 
     async def weight_specs(self) -> list[TensorSpec]:
         return await value(self.actors[0].call.remote("weight_specs"))
-
-    async def init_weight_group(self, group: WeightGroup) -> None:
-        await _call(self.actors, "init_weight_group", group)
-
-    async def broadcast_weights(self) -> None:
-        await _call(self.actors, "broadcast_weights")
-
-    async def close_weight_group(self) -> None:
-        await _call(self.actors, "close_weight_group")
-
-
-async def _call(actors: Sequence[Any], name: str, *args: Any, **named: Any) -> list[Any]:
-    return await values([actor.call.remote(name, *args, **named) for actor in actors])
 
 
 def rank_order(nodes: Sequence[str]) -> list[int]:

@@ -1,7 +1,7 @@
 """Rollout workers as Ray actors, on any node."""
 
 import os
-from collections.abc import AsyncIterator, Coroutine, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -9,18 +9,7 @@ import ray
 
 from agentrl.cluster.runtime import enter_workspace, ray_runtime, value, worker_environment
 from agentrl.config import RunSettings
-from agentrl.run.workers import (
-    Answer,
-    CallProgress,
-    EnginePool,
-    EngineView,
-    Order,
-    Player,
-    RolloutProcess,
-    RolloutWorkers,
-    WorkerServer,
-    share,
-)
+from agentrl.run.workers import EnginePool, Player, RolloutProcess, RolloutWorkers, WorkerServer, share
 
 
 @ray.remote
@@ -32,38 +21,22 @@ class WorkerActor:
         self._server = WorkerServer(settings, urls)
 
     async def call(self, name: str, *args: Any) -> Any:
-        """Return what this method of the server returns."""
         return await getattr(self._server, name)(*args)
+
+
+def _asks(name: str) -> Callable[..., Coroutine[Any, Any, Any]]:
+    """Make a method of a `RayWorker` that asks for this method of the server."""
+    return lambda self, *args: value(self._actor.call.remote(name, *args))
 
 
 class RayWorker(RolloutProcess):
     """The pool's handle of a `WorkerActor`."""
 
+    serve, ready, follow = _asks("serve"), _asks("ready"), _asks("follow")
+    figures, take_orders, answers = _asks("figures"), _asks("take_orders"), _asks("answers")
+
     def __init__(self, actor: Any) -> None:
         self._actor = actor
-
-    def _call(self, name: str, *args: Any) -> Coroutine[Any, Any, Any]:
-        return value(self._actor.call.remote(name, *args))
-
-    async def serve(self) -> None:
-        await self._call("serve")
-
-    async def ready(self) -> None:
-        await self._call("ready")
-
-    async def follow(self, view: EngineView) -> None:
-        await self._call("follow", view)
-
-    async def figures(self) -> Mapping[str, float]:
-        figures: Mapping[str, float] = await self._call("figures")
-        return figures
-
-    async def take_orders(self, orders: Sequence[Order]) -> None:
-        await self._call("take_orders", orders)
-
-    async def answers(self) -> list[CallProgress | Answer]:
-        messages: list[CallProgress | Answer] = await self._call("answers")
-        return messages
 
     def kill(self) -> None:
         ray.kill(self._actor)
@@ -71,8 +44,7 @@ class RayWorker(RolloutProcess):
 
 @asynccontextmanager
 async def open_workers(settings: RunSettings, urls: Sequence[str], pool: EnginePool) -> AsyncIterator[Player]:
-    """Start the workers on the Ray that this process uses, or else on one that is started for them; see
-    `RolloutWorkers.open`."""
+    """Start the workers on this process's Ray, or on one that is started for them; see `RolloutWorkers.open`."""
     given, here = (share(settings), os.getcwd(), tuple(urls)), worker_environment(settings.engine.admin_api_key)
     kind: Any = WorkerActor
     chosen = {"num_cpus": 1, "scheduling_strategy": "SPREAD", "runtime_env": {"env_vars": here}}

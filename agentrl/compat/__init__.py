@@ -4,54 +4,28 @@ The core asks for it by `plugins.compat`, and goes on without it if the folder i
 beside the code that reads them.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable
+from pkgutil import resolve_name
 from typing import Any
 
 from agentrl.plugins import Compat
 
 
+def _part(path: str) -> Callable[..., Any]:
+    """Make a method of the function at `path`, which is imported when it is called."""
+    return lambda _, *args: resolve_name(f"{__package__}.{path}")(*args)
+
+
 class _Compat:
-    """`plugins.Compat`; imports each part when it is asked for."""
+    """Implements `plugins.Compat`."""
 
-    def install(self) -> None:
-        from agentrl.compat.modules import install
-
-        install()
-
-    def adapt(self, found: Any, what: str) -> Any:
-        from agentrl.compat.modules import adapt
-
-        return adapt(found, what)
-
-    def is_foreign(self, path: str, flag: str) -> bool:
-        from agentrl.compat.train_hooks import foreign
-
-        return foreign(path, flag)
-
-    def flags(self) -> Any:
-        from agentrl.compat.flags import FLAGS
-
-        return FLAGS
-
-    def read(self, document: Mapping[str, Any]) -> Any:
-        from agentrl.compat.retrain.config import read
-
-        return read(document)
-
-    def rollout_hooks(self, args: Any) -> Any:
-        from agentrl.compat.rollout import SlimeRollouts
-
-        return SlimeRollouts(args)
-
-    def train_hooks(self, args: Any) -> Any:
-        from agentrl.compat.train_hooks import SlimeHooks
-
-        return SlimeHooks(args)
-
-    def check_hook(self, name: str, path: str | None, settings: Any) -> str:
-        from agentrl.compat.conformance import check_hook
-
-        return check_hook(name, path, settings)
+    install, adapt = _part("modules:install"), _part("modules:adapt")
+    is_foreign = _part("train_hooks:foreign")
+    flags = _part("flags:Flags")
+    read = _part("retrain.config:read")
+    rollout_hooks = _part("rollout:SlimeRollouts")
+    train_hooks = _part("train_hooks:SlimeHooks")
+    check_hook = _part("conformance:check_hook")
 
 
 COMPAT: Compat = _Compat()

@@ -166,7 +166,6 @@ class _Passed:
 
 
 def taken_by(function: Any, given: Mapping[str, Any]) -> dict[str, Any]:
-    """Those of `given` that a function takes by name."""
     parameters = inspect.signature(function).parameters
     every = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
     return {name: value for name, value in given.items() if every or name in parameters}
@@ -182,5 +181,4 @@ def rendered(args: Args, sample: ours.Sample) -> str:
 
 
 def has_samples(value: Sequence[Any]) -> bool:
-    """Return true if a list holds samples, or lists of them."""
     return any(isinstance(item, ours.Sample) or (isinstance(item, list) and has_samples(item)) for item in value)

@@ -36,7 +36,6 @@ class Hook(NamedTuple):
 
 @functools.cache
 def hooks() -> Mapping[str, Hook]:
-    """slime's hooks by setting."""
     return {row[0]: Hook(*row) for row in rows(__package__, "hooks.tsv")}
 
 
@@ -143,7 +142,7 @@ def _batch(*, micro: bool = False) -> dict[str, Any]:
     import numpy as np
     import torch
 
-    from agentrl.compat.rollout_batch import PER_TOKEN, microbatch, rollout_batch
+    from agentrl.compat.losses import PER_TOKEN, microbatch, rollout_batch
     from agentrl.train.batch import TrainBatch
 
     computed: dict[str, Any] = {name: np.full(4, -0.5, np.float32) for name in PER_TOKEN.values()}
@@ -165,14 +164,11 @@ _VALUES: Mapping[str, Callable[[], Any]] = {
     "sample": lambda: _samples()[1],
     "samples": _samples,
     "sampling_params": lambda: {"max_new_tokens": 8, "temperature": 1.0},
-    "buffer": lambda: [_samples(0), _samples(2)],
-    "groups": lambda: [_samples(0), _samples(2)],
-    "all_groups": lambda: [_samples(0), _samples(2)],
+    **dict.fromkeys(("buffer", "groups", "all_groups"), lambda: [_samples(0), _samples(2)]),
     "num_samples": lambda: 1,
     "rollout_id": lambda: 0,
     "data_source": _Source,
-    "rollout_extra_metrics": dict,
-    "extra_metrics": dict,
+    **dict.fromkeys(("rollout_extra_metrics", "extra_metrics"), dict),
     "rollout_time": lambda: 1.0,
     "data": lambda: {"set": {"rewards": [0.0, 1.0], "truncated": [False] * 2, "samples": _samples()}},
     "rollout_data": lambda: _batch() | {"kl": _tensors()},

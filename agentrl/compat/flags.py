@@ -53,7 +53,6 @@ class FlagRow(NamedTuple):
 
 @functools.cache
 def table() -> Mapping[str, FlagRow]:
-    """The rows by name."""
     return {line[0]: FlagRow(*line) for line in rows(__package__, "flags.tsv")}
 
 
@@ -68,9 +67,8 @@ def defaults(*, ours: bool) -> Mapping[str, Any]:
 def row_of(name: str) -> FlagRow | None:
     """The row that says what a name is; `same` for whatever is a setting of ours."""
     plain = name.lstrip("-").replace("-", "_")
-    found = table().get(plain) or next(
-        (row for row in table().values() if "*" in row.name and fnmatchcase(plain, row.name)), None
-    )
+    patterns = (row for row in table().values() if "*" in row.name and fnmatchcase(plain, row.name))
+    found = table().get(plain) or next(patterns, None)
     return found._replace(state="same") if found and plain in all_fields() else found
 
 
@@ -238,4 +236,4 @@ def _alike(said: Any, what: Any) -> bool:
     return abs(said - what) <= 1e-9 * abs(what) if numbers else bool(said == what)
 
 
-FLAGS: CompatInterface = Flags()
+_checked: type[CompatInterface] = Flags

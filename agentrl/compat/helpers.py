@@ -73,7 +73,6 @@ async def post(
 
 
 async def get(url: str) -> Any:
-    """The JSON that a server answers to GET."""
     answer = await _client().get(url)
     return answer.raise_for_status().json()
 

@@ -5,6 +5,9 @@
 2. Logits are of the whole vocabulary. Rows that predict a prompt's tokens are 0: they were not computed.
 3. `sum_of_sample_mean` sums by the weights that the run's settings give tokens, times what slime divides by afterwards:
    with `--loss-denominator all` it is slime's.
+4. A `RolloutBatch` is a dict of lists with one entry a sample, under slime's keys. Per-token entries are float32 tensors
+   over the response (`loss_masks`: int32). Log-probs and values are 0 where a token does not train. `rewards` are as
+   slime's trainer sees them: with an estimator that compares within groups, relative to the group.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -12,16 +15,72 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
+import orjson
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
+from agentrl.algorithms.algorithm import Algorithm
 from agentrl.algorithms.base import TokenView, need
-from agentrl.compat.rollout_batch import RolloutBatch, microbatch
+from agentrl.algorithms.group_relative import GroupRelative
 from agentrl.errors import PluginError, TrainError
+from agentrl.train.batch import TrainBatch
 from agentrl.train.microbatches import MicrobatchTensors
 from agentrl.train.objective import StepInputs
 
 Lists = list[Tensor]
+RolloutBatch = dict[str, Any]
+
+_SAME = ("ref_log_probs", "rollout_log_probs", "teacher_log_probs", "values", "advantages", "returns")
+PER_TOKEN = {"log_probs": "old_log_probs", **dict(zip(_SAME, _SAME, strict=True))}
+"""slime's names of per-token arrays, and ours."""
+
+
+def rollout_batch(batch: TrainBatch, device: torch.device, algorithm: Algorithm | None = None) -> RolloutBatch:
+    """The samples of `batch`, with what was computed of them."""
+    response, arrays = batch.response_lengths.tolist(), batch.arrays()
+
+    def there(array: NDArray[Any]) -> Tensor:
+        return torch.from_numpy(array.copy()).to(device)
+
+    rewards, groups, rollouts = map(there, (batch.rewards, batch.group_ids, batch.trajectory_ids))
+    compared = algorithm.compare(rewards, groups, rollouts) if isinstance(algorithm, GroupRelative) else rewards
+    masks, member = there(batch.loss_mask).int().split(response), rollouts.unique(return_inverse=True)[1]
+    trained = torch.stack([mask.sum() for mask in masks]).float()
+    sums = torch.zeros(len(batch), device=device).index_add(0, member, trained)
+    found: RolloutBatch = {
+        "tokens": list(there(batch.tokens).long().split(batch.lengths.tolist())),
+        "total_lengths": batch.lengths.tolist(),
+        "response_lengths": response,
+        "loss_masks": list(masks),
+        "rewards": compared.tolist(),
+        "raw_reward": rewards.tolist(),
+        "sample_indices": batch.sample_indices.tolist(),
+        "group_indices": batch.group_indices.tolist(),
+        "rollout_ids": rollouts.tolist(),
+        "rollout_mask_sums": sums[member],
+    }
+    found["unconcat_tokens"] = list(found["tokens"])
+    found |= {key: list(there(arrays[ours]).split(response)) for key, ours in PER_TOKEN.items() if ours in arrays}
+    if batch.metadata is not None:
+        found["metadata"] = [orjson.loads(text) for text in batch.metadata.tolist()]
+    return found
+
+
+def microbatch(batch: TrainBatch, device: torch.device) -> RolloutBatch:
+    """As slime's losses get the samples: all of their keys are there, and `tokens` are one sequence [1, T]."""
+    absent = dict.fromkeys((*PER_TOKEN, "multimodal_train_inputs", "packed_seq_params"))
+    found = rollout_batch(batch, device)
+    return {**absent, **found, "tokens": torch.cat(found["unconcat_tokens"])[None]}
+
+
+def flat(data: Mapping[str, Any], key: str, what: str) -> Tensor:
+    """The entries of a key, joined to [R]. Raises PluginError: a sample has no tensor of its response's length."""
+    parts = [torch.as_tensor(entry) for entry in data.get(key) or ()]
+    if (shapes := [list(part.shape) for part in parts]) != (want := [[n] for n in data["response_lengths"]]):
+        shaped = f"expected tensors of the shapes {want!s:.80}, got {shapes!s:.80}"
+        raise PluginError(f'{what}: rollout_data["{key}"]: {shaped}')
+    return torch.cat(parts)
 
 
 class Whole:
@@ -47,14 +106,12 @@ class Whole:
         return list(values.split(self.lengths))
 
     def data(self) -> RolloutBatch:
-        """As slime's losses get a microbatch."""
         return microbatch(self.batch, self.index.device)
 
 
 def own_loss(
     function: Callable[..., Any], args: Any, step: StepInputs, mb: MicrobatchTensors, logits: Tensor
 ) -> tuple[Tensor, dict[str, Tensor]]:
-    """See `TrainHooks.loss`."""
     if step.batch.support_ids is not None:
         raise TrainError("a loss of slime's form knows nothing of truncated sampling; sample with top-p 1 and no top-k")
     whole = Whole(step, mb, args)
@@ -75,7 +132,6 @@ def amended(
     view: TokenView,
     loss: Tensor,
 ) -> tuple[Tensor, TokenView, Mapping[str, Tensor]]:
-    """See `TokenView.amend`."""
     whole, stats = Whole(step, mb, args), {}
     masks = whole.split(step.per_token["loss_mask"][whole.positions].int())
     lengths = {"total_lengths": whole.batch.lengths.tolist(), "response_lengths": whole.lengths}

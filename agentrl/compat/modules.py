@@ -82,8 +82,7 @@ def install() -> None:
 
 
 def speaks_slime(found: Any) -> bool:
-    """Return true if a function or class, or one that wraps it, is slime's: its file imports slime, or it is in
-    `names.tsv`."""
+    """Return true if the file of a function or class, unwrapped, imports slime, or `names.tsv` has it."""
     found = inspect.unwrap(getattr(found, "func", found))
     module = str(getattr(found, "__module__", "") or "")
     if module.partition(".")[0] in ROOTS or module.startswith(f"{__package__}."):

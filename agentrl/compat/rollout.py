@@ -195,7 +195,6 @@ class _Leases:
 
 
 def _flat(group: Any) -> Any:
-    """The samples of a group, fanned-out ones too."""
     for item in group if isinstance(group, (list, tuple)) else [group]:
         yield from _flat(item) if isinstance(item, (list, tuple)) else [item]
 

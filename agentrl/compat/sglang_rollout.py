@@ -17,8 +17,7 @@ Generated = SlimeSample | list[SlimeSample]
 
 
 class GenerateState(metaclass=SingletonMeta):
-    """The state that generating shares: tokenizer, sampling parameters, a bound on requests. One in a process and
-    run."""
+    """Tokenizer, sampling parameters and bound on requests that generating shares; one in a process and run."""
 
     def __init__(self, args: Any) -> None:
         self.args = args

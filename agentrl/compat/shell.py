@@ -21,14 +21,9 @@ class Word(NamedTuple):
 
 
 def commands(text: str, name: str) -> Iterator[tuple[list[Word], str]]:
-    """The words of each simple command, and the operator behind it.
-
-    Args:
-        name: what the text is called in messages: a file, or the line of one that it begins in (`run.sh line 3`).
-
-    Raises:
-        SettingsError: a quote or bracket is never closed.
-    """
+    """The words of each simple command, and the operator behind it. `name`: what the text is called in messages: a
+    file, or the line of one that it begins in (`run.sh line 3`). Raises SettingsError: a quote or bracket is never
+    closed."""
     file, _, first = name.rpartition(" line ") if " line " in name else (name, "", "1")
     at, words = 0, list[Word]()
     after: list[str] = []
@@ -71,14 +66,8 @@ def _word_end(text: str, at: int, where: str) -> int:
 
 
 def ends_at(text: str, at: int, where: str, *, quoted: bool = False) -> int:
-    """The end of the quote, bracket, escape or character that begins at `at`.
-
-    Args:
-        quoted: this is inside double quotes, where single quotes and brackets are plain.
-
-    Raises:
-        SettingsError: it is never closed.
-    """
+    """The end of the quote, bracket, escape or character that begins at `at`. `quoted`: this is inside double quotes,
+    where single quotes and brackets are plain. Raises SettingsError: it is never closed."""
     if plain := _PLAIN.match(text, at):
         return plain.end()
     if text[at] == "\\":

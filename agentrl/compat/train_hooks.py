@@ -109,7 +109,7 @@ class SlimeHooks(TrainHooks):
         import torch
 
         from agentrl.algorithms.ops.kl import approximate_kl
-        from agentrl.compat.rollout_batch import flat, rollout_batch
+        from agentrl.compat.losses import flat, rollout_batch
 
         data, what = rollout_batch(batch, torch.device("cpu"), algorithm), flag_of(ADVANTAGE)
         references = data["ref_log_probs"] if self.args.kl_coef else data["log_probs"]
@@ -121,7 +121,7 @@ class SlimeHooks(TrainHooks):
     def prepared(self, batch: TrainBatch, step: int, device: device) -> TrainBatch:
         if AFTER not in self._hooks:
             return batch
-        from agentrl.compat.rollout_batch import PER_TOKEN, flat, rollout_batch
+        from agentrl.compat.losses import PER_TOKEN, flat, rollout_batch
 
         data, what, arrays = rollout_batch(batch, device), flag_of(AFTER), batch.arrays()
         self._call(AFTER, self.args, step, data)
@@ -185,7 +185,6 @@ def converted(data: Any, groups: Groups) -> tuple[list[list[Sample]], list[float
 
 
 def _plain(value: Any) -> Any:
-    """A row's tensor or array as a list."""
     return value.tolist() if hasattr(value, "tolist") else value
 
 

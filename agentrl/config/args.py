@@ -37,7 +37,6 @@ class Args:
         raise AttributeError(f"args is read-only: cannot delete {name!r}")
 
     def changed(self, **values: Any) -> "Args":
-        """A copy with other values."""
         return Args({**self._values, **values})
 
     def __contains__(self, name: object) -> bool:

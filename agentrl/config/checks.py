@@ -335,23 +335,9 @@ def hosted(s: Sections, _: ModelInfo | None) -> Iterator[str]:
 
 
 CHECKS: tuple[Check, ...] = (
-    hosted,
-    prompts,
-    adapters,
-    one_process,
-    on_policy,
-    devices,
-    batch_arithmetic,
-    layout,
-    sharding,
-    experts,
-    engines,
-    lengths,
-    staleness,
-    teacher,
-)
-
-
+    hosted, prompts, adapters, one_process, on_policy, devices, batch_arithmetic, layout, sharding, experts, engines,
+    lengths, staleness, teacher,
+)  # fmt: skip
 _TRAINERS: tuple[Check, ...] = (batch_arithmetic, layout, sharding, experts)
 """Checks of what only a trainer does."""
 
@@ -407,9 +393,8 @@ def _elsewhere(name: str, kind: str) -> str:
     """Return the nearest names beside a path whose folder exists; for a name of the Hugging Face Hub, how to fetch it."""
     folder, last = os.path.split(os.path.expanduser(name))
     if os.path.isdir(folder or "."):
-        near = [
-            os.path.join(folder, one) for one in difflib.get_close_matches(last, sorted(os.listdir(folder or ".")), 2)
-        ]
+        close = difflib.get_close_matches(last, sorted(os.listdir(folder or ".")), 2)
+        near = [os.path.join(folder, one) for one in close]
         if near or folder:
             return f"; did you mean {' or '.join(near)}?" if near else f"; {folder} has no {last}"
     if not re.fullmatch(r"[\w-]+/[\w.-]+", name) or name.endswith((".jsonl", ".parquet")):

@@ -11,8 +11,7 @@ from agentrl.settings import shown
 
 
 def show(settings: RunSettings, console: Console | None = None, *, purpose: Purpose = "train") -> None:
-    """Print the settings that were given (in bold) or are not as they are by default, and placement. `purpose`: what is
-    to be run."""
+    """Print the settings that were given (in bold) or differ from the defaults, and the placement of `purpose`."""
     console = console or Console()
     for text, style in _lines(settings, purpose):
         console.print(text, style=style, markup=False, highlight=False, soft_wrap=True)

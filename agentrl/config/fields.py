@@ -58,7 +58,6 @@ class Sections(Settings):
     compat: CompatSettings = Field(CompatSettings(), title="Compatibility with slime")
 
     def flat(self) -> dict[str, Any]:
-        """Every setting by its flat name."""
         return {name: value for _, section in self for name, value in section}
 
     def given(self) -> frozenset[str]:

@@ -66,8 +66,7 @@ def read_flags(
 
 
 def read_script(path: str, given: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, str], list[str]]:
-    """The settings in another trainer's launch script: as `read_flags`, and what to tell about the script. `given`:
-    settings that win over the script's."""
+    """Read another trainer's launch script as `read_flags` does, with notes; `given` settings win over its own."""
     door = foreign()
     if door is None:
         raise SettingsError(f"--slime-script {path}: this installation has no agentrl.compat, which reads such scripts")

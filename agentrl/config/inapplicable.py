@@ -121,7 +121,6 @@ def _differing(settings: Sections) -> list[str]:
 
 
 def _written(field: FieldRef, value: Any) -> list[str]:
-    """As on a command line."""
     if field.is_bool:
         return [field.flag if value else f"--no-{field.flag[2:]}"]
     if field.name == "sglang_options":

@@ -78,5 +78,4 @@ class ClusterSettings(Settings):
 
     @property
     def num_engines(self) -> int:
-        """Number of inference engines."""
         return self.rollout_num_gpus // self.rollout_num_gpus_per_engine

@@ -114,7 +114,6 @@ class Problems:
 
     @property
     def any(self) -> bool:
-        """True if a check raised."""
         return bool(self._errors)
 
     def raise_all(self) -> None:

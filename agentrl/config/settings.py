@@ -146,9 +146,8 @@ class RunSettings(Sections):
                 wrong += sentences(error, known, origins or {})
                 bad = {item["loc"][0] if item["loc"] else "" for item in error.errors()}
                 if problems is not None:
-                    parts[section] = model.model_validate(
-                        {k: v for k, v in own.items() if k not in bad} if bad - {""} else {}
-                    )
+                    good = {k: v for k, v in own.items() if k not in bad} if bad - {""} else {}
+                    parts[section] = model.model_validate(good)
         with problems or Problems.raised():
             if wrong:
                 raise one_error(wrong)

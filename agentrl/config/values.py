@@ -94,7 +94,6 @@ _CONDITION = re.compile(r"(!?)(\w+)(!?=|>|)([^|]*)")
 
 
 def rows(package: str, table: str) -> list[list[str]]:
-    """The lines of a package's table (`flags.tsv`) below its head."""
     lines = files(package).joinpath(table).read_text(encoding="utf-8").splitlines()
     return list(csv.reader(lines[1:], delimiter="\t", quoting=csv.QUOTE_NONE))
 

@@ -40,14 +40,7 @@ class Refusal(AgentRLError):
         return _STATUS[self.kind]
 
 
-_STATUS: Mapping[RefusalKind, int] = {
-    "invalid": 400,
-    "not_found": 404,
-    "context": 400,
-    "limit": 429,
-    "overloaded": 503,
-    "failed": 502,
-}
+_STATUS = {"invalid": 400, "not_found": 404, "context": 400, "limit": 429, "overloaded": 503, "failed": 502}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,26 +111,19 @@ class Wire(Protocol):
     """Bytes that are sent in a stream while the model works."""
 
     def read(self, body: Body, headers: Mapping[str, str]) -> AgentRequest:
-        """Read a request. Raises Refusal: something is malformed, or asked for what the gateway does not do; it names the
-        field."""
-        ...
+        """Read a request. Raises Refusal: a field, which it names, is malformed or not supported."""
 
     def answer(self, request: AgentRequest, turn: AgentTurn) -> Body:
         """Return the body of a whole answer."""
-        ...
 
     def events(self, request: AgentRequest, turn: AgentTurn) -> Iterator[bytes]:
         """Yield the server-sent events of an answer, the last one included."""
-        ...
 
     def status(self, refusal: Refusal) -> int:
         """Return the HTTP status of an error in this wire."""
-        ...
 
     def error(self, refusal: Refusal) -> Body:
         """Return the body of an error in this wire's own form, by which its clients decide to retry or to compact."""
-        ...
 
     def error_event(self, refusal: Refusal) -> bytes:
         """Return the event of an error in a stream that has begun."""
-        ...

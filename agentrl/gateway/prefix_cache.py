@@ -33,14 +33,12 @@ class Piece:
     session: str | None = None
 
     def chain(self) -> list[Piece]:
-        """All pieces from the start to this one."""
         pieces = [self]
         while pieces[-1].before is not None:
             pieces.append(pieces[-1].before)
         return pieces[::-1]
 
     def all_ids(self) -> list[int]:
-        """The ids from the start."""
         return list(chain.from_iterable(piece.ids for piece in self.chain()))
 
 

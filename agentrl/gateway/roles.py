@@ -92,8 +92,7 @@ class Roles:
         return "\n".join([*(text for holds, text in said if holds), *lost])
 
     def fold(self, messages: Sequence[Message]) -> list[Message]:
-        """Return `messages` (normal form) in roles that the template shows; they are not changed. Raises TemplateError: no
-        fold shows them."""
+        """Return new messages in roles that the template shows. Raises TemplateError: no fold shows them."""
         roles = ["system" if message["role"] in _INSTRUCTIONS else message["role"] for message in messages]
         if self.lost and (wrong := next((p for p in pairwise(["", *roles]) if p in self.lost), None)):
             raise TemplateError(f"messages: the chat template cannot show {_behind(wrong)}")

@@ -75,9 +75,7 @@ async def router(
         folder: a model folder with the tokenizer for texts; by default the engines' own, where it can be read here.
         listener: a port of `host` that was taken; by default a free one is.
 
-    Raises:
-        PluginError: a middleware cannot be loaded.
-    """
+    Raises PluginError: a middleware cannot be loaded."""
     async with served(EngineRouter(pool, folder).app, listener or listen(host, 0), host) as url:
         yield url
 

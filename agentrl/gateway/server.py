@@ -66,7 +66,7 @@ class Gateway:
         self.chat, self.engine, self.context_length, self.model = chat, engine, context_length, model
         self.roles, self.base, self.socket = Roles.probe(chat), "", Path()
         self.owner_key, self._sessions, self._ended = owner_key, dict[str, Session](), False
-        handlers = {HTTPException: _http_error, RequestError: _gone}
+        handlers = dict.fromkeys((HTTPException, RequestError), _failed)
         self.agent_app = Starlette(
             routes=[Route("/s/{token}{rest:path}", self._agent, methods=["GET", "HEAD", "POST"])],
             exception_handlers=handlers,
@@ -108,8 +108,7 @@ class Gateway:
             raise _closed()
         if len(self._sessions) >= MOST_SESSIONS:
             raise Refusal(f"the gateway has {MOST_SESSIONS} sessions; close some", "limit", "sessions")
-        given = sampling.stop_token_ids or ()
-        ends = tuple(dict.fromkeys((*self.chat.stop_token_ids, *given)))
+        ends = tuple(dict.fromkeys((*self.chat.stop_token_ids, *(sampling.stop_token_ids or ()))))
         whole = replace(sampling, stop_token_ids=ends, skip_special_tokens=False, no_stop_trim=True)
         session = Session(self.chat, self.engine, self.roles, origin, whole, self.context_length, limits or Limits())
         self._sessions[session.token] = session
@@ -120,7 +119,6 @@ class Gateway:
         return self._sessions.pop(token).close(rewards)
 
     def url(self, session: Session) -> str:
-        """The base URL of a session's agent."""
         return f"{self.base}/s/{session.token}"
 
     # ---- agents -----------------------------------------------------------------------------------------------
@@ -149,8 +147,7 @@ class Gateway:
         if path == "/":
             return Response()
         if path == "/models":
-            data = [shown(self.model)]
-            return Json({"object": "list", "data": data, "models": [], "has_more": False})
+            return Json({"object": "list", "data": [shown(self.model)], "models": [], "has_more": False})
         if path.startswith("/models/"):
             return Json(shown(path.removeprefix("/models/")))
         return _error(404, f"the gateway has no {path:.80}")
@@ -192,13 +189,10 @@ class Gateway:
         return wrapped
 
     async def _open(self, request: Request) -> tuple[Any, int]:
-        body = await _fields(
-            request, {"group_index": int, "index": int, "sampling": dict, "limits": dict, "metadata": dict}
-        )
-        index = body.get("index")
-        origin = Sample(
-            group_index=body.get("group_index"), index=index, rollout_id=index, metadata=body.get("metadata", {})
-        )
+        kinds = {"group_index": int, "index": int, "sampling": dict, "limits": dict, "metadata": dict}
+        body = await _fields(request, kinds)
+        index, metadata = body.get("index"), body.get("metadata", {})
+        origin = Sample(group_index=body.get("group_index"), index=index, rollout_id=index, metadata=metadata)
         session = self.open(origin, read_sampling(body.get("sampling", {})), read_limits(body.get("limits", {})))
         return {"id": session.token, "base_url": self.url(session)}, 201
 
@@ -292,11 +286,8 @@ def _error(status: int, message: str) -> Response:
     return Json({"error": {"message": message, "type": "invalid_request_error", "code": None}}, status)
 
 
-async def _http_error(_: Request, error: Exception) -> Response:
-    assert isinstance(error, HTTPException)
-    return _error(error.status_code, error.detail)
-
-
-async def _gone(_: Request, error: Exception) -> Response:
+async def _failed(_: Request, error: Exception) -> Response:
+    if isinstance(error, HTTPException):
+        return _error(error.status_code, error.detail)
     assert isinstance(error, RequestError)
     return Response(status_code=error.status)

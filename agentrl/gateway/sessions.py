@@ -80,9 +80,8 @@ class Limits(BaseModel):
 def read_sampling(given: Mapping[str, Any]) -> SamplingParams:
     """Read a session's sampling parameters under SGLang's names. Raises Refusal: an unknown name or wrong type."""
     if unknown := sorted(given.keys() - _NAMES):
-        raise Refusal(
-            f"sampling.{unknown[0]}: there is no such parameter; expected some of {', '.join(sorted(_NAMES))}"
-        )
+        known = ", ".join(sorted(_NAMES))
+        raise Refusal(f"sampling.{unknown[0]}: there is no such parameter; expected some of {known}")
     try:
         return _SAMPLING.validate_json(orjson.dumps(given), strict=True)
     except ValidationError as error:
@@ -148,10 +147,8 @@ class Session:
             run: calls slow functions.
             placed: is set when the request has a node. After that, the request's content cannot cause a refusal.
 
-        Raises:
-            Refusal: the session is closed or at a limit, the template cannot render the prompt, the prompt does not
-                fit, or the engines failed.
-        """
+        Raises Refusal: the session is closed or at a limit, the template cannot render the prompt, the prompt does not
+        fit, or the engines failed."""
         with self._admitted(size):
             self._count_ignored(request)
             request = self._whole(await self._with_references(request, size, run))
@@ -176,7 +173,6 @@ class Session:
         return tokens
 
     def refused(self, refusal: Refusal) -> None:
-        """Note that a request was refused."""
         self.counts[f"refused/{refusal.reason or refusal.kind}"] += 1
         self.refusals.append(str(refusal))
 
@@ -190,12 +186,9 @@ class Session:
         return {**self.counts, **reasons}
 
     def close(self, rewards: Mapping[int, float] | float | None = None) -> list[Sample]:
-        """End the session, cancel its requests in flight, and return its Samples.
-
-        Args:
-            rewards: one reward for all roots except side conversations, or a mapping from a root's number to its
-                reward. With None the caller sets the rewards later.
-        """
+        """End the session, cancel its requests in flight, and return its Samples. `rewards`: one reward for all roots
+        except side conversations, or a mapping from a root's number to its reward. With None the caller sets the
+        rewards later."""
         self._end()
         if not isinstance(rewards, Mapping):
             given = {root.number: rewards for root, role in self.tree.roots().items() if role != "side"}

@@ -32,17 +32,9 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 Reason = Literal[
-    "first",
-    "extend",
-    "fork",
-    "retry",
-    "undelivered",
-    "edited",
-    "compacted",
-    "tools_changed",
-    "new_agent",
+    "first", "extend", "fork", "retry", "undelivered", "edited", "compacted", "tools_changed", "new_agent",
     "template_rewrites",
-]
+]  # fmt: skip
 Role = Literal["main", "subagent", "side"]
 Key = bytes
 
@@ -92,7 +84,6 @@ class TurnNode:
     children: list[TurnNode] = field(default_factory=list)
 
     def path(self) -> list[TurnNode]:
-        """Return the nodes from the root to this node."""
         nodes = [self]
         while nodes[-1].parent is not None:
             nodes.append(nodes[-1].parent)
@@ -100,7 +91,6 @@ class TurnNode:
 
     @property
     def root(self) -> TurnNode:
-        """The first node of the path."""
         return self.path()[0]
 
     @property
@@ -109,7 +99,6 @@ class TurnNode:
         return self.root.family or self.root
 
     def prompt(self) -> array[int]:
-        """Return the token ids of the whole prompt of this turn."""
         ids = array("i")
         for node in self.path():
             ids += node.close + node.env
@@ -177,12 +166,8 @@ class SessionTree:
     # ---- placing a request ----------------------------------------------------------------------------------
 
     def read(self, request: AgentRequest) -> Reading:
-        """Convert `request` to the normal form, and find the node that it continues.
-
-        Raises:
-            Refusal: the last message is the assistant's.
-            TemplateError: the chat template cannot render the messages.
-        """
+        """Convert `request` to the normal form, and find the node that it continues. Raises Refusal: the last message
+        is the assistant's. TemplateError: the chat template cannot render the messages."""
         messages = self._roles.fold(self._normalised(request.messages))
         if not messages or messages[-1]["role"] == "assistant":
             raise Refusal("messages: the last message must be of a user or a tool; a prefill is not supported")
@@ -312,8 +297,7 @@ class SessionTree:
     # ---- the model's turn -------------------------------------------------------------------------------------
 
     def sampled(self, node: TurnNode, got: Generation) -> ParsedTurn:
-        """Complete `node` with the engine's answer, and return the turn for the agent. If a call is broken, the turn is
-        text without calls."""
+        """Complete `node` with the engine's answer, and return the turn; if a call is broken, as text without calls."""
         self._full.pop(node.family_root, None)
         parsed = node.chat.append_model_turn(got.ids)
         node.ids, node.log_probs = array("i", got.ids), array("d", got.log_probs)
@@ -373,11 +357,7 @@ class SessionTree:
         return found, +counts
 
     def dropped(self, rewarded: Container[int]) -> dict[TurnNode, str]:
-        """Return for each node the reason why it does not train, or "" if it trains; see docs/gateway.md.
-
-        Args:
-            rewarded: numbers of the roots that get a reward.
-        """
+        """Return why each node does not train, or "" (docs/gateway.md). `rewarded`: numbers of roots with a reward."""
         reasons = {root: "side" if role == "side" else "unrewarded" for root, role in self.roots().items()}
         reasons = {root: "" if root.number in rewarded else reason for root, reason in reasons.items()}
         for node in self.nodes.values():
@@ -496,8 +476,7 @@ def _with_own_ids(new: Sequence[Message], told: Message, node: TurnNode) -> list
 
 
 def _renumbered(messages: Sequence[Message]) -> list[Message]:
-    """Return a history with call ids in the form of our parsers, because some templates require ids of nine letters or
-    digits."""
+    """Return a history with call ids of nine letters and digits, which some templates require."""
     names: dict[Any, str] = {}
     found = []
     for message in messages:

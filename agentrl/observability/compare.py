@@ -57,15 +57,13 @@ class Difference:
 
 
 def find_evaluation(given: str) -> Evaluation:
-    """An evaluation by `FOLDER` (the last one there) or `FOLDER@NUMBER`. Raises DataError: there is none, or no such
-    number."""
+    """An evaluation by `FOLDER` (the last one there) or `FOLDER@NUMBER`. Raises DataError: there is none."""
     name, _, number = given.rpartition("@") if given.rpartition("@")[2].isdecimal() else (given, "", "")
     folder = Path(name).expanduser()
     for store in find_stores(folder).values():
         with StoreReader(store) as reader:
-            steps = sorted(
-                {step for part in reader.kinds() if part.kind == "eval" for step in reader.steps("eval", part.name)}
-            )
+            sets = [part.name for part in reader.kinds() if part.kind == "eval"]
+            steps = sorted({step for one in sets for step in reader.steps("eval", one)})
         if (steps and not number) or (number and int(number) in steps):
             step = int(number) if number else steps[-1]
             file = store.with_name(EVALUATIONS)
@@ -79,8 +77,7 @@ def find_evaluation(given: str) -> Evaluation:
 
 
 def compare(before: Evaluation, after: Evaluation) -> dict[str, tuple[int, list[Difference]]]:
-    """Each set that both have: how many prompts both have, and the differences over them. Raises DataError: they have
-    no set in common, or a set no prompt."""
+    """Common prompts and differences of each common set. Raises DataError: no set, or no prompt of one, is common."""
     first, second = _by_prompt(before), _by_prompt(after)
     if not (common := [name for name in first if name in second]):
         raise DataError(f"{before.name} has sets {', '.join(first)}, {after.name} {', '.join(second)}: none in common")

@@ -32,17 +32,17 @@ class MetricsLogger:
         self._interval = settings.log_interval
         folder = Path(folder)
         folder.mkdir(parents=True, exist_ok=True)
+        run = MetricsRun(folder, resume_step)
         with ExitStack() as opened:
             self._sinks = [_jsonl(folder / METRICS, resume_step, opened)]
             if settings.use_tensorboard:
                 where = Path(settings.tensorboard_dir or folder / "tensorboard")
                 self._sinks.append(_tensorboard(where, resume_step, opened))
             if settings.use_wandb:
-                self._sinks.append(_wandb(settings, folder, resume_step, opened))
+                self._sinks.append(_wandb(settings, run, opened))
             if settings.prometheus_port is not None:
                 address = settings.prometheus_host, settings.prometheus_port
                 self._sinks.append(prometheus(*address, folder.name, opened))
-            run = MetricsRun(folder, resume_step)
             self._sinks += [open_sink(path, run, opened) for path in settings.metrics_sinks]
             self._opened = opened.pop_all()
 
@@ -84,9 +84,8 @@ def _tensorboard(folder: Path, resume_step: int, opened: ExitStack) -> Sink:
         from tensorboard.compat.proto.summary_pb2 import Summary
         from tensorboard.summary.writer.event_file_writer import EventFileWriter
     except ImportError as error:
-        raise SettingsError(
-            f"--use-tensorboard needs the package tensorboard: {install('train')}, or pass --no-use-tensorboard"
-        ) from error
+        remedy = f"{install('train')}, or pass --no-use-tensorboard"
+        raise SettingsError(f"--use-tensorboard needs the package tensorboard: {remedy}") from error
     writer = opened.enter_context(closing(EventFileWriter(str(folder))))
     start = SessionLog(status=SessionLog.START)
     writer.add_event(Event(wall_time=time.time(), step=max(resume_step, 0), session_log=start))
@@ -99,17 +98,15 @@ def _tensorboard(folder: Path, resume_step: int, opened: ExitStack) -> Sink:
     return write
 
 
-def _wandb(settings: ObservabilitySettings, folder: Path, resume_step: int, opened: ExitStack) -> Sink:
+def _wandb(settings: ObservabilitySettings, of: MetricsRun, opened: ExitStack) -> Sink:
     """Weights & Biases; the run's id is kept in the folder, so that a resume continues the same run."""
     try:
         import wandb
     except ImportError as error:
         raise SettingsError(f"--use-wandb needs the package wandb: {install('wandb')}, or leave it out") from error
-    id_file = folder / "wandb_id"
-    known = id_file.read_text().strip() if resume_step > 0 and id_file.is_file() else None
-    run = wandb.init(**wandb_arguments(settings, folder, known))
+    run = wandb.init(**wandb_arguments(settings, of.folder, of.known_id("wandb_id")))
     opened.callback(run.finish)
-    id_file.write_text(str(run.id))
+    (of.folder / "wandb_id").write_text(str(run.id))
     # W&B's own counter must never go back, and an evaluation before training has step -1.
     return lambda step, at, metrics: run.log({**metrics, "rollout": step})
 

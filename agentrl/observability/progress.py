@@ -46,22 +46,15 @@ class Progress:
             self._mode = "live" if self._console.is_terminal else "plain"
         self._total, self._started = total, time.monotonic()
         self._told_no_spread = False
-        columns = (
-            SpinnerColumn(),
-            TextColumn("{task.description}", markup=False),
-            BarColumn(bar_width=24),
-            MofNCompleteColumn(),
-            TimeElapsedColumn(),
-        )
+        text = TextColumn("{task.description}", markup=False)
+        columns = (SpinnerColumn(), text, BarColumn(bar_width=24), MofNCompleteColumn(), TimeElapsedColumn())
         self._bar = RichProgress(*columns, console=self._console, transient=True, disable=self._mode != "live")
         self._task = self._bar.add_task("starting", total=total)
 
     def phase(self, text: str) -> None:
-        """The current phase of the run, in the status line."""
         self._bar.update(self._task, description=text)
 
     def plan(self, total: int) -> None:
-        """Set the number of rollouts in the whole run."""
         self._total = total
         self._bar.update(self._task, total=total)
 
@@ -92,7 +85,6 @@ class Progress:
             self._line(_NO_SPREAD)
 
     def note(self, text: str) -> None:
-        """Say something that stays on the terminal."""
         if self._mode != "off":
             self._line(text)
 

@@ -130,8 +130,7 @@ def headlines(series: Mapping[str, Series]) -> list[Headline]:
 
 
 def chart_groups(series: Mapping[str, Series]) -> list[tuple[str, list[tuple[str, Series]]]]:
-    """The main curves that this run has: evaluation first, then `MAIN_CHARTS`. A second curve that says the same as the
-    first is left out."""
+    """The run's main curves: evaluation, then `MAIN_CHARTS`, without curves that say the same as their first."""
     groups = [(f"Evaluation: {label}", members) for label, members in _evaluations(series)]
     for title, wanted in MAIN_CHARTS:
         members = [(label, series[name]) for label, name in wanted if name in series]
@@ -196,8 +195,7 @@ def _as_metrics(row: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def read_settings(folder: Path) -> dict[str, Any]:
-    """The settings of the run that wrote into a folder, by section; empty where none are. Raises DataError: the file is
-    not valid JSON."""
+    """The settings of a folder's run by section; empty without any. Raises DataError: the file is not valid JSON."""
     file = folder / SETTINGS
     if not file.is_file():
         return {}

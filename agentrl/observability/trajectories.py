@@ -87,8 +87,7 @@ class Trajectory:
 
 
 def describe_sample(sample: Sample, texts: TokenTexts, trained: Trained | None = None) -> Trajectory:
-    """A sample's tokens with their authors and notes, in parts. Raises DataError: `texts` or `trained` do not have one
-    entry a token."""
+    """A sample's tokens with authors and notes. Raises DataError: `texts` or `trained` have not one entry a token."""
     if sample.hosted:
         sample, pieces = _in_messages(sample)
     else:
@@ -100,15 +99,12 @@ def describe_sample(sample: Sample, texts: TokenTexts, trained: Trained | None =
     prompt, spans = sample.prompt_length, _spans(sample)
     tokens = [_token(sample, at, pieces[at], None, trained) for at in range(prompt)]
     for span in spans:
-        tokens += [
-            _token(sample, prompt + at, pieces[prompt + at], span, trained) for at in range(span.start, span.end)
-        ]
+        places = range(prompt + span.start, prompt + span.end)
+        tokens += [_token(sample, at, pieces[at], span, trained) for at in places]
     _show_images(sample, tokens)
-    turns = max((s.turn for s in spans), default=0)
+    turns, weights = max((s.turn for s in spans), default=0), ", ".join(sample.weight_versions)
     parts = (*_prompt_parts(sample, tokens[:prompt]), *_response_parts(sample, tokens[prompt:], spans, turns))
-    return Trajectory(
-        parts, _reward(sample), sample.status.value, turns, ", ".join(sample.weight_versions), sample.stop_reason
-    )
+    return Trajectory(parts, _reward(sample), sample.status.value, turns, weights, sample.stop_reason)
 
 
 def _token(sample: Sample, at: int, text: str, span: Segment | None, trained: Trained | None) -> Token:
@@ -234,8 +230,7 @@ def run_texts(folder: Path, settings: Mapping[str, Any]) -> TokenTexts:
 
 
 def split_texts(ids: Sequence[int], decode: Callable[[Sequence[int]], str]) -> list[str]:
-    """The text of each token by itself. A character that several tokens spell (bytes of UTF-8) belongs to the last of
-    them; the others are empty."""
+    """The text of each token. A character of several tokens belongs to the last of them; the others are empty."""
     out, held = [], 0
     for at in range(len(ids)):
         text = decode(ids[at - held : at + 1])

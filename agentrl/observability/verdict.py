@@ -35,7 +35,6 @@ class RunVerdict:
 
     @property
     def lines(self) -> list[str]:
-        """One or two lines for people."""
         lines = [f"verdict: {self.outcome}: {self.figures}"]
         if self.cause:
             lines.append(f"likeliest cause: {self.cause}: {self.evidence}; try {self.remedy}")

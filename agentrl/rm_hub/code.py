@@ -108,16 +108,9 @@ def _grade(program: str, results: list[str], rule: str) -> Grade:
     failed = [(number, why) for number, why in enumerate(results, 1) if why]
     passed, total = len(results) - len(failed), len(results)
     fraction = passed / total
-    reason = f"{passed} of {total} tests passed"
-    if failed:
-        reason += f"; test {failed[0][0]}: {failed[0][1]}"
-    return Grade(
-        float(not failed) if rule == "all" else fraction,
-        not failed,
-        program,
-        reason,
-        {"passed": float(passed), "tests": float(total), "fraction": fraction},
-    )
+    reason = f"{passed} of {total} tests passed" + (f"; test {failed[0][0]}: {failed[0][1]}" if failed else "")
+    parts = {"passed": float(passed), "tests": float(total), "fraction": fraction}
+    return Grade(float(not failed) if rule == "all" else fraction, not failed, program, reason, parts)
 
 
 def same_output(got: str, want: str) -> bool:

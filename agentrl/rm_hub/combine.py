@@ -56,11 +56,9 @@ class Verifier:
 
     @property
     def label(self) -> str:
-        """Its name among the parts."""
         return f"verifier_{self.name or _name(self.check)}"
 
     def apply(self, score: float) -> float:
-        """The score after the check has failed."""
         if self.otherwise == "zero":
             return 0.0
         return score * self.amount if self.otherwise == "multiply" else score - self.amount
@@ -89,7 +87,6 @@ class Weighted:
 
     @property
     def label(self) -> str:
-        """Its name among the parts."""
         return self.name or _name(self.grader) + (f".{self.part}" if self.part else "")
 
 
@@ -110,12 +107,10 @@ class StepRewards:
         _number("StepRewards: weight", self.weight)
 
     def total(self, rewards: Sequence[float | None]) -> float:
-        """Return the steps' share of the trajectory's reward."""
         return self.weight * math.fsum(reward for reward in rewards if reward is not None)
 
     def credit(self, rewards: Sequence[float | None], trajectory: float, turns: int) -> list[float]:
-        """Per turn, from the first of at least one on: its own reward (None for none) times the weight, and its share
-        of the trajectory's."""
+        """Return for each turn its own reward (None: 0) times the weight, plus its share of the trajectory's."""
         credit = [self.weight * (reward or 0.0) for reward in rewards] + [0.0] * (turns - len(rewards))
         share = trajectory / turns if self.distribution == "average" else trajectory
         for turn in range(turns - 1 if self.distribution == "last" else 0, turns):
@@ -173,7 +168,6 @@ combine = Combined
 
 
 async def _score(args: Any, sample: Sample, part: Weighted, said: dict[str, float]) -> None:
-    """Put a part's score among the parts that were `said`."""
     result = await _asked(args, sample, part.grader)
     grade = result if isinstance(result, Grade) else Grade(result, correct=False)
     score = grade.part(part.part or "score")
@@ -190,9 +184,8 @@ async def _failed(args: Any, sample: Sample, checks: Sequence[Verifier], said: d
         passed = await _asked(args, sample, check.check)
         passed = passed.correct if isinstance(passed, Grade) else passed
         if not isinstance(passed, bool):
-            raise GraderFailure(
-                f"{check.label} must return True or False, got {passed!r:.80}", kind="grader_bad_verifier"
-            )
+            wrong = f"{check.label} must return True or False, got {passed!r:.80}"
+            raise GraderFailure(wrong, kind="grader_bad_verifier")
         said[check.label] = float(passed)
 
     await each(checks, ask)

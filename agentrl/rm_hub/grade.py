@@ -33,7 +33,6 @@ class Grade:
         return self.score if name == "score" else self.parts.get(name, 0.0 if self.unjudged else None)
 
     def as_dict(self) -> dict[str, Any]:
-        """The fields as plain values, for JSON."""
         return {name: getattr(self, name) for name in self.__slots__} | {"parts": dict(self.parts)}
 
 

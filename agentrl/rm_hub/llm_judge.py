@@ -107,12 +107,8 @@ class LLMJudge(GraderService):
 
     async def _complete(self, messages: list[dict[str, str]]) -> str:
         """The judge's answer as text; a server that refuses the schema is not sent it again."""
-        body: dict[str, Any] = {
-            "model": self._settings.judge_model,
-            "messages": messages,
-            "temperature": 0,
-            "max_tokens": self._settings.judge_max_tokens,
-        }
+        body: dict[str, Any] = {"model": self._settings.judge_model, "messages": messages, "temperature": 0}
+        body["max_tokens"] = self._settings.judge_max_tokens
         try:
             answer = await self._post({**body, "response_format": _SCHEMA} if self._schema else body)
         except HttpStatus as refused:
@@ -167,7 +163,6 @@ class JudgeCache:
             await self._run(self._db.close)
 
     async def get(self, key: str) -> Grade | None:
-        """The verdict kept under `key`, or None."""
         found = "SELECT correct, score, reason FROM verdicts WHERE key=?"
         row = await self._run(lambda: self._db.execute(found, (key,)).fetchone())
         return None if row is None else Grade(float(row[1]), bool(row[0]), reason=str(row[2]))
@@ -184,11 +179,9 @@ class JudgeCache:
                 with anyio.fail_after(2 * _WAIT):
                     return await run_in_daemon_thread(work)
             except (sqlite3.Error, TimeoutError) as error:
-                raise GraderFailure(
-                    f"the judge's cache {self.path} failed: {error or 'it is locked'}; free space, or name another "
-                    "--judge-cache-path",
-                    kind="judge_cache",
-                ) from error
+                said = f"the judge's cache {self.path} failed: {error or 'it is locked'}"
+                remedy = "free space, or name another --judge-cache-path"
+                raise GraderFailure(f"{said}; {remedy}", kind="judge_cache") from error
 
     def _open(self) -> sqlite3.Connection:
         self.path.parent.mkdir(parents=True, exist_ok=True)
@@ -225,11 +218,9 @@ def ask(rubric: str, response: str, label: Any, metadata: Mapping[str, Any]) -> 
     if "label" in needed and label is None:
         raise GraderFailure("the judge's rubric has {label}, and the item has none", kind="grader_no_label")
     if "question" in needed and question is None:
-        raise GraderFailure(
-            "the judge's rubric has {question}, and the metadata have neither 'question' nor 'prompt'; put it there "
-            "(`agentrl grade` takes it from --prompt-key)",
-            kind="grader_no_metadata",
-        )
+        lacks = "the judge's rubric has {question}, and the metadata have neither 'question' nor 'prompt'"
+        remedy = "put it there (`agentrl grade` takes it from --prompt-key)"
+        raise GraderFailure(f"{lacks}; {remedy}", kind="grader_no_metadata")
     items = (("response", response), ("label", label), ("question", question))
     texts = {name: _text(item) for name, item in items if name in needed}
     tag = digest(rubric, *texts.values())[:16]

@@ -1,6 +1,7 @@
-"""Graders by their `--rm-type` names, each imported on first use. `boxed_NAME` grades the content of the last box. `package.module:function` or `path/file.py:function` names a user's
-grader. A missing label is an error, never a zero. A built-in grader that exhausts time, memory or stack gives a wrong
-answer's score, because the answer could drop its group otherwise; a user's grader fails.
+"""Graders by their `--rm-type` names, each imported on first use. `boxed_NAME` grades the content of the last box.
+`package.module:function` or `path/file.py:function` names a user's grader. A missing label is an error, never a zero.
+A built-in grader that exhausts time, memory or stack gives a wrong answer's score, because the answer could drop its
+group otherwise; a user's grader fails.
 """
 
 import difflib
@@ -119,11 +120,8 @@ def check_inputs(rm_type: str, spec: GraderSpec, response: Any, label: Any, meta
     if not isinstance(metadata, Mapping):
         raise _failure("grader_bad_input", rm_type, f": metadata must be a mapping, got {type(metadata).__name__}")
     if spec.needs_label and label is None:
-        raise _failure(
-            "grader_no_label",
-            rm_type,
-            " needs a label, and there is none; pass it, or name the field of the data that holds it (--label-key)",
-        )
+        remedy = "pass it, or name the field of the data that holds it (--label-key)"
+        raise _failure("grader_no_label", rm_type, f" needs a label, and there is none; {remedy}")
     if len(response) > MAX_RESPONSE:
         what = f": the response has {len(response):,} characters; at most {MAX_RESPONSE:,} are graded"
         return exhausted(spec, _failure("grader_too_large", rm_type, what))
@@ -143,15 +141,12 @@ def grade(rm_type: str, response: str, label: Any = None, metadata: Mapping[str,
         label: the accepted answer, or a list of them.
         metadata: what some graders need besides.
 
-    Raises:
-        SettingsError: no such grader (with the nearest name), or one that has to be awaited.
-        GraderFailure: the label or a field of the metadata is missing or of the wrong type, or the grader raised.
-    """
+    Raises SettingsError: no such grader (with the nearest name), or one that has to be awaited. GraderFailure: the
+    label or a field of the metadata is missing or of the wrong type, or the grader raised."""
     spec, metadata = find(rm_type), {} if metadata is None else metadata
     if spec.runs != "process":
-        raise SettingsError(
-            f"--rm-type {rm_type} waits for a server or a sandbox; use async_rm in async code, or grade_many"
-        )
+        otherwise = "use async_rm in async code, or grade_many"
+        raise SettingsError(f"--rm-type {rm_type} waits for a server or a sandbox; {otherwise}")
     if (too_long := check_inputs(rm_type, spec, response, label, metadata)) is not None:
         return too_long
     function: GraderFunction = spec.load()

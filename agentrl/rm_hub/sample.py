@@ -26,10 +26,8 @@ async def async_rm(args: Any, sample: Sample, **kwargs: Any) -> Reward:
         args: settings as attributes (`rm_type`, `reward_key`, `grader_timeout`, ...); what is not there has its default.
         sample: its final answer (or response), label and metadata are read.
 
-    Raises:
-        SettingsError: no grader is set, or there is none of that name.
-        GraderFailure: it cannot be graded; `kind` says why (`grader_timeout`, `grader_no_label`, ...).
-    """
+    Raises SettingsError: no grader is set, or there is none of that name. GraderFailure: it cannot be graded; `kind`
+    says why (`grader_timeout`, `grader_no_label`, ...)."""
     if (rm_type := rm_type_of(args, sample)) is None:
         raise SettingsError("no grader is set; pass --rm-type, one of " + ", ".join(GRADERS))
     grade = await grade_sample(args, sample, rm_type)
@@ -53,13 +51,8 @@ async def grade_sample(args: Any, sample: Sample, rm_type: str) -> Grade:
 
 
 async def batched_async_rm(args: Any, samples: Sequence[Sample], **kwargs: Any) -> list[Reward]:
-    """The rewards of many samples, in order, graded side by side.
-
-    Raises:
-        SettingsError: as of `async_rm`.
-        GraderFailure: the first one that failed; the others were graded nevertheless and have their
-            `metadata["grade"]`.
-    """
+    """The rewards of many samples, in order, graded side by side. Raises SettingsError: as of `async_rm`.
+    GraderFailure: the first one that failed; the others were graded nevertheless and have their `metadata["grade"]`."""
     rewards: list[Reward] = [0.0] * len(samples)
     failures: dict[int, GraderFailure | SettingsError] = {}
 
@@ -101,8 +94,6 @@ def reward_keys(args: Any) -> list[str]:
 def keyed(what: str, keys: Sequence[str], scores: Mapping[str, float]) -> dict[str, float]:
     """`scores` as a dict reward. Raises GraderFailure: one of the keys is no score of `what`."""
     if missing := [key for key in keys if key not in scores]:
-        raise GraderFailure(
-            f"--reward-key {missing[0]}: {what} has no such score; it has {', '.join(scores)}",
-            kind="grader_no_reward_key",
-        )
+        said = f"--reward-key {missing[0]}: {what} has no such score; it has {', '.join(scores)}"
+        raise GraderFailure(said, kind="grader_no_reward_key")
     return dict(scores)

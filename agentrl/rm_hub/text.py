@@ -75,13 +75,9 @@ def grade_exact_match(response: str, label: Any, metadata: Mapping[str, Any]) ->
 
 
 def grade_f1(response: str, label: Any, metadata: Mapping[str, Any]) -> Grade:
-    """Score is the best token F1 over the labels (`reading.common.golds`), in [0, 1].
-
-    Args:
-        metadata: `f1_threshold` (default 1): from which score on the answer counts as correct. `f1_yes_no` (default
-            false): HotpotQA's rule (Yang et al. 2018, arXiv:1809.09600) that "yes", "no" and "noanswer" match nothing
-            but themselves.
-    """
+    """Score is the best token F1 over the labels (`reading.common.golds`), in [0, 1]. `metadata`: `f1_threshold`
+    (default 1): from which score on the answer counts as correct. `f1_yes_no` (default false): HotpotQA's rule (Yang et
+    al. 2018, arXiv:1809.09600) that "yes", "no" and "noanswer" match nothing but themselves."""
     accepted = golds(label, "f1")
     threshold, verdicts = number(metadata, "f1_threshold", 1.0, "f1"), flag(metadata, "f1_yes_no", "f1")
     answer = _answer(response)

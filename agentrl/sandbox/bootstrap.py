@@ -27,6 +27,5 @@ package.zygote.main(control, lifeline, message["settings"])
 
 
 def modules() -> dict[str, str]:
-    """The source text of each module, in the order of loading."""
     folder = Path(__file__).parent / "inside"
     return {name: (folder / f"{name}.py").read_text(encoding="utf-8") for name in ORDER}

@@ -78,7 +78,6 @@ class Sandbox:
 
     @property
     def backend(self) -> Backend:
-        """The backend in use."""
         return self._running().backend
 
     @property
@@ -88,16 +87,9 @@ class Sandbox:
         return f"{interpreter.executable} ({interpreter.note})" if interpreter.note else interpreter.executable
 
     async def run(self, code: str, *, stdin: str = "", timeout: float | None = None) -> RunResult:
-        """Run a program in a process of its own; nothing of it survives.
-
-        Args:
-            timeout: seconds, if less than `limits.wall_seconds`.
-
-        Raises:
-            SandboxBusy: no place became free in time.
-            SandboxFailure: the sandbox broke; the program may have run or not.
-            SandboxInput: `stdin` cannot be given to a program.
-        """
+        """Run a program in a process of its own; nothing of it survives. `timeout`: seconds, if less than
+        `limits.wall_seconds`. Raises SandboxBusy: no place became free in time. SandboxFailure: the sandbox broke; the
+        program may have run or not. SandboxInput: `stdin` cannot be given to a program."""
         program = SandboxSession(self, keeps=False)
         try:
             return await program._run(code, stdin, timeout)
@@ -230,7 +222,6 @@ class SandboxSession:
         await self.close()
 
     async def close(self) -> None:
-        """End its process and all that it started."""
         self._closed = True
         process, self._process = self._process, None
         if process is not None:
@@ -274,14 +265,14 @@ def try_backends() -> dict[Backend, tuple[bool, str]]:
     Takes about a second, in an event loop of its own.
     """
 
-    async def tried(name: Backend) -> tuple[bool, str]:
-        try:
-            async with Sandbox(name, preload=(), warm=0) as box:
-                return True, box.python
-        except (SandboxUnavailable, SandboxFailure) as error:
-            return False, str(error.__cause__ or error)
+    async def tried() -> dict[Backend, tuple[bool, str]]:
+        found: dict[Backend, tuple[bool, str]] = {}
+        for name in SAFE_BACKENDS:
+            try:
+                async with Sandbox(name, preload=(), warm=0) as box:
+                    found[name] = True, box.python
+            except (SandboxUnavailable, SandboxFailure) as error:
+                found[name] = False, str(error.__cause__ or error)
+        return found
 
-    async def all_tried() -> dict[Backend, tuple[bool, str]]:
-        return {name: await tried(name) for name in SAFE_BACKENDS}
-
-    return anyio.run(all_tried)
+    return anyio.run(tried)

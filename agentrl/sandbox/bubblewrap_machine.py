@@ -45,7 +45,6 @@ class BubblewrapMachine(Machine):
 
     @classmethod
     async def refusal(cls) -> str:
-        """Try to start a machine."""
         try:
             await (await cls.start()).close()
             return ""
@@ -76,7 +75,6 @@ class BubblewrapMachine(Machine):
 
     @classmethod
     async def delete(cls, image: str) -> None:
-        """See `Machine.delete`."""
         await call("/bin/sh", "-c", _REMOVE, "delete", image.removeprefix(_HOST))
 
     async def _make(self, image: str, workdir: str) -> list[str]:

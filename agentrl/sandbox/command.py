@@ -173,8 +173,7 @@ async def run_command(
 
 
 async def call(*line: str, user: int | None = None, seconds: float = math.inf) -> str:
-    """Run a program of the host, with the caller's variables. Returns the last line of its output. Raises SandboxFailure:
-    it failed, or did not end within `seconds`."""
+    """Run a program of the host; returns its output's last line. Raises SandboxFailure: it failed, or took too long."""
     result = await run_command(line, os.environ, seconds=seconds, user=user)
     if result.exit_code:
         said = f"no answer within {seconds:g} s" if result.timed_out else result.stderr[-1000:].strip()

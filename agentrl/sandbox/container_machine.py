@@ -34,17 +34,8 @@ class ContainerMachine(Machine):
         image = await self._image(image)
         self._name = f"agentrl-{secrets.token_hex(8)}"
         size, file = f"{self.limits.memory_mb}m", f"fsize={self.limits.file_mb << 20}"
-        options = [
-            "--memory",
-            size,
-            "--memory-swap",
-            size,
-            "--pids-limit",
-            str(self.limits.processes),
-            "--ulimit",
-            file,
-        ]
-        options += ["--ulimit", "core=0", "--network", "bridge" if network else "none"]
+        options = ["--memory", size, "--memory-swap", size, "--ulimit", file, "--ulimit", "core=0"]
+        options += ["--pids-limit", str(self.limits.processes), "--network", "bridge" if network else "none"]
         options += ["--security-opt", "no-new-privileges", "--label", "agentrl", "--interactive", "--pull", "never"]
         script = f'mkdir -p -- "$0" && cd -- "$0" || exit; {SHELL[2]}' if workdir else SHELL[2]
         entry = ("--entrypoint", SHELL[0], image, SHELL[1], script, workdir)
@@ -53,13 +44,11 @@ class ContainerMachine(Machine):
             await _ask(self._command, "create", "--name", self._name, *options, *entry)
 
     async def snapshot(self) -> str:
-        """See `Machine.snapshot`."""
         async with self._turn:
             return await _ask(self._command, "commit", self._name)
 
     @classmethod
     async def delete(cls, image: str) -> None:
-        """See `Machine.delete`."""
         await _ask((await _find())[0], "rmi", "--force", image)
 
     async def _image(self, image: str) -> str:

@@ -90,9 +90,8 @@ async def start_zygote(backend: Backend, preload: tuple[str, ...], *, deadline: 
         with anyio.move_on_after(deadline):
             await anyio.wait_readable(zygote.control)
             if broken := _answer(zygote)["broken"]:
-                raise SandboxUnavailable(
-                    f"preload: {', '.join(broken)}; it must be importable in {zygote.interpreter.executable}"
-                )
+                place = zygote.interpreter.executable
+                raise SandboxUnavailable(f"preload: {', '.join(broken)}; it must be importable in {place}")
             return zygote
         raise SandboxUnavailable(f"loading {', '.join(preload)} in the sandbox took more than {deadline:g} s")
     except BaseException:

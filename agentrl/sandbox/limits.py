@@ -86,9 +86,8 @@ def _check(limits: SandboxLimits | MachineLimits) -> None:
         kinds, kind = ((int,), "whole number") if field.type is int else ((int, float), "number")
         most = 8 << 20 if field.name == "output_bytes" else 1 << 30  # the answer must fit into a message
         if isinstance(value, bool) or not isinstance(value, kinds) or not 0 < value <= most:
-            raise SettingsError(
-                f"sandbox limit {field.name}: expected a positive {kind}, at most {most}, got {value!r}"
-            )
+            expected = f"a positive {kind}, at most {most}"
+            raise SettingsError(f"sandbox limit {field.name}: expected {expected}, got {value!r}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +114,6 @@ class RunResult:
 
     @property
     def ok(self) -> bool:
-        """True if the code ran to its end without an error."""
         return self.outcome == "ok"
 
     @property

@@ -127,8 +127,7 @@ class Machine(ABC):
         return await self._must(f"cat -- {shlex.quote(path)}")
 
     async def write(self, path: str, data: bytes) -> None:
-        """Write a file and the folders above it. Readers see the old content or the new. Raises OSError: the file cannot
-        be written."""
+        """Write a file, atomically, and the folders above it. Raises OSError: the file cannot be written."""
         new = 'new=$(mktemp -p "$folder") && cat > "$new" && chmod 644 -- "$new" && mv -fT -- "$new" "$file"'
         await self._must(
             f'file={shlex.quote(path)} && folder=$(dirname -- "$file") && mkdir -p -- "$folder" && {new}', data

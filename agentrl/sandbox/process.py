@@ -51,8 +51,7 @@ class Process:
         return self
 
     async def ask(self, request: bytes, wall: float) -> RunResult:
-        """Have it run something, within `wall` seconds. If this is cancelled, `end` it. Raises NeverBegun: it ended
-        before the request reached it."""
+        """Have it run something within `wall` seconds; if cancelled, `end` it. Raises NeverBegun: it had ended."""
         start = time.perf_counter()
         answer: dict[str, Any] = {"stdout": "", "stderr": "", "outcome": "timeout", "returncode": None}
         try:
@@ -174,8 +173,7 @@ def _bait() -> Iterator[tuple[str, str]]:
 
 
 async def check_confined(run: Callable[[str], Awaitable[RunResult]]) -> None:
-    """Run a program that tries to get out. Raises SandboxUnavailable: it did not run, or something was not kept from
-    it."""
+    """Run a program that tries to get out. Raises SandboxUnavailable: it did not run, or reached something."""
     with _bait() as (program, folder):
         result = await run(program)
         taken = "written" in os.listdir(folder)

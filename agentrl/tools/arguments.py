@@ -73,7 +73,6 @@ class ToolOutcome:
 
     @property
     def ok(self) -> bool:
-        """True if the tool returned a usable result."""
         return self.kind is OutcomeKind.OK
 
 
@@ -119,15 +118,11 @@ def of_function(function: Callable[..., Any], name: str, descriptions: Mapping[s
     for position, parameter in enumerate(parameters[needs_self(function) :]):
         if parameter.kind not in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY):
             shown = parameter.replace(annotation=parameter.empty)
-            raise PluginError(
-                f"tool {name!r}: parameter '{shown}' cannot be given by name; "
-                "a tool's parameters must be ordinary or keyword-only ones"
-            )
+            expected = "a tool's parameters must be ordinary or keyword-only ones"
+            raise PluginError(f"tool {name!r}: parameter '{shown}' cannot be given by name; {expected}")
         if parameter.name not in hints:
-            raise PluginError(
-                f"tool {name!r}: parameter {parameter.name!r} has no type hint; "
-                "the model's schema comes from the hints, for example `query: str`"
-            )
+            why = "the model's schema comes from the hints, for example `query: str`"
+            raise PluginError(f"tool {name!r}: parameter {parameter.name!r} has no type hint; {why}")
         hint = hints[parameter.name]
         if get_origin(hint) is Annotated and Injected in get_args(hint):
             injected.append(parameter.name)
@@ -137,9 +132,7 @@ def of_function(function: Callable[..., Any], name: str, descriptions: Mapping[s
         # Neutral field names with aliases: a parameter may be called `json`, `_x` or `model_config`.
         fields[f"field_{position}"] = (hint, described)
     try:
-        model = create_model(
-            "Arguments", __config__=ConfigDict(extra="forbid", arbitrary_types_allowed=False), **fields
-        )
+        model = create_model("Arguments", __config__=ConfigDict(extra="forbid"), **fields)
         made = model.model_json_schema(schema_generator=_WithoutTitles)
     except (PydanticSchemaGenerationError, PydanticUserError, TypeError) as error:
         reason = str(error).splitlines()[0]
@@ -162,10 +155,8 @@ def of_schema(tool: str, schema: dict[str, Any]) -> Arguments:
     """The arguments of a tool whose JSON schema was given; they are handed on as they are, and `SchemaCheck` checks
     them. Raises PluginError: it is no schema of an object."""
     if schema.get("type", "object") != "object":
-        raise PluginError(
-            f"tool {tool!r}: expected parameters of type 'object', got {schema['type']!r:.100}; "
-            "a model gives a tool's arguments by name"
-        )
+        got = f"{schema['type']!r:.100}; a model gives a tool's arguments by name"
+        raise PluginError(f"tool {tool!r}: expected parameters of type 'object', got {got}")
     return Arguments({"type": "object", "properties": {}, **schema}, dict)
 
 
@@ -183,8 +174,7 @@ def needs_self(function: Callable[..., Any]) -> bool:
 
 
 def as_object(arguments: object) -> dict[str, Any]:
-    """A call's arguments, parsed or as JSON text, as a JSON object. Raises ToolError: of kind `bad_arguments`, saying
-    what is wrong and where."""
+    """A call's arguments, parsed or as JSON text, as a JSON object. Raises ToolError: of kind `bad_arguments`."""
     try:
         value = json.loads(arguments) if isinstance(arguments, str) else arguments
     except json.JSONDecodeError as error:

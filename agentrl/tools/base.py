@@ -221,8 +221,7 @@ def described(error: BaseException) -> str:
 
 
 def as_tool(function: Callable[..., Any] | Tool) -> Tool:
-    """A `Tool` from a function; a `Tool` is returned as it is. Raises PluginError: it is neither, or it cannot become a
-    tool."""
+    """A `Tool` from a function; a `Tool` is returned as it is. Raises PluginError: it cannot become a tool."""
     if isinstance(function, Tool):
         return function
     if not callable(function) or isinstance(function, type):
@@ -262,8 +261,7 @@ class ToolSource(ABC):
 
 
 class Toolbox:
-    """Tools by name, in the order in which the model sees them. Raises PluginError: an entry cannot be a tool, or two
-    tools share a name."""
+    """Tools by name, in the model's order. Raises PluginError: an entry is no tool, or two share a name."""
 
     def __init__(self, tools: Iterable[Callable[..., Any] | Tool] = ()) -> None:
         self._tools: dict[str, Tool] = {}

@@ -160,7 +160,6 @@ class MCPTools(ToolSource):
         return tools
 
     async def close(self) -> None:
-        """Disconnect, and end a server that was started here."""
         connection, self._connection, self._tools = self._connection, None, None
         if connection is not None:
             await connection.close()

@@ -69,18 +69,16 @@ class PythonTool(Tool):
     def _find_box(self, state: object) -> Sandbox:
         box = self._box if self._box is not None else getattr(state, "sandbox", None)
         if not isinstance(box, Sandbox):
-            raise SandboxUnavailable(
-                "the tool `python` has no sandbox: give one to python_tool(...), or let the environment inherit "
-                "from WithPython and await its `setup`"
+            remedy = (
+                "give one to python_tool(...), or let the environment inherit from WithPython and await its `setup`"
             )
+            raise SandboxUnavailable(f"the tool `python` has no sandbox: {remedy}")
         return box
 
     def _session(self, box: Sandbox, state: object) -> SandboxSession:
         if state is None:
-            raise SandboxUnavailable(
-                "a stateful `python` tool needs to know whose call it is: pass `state` to the toolbox (environments "
-                "do), or make the tool with stateful=False"
-            )
+            remedy = "pass `state` to the toolbox (environments do), or make the tool with stateful=False"
+            raise SandboxUnavailable(f"a stateful `python` tool needs to know whose call it is: {remedy}")
         if state not in self._sessions:
             self._sessions[state] = box.session()
         return self._sessions[state]
@@ -113,14 +111,12 @@ class WithPython:
 
     @classmethod
     async def teardown(cls) -> None:
-        """Close the sandbox."""
         box, cls.sandbox = cls.sandbox, None
         if box is not None:
             await box.__aexit__(None, None, None)
         await super().teardown()  # type: ignore[misc]
 
     async def close(self) -> None:
-        """End this trajectory's session."""
         with anyio.CancelScope(shield=True):
             await self.python.end(self)
         await super().close()  # type: ignore[misc]

@@ -32,7 +32,6 @@ def _validator(schema: str) -> Validator:
 
 
 def answer(schema: str, arguments: Any) -> list[tuple[str, str]] | str:
-    """The line that goes out."""
     try:
         errors = sorted(_validator(schema).iter_errors(arguments), key=lambda error: error.json_path)
         return [(error.json_path[:_MOST_CHARS], error.message[:_MOST_CHARS]) for error in errors[:_MOST_PROBLEMS]]
@@ -45,7 +44,6 @@ def answer(schema: str, arguments: Any) -> list[tuple[str, str]] | str:
 
 
 def main(seconds: float) -> None:
-    """Answer each line of standard input."""
     resource.setrlimit(resource.RLIMIT_AS, (_MEMORY, _MEMORY))
     for line in sys.stdin.buffer:
         signal.setitimer(signal.ITIMER_PROF, seconds)

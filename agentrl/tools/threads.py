@@ -67,7 +67,6 @@ class ToolThreads:
 
     @classmethod
     def current(cls) -> "ToolThreads":
-        """Those of the running event loop."""
         threads = _THREADS.get()
         if threads is None:
             _THREADS.set(threads := cls())
@@ -102,7 +101,6 @@ class ToolThread:
             self._give_back()
 
     async def run(self, function: Callable[[], Any]) -> Any:
-        """Run `function` in a thread; return or raise as it does."""
         self._running = True
         return await run_in_daemon_thread(function, self._ended)
 

@@ -15,7 +15,6 @@ class TokenGate:
         self._app, self._token = app, token
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """See ASGI."""
         app = self._app if scope["type"] == "lifespan" else self._answer(HTTPConnection(scope))
         await app(scope, receive, send)
 

@@ -26,7 +26,6 @@ class Curve:
 
 
 def overview(library: Library) -> str:
-    """A row for each run, as HTML."""
     rows = []
     for run in library.runs:
         series = collect_series(run.metrics())
@@ -61,7 +60,6 @@ def charts(library: Library, everything: bool) -> dict[str, dict[str, Any]]:
 
 
 def _options(lines: list[Curve], runs: list[str]) -> dict[str, Any]:
-    """The chart as ECharts draws it."""
     axis = {"axisLabel": {"color": _GREY}, "splitLine": {"lineStyle": {"color": "#8883"}}}
     return {
         "animation": False,

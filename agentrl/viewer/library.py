@@ -26,7 +26,6 @@ class Run:
 
     @property
     def stamp(self) -> tuple[int, ...]:
-        """Of its metrics."""
         return stamp(*self._metrics)
 
     def metrics(self) -> list[dict[str, Any]]:
@@ -47,8 +46,7 @@ class Source:
 
     @property
     def reader(self) -> StoreReader:
-        """Opened when first looked at, and again where another file lies there now. Raises DataError: it cannot be read
-        (any more)."""
+        """Opened at the first look, and again if another file lies there now. Raises DataError: it cannot be read."""
         if not self.path.is_file():
             raise DataError(f"{self.path} is not there any more")
         identity = self.path.stat().st_ino
@@ -63,7 +61,6 @@ class Source:
 
     @property
     def stamp(self) -> tuple[int, ...]:
-        """Of the file and its log."""
         return stamp(self.path, self.path.with_name(f"{self.path.name}-wal"))
 
     @cached_property
@@ -79,8 +76,7 @@ class Library:
     """The runs in some folders. Sources keep their number as long as the library lives."""
 
     def __init__(self, folders: Sequence[Path]) -> None:
-        """Look for runs. `folders`: of runs, or folders that have such in them. Raises SettingsError: one of them has
-        none."""
+        """Look for runs in `folders` and below them. Raises SettingsError: one of them has none."""
         self._folders = [folder.expanduser().resolve() for folder in folders]
         self.runs: list[Run] = []
         self.sources: list[Source] = []
@@ -92,7 +88,6 @@ class Library:
         self.refresh()
 
     def refresh(self) -> None:
-        """Take in what was made since."""
         found = dict.fromkeys(run for folder in self._folders for run in _runs_in(folder))
         names = [folder.name for folder in found]
         self.runs = [Run(f.name if names.count(f.name) == 1 else str(f), f) for f in found]

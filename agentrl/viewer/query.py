@@ -49,7 +49,6 @@ class Query:
 
     @property
     def page(self) -> int:
-        """From 1."""
         return max(1, _whole(self.given.get("page"), 1))
 
     @property
@@ -63,7 +62,6 @@ class Query:
 
     @property
     def cleared(self) -> str:
-        """The address without any filter."""
         return Query({name: self.given[name] for name in ("source",) if name in self.given}).url()
 
     @property
@@ -71,8 +69,7 @@ class Query:
         return self.given.get("search", "")
 
     def filter(self, ids: list[int] | None) -> Filter:
-        """The store's filter. `ids`: the rows that a search found; None where nothing is searched. Raises DataError: a
-        range is not written as one."""
+        """The store's filter. `ids`: the rows that a search found; None without one. Raises DataError: a bad range."""
         kind, _, name = self.given.get("kind", "").partition(" ")
         equal = {"kind": kind, "name": name} if kind else {}
         equal |= {field: "" if value == NONE else value for field in VALUES if (value := self.given.get(field))}
@@ -116,6 +113,5 @@ def _templates() -> Jinja:
 
 
 def macro(template: str, name: str) -> Callable[..., str]:
-    """A macro of a template."""
     found: Callable[..., str] = getattr(_templates().get_template(template).module, name)
     return found

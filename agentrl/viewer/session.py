@@ -36,7 +36,6 @@ class ShownSession:
 
     @property
     def dropped(self) -> Counter[str]:
-        """Sampled tokens that were dropped, by reason."""
         found = Counter[str]()
         for turn in self.record.turns:
             found[turn.dropped] += turn.sampled_tokens

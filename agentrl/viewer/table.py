@@ -26,7 +26,6 @@ _OF_AGENTS = (("role", "role", False), ("branch", "branch", True))
 
 
 def form(library: Library, query: Query) -> str:
-    """The filters as HTML."""
     source = library.source(query.source)
     kinds, choices = _choices(source, source.stamp)
     names = [one.name for one in library.sources]
@@ -47,7 +46,6 @@ def _choices(
 
 
 def rows(source: Source, query: Query) -> str:
-    """One page of rows as HTML."""
     where, note = search(source, query)
     total = source.reader.count(where)
     pages = max(1, -(-total // PAGE))

@@ -69,7 +69,6 @@ def one(library: Library, here: Place, query: Query) -> str:
 
 
 def beside(library: Library, places: Sequence[Place]) -> str:
-    """Several trajectories side by side as HTML."""
     if not places:
         raise DataError("nothing to compare: open a trajectory and choose `side by side`")
     shown: list[TrajectoryPage] = []

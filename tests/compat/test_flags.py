@@ -9,11 +9,13 @@ from agentrl.cli.main import run
 from agentrl.compat.calls import namespace
 from agentrl.compat.conformance import hooks
 from agentrl.compat.facts import RUNS, SHAPES
-from agentrl.compat.flags import FLAGS, FlagRow, table
+from agentrl.compat.flags import FlagRow, Flags, table
 from agentrl.config import RunSettings
 from agentrl.config.fields import all_fields
 from agentrl.errors import SettingsError
 from tests.config.test_flags import build, message
+
+FLAGS = Flags()
 
 STATES = ("same", "set", "agrees", "own", "hint", "args", "refused", "called")
 

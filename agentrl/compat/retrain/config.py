@@ -46,12 +46,10 @@ class TrainingConfig:
 
     @classmethod
     def from_yaml(cls, path: str) -> Self:
-        """Read a file."""
         return cls(**read_document(path, "TrainingConfig.from_yaml")[1])
 
     def settings(self, **more: Any) -> RunSettings:
-        """The settings of the run that it asks for; `more` are flat names of ours that win. Raises SettingsError: lists
-        what is wrong with it, key by key."""
+        """The run's settings; `more` are flat names of ours that win. Raises SettingsError: lists what is wrong."""
         values, origins = sort("TrainingConfig", self.document, {})
         return RunSettings.from_flat({**values, **more}, origins)
 
@@ -108,9 +106,8 @@ def _one(path: tuple[str, ...], name: str, value: Any, known: Iterable[str]) -> 
     """The setting of one key; `name` is the table's name for it."""
     choices = _KEYS.get(name, name if name in all_fields() or path[-1].startswith("slime_") else "")
     if isinstance(choices, str):
-        yield (
-            (path, choices, value) if choices else (path, "", f"unknown key {path[-1]}{did_you_mean(path[-1], known)}")
-        )
+        unknown = f"unknown key {path[-1]}{did_you_mean(path[-1], known)}"
+        yield (path, choices, value) if choices else (path, "", unknown)
         return
     for each in value if isinstance(value, list) else [value]:
         if isinstance(each, list | dict) or each == "else" or each not in choices:
@@ -126,11 +123,8 @@ def _hyperparameters(own: Mapping[str, Any], part: Mapping[str, Any]) -> Iterato
     for key, value in own.items():
         path = ("algorithm", "hyperparameters", str(key))
         if key == "beta":
-            kl = {
-                "use_kl_loss": True,
-                "kl_loss_coef": value,
-                "kl_loss_type": "k3",
-            }  # as in TRL, which retrain trains with
+            # As in TRL, which retrain trains with.
+            kl = {"use_kl_loss": True, "kl_loss_coef": value, "kl_loss_type": "k3"}
             said += [(path, setting, given) for setting, given in kl.items()] if value else []
         else:
             said += _one(path, str(key).removeprefix("slime_"), value, [*_KEYS, *all_fields()])

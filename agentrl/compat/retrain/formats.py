@@ -74,11 +74,7 @@ def _said(text: str) -> LLMAction:
 
 
 class DataFormatBridge:
-    """Converts there and back: what was converted comes back equal.
-
-    Args:
-        chat: renders messages as ids; only what becomes a new sample needs it.
-    """
+    """Converts there and back without loss. `chat` renders messages as ids; only a new sample needs it."""
 
     def __init__(self, chat: Chat | None = None) -> None:
         self._chat = chat
@@ -118,11 +114,8 @@ class DataFormatBridge:
         """The episode as a sample with its tokens; the reward is the sum of those of its turns.
 
         Log-probs are those of the actions, where each has one for every token of its turn; else the sample has none.
-
-        Raises:
-            DataError: there is no chat to render it with, or its lists disagree in length.
-            TemplateError: the chat template cannot render it.
-        """
+        Raises DataError: there is no chat to render it with, or its lists disagree in length. TemplateError: the chat
+        template cannot render it."""
         if (carried := rollout["rollout_metadata"].get("sample")) is not None:
             return Sample.from_dict(carried)
         if self._chat is None:

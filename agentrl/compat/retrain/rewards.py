@@ -55,7 +55,6 @@ class RewardSetupConfig(BaseModel):
 
     @property
     def names(self) -> set[str]:
-        """All functions that it names."""
         return {*self.step_reward_configs, *self.rollout_reward_configs}
 
 
@@ -85,8 +84,7 @@ def find(name: str) -> Callable[..., Any]:
 
 
 class RewardCalculator:
-    """The rewards of episodes by `reward_setup`'s two tables of functions. Raises SettingsError: a function is not
-    known."""
+    """The rewards of episodes by `reward_setup`'s two tables. Raises SettingsError: a function is not known."""
 
     def __init__(self, step_reward_configs: Any = None, rollout_reward_configs: Any = None, scale: bool = False):
         steps, rollouts = step_reward_configs or {}, rollout_reward_configs or {}

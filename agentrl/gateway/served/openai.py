@@ -19,8 +19,7 @@ from agentrl.engine.embedded.request import GenerateRequest
 from agentrl.engine.embedded.service import EngineService
 from agentrl.engine.images import ImageInputs
 from agentrl.errors import MediaError, TemplateError
-from agentrl.gateway.served.answers import Answers, Body, ChatAnswers, Sent, TextAnswers, usage
-from agentrl.gateway.served.stream_holdback import hold_back
+from agentrl.gateway.served.answers import Answers, Body, ChatAnswers, Sent, TextAnswers, hold_back, usage
 from agentrl.gateway.served.structured_output import chosen, required_output
 from agentrl.serving.http import Handler, Json, RequestError, field, invalid_body, object_body, openai_error
 from agentrl.serving.server import aside
@@ -80,12 +79,8 @@ async def _respond(request: Request, body: Body, translated: Body, answers: Answ
         generate = await read(request, service, translated)
     except RequestError as error:
         raise openai_error(str(error), status=error.status) from error
-    head = {
-        "id": generate.rids[0],
-        "object": kind,
-        "created": int(time.time()),
-        "model": body.get("model") or "default",
-    }
+    model = body.get("model") or "default"
+    head = {"id": generate.rids[0], "object": kind, "created": int(time.time()), "model": model}
     if generate.body.stream:
         head["object"] = kind.replace("chat.completion", "chat.completion.chunk")
         count = bool(field(body, "stream_options", dict, {}).get("include_usage"))

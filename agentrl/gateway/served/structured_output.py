@@ -67,14 +67,9 @@ def _function(tool: Any) -> dict[str, Any]:
 
 
 def required_output(chat: "Chat", grammars: Grammars, body: Mapping[str, Any], tools: Sequence[Any]) -> dict[str, str]:
-    """The sampling parameter by which the answer is what `body` asks for; none where it asks for nothing.
-
-    Args:
-        tools: the tools that may be called, see `chosen`.
-
-    Raises:
-        RequestError: it is not known, or cannot be had from this chat template.
-    """
+    """The sampling parameter by which the answer is what `body` asks for; none where it asks for nothing. `tools`: the
+    tools that may be called, see `chosen`. Raises RequestError: it is not known, or cannot be had from this chat
+    template."""
     form: Mapping[str, Any] = body.get("response_format") or {"type": "text"}
     kind, choice = form.get("type"), body.get("tool_choice") or "auto"
     if kind == "structural_tag":
@@ -162,9 +157,8 @@ def _start(chat: "Chat", grammars: Grammars) -> list[str]:
     tags = chat.turn_parser.tags
     if tags is None:
         return ["start: answer"]
-    thought = (
-        "thought space" if chat.turn_parser.opens_reasoning else f"space ({grammars.literal(tags.open)} thought space)?"
-    )
+    opened = "" if chat.turn_parser.opens_reasoning else grammars.literal(tags.open)
+    thought = f"space ({opened} thought space)?" if opened else "thought space"
     return [f"start: {thought} answer", grammars.until(tags.close, "thought"), r"space: /\s*/"]
 
 

@@ -25,10 +25,7 @@ _TEXT_PARTS = {"text": "text", "input_text": "text", "output_text": "text", "ref
 
 class Fields:
     """A JSON object in a request. Its methods refuse a field of another type by the field's path. Null means absent.
-
-    Attributes:
-        ignored: names of the body's fields that were not read; the names of tools that are left out are added.
-    """
+    `ignored`: names of the body's fields that were not read; the names of tools that are left out are added."""
 
     def __init__(self, value: Any, path: str = "") -> None:
         if not isinstance(value, dict):
@@ -38,7 +35,6 @@ class Fields:
         self.ignored = set() if path else {name for name, given in value.items() if given is not None}
 
     def refusal(self, name: str, reason: str) -> Refusal:
-        """Return the error that names a field."""
         return Refusal(f"{self._below(name)}: {reason}")
 
     def get(self, name: str, kind: type[T]) -> T | None:
@@ -50,7 +46,6 @@ class Fields:
         raise self.refusal(name, f"expected {_NAMES[kind]}, got {_NAMES[type(value)]}")
 
     def need(self, name: str, kind: type[T]) -> T:
-        """Return a field that must be there."""
         if (value := self.get(name, kind)) is None:
             raise self.refusal(name, f"is missing; expected {_NAMES[kind]}")
         return value
@@ -63,12 +58,10 @@ class Fields:
         return value
 
     def stops(self, name: str) -> tuple[str, ...]:
-        """Return stop strings."""
         given = self.get(name, object)
         stops = [given] if isinstance(given, str) else self.get(name, list) or []
-        if len(stops) > _MOST_STOPS or not all(
-            isinstance(stop, str) and 0 < len(stop) <= _LONGEST_STOP for stop in stops
-        ):
+        fits = all(isinstance(stop, str) and 0 < len(stop) <= _LONGEST_STOP for stop in stops)
+        if len(stops) > _MOST_STOPS or not fits:
             raise self.refusal(name, f"expected at most {_MOST_STOPS} strings of 1 to {_LONGEST_STOP} characters")
         return tuple(stops)
 
@@ -94,7 +87,6 @@ class Fields:
         return [Fields({"type": "text", "text": content}, name)] if isinstance(content, str) else self.each(name)
 
     def text(self, name: str) -> str:
-        """Return a content as one text."""
         return joined(part.part_text() for part in self.parts(name))
 
     def content(self, name: str) -> Content:
@@ -106,7 +98,6 @@ class Fields:
         return self._value if is_image(self._value) else self.part_text()
 
     def part_text(self) -> str:
-        """Return the text of a part of content."""
         if (kind := self.need("type", str)) not in _TEXT_PARTS:
             raise self.refusal("type", f"{kind!r:.80} is not supported here; send text")
         return self.need(_TEXT_PARTS[kind], str)
@@ -136,7 +127,6 @@ def joined(texts: Iterable[str]) -> str:
 
 
 def schema(tool: Fields, parameters: Body | None, name: str = "") -> Body:
-    """Return a tool in OpenAI's function form."""
     described = {"description": text} if (text := tool.get("description", str)) else {}
     given = {"name": name or tool.need("name", str), **described}
     return {"type": "function", "function": {**given, "parameters": parameters or {"type": "object", "properties": {}}}}
@@ -219,7 +209,6 @@ def pieces(text: str | None) -> Iterator[str]:
 
 
 def event(data: Body, name: str = "") -> bytes:
-    """Return a server-sent event."""
     return (f"event: {name}\n" if name else "").encode() + b"data: " + orjson.dumps(data) + b"\n\n"
 
 

@@ -142,7 +142,6 @@ def _items(request: AgentRequest, turn: AgentTurn) -> Iterator[Body]:
 
 
 def _steps(whole: Body) -> Iterator[tuple[str, Body]]:
-    """Yield the events of an answer: their kinds and fields."""
     begun = {**whole, "status": "in_progress", "output": [], "incomplete_details": None, "usage": None}
     yield "created", {"response": begun}
     yield "in_progress", {"response": begun}

@@ -114,8 +114,7 @@ class Constraint(NamedTuple):
     given: Mapping[str, Any]
 
     def fault(self, passage: ResponseText) -> str | None:
-        """The finding that breaks the constraint; None if the constraint is met. An answer of white space meets
-        none."""
+        """The finding that breaks the constraint, else None. An answer of white space meets none."""
         faults = self.check.run(passage, **self.given) if passage.raw.strip() else ("an empty answer",)
         return next((clip(fault, 80) for fault in faults), None)
 

@@ -78,8 +78,7 @@ def sentence_balance(passage: ResponseText) -> Faults:
 
 
 def sentence_words(passage: ResponseText) -> Faults:
-    """Three sentences of the same length in characters. That their words differ is asked for, but not checked, as in
-    the benchmark."""
+    """Three sentences of one length in characters; as in the benchmark, words that differ are not checked."""
     lengths = [len(sentence) for sentence in passage.sentences]
     return unless(len(lengths) == 3 and len(set(lengths)) == 1, f"sentences of {lengths} characters")
 

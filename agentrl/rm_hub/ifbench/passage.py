@@ -35,18 +35,13 @@ _TWO_MARKS = re.compile(r"[?!]{2}\Z")
 
 
 class ResponseText:
-    """A text to check.
-
-    Args:
-        raw: the text as it was written.
-    """
+    """A text to check. `raw`: the text as it was written."""
 
     def __init__(self, raw: str) -> None:
         self.raw = raw
 
     @cached_property
     def lower(self) -> str:
-        """The text in lower case."""
         return self.raw.lower()
 
     @cached_property
@@ -56,7 +51,6 @@ class ResponseText:
 
     @cached_property
     def tokens(self) -> list[str]:
-        """The tokens of all sentences."""
         return [token for sentence in self.sentences for token in tokenise(sentence)]
 
     @cached_property
@@ -66,12 +60,10 @@ class ResponseText:
 
     @cached_property
     def bare(self) -> str:
-        """The text without ASCII marks."""
         return self.raw.translate(_NO_MARKS)
 
     @cached_property
     def bare_words(self) -> list[str]:
-        """The words of `bare`, in lower case."""
         return self.bare.lower().split()
 
 

@@ -63,8 +63,7 @@ def words_position(passage: ResponseText, keyword: str) -> Faults:
 
 
 def alliteration_increment(passage: ResponseText) -> Faults:
-    """Each sentence has more words in alliterating runs than the one before. As in the benchmark, a sentence's runs add
-    up, and a single sentence is enough."""
+    """Each sentence has more words in alliterating runs, all together, than the one before; a single one passes."""
     return neighbours(map(_alliterating, passage.sentences), lambda one, other: one < other)
 
 

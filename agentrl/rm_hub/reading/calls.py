@@ -118,8 +118,7 @@ def _of_format(name: str, text: str, tools: Sequence[Mapping[str, Any]]) -> list
 
 
 def call_of(value: Any) -> Call | None:
-    """A call written as a JSON object in one of the usual shapes; None if it is none. Raises Broken: it has a tool's
-    name, but arguments that are no object."""
+    """A call written as a JSON object; None if it is none. Raises Broken: it has a name, but no object of arguments."""
     if not isinstance(value, Mapping):
         return None
     value = next((inner for key in _WRAPPERS if _name(inner := value.get(key)) is not None), value)
@@ -142,7 +141,6 @@ def _name(value: Any) -> str | None:
 
 
 def _by_key(value: Mapping[Any, Any]) -> Call | None:
-    """`{"tool": {"key": value}}`."""
     if len(value) != 1:
         return None
     (name, arguments), *_ = value.items()
@@ -176,7 +174,6 @@ def _values(text: str) -> list[Call]:
 
 
 def _embedded(text: str) -> list[Call]:
-    """The JSON calls inside prose."""
     calls: list[Call] = []
     position = 0
     for _ in range(_MAX_ATTEMPTS):

@@ -45,8 +45,7 @@ class Choices:
     texts: Mapping[str, str]
 
     def knows(self, letter: str) -> bool:
-        """Return true if this is one of the choices (any text is, where the label is a text and the choices are
-        unknown)."""
+        """Return true if this is one of the choices; any is, if the label is a text and they are unknown."""
         return letter in self.letters or not self.letters
 
     def by_text(self, segment: str) -> str | None:

@@ -91,8 +91,7 @@ def clip(text: str, most: int = 500) -> str:
 
 def text_of(message: Mapping[str, Any]) -> str:
     """A chat message's text; if its content is a list, that of its parts."""
-    content = message.get("content")
-    if isinstance(content, (list, tuple)):
+    if isinstance(content := message.get("content"), (list, tuple)):
         return "".join(str(part.get("text", "")) for part in content if isinstance(part, Mapping))
     return str(content or "")
 
@@ -110,20 +109,14 @@ def golds(label: Any, grader: str) -> list[str]:
 
 
 def bad_label(grader: str, expected: str, label: Any) -> GraderFailure:
-    """The error of a label that cannot be used."""
-    return GraderFailure(
-        f"{grader}: the label must be {expected}, got {type(label).__name__} {repr(label)[:200]}; check the label, or "
-        "which field of the data it is read from",
-        kind="grader_bad_label",
-    )
+    wrong = f"{grader}: the label must be {expected}, got {type(label).__name__} {repr(label)[:200]}"
+    remedy = "check the label, or which field of the data it is read from"
+    return GraderFailure(f"{wrong}; {remedy}", kind="grader_bad_label")
 
 
 def bad_metadata(grader: str, field: str, expected: str, value: Any) -> GraderFailure:
-    """The error of a field of the metadata that cannot be used."""
-    return GraderFailure(
-        f"{grader}: metadata {field} must be {expected}, got {type(value).__name__} {repr(value)[:200]}",
-        kind="grader_bad_metadata",
-    )
+    wrong = f"{grader}: metadata {field} must be {expected}, got {type(value).__name__} {repr(value)[:200]}"
+    return GraderFailure(wrong, kind="grader_bad_metadata")
 
 
 def flag(metadata: Mapping[str, Any], field: str, grader: str) -> bool:
@@ -143,7 +136,6 @@ def one_of(metadata: Mapping[str, Any], field: str, known: Sequence[str], grader
 
 
 def number(metadata: Mapping[str, Any], field: str, default: float, grader: str) -> float:
-    """A finite number of the metadata."""
     if (value := finite(given := metadata.get(field, default))) is None:
         raise bad_metadata(grader, field, "a finite number", given)
     return value

@@ -114,8 +114,7 @@ def _spans(said: AnswerShape) -> AnswerShape:
 
 
 def _names(gold: AnswerShape, got: AnswerShape) -> str | None:
-    """The reason why the names before the equals signs forbid a comparison of the values ("equation": each side is
-    one), else None."""
+    """The reason why the names forbid a comparison of the values ("equation": each side is one), else None."""
     if gold.kind == "one" and "=" in gold.text and not gold.name and got.name:
         return "equation"
     if gold.name and (not is_name(gold.name) or (_PLAIN.fullmatch(gold.name) and re.search("[a-z]", gold.text))):
@@ -134,10 +133,8 @@ def _names(gold: AnswerShape, got: AnswerShape) -> str | None:
 def _single(gold: AnswerShape, got: AnswerShape, budget: _Budget) -> Equality:
     """One value against several: all of them must be it (1/2 or 0.5); a vector may be said in another way."""
     if got.kind in {"list", "set"} and got.items:
-        same = not (got.kind == "list" and _ratio(gold.text)) and not (
-            got.kind == "set" and same_words(_EMPTY, gold.text)
-        )
-        same = same and all(_shapes(gold, item, budget).equal for item in got.items)
+        other = _ratio(gold.text) is not None if got.kind == "list" else same_words(_EMPTY, gold.text)
+        same = not other and all(_shapes(gold, item, budget).equal for item in got.items)
         return _verdict(same, "every value given equals the label", "the answer gives several values")
     if got.kind == "set" or wordy(gold.text) or choice(gold.text):
         return _words(gold.text, got.text)
@@ -166,7 +163,6 @@ def _distinct(items: tuple[AnswerShape, ...]) -> tuple[AnswerShape, ...]:
 
 
 def _matching(gold: tuple[AnswerShape, ...], got: tuple[AnswerShape, ...], budget: _Budget) -> Equality:
-    """The same values in any order."""
     if len(gold) != len(got):
         return Equality(False, f"{len(got)} values for {len(gold)}")
     left = list(got)

@@ -49,7 +49,6 @@ class AnswerShape(NamedTuple):
 
 
 def shape(text: str, depth: int = 0) -> AnswerShape:
-    """Take a cleaned text apart."""
     text = _OUTWARD.sub(_inward, text.strip())
     if depth > 4:
         return AnswerShape("one", text)

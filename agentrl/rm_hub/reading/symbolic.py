@@ -91,8 +91,7 @@ def _group(text: str, start: int) -> str:
 
 
 def equal(label: str, answer: str) -> tuple[bool, str]:
-    """Return true if math-verify takes two expressions for equal, and a sentence about it. Both have passed
-    `refusal`."""
+    """Return true if two expressions, which have passed `refusal`, are equal to math-verify, and a sentence."""
     gold, got = parse(label), parse(answer)
     if not gold or not got:
         return False, f"the {'answer' if gold else 'label'} is not an expression that could be parsed"

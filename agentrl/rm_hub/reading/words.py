@@ -126,7 +126,6 @@ def normal_words(text: str) -> str:
 
 
 def same_words(label: str, answer: str) -> bool:
-    """Return true if two texts are the same words."""
     left, right = normal_words(label), normal_words(answer)
     return bool(left) and re.sub(r"[\s-]", "", left) == re.sub(r"[\s-]", "", right)
 

@@ -62,9 +62,8 @@ class JsonService:
             # ASCII with escapes: lone surrogates in model text have no UTF-8 form.
             body = json.dumps(payload, allow_nan=False).encode("ascii")
         except (TypeError, ValueError, RecursionError) as error:
-            raise GraderFailure(
-                f"{self.what} takes JSON, and label or metadata are not: {error}", kind="grader_bad_metadata"
-            ) from error
+            said = f"{self.what} takes JSON, and label or metadata are not: {error}"
+            raise GraderFailure(said, kind="grader_bad_metadata") from error
         try:
             async with self._places:
                 with anyio.fail_after(self.timeout):
@@ -86,7 +85,6 @@ class JsonService:
             raise self.bad_answer("JSON", said) from error
 
     def bad_answer(self, expected: str, got: Any) -> GraderFailure:
-        """The failure for an answer of the wrong form."""
         return self._failure("bad_answer", f"answered {got!r:.200}; expected {expected}")
 
     async def _exchange(self, body: bytes, headers: Mapping[str, str]) -> tuple[int, bytes]:

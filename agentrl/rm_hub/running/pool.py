@@ -69,8 +69,7 @@ class WorkerPool:
     async def grade(
         self, rm_type: str, spec: GraderSpec, response: str, label: Any, metadata: Mapping[str, Any]
     ) -> Grade:
-        """Grade one answer that `registry.check_inputs` has passed. Raises GraderFailure: as of
-        `GraderRunner.grade`."""
+        """Grade one answer that `registry.check_inputs` has passed. Raises as `GraderRunner.grade` does."""
         self._check_open()
         longest = self._settings.grader_total_timeout
         with anyio.move_on_after(longest) as queue:
@@ -171,9 +170,8 @@ class WorkerPool:
             if not isinstance(error, (*_LOST, TimeoutError)):
                 raise
             self._check_open(error)
-            raise GraderFailure(
-                f"the graders' process did not start or ended ({type(error).__name__}: {error})", kind="grader_crashed"
-            ) from error
+            said = f"the graders' process did not start or ended ({type(error).__name__}: {error})"
+            raise GraderFailure(said, kind="grader_crashed") from error
         finally:
             self._busy.discard(worker)
         worker.loaded -= failed.keys()
@@ -268,7 +266,6 @@ class WorkerProcess:
         return how, -status in _FROM_OUTSIDE
 
     def kill(self) -> None:
-        """Send SIGKILL to the process and to all that it has started in its session."""
         if self.process.returncode is None:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self.process.pid, signal.SIGKILL)

@@ -22,6 +22,7 @@ from agentrl.rm_hub.grade import Grade, GraderService
 from agentrl.rm_hub.registry import GraderSpec, check_inputs, checked, find, raised
 from agentrl.rm_hub.running.pool import WorkerPool
 from agentrl.rm_hub.settings import RmHubSettings
+from agentrl.settings import flag_of
 
 T = TypeVar("T")
 
@@ -63,13 +64,9 @@ class GraderRunner:
     async def grade(
         self, rm_type: str, response: str, label: Any = None, metadata: Mapping[str, Any] | None = None
     ) -> Grade:
-        """Grade one answer.
-
-        Raises:
-            SettingsError: no such grader, or a setting that it needs is missing.
-            GraderFailure: kinds `grader_raised`, `grader_unavailable`, `grader_closed`, those of the grader itself, and
-                `grader_timeout`, `grader_crashed` and `grader_out_of_memory` as `pool` says.
-        """
+        """Grade one answer. Raises SettingsError: no such grader, or a setting that it needs is missing. GraderFailure:
+        kinds `grader_raised`, `grader_unavailable`, `grader_closed`, those of the grader itself, and `grader_timeout`,
+        `grader_crashed` and `grader_out_of_memory` as `pool` says."""
         spec, metadata = find(rm_type), metadata or {}
         if (too_long := check_inputs(rm_type, spec, response, label, metadata)) is not None:
             return too_long
@@ -83,9 +80,8 @@ class GraderRunner:
         except TimeoutError as error:
             if not scope.cancelled_caught:
                 raise raised(rm_type, error) from error
-            raise GraderFailure(
-                f"--rm-type {rm_type}: no grade within {timeout:g} s (--grader-total-timeout)", kind="grader_timeout"
-            ) from error
+            said = f"--rm-type {rm_type}: no grade within {timeout:g} s (--grader-total-timeout)"
+            raise GraderFailure(said, kind="grader_timeout") from error
         except AgentRLError:
             raise
         except Exception as error:
@@ -118,8 +114,7 @@ def entered(runner: GraderRunner | None) -> Iterator[None]:
 
 def runner_for(args: Any) -> GraderRunner:
     """The runner that code with these `args` grades with; see the module's text."""
-    runner = _ENTERED.get()
-    if runner is not None:
+    if (runner := _ENTERED.get()) is not None:
         return runner
     runners = _OF_LOOP.get({})
     _OF_LOOP.set(runners)
@@ -137,8 +132,7 @@ def settings_of(args: Any) -> RmHubSettings:
         return RmHubSettings(**given)
     except ValidationError as error:
         first = error.errors()[0]
-        flag = "--" + str(first["loc"][0]).replace("_", "-")
-        raise SettingsError(f"{flag} {first['input']!r:.100}: {first['msg']}") from error
+        raise SettingsError(f"{flag_of(str(first['loc'][0]))} {first['input']!r:.100}: {first['msg']}") from error
 
 
 def grade_many(

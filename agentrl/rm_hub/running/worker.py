@@ -33,21 +33,15 @@ def request(rm_type: str, response: str, label: Any, metadata: Mapping[str, Any]
     """Encode a request, as pieces to be sent in order. Drops metadata that is not JSON or that a rollout recorded, but
     `messages` for a grader of conversations. Raises GraderFailure: the label is not JSON, or the rest is too large."""
     if not _plain(label):
-        raise GraderFailure(
-            f"--rm-type {rm_type}: the label must be plain JSON (text, numbers, lists, mappings), "
-            f"got {type(label).__name__}",
-            kind="grader_bad_label",
-        )
+        expected = f"plain JSON (text, numbers, lists, mappings), got {type(label).__name__}"
+        raise GraderFailure(f"--rm-type {rm_type}: the label must be {expected}", kind="grader_bad_label")
     dropped = RECORDED - {"messages"} if conversation else RECORDED
     rest = {str(name): value for name, value in metadata.items() if name not in dropped and _plain(value)}
     body = response.encode("utf-8", "surrogatepass")
     head = line({"rm_type": rm_type, "label": label, "metadata": rest, "bytes": len(body)})
     if len(head) > MAX_REST:
-        raise GraderFailure(
-            f"--rm-type {rm_type}: label and metadata hold more than {MAX_REST:,} bytes; "
-            "keep only what the grader reads in the metadata",
-            kind="grader_too_large",
-        )
+        large = f"label and metadata hold more than {MAX_REST:,} bytes; keep only what the grader reads in the metadata"
+        raise GraderFailure(f"--rm-type {rm_type}: {large}", kind="grader_too_large")
     return [head, body]
 
 
@@ -61,25 +55,21 @@ def read_request(stream: IO[bytes]) -> dict[str, Any] | None:
 
 
 def reply(outcome: Grade | GraderFailure) -> bytes:
-    """Encode a reply."""
     if isinstance(outcome, GraderFailure):
         return line({"failure": str(outcome), "kind": outcome.kind})
     return line(outcome.as_dict())
 
 
 def read_reply(data: bytes) -> Grade | GraderFailure:
-    """Decode a reply."""
     told = value(data)
     return GraderFailure(told["failure"], kind=told["kind"]) if "failure" in told else Grade(**told)
 
 
 def line(content: Any) -> bytes:
-    """Encode a value as a line of JSON."""
     return json.dumps(content, ensure_ascii=False).encode("utf-8", "surrogatepass") + b"\n"
 
 
 def value(data: bytes) -> Any:
-    """Decode a line of JSON."""
     return json.loads(data.decode("utf-8", "surrogatepass"))
 
 
@@ -128,9 +118,8 @@ def main(fd: int, parent: int, memory_mb: int, names: Sequence[str]) -> None:
                     os._exit(0)
                 outcome: Any = grade(**job)
             except MemoryError:
-                outcome = GraderFailure(
-                    "the grader ran out of memory; --grader-memory-mb sets the limit", kind="grader_out_of_memory"
-                )
+                said = "the grader ran out of memory; --grader-memory-mb sets the limit"
+                outcome = GraderFailure(said, kind="grader_out_of_memory")
             except GraderFailure as failure:
                 outcome = failure
             except (AgentRLError, ValueError) as error:

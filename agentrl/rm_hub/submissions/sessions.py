@@ -40,18 +40,14 @@ class _Side:
         self.session: SandboxSession | None = None
 
     async def open(self, setup: str) -> None:
-        """A fresh process with the harness in it."""
         await self.aclose()
         self.session = self._sandbox.session()
         result = await self.session.run(f"{_harness(self._side)}\n{setup}", timeout=_START_SECONDS)
         if not result.ok:
-            raise GraderFailure(
-                f"the sandbox could not start the tests: {result.outcome} {result.last_line:.300}",
-                kind="grader_sandbox",
-            )
+            said = f"the sandbox could not start the tests: {result.outcome} {result.last_line:.300}"
+            raise GraderFailure(said, kind="grader_sandbox")
 
     async def aclose(self) -> None:
-        """End its process."""
         session, self.session = self.session, None
         if session is not None:
             await session.close()

@@ -52,9 +52,8 @@ def read_tests(label: Any, metadata: Mapping[str, Any]) -> Programs | Checks:
     if label is None or label == "":
         label = {name: metadata[name] for name in (*_FIELDS, *_BESIDE) if name in metadata}
         if label.keys().isdisjoint(_FIELDS):
-            raise GraderFailure(
-                f"--rm-type code needs tests as label or in the metadata; {_FORMS}", kind="grader_no_label"
-            )
+            needs = f"--rm-type code needs tests as label or in the metadata; {_FORMS}"
+            raise GraderFailure(needs, kind="grader_no_label")
     name = next((metadata[key] for key in ("fn_name", "func_name", "entry_point") if metadata.get(key)), None)
     given = _parsed(label)
     cases = _read(given, name if isinstance(name, str) else None)

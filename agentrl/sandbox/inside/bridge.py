@@ -43,7 +43,6 @@ def listen(port: int, path: str) -> None:
 
 
 def main(path: str, port: str, *command: str) -> int:
-    """See the module's docstring."""
     listen(int(port), path)
     return subprocess.run(command, check=False).returncode
 

@@ -59,16 +59,8 @@ def build(machine: str, *, own_view: bool, pid: int) -> bytes:
     allowed = dict(BASE[machine]) | (OWN_VIEW[machine] if own_view else {})
     checked = CHECKED[machine]
     newest = max(*allowed.values(), *checked.values(), *OWN_VIEW[machine].values())
-    program = [
-        _load(_ARCH),
-        Ins(_JEQ, 1, 0, _AUDIT_ARCH[machine]),
-        _KILLED,
-        _load(_NR),
-        Ins(_JGE, 0, 1, _X32),
-        _KILLED,
-        Ins(_JGE, 0, 1, newest + 1),
-        _UNKNOWN,
-    ]
+    program = [_load(_ARCH), Ins(_JEQ, 1, 0, _AUDIT_ARCH[machine]), _KILLED]
+    program += [_load(_NR), Ins(_JGE, 0, 1, _X32), _KILLED, Ins(_JGE, 0, 1, newest + 1), _UNKNOWN]
     for number in sorted(allowed.values()):
         program += [Ins(_JEQ, 0, 1, number), _ALLOWED]
     for name, check in _conditions(own_view, pid).items():

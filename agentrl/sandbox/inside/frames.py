@@ -29,11 +29,9 @@ class FrameDecoder:
         self._buffer = bytearray()
 
     def feed(self, data: bytes) -> None:
-        """Add what was read."""
         self._buffer += data
 
     def next(self) -> dict[str, Any] | None:
-        """The next complete message, or None."""
         if len(self._buffer) < HEADER.size:
             return None
         end = HEADER.size + HEADER.unpack_from(self._buffer)[0]

@@ -21,7 +21,6 @@ LANDLOCK_WRITE_FILE, LANDLOCK_READ_FILE, LANDLOCK_READ_DIR = 1 << 1, 1 << 2, 1 <
 
 
 def unshare(flags: int) -> None:
-    """Move this process into new namespaces."""
     _checked("unshare", _LIBC.unshare(ctypes.c_int(flags)))
 
 

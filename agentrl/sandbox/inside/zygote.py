@@ -26,12 +26,9 @@ _FIRST_USER, _LAST_USER = 61184, 65519
 
 
 def main(control: socket.socket, lifeline: int, settings: dict[str, Any]) -> None:
-    """Serve until the parent is gone.
-
-    Args:
-        settings: `site` (folders for sys.path), `preload` (module names), `own_users` (whether each child gets a
-            user id of its own), `to_remove` (a folder that goes at the end; left out if there is none).
-    """
+    """Serve until the parent is gone. `settings`: `site` (folders for sys.path), `preload` (module names), `own_users`
+    (whether each child gets a user id of its own), `to_remove` (a folder that goes at the end; left out if there is
+    none)."""
     zygote = os.getpid()
     try:
         _serve(control, lifeline, settings)

@@ -84,8 +84,7 @@ class RetrievalClient:
             await http.aclose()
 
     async def search(self, queries: Sequence[str], k: int = 3) -> list[list[Hit]]:
-        """At most `k` hits for each query, best first. Raises RetrievalError: the server cannot be reached, is too
-        slow, or answers something else."""
+        """At most `k` hits for each query, best first. Raises RetrievalError: see there."""
         found: dict[str, list[Hit]] = {}
         try:
             with anyio.fail_after(self.timeout):
@@ -93,9 +92,8 @@ class RetrievalClient:
                 for task in {batch.task for batch in waiting if batch.task is not None}:
                     found |= await asyncio.shield(task)
         except TimeoutError as error:
-            raise RetrievalError(
-                f"the retrieval server {self.url} did not answer within {self.timeout:g} s; is it overloaded?"
-            ) from error
+            said = f"did not answer within {self.timeout:g} s; is it overloaded?"
+            raise RetrievalError(f"the retrieval server {self.url} {said}") from error
         return [found[query] for query in queries]
 
     def _ask(self, query: str, k: int, found: dict[str, list[Hit]]) -> _Batch | None:
@@ -139,10 +137,10 @@ class RetrievalClient:
         try:
             answer = await self._http.post(self.url, json={"queries": queries, "topk": k, "return_scores": True})
         except httpx.TransportError as error:
-            raise RetrievalError(
-                f"the retrieval server {self.url} cannot be reached ({type(error).__name__}: {error}); start one with "
-                "agentrl retrieval --corpus FILE"
-            ) from error
+            said = (
+                f"cannot be reached ({type(error).__name__}: {error}); start one with agentrl retrieval --corpus FILE"
+            )
+            raise RetrievalError(f"the retrieval server {self.url} {said}") from error
         if answer.status_code != 200:
             raise RetrievalError(f"the retrieval server {self.url} answered {answer.status_code}: {answer.text:.200}")
         try:
@@ -159,10 +157,8 @@ def _read(answer: Any, expected: int, url: str) -> list[list[Hit]]:
             raise TypeError
         return [[_hit(entry, rank) for rank, entry in enumerate(entries)] for entries in result]
     except (TypeError, KeyError, AttributeError, ValueError) as error:
-        raise RetrievalError(
-            f'the retrieval server {url} must answer {{"result": [...]}} with {expected} lists of documents, '
-            f"got {answer!s:.200}"
-        ) from error
+        form = f'{{"result": [...]}} with {expected} lists of documents'
+        raise RetrievalError(f"the retrieval server {url} must answer {form}, got {answer!s:.200}") from error
 
 
 def _hit(entry: Any, rank: int) -> Hit:

@@ -54,9 +54,8 @@ class Encoder:
     def _batch(self, texts: Sequence[str]) -> Any:
         import numpy as np
 
-        inputs = self.tokenizer(
-            list(texts), padding=True, truncation=True, max_length=self.max_tokens, return_tensors="pt"
-        )
+        cut = {"padding": True, "truncation": True, "max_length": self.max_tokens}
+        inputs = self.tokenizer(list(texts), **cut, return_tensors="pt")
         states = self.model(**inputs).last_hidden_state.float().numpy()
         mask = inputs["attention_mask"].numpy()[:, :, None]
         mean = (states * mask).sum(1) / np.maximum(mask.sum(1), 1)
@@ -77,10 +76,8 @@ class DenseIndex:
         kept = numbered(passages)
         if not kept:
             raise DataError("the search index needs at least one passage, got none")
-        texts = [
-            f"{encoder.passage_prefix}{p.title}\n{p.text}" if p.title else encoder.passage_prefix + p.text for p in kept
-        ]
-        vectors = encoder.encode(texts)
+        texts = [f"{p.title}\n{p.text}" if p.title else p.text for p in kept]
+        vectors = encoder.encode([encoder.passage_prefix + text for text in texts])
         index = faiss.IndexFlatIP(vectors.shape[1])
         index.add(vectors)
         return cls(kept, index, encoder)
@@ -103,15 +100,13 @@ class DenseIndex:
         source = find_index(folder, _HEADER, missing)
         vectors = faiss.read_index(str(source / _VECTORS), faiss.IO_FLAG_MMAP)
         if vectors.d != encoder.model.config.hidden_size:
-            raise DataError(
-                f"{source} holds vectors of width {vectors.d}, the encoder {encoder.folder} makes "
-                f"{encoder.model.config.hidden_size}; load the one that the index was built with"
-            )
+            other = f"the encoder {encoder.folder} makes {encoder.model.config.hidden_size}"
+            remedy = "load the one that the index was built with"
+            raise DataError(f"{source} holds vectors of width {vectors.d}, {other}; {remedy}")
         return cls(StoredPassages(source), vectors, encoder)
 
     def search(self, queries: Sequence[str], k: int = 3) -> list[list[Hit]]:
-        """At most `k` hits for each query, best first; the score is the cosine. Raises ValueError: `k` is not
-        positive."""
+        """At most `k` hits a query, best first; the score is the cosine. Raises ValueError: `k` is not positive."""
         if k < 1:
             raise ValueError(f"k must be at least 1, got {k}")
         if not queries:

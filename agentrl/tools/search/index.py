@@ -22,8 +22,7 @@ class BM25Index:
 
     @classmethod
     def build(cls, passages: Iterable[Passage | str]) -> BM25Index:
-        """Index passages; plain strings get their position as id. Raises DataError: there is no passage, or none has a
-        word."""
+        """Index passages; plain strings get their position as id. Raises DataError: no passage has a word."""
         import bm25s
 
         kept = numbered(passages)
@@ -42,8 +41,7 @@ class BM25Index:
 
     @classmethod
     def load(cls, folder: str | Path) -> BM25Index:
-        """Map an index that `save` wrote. Raises DataError: there is no index, it is of another version, or a part of
-        it is missing."""
+        """Map an index that `save` wrote. Raises DataError: none is there, or it is of another version or damaged."""
         import bm25s
 
         build = f"BM25Index.build(...).save({str(folder)!r}), or with agentrl retrieval --corpus FILE --index DIR"

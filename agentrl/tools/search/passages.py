@@ -31,7 +31,6 @@ class Passage:
     title: str = ""
 
     def hit(self, score: float) -> Hit:
-        """This passage as a find."""
         return Hit(self.id, self.text, self.title, score)
 
 
@@ -137,7 +136,6 @@ class StoredPassages(Sequence[Passage]):
 
     @staticmethod
     def write(folder: Path, passages: Iterable[Passage]) -> None:
-        """Write the two files."""
         from array import array
 
         import numpy as np

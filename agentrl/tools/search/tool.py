@@ -72,7 +72,6 @@ class RemoteSearch(ToolSource):
 
     @property
     def tools(self) -> Sequence[Tool]:
-        """The tool."""
         return (self._tool,)
 
     async def open(self) -> None:
@@ -80,7 +79,6 @@ class RemoteSearch(ToolSource):
         await self._client.__aenter__()
 
     async def close(self) -> None:
-        """Close the client."""
         await self._client.__aexit__()
 
 

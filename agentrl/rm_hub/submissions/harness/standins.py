@@ -28,8 +28,7 @@ _DESCRIBING = {f"__{name}__" for name in ("name", "qualname", "annotations", "sl
 
 @dataclass
 class Held:
-    """The object behind a stand-in, by its handle `data`: a `class`, `callable` or `object` whose class's name is
-    `kind`."""
+    """The object behind a stand-in, by its handle `data`: a `class`, `callable` or `object`, of the class `kind`."""
 
     ask: Callable[..., Any]
     """Has the submission's side do something: `ask(what, stand-in, *args, **named)`."""

@@ -142,9 +142,8 @@ class Tests:
             if error.code:
                 raise
         if "check" in idle:
-            functions = [
-                name for name, value in self._given.items() if is_remote(value) and held(value).form == "callable"
-            ]
+            mine = {name: held(value).form for name, value in self._given.items() if is_remote(value)}
+            functions = [name for name, form in mine.items() if form == "callable"]
             entry = self.entry or ["a_function", *functions][-1]  # its text may be an expression: Solution().add
             self._names["check"](eval(entry, self._names))  # noqa: S307
         if ">>>" in text:
@@ -159,14 +158,12 @@ class Tests:
         needs = reads - bound - {name.id for name in names if not isinstance(name.ctx, ast.Load)}
         if missing := sorted(needs - self._names.keys() - self._shown.keys()):
             raise AssertionError(f"the answer does not define {', '.join(missing)}")
-        read = [
-            self._given[name] for name in needs & self._given.keys()
-        ]  # data travels by value: that is to ask for it
+        # Data travels by value: that is to ask for it.
+        read = [self._given[name] for name in needs & self._given.keys()]
         if idle or all(is_remote(value) or isinstance(value, types.ModuleType) for value in read):
             raise BadTests(f"the test asks the submission nothing; nothing calls {', '.join(idle) or 'its functions'}")
 
     def _know(self, names: dict[str, Any]) -> None:
-        """Take over the submission's names."""
         self._given = {name: self._decode(data) for name, data in names.items()}
         for name, value in self._given.items():
             if is_remote(value):  # goes by its name, and so outlives a submission that is loaded afresh
@@ -186,9 +183,8 @@ class Tests:
     def _from_handle(self, data: list[Any]) -> Any:
         match data:
             case ["h", _, str(form), str(kind), plain]:
-                return Remote(
-                    Held(self.ask, self.used, data[:2], form, kind, self._decode(plain[1]) if plain else None)
-                )
+                value = self._decode(plain[1]) if plain else None
+                return Remote(Held(self.ask, self.used, data[:2], form, kind, value))
             case ["x", int(handle), str(name), str(base)]:
                 return self._exception_class(handle, name, base)
             case ["co", result]:
@@ -219,7 +215,6 @@ def _hides(name: str, value: Any) -> bool:
 
 
 def _outcome(error: BaseException) -> tuple[str, str]:
-    """The result of a test that raised, and the reason."""
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename == "tests.py"]
     line = (frames[-1].line or "")[:200] if frames else ""
     match error:

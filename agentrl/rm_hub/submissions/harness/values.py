@@ -132,7 +132,6 @@ def encode_function(value: Any, own: dict[str, Any], given: dict[str, Any], enco
 
 
 def decode_function(data: list[Any], decode_one: Callable[[Any], Any]) -> Any:
-    """The inverse of `encode_function`."""
     if data[0] == "mo":
         return importlib.import_module(data[1])
     if data[0] == "bi":
