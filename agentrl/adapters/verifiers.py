@@ -3,13 +3,12 @@ and rewards. Each request of the harness goes through the gateway, so a trajecto
 
 import asyncio
 import itertools
-import json
-import ssl
 import sys
 import threading
-from collections.abc import Awaitable, Callable
-from contextlib import AsyncExitStack
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
 from functools import cache, partial
+from types import ModuleType, SimpleNamespace
 from typing import Any, ClassVar
 
 import httpx
@@ -17,23 +16,21 @@ import httpx2
 import verifiers.v1 as vf
 from mcp import Client
 from mcp.client.streamable_http import streamable_http_client
+from openai import AsyncOpenAI
 from pydantic import ValidationError
-from verifiers.v1.dialects.chat import message_to_wire
-from verifiers.v1.harnesses.utils.compaction import CONTEXT_OVERFLOW_MARKERS, bound_tool_message
 from verifiers.v1.clients.eval import EvalClient
-from verifiers.v1.harnesses.utils.mcp import mcp_content_to_chat_content
+from verifiers.v1.dialects.chat import message_to_wire
+from verifiers.v1.harnesses import NullHarness
+from verifiers.v1.harnesses.utils.launch import CHAT_PROGRAM_SOURCE
 
 from agentrl.adapters import task_number
 from agentrl.envs import AgentEnvironment, Environment
 from agentrl.errors import EnvFailure, GraderFailure, PluginError
-from agentrl.sample import Message, Sample
+from agentrl.sample import Sample
 from agentrl.tools.threads import run_in_daemon_thread
 
 __all__ = ["ChatHarness"]  # The library finds a harness by this list.
-CHAT = "agentrl-chat"
-"""The id of `ChatHarness`."""
-
-Tools = dict[str, Callable[[dict[str, Any]], Awaitable[Any]]]
+CHAT = "agentrl-chat"  # its id
 
 
 class Tasks:
@@ -49,7 +46,9 @@ class Tasks:
 
     def _at(self, number: int) -> Any:
         with self._one_call:
-            self._read += itertools.islice(self._unread, max(0, number + 1 - len(self._read)) if self._endless else None)
+            self._read += itertools.islice(
+                self._unread, max(0, number + 1 - len(self._read)) if self._endless else None
+            )
         if not self._read:
             raise PluginError("the taskset has no tasks, or --env-args select=... selects none")
         return self._read[number % len(self._read)]
@@ -60,9 +59,8 @@ class VerifiersEnvironment(AgentEnvironment):
 
     Attributes:
         taskset: the taskset's id.
-        env: the library's environment; known after `setup`, as `tasks` and `role`.
-        tasks: the tasks to play.
-        role: the name of the agent that the model plays.
+        env, tasks, role: the library's environment, the tasks to play, and the name of the agent that the model plays;
+            known after `setup`.
         trace: the library's record of the episode; known after `act`.
     """
 
@@ -100,9 +98,7 @@ class VerifiersEnvironment(AgentEnvironment):
         await cls.tasks.at(0)
         cls._serving = AsyncExitStack()
         await cls._serving.enter_async_context(cls.env.serving())
-        limits = httpx.Limits(max_connections=None)
-        web = httpx.AsyncClient(timeout=None, limits=limits, verify=False, trust_env=False)
-        cls._web = await cls._serving.enter_async_context(web)
+        cls._web = await cls._serving.enter_async_context(_connections())
 
     @classmethod
     async def teardown(cls) -> None:
@@ -127,7 +123,7 @@ class VerifiersEnvironment(AgentEnvironment):
     async def reward(self, sample: Sample) -> float:
         """Return the sum of the library's weighted rewards. Raises GraderFailure: the library did not compute one of them."""
         if missing := [name for name, each in self.trace.rewards.items() if each is None]:
-            raise GraderFailure(f"there is no reward {', '.join(missing)}; the library stopped at {self.trace.stop_condition}")
+            raise GraderFailure(f"the library gave no reward {', '.join(missing)} ({self.trace.stop_condition})")
         return float(self.trace.reward)
 
     async def close(self) -> None:
@@ -150,48 +146,42 @@ def environment(name: str) -> type[Environment]:
 def _read_config(name: str, given: dict[str, Any], max_turns: int | None) -> tuple[Any, str]:
     """Return the library's settings of an environment, and the name of the agent that the model plays. Raises PluginError:
     they are not supported. Raises ValidationError: they are wrong."""
-    one_server = {"interception": {"type": "server"}}
-    config = vf.resolve_env_config({**one_server, **given, "taskset": {**given.get("taskset", {}), "id": name}})
-    if config.interception.type != "server":
-        raise PluginError(f"verifiers:{name}: the type of interception must be server")
+    taskset, what = {**given.get("taskset", {}), "id": name}, f"verifiers:{name}: --env-args"
+    config = vf.resolve_env_config({"interception": {"type": "server"}, **given, "taskset": taskset})
     agents = {field: value for field, value in config if isinstance(value, vf.AgentConfig)}
+    if config.interception.type != "server" or any(c.retries != vf.RetryConfig() for c in (config, *agents.values())):
+        raise PluginError(
+            f"{what}: leave out interception and retries; --failure-policy env=retry repeats a trajectory"
+        )
     roles = [role for role, agent in agents.items() if agent.client is None]
     if len(roles) != 1:
-        raise PluginError(
-            f"verifiers:{name}: the model plays one agent, and {len(roles)} of {', '.join(agents)} have no client; name "
-            """each other agent's model: --env-args user='{"model": "NAME", "client": {"base_url": "http://..."}}'"""
-        )
-    if any(each.retries != vf.RetryConfig() for each in (config, *agents.values())):
-        raise PluginError(f"verifiers:{name}: leave out retries; --failure-policy env=retry repeats a trajectory")
+        other = """user='{"model": "NAME", "client": {"type": "eval", "base_url": "http://..."}}'"""
+        raise PluginError(f"{what}: the model plays one of {', '.join(agents)}; give each other one a client: {other}")
     bundled = vf.default_harness_id(name) != vf.default_harness_id("")
-    complete = {role: _complete(role, agent, bundled) for role, agent in agents.items()}
-    own = complete[roles[0]]
-    complete[roles[0]] = own.model_copy(update={"max_turns": own.max_turns or max_turns})
+    complete = {role: _with_defaults(agent, bundled, max_turns) for role, agent in agents.items()}
     config = config.model_copy(update=complete)
     for role, harness in config.agent_harnesses().items():
         if vf.load_harness(harness).EXECUTES_CODE and "runtime" not in agents[role].model_fields_set:
-            raise PluginError(
-                f"verifiers:{name}: the harness {harness.id} runs commands of the model; choose the place: "
-                f"""--env-args {role}='{{"runtime": {{"type": "docker"}}}}', or "subprocess" for your own rights"""
-            )
+            place = f"""{role}='{{"runtime": {{"type": "docker"}}}}', or "subprocess" for your own rights"""
+            raise PluginError(f"{what}: the harness {harness.id} runs commands of the model; say where: {place}")
     return config, roles[0]
 
 
-def _complete(role: str, agent: Any, bundled: bool) -> Any:
-    """Return an agent's settings with our defaults: the subprocess runtime in place of the library's cloud, and, if the
-    taskset has no harness, the chat loop in place of `bash`."""
+def _with_defaults(agent: Any, bundled: bool, max_turns: int | None) -> Any:
+    """Return an agent's settings with a local runtime in place of the library's cloud, and, if the taskset has no harness,
+    with a chat loop in place of `bash`. `max_turns`: of the agent that the model plays."""
     runtime = agent.runtime if "runtime" in agent.model_fields_set else vf.SubprocessConfig()
-    inside = isinstance(runtime, vf.SubprocessConfig)
-    chat = None if bundled else vf.HarnessConfig(id=CHAT if inside else "null")
-    return agent.model_copy(update={"runtime": runtime, "harness": agent.harness or chat})
+    chat = vf.HarnessConfig(id=CHAT if isinstance(runtime, vf.SubprocessConfig) else "null")
+    harness = agent.harness or (None if bundled else chat)
+    turns = agent.max_turns or (max_turns if agent.client is None else None)
+    return agent.model_copy(update={"runtime": runtime, "harness": harness, "max_turns": turns})
 
 
 def _played(episode: Any, role: str) -> Any:
     """Return the trace of the model's agent. Raises EnvFailure: the episode failed, or has not one such trace."""
-    errors = [*episode.errors, *(error for trace in episode.traces for error in trace.errors)]
     if not episode.ok:
-        said = f"{errors[0].type}: {errors[0].message:.500}" if errors else "no error is recorded"
-        raise EnvFailure(f"the episode failed: {said}", kind="verifiers_failed")
+        errors = [*episode.errors, *(error for trace in episode.traces for error in trace.errors)]
+        raise EnvFailure("; ".join(f"{each.type}: {each.message:.500}" for each in errors), kind="verifiers_failed")
     traces = [trace for trace in episode.traces if trace.agent.name == role]
     if len(traces) != 1:
         raise EnvFailure(f"{role} played {len(traces)} times; expected one play an episode", kind="verifiers_plays")
@@ -199,108 +189,61 @@ def _played(episode: Any, role: str) -> Any:
 
 
 class GatewayClient(EvalClient):
-    """The library's client for one address of the gateway. All episodes share their connections, because the library's own
-    client loads the certificates of servers, which takes longer than the rest of an episode."""
+    """The library's client for one address of the gateway. All episodes share connections."""
 
     def __init__(self, base_url: str, web: httpx.AsyncClient) -> None:
         self.base_url, self.api_key, self.headers, self.client = base_url, "any", {}, web
 
 
-class ChatHarness(vf.Harness[vf.HarnessConfig]):
-    """The chat loop of the library's harness `null`, without its process: MCP tools are called until an answer calls none."""
+class ChatHarness(NullHarness):
+    """The library's harness `null`, whose program runs in this process. A process of its own takes seconds to start."""
 
-    APPENDS_SYSTEM_PROMPT = SUPPORTS_MCP = SUPPORTS_RESUME = SUPPORTS_TOOL_INTERCEPTION = True
-    EXECUTES_CODE = NEEDS_CONTAINER = False
+    async def setup(self, runtime: Any) -> None:
+        """Prepare nothing."""
 
     async def launch(
-        self,
-        ctx: Any,
-        trace: Any,
-        runtime: Any,
-        endpoint: str,
-        secret: str,
-        mcp_urls: dict[str, str],
-        data: Any,
-        tool_interception_url: str | None = None,
+        self, ctx: Any, trace: Any, runtime: Any, endpoint: str, secret: str, mcp_urls: Any, data: Any, **gate: Any
     ) -> Any:
-        """Play until an answer calls no tool, or the context is full. Raises HTTPStatusError: a request was refused."""
+        """Play until an answer calls no tool. Raises RuntimeError: the library's server cannot be reached."""
         system, prompt = self.resolve_prompt(data)
         told = [vf.UserMessage(content=prompt)] if isinstance(prompt, str) else prompt or []
-        messages = [message_to_wire(each) for each in ([vf.SystemMessage(content=system)] if system else []) + told]
-        key = {"Authorization": f"Bearer {secret}"}
-        async with (
-            AsyncExitStack() as stack,
-            httpx.AsyncClient(headers=key, timeout=None, verify=False, trust_env=False) as client,
-        ):
-            schemas, tools = await _connect(mcp_urls, self.config.tool_timeout, stack)
-            body = {"model": ctx.model, **({"tools": schemas} if schemas else {})}
-            while True:
-                answer = await client.post(f"{endpoint}/chat/completions", json={**body, "messages": messages})
-                if answer.status_code == 400 and any(each in answer.text.casefold() for each in CONTEXT_OVERFLOW_MARKERS):
-                    break
-                said = answer.raise_for_status().json()["choices"][0]["message"]
-                messages.append({name: value for name, value in said.items() if value is not None})
-                for call in said.get("tool_calls") or ():
-                    verdict = await _verdict(client, tool_interception_url, call) if tool_interception_url else None
-                    messages.append(bound_tool_message(verdict or await _result(call, tools)))
-                if not said.get("tool_calls"):
-                    break
+        messages = [message_to_wire(each) for each in [*([vf.SystemMessage(content=system)] if system else []), *told]]
+        servers = {name: {"url": url, "timeout": self.config.tool_timeout} for name, url in mcp_urls.items()}
+        off = dict.fromkeys(("bash", "edit", "search"), False)
+        options = SimpleNamespace(**off, api_key=secret, tool_interception_url=gate.get("tool_interception_url"))
+        async with AsyncExitStack() as stack, _connections() as web:
+            client, program = AsyncOpenAI(base_url=endpoint, api_key=secret, http_client=web), _program()
+            schemas, places, connected = await program.connect_mcp({"mcpServers": servers}, stack)
+            compactor = program.Compactor(client, ctx.model, schemas, False, None)
+            try:
+                await program.run_chat_loop(options, compactor, messages, places, connected, web)
+            except SystemExit as error:
+                raise RuntimeError(f"the program of null ended with {error.code}; its server was lost") from error
         return vf.ProgramResult(exit_code=0, stdout="", stderr="")
 
 
-async def _connect(urls: dict[str, str], timeout: float, stack: AsyncExitStack) -> tuple[list[Any], Tools]:
-    """Connect to MCP servers for as long as `stack` is open. Returns the schemas of their tools, and their functions."""
-    schemas, tools = list[Any](), Tools()
-    web = httpx2.AsyncClient(timeout=timeout, verify=_certificates(), follow_redirects=True)
-    await stack.enter_async_context(web)
-    for server, url in urls.items():
-        client = await stack.enter_async_context(Client(streamable_http_client(url, http_client=web)))
-        for tool in (await client.list_tools()).tools:
-            name = f"{server}_{tool.name}" if server else tool.name
-            if name in tools:
-                raise PluginError(f"two tools have the name {name}; give one of their servers another TOOL_PREFIX")
-            function = {"name": name, "description": tool.description or "", "parameters": tool.input_schema}
-            schemas.append({"type": "function", "function": function})
-            tools[name] = partial(client.call_tool, tool.name)
-    return schemas, tools
-
-
 @cache
-def _certificates() -> ssl.SSLContext:
-    """Load the certificates of servers once."""
-    return httpx2.create_ssl_context()
+def _program() -> Any:
+    """Load the program of `null`, a text that the library writes into a file. Its clients of tools share certificates."""
+    program = ModuleType("verifiers_null")
+    exec(CHAT_PROGRAM_SOURCE, vars(program))
+    certificates = httpx2.create_ssl_context()
+
+    @asynccontextmanager
+    async def mcp_client(server: dict[str, Any]) -> AsyncIterator[Client]:
+        async with (
+            httpx2.AsyncClient(timeout=server["timeout"], verify=certificates, follow_redirects=True) as web,
+            Client(streamable_http_client(server["url"], http_client=web)) as client,
+        ):
+            yield client
+
+    vars(program)["mcp_client"] = mcp_client
+    return program
 
 
-async def _verdict(client: httpx.AsyncClient, url: str, call: Message) -> Message | None:
-    """Ask the task's hooks about a call. Returns the result that takes the call's place, or None if the tool may run.
-    Raises RuntimeError: a hook stopped the episode."""
-    function = call["function"]
-    asked = {"tool_call_id": call["id"], "name": function["name"], "arguments": _arguments(function) or function["arguments"]}
-    decision = (await client.post(url, json=asked)).raise_for_status().json()
-    if decision["action"] == "stop":
-        raise RuntimeError(decision["reason"])
-    denied: Message | None = decision["message"] if decision["action"] == "deny" else None
-    return denied
-
-
-async def _result(call: Message, tools: Tools) -> Message:
-    """Return the tool message for a call. A call that cannot be made has an error as its result."""
-    function, name = call["function"], call["function"]["name"]
-    if name not in tools:
-        content: Any = f"error: there is no tool {name!r}"
-    elif (arguments := _arguments(function)) is None:
-        content = f"error: the arguments of {name} are no JSON object; send the call again"
-    else:
-        content = mcp_content_to_chat_content((await tools[name](arguments)).content)
-    return {"role": "tool", "tool_call_id": call["id"], "content": content, "name": name}
-
-
-def _arguments(function: dict[str, Any]) -> dict[str, Any] | None:
-    try:
-        found = json.loads(function["arguments"] or "{}")
-    except ValueError:
-        return None
-    return found if isinstance(found, dict) else None
+def _connections() -> httpx.AsyncClient:
+    """Return a client for servers in this computer. It loads no certificates, which takes longer than an episode."""
+    return httpx.AsyncClient(timeout=None, limits=httpx.Limits(max_connections=None), verify=False, trust_env=False)
 
 
 sys.modules[CHAT.replace("-", "_")] = sys.modules[__name__]  # The library imports a harness by its id, without dots.

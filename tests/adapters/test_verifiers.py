@@ -1,10 +1,12 @@
 """`verifiers:ID` with the pinned library: rewards are the library's own for the same transcript, ids and masks are exact."""
 
+import asyncio
 import json
 import os
 import random
+import re
 import sys
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from copy import deepcopy
 from pathlib import Path
@@ -25,12 +27,11 @@ ADD = "adder_add"
 
 
 @pytest.fixture(autouse=True)
-def _importable(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def _importable(monkeypatch: pytest.MonkeyPatch) -> None:
     """The tasksets, here and in the processes of their tools."""
     pytest.importorskip("verifiers.v1")
     monkeypatch.syspath_prepend(str(TASKSETS))
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(TASKSETS), *filter(None, sys.path)]))
-    yield
 
 
 @asynccontextmanager
@@ -141,3 +142,103 @@ async def test_200_episodes_earn_the_rewards_of_the_library_for_the_same_transcr
             stops.add(told["stop"])
     assert seen == {0.0, 0.25, 1.0, 1.25}
     assert stops == {"agent_completed", "enough"}
+
+
+@pytest.mark.slow
+async def test_the_chat_loop_plays_as_the_program_of_the_librarys_null(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The program runs in a process of its own, with this Python in place of the one that `uv` makes."""
+    from verifiers.v1.runtimes.subprocess import SubprocessRuntime
+
+    async def prepare(self: Any, script: str, env: Any = None, *, activate: bool = True) -> list[str]:
+        await self.write("null.py", script.encode())
+        return [sys.executable, str(self.workdir / "null.py")]
+
+    monkeypatch.setattr(SubprocessRuntime, "prepare_uv_script", prepare)
+    following, rng, transcripts = Plan(), random.Random(2), dict[str, list[Any]]()
+    plans = [plan(rng, number + 1)[0] for number in range(4)]
+    for harness in ("null", "agentrl-chat"):
+        async with opened(agent={"harness": {"id": harness}}) as kind, live(following) as served:
+            for number, following.turns in enumerate(plans):
+                sample, reward = await play(served, kind, number)
+                transcripts.setdefault(harness, []).append((sample.metadata["messages"], reward))
+    assert transcripts["null"] == transcripts["agentrl-chat"]
+    assert any(message["role"] == "tool" for messages, _ in transcripts["null"] for message in messages)
+
+
+@pytest.mark.slow
+async def test_an_episode_that_fails_or_is_cancelled_leaves_nothing() -> None:
+    from counting_v1 import BROKEN
+
+    following = Plan()
+    async with opened(max_turns=2) as kind, live(following) as served:
+        following.turns = [hermes(None, "", [(ADD, {"number": BROKEN})]), "done"]
+        with pytest.raises(EnvFailure, match="TaskError: .*no reward for this sum") as failed:
+            await play(served, kind, 0)
+        assert failed.value.kind == "verifiers_failed"
+
+        following.turns = [hermes(None, "", [(ADD, {"number": 1})])]
+        sample, _ = await play(served, kind, 0)
+        assert sample.metadata["verifiers"] == {
+            "task": 0,
+            "rewards": {"reached": 0.0, "named": 0.0},
+            "metrics": {"calls": 2.0},
+            "stop": "max_turns",
+        }
+
+        served.engine.gate = asyncio.Event()
+        served.engine.asking.clear()
+        for number in range(4):
+            session, env = served.open(), kind()
+            async with anyio.create_task_group() as group:
+                group.start_soon(env.act, served.gateway.url(session), Sample(group_index=number))
+                await served.engine.asking.wait()
+                group.cancel_scope.cancel()
+            served.gateway.close(session.token)
+            await env.close()
+            served.engine.asking.clear()
+        assert not kind.env._interception.sessions
+        assert not kind.env._interception.clients
+        assert not {task for task in asyncio.all_tasks() if "run_episode" in repr(task)}
+
+
+@pytest.mark.slow
+async def test_another_agent_of_the_environment_has_a_model_of_its_own() -> None:
+    """The user of `user-sim` asks another gateway; only the turns of the assistant train."""
+    following = Plan()
+    async with (
+        live(lambda turn, prompt: ["What is it?", "###DONE###"][min(turn, 1)]) as others,
+        live(following) as served,
+    ):
+        user = {
+            "model": "user",
+            "client": {"type": "eval", "base_url": others.gateway.url(others.open()) + "/v1"},
+            "harness": {"id": "agentrl-chat"},
+        }
+        async with opened(id="user-sim", user=user) as kind:
+            following.turns = ["the sum is <1>"]
+            sample, reward = await play(served, kind, 0)
+    assert reward == 0.25
+    said = [(each["role"], each["content"]) for each in sample.metadata["messages"]]
+    assert said[-2:] == [("user", "What is it?"), ("assistant", "the sum is <1>")]
+
+
+async def test_settings_that_cannot_be_played_are_refused() -> None:
+    for arguments, message in (
+        ({"taskset": {"goals": 3}}, "verifiers:counting-v1: --env-args: taskset.goals: Extra inputs are not permitted"),
+        ({"select": {"limit": -1}}, "--env-args: limit: Input should be greater than or equal to 1"),
+        ({"select": {"skip": 50}}, "the taskset has no tasks, or --env-args select=... selects none"),
+        ({"agent": {"retries": {"max_retries": 2}}}, "leave out interception and retries"),
+        ({"interception": {"type": "elastic"}}, "leave out interception and retries"),
+        ({"agent": {"harness": {"id": "bash"}}}, "the harness bash runs commands of the model; say where: agent="),
+        ({"id": "user-sim"}, "the model plays one of assistant, user; give each other one a client"),
+    ):
+        with pytest.raises(PluginError, match=re.escape(message)):
+            async with opened(**arguments):
+                pass
+    with pytest.raises(PluginError, match="taskset 'nothing-v1' not found.*No module named 'nothing_v1'"):
+        load_environment("verifiers:nothing-v1")
+
+
+async def test_tasks_are_numbered_as_the_selection_has_them() -> None:
+    async with opened(select={"include": {"idx": "3:6"}}) as kind:
+        assert [(await kind.tasks.at(number)).data.goal for number in (0, 1, 2, 3, 200)] == [4, 5, 6, 4, 6]

@@ -5,6 +5,8 @@ from collections.abc import Iterator
 import verifiers.v1 as vf
 
 MOST_CALLS = 4
+BROKEN = 999
+"""The sum at which a reward raises an exception."""
 
 
 class Count(vf.State):
@@ -37,6 +39,8 @@ class CountingTask(vf.Task[CountingData, Count]):
     @vf.reward
     async def reached(self, trace: vf.Trace) -> float:
         """Compare the state with the goal."""
+        if trace.state.total == BROKEN:
+            raise ValueError("no reward for this sum")
         return float(trace.state.total == self.data.goal)
 
     @vf.reward(weight=0.25)
@@ -71,7 +75,11 @@ class CountingTaskset(vf.Taskset[CountingTask, vf.TasksetConfig]):
         """Make the tasks."""
         for goal in range(1, 21):
             text = f"Add up to {goal}."
-            messages = [vf.UserMessage(content="hello"), vf.AssistantMessage(content="hi"), vf.UserMessage(content=text)]
+            messages = [
+                vf.UserMessage(content="hello"),
+                vf.AssistantMessage(content="hi"),
+                vf.UserMessage(content=text),
+            ]
             prompt = messages if goal % 2 else text
             yield CountingTask(CountingData(goal=goal, prompt=prompt, system_prompt="You add." if goal % 3 else None))
 
