@@ -34,7 +34,7 @@ CHAT = "agentrl-chat"  # its id
 
 
 class Tasks:
-    """The selected tasks of a taskset by number. They are loaded as far as somebody asked for them."""
+    """The selected tasks of a taskset by number. They are loaded up to the largest number asked for."""
 
     def __init__(self, selected: Any) -> None:
         self._unread, self._read, self._endless = iter(selected), list[Any](), not selected.bounded

@@ -56,7 +56,7 @@ class CountingTask(vf.Task[CountingData, Count]):
     @vf.stop
     async def enough(self, trace: vf.Trace) -> bool:
         """Stop after some calls."""
-        return trace.state.calls >= MOST_CALLS
+        return bool(trace.state.calls >= MOST_CALLS)
 
     @vf.intercept
     async def forbid(self, request: vf.Request) -> vf.Request | None:
