@@ -9,7 +9,7 @@ STAMP := $(VENV)/.installed
 AT_ONCE := -n 4 --dist loadfile
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: venv demo example-search example-retool test test-nightly test-agents soak test-sglang test-browser test-without-compat coverage lint docs bench clean
+.PHONY: venv demo example-search example-retool test test-nightly test-agents test-verifiers soak test-sglang test-browser test-without-compat coverage lint docs bench clean
 .DEFAULT_GOAL := test
 
 venv: $(STAMP)
@@ -42,6 +42,7 @@ test-nightly: venv
 	$(BIN)/python -m pytest $(AT_ONCE) -m 'not sglang and not soak'
 	$(MAKE) test-without-compat
 	$(MAKE) test-agents
+	$(MAKE) test-verifiers
 	$(MAKE) soak
 
 # Under an hour; AGENTRL_SOAK_GROUPS=2000 makes it minutes.
@@ -50,6 +51,9 @@ soak: venv
 
 test-agents: venv
 	scripts/live_agents.sh $(abspath $(BIN)/python)
+
+test-verifiers: venv
+	scripts/test_verifiers.sh $(abspath $(BIN)/python)
 
 test-sglang: venv
 	scripts/install_sglang_cpu.sh .venv-sglang

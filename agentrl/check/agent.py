@@ -8,13 +8,15 @@ from typing import Any
 import anyio
 
 from agentrl.chat import Chat
+from agentrl.check.findings import wrong_ids
 from agentrl.check.policy import Policy
 from agentrl.config import RunSettings
 from agentrl.engine.wire import SamplingParams
-from agentrl.envs import AgentEnvironment
+from agentrl.envs import AgentEnvironment, Environment, EnvSpec
 from agentrl.errors import AgentRLError
 from agentrl.gateway.server import Gateway
 from agentrl.gateway.sessions import Session
+from agentrl.run.environments import set_up
 from agentrl.sample import Sample
 
 _ROOM = 32_768
@@ -30,15 +32,17 @@ class OneAnswer(Policy):
 
 @dataclass(slots=True)
 class PlayedSession:
-    """The results of one session of an agent. `tree`: nodes and roots, as in docs/gateway.md. `error`: why the agent
-    failed; "" if it did not."""
+    """The results of one session of an agent. `tree`: nodes and roots, as in docs/gateway.md. `reward`: of the
+    environment's own method. `error`: why the agent failed; "" if it did not. `wrong`: ids and masks that are wrong."""
 
     tree: dict[str, Any] = field(default_factory=dict)
     figures: dict[str, int] = field(default_factory=dict)
     refusals: Sequence[str] = ()
     samples: list[Sample] = field(default_factory=list)
     seconds: float = 0.0
+    reward: object = None
     error: str = ""
+    wrong: list[str] = field(default_factory=list)
 
     def lines(self, chat: Chat) -> list[str]:
         """The session as text, one line for each node, refusal and sample."""
@@ -55,23 +59,29 @@ class PlayedSession:
         found += [
             f"sample: {s.prompt_length} + {s.response_length} tokens, {s.trained_tokens} train" for s in self.samples
         ]
+        found += [f"reward: {self.reward}"] if self.reward is not None else []
+        found += [f"wrong: {text}" for text in self.wrong]
         return [*found, *([f"failed: {self.error}"] if self.error else [])]
 
 
 async def play_session(
-    settings: RunSettings, chat: Chat, env: AgentEnvironment, sample: Sample, policy: Policy
+    settings: RunSettings, chat: Chat, entry: EnvSpec, sample: Sample, policy: Policy
 ) -> PlayedSession:
-    """Have an agent play one sample's prompt against a policy."""
+    """Have an agent play one sample's prompt against a policy, and compare ids and masks with the policy's."""
     room, played, began = settings.rollout.rollout_max_context_len or _ROOM, PlayedSession(), time.monotonic()
     gateway = Gateway(chat, policy, context_length=room)
     limit = settings.rollout.rollout_max_response_len
-    async with gateway.serving():
+    async with set_up([entry], settings.cluster.start_timeout), gateway.serving():
+        env = entry.make()
+        assert isinstance(env, AgentEnvironment)
         env.socket = gateway.socket
         sampling = SamplingParams(temperature=1.0, max_new_tokens=limit)
         session: Session = gateway.open(replace(sample, index=0, rollout_id=0), sampling)
         try:
             with anyio.fail_after(settings.rollout.trajectory_timeout):
                 await env.act(gateway.url(session), sample)
+                if type(env).reward is not Environment.reward:
+                    played.reward = await env.reward(sample)
         except TimeoutError:
             played.error = f"no end after {settings.rollout.trajectory_timeout:g} s (--trajectory-timeout)"
         except AgentRLError as error:
@@ -81,6 +91,9 @@ async def play_session(
             played.samples, played.figures = gateway.close(session.token), session.figures()
             with anyio.CancelScope(shield=True):
                 await env.close()
+    turns, several = [turn for told in policy.asked.values() for turn in told], len(played.samples) > 1
+    for each in played.samples:
+        played.wrong += wrong_ids(chat, entry.kind.__name__, each, turns, siblings=several)
     if not played.samples and not played.error:
         end = sample.metadata.get("agent", {})
         said = str(end.get("errors", "")).strip() or str(end.get("output", "")).strip()

@@ -8,6 +8,7 @@ from agentrl.buffer.codec import encode_group
 from agentrl.chat import Chat
 from agentrl.chat.probe import common
 from agentrl.check.harness import Episode
+from agentrl.check.policy import Exchange
 from agentrl.check.script import ANSWERS, WRONG
 from agentrl.errors import SampleError
 from agentrl.sample import Message, Sample
@@ -70,32 +71,13 @@ class Prover:
             said.append(f"{episode.lost} does not end when its trajectory is cancelled: let CancelledError through")
         for sample in episode.samples:
             if "failure" not in sample.metadata:
-                said += [*self._ids(sample, episode), *self._messages(sample)]
+                turns = [turn for exchanges in episode.policy.asked.values() for turn in exchanges]
+                said += [*wrong_ids(self.chat, self.user, sample, turns), *self._messages(sample)]
         try:
             encode_group(episode.samples)
         except SampleError as error:
             said.append(str(error))
         return (Finding(what, episode=episode.name) for what in said)
-
-    def _ids(self, sample: Sample, episode: Episode) -> Iterator[str]:
-        """The sample's tokens are what the policy was given and wrote, and the mask is 1 where it wrote."""
-        tokens, start = list(sample.tokens), sample.prompt_length
-        turns = [turn for exchanges in episode.policy.asked.values() for turn in exchanges]
-        best = max((t.given + t.wrote for t in turns), key=lambda ids: (common(ids, tokens), -len(ids)), default=tokens)
-        if best != tokens:
-            said = difference(self.chat, best, tokens, "the model read and wrote", "the sample has")
-            yield f"{self.user} leaves other tokens in the sample than the model's: {said}; append ids, never text"
-            return
-        wrote = [0] * len(tokens)
-        for turn in turns:
-            begin, end = len(turn.given), len(turn.given) + len(turn.wrote)
-            if tokens[:end] == turn.given + turn.wrote:
-                wrote[begin:end] = [1] * len(turn.wrote)
-        mask = list(sample.loss_mask or ())
-        if (at := common(mask, wrote[start:])) < len(mask):
-            text = self.chat.decode([tokens[start + at]])
-            who = "the model" if wrote[start + at] else "somebody else"
-            yield f"{self.user} leaves loss mask {mask[at]} at token {start + at} ({text!r}), which {who} wrote"
 
     def _messages(self, sample: Sample) -> Iterator[str]:
         messages = _messages(sample)
@@ -177,6 +159,31 @@ class Prover:
         if right and isinstance(wrong := by_name.get(WRONG), float) and max(right) < wrong:
             said = f"{max(right):g} against {wrong:g}"
             yield Finding(f"{self.grades} gives the label as the answer less than 'I do not know': a wrong sign?", said)
+
+
+def wrong_ids(
+    chat: Chat, user: str, sample: Sample, turns: Sequence[Exchange], siblings: bool = False
+) -> Iterator[str]:
+    """Yield what is wrong unless the sample's tokens are what the policy was given and wrote, and the mask is 1 where it
+    wrote. `user`: whose sample it is. `siblings`: a turn may train in another sample of the same session."""
+    tokens, start = list(sample.tokens), sample.prompt_length
+    best = max((t.given + t.wrote for t in turns), key=lambda ids: (common(ids, tokens), -len(ids)), default=tokens)
+    if best != tokens:
+        said = difference(chat, best, tokens, "the model read and wrote", "the sample has")
+        yield f"{user} leaves other tokens in the sample than the model's: {said}; append ids, never text"
+        return
+    wrote = [0] * len(tokens)
+    for turn in turns:
+        begin, end = len(turn.given), len(turn.given) + len(turn.wrote)
+        if tokens[:end] == turn.given + turn.wrote:
+            wrote[begin:end] = [1] * len(turn.wrote)
+    mask, expected = list(sample.loss_mask or ()), wrote[start:]
+    if siblings:
+        expected = [min(pair) for pair in zip(mask, expected, strict=True)]
+    if (at := common(mask, expected)) < len(mask):
+        text = chat.decode([tokens[start + at]])
+        who = "the model" if wrote[start + at] else "somebody else"
+        yield f"{user} leaves loss mask {mask[at]} at token {start + at} ({text!r}), which {who} wrote"
 
 
 def difference(chat: Chat, a: Sequence[int], b: Sequence[int], one: str, other: str) -> str:

@@ -85,7 +85,7 @@ def command(
         check_model(folder)
     if hook:
         return check_hooks(settings, hook)
-    if settings.rollout.agent is not None:
+    if not envs and settings.rollout.agent is not None:
         return check_agent(settings, _live(play, model))
     if not envs and not settings.rollout.env and settings.rollout.custom_generate_function_path is None:
         if not folders:
@@ -137,28 +137,30 @@ def _live(play: str | None, model: str | None) -> "Live | Sequence[Lines] | None
 
 
 def check_agent(settings: "RunSettings", live: "Live | Sequence[Lines] | None") -> int:
-    """Have the agent of `--agent` play one session, and print its tree; 1 if it failed."""
+    """Have the agent of `--agent` or `--env` play one session, and print its tree; 1 if it failed, or if ids are wrong."""
     import anyio
 
     from agentrl.check.agent import OneAnswer, play_session
     from agentrl.check.harness import first_rows
-    from agentrl.envs import AgentEnvironment
     from agentrl.run.preflight import Plugins
 
     environments, chat = Plugins.load(settings).environments, _chat(settings)
     assert environments is not None
     if live is not None and not callable(live):
-        raise SettingsError("--play FILE plays environments; an agent is played with --model URL, or without either")
+        raise SettingsError(
+            "--play FILE plays other environments; an agent is played with --model URL, or without either"
+        )
+    if environments.names:
+        raise SettingsError(f"an agent is played alone; name one of {', '.join(environments.names)} by its path")
     policy = live(chat, []) if live else OneAnswer(chat)
     sample = first_rows(settings)[0][0]
-    env = environments.of(sample).make()
-    assert isinstance(env, AgentEnvironment)
-    click.secho(f"{settings.rollout.agent}", bold=True)
-    played = anyio.run(play_session, settings, chat, env, sample, policy)
+    click.secho(f"{settings.rollout.agent or settings.rollout.env}", bold=True)
+    played = anyio.run(play_session, settings, chat, environments.of(sample), sample, policy)
     for line in played.lines(chat):
         click.echo(f"  {line}")
-    click.secho(f"{len(played.samples)} samples in {played.seconds:.1f} s", bold=True)
-    return int(bool(played.error))
+    proved = "" if played.error or played.wrong else ", ids and masks are those of the model"
+    click.secho(f"{len(played.samples)} samples in {played.seconds:.1f} s{proved}", bold=True)
+    return int(bool(played.error or played.wrong))
 
 
 def check_env(
@@ -170,7 +172,9 @@ def check_env(
     from agentrl.check.play import CheckedPlay, play
     from agentrl.run.preflight import Plugins
 
-    Plugins.load(settings)  # imported here, not in the event loop: Ctrl-C ends it at once
+    plugins = Plugins.load(settings)  # imported here, not in the event loop: Ctrl-C ends it at once
+    if plugins.agents and plugins.generate is None:
+        return check_agent(settings, live)
     played = CheckedPlay()
 
     def leave() -> None:

@@ -2,10 +2,42 @@
 
 import shlex
 import sys
+from pathlib import Path
 
 import pytest
 
+from agentrl.chat import Chat
+from agentrl.check.findings import wrong_ids
+from agentrl.check.policy import Exchange
 from agentrl.cli.main import run
+from agentrl.sample import Sample
+from tests.support.tiny_models import make_tiny_model
+
+ENVIRONMENT = """
+import httpx
+from agentrl.envs import AgentEnvironment
+
+class Ask(AgentEnvironment):
+    opened = []
+
+    @classmethod
+    async def setup(cls, args):
+        cls.opened.append("setup")
+
+    @classmethod
+    async def teardown(cls):
+        print("teardown")
+
+    async def act(self, base_url, sample):
+        history = [{"role": "user", "content": "begin"}]
+        async with httpx.AsyncClient() as client:
+            for _ in range(2):
+                answer = await client.post(f"{base_url}/v1/chat/completions", json={"model": "m", "messages": history})
+                history += [answer.json()["choices"][0]["message"], {"role": "user", "content": "go on"}]
+
+    async def reward(self, sample):
+        return 0.25 * len(self.opened)
+"""
 
 TURNS = """
 import json, os, urllib.error, urllib.request
@@ -41,3 +73,31 @@ def test_the_tree_and_the_refusals_of_a_session_are_printed(capsys: pytest.Captu
 def test_an_agent_without_a_request_fails_with_its_last_words(capsys: pytest.CaptureFixture[str]) -> None:
     assert check("raise SystemExit('no key for {provider}')") == 1
     assert "failed: no answered request; no key for {provider}" in capsys.readouterr().out
+
+
+def test_an_environment_of_an_agent_plays_one_session_and_its_masks_are_proved(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "ask.py").write_text(ENVIRONMENT)
+    assert run(["check", f"{tmp_path}/ask.py:Ask"]) == 0
+    said = capsys.readouterr().out
+    assert "turn 1 (behind 0): extend," in said
+    assert "reward: 0.25" in said
+    assert "teardown" in said
+    assert "1 samples in" in said
+    assert "ids and masks are those of the model" in said
+
+
+def test_a_wrong_mask_is_named_also_in_a_session_of_several_samples(tmp_path: Path) -> None:
+    make_tiny_model(tmp_path)
+    chat = Chat.load(str(tmp_path))
+    turns = [Exchange([5, 6], [7, 8]), Exchange([5, 6, 7, 8, 9], [10])]
+
+    def wrong(mask: list[int], siblings: bool = False, tokens: tuple[int, ...] = (5, 6, 7, 8, 9, 10)) -> str:
+        sample = Sample(tokens=list(tokens), response_length=4, loss_mask=mask)
+        return "; ".join(wrong_ids(chat, "Ask", sample, turns, siblings))
+
+    assert wrong([1, 1, 0, 1]) == wrong([0, 0, 0, 1], siblings=True) == ""
+    assert "Ask leaves loss mask 0 at token 2" in wrong([0, 0, 0, 1])
+    assert "Ask leaves loss mask 1 at token 4" in wrong([1, 1, 1, 1], siblings=True)
+    assert "Ask leaves other tokens in the sample" in wrong([1, 1, 0, 1], tokens=(5, 6, 7, 8, 8, 10))
