@@ -34,7 +34,7 @@ def test_every_row_holds(row: FlagRow) -> None:
     assert bool(row.remedy) == (row.state in ("refused", "hint")) or row.state == "agrees"
     match row.state:
         case "set" | "called":
-            targets = [word.rpartition(">")[2].partition("=")[0] for word in row.target.split()]
+            targets = [word.rpartition(">")[2].partition("=")[0].partition("{")[0] for word in row.target.split()]
             assert set(targets) <= set(all_fields())
         case "agrees" if row.target == "config":
             assert row.name in SHAPES or row.name in RUNS
@@ -308,3 +308,8 @@ def test_a_settings_file_says_the_same(tmp_path: Path) -> None:
 def test_hooks_of_what_fine_tuning_does_not_do_are_refused() -> None:
     said = message("--sft-turns all --rollout-sample-filter-path f.py:keep --custom-megatron-init-path f.py:init")
     assert said == "--rollout-sample-filter-path has no effect with agentrl sft, which plays nothing; leave it out"
+
+
+def test_keys_of_images_become_the_images_field() -> None:
+    assert build('--multimodal-keys {"image":"images"}').data.image_key == "images"
+    assert "the key 'image' alone" in message('--multimodal-keys {"image":"i","video":"v"}')
