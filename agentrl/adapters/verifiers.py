@@ -227,12 +227,13 @@ def _program() -> Any:
     """Load the program of `null`, a text that the library writes into a file. Its clients of tools share certificates."""
     program = ModuleType("verifiers_null")
     exec(CHAT_PROGRAM_SOURCE, vars(program))
-    certificates = httpx2.create_ssl_context()
+    soon = httpx2.Limits(keepalive_expiry=2.0)  # A server closes an idle connection after 5 s, maybe during a request.
+    connection = partial(httpx2.AsyncClient, limits=soon, verify=httpx2.create_ssl_context(), follow_redirects=True)
 
     @asynccontextmanager
     async def mcp_client(server: dict[str, Any]) -> AsyncIterator[Client]:
         async with (
-            httpx2.AsyncClient(timeout=server["timeout"], verify=certificates, follow_redirects=True) as web,
+            connection(timeout=server["timeout"]) as web,
             Client(streamable_http_client(server["url"], http_client=web)) as client,
         ):
             yield client
