@@ -10,6 +10,7 @@ from agentrl.chat.chat import Chat
 from agentrl.chat.conversation import AppendResult, Conversation
 from agentrl.chat.messages import ToolSchema, normalise_messages, normalise_tools
 from agentrl.errors import TemplateError
+from agentrl.media import Image
 from agentrl.sample import Message, Sample
 
 Turns = Literal["all", "last"]
@@ -26,6 +27,7 @@ def to_sample(
     *,
     index: int = 0,
     turns: Turns = "all",
+    images: Mapping[str, Image] | None = None,
 ) -> Sample:
     """The conversation as a completed sample with reward 0 and log-probs 0.
 
@@ -35,15 +37,19 @@ def to_sample(
         tools: schemas of the tools that the prompt offers.
         index: the sample's `index` and `group_index`.
         turns: which of the assistant's turns are learned, where no message of the conversation says it itself.
+        images: images that `messages` refer to, by hash.
 
     Raises:
+        MediaError: an image of `messages` is refused.
         TemplateError: see `learned`; or one that is not last is missing its answer, or the template writes an
             assistant's turn in another way than it asks for one, or would split the demonstration.
     """
     learns = learned(messages, turns)
     plain = [{key: value for key, value in message.items() if key not in _MARKS} for message in messages]
-    conversation, places = normalise_messages(plain), list(learns)
-    sample = Sample(index=index, group_index=index, prompt=conversation[: places[0]], reward=0.0)
+    taken, new = chat.take_images(plain, images or {})
+    conversation, places = normalise_messages(taken), list(learns)
+    known = {**(images or {}), **new}
+    sample = Sample(index=index, group_index=index, prompt=conversation[: places[0]], reward=0.0, images=known)
     grown = Conversation(chat, sample, conversation[: places[0]], tools)
     for at, following in zip(places, [*places[1:], None], strict=True):
         text, end = assistant_turn(chat, conversation, at, tools)

@@ -102,7 +102,7 @@ class Demonstrations(WithoutEngines):
         place = self._source.place(group_id)
         assert place is not None
         where = self._source.dataset.where(place.prompt_index)
-        return demonstrated(self._chat, self._settings, row.prompt, row.metadata.get("tools"), where, group_id)
+        return demonstrated(self._chat, self._settings, row, row.metadata.get("tools"), where, group_id)
 
     async def trained(self, group_ids: Sequence[int], step: int, details: Any = None) -> None:
         await to_thread.run_sync(self._queue.trained, group_ids, step)

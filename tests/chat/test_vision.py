@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from agentrl.chat import AppendResult, Chat, Conversation
+from agentrl.chat.demonstration import to_sample
 from agentrl.chat.vision import ImagePlaceholders
 from agentrl.errors import MediaError, TemplateError
 from agentrl.media import Image
@@ -176,3 +177,18 @@ def test_a_model_without_eyes_refuses_images() -> None:
     part = {"type": "image", "image": Image.from_bytes(picture(8, 8))}
     with pytest.raises(MediaError, match="sees text only"):
         Conversation(chat, Sample(), [{"role": "user", "content": [part]}])
+
+
+def test_a_demonstration_with_images_has_their_places(tmp_path: Path) -> None:
+    chat = _chat("qwen3_vl", tmp_path / "m")
+    image = {"type": "image", "image": picture(64, 64)}
+    messages = [
+        {"role": "user", "content": [image, {"type": "text", "text": "What is it?"}]},
+        {"role": "assistant", "content": "Red."},
+        {"role": "user", "content": [{"type": "text", "text": "And this?"}, image]},
+        {"role": "assistant", "content": "Red too."},
+    ]
+    sample = to_sample(chat, messages).validate()
+    assert [span.end - span.start for span in sample.image_spans] == [4, 4]
+    assert len(sample.images) == 1
+    assert sample.image_spans[1].start > sample.prompt_length
