@@ -413,6 +413,11 @@ SAID: dict[str, tuple[str, str]] = {
 }
 
 ELSEWHERE: dict[str, tuple[str, str]] = {
+    "image_key": ("data/test_images.py", "image_key"),
+    "image_root": ("data/test_images.py", "image_root"),
+    "image_max_pixels": ("data/test_images.py", "image_max_pixels"),
+    "image_max_bytes": ("data/test_images.py", "image_max_bytes"),
+    "image_max_count": ("data/test_images.py", "image_max_count"),
     "train_vision": ("train/fsdp/test_vision.py", "train_vision"),
     "colocate": ("run/test_driver.py", "colocate"),
     "metrics_sinks": ("observability/test_sinks.py", "metrics_sinks"),
