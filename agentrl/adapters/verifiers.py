@@ -192,7 +192,7 @@ class GatewayClient(EvalClient):
     """The library's client for one address of the gateway. All episodes share connections."""
 
     def __init__(self, base_url: str, web: httpx.AsyncClient) -> None:
-        self.base_url, self.api_key, self.headers, self.client = base_url, "any", {}, web
+        self.base_url, self.api_key, self.headers, self.client = base_url, "any", dict[str, str](), web
 
 
 class ChatHarness(NullHarness):
@@ -242,7 +242,7 @@ def _program() -> Any:
     return program
 
 
-def _connections() -> httpx.AsyncClient:
+def _connections() -> Any:
     """Return a client for servers in this computer. It loads no certificates, which takes longer than an episode."""
     return httpx.AsyncClient(timeout=None, limits=httpx.Limits(max_connections=None), verify=False, trust_env=False)
 

@@ -18,7 +18,13 @@ FOLDER = EXAMPLE.config.parent
 def test_the_settings_are_those_of_the_demo_with_a_taskset_in_place_of_its_environment() -> None:
     own, demo = RunSettings.from_file(EXAMPLE.config), RunSettings.from_file(DEMO.config)
     assert own.rollout.env == "verifiers:calculator-v1"
-    rollout = own.rollout.model_copy(update={"env": demo.rollout.env, "max_turns": None})
+    rollout = own.rollout.model_copy(
+        update={
+            "env": demo.rollout.env,
+            "max_turns": None,
+            "rollout_max_concurrency": demo.rollout.rollout_max_concurrency,
+        }
+    )
     data = own.data.model_copy(update={"label_key": demo.data.label_key})
     assert own.model_copy(update={"rollout": rollout, "data": data}) == demo
 
