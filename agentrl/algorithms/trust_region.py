@@ -5,6 +5,7 @@ import math
 from agentrl.algorithms import ops
 from agentrl.algorithms.base import TokenLoss, TokenView
 from agentrl.algorithms.group_relative import GRPO
+from agentrl.algorithms.policy import ENTROPY_CONTROL
 
 _CLIPS = frozenset({"eps_clip", "eps_clip_high", "eps_clip_c"})
 
@@ -46,7 +47,7 @@ class GMPO(GRPO):
     advantage; the paper takes 0.4. With one token a sample it is the clipped policy gradient with the bound exp(eps_clip)."""
 
     name = "gmpo"
-    takes = GRPO.takes - {"turn_credit", "eps_clip_high", "eps_clip_c"}
+    takes = GRPO.takes - {"turn_credit", "eps_clip_high", "eps_clip_c"} - ENTROPY_CONTROL
     highest_eps_clip = math.inf
 
     def surrogate(self, view: TokenView) -> TokenLoss:

@@ -316,6 +316,7 @@ def make_batch(
     payload = TrainBatch.from_samples(
         chosen,
         reward_key,
+        reward_parts=list(settings.algorithm.gdpo_weights),
         supervised=supervised,
         trained=step,
         truncated=truncated,
