@@ -176,10 +176,10 @@ class AlgorithmFields(Settings):
         description="On-policy distillation on top of the estimator: a teacher's log-probs of the sampled tokens change "
         "their advantages. To train on the teacher alone, set advantage_estimator on_policy_distillation.",
     )
-    opd_type: Literal["sglang", "megatron"] | None = Field(
+    opd_type: Literal["sglang", "megatron", "self"] | None = Field(
         None,
-        description="The teacher: the servers at opd_teacher_url, or the model in opd_teacher_load, which the trainer "
-        "holds. Default: whichever of them is given.",
+        description="The teacher: the servers at opd_teacher_url, the model in opd_teacher_load, which the trainer holds, or "
+        "the trained model itself with opd_privileged_key. Default: whichever of them is given.",
     )
     opd_kl_coef: float = Field(1.0, ge=0, description="Factor of log(student / teacher), subtracted from advantages.")
 
