@@ -39,6 +39,8 @@ class Algorithm(ABC):
     """True if it needs neither rewards nor log-probs of samples."""
     whitened: ClassVar[bool] = False
     """True if its advantages are whitened where `normalize_advantages` is not given."""
+    anchored_at_rollout: ClassVar[bool] = False
+    """True if its old log-probs are the engine's where `use_rollout_logprobs` is not given."""
     needs_rewards: ClassVar[bool] = True
     """True if a run without any grader makes no sense."""
 

@@ -69,8 +69,8 @@ class AlgorithmFields(Settings):
     use_rollout_logprobs: bool | None = Field(
         None,
         description="Take the old log-probs from the engine. Off takes the trainer's own before the step; the first "
-        "step's ratio is then 1. Default: on where max_staleness allows older tokens, and neither use_tis nor "
-        "use_rs is set.",
+        "step's ratio is then 1. Default: on with dppo, and where max_staleness allows older tokens, if neither "
+        "use_tis nor use_rs is set.",
     )
     calculate_per_token_loss: bool = Field(
         False,

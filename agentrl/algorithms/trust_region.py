@@ -27,10 +27,12 @@ class SAPO(GRPO):
 
 class DPPO(GRPO):
     """The ratio is masked by a divergence of the token's distributions in place of its size (arXiv:2602.04879). Of the
-    distributions only the sampled token is told from all others (the paper's binary form), so the divergence needs two
-    probabilities. A token that moved further than `dppo_threshold` in the direction of its advantage has no gradient."""
+    distributions only the sampled token is told from all others (the paper's binary form, eq. 13 and 14), so the divergence
+    needs two probabilities. A token that moved further than `dppo_threshold` in the direction of its advantage has no
+    gradient (eq. 12). The old policy is the one that sampled (section 5.2)."""
 
     name = "dppo"
+    anchored_at_rollout = True
     takes = (GRPO.takes - _CLIPS) | {"dppo_divergence", "dppo_threshold"}
 
     def surrogate(self, view: TokenView) -> TokenLoss:

@@ -69,7 +69,7 @@ async def test_a_privileged_message_is_put_after_the_prompt(chat: Chat) -> None:
             return list(await super().reset(sample))
 
     teacher = Teacher()
-    given = {"opd_privileged_key": "solution", "opd_privileged_prompt": "Psst: {text}."}
+    given: dict[str, Any] = {"opd_privileged_key": "solution", "opd_privileged_prompt": "Psst: {text}."}
     loop, _ = build(chat, [f"hello{END}"], environment=Solved, teacher=teacher, **given)
     for sample in (sample for group in (await loop.run(0)).groups for sample in group):
         first = sample.metadata["messages"][0]

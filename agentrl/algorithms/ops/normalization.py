@@ -117,7 +117,7 @@ class Members:
 
 
 def _known(rewards: Tensor) -> tuple[Tensor, Tensor]:
-    """Where rewards are no NaN, and the rewards as float64 with 0 in place of NaN."""
+    """Mark the rewards that are no NaN; and the rewards as float64, with 0 in place of NaN."""
     known = ~rewards.isnan()
     return known, torch.where(known, rewards.double(), 0.0)
 

@@ -386,7 +386,7 @@ def sapo(case: Case, weights: Floats, *, positive: float, negative: float) -> Gr
 
 
 def dppo(case: Case, weights: Floats, *, kind: str, threshold: float) -> Graded:
-    """2602.04879, binary divergences: -r A, but 0 where (A > 0, r > 1) or (A < 0, r < 1) with a divergence above the bound."""
+    """2602.04879 eq. 12 with the binary divergences of eq. 13 and 14: -r A, but 0 where (A > 0, r > 1) or (A < 0, r < 1) with a divergence above the bound."""
     value, gradient = np.zeros(len(weights)), np.zeros(len(weights))
     for _, steps in case.steps():
         for t in steps:
