@@ -8,8 +8,9 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, ClassVar, Self
 
 from agentrl.algorithms import ops
 from agentrl.algorithms.base import Computed, SampleView, Tensor, TokenLoss, TokenView
@@ -38,6 +39,8 @@ class Algorithm(ABC):
     """True if it needs neither rewards nor log-probs of samples."""
     whitened: ClassVar[bool] = False
     """True if its advantages are whitened where `normalize_advantages` is not given."""
+    anchored_at_rollout: ClassVar[bool] = False
+    """True if its old log-probs are the engine's where `use_rollout_logprobs` is not given."""
     needs_rewards: ClassVar[bool] = True
     """True if a run without any grader makes no sense."""
 
@@ -91,6 +94,19 @@ class Algorithm(ABC):
             denominator=settings.loss_denominator,
             max_length=settings.loss_max_length,
         )
+
+    def adapted(self, metrics: Mapping[str, float]) -> tuple[Self, Self]:
+        """Return the algorithm for a rollout whose `Estimate.metrics` these are, and the one to go on with after it."""
+        return self, self
+
+    @property
+    def state(self) -> Mapping[str, float]:
+        """The settings that `adapted` changes and their values: metrics, and a part of checkpoints."""
+        return {}
+
+    def with_settings(self, changed: Mapping[str, float]) -> Self:
+        """Return the algorithm with other values of some settings."""
+        return replace(self, settings=self.settings.model_copy(update=dict(changed)))
 
     def value_loss(self, values: Tensor, old_values: Tensor, returns: Tensor) -> TokenLoss:
         """The critic's loss [N] of each token, where `reads` names "values"; by default `ops.clipping.value_loss`.

@@ -35,6 +35,7 @@ class SampleView:
         lengths: [S] int, response tokens of each sample; sums to N.
         loss_mask: [N], 1 where the token trains.
         rewards: [S] float64; NaN marks a sample that has no reward (a failed one that is kept masked).
+        reward_parts: [S, K] float64, the entries of a dict reward that `gdpo_weights` names; NaN as in `rewards`.
         kl: [N] per-token KL to the reference model, for advantages with `kl_coef`; see `ops.returns`.
         values, old_log_probs, ref_log_probs, teacher_log_probs: [N], where `Algorithm.reads` names them.
         tokens: [N] int, ids of the response; what the model was shown tells an environment's states apart.
@@ -50,6 +51,7 @@ class SampleView:
     lengths: Tensor
     loss_mask: Tensor
     rewards: Tensor
+    reward_parts: Tensor | None = None
     kl: Tensor | None = None
     values: Tensor | None = None
     old_log_probs: Tensor | None = None
@@ -85,12 +87,15 @@ class Estimate:
         returns: [N] float32, what a critic is to predict: the advantages before whitening plus the old values; None
             without a critic.
         metrics: `advantages/mean`, `std` (biased), `max` and `min` over trained tokens, where there are any;
-            `opd_reverse_kl`, the mean log-ratio of student and teacher; `critic/explained_variance`, see `ops.returns`.
+            `opd_reverse_kl`, the mean log-ratio of student and teacher; `critic/explained_variance`, see `ops.returns`;
+            with `entropy_target` `sampled_entropy`.
+        chosen: [N], 1 at the tokens of `entropy_control`, see `ops.entropy`; None without it.
     """
 
     advantages: Tensor
     returns: Tensor | None
     metrics: Mapping[str, float]
+    chosen: Tensor | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,6 +126,7 @@ class TokenView:
         advantages: [N].
         rollout_log_probs: [N] as the engine reported them; None if it did not.
         ref_log_probs, teacher_log_probs, values: [N], where `Algorithm.reads` names them.
+        chosen: [N], `Estimate.chosen`.
         amend: gives for a view and its policy term [N] the term and the view (without the tokens that it rejects) as code in
             another trainer's form has them, and its statistics [N].
     """
@@ -140,6 +146,7 @@ class TokenView:
     ref_log_probs: Tensor | None = None
     teacher_log_probs: Tensor | None = None
     values: Tensor | None = None
+    chosen: Tensor | None = None
     amend: Callable[[TokenView, Tensor], tuple[Tensor, TokenView, Mapping[str, Tensor]]] | None = None
 
     def __post_init__(self) -> None:

@@ -22,8 +22,8 @@ class AlgorithmFields(Settings):
     )
     advantage_estimator: str = Field(
         "grpo",
-        description="grpo, gspo, cispo, sapo, dppo, gmpo, rloo, reinforce_plus_plus, reinforce_plus_plus_baseline, ppo, "
-        "on_policy_distillation, or pkg.mod:function for your own; docs/algorithms.md says which to choose.",
+        description="grpo, gspo, cispo, sapo, dppo, gmpo, gdpo, pass_at_k, rloo, reinforce_plus_plus, "
+        "reinforce_plus_plus_baseline, ppo, on_policy_distillation, or pkg.mod:function for your own; docs/algorithms.md says which to choose.",
     )
     rewards_normalization: bool = Field(True, description="Subtract the group's mean reward from each reward.")
     grpo_std_normalization: bool = Field(
@@ -59,11 +59,18 @@ class AlgorithmFields(Settings):
     dppo_threshold: float | None = Field(
         None, gt=0, description="Divergence from which on dppo masks a token; default: 0.15 for tv, 0.05 for kl."
     )
+    gdpo_weights: dict[str, float] = Field(
+        {},
+        description="Entries of a dict reward that gdpo compares, each with its weight. reward_key still says which entry "
+        "is reported and filtered by.",
+    )
+    pass_k: int = Field(4, ge=1, description="Trajectories in a set of pass_at_k.")
+    pass_threshold: float = Field(0.5, description="Reward above which a trajectory is a success for pass_at_k.")
     use_rollout_logprobs: bool | None = Field(
         None,
         description="Take the old log-probs from the engine. Off takes the trainer's own before the step; the first "
-        "step's ratio is then 1. Default: on where max_staleness allows older tokens, and neither use_tis nor "
-        "use_rs is set.",
+        "step's ratio is then 1. Default: on with dppo, and where max_staleness allows older tokens, if neither "
+        "use_tis nor use_rs is set.",
     )
     calculate_per_token_loss: bool = Field(
         False,
@@ -141,17 +148,38 @@ class AlgorithmFields(Settings):
     use_unbiased_kl: bool = Field(
         False, description="Multiply the KL term by the ratio to the old policy, so that its gradient is the KL's."
     )
-    entropy_coef: float = Field(0.0, description="Weight of the entropy bonus (subtracted from the loss).")
+    entropy_coef: float = Field(
+        0.0, description="Weight of the entropy bonus (subtracted from the loss); with entropy_target the first one."
+    )
+    entropy_target: float | None = Field(
+        None,
+        gt=0,
+        description="Adapt entropy_coef to this entropy, in nats a token: it rises by entropy_coef_step after a rollout "
+        "whose entropy is below, falls after others, and applies only where the entropy is not above.",
+    )
+    entropy_coef_step: float = Field(1e-4, gt=0, description="Change of entropy_coef a rollout with entropy_target.")
+    entropy_coef_max: float = Field(5e-3, gt=0, description="Maximum of entropy_coef with entropy_target.")
+    entropy_control: Literal["none", "clip", "kl"] = Field(
+        "none",
+        description="Keep tokens whose log-prob and advantage covary most from lowering the entropy. `clip` (clip-cov): some "
+        "of them have no policy term. `kl` (kl-cov): covariance_kl_coef times |log ratio| is added to theirs.",
+    )
+    covariance_ratio: float = Field(
+        2e-4, gt=0, le=1, description="Share of a rollout's trained tokens that entropy_control acts on; at least one."
+    )
+    covariance_low: float = Field(1.0, description="Least covariance of the tokens of entropy_control clip.")
+    covariance_high: float = Field(5.0, description="Greatest covariance of the tokens of entropy_control clip.")
+    covariance_kl_coef: float = Field(1.0, gt=0, description="Weight of the penalty of entropy_control kl.")
 
     use_opd: bool = Field(
         False,
         description="On-policy distillation on top of the estimator: a teacher's log-probs of the sampled tokens change "
         "their advantages. To train on the teacher alone, set advantage_estimator on_policy_distillation.",
     )
-    opd_type: Literal["sglang", "megatron"] | None = Field(
+    opd_type: Literal["sglang", "megatron", "self"] | None = Field(
         None,
-        description="The teacher: the servers at opd_teacher_url, or the model in opd_teacher_load, which the trainer "
-        "holds. Default: whichever of them is given.",
+        description="The teacher: the servers at opd_teacher_url, the model in opd_teacher_load, which the trainer holds, or "
+        "the trained model itself with opd_privileged_key. Default: whichever of them is given.",
     )
     opd_kl_coef: float = Field(1.0, ge=0, description="Factor of log(student / teacher), subtracted from advantages.")
 

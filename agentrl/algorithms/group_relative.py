@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from agentrl.algorithms import ops
 from agentrl.algorithms.base import SampleView, Tensor, TokenLoss, TokenView
-from agentrl.algorithms.policy import PolicyGradient
+from agentrl.algorithms.policy import ENTROPY_CONTROL, PolicyGradient
 
 
 class GroupRelative(PolicyGradient):
@@ -89,7 +89,7 @@ class GSPO(GRPO):
     above, since a mean moves far less than a token."""
 
     name = "gspo"
-    takes = GRPO.takes - {"turn_credit"}
+    takes = GRPO.takes - {"turn_credit"} - ENTROPY_CONTROL
 
     def surrogate(self, view: TokenView) -> TokenLoss:
         log_ratio = view.mean_over_sample(view.log_probs - view.old_log_probs)

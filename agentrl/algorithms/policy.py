@@ -1,9 +1,9 @@
 """`PolicyGradient`: the clipped policy gradient with KL and entropy terms, which most algorithms share. A subclass
 gives `advantages`, and its own `surrogate` where the policy term is another one."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, ClassVar, Self
 
 from agentrl.algorithms import ops
 from agentrl.algorithms.algorithm import Algorithm
@@ -21,6 +21,12 @@ CORRECTIONS = frozenset(
 """The settings of `ops.corrections`."""
 
 
+ENTROPY_CONTROL = frozenset(
+    {"entropy_control", "covariance_ratio", "covariance_low", "covariance_high", "covariance_kl_coef"}
+)
+"""The settings of `ops.entropy.chosen_tokens`."""
+
+
 class PolicyGradient(Algorithm):
     """surrogate * importance weight + kl_loss_coef * KL(policy || reference) - entropy_coef * entropy, a token. With
     `use_unbiased_kl` the KL is multiplied by the ratio to the old policy, through which its gradient goes too
@@ -31,7 +37,8 @@ class PolicyGradient(Algorithm):
         | {"use_kl_loss", "kl_loss_coef", "kl_loss_type", "use_unbiased_kl", "entropy_coef"}
         | {"kl_coef", "overlong_buffer_len", "overlong_penalty_factor", "custom_loss_function_path"}
         | {"use_opd", "opd_type", "opd_kl_coef"}
-        | CORRECTIONS
+        | {"entropy_target", "entropy_coef_step", "entropy_coef_max"}
+        | (CORRECTIONS | ENTROPY_CONTROL)
     )
 
     highest_eps_clip: ClassVar[float] = 1.0
@@ -44,6 +51,8 @@ class PolicyGradient(Algorithm):
     @property
     def reads(self) -> frozenset[Computed]:
         found: set[Computed] = {"old_log_probs", "teacher_log_probs"} if self.distills else set()
+        if self.settings.entropy_control != "none" or self.settings.entropy_target is not None:
+            found |= {"old_log_probs"}
         if self.settings.kl_coef:
             found |= {"old_log_probs", "ref_log_probs"}
         return frozenset(found | {"ref_log_probs"} if self.settings.use_kl_loss else found)
@@ -62,6 +71,21 @@ class PolicyGradient(Algorithm):
         wide = f"eps_clip {self.settings.eps_clip} would bound the ratio by a negative number; use less than 1"
         return self.unused_settings() + ([wide] if self.settings.eps_clip >= self.highest_eps_clip else [])
 
+    def adapted(self, metrics: Mapping[str, float]) -> tuple[Self, Self]:
+        """c rises by a step after a rollout whose `sampled_entropy` is below the target, and falls by it after another; it
+        applies in a rollout whose entropy is not above the target (Skywork-OR1, arXiv:2505.22312, 3.2.5)."""
+        s, entropy = self.settings, metrics.get("sampled_entropy")
+        if s.entropy_target is None or entropy is None:
+            return self, self
+        moved = s.entropy_coef + (s.entropy_coef_step if entropy < s.entropy_target else -s.entropy_coef_step)
+        now = s.entropy_coef if entropy <= s.entropy_target else 0.0
+        later = min(max(moved, 0.0), s.entropy_coef_max)
+        return self.with_settings({"entropy_coef": now}), self.with_settings({"entropy_coef": later})
+
+    @property
+    def state(self) -> Mapping[str, float]:
+        return {} if self.settings.entropy_target is None else {"entropy_coef": self.settings.entropy_coef}
+
     def surrogate(self, view: TokenView) -> TokenLoss:
         """The policy term; by default PPO's, see `ops.clipping.policy_loss`."""
         clips = {name: getattr(self.settings, name) for name in ("eps_clip", "eps_clip_high", "eps_clip_c")}
@@ -77,6 +101,13 @@ class PolicyGradient(Algorithm):
         policy = self.surrogate(seen)
         loss = policy.loss * corrected.weights
         stats = {**policy.stats, **corrected.stats}
+        if seen.chosen is not None:
+            stats["entropy_controlled"] = seen.chosen
+            if settings.entropy_control == "clip":
+                loss = loss.masked_fill(seen.chosen > 0, 0)
+            else:
+                coef = settings.covariance_kl_coef
+                loss = loss + ops.entropy.penalty(seen.log_probs, seen.old_log_probs, seen.chosen, coef)
         if view.amend is not None:
             loss, seen, more = view.amend(seen, loss)
             stats |= more

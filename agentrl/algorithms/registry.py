@@ -8,8 +8,10 @@ from typing import TYPE_CHECKING
 from agentrl.algorithms import ops
 from agentrl.algorithms.algorithm import SFT, Algorithm
 from agentrl.algorithms.base import Estimate, SampleView, Tensor, need
+from agentrl.algorithms.gdpo import GDPO
 from agentrl.algorithms.group_relative import CISPO, GRPO, GSPO, RLOO, ReinforcePlusPlusBaseline
 from agentrl.algorithms.own import check_functions, finite, load_function
+from agentrl.algorithms.pass_at_k import PassAtK
 from agentrl.algorithms.policy import PPO, Estimated, OnPolicyDistillation, ReinforcePlusPlus
 from agentrl.algorithms.trust_region import DPPO, GMPO, SAPO
 from agentrl.errors import SettingsError
@@ -20,7 +22,7 @@ if TYPE_CHECKING:
 ESTIMATORS: Mapping[str, type[Algorithm]] = {
     algorithm.name: algorithm
     for algorithm in (
-        *(GRPO, GSPO, CISPO, SAPO, DPPO, GMPO, RLOO),
+        *(GRPO, GSPO, CISPO, SAPO, DPPO, GMPO, GDPO, PassAtK, RLOO),
         *(ReinforcePlusPlus, ReinforcePlusPlusBaseline, PPO, OnPolicyDistillation),
     )
 }
@@ -76,4 +78,16 @@ def compute_advantages(
     advantages = ops.normalization.whiten(found, inputs.loss_mask) if algorithm.whitens else found
     spread = ops.normalization.spread(advantages, inputs.loss_mask)
     metrics |= {f"advantages/{name}": value for name, value in spread.items()}
-    return Estimate(advantages.float(), returns, metrics)
+    chosen = None
+    if settings.entropy_control != "none":
+        chosen = ops.entropy.chosen_tokens(
+            inputs,
+            advantages,
+            kind=settings.entropy_control,
+            ratio=settings.covariance_ratio,
+            low=settings.covariance_low,
+            high=settings.covariance_high,
+        )
+    if settings.entropy_target is not None:
+        metrics["sampled_entropy"] = ops.entropy.sampled_entropy(inputs)
+    return Estimate(advantages.float(), returns, metrics, chosen)

@@ -55,6 +55,7 @@ class AlgorithmSettings(AlgorithmFields):
             yield f"loss_max_length has no effect without {without}; leave it out"
         if not own_loss:  # which may read any setting
             yield from self._correction_problems()
+            yield from self._entropy_problems()
 
     def _correction_problems(self) -> Iterator[str]:
         for name, field in type(self).model_fields.items():
@@ -68,6 +69,24 @@ class AlgorithmSettings(AlgorithmFields):
             yield f"tis_clip_low {self.tis_clip_low} must be below tis_clip {self.tis_clip}"
         if (self.rs_lower_bound or 1 / self.rs_upper_bound) >= self.rs_upper_bound:
             yield f"rs_lower_bound (by default 1 / rs_upper_bound) must be below rs_upper_bound {self.rs_upper_bound}"
+
+    def _entropy_problems(self) -> Iterator[str]:
+        control, target = self.entropy_control, self.entropy_target is not None
+        effects = {
+            "entropy_coef_step": ("entropy_target", target),
+            "entropy_coef_max": ("entropy_target", target),
+            "covariance_ratio": ("entropy_control", control != "none"),
+            "covariance_low": ("entropy_control clip", control == "clip"),
+            "covariance_high": ("entropy_control clip", control == "clip"),
+            "covariance_kl_coef": ("entropy_control kl", control == "kl"),
+        }
+        for name, (owner, set_) in effects.items():
+            if not set_ and (value := getattr(self, name)) != type(self).model_fields[name].default:
+                yield f"{name} {value} has no effect without {owner}; set it, or leave {name} out"
+        if self.covariance_low >= self.covariance_high:
+            yield f"covariance_low {self.covariance_low} must be below covariance_high {self.covariance_high}"
+        if target and not 0 <= self.entropy_coef <= self.entropy_coef_max:
+            yield f"entropy_coef {self.entropy_coef} must be from 0 to entropy_coef_max {self.entropy_coef_max}"
 
     @property
     def needs_length(self) -> bool:

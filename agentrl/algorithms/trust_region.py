@@ -5,6 +5,7 @@ import math
 from agentrl.algorithms import ops
 from agentrl.algorithms.base import TokenLoss, TokenView
 from agentrl.algorithms.group_relative import GRPO
+from agentrl.algorithms.policy import ENTROPY_CONTROL
 
 _CLIPS = frozenset({"eps_clip", "eps_clip_high", "eps_clip_c"})
 
@@ -26,10 +27,12 @@ class SAPO(GRPO):
 
 class DPPO(GRPO):
     """The ratio is masked by a divergence of the token's distributions in place of its size (arXiv:2602.04879). Of the
-    distributions only the sampled token is told from all others (the paper's binary form), so the divergence needs two
-    probabilities. A token that moved further than `dppo_threshold` in the direction of its advantage has no gradient."""
+    distributions only the sampled token is told from all others (the paper's binary form, eq. 13 and 14), so the divergence
+    needs two probabilities. A token that moved further than `dppo_threshold` in the direction of its advantage has no
+    gradient (eq. 12). The old policy is the one that sampled (section 5.2)."""
 
     name = "dppo"
+    anchored_at_rollout = True
     takes = (GRPO.takes - _CLIPS) | {"dppo_divergence", "dppo_threshold"}
 
     def surrogate(self, view: TokenView) -> TokenLoss:
@@ -46,7 +49,7 @@ class GMPO(GRPO):
     advantage; the paper takes 0.4. With one token a sample it is the clipped policy gradient with the bound exp(eps_clip)."""
 
     name = "gmpo"
-    takes = GRPO.takes - {"turn_credit", "eps_clip_high", "eps_clip_c"}
+    takes = GRPO.takes - {"turn_credit", "eps_clip_high", "eps_clip_c"} - ENTROPY_CONTROL
     highest_eps_clip = math.inf
 
     def surrogate(self, view: TokenView) -> TokenLoss:

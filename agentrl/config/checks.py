@@ -16,7 +16,7 @@ from agentrl.settings import Settings, flag_of
 from agentrl.train.settings import PATTERNS, TrainSettings
 
 Check = Callable[[Sections, ModelInfo | None], Iterator[str]]
-_TEACHERS = {"sglang": "--opd-teacher-url", "megatron": "--opd-teacher-load"}
+_TEACHERS = {"sglang": "--opd-teacher-url", "megatron": "--opd-teacher-load", "self": "--opd-type self"}
 
 
 def _given(section: Settings, name: str) -> int | None:
@@ -271,22 +271,29 @@ def one_process(s: Sections, _: ModelInfo | None) -> Iterator[str]:
 def teacher(s: Sections, _: ModelInfo | None) -> Iterator[str]:
     """One teacher, of the kind that was asked for, where the algorithm listens to one and only there."""
     algorithm, asked = built_in(s.algorithm), s.algorithm.opd_type
-    kinds = zip(_TEACHERS, (s.rollout.opd_teacher_url, s.train.opd_teacher_load), strict=True)
+    kinds = zip(_TEACHERS, (s.rollout.opd_teacher_url, s.train.opd_teacher_load, asked == "self"), strict=True)
     given = [kind for kind, value in kinds if value]
     flags = " and ".join(_TEACHERS[kind] for kind in given)
     if algorithm and given and not algorithm.distills:
         remedy = "set --use-opd too, or leave it out" if "use_opd" in algorithm.takes else "leave it out"
         yield f"{flags}: {algorithm.name} listens to no teacher; {remedy}"
     elif len(given) > 1:
-        yield f"{flags}: a teacher is asked over HTTP or held by the trainer; leave one of them out"
+        yield f"{flags}: a run has one teacher; leave one of them out"
     elif asked and given and given != [asked]:
         yield f"--opd-type {asked} needs {_TEACHERS[asked]}, not {flags}"
     if held := read_model_info(s.train.opd_teacher_load):
         splits = _model_splits(held, s.train)
         yield from (f"--opd-teacher-load: {said}" for said in splits)
-    if given == ["sglang"] and (temperature := s.rollout.rollout_temperature) != 1:
+    key = s.rollout.opd_privileged_key
+    if given == ["self"] and key is None:
+        yield "--opd-type self: a model learns nothing from itself unless it sees more: name it with --opd-privileged-key"
+    if key is not None and given not in (["self"], ["sglang"]):
+        yield f"--opd-privileged-key {key}: only --opd-type self and --opd-teacher-url show it to a teacher; set one of them"
+    if "{text}" not in s.rollout.opd_privileged_prompt:
+        yield "--opd-privileged-prompt must hold {text}, where the entry of --opd-privileged-key goes"
+    if given in (["sglang"], ["self"]) and (temperature := s.rollout.rollout_temperature) != 1:
         yield (
-            f"--rollout-temperature {temperature:g} with --opd-teacher-url: SGLang says log-probs of given "
+            f"--rollout-temperature {temperature:g} with {flags}: SGLang says log-probs of given "
             "tokens at temperature 1 only; use 1, or --opd-teacher-load, to whose logits the temperature is applied as well"
         )
 
@@ -410,10 +417,11 @@ def untrainable(s: Sections) -> Iterator[str]:
             f"{greedy}: the policy that is trained is the one that samples, and greedy choice has no "
             "probabilities to train; leave it out (--eval-temperature 0 evaluates greedily)"
         )
-    if s.rollout.replays_truncation and s.rollout.opd_teacher_url:
+    itself = s.algorithm.opd_type == "self"
+    if s.rollout.replays_truncation and (itself or s.rollout.opd_teacher_url):
         yield (
-            "--opd-teacher-url with --rollout-top-p or --rollout-top-k: such a teacher's log-probs are over the whole "
-            "vocabulary, those of the student among what was kept of it; use --opd-teacher-load, or leave these out"
+            f"{_TEACHERS['self' if itself else 'sglang']} with --rollout-top-p or --rollout-top-k: such a teacher's log-probs "
+            "are over the whole vocabulary, those of the student among what was kept of it; use --opd-teacher-load, or leave these out"
         )
     if "preferred_sampling_params" in {name.replace("-", "_") for name in s.engine.sglang_options}:
         yield (
@@ -432,7 +440,8 @@ def untrainable(s: Sections) -> Iterator[str]:
                 "--use-unbiased-kl with --kl-loss-type k2: the gradient of k2 is unbiased by itself, and is not with the "
                 "ratio; leave one of them out"
             )
-    if "teacher_log_probs" in algorithm.reads and not (s.rollout.opd_teacher_url or s.train.opd_teacher_load):
+    teachers = itself or s.rollout.opd_teacher_url or s.train.opd_teacher_load
+    if "teacher_log_probs" in algorithm.reads and not teachers:
         yield f"{algorithm.name} needs a teacher here: give {' or '.join(_TEACHERS.values())}"
     yield from _demonstrations(s, algorithm.supervised)
     alone = s.rollout.n_samples_per_prompt == 1 and s.cluster.load_debug_rollout_data is None

@@ -35,7 +35,7 @@ _BATCHES = """num_rollout rollout_batch_size n_samples_per_prompt over_sampling_
     partial_rollout mask_* dynamic_sampling_filter_path prompt_data prompt_data_check rollout_shuffle prompt_order
     num_epoch data_source_path buffer_filter_path ledger_retention ledger_dir log_interval use_tensorboard tensorboard_dir
     use_wandb wandb_* metrics_sinks prometheus_*
-    save_debug_rollout_data dump_details opd_teacher_url eval_interval eval_before_train"""
+    save_debug_rollout_data dump_details opd_teacher_url opd_privileged_* eval_interval eval_before_train"""
 _PLAYING = """rollout.* rm_hub.* engine.* keep_trajectories update_weight* weight_sync_timeout rollout_num_gpus*
     colocate offload_* - num_rollout rollout_batch_size n_samples_per_prompt reward_key max_staleness rollout_temperature rollout_top_*
     allow_truncated_sampling rollout_max_response_len chat_template_path *_parser template_rewrite_policy rollout_seed

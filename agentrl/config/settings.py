@@ -9,6 +9,7 @@ from typing import Any, Literal, Self
 import click
 from pydantic import ValidationError, ValidationInfo, model_validator
 
+from agentrl.algorithms.registry import built_in
 from agentrl.config import checks, inapplicable
 from agentrl.config.args import Args
 from agentrl.config.compat_interface import Part, foreign
@@ -49,7 +50,9 @@ class RunSettings(Sections):
         if self.cluster.backend == "local":
             self._follow_one_process()
         decided = self.algorithm.use_rollout_logprobs is not None or self.algorithm.supervised
-        if self.rollout.max_staleness > 0 and not decided:
+        chosen = built_in(self.algorithm)
+        anchored = self.rollout.max_staleness > 0 or (chosen is not None and chosen.anchored_at_rollout)
+        if anchored and not decided:
             self._fill("algorithm", use_rollout_logprobs=not self.algorithm.old_is_trainers)
         if self.engine.engine == "sglang" and self.rollout.use_rollout_routing_replay:
             self._fill("engine", sglang_options={"enable_return_routed_experts": True, **self.engine.sglang_options})

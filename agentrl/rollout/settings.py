@@ -136,6 +136,15 @@ class RolloutSettings(Settings):
         description="Addresses (host:port or URL) of running SGLang servers of a teacher with the student's vocabulary, for "
         "use_opd; `agentrl serve` is one.",
     )
+    opd_privileged_key: str | None = Field(
+        None,
+        description="Entry of a sample's metadata (or label) that only the teacher sees, for example a solution: as a user "
+        "message after the prompt. With opd_type self the teacher is the model itself.",
+    )
+    opd_privileged_prompt: str = Field(
+        "Here is a reference solution:\n\n{text}\n\nNow solve the task in your own words.",
+        description="The message of opd_privileged_key; {text} is the entry.",
+    )
 
     demonstration_min_reward: float | None = Field(
         None,

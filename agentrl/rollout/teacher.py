@@ -2,8 +2,10 @@
 
 1. A group is shown to it as soon as it is kept for training, while others play; what it says is a part of the samples, so
    that ledger and dumps have it too. Samples that have it, or train nothing, are not shown.
-2. Every SGLang server with the student's vocabulary will do. It says log-probs at temperature 1.
-3. A teacher that fails is an engine's failure: the run ends, or with another policy for those the group is dropped.
+2. With `opd_privileged_key` the teacher sees a longer prompt than the student: a user message follows with what the sample's
+   metadata holds there. The teacher may then be the model itself, as the engines have it (arXiv:2601.18734).
+3. Every SGLang server with the student's vocabulary will do. It says log-probs at temperature 1.
+4. A teacher that fails is an engine's failure: the run ends, or with another policy for those the group is dropped.
 """
 
 from collections.abc import Sequence
@@ -12,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import anyio
 
 from agentrl.engine.images import ImageInputs
-from agentrl.errors import EngineFailure, Failure, SettingsError, ungrouped
+from agentrl.errors import EngineFailure, Failure, SampleError, SettingsError, ungrouped
 from agentrl.groups import Group
 from agentrl.rollout.context import RolloutContext
 from agentrl.rollout.failures import DropGroup
@@ -39,10 +41,11 @@ async def teach(group: Group, context: RolloutContext, tally: Tally) -> None:
     async def ask(sample: Sample) -> None:
         # One session a group: of several servers the one that has the prompt in its cache is asked.
         session, count = str(sample.group_index), sample.response_length
-        images = ImageInputs.of(sample.images, sample.image_spans)
-        sample.teacher_log_probs = await teacher.log_probs(
-            list(sample.tokens), count, session_id=session, images=images
-        )
+        ids = seen_by_teacher(sample, context)
+        added, first = len(ids) - len(sample.tokens), sample.prompt_length
+        spans = [span.moved(added) if span.start >= first else span for span in sample.image_spans]
+        images = ImageInputs.of(sample.images, spans)
+        sample.teacher_log_probs = await teacher.log_probs(ids, count, session_id=session, images=images)
 
     try:
         with ungrouped():
@@ -56,6 +59,36 @@ async def teach(group: Group, context: RolloutContext, tally: Tally) -> None:
         if context.settings.action(failure.blame) is FailureAction.RAISE:
             raise
         raise DropGroup(f"teacher/{failure.kind}") from failure
+
+
+def seen_by_teacher(sample: Sample, context: RolloutContext) -> list[int]:
+    """The sample's ids, with the privileged message after the prompt where the settings ask for it.
+
+    Raises:
+        SampleError: the sample has no such text.
+        SettingsError: its prompt does not end as the chat template ends a prompt.
+    """
+    key, ids = context.settings.opd_privileged_key, list(sample.tokens)
+    if key is None:
+        return ids
+    text = sample.metadata.get(key, sample.label if key == "label" else None)
+    if not isinstance(text, str):
+        raise SampleError(
+            f"sample index={sample.index}: metadata[{key!r}] must be a text for the teacher (--opd-privileged-key), got "
+            f"{text!r:.80}; write it into the row's metadata, or into sample.metadata in Environment.reset"
+        )
+    message = {"role": "user", "content": context.settings.opd_privileged_prompt.replace("{text}", text)}
+    asked: list[dict[str, str]] = [{"role": "user", "content": "?"}]
+    before = len(context.chat.render_ids(asked, generation_prompt=False))
+    opening = context.chat.render_ids(asked)[before:]
+    prompt, response = ids[: sample.prompt_length], ids[sample.prompt_length :]
+    end = len(prompt) - len(opening)
+    if prompt[end:] != opening:
+        raise SettingsError(
+            "--opd-privileged-key puts a message before the model's first turn, and the prompt of sample index="
+            f"{sample.index} does not end with the template's generation prompt; use --apply-chat-template, or leave it out"
+        )
+    return prompt[:end] + context.chat.render_ids([*asked, message])[before:] + response
 
 
 async def check_teacher(teacher: "EnginePool", tokenizer: Any, longest: int | None) -> None:

@@ -104,7 +104,9 @@ class Loaded:
             user_tasks = stack.enter_context(UserTasks.followed())
             if isinstance(pool, EnginePool):
                 length = rollout.rollout_max_context_len or await _context_length(settings, pool)
-                if (teacher := teacher_pool(settings, chat)) is not None:
+                if settings.algorithm.opd_type == "self":
+                    teacher = pool
+                elif (teacher := teacher_pool(settings, chat)) is not None:
                     await stack.enter_async_context(teacher)
                 await stack.enter_async_context(plugins.hooks.opened(pool))
                 if plugins.agents or any(own.agents for _, own in sets):
@@ -316,6 +318,7 @@ def make_batch(
     payload = TrainBatch.from_samples(
         chosen,
         reward_key,
+        reward_parts=list(settings.algorithm.gdpo_weights),
         supervised=supervised,
         trained=step,
         truncated=truncated,

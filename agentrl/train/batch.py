@@ -54,8 +54,8 @@ class TrainBatch:
         loss_mask: uint8 [R], 1 where the token trains.
         rollout_log_probs: float32 [R], natural logs as the engine reported them, 0 where masked; None if unknown.
         teacher_log_probs: float32 [R], natural logs as the samples have them; None if one that trains has none.
-        old_log_probs, ref_log_probs, values, advantages, returns: float32 [R], as in `TokenView`; the trainer adds what
-            its algorithm reads. `returns` are what a critic is to predict.
+        old_log_probs, ref_log_probs, values, advantages, chosen, returns: float32 [R], as in `TokenView`; the trainer adds
+            what its algorithm reads. `returns` are what a critic is to predict.
         counted: uint8 [R], the mask by which tokens are weighed; None if it is `loss_mask`.
         turns: int32 [R], the turn that each token belongs to, from 1; 0 where unknown.
         staleness: int32 [R], rollouts that the weights were trained on before this batch, minus the rollouts that the weights
@@ -67,6 +67,7 @@ class TrainBatch:
             unknown.
         loss_weights: float32 [R], the user's factor of a token's weight in the loss; None if no sample has one.
         rewards: float64 [S]; NaN for a removed sample without a reward.
+        reward_parts: float64 [S, K], the entries of dict rewards that the run names; None if it names none.
         group_ids, trajectory_ids: int64 [S], numbers in the batch; fan-out siblings share a trajectory.
         group_indices, sample_indices: int64 [S], `Sample.group_index` and `Sample.index`.
         support_ids: int32 [K], the kept sets of truncated sampling, one after the other; None if it was not.
@@ -93,6 +94,7 @@ class TrainBatch:
     loss_weights: PerResponseToken[np.float32] | None = None
     response_offsets: NDArray[np.int64]
     rewards: PerSample[np.float64]
+    reward_parts: PerSample[np.float64] | None = None
     group_ids: PerSample[np.int64]
     trajectory_ids: PerSample[np.int64]
     group_indices: PerSample[np.int64]
@@ -102,6 +104,7 @@ class TrainBatch:
     ref_log_probs: PerResponseToken[np.float32] | None = None
     values: PerResponseToken[np.float32] | None = None
     advantages: PerResponseToken[np.float32] | None = None
+    chosen: PerResponseToken[np.float32] | None = None
     returns: PerResponseToken[np.float32] | None = None
     counted: PerResponseToken[np.uint8] | None = None
     support_ids: NDArray[np.int32] | None = None
@@ -124,6 +127,7 @@ class TrainBatch:
         groups: Sequence[Sequence[Sample]],
         reward_key: str | None = None,
         *,
+        reward_parts: Sequence[str] = (),
         supervised: bool = False,
         trained: int | None = None,
         truncated: bool = False,
@@ -141,6 +145,7 @@ class TrainBatch:
         Args:
             groups: groups of samples; those of one group are compared with each other.
             reward_key: picks from dict rewards.
+            reward_parts: entries of the dict rewards that become `reward_parts`.
             supervised: the batch is for sft_loss, so rewards (then 0), log-probs and kept sets may be missing.
             trained: rollouts that the weights have been trained on before this batch; None leaves the staleness
                 unknown.
@@ -192,6 +197,7 @@ class TrainBatch:
             loss_weights=np.concatenate(weights) if any((given != 1).any() for given in weights) else None,
             response_offsets=_offsets([sample.response_length for sample in samples]),
             rewards=np.array(rewards, np.float64),
+            reward_parts=_reward_parts(samples, reward_parts) if reward_parts else None,
             group_ids=np.repeat(np.arange(len(groups)), [len(group) for group in groups]).astype(np.int64),
             trajectory_ids=_number_rollouts(groups),
             group_indices=np.array([-1 if s.group_index is None else s.group_index for s in samples], np.int64),
@@ -493,6 +499,17 @@ def _reward(sample: Sample, reward_key: str | None, supervised: bool) -> float:
     if sample.reward is None and supervised:
         return 0.0
     return sample.get_reward_value(reward_key)
+
+
+def _reward_parts(samples: Sequence[Sample], keys: Sequence[str]) -> NDArray[np.float64]:
+    """The entries `keys` of the samples' dict rewards, [S, K]."""
+    for sample in samples:
+        if sample.reward is not None and not (isinstance(sample.reward, dict) and sample.reward.keys() >= set(keys)):
+            raise SampleError(
+                f"sample index={sample.index}: its reward {sample.reward!r:.80} is no dict with the entries {', '.join(keys)}; "
+                "return such a dict, or name other entries in --gdpo-weights"
+            )
+    return np.array([[_reward(sample, key, supervised=False) for key in keys] for sample in samples], np.float64)
 
 
 def _number_rollouts(groups: Sequence[Sequence[Sample]]) -> NDArray[np.int64]:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Mapping
 from contextlib import ExitStack
 from functools import cached_property
 from pathlib import Path
@@ -174,9 +175,15 @@ class TrainedModel(ModelState):
             background.close()
 
     def save(
-        self, path: Path, step: int, critic: TrainedModel | Path | None = None, reference: ModelState | None = None
+        self,
+        path: Path,
+        step: int,
+        critic: TrainedModel | Path | None = None,
+        reference: ModelState | None = None,
+        algorithm: Mapping[str, float] | None = None,
     ) -> Saving:
-        """Begin a checkpoint at `path`, replacing one of that name, with the critic's in it or moved into it. With
+        """Begin a checkpoint at `path`, replacing one of that name, with the critic's in it or moved into it. `algorithm` is
+        `Algorithm.state`. With
         `async_save` the weights may change before it is finished. Collective. Raises CheckpointError: it could not be
         written; earlier ones are as they were."""
         ranks, settings = self.place.ranks, self.place.settings
@@ -185,7 +192,7 @@ class TrainedModel(ModelState):
         state = self._state(stepped, reference, is_loading=False, reshardable=reshardable)
         state["rng"] = self.network.random()
         manifest = {"step": step, "stepped": stepped, "layout": ranks.describe(), **dataclasses.asdict(self.identity)}
-        manifest["reshardable"] = reshardable
+        manifest |= {"reshardable": reshardable, "algorithm": dict(algorithm or {})}
         manifest |= {_REFERENCE: bool(reference), "lr_decay_end": end_of_decay(settings, self.optimizer.total_steps)}
         folder, leads = ExitStack(), ranks.rank == 0
         partial = folder.enter_context(writing(path, manifest, leader=leads, barrier=dist.barrier))

@@ -22,7 +22,7 @@ from agentrl.train.batch import TrainBatch
 from agentrl.train.ranks import Ranks
 
 _FROM_MODELS = ("rollout_log_probs", "old_log_probs", "ref_log_probs", "teacher_log_probs", "values")
-COMPUTED = (*_FROM_MODELS, "advantages", "returns")
+COMPUTED = (*_FROM_MODELS, "advantages", "chosen", "returns")
 """The computed fields of a batch that losses read. A batch may lack some of them."""
 _SAME = {f.name for f in fields(SampleView)} & {f.name for f in fields(TrainBatch)} - {"loss_mask", "tokens"}
 """The fields of `TrainBatch` that `SampleView` has unchanged."""

@@ -36,7 +36,7 @@ from agentrl.numerics.offload import OffloadedTensors
 from agentrl.numerics.weight_group import WeightSender
 from agentrl.runfolder import CRITIC, MANIFEST
 from agentrl.train.batch import Prepared, TrainBatch
-from agentrl.train.checkpoints import check_critic, foreign, latest, whole_folder
+from agentrl.train.checkpoints import check_critic, foreign, latest, read_manifest, whole_folder
 from agentrl.train.contracts import Device, Learners, ModelRole, RankInfo
 from agentrl.train.forward_backward import ModelContext
 from agentrl.train.hf import HFFolder
@@ -239,6 +239,7 @@ class TrainBackend(ABC):
         started = time.perf_counter()
         self._seconds = defaultdict(float)
         computed, metrics = prepared or self.prepare(batch)
+        algorithm, self.algorithm = self.algorithm.adapted(metrics)
         learning = time.perf_counter()
         batch = with_computed(batch, computed)
         if self.learners != "critic":
@@ -246,7 +247,7 @@ class TrainBackend(ABC):
         seen, history = np.full(len(batch.loss_mask), np.nan, np.float32), []
         count = self.settings.num_steps_per_rollout
         for optim_step, indices in enumerate(batch.split(count), step * count):
-            inputs = step_inputs(batch, indices, self.algorithm, self.ranks, self.device)
+            inputs = step_inputs(batch, indices, algorithm, self.ranks, self.device)
             found = {} if self.critic is None else self.critic.step(inputs, optim_step)
             if self.learners != "critic" and optim_step >= (first := self.settings.actor_starts):
                 found |= self.actor.step(inputs, optim_step - first)
@@ -265,7 +266,7 @@ class TrainBackend(ABC):
         means = {key: float(np.mean([entry[key] for entry in history if key in entry])) for key in keys}
         means |= mismatch_metrics(apart)
         sizes = {"tokens": float(batch.loss_mask.sum()), "steps": float(len(history))}
-        return {**means, **metrics, **sizes, **times, "train_seconds": time.perf_counter() - started}
+        return {**means, **metrics, **algorithm.state, **sizes, **times, "train_seconds": time.perf_counter() - started}
 
     def details(self) -> Mapping[str, NDArray[np.float16]]:
         """Figures of each response token in the last `train`, [R] each, to look at: `log_probs` before its step,
@@ -279,8 +280,8 @@ class TrainBackend(ABC):
         found = self._computed(batch, values)
         batch = with_computed(batch, found)
         made = estimate(batch, self.algorithm, self.hooks.advantages(batch, self.algorithm))
-        returns = None if made.returns is None else made.returns.numpy()
-        return Prepared({**found, "advantages": made.advantages.numpy(), "returns": returns}, made.metrics)
+        arrays = {"advantages": made.advantages, "returns": made.returns, "chosen": made.chosen}
+        return Prepared({**found, **{k: v if v is None else v.numpy() for k, v in arrays.items()}}, made.metrics)
 
     def _computed(self, batch: TrainBatch, values: NDArray[np.float32] | None) -> dict[str, NDArray[np.float32]]:
         """The models' outputs for the batch before the first step, [R] each."""
@@ -372,7 +373,8 @@ class TrainBackend(ABC):
             self._saving = self.critic.save(Path(path), step)
         else:
             part = self.critic or (None if critic is None else Path(critic))
-            self._saving = self.actor.save(Path(path), step, part, self.reference if self._followed else None)
+            reference = self.reference if self._followed else None
+            self._saving = self.actor.save(Path(path), step, part, reference, self.algorithm.state)
         if not self.settings.async_save:
             self.saved()
 
@@ -399,6 +401,10 @@ class TrainBackend(ABC):
                 f"{path}: no complete checkpoint here (a folder with {MANIFEST}, or one of such folders)"
             )
         check_critic(newest.path, wanted="values" in self.algorithm.reads)
+        adapted = read_manifest(newest.path).get("algorithm", {})
+        self.algorithm = self.algorithm.with_settings(
+            {name: adapted[name] for name in self.algorithm.state if name in adapted}
+        )
         if self.critic is not None:
             self.critic.load(newest.path / CRITIC)
         if self.learners != "critic":

@@ -14,12 +14,25 @@ from agentrl.algorithms.registry import ESTIMATORS
 from tests.algorithms.test_returns import inputs
 from tests.algorithms.views import view
 
-GROUP_ESTIMATORS = ("grpo", "gspo", "cispo", "sapo", "dppo", "gmpo", "rloo", "reinforce_plus_plus_baseline")
+GROUP_ESTIMATORS = (
+    "grpo",
+    "gspo",
+    "cispo",
+    "sapo",
+    "dppo",
+    "gmpo",
+    "gdpo",
+    "pass_at_k",
+    "rloo",
+    "reinforce_plus_plus_baseline",
+)
 REWARDED = [name for name, algorithm in ESTIMATORS.items() if algorithm.needs_rewards]
+KL_IN_REWARD = [name for name in REWARDED if "kl_coef" in ESTIMATORS[name].takes]
 
 
 def settings(name: str, **changes: Any) -> AlgorithmSettings:
-    return AlgorithmSettings(advantage_estimator=name, **changes)
+    weights = {"gdpo_weights": {"a": 1.0, "b": 1.0}} if name == "gdpo" else {}
+    return AlgorithmSettings(advantage_estimator=name, **weights, **changes)
 
 
 def advantages(name: str, batch: SampleView, **changes: Any) -> list[float]:
@@ -62,7 +75,7 @@ def test_ppo_takes_values_and_gives_the_critic_its_targets() -> None:
     assert algorithm_of(settings("ppo")).reads == {"values"}
 
 
-@pytest.mark.parametrize("name", REWARDED)
+@pytest.mark.parametrize("name", KL_IN_REWARD)
 def test_kl_in_the_reward_has_the_same_meaning_everywhere(name: str) -> None:
     """Of a sample with one trained token both forms are the reward less kl_coef * KL."""
     kl, values = torch.tensor([2.0, math.nan, 0.0]), torch.zeros(3)
@@ -77,11 +90,13 @@ def test_kl_in_the_reward_has_the_same_meaning_everywhere(name: str) -> None:
 @pytest.mark.parametrize("name", REWARDED)
 def test_nothing_is_learned_from_samples_that_are_empty_masked_or_unknown(name: str) -> None:
     kl = torch.tensor([math.nan, -math.inf, math.inf])
-    batch = inputs([[], [0, 0], [0]], [1.0, math.nan, 5.0], kl=kl, values=torch.zeros(3))
-    got = compute_advantages(batch, settings(name, kl_coef=0.5))
+    parts = torch.tensor([[1.0, 2.0], [math.nan, math.nan], [5.0, 0.0]], dtype=torch.float64)
+    batch = inputs([[], [0, 0], [0]], [1.0, math.nan, 5.0], kl=kl, values=torch.zeros(3), reward_parts=parts)
+    got = compute_advantages(batch, settings(name, **({"kl_coef": 0.5} if name in KL_IN_REWARD else {})))
     assert got.advantages.isfinite().all()
     assert got.metrics == ({"critic/explained_variance": 0.0} if name == "ppo" else {})
-    nobody = inputs([], [], lengths=torch.zeros(0, dtype=torch.int64), values=torch.zeros(0))
+    nothing = {"values": torch.zeros(0), "reward_parts": torch.zeros(0, 2)}
+    nobody = inputs([], [], lengths=torch.zeros(0, dtype=torch.int64), **nothing)
     assert compute_advantages(nobody, settings(name)).advantages.shape == (0,)
 
 

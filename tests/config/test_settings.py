@@ -285,6 +285,8 @@ def test_one_sample_a_prompt_trains_where_rewards_are_not_compared(model: Path, 
     [
         ("", None),
         ("--max-staleness 4", True),
+        ("--advantage-estimator dppo", True),
+        ("--advantage-estimator dppo --use-tis", False),
         ("--max-staleness 4 --use-tis", False),
         ("--max-staleness 4 --use-rs", False),
         ("--max-staleness 4 --use-opsm", True),

@@ -1,7 +1,7 @@
 """A teacher that is asked about what a group's trajectories sampled."""
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from aiohttp import web
@@ -9,10 +9,10 @@ from aiohttp import web
 from agentrl import Sample
 from agentrl.chat import Chat
 from agentrl.engine.pool import EnginePool
-from agentrl.errors import EngineRejected, EngineUnreachable, SettingsError
-from agentrl.rollout.teacher import check_teacher, probe_text, same_vocabulary
+from agentrl.errors import EngineRejected, EngineUnreachable, SampleError, SettingsError
+from agentrl.rollout.teacher import check_teacher, probe_text, same_vocabulary, seen_by_teacher
 from tests.engine.faults import FAST, FaultyServer, Reply, answer, serving, status
-from tests.rollout.scripted import END, EchoEnv, Store, build
+from tests.rollout.scripted import END, EchoEnv, Store, build, make_context
 
 
 class Teacher:
@@ -60,6 +60,34 @@ async def test_it_is_not_asked_about_what_is_known_dropped_or_masked(chat: Chat)
     assert groups[0][0].teacher_log_probs == [-7.0] * groups[0][0].response_length
     assert groups[1][0].teacher_log_probs is None
     assert sorted(session or "" for *_, session in teacher.asked) == ["2", "3", "3"]
+
+
+async def test_a_privileged_message_is_put_after_the_prompt(chat: Chat) -> None:
+    class Solved(EchoEnv):
+        async def reset(self, sample: Sample) -> list[dict[str, Any]]:
+            sample.metadata["solution"] = f"it is {sample.group_index}"
+            return list(await super().reset(sample))
+
+    teacher = Teacher()
+    given: dict[str, Any] = {"opd_privileged_key": "solution", "opd_privileged_prompt": "Psst: {text}."}
+    loop, _ = build(chat, [f"hello{END}"], environment=Solved, teacher=teacher, **given)
+    for sample in (sample for group in (await loop.run(0)).groups for sample in group):
+        first = sample.metadata["messages"][0]
+        secret = {"role": "user", "content": f"Psst: it is {sample.group_index}."}
+        response = list(sample.tokens[sample.prompt_length :])
+        ids = chat.render_ids([first, secret]) + response
+        assert (ids, sample.response_length, str(sample.group_index)) in teacher.asked
+        assert sample.teacher_log_probs == [-1 / (k + 1) for k in range(sample.response_length)]
+
+
+async def test_a_privileged_message_must_exist_and_fit_the_template(chat: Chat) -> None:
+    loop, _ = build(chat, [f"hello{END}"], teacher=Teacher(), opd_privileged_key="solution")
+    with pytest.raises(SampleError, match=r"metadata\['solution'\] must be a text"):
+        await loop.run(0)
+    context = make_context(chat, cast(Any, None), None, opd_privileged_key="label")
+    sample = Sample(label="4", tokens=[5, 6, 7, 8], response_length=1)
+    with pytest.raises(SettingsError, match="does not end with the template's generation prompt"):
+        seen_by_teacher(sample, context)
 
 
 async def test_a_teacher_that_fails_ends_the_run_or_drops_the_group(chat: Chat) -> None:

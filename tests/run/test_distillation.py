@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from agentrl.chat import Chat
 from agentrl.groups import read_groups
 from tests.engine.protocol_checks import reference_log_probs
 from tests.support.embedded_server import embedded_server
@@ -18,6 +19,37 @@ from agentrl import Environment
 class Plain(Environment):
     max_turns = 1
 """
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_a_model_comes_nearer_to_itself_with_a_privileged_message(tmp_path: Path) -> None:
+    kit = RunKit.make(tmp_path)
+    (tmp_path / "plain.py").write_text(PLAIN)
+    flags = {
+        "env": "plain.py:Plain",
+        "backend": "local",
+        "advantage_estimator": "on_policy_distillation",
+        "opd_type": "self",
+        "opd_privileged_key": "label",
+        "opd_privileged_prompt": "Psst: {text}",
+        "rollout_batch_size": 32,
+        "n_samples_per_prompt": 1,
+        "rollout_max_response_len": 24,
+        "lr": "1e-2",
+        "num_rollout": 24,
+        "save_debug_rollout_data": "dump/{rollout_id}.jsonl",
+    }
+    ran = kit.start(kit.arguments("itself", **flags))
+    assert ran.wait() == 0, ran.output
+    rows = [row["train/opd_reverse_kl"] for row in ran.metrics()]
+    assert sum(rows[-3:]) < 0.5 * sum(rows[:3]), rows
+    chat = Chat.load(tmp_path / "model")
+    for sample in (sample for group in read_groups(tmp_path / "dump" / "0.jsonl") for sample in group):
+        secret = {"role": "user", "content": f"Psst: {sample.label}"}
+        prompt = chat.render_ids([sample.metadata["messages"][0], secret])
+        want = reference_log_probs(tmp_path / "model", prompt, list(sample.tokens[sample.prompt_length :]))
+        assert (torch.tensor(sample.teacher_log_probs) - want).abs().max().item() <= 1e-4
 
 
 @pytest.mark.slow

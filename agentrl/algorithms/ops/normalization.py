@@ -1,5 +1,8 @@
 """Rewards relative to their group, and values relative to the whole batch."""
 
+from dataclasses import dataclass
+from typing import Self
+
 import torch
 from torch import Tensor
 
@@ -23,32 +26,100 @@ def group_normalize(
     members all have the same reward, or that has only one, gives zeros. Samples with a NaN reward are left out of the
     statistics and get zero.
     """
-    rewards = rewards.double()
-    known = ~rewards.isnan()
-    filled = torch.where(known, rewards, 0.0)
-    groups, group_of_sample = torch.unique(group_ids, return_inverse=True)
-    members, member_of_sample = torch.unique(trajectory_ids, return_inverse=True)
-    group_of_member = torch.zeros(len(members), dtype=torch.long, device=rewards.device)
-    group_of_member[member_of_sample] = group_of_sample
+    known, filled = _known(rewards)
+    group = Members.of(filled, known, group_ids, trajectory_ids)
+    size, mean = group.size, group.per_group(group.rewards * group.counted) / group.size.clamp(min=1)
+    deviation = (group.rewards - mean[group.group_of_member]) * group.counted
+    std = (group.per_group(deviation.square()) / (size - 1).clamp(min=1)).sqrt()
 
-    counts = _sum_by(known.double(), member_of_sample, len(members))
-    member_rewards = _sum_by(filled, member_of_sample, len(members)) / counts.clamp(min=1)
-    counted = (counts > 0).double()
-    size = _sum_by(counted, group_of_member, len(groups))
-    mean = _sum_by(member_rewards * counted, group_of_member, len(groups)) / size.clamp(min=1)
-    deviation = (member_rewards - mean[group_of_member]) * counted
-    std = (_sum_by(deviation.square(), group_of_member, len(groups)) / (size - 1).clamp(min=1)).sqrt()
-
-    baseline = mean[group_of_sample]
+    baseline = mean[group.group_of_sample]
     if leave_one_out:
-        own, n = member_rewards[member_of_sample], size[group_of_sample]
+        own, n = group.rewards[group.member_of_sample], size[group.group_of_sample]
         baseline = (n * baseline - own) / (n - 1).clamp(min=1)
     relative = filled - baseline
     if divide_by_std:
-        relative = relative / (std[group_of_sample] + STD_EPSILON)
+        relative = relative / (std[group.group_of_sample] + STD_EPSILON)
     # Rounding in the mean must not turn equal rewards into a signal.
     flat = std <= 1e-12 * (1 + mean.abs())
-    return torch.where(known & ~flat[group_of_sample], relative, 0.0)
+    return torch.where(known & ~flat[group.group_of_sample], relative, 0.0)
+
+
+def decoupled_normalize(parts: Tensor, weights: Tensor, group_ids: Tensor, trajectory_ids: Tensor) -> Tensor:
+    """GDPO's advantages [S] float64 of K rewards [S, K] with `weights` [K] (arXiv:2601.05242, eq. 4 to 7). Each reward is
+    compared in its group as in `group_normalize`. The weighted sums are compared alike, with the batch as one group."""
+    own = [group_normalize(reward, group_ids, trajectory_ids) for reward in parts.unbind(1)]
+    total = (torch.stack(own, 1) * weights.double()).sum(1).masked_fill(parts.isnan().any(1), torch.nan)
+    return group_normalize(total, torch.zeros_like(group_ids), trajectory_ids)
+
+
+def pass_at_k_advantages(
+    rewards: Tensor, group_ids: Tensor, trajectory_ids: Tensor, *, k: int, threshold: float
+) -> Tensor:
+    """Advantages [S] float64 of a trajectory in the mean over all sets of `k` of its group, where a set earns 1 if one of
+    its trajectories has a reward above `threshold` (arXiv:2508.10751, eq. 11 to 15).
+
+    With f the share of sets without a success, a success gets f / s and a failure (f - g) / s. s is sqrt(f (1 - f)), and g
+    the share of sets without a success among the sets that hold a given failure. 0 where s is 0. A group of fewer than `k`
+    is one set. Split trajectories and NaN are as in `group_normalize`.
+    """
+    known, filled = _known(rewards)
+    group = Members.of(filled, known, group_ids, trajectory_ids)
+    failed = (group.rewards <= threshold) & (group.counted > 0)
+    failures = group.per_group(failed.double())
+    without = _all_failed(failures, group.size, k)
+    given = _all_failed(failures - 1, group.size - 1, k - 1)
+    spread = (without * (1 - without)).sqrt()
+    sample = group.group_of_sample
+    credit = (without[sample] - torch.where(failed[group.member_of_sample], given[sample], 0.0)) / spread[sample]
+    return torch.where(known & (spread[sample] > 0), credit, 0.0)
+
+
+def _all_failed(failures: Tensor, size: Tensor, k: int) -> Tensor:
+    """C(failures, k) / C(size, k) of each group; with k the size where that is smaller."""
+    drawn = torch.arange(k, device=size.device)
+    left, of = failures[:, None] - drawn, size[:, None] - drawn
+    return torch.where(of > 0, left.clamp(min=0) / of.clamp(min=1), 1.0).prod(1)
+
+
+@dataclass(frozen=True, slots=True)
+class Members:
+    """The trajectories of groups: M members of G groups, of S samples.
+
+    Attributes:
+        group_of_sample, member_of_sample: int64 [S]. group_of_member: int64 [M].
+        rewards: float64 [M], the mean of the samples' known rewards. counted: float64 [M], 0 where none is known.
+        size: float64 [G], the members that are counted.
+    """
+
+    group_of_sample: Tensor
+    member_of_sample: Tensor
+    group_of_member: Tensor
+    rewards: Tensor
+    counted: Tensor
+    size: Tensor
+
+    @classmethod
+    def of(cls, rewards: Tensor, known: Tensor, group_ids: Tensor, trajectory_ids: Tensor) -> Self:
+        """The members of `rewards` [S], of which only the `known` [S] count."""
+        groups, group_of_sample = torch.unique(group_ids, return_inverse=True)
+        members, member_of_sample = torch.unique(trajectory_ids, return_inverse=True)
+        group_of_member = torch.zeros(len(members), dtype=torch.long, device=rewards.device)
+        group_of_member[member_of_sample] = group_of_sample
+        counts = _sum_by(known.double(), member_of_sample, len(members))
+        means = _sum_by(rewards, member_of_sample, len(members)) / counts.clamp(min=1)
+        counted = (counts > 0).double()
+        size = _sum_by(counted, group_of_member, len(groups))
+        return cls(group_of_sample, member_of_sample, group_of_member, means, counted, size)
+
+    def per_group(self, values: Tensor) -> Tensor:
+        """The sums [G] of members' `values` [M]."""
+        return _sum_by(values, self.group_of_member, len(self.size))
+
+
+def _known(rewards: Tensor) -> tuple[Tensor, Tensor]:
+    """Mark the rewards that are no NaN; and the rewards as float64, with 0 in place of NaN."""
+    known = ~rewards.isnan()
+    return known, torch.where(known, rewards.double(), 0.0)
 
 
 def whiten(values: Tensor, mask: Tensor) -> Tensor:

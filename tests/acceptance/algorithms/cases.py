@@ -32,6 +32,8 @@ class Case:
         log_probs, old, rollout, ref, teacher: [N] under the trained, proximal, engine's, reference and teacher model.
         values, old_values, returns, advantages: [N]. kl: [N], token KL for the reward.
         step_rewards: [N], a turn's reward on the turn's last model token; a sample's sum to its reward.
+        parts: [S, 2], two rewards of very different scales, NaN where there is none.
+        chosen: [N], 1 for a few trained tokens that a method singles out.
     """
 
     rewards: Floats
@@ -54,6 +56,8 @@ class Case:
     advantages: Floats
     kl: Floats
     step_rewards: Floats
+    parts: Floats
+    chosen: Ints
 
     @classmethod
     def of(cls, masks: Sequence[Sequence[int]], rewards: Sequence[float], **given: Any) -> Case:
@@ -61,9 +65,10 @@ class Case:
         samples, tokens = len(masks), sum(map(len, masks))
         arrays: dict[str, Any] = {f.name: [0] * (samples if f.name == "groups" else tokens) for f in fields(cls)}
         arrays |= {"rewards": rewards, "rollouts": range(samples), "lengths": list(map(len, masks))}
+        arrays["parts"] = [[0.0, 0.0]] * samples
         flat = [bit for row in masks for bit in row]
         arrays |= {"mask": flat, "written": flat} | given
-        real = {*FLOATS, "rewards", "step_rewards"}
+        real = {*FLOATS, "rewards", "step_rewards", "parts"}
         return cls(**{name: np.array(list(a), float if name in real else np.int64) for name, a in arrays.items()})
 
     def samples(self) -> Iterator[tuple[int, range]]:
@@ -120,6 +125,9 @@ def case(seed: int) -> Case:
     for sample, positions in made.samples():
         _credit(made, rng, sample, [t for t in positions if made.written[t]])
     made.staleness[:] = np.where(flat == 1, rng.integers(-1, 5, n), -1)
+    coarse, fine = rng.integers(0, 2, len(rewards)).astype(float), 100.0 * rng.normal(size=len(rewards))
+    made.parts[:] = np.where(np.isnan(made.rewards)[:, None], np.nan, np.stack([coarse, fine], 1))
+    made.chosen[:] = flat * (rng.random(n) < 0.2)
     return made
 
 

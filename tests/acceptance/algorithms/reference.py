@@ -95,6 +95,78 @@ def rloo(case: Case, *, kl_coef: float = 0.0) -> Floats:
     return compared(case, kl_coef, "others")
 
 
+def gdpo(case: Case, weights: list[float]) -> Floats:
+    """2601.05242 eq. 4 to 7: each reward minus its group's mean, by its group's standard deviation; their weighted sum minus
+    its mean over the batch, by its standard deviation there plus epsilon.
+
+    [ours] trajectories count once in the batch too; every division adds 1e-6; n - 1.
+    """
+    groups, members = case.groups.tolist(), case.rollouts.tolist()
+    total = [0.0 if not math.isnan(r) else math.nan for r in case.rewards.tolist()]
+    for k, weight in enumerate(weights):
+        own = relative(list(zip(groups, members, case.parts[:, k].tolist(), strict=True)), "std")
+        total = [t + weight * a for t, a in zip(total, own, strict=True)]
+    return spread(case, relative([("the batch", m, t) for m, t in zip(members, total, strict=True)], "std"))
+
+
+def pass_at_k(case: Case, *, k: int, threshold: float) -> Floats:
+    """2508.10751 eq. 11 to 15: with P = C(negatives, k) / C(all, k), so that the mean reward of sets of k is 1 - P and its
+    standard deviation sqrt(P (1 - P)): a positive gets P / sigma, a negative (P - C(negatives - 1, k - 1) / C(all - 1, k -
+    1)) / sigma.
+
+    [ours] a reward above the threshold is positive; a trajectory counts once, by its samples' mean; sigma 0 gives 0; in a
+    group of fewer than k, k is their number.
+    """
+    rewards: dict[Hashable, dict[Hashable, list[float]]] = defaultdict(lambda: defaultdict(list))
+    for s, reward in enumerate(case.rewards.tolist()):
+        if not math.isnan(reward):
+            rewards[case.groups[s]][case.rollouts[s]].append(reward)
+    out = []
+    for s, reward in enumerate(case.rewards.tolist()):
+        if math.isnan(reward):
+            out.append(0.0)
+            continue
+        group = {m: sum(xs) / len(xs) > threshold for m, xs in rewards[case.groups[s]].items()}
+        n, negatives = len(group), sum(not right for right in group.values())
+        size = min(k, n)
+        miss = math.comb(negatives, size) / math.comb(n, size)
+        sigma = math.sqrt(miss * (1 - miss))
+        own = 0.0 if group[case.rollouts[s]] else math.comb(negatives - 1, size - 1) / math.comb(n - 1, size - 1)
+        out.append((miss - own) / sigma if sigma else 0.0)
+    return spread(case, out)
+
+
+def covariances(case: Case, log_probs: Floats, advantages: Floats) -> dict[int, float]:
+    """2505.22617 eq. 10, of each trained token: (log pi - its mean) (A - its mean), means over the N trained tokens."""
+    tokens = [t for _, steps in case.steps() for t in steps]
+    logs = math.fsum(float(log_probs[t]) for t in tokens) / max(len(tokens), 1)
+    mean = math.fsum(float(advantages[t]) for t in tokens) / max(len(tokens), 1)
+    return {t: (float(log_probs[t]) - logs) * (float(advantages[t]) - mean) for t in tokens}
+
+
+def clip_cov_candidates(found: dict[int, float], ratio: float, low: float, high: float) -> tuple[set[int], int]:
+    """2505.22617 eq. 11: the tokens with a covariance in [low, high], and how many are drawn: r N, [the authors' code] at
+    least one."""
+    inside = {t for t, cov in found.items() if low <= cov <= high}
+    return inside, min(max(int(ratio * len(found)), 1), len(inside))
+
+
+def kl_cov_tokens(found: dict[int, float], ratio: float) -> set[int]:
+    """2505.22617 eq. 13: the k N tokens of the highest covariance, [the authors' code] at least one."""
+    ranked = sorted(found, key=lambda t: (-found[t], t))
+    return set(ranked[: max(int(ratio * len(found)), 1)])
+
+
+def adaptive_entropy(entropies: list[float], *, start: float, step: float, target: float, most: float) -> list[float]:
+    """2505.22312 sec. 3.2.5: alpha_k = c_k where e_k <= target, else 0; c rises by the step after an entropy below the
+    target, and falls by it after another. [the authors' code] c stays within 0 and a maximum."""
+    c, out = start, []
+    for entropy in entropies:
+        out.append(c if entropy <= target else 0.0)
+        c = min(most, max(0.0, c + step if entropy < target else c - step))
+    return out
+
+
 def token_rewards(case: Case, kl_coef: float, by_turn: bool = False) -> Floats:
     """r_t = 1[t is the last step] r - kl_coef kl_t (2501.03262 sec. 3; 1909.08593 eq. 2).
 
@@ -314,7 +386,7 @@ def sapo(case: Case, weights: Floats, *, positive: float, negative: float) -> Gr
 
 
 def dppo(case: Case, weights: Floats, *, kind: str, threshold: float) -> Graded:
-    """2602.04879, binary divergences: -r A, but 0 where (A > 0, r > 1) or (A < 0, r < 1) with a divergence above the bound."""
+    """2602.04879 eq. 12 with the binary divergences of eq. 13 and 14: -r A, but 0 where (A > 0, r > 1) or (A < 0, r < 1) with a divergence above the bound."""
     value, gradient = np.zeros(len(weights)), np.zeros(len(weights))
     for _, steps in case.steps():
         for t in steps:
@@ -329,6 +401,24 @@ def dppo(case: Case, weights: Floats, *, kind: str, threshold: float) -> Graded:
             if ((a > 0 and r > 1) or (a < 0 and r < 1)) and distance > threshold:
                 continue
             value[t], gradient[t] = -r * a, weights[t] * -dr * a
+    return value, gradient
+
+
+def clip_cov(case: Case, weights: Floats) -> Graded:
+    """2505.22617 eq. 12: the surrogate, and 0 for the chosen tokens."""
+    value, gradient = ppo(case, weights, low=0.2, high=0.2)
+    return np.where(case.chosen == 1, 0.0, value), np.where(case.chosen == 1, 0.0, gradient)
+
+
+def kl_cov(case: Case, weights: Floats, *, coef: float) -> Graded:
+    """2505.22617 eq. 14 and listing 1: the chosen tokens' loss has in addition coef |log pi - log pi_old|."""
+    value, gradient = ppo(case, weights, low=0.2, high=0.2)
+    for _, steps in case.steps():
+        for t in steps:
+            if case.chosen[t]:
+                apart = float(case.log_probs[t] - case.old[t])
+                value[t] += coef * min(abs(apart), BOUND)
+                gradient[t] += weights[t] * coef * float(np.sign(apart)) * (abs(apart) < BOUND)
     return value, gradient
 
 

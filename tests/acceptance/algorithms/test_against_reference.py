@@ -55,6 +55,7 @@ def inputs(made: Case, by_turn: bool = False) -> SampleView:
     }
     arrays |= {"loss_mask": made.mask, "kl": made.kl, "values": made.values, "turns": made.turns, "tokens": made.tokens}
     arrays |= {"old_log_probs": made.old, "ref_log_probs": made.ref, "teacher_log_probs": made.teacher}
+    arrays |= {"reward_parts": made.parts}
     arrays |= {"step_rewards": made.step_rewards} if by_turn else {}
     anchors = ref.states(made)
     known, sample = list(dict.fromkeys(anchors.values())), np.repeat(np.arange(len(made.lengths)), made.lengths)
@@ -63,7 +64,7 @@ def inputs(made: Case, by_turn: bool = False) -> SampleView:
     return SampleView(**{name: torch.from_numpy(array) for name, array in arrays.items()})
 
 
-def view(made: Case, log_probs: Tensor) -> TokenView:
+def view(made: Case, log_probs: Tensor, *, chosen: bool = False) -> TokenView:
     sample = torch.arange(len(made.lengths)).repeat_interleave(torch.from_numpy(made.lengths))
 
     def computed(array: Floats) -> Tensor:
@@ -85,6 +86,7 @@ def view(made: Case, log_probs: Tensor) -> TokenView:
         teacher_log_probs=computed(made.teacher),
         values=computed(made.values),
         advantages=computed(made.advantages),
+        chosen=torch.from_numpy(made.chosen).double() if chosen else None,
     )
 
 
@@ -127,6 +129,14 @@ ADVANTAGES: dict[str, tuple[dict[str, Any], Advantages]] = {
     "sapo": (of("sapo"), ref.grpo),
     "dppo": (of("dppo"), ref.grpo),
     "gmpo": (of("gmpo"), ref.grpo),
+    "gdpo": (of("gdpo", gdpo_weights={"a": 1.0, "b": 0.5}), partial(ref.gdpo, weights=[1.0, 0.5])),
+    "gdpo, one negative": (of("gdpo", gdpo_weights={"a": -2.0, "b": 1.0}), partial(ref.gdpo, weights=[-2.0, 1.0])),
+    "pass at k": (of("pass_at_k"), partial(ref.pass_at_k, k=4, threshold=0.5)),
+    "pass at 1": (of("pass_at_k", pass_k=1), partial(ref.pass_at_k, k=1, threshold=0.5)),
+    "pass at 2 of more than 0": (
+        of("pass_at_k", pass_k=2, pass_threshold=0.0),
+        partial(ref.pass_at_k, k=2, threshold=0.0),
+    ),
     "rloo": (of("rloo"), ref.rloo),
     "rloo, KL": (of("rloo", kl_coef=0.1), partial(ref.rloo, kl_coef=0.1)),
     "reinforce++": (of("reinforce_plus_plus", **GAMMA), lambda c: ref.whitened(c, rpp(c))),
@@ -197,6 +207,9 @@ LOSSES: dict[str, tuple[dict[str, Any], Loss]] = {
     "gmpo": (of("gmpo", eps_clip=0.4), partial(ref.gmpo, bound=0.4)),
     "gmpo, wide": (of("gmpo", eps_clip=5.0), partial(ref.gmpo, bound=5.0)),
     "dual clip": ({"eps_clip_c": 3.0}, partial(ref.ppo, low=0.2, high=0.2, dual=3.0)),
+    "clip-cov": ({"entropy_control": "clip"}, ref.clip_cov),
+    "kl-cov": ({"entropy_control": "kl"}, partial(ref.kl_cov, coef=1.0)),
+    "kl-cov, strong": ({"entropy_control": "kl", "covariance_kl_coef": 7.0}, partial(ref.kl_cov, coef=7.0)),
 }
 
 
@@ -269,12 +282,44 @@ def test_losses(name: str) -> None:
     for seed, made in enumerate(cases()):
         weights = np.random.default_rng(seed).uniform(0.1, 1.0, len(made.mask)) * made.mask
         log_probs = torch.from_numpy(np.where(made.mask == 1, made.log_probs, -np.inf)).requires_grad_()
-        loss = algorithm.token_loss(view(made, log_probs)).loss
+        loss = algorithm.token_loss(view(made, log_probs, chosen="entropy_control" in given)).loss
         (torch.from_numpy(weights) * loss).sum().backward()
         values, gradient = reference(made, weights)
         assert log_probs.grad is not None
         found.append(max(differ(loss, values, made.mask), differ(log_probs.grad, gradient)))
     agree(found)
+
+
+@pytest.mark.parametrize("ratio", [2e-4, 0.1, 0.5])
+@pytest.mark.parametrize("kind", ["clip", "kl"])
+def test_tokens_of_entropy_control(kind: str, ratio: float) -> None:
+    bounds = {"covariance_low": 0.2, "covariance_high": 1.5} if kind == "clip" else {}
+    chosen, drawn = settings({"entropy_control": kind, "covariance_ratio": ratio, **bounds}), 0
+    for made in cases():
+        estimate = compute_advantages(inputs(made), chosen)
+        assert estimate.chosen is not None
+        tokens = set(estimate.chosen.nonzero().flatten().tolist())
+        found = ref.covariances(made, made.old, ref.grpo(made))
+        if kind == "kl":
+            assert {round(found[t], 9) for t in tokens} == {round(found[t], 9) for t in ref.kl_cov_tokens(found, ratio)}
+        else:
+            inside, count = ref.clip_cov_candidates(found, ratio, 0.2, 1.5)
+            assert tokens <= inside
+            assert len(tokens) == count
+            assert torch.equal(estimate.chosen, compute_advantages(inputs(made), chosen).chosen)  # type: ignore[arg-type]
+        drawn += len(tokens)
+    assert drawn > 100
+
+
+def test_the_adaptive_entropy_coefficient() -> None:
+    given = {"entropy_target": 0.2, "entropy_coef": 0.001, "entropy_coef_step": 0.002, "entropy_coef_max": 0.005}
+    algorithm, used = algorithm_of(settings(given)), []
+    entropies = np.random.default_rng(0).uniform(0.0, 0.4, 300).tolist() + [0.1] * 5 + [0.2, 0.3] * 3
+    for entropy in entropies:
+        now, algorithm = algorithm.adapted({"sampled_entropy": entropy})
+        used.append(now.settings.entropy_coef)
+    theirs = ref.adaptive_entropy(entropies, start=0.001, step=0.002, target=0.2, most=0.005)
+    assert used == pytest.approx(theirs, abs=1e-12)
 
 
 def test_value_loss() -> None:

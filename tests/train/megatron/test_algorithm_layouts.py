@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
 from agentrl.algorithms import AlgorithmSettings
 from agentrl.algorithms.registry import ESTIMATORS
+from agentrl.train.batch import TrainBatch
 from agentrl.train.contracts import RankInfo
 from agentrl.train.settings import TrainSettings
 from tests.support.distributed import run_ranks
@@ -33,6 +36,13 @@ ALGORITHMS: dict[str, dict[str, Any]] = {
     "sapo": {"sapo_tau_positive": 5.0},
     "dppo": {"dppo_threshold": 0.01},
     "gmpo": {"eps_clip": 0.05},
+    "gdpo": {"gdpo_weights": {"a": 1.0, "b": 0.5}},
+    "pass_at_k": {"pass_k": 2},
+    "grpo-clip-cov": {
+        "advantage_estimator": "grpo", "entropy_control": "clip", "covariance_low": 0.0, "covariance_ratio": 0.1,
+        "entropy_target": 99.0, "entropy_coef": 0.001,
+    },
+    "grpo-kl-cov": {"advantage_estimator": "grpo", "entropy_control": "kl", "covariance_ratio": 0.1},
     "rloo": {"kl_coef": 0.1, "kl_loss_type": "k3", "eps_clip_c": 3.0},
     "reinforce_plus_plus": {"kl_coef": 0.1, "gamma": 0.99},
     "reinforce_plus_plus_baseline": {"use_opsm": True},
@@ -72,6 +82,12 @@ def chosen(root: str, name: str, steps: int, **changes: Any) -> TrainSettings:
     return settings(Path(root) / "m", **changes)
 
 
+def rollout(number: int) -> TrainBatch:
+    """The batch of a rollout, with a second reward of another scale."""
+    batch = make_batch(seed=number)
+    return replace(batch, reward_parts=np.stack([batch.rewards, 100 * np.cos(np.arange(len(batch)))], 1))
+
+
 def train(rank: int, world: int, root: str, layouts: dict[str, Any], steps: tuple[int, ...]) -> dict[Key, Any]:
     """Two rollouts of every algorithm in every layout."""
     torch.set_num_threads(1)
@@ -85,7 +101,7 @@ def train(rank: int, world: int, root: str, layouts: dict[str, Any], steps: tupl
                 with backend(
                     chosen(root, name, count, **changes), algorithm(name), RankInfo(rank, world, rank)
                 ) as made:
-                    out[name, layout, count] = [dict(made.train(make_batch(seed=i), i)) for i in range(2)]
+                    out[name, layout, count] = [dict(made.train(rollout(i), i)) for i in range(2)]
     return out
 
 

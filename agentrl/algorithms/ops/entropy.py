@@ -1,0 +1,54 @@
+"""Control of the policy's entropy by tokens of high covariance (arXiv:2505.22617): chosen over a rollout before its first
+step, so that every parallel layout chooses the same tokens."""
+
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from agentrl.algorithms.base import SampleView, need
+from agentrl.algorithms.ops.clipping import log_ratio_of
+
+
+def covariances(log_probs: Tensor, advantages: Tensor) -> Tensor:
+    """(log-prob - mean) * (advantage - mean) of N tokens, float64 (eq. 10). The entropy falls by their mean."""
+    logs, credit = log_probs.double(), advantages.double()
+    return (logs - logs.mean()) * (credit - credit.mean())
+
+
+def chosen_tokens(
+    inputs: SampleView, advantages: Tensor, *, kind: Literal["clip", "kl"], ratio: float, low: float, high: float
+) -> Tensor:
+    """The tokens [N] that the control acts on, as 0 and 1, by the old log-probs and the final `advantages` [N].
+
+    `kl`: the share `ratio` of the trained tokens with the highest covariance (eq. 13). `clip`: as many, drawn from those
+    with a covariance in [low, high] (eq. 11). At least one token, where there is one. The draw is seeded by the rollout's
+    tokens, so every rank and every repetition draws the same.
+    """
+    old = need(inputs.old_log_probs, "old_log_probs", "entropy_control")
+    trained = inputs.loss_mask.nonzero().flatten()
+    chosen = torch.zeros_like(inputs.loss_mask, dtype=torch.float32)
+    if not len(trained):
+        return chosen
+    found = covariances(old[trained], advantages[trained])
+    count = max(int(ratio * len(trained)), 1)
+    if kind == "kl":
+        best = found.sort(descending=True, stable=True).indices
+    else:
+        inside = ((found >= low) & (found <= high)).nonzero().flatten()
+        seed = int(need(inputs.tokens, "tokens", "entropy_control clip").sum())
+        draw = torch.randperm(len(inside), generator=torch.Generator().manual_seed(seed))
+        best = inside[draw.to(inside.device)]
+    chosen[trained[best[:count]]] = 1.0
+    return chosen
+
+
+def penalty(log_probs: Tensor, old_log_probs: Tensor, chosen: Tensor, coef: float) -> Tensor:
+    """The term [N] of kl-cov (eq. 14): coef * |log-prob - old log-prob| at chosen tokens. It has no gradient at ratio 1."""
+    return coef * chosen * log_ratio_of(log_probs, old_log_probs).abs()
+
+
+def sampled_entropy(inputs: SampleView) -> float:
+    """Mean of -old log-prob over the trained tokens: an estimate of the old policy's entropy, in nats a token."""
+    old = need(inputs.old_log_probs, "old_log_probs", "entropy_target")[inputs.loss_mask > 0]
+    return float(-old.double().mean()) if len(old) else 0.0
