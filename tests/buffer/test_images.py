@@ -13,8 +13,9 @@ from agentrl.buffer.reader import Filter, StoreReader
 from agentrl.buffer.store import TrajectoryStore
 from agentrl.errors import SampleError
 from agentrl.media import Image, ImageSpan
+from agentrl.modelfolder import ImageTokens
 from agentrl.sample import Sample
-from agentrl.train.batch import ImageTokens, TrainBatch
+from agentrl.train.batch import TrainBatch
 
 PAD = 99
 

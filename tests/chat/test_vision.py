@@ -182,7 +182,7 @@ def test_a_model_without_eyes_refuses_images() -> None:
 def test_a_demonstration_with_images_has_their_places(tmp_path: Path) -> None:
     chat = _chat("qwen3_vl", tmp_path / "m")
     image = {"type": "image", "image": picture(64, 64)}
-    messages = [
+    messages: list[dict[str, Any]] = [
         {"role": "user", "content": [image, {"type": "text", "text": "What is it?"}]},
         {"role": "assistant", "content": "Red."},
         {"role": "user", "content": [{"type": "text", "text": "And this?"}, image]},

@@ -44,7 +44,7 @@ def test_a_model_comes_nearer_to_itself_with_a_privileged_message(tmp_path: Path
     assert ran.wait() == 0, ran.output
     rows = [row["train/opd_reverse_kl"] for row in ran.metrics()]
     assert sum(rows[-3:]) < 0.5 * sum(rows[:3]), rows
-    chat = Chat.load(tmp_path / "model")
+    chat = Chat.load(str(tmp_path / "model"))
     for sample in (sample for group in read_groups(tmp_path / "dump" / "0.jsonl") for sample in group):
         secret = {"role": "user", "content": f"Psst: {sample.label}"}
         prompt = chat.render_ids([sample.metadata["messages"][0], secret])
