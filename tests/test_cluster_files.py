@@ -24,15 +24,22 @@ def commands() -> list[str]:
     image = re.search(r"agentrl train .*", (FILES / "Containerfile").read_text())
     assert script
     assert image
-    return [job["spec"]["entrypoint"], script[1].replace("\\\n", " "), image[0]]
+    page = re.search(r"agentrl train --env .*?```", (ROOT / "docs/one-gpu.md").read_text(), flags=re.S)
+    assert page
+    plain = [text.replace("\\\n", " ") for text in (script[1], page[0].removesuffix("```"))]
+    return [job["spec"]["entrypoint"], image[0], *plain]
 
 
 @pytest.mark.parametrize("command", commands())
 def test_the_commands_have_flags_that_exist(command: str) -> None:
     words = shlex.split(command)
     assert words[:2] == ["agentrl", "train"]
-    flags = {word for word in words if word.startswith("--")}
+    flags = {word for word in words if word.startswith("--") and not word.startswith("--sglang-")}
     assert flags - {"--config"} <= {field.flag for field in all_fields().values()}
+
+
+def test_the_checklist_for_gpus_is_bash() -> None:
+    subprocess.run(["bash", "-n", ROOT / "scripts/gpu_checklist.sh"], check=True)
 
 
 def test_the_slurm_script_is_bash_and_wants_a_file(tmp_path: Path) -> None:
