@@ -115,7 +115,7 @@ CONTEXTS = {
     "dppo": "--advantage-estimator dppo --num-steps-per-rollout 2 --dppo-threshold 0.0001",
     "gdpo": "--env plugins.py:Two --reward-key a --advantage-estimator gdpo --gdpo-weights a=1 --gdpo-weights b=1 "
     f"--rollout-stop-token-ids {STOPS}",
-    "pass at k": f"--advantage-estimator pass_at_k --rollout-stop-token-ids {STOPS}",
+    "pass at k": f"--advantage-estimator pass_at_k --pass-k 2 --n-samples-per-prompt 4 --rollout-stop-token-ids {STOPS}",
     "entropy": "--entropy-target 99 --entropy-coef 0.001 --num-rollout 3",
     "clip-cov": "--entropy-control clip --covariance-low=-99 --covariance-high 99 --covariance-ratio 0.5",
     "kl-cov": "--entropy-control kl --num-steps-per-rollout 2 --covariance-ratio 0.5",

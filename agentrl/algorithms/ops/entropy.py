@@ -9,6 +9,9 @@ from torch import Tensor
 from agentrl.algorithms.base import SampleView, need
 from agentrl.algorithms.ops.clipping import log_ratio_of
 
+NUMERICS = 1e-4
+"""Log-ratio of two passes over the same weights. Its sign is that of rounding, and must not be a gradient."""
+
 
 def covariances(log_probs: Tensor, advantages: Tensor) -> Tensor:
     """(log-prob - mean) * (advantage - mean) of N tokens, float64 (eq. 10). The entropy falls by their mean."""
@@ -44,8 +47,9 @@ def chosen_tokens(
 
 
 def penalty(log_probs: Tensor, old_log_probs: Tensor, chosen: Tensor, coef: float) -> Tensor:
-    """The term [N] of kl-cov (eq. 14): coef * |log-prob - old log-prob| at chosen tokens. It has no gradient at ratio 1."""
-    return coef * chosen * log_ratio_of(log_probs, old_log_probs).abs()
+    """The term [N] of kl-cov (eq. 14): coef * |log-prob - old log-prob| at chosen tokens; 0 within `NUMERICS`."""
+    apart = log_ratio_of(log_probs, old_log_probs).abs()
+    return coef * chosen * torch.where(apart > NUMERICS, apart, 0.0)
 
 
 def sampled_entropy(inputs: SampleView) -> float:

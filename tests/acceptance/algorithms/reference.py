@@ -411,11 +411,12 @@ def clip_cov(case: Case, weights: Floats) -> Graded:
 
 
 def kl_cov(case: Case, weights: Floats, *, coef: float) -> Graded:
-    """2505.22617 eq. 14 and listing 1: the chosen tokens' loss has in addition coef |log pi - log pi_old|."""
+    """2505.22617 eq. 14 and listing 1: the chosen tokens' loss has in addition coef |log pi - log pi_old|. [ours] 0 within
+    1e-4, where the sign is that of rounding."""
     value, gradient = ppo(case, weights, low=0.2, high=0.2)
     for _, steps in case.steps():
         for t in steps:
-            if case.chosen[t]:
+            if case.chosen[t] and abs(case.log_probs[t] - case.old[t]) > 1e-4:
                 apart = float(case.log_probs[t] - case.old[t])
                 value[t] += coef * min(abs(apart), BOUND)
                 gradient[t] += weights[t] * coef * float(np.sign(apart)) * (abs(apart) < BOUND)

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 import torch
 
+from agentrl.algorithms import AlgorithmSettings
 from agentrl.errors import CheckpointError
 from agentrl.train.checkpoints import latest
 from agentrl.train.contracts import RankInfo
@@ -129,6 +130,18 @@ def test_a_failure_in_the_background_is_told_when_the_checkpoint_is_due(
         made.save(tmp_path / "one", 2)
         assert made.saved()
         assert made.load(tmp_path) == 2
+
+
+def test_a_checkpoint_has_the_adapted_entropy_coefficient(folder: Path, tmp_path: Path) -> None:
+    objective = AlgorithmSettings(entropy_target=99.0, entropy_coef=0.001, entropy_coef_step=0.001)
+    with backend(settings(folder), objective) as made:
+        applied = [made.train(make_batch(seed=number), number)["entropy_coef"] for number in range(2)]
+        made.save(tmp_path / "two", 1)
+        applied.append(made.train(make_batch(seed=2), 2)["entropy_coef"])
+    assert applied == pytest.approx([0.001, 0.002, 0.003])
+    with backend(settings(folder), objective) as made:
+        made.load(tmp_path / "two")
+        assert made.train(make_batch(seed=2), 2)["entropy_coef"] == pytest.approx(0.003)
 
 
 @pytest.mark.parametrize(
