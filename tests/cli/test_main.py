@@ -18,6 +18,7 @@ import agentrl as rooms
 from agentrl.cli.main import _DISTRIBUTED_AS, COMMANDS
 from agentrl.errors import install
 from tests.support.commands import in_this_process, processor_seconds
+from tests.support.nightly import nightly
 from tests.support.runs import RunKit
 
 HEAVY = ("torch", "nicegui", "ray", "transformers", "megatron", "numpy", "pydantic", "matplotlib", "tensorboard")
@@ -44,7 +45,13 @@ def test_help_lists_every_command_and_loads_nothing_heavy() -> None:
     assert loaded_after("--help") == set()
 
 
-@pytest.mark.parametrize("line", ["train --help", "train --help-all", "train --dry-run", "check --help", "init --help"])
+@pytest.mark.parametrize(
+    "line",
+    nightly(
+        ["train --help", "train --help-all", "train --dry-run", "check --help", "init --help"],
+        ("train --help", "check --help"),
+    ),
+)
 def test_commands_answer_without_torch_or_ray(line: str) -> None:
     assert loaded_after(line) <= {"pydantic"}
 
@@ -64,7 +71,7 @@ def test_train_help_shows_essentials_first_and_every_flag() -> None:
     assert max(map(len, text.splitlines())) <= 100
 
 
-@pytest.mark.parametrize("command", ["", *(name for name in COMMANDS if name != "demo")])
+@pytest.mark.parametrize("command", nightly(["", *(name for name in COMMANDS if name != "demo")], 3))
 def test_help_fits_a_terminal_of_80_columns(command: str) -> None:
     done = in_this_process(*command.split(), "--help", COLUMNS="80")
     assert done.returncode == 0
@@ -73,10 +80,13 @@ def test_help_fits_a_terminal_of_80_columns(command: str) -> None:
 
 @pytest.mark.parametrize(
     ("command", "its_own", "of_training"),
-    [
-        ("rollout", ["--prompt-data", "--n-samples-per-prompt"], ["--lr", "--save-interval", "--eval-interval"]),
-        ("eval", ["--eval-prompt-data", "--eval-temperature"], ["--lr", "--save-interval", "--num-rollout"]),
-    ],
+    nightly(
+        [
+            ("rollout", ["--prompt-data", "--n-samples-per-prompt"], ["--lr", "--save-interval", "--eval-interval"]),
+            ("eval", ["--eval-prompt-data", "--eval-temperature"], ["--lr", "--save-interval", "--num-rollout"]),
+        ],
+        1,
+    ),
 )
 def test_essentials_are_the_commands_own(command: str, its_own: list[str], of_training: list[str]) -> None:
     essentials = agentrl(command, "--help").stdout.partition("Essentials:")[2].partition("All other settings")[0]
@@ -85,7 +95,7 @@ def test_essentials_are_the_commands_own(command: str, its_own: list[str], of_tr
     assert flags.isdisjoint(of_training)
 
 
-@pytest.mark.parametrize("flag", ["--help", "--help-all"])
+@pytest.mark.parametrize("flag", nightly(["--help", "--help-all"], 1))
 def test_help_tells_a_commands_own_defaults(flag: str) -> None:
     text = " ".join(agentrl("sft", flag).stdout.split())
     assert "Peak learning rate. [default: 1e-05]" in text
@@ -151,6 +161,7 @@ def test_bad_input_is_one_message_and_exit_code_2(args: tuple[str, ...], parts: 
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.slow
 def test_a_process_of_its_own_says_and_returns_the_same(tmp_path: Path) -> None:
     for args in (("trian",), ("train", "--lr", "fast")):
         there, here = agentrl(*args, cwd=tmp_path), in_this_process(*args, cwd=tmp_path)
@@ -178,13 +189,16 @@ main({argv!r})
 
 @pytest.mark.parametrize(
     ("line", "missing", "extra"),
-    [
-        ("grade --rm-type llm_judge --judge-url http://127.0.0.1:9 a.jsonl", "httpx", "graders"),
-        ("retrieval --corpus a.jsonl --port 0", "starlette", "search"),
-        ("retrieval --corpus a.jsonl --encoder e --port 0", "transformers torch", "dense"),
-        ("train --hf-checkpoint . --env e.py:E --prompt-data a.jsonl", "ray", "train"),
-        ("init m", "transformers", "engine"),
-    ],
+    nightly(
+        [
+            ("grade --rm-type llm_judge --judge-url http://127.0.0.1:9 a.jsonl", "httpx", "graders"),
+            ("retrieval --corpus a.jsonl --port 0", "starlette", "search"),
+            ("retrieval --corpus a.jsonl --encoder e --port 0", "transformers torch", "dense"),
+            ("train --hf-checkpoint . --env e.py:E --prompt-data a.jsonl", "ray", "train"),
+            ("init m", "transformers", "engine"),
+        ],
+        2,
+    ),
 )
 def test_a_missing_package_names_the_extra_for_the_command(line: str, missing: str, extra: str, tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").write_text('{"prompt": "q", "text": "Oslo has fjords", "response": "r", "label": "l"}\n')
