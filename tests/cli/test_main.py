@@ -62,7 +62,7 @@ def test_help_is_fast() -> None:
 
 
 def test_train_help_shows_essentials_first_and_every_flag() -> None:
-    text = agentrl("train", "--help").stdout
+    text = in_this_process("train", "--help").stdout
     assert text.index("--env ") < text.index("--hf-checkpoint") < text.index("--kl-loss-type")
     assert text.index("Essentials") < text.index("Trainer")
     from agentrl.config.fields import all_fields
@@ -71,7 +71,7 @@ def test_train_help_shows_essentials_first_and_every_flag() -> None:
     assert max(map(len, text.splitlines())) <= 100
 
 
-@pytest.mark.parametrize("command", nightly(["", *(name for name in COMMANDS if name != "demo")], 3))
+@pytest.mark.parametrize("command", ["", *(name for name in COMMANDS if name != "demo")])
 def test_help_fits_a_terminal_of_80_columns(command: str) -> None:
     done = in_this_process(*command.split(), "--help", COLUMNS="80")
     assert done.returncode == 0
@@ -80,13 +80,10 @@ def test_help_fits_a_terminal_of_80_columns(command: str) -> None:
 
 @pytest.mark.parametrize(
     ("command", "its_own", "of_training"),
-    nightly(
-        [
-            ("rollout", ["--prompt-data", "--n-samples-per-prompt"], ["--lr", "--save-interval", "--eval-interval"]),
-            ("eval", ["--eval-prompt-data", "--eval-temperature"], ["--lr", "--save-interval", "--num-rollout"]),
-        ],
-        1,
-    ),
+    [
+        ("rollout", ["--prompt-data", "--n-samples-per-prompt"], ["--lr", "--save-interval", "--eval-interval"]),
+        ("eval", ["--eval-prompt-data", "--eval-temperature"], ["--lr", "--save-interval", "--num-rollout"]),
+    ],
 )
 def test_essentials_are_the_commands_own(command: str, its_own: list[str], of_training: list[str]) -> None:
     essentials = agentrl(command, "--help").stdout.partition("Essentials:")[2].partition("All other settings")[0]
@@ -95,9 +92,9 @@ def test_essentials_are_the_commands_own(command: str, its_own: list[str], of_tr
     assert flags.isdisjoint(of_training)
 
 
-@pytest.mark.parametrize("flag", nightly(["--help", "--help-all"], 1))
+@pytest.mark.parametrize("flag", ["--help", "--help-all"])
 def test_help_tells_a_commands_own_defaults(flag: str) -> None:
-    text = " ".join(agentrl("sft", flag).stdout.split())
+    text = " ".join(in_this_process("sft", flag).stdout.split())
     assert "Peak learning rate. [default: 1e-05]" in text
     assert "holds the prompt. [default: messages]" in text
 
@@ -105,7 +102,7 @@ def test_help_tells_a_commands_own_defaults(flag: str) -> None:
 def test_help_all_explains_every_setting() -> None:
     from agentrl.config.fields import all_fields
 
-    text = " ".join(agentrl("train", "--help-all").stdout.split())
+    text = " ".join(in_this_process("train", "--help-all").stdout.split())
     missing = [f.name for f in all_fields().values() if (f.info.description or "").split()[0] not in text]
     assert missing == []
     assert "--no-grpo-std-normalization" in text
@@ -161,7 +158,6 @@ def test_bad_input_is_one_message_and_exit_code_2(args: tuple[str, ...], parts: 
     assert "Traceback" not in done.stderr
 
 
-@pytest.mark.slow
 def test_a_process_of_its_own_says_and_returns_the_same(tmp_path: Path) -> None:
     for args in (("trian",), ("train", "--lr", "fast")):
         there, here = agentrl(*args, cwd=tmp_path), in_this_process(*args, cwd=tmp_path)
@@ -173,7 +169,7 @@ def test_a_port_that_is_taken_is_said_before_the_model_is_loaded(tmp_path: Path)
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = taken.getsockname()[1]
-        done = agentrl("serve", "no-model-here", "--port", str(port), cwd=tmp_path)
+        done = in_this_process("serve", "no-model-here", "--port", str(port), cwd=tmp_path)
     assert done.returncode == 2
     assert f"cannot listen on 127.0.0.1:{port}: Address already in use; choose another --port" in done.stderr
 
@@ -227,9 +223,9 @@ def test_every_package_that_agentrl_imports_is_required_or_brought_by_an_extra()
 
 def test_debug_shows_the_traceback(tmp_path: Path) -> None:
     for done in (
-        agentrl("train", "--lr", "fast", "--debug", cwd=tmp_path),
-        agentrl("--debug", "train", "--lr", "fast", cwd=tmp_path),
-        agentrl("train", "--lr", "fast", cwd=tmp_path, AGENTRL_DEBUG="1"),
+        in_this_process("train", "--lr", "fast", "--debug", cwd=tmp_path),
+        in_this_process("--debug", "train", "--lr", "fast", cwd=tmp_path),
+        in_this_process("train", "--lr", "fast", cwd=tmp_path, AGENTRL_DEBUG="1"),
     ):
         assert done.returncode == 2
         assert "Traceback" in done.stderr
@@ -237,19 +233,19 @@ def test_debug_shows_the_traceback(tmp_path: Path) -> None:
 
 
 def test_dry_run_prints_the_plan_or_what_is_wrong(tmp_path: Path) -> None:
-    done = agentrl("train", "--dry-run", "--lr", "1e-4", cwd=tmp_path)
+    done = in_this_process("train", "--dry-run", "--lr", "1e-4", cwd=tmp_path)
     assert (done.returncode, "lr = 0.0001" in done.stdout) == (2, True)
     assert "--hf-checkpoint is missing" in done.stderr
     kit = RunKit.make(tmp_path)
-    full = agentrl("train", "--dry-run", *kit.arguments(), "--lr", "1e-4", cwd=tmp_path)
+    full = in_this_process("train", "--dry-run", *kit.arguments(), "--lr", "1e-4", cwd=tmp_path)
     assert full.returncode == 0, full.stderr
     assert "lr = 0.0001" in full.stdout
     assert "[placement]" in full.stdout
     assert "rollout_top_k" not in full.stdout, "as by default"
-    unknown = agentrl("train", "--dry-run", *kit.arguments(env="env.py:AddEnf"), cwd=tmp_path)
+    unknown = in_this_process("train", "--dry-run", *kit.arguments(env="env.py:AddEnf"), cwd=tmp_path)
     assert (unknown.returncode, "did you mean 'AddEnv'" in unknown.stderr) == (2, True)
     (tmp_path / "model" / "model.safetensors").write_bytes(b"\x08" * 100)
-    torn = agentrl("train", "--dry-run", *kit.arguments(), cwd=tmp_path)
+    torn = in_this_process("train", "--dry-run", *kit.arguments(), cwd=tmp_path)
     assert torn.returncode == 2
     assert "model.safetensors: not a readable safetensors file" in torn.stderr
     assert "Traceback" not in torn.stderr
@@ -259,7 +255,7 @@ def test_a_config_file_and_flags(tmp_path: Path) -> None:
     (tmp_path / "run.yaml").write_text("train:\n  lr: 1e-5\n  seed: 7\n")
     kit = RunKit.make(tmp_path)
     line = [*kit.arguments(lr=None), "--config", "run.yaml", "--lr", "2e-5", "--dry-run"]
-    out = agentrl("train", *line, cwd=tmp_path).stdout
+    out = in_this_process("train", *line, cwd=tmp_path).stdout
     assert "lr = 2e-05\n" in out
     assert "seed = 7\n" in out
 
@@ -288,7 +284,7 @@ class Adding(Environment):
 
 def test_check_shows_an_environment(tmp_path: Path) -> None:
     (tmp_path / "adding.py").write_text(ENV)
-    done = agentrl("check", "adding.py:Adding", cwd=tmp_path)
+    done = in_this_process("check", "adding.py:Adding", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert "max_turns 3; when_interrupted keep; tools: add" in done.stdout
     assert "methods of its own: reward" in done.stdout
@@ -297,7 +293,7 @@ def test_check_shows_an_environment(tmp_path: Path) -> None:
 
 def test_check_names_the_nearest_environment(tmp_path: Path) -> None:
     (tmp_path / "adding.py").write_text(ENV)
-    done = agentrl("check", "adding.py:Addin", cwd=tmp_path)
+    done = in_this_process("check", "adding.py:Addin", cwd=tmp_path)
     assert done.returncode == 2
     assert "did you mean 'Adding'?" in done.stderr
 
