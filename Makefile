@@ -39,7 +39,7 @@ test: venv
 	$(BIN)/python -m pytest $(AT_ONCE) -m 'not slow and not sglang and not browser'
 
 test-nightly: venv
-	$(BIN)/python -m pytest $(AT_ONCE) -m 'not sglang and not soak'
+	$(BIN)/python -m pytest $(AT_ONCE) --hypothesis-profile nightly -m 'not sglang and not soak'
 	$(MAKE) test-without-compat
 	$(MAKE) test-agents
 	$(MAKE) test-verifiers

@@ -12,8 +12,11 @@ from tests.support import order
 from tests.support.checkout import import_path
 
 # On a busy machine a first draw can wait seconds for an import or a core; speed is measured in benchmarks/.
-settings.register_profile("agentrl", deadline=None, suppress_health_check=[HealthCheck.too_slow], derandomize=True)
-settings.load_profile("agentrl")
+settings.register_profile(
+    "nightly", deadline=None, suppress_health_check=[HealthCheck.too_slow], derandomize=True, max_examples=100
+)
+settings.register_profile("agentrl", settings.get_profile("nightly"), max_examples=40)
+settings.load_profile("agentrl")  # `make test-nightly` asks for the other one
 
 os.environ["PYTHONPATH"] = import_path()
 

@@ -54,7 +54,7 @@ async def play(pool: EnginePool, deadline: float) -> tuple[list[Generation], lis
 
 def cases(members: int) -> Iterator[Any]:
     for name, seen in SERVERS.items():
-        yield pytest.param(seen, members, id=f"{name}, 1 of {members}")
+        yield pytest.param(seen, members, id=f"{name}, 1 of {members}", marks=[pytest.mark.slow] * (members > 2))
 
 
 @pytest.mark.parametrize(("seen", "members"), [*cases(2), *cases(4)])

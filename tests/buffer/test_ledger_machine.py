@@ -196,6 +196,10 @@ class LedgerMachine(RuleBasedStateMachine):
 
 
 LedgerMachine.TestCase.settings = settings(
-    max_examples=40, stateful_step_count=40, derandomize=True, deadline=None, suppress_health_check=list(HealthCheck)
+    max_examples=settings.default.max_examples * 2 // 5,
+    stateful_step_count=40,
+    derandomize=True,
+    deadline=None,
+    suppress_health_check=list(HealthCheck),
 )
 TestLedgerMachine = LedgerMachine.TestCase

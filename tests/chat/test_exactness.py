@@ -8,9 +8,10 @@ from agentrl.chat import Chat, ChatSession, ParsedTurn, Thought, Verdict
 from agentrl.chat.probe import TOOL, assistant, result, user
 from tests.support.chats import make_chat
 from tests.support.conversations import TOOLS, Message, completion, conversations, turns
+from tests.support.nightly import nightly
 
 SETTINGS = settings(
-    max_examples=15,
+    max_examples=settings.default.max_examples * 15 // 100,
     derandomize=True,
     deadline=None,
     database=None,
@@ -80,7 +81,7 @@ def grow(name: str, data: st.DataObject, thought: Thought) -> tuple[int, int]:
     return exact, len(steps)
 
 
-@pytest.mark.parametrize("name", ALWAYS_EXACT)
+@pytest.mark.parametrize("name", nightly(ALWAYS_EXACT, ("qwen2_5", "llama3_1", "lfm2_2_5")))
 @SETTINGS
 @given(data=st.data())
 def test_append_only_templates_are_always_exact(name: str, data: st.DataObject) -> None:

@@ -70,6 +70,7 @@ def test_the_tree_and_the_refusals_of_a_session_are_printed(capsys: pytest.Captu
     assert "1 samples in" in said
 
 
+@pytest.mark.slow
 def test_an_agent_without_a_request_fails_with_its_last_words(capsys: pytest.CaptureFixture[str]) -> None:
     assert check("raise SystemExit('no key for {provider}')") == 1
     assert "failed: no answered request; no key for {provider}" in capsys.readouterr().out

@@ -11,6 +11,7 @@ from agentrl.chat import Chat
 from agentrl.check.play import CheckedPlay, play
 from agentrl.config import RunSettings
 from tests.check import plays
+from tests.support.nightly import nightly
 from tests.support.tiny_models import CHAT_TEMPLATE, make_tokenizer
 
 MISTAKES = {
@@ -36,6 +37,10 @@ MISTAKES = {
 }
 
 
+EVERYDAY = ("Blocks", "Swallows", "Race", "Rewrites", "Careless", "LeavesTasks", "Replays")
+"""Mistakes of each kind; the others are looked for nightly."""
+
+
 async def checked(env: str, chat: Chat | None = None, seconds: float = 60.0, **settings: object) -> CheckedPlay:
     played = CheckedPlay()
 
@@ -47,7 +52,7 @@ async def checked(env: str, chat: Chat | None = None, seconds: float = 60.0, **s
     return played
 
 
-@pytest.mark.parametrize("name", [pytest.param(n, marks=[pytest.mark.slow] * n.startswith("Hangs")) for n in MISTAKES])
+@pytest.mark.parametrize("name", nightly(MISTAKES, EVERYDAY))
 async def test_a_mistake_is_named(name: str) -> None:
     seconds = 6.0 if name.startswith("Hangs") else 60.0
     played = await checked(f"tests.check.plays:{name}", seconds=seconds)
@@ -134,6 +139,7 @@ def test_the_command_shows_the_prompt_an_episode_and_the_problems() -> None:
     assert [part for part in parts if part not in done.stdout] == []
 
 
+@pytest.mark.slow
 def test_a_template_of_ones_own_is_played_without_a_model(tmp_path: Path) -> None:
     loud = CHAT_TEMPLATE.replace("messages[0].content + ", "'Hear! ' + messages[0].content + ")
     (tmp_path / "loud.jinja").write_text(loud)

@@ -68,6 +68,7 @@ def test_a_model_is_fetched_whole_and_is_one_that_works(mirror: Mirror, model: P
     assert "is there already, and not empty" in other.stderr
 
 
+@pytest.mark.slow
 def test_a_data_set_is_fetched_with_the_files_that_a_run_reads(mirror: Mirror, tmp_path: Path) -> None:
     source = write(tmp_path / "source", train=b'{"input": "q"}\n', main__test=b'{"input": "p"}\n')
     (source / "loader.py").write_text("raise SystemExit\n")

@@ -11,6 +11,7 @@ import psutil
 import pytest
 
 from tests.support.audit import audit_ledger
+from tests.support.nightly import nightly
 from tests.support.runs import Run, RunKit, check_looked_at, still_running
 
 pytestmark = pytest.mark.timeout(900)
@@ -21,15 +22,17 @@ def kit(tmp_path_factory: pytest.TempPathFactory) -> RunKit:
     return RunKit.make(Path(tmp_path_factory.mktemp("kit")))
 
 
-@pytest.mark.slow
-def test_a_run_trains_agrees_with_its_engine_and_leaves_nothing_running(kit: RunKit) -> None:
-    """With weights by disk; `test_killed_and_resumed_trains_every_group_once` checks the same of a broadcast."""
-    run = kit.start(kit.arguments("plain-disk", update_weight_mode="disk", num_steps_per_rollout=2))
+@pytest.mark.parametrize("mode", nightly(["broadcast", "disk"], 1))
+def test_a_run_trains_agrees_with_its_engine_and_leaves_nothing_running(kit: RunKit, mode: str) -> None:
+    arguments = kit.arguments(f"plain-{mode}", update_weight_mode=mode, num_steps_per_rollout=2)
+    run = kit.start(arguments)
     run.until(run.processes)
     processes = run.processes()
     assert run.wait() == 0, run.output
     assert still_running(processes) == []
+    _says_what_it_starts(run.output)
     _check_trained(run, rollouts=3)
+    _starts_nothing_again(kit, arguments, rollouts=3)
 
 
 def _check_trained(run: Run, rollouts: int) -> None:
@@ -81,7 +84,8 @@ def test_a_missing_model_of_a_finished_run_is_written(kit: RunKit) -> None:
     assert len(again.metrics()) == 1
 
 
-@pytest.mark.parametrize("role", ["driver", pytest.param("trainer", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("role", ["driver", "trainer"])
 def test_killed_and_resumed_trains_every_group_once(kit: RunKit, role: str) -> None:
     changes = {"num_steps_per_rollout": 2, "engine_absence_timeout": 20, "train_env_vars": "SEEN_BY_TRAINER=yes"}
     arguments = kit.arguments(f"killed-{role}", num_rollout=4, save_interval=1, **changes)

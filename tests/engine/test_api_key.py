@@ -24,6 +24,7 @@ from agentrl.engine.settings import EngineSettings
 from agentrl.engine.wire import SamplingParams
 from agentrl.errors import EngineRejected, EngineUnreachable
 from agentrl.serving.http import RequestError, refusal
+from tests.support.nightly import nightly
 
 
 class Keyed:
@@ -96,7 +97,7 @@ def asked(options: Options, method: str, path: str, **headers: str) -> int:
     ).status_code
 
 
-@pytest.mark.parametrize(("method", "path"), CONTROL)
+@pytest.mark.parametrize(("method", "path"), nightly(CONTROL, 3))
 def test_control_is_for_those_who_know_its_key(method: str, path: str) -> None:
     """As SGLang 0.5.23: the admin key if there is one, else the API key."""
     bare, one = Options("m"), Options("m", api_key="A")
@@ -120,6 +121,7 @@ def test_all_else_is_for_those_who_know_the_api_key(method: str, path: str) -> N
     assert asked(Options("m", admin_api_key="B"), method, path, origin="http://localhost:8000") not in (401, 403)
 
 
+@pytest.mark.slow
 async def test_engines_that_are_started_here_get_a_key_that_no_command_line_shows(
     tiny_model: Path, tmp_path: Path
 ) -> None:

@@ -23,6 +23,7 @@ async def pool(tiny_model: Path, tmp_path: Path) -> AsyncIterator[EnginePool]:
         yield pool
 
 
+@pytest.mark.slow
 async def test_everything_an_engine_must_do(pool: EnginePool, tiny_model: Path, other_model: Path) -> None:
     # One test and one server: each start costs seconds.
     await checks.check_generate(pool, tiny_model, TOLERANCE)

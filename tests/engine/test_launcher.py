@@ -113,6 +113,7 @@ async def test_built_in_servers_pick_their_ports_and_the_death_of_one_is_noticed
         assert other.poll() is None
 
 
+@pytest.mark.slow
 def test_blocking_launch_serves_external_users_and_stops(tiny_model: Path, tmp_path: Path) -> None:
     with launch_blocking(EMBEDDED, tiny_model, log_dir=tmp_path) as (engine,):
         address = engine.url.removeprefix("http://")

@@ -20,6 +20,7 @@ from agentrl.errors import EngineFailure
 from tests.engine.conftest import OwnTransport
 from tests.engine.protocol_checks import check_update_in_flight
 from tests.support.embedded_server import embedded_server
+from tests.support.nightly import nightly
 
 SETTINGS = EngineSettings(embedded_slots=4, engine_max_retries=0)
 LONG = SamplingParams(temperature=1.0, max_new_tokens=1500, ignore_eos=True)
@@ -106,7 +107,7 @@ async def test_new_weights_and_their_version(transport: OwnTransport, tiny_model
     assert (await pool.generate([1, 2, 3], greedy)).ids == before.ids
 
 
-@pytest.mark.parametrize("mode", ["abort", "retract", "in_place"])
+@pytest.mark.parametrize("mode", nightly(["abort", "retract", "in_place"], 1))
 async def test_an_update_in_flight(transport: OwnTransport, tiny_model: Path, other_model: Path, mode: str) -> None:
     settings = EngineSettings.model_validate({"embedded_slots": 4, "pause_generation_mode": mode})
     pool = EnginePool([transport.url], settings, vocab_size=512, transport=transport)

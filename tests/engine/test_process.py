@@ -14,6 +14,7 @@ from agentrl.engine.transport import HttpTransport
 from tests.engine.faults import ok, serving
 
 
+@pytest.mark.slow
 async def test_an_engine_that_is_paused_for_an_update_is_not_taken_for_hung() -> None:
     settings = EngineSettings(engine_hang_timeout=2.0, engine_probe_interval=0.5)
     async with serving(ok([5])) as server, HttpTransport(EngineSettings(engine_connect_timeout=1.0)) as transport:

@@ -28,6 +28,7 @@ from examples.retool.lessons import PythonLessons, demonstrate
 from examples.retool.run import EXAMPLE as EXAMPLE_RUN
 from tests.examples.conftest import GROUPS, SIZE, Exchange, Questions, check_who_wrote_each_token
 from tests.rollout.scripted import OneBatch
+from tests.support.nightly import nightly
 from tests.support.runs import RunKit
 
 EXAMPLE = Path("examples/retool")
@@ -68,7 +69,8 @@ async def environment() -> AsyncIterator[type[Environment]]:
     await found.teardown()
 
 
-@pytest.mark.parametrize("way", ["env", pytest.param("generate", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("way", ["env", "generate"])
 async def test_the_mask_is_one_exactly_on_what_the_engine_returned(
     way: str,
     model: Path,
@@ -158,7 +160,7 @@ def test_gsm8k_rows_have_numbers_as_labels() -> None:
         assert grade("gsm8k", f"The answer is \\boxed{{{row['label']}}}.", row["label"]).correct
 
 
-@pytest.mark.parametrize("name", ["cpu", "qwen2.5-3b-8gpu", "smollm2-135m"])
+@pytest.mark.parametrize("name", nightly(["cpu", "qwen2.5-3b-8gpu", "smollm2-135m"], 1))
 def test_the_settings_hold_together(name: str) -> None:
     settings = RunSettings.from_file(EXAMPLE / f"{name}.yaml")
     assert settings.rollout.env == "examples.retool.env:RetoolEnv"

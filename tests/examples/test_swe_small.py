@@ -3,7 +3,6 @@
 import json
 import os
 import shutil
-from collections.abc import Collection, Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -22,6 +21,7 @@ from examples.swe_small.tasks import make_task, results, rows, write_files
 from tests.gateway.acceptance_engine import hermes
 from tests.rollout.scripted import END, build
 from tests.rollout.test_agents import played
+from tests.support.nightly import nightly
 from tests.support.tiny_models import make_tiny_model
 
 pytestmark = pytest.mark.skipif(shutil.which("bwrap") is None, reason="bwrap is not installed")
@@ -39,11 +39,6 @@ def chat(tmp_path_factory: pytest.TempPathFactory) -> Chat:
 def folder(tmp_path: Path) -> Path:
     write_files(TASK.files, tmp_path / "repository")
     return tmp_path / "repository"
-
-
-def nightly(values: Iterable[int], everyday: Collection[int]) -> list[Any]:
-    """The values as parameters; those that are not for every day are slow."""
-    return [value if value in everyday else pytest.param(value, marks=pytest.mark.slow) for value in values]
 
 
 @pytest.mark.parametrize("number", nightly(range(20), everyday=(0, 7, 13)))

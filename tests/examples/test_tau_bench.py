@@ -67,6 +67,7 @@ def test_held_out_orders_occur_in_no_training_case() -> None:
     assert set(json.loads(make_case(rng)["label"]).values()) & {"cancelled", "returned"}
 
 
+@pytest.mark.slow
 async def test_a_second_model_may_be_the_user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     create(tmp_path / "model", layers=1, hidden=32, corpus=ShopLessons().corpus())
     with served(tmp_path / "model", tmp_path / "logs") as url:

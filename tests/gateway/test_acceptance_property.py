@@ -18,9 +18,11 @@ from tests.gateway.acceptance_play import DISTURBANCES, Play, Total, check_sessi
 from tests.support.agent_clients import AGENTS, TOOLS, Agent
 from tests.support.chats import make_chat
 from tests.support.conversations import completion
+from tests.support.nightly import nightly
 
 AT_ONCE = 10
 WIRES = sorted(AGENTS)
+EVERYDAY = ("chat", "responses")
 
 
 async def play_many(chat: Chat, sessions: range, **settings: Any) -> Total:
@@ -70,7 +72,7 @@ async def test_split_samples_begin_with_the_rendering_of_their_request() -> None
     assert total.counts["reason/template_rewrites"] > 10
 
 
-@pytest.mark.parametrize("wire", WIRES)
+@pytest.mark.parametrize("wire", nightly(WIRES, EVERYDAY))
 async def test_an_undisturbed_agent_never_branches(wire: str) -> None:
     sessions = range(6000, 6020)
     total = await play_many(make_chat("qwen3"), sessions, wire=wire, chances={})
@@ -90,7 +92,7 @@ def as_set(samples: list[Sample]) -> Counter[Any]:
     )
 
 
-@pytest.mark.parametrize("wire", WIRES)
+@pytest.mark.parametrize("wire", nightly(WIRES, 1))
 async def test_the_order_of_parallel_requests_does_not_change_the_samples(wire: str) -> None:
     chat, chances = make_chat("qwen3"), {"sub-agents": 0.5, "title": 0.3, "retry": 0.1, "compact": 0.1}
     for seed in range(7000, 7004):
@@ -137,13 +139,14 @@ async def play_forks(served: Served, chat: Chat, engine: LoggingEngine) -> list[
 
 # ---- each template --------------------------------------------------------------------------------------------
 
-FEW_TEMPLATES = ("qwen2_5", "qwen3_training", "llama3_1", "lfm2_2_5", "muse_glimmer", "glm4moe", "gptoss")
+FEW_TEMPLATES = ("qwen3_training", "glm4moe", "gptoss")
 MORE_TEMPLATES = (
+    *("qwen2_5", "llama3_1", "lfm2_2_5", "muse_glimmer"),
     *("diffusion_gemma", "gemma4", "gemma4_v2", "gemma4_v5", "lfm2_2_5_vl", "lfm2_v2", "llama3_2", "nemotron_3_nano"),
     *("nemotron_3_ultra", "qwen3", "qwen3_5_nothink", "qwen3_5_think", "qwen3_6", "qwen3_8", "qwen3_instruct_2507"),
     *("qwen3_vl", "deepseekv3", "deepseek_r1_distill", "cohere2", "gemma3", "llama3_training", "phi3_5"),
 )
-TEMPLATES = [*FEW_TEMPLATES, *(pytest.param(name, marks=pytest.mark.slow) for name in MORE_TEMPLATES)]
+TEMPLATES = nightly([*FEW_TEMPLATES, *MORE_TEMPLATES], FEW_TEMPLATES)
 REASONED = [{"role": "user", "content": "q"}, {"role": "assistant", "content": "a", "reasoning_content": "r"}]
 
 

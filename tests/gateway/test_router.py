@@ -29,6 +29,7 @@ from agentrl.gateway.router import _tokenizer, router
 from agentrl.gateway.served.openai import ROUTES
 from tests.engine.faults import FAST, FaultyServer, answer, late, ok, sent, serving, status, until
 from tests.engine.test_interruptions import Sampler
+from tests.support.nightly import nightly
 
 SETTINGS = EngineSettings(embedded_slots=8, engine_max_retries=0)
 GREEDY = {"temperature": 0.0, "max_new_tokens": 8, "ignore_eos": True}
@@ -202,7 +203,7 @@ async def test_a_chat_that_an_update_interrupts_is_asked_again() -> None:
 CHATS = {"messages": "/v1/messages", "input": "/v1/responses"}
 
 
-@pytest.mark.parametrize("form", ["named", "ids", "messages", "input"])
+@pytest.mark.parametrize("form", nightly(["named", "ids", "messages", "input"], ("named", "messages")))
 async def test_conversations_stay_where_they_are_and_others_spread(form: str) -> None:
     async def reply(server: FaultyServer, body: dict[str, Any], request: web.Request) -> web.Response:
         if "input_ids" not in body:
@@ -369,7 +370,7 @@ async def test_a_stream_that_breaks_ends_with_an_error_and_is_not_asked_again() 
     assert len(server.generates) == 1
 
 
-@pytest.mark.parametrize("wire", ["chat", "responses", "messages"])
+@pytest.mark.parametrize("wire", nightly(["chat", "responses", "messages"], 1))
 async def test_clients_raise_the_error_of_a_stream_that_breaks(wire: str) -> None:
     openai, anthropic = pytest.importorskip("openai"), pytest.importorskip("anthropic")
 
@@ -644,6 +645,7 @@ async def test_an_end_token_that_the_text_does_not_show_is_known_with_and_withou
     assert after.before is not None
 
 
+@pytest.mark.slow
 async def test_the_command_starts_while_engines_load_or_are_stopped() -> None:
     with socket.create_server(("127.0.0.1", 0)) as stopped:  # takes connections and never answers
         address = f"127.0.0.1:{stopped.getsockname()[1]}"

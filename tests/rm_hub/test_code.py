@@ -19,7 +19,12 @@ from agentrl.rm_hub.submissions.harness.standins import Held, Remote
 from agentrl.rm_hub.submissions.harness.values import NotPlain, decode, encode
 from agentrl.rm_hub.submissions.tests import Checks, Programs, extract_code, read_tests
 from tests.engine.faults import until
+from tests.support.nightly import nightly
 
+PARTS = pytest.mark.parametrize(
+    "part",
+    [pytest.param(slice(0, None, 4), id="a quarter"), pytest.param(slice(None), id="all", marks=pytest.mark.slow)],
+)
 SQUARE = "def f(x):\n    return x * x"
 
 
@@ -247,9 +252,10 @@ FORMS = [
 ]
 
 
-async def test_usual_forms_of_tests_tell_right_from_wrong() -> None:
-    grades = await graded(*[(code, {"tests": [test]}) for test in FORMS for code in (SQUARE, GARBAGE)])
-    assert [grade.correct for grade in grades] == [True, False] * len(FORMS), [grade.reason for grade in grades]
+@PARTS
+async def test_usual_forms_of_tests_tell_right_from_wrong(part: slice) -> None:
+    grades = await graded(*[(code, {"tests": [test]}) for test in FORMS[part] for code in (SQUARE, GARBAGE)])
+    assert [grade.correct for grade in grades] == [True, False] * len(FORMS[part]), [grade.reason for grade in grades]
 
 
 REFUSED = [
@@ -269,9 +275,10 @@ REFUSED = [
 ]
 
 
-async def test_tests_that_cannot_say_anything_are_refused_by_name() -> None:
+@PARTS
+async def test_tests_that_cannot_say_anything_are_refused_by_name(part: slice) -> None:
     async with CodeGrader(RmHubSettings()) as grader:
-        for test, named in REFUSED:
+        for test, named in REFUSED[part]:
             for code in (SQUARE, GARBAGE):
                 with pytest.raises(GraderFailure, match=named) as caught:
                     await grader.grade(fenced(code), {"tests": [test]}, {})
@@ -331,9 +338,10 @@ LIARS = [
 ]  # fmt: skip
 
 
-async def test_liars_score_zero_and_blame_nobody() -> None:
-    grades = await graded(*[(code, {"tests": [test]}) for code, test in LIARS], code_test_timeout=3.0)
-    assert [grade.score for grade in grades] == [0.0] * len(LIARS), [grade.reason for grade in grades]
+@PARTS
+async def test_liars_score_zero_and_blame_nobody(part: slice) -> None:
+    grades = await graded(*[(code, {"tests": [test]}) for code, test in LIARS[part]], code_test_timeout=3.0)
+    assert [grade.score for grade in grades] == [0.0] * len(LIARS[part]), [grade.reason for grade in grades]
 
 
 HONEST = [
@@ -403,7 +411,7 @@ async def test_an_overrun_fails_its_test_alone() -> None:
         assert "test 2: took too long" in grade.reason
 
 
-@pytest.mark.parametrize("form", ["programs", "calls"])
+@pytest.mark.parametrize("form", nightly(["programs", "calls"], 1))
 async def test_after_three_overruns_no_test_is_run_any_more(form: str) -> None:
     """The last two would pass."""
     hang = "import time\ndef f(x):\n    x < 4 and time.sleep(1000)\n    return x\n"
@@ -439,11 +447,12 @@ AIMED = [
 ]
 
 
-async def test_submissions_that_aim_at_the_verdict() -> None:
+@PARTS
+async def test_submissions_that_aim_at_the_verdict(part: slice) -> None:
     exact = {"tests": ["assert f(2) == 4", "assert f(3) == 9"]}
     near = {"tests": ["import math\nassert abs(f(2) - 4) < 1e-6", "assert math.isclose(f(3), 9)", "assert 4 in [f(2)]"]}
     items = [(code, exact if at > 3 else near) for at, code in enumerate(AIMED)]
-    for grade in await graded(*items, code_test_timeout=2.0):
+    for grade in await graded(*items[part], code_test_timeout=2.0):
         assert not grade.correct
         assert grade.score == 0.0
 
@@ -533,6 +542,7 @@ async def test_time_in_the_queue_does_not_count_against_a_programs_time(monkeypa
     assert [grade.correct for grade in got] == [True]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("program", "label"),
     [

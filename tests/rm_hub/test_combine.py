@@ -36,6 +36,10 @@ async def slow_half(item: Sample) -> float:
     return 0.5
 
 
+def right(item: Sample) -> float:
+    return 1.0
+
+
 def has_answer(item: Sample) -> bool:
     return "Paris" in item.response
 
@@ -68,11 +72,11 @@ async def test_the_one_number_or_all_parts_by_the_reward_key() -> None:
     ("otherwise", "amount", "score"), [("zero", 1.0, 0.0), ("multiply", 0.25, 0.25), ("subtract", 0.4, 0.6)]
 )
 async def test_a_failed_gate_acts_on_the_whole(otherwise: Otherwise, amount: float, score: float) -> None:
-    reward = combine(Weighted("exact_match"), gate=Verifier(never, otherwise, amount))
+    reward = combine(Weighted(right), gate=Verifier(never, otherwise, amount))
     item = sample()
     assert await reward(ARGS, item) == pytest.approx(score)
     assert item.metadata["rewards"]["verifier_never"] == 0.0
-    passing = combine(Weighted("exact_match"), gate=[Verifier(has_answer, otherwise, amount)])
+    passing = combine(Weighted(right), gate=[Verifier(has_answer, otherwise, amount)])
     assert await passing(ARGS, sample()) == 1.0
 
 
@@ -115,7 +119,7 @@ async def test_a_part_of_a_grade_can_count() -> None:
 )
 async def test_distribution_over_steps(distribution: CreditStrategy, credit: list[float]) -> None:
     item = sample(turns=3, step_rewards=[1, 2, 3])
-    reward = combine(Weighted("exact_match"), steps=StepRewards(distribution, weight=0.1))
+    reward = combine(Weighted(right), steps=StepRewards(distribution, weight=0.1))
     assert await reward(ARGS, item) == pytest.approx(1.6)
     assert item.metadata["step_credit"] == pytest.approx(credit)
     assert item.metadata["rewards"]["steps"] == pytest.approx(0.6)
@@ -123,16 +127,16 @@ async def test_distribution_over_steps(distribution: CreditStrategy, credit: lis
 
 async def test_steps_without_rewards_and_trajectories_without_steps() -> None:
     item = sample(turns=2, step_rewards=[1.0])
-    assert await combine(Weighted("exact_match"), steps=StepRewards("average"))(ARGS, item) == 2.0
+    assert await combine(Weighted(right), steps=StepRewards("average"))(ARGS, item) == 2.0
     assert item.metadata["step_credit"] == [1.5, 0.5]
     item = sample()
-    assert await combine(Weighted("exact_match"), steps=StepRewards())(ARGS, item) == 1.0
+    assert await combine(Weighted(right), steps=StepRewards())(ARGS, item) == 1.0
     assert item.metadata["step_credit"] == [1.0]
 
 
 async def test_a_step_reward_belongs_to_its_turn() -> None:
     item = sample(turns=3, step_rewards=[None, 2.0, None])
-    assert await combine(Weighted("exact_match"), steps=StepRewards("average", 0.5))(ARGS, item) == 2.0
+    assert await combine(Weighted(right), steps=StepRewards("average", 0.5))(ARGS, item) == 2.0
     assert item.metadata["step_credit"] == pytest.approx([1 / 3, 1 / 3 + 1.0, 1 / 3])
 
 
@@ -146,7 +150,7 @@ async def test_the_turns_of_earlier_siblings_have_a_share_too(
     for turn in (2, 3):
         item.append_model([turn], [-1.0], turn=turn)
     item.response = "Paris"
-    assert await combine(Weighted("exact_match"), steps=StepRewards(distribution))(ARGS, item) == 5.0
+    assert await combine(Weighted(right), steps=StepRewards(distribution))(ARGS, item) == 5.0
     assert item.metadata["step_credit"] == pytest.approx(credit)
 
 
@@ -168,7 +172,7 @@ async def test_the_credit_is_that_of_the_entry_that_trains() -> None:
 )
 async def test_a_failed_gate_reaches_the_steps(otherwise: Otherwise, credit: list[float]) -> None:
     item = sample(turns=2, step_rewards=[1.0, 1.0])
-    reward = combine(Weighted("exact_match"), gate=Verifier(never, otherwise, 0.5), steps=StepRewards())
+    reward = combine(Weighted(right), gate=Verifier(never, otherwise, 0.5), steps=StepRewards())
     assert await reward(ARGS, item) == pytest.approx(math.fsum(credit))
     assert item.metadata["step_credit"] == pytest.approx(credit)
 

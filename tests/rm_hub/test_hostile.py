@@ -17,9 +17,11 @@ from agentrl.errors import GraderFailure
 from agentrl.rm_hub import GRADERS, Grade, GraderRunner, RmHubSettings
 from tests.support import corpus
 from tests.support.hostile import attacks
+from tests.support.nightly import nightly
 
 NAMES = [name for name, spec in GRADERS.items() if spec.runs == "process" and name != "reasoning_gym"]
 """Graders of our own; that one calls functions of a library which need not be here."""
+EVERYDAY = ("math", "f1", "deepscaler", "tool_call")
 SETTINGS = RmHubSettings(grader_processes=1, grader_timeout=10.0)
 
 
@@ -60,7 +62,7 @@ async def attack(
     return outcomes
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", nightly(NAMES, EVERYDAY))
 async def test_hostile_answers(name: str, tmp_path: Path) -> None:
     await check(name, tmp_path / "canary", 100_000)
 
@@ -103,7 +105,7 @@ LABELS = [
 ]
 
 
-@pytest.mark.parametrize("name", [name for name in NAMES if GRADERS[name].needs_label])
+@pytest.mark.parametrize("name", nightly([name for name in NAMES if GRADERS[name].needs_label], EVERYDAY))
 async def test_hostile_labels(name: str) -> None:
     _, metadata = label_of(name)
     async with GraderRunner(SETTINGS) as pool:

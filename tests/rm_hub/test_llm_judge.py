@@ -161,6 +161,7 @@ async def test_nonsense_is_asked_again_once_and_then_a_typed_failure() -> None:
     assert (caught.value.kind, caught.value.blame, len(seen)) == ("judge_nonsense", Blame.GRADER, 2)
 
 
+@pytest.mark.slow
 async def test_a_tiny_model_behind_the_built_in_engine_is_a_judge_of_nonsense(tmp_path: Path) -> None:
     model = tmp_path / "model"
     create(model, layers=1, hidden=32, heads=2, context_length=4096)

@@ -19,6 +19,7 @@ from agentrl.rm_hub import Grade, GraderRunner, RmHubSettings, grade, grade_many
 from agentrl.rm_hub.registry import exhausted, find
 from agentrl.rm_hub.running.runner import Item
 from tests.engine.faults import until
+from tests.support.nightly import nightly
 
 FAULTY = str(Path(__file__).parent.parent / "support" / "faulty_graders.py")
 
@@ -65,16 +66,19 @@ async def test_text_comes_back_as_it_was() -> None:
 
 @pytest.mark.parametrize(
     ("name", "kind"),
-    [
-        ("sleeps", "grader_timeout"),
-        ("spins_in_c", "grader_timeout"),
-        ("segfaults", "grader_crashed"),
-        ("exits", "grader_crashed"),
-        ("hogs", "grader_out_of_memory"),
-        ("raises", "grader_raised"),
-        ("gives_nan", "grader_bad_grade"),
-        ("gives_number", "grader_bad_grade"),
-    ],
+    nightly(
+        [
+            ("spins_in_c", "grader_timeout"),
+            ("segfaults", "grader_crashed"),
+            ("raises", "grader_raised"),
+            ("gives_nan", "grader_bad_grade"),
+            ("sleeps", "grader_timeout"),
+            ("exits", "grader_crashed"),
+            ("hogs", "grader_out_of_memory"),
+            ("gives_number", "grader_bad_grade"),
+        ],
+        4,
+    ),
 )
 async def test_a_bad_item_gets_a_typed_failure_and_the_next_one_is_graded(name: str, kind: str) -> None:
     async with graders(timeout=1 if kind == "grader_timeout" else 30) as pool:
@@ -113,6 +117,7 @@ async def test_an_answer_that_takes_all_time_is_wrong(monkeypatch: pytest.Monkey
                 await anyio.lowlevel.checkpoint()
 
 
+@pytest.mark.slow
 async def test_a_worker_without_processor_time_is_the_machines_fault() -> None:
     async with one_worker(timeout=2) as (pool, pid):
         os.kill(pid, signal.SIGSTOP)
@@ -149,6 +154,7 @@ def test_what_an_exhausted_grader_gives() -> None:
         exhausted(find(faulty("sleeps")), late)
 
 
+@pytest.mark.slow
 async def test_neighbours_of_bad_items_notice_nothing() -> None:
     names = ["spins_in_c", "segfaults", "exits", "raises"]
     good: list[bool] = []
@@ -170,6 +176,7 @@ async def test_neighbours_of_bad_items_notice_nothing() -> None:
     assert sorted(bad) == ["grader_crashed", "grader_crashed", "grader_raised", "grader_timeout"]
 
 
+@pytest.mark.slow
 async def test_a_process_with_thousands_of_open_descriptors_grades() -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (min(hard, 4096), hard))
@@ -183,6 +190,7 @@ async def test_a_process_with_thousands_of_open_descriptors_grades() -> None:
             assert (await pool.grade("exact_match", "a", "a")).correct
 
 
+@pytest.mark.slow
 async def test_items_start_in_the_order_in_which_they_came() -> None:
     order: list[int] = []
     async with graders() as pool:
@@ -197,6 +205,7 @@ async def test_items_start_in_the_order_in_which_they_came() -> None:
     assert order == list(range(20))
 
 
+@pytest.mark.slow
 async def test_waiting_in_the_queue_does_not_count_against_the_deadline() -> None:
     async with graders(timeout=2.0) as pool, anyio.create_task_group() as group:
         for _ in range(5):
@@ -221,6 +230,7 @@ async def test_a_cancelled_caller_leaves_a_pool_that_works() -> None:
             assert (await pool.grade("exact_match", "a", "a")).correct
 
 
+@pytest.mark.slow
 async def test_the_worker_of_a_cancelled_caller_is_killed(tmp_path: Path) -> None:
     async with graders() as pool:
         async with anyio.create_task_group() as group:
@@ -237,6 +247,7 @@ async def test_workers_are_replaced_so_that_leaks_do_not_pile_up() -> None:
         assert pool.pool.started == 3
 
 
+@pytest.mark.slow
 async def test_killed_processes_are_replaced() -> None:
     async with graders() as pool:
         for _ in range(3):
@@ -246,6 +257,7 @@ async def test_killed_processes_are_replaced() -> None:
             assert (await pool.grade("exact_match", "a", "a")).correct
 
 
+@pytest.mark.slow
 async def test_what_a_killed_grader_had_started_is_killed_too(tmp_path: Path) -> None:
     async with graders(timeout=3) as pool:
         assert await kind_of(pool, faulty("starts_a_process"), str(tmp_path / "pid")) == "grader_timeout"
@@ -320,6 +332,7 @@ async def test_labels_must_be_plain_and_other_metadata_stays_behind() -> None:
         assert got.reason == "{'n': 3}"
 
 
+@pytest.mark.slow
 async def test_graders_that_read_the_conversation_get_it() -> None:
     call = {"id": "1", "type": "function", "function": {"name": "f", "arguments": {"x": 1}}}
     messages = [{"role": "user", "content": "?"}, {"role": "assistant", "content": "", "tool_calls": [call]}]

@@ -26,6 +26,7 @@ from agentrl.sample import Message
 from agentrl.tools import Tool
 from agentrl.train.batch import TrainBatch
 from tests.rollout.scripted import END, EchoEnv, Reply, Store, build
+from tests.support.nightly import nightly
 from tests.support.virtual_time import virtual_time
 
 
@@ -97,7 +98,7 @@ async def test_a_bad_reward_drops_the_group(chat: Chat) -> None:
     assert store.fate[1] == "dropped:grader/grader_bad_reward"
 
 
-@pytest.mark.parametrize("value", ["high", None, True, float("nan"), {"a": float("inf")}])
+@pytest.mark.parametrize("value", nightly(["high", None, True, float("nan"), {"a": float("inf")}], 2))
 async def test_what_is_not_a_reward_is_named(chat: Chat, value: object) -> None:
     async def reward(args: Args, sample: Sample, **kwargs: Any) -> object:
         return value

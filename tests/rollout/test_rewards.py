@@ -17,6 +17,7 @@ from agentrl.rollout.group import GroupPlayer
 from agentrl.rollout.rewards import Grader
 from tests.rollout.scripted import END, OneBatch, ScriptedEngine, Store, build, make_context
 from tests.support.evaluating import evaluate
+from tests.support.nightly import nightly
 
 FAULTY = str(Path(__file__).parent.parent / "support" / "faulty_graders.py")
 
@@ -67,7 +68,8 @@ async def test_environments_are_graded_by_the_sessions_processes(chat: Chat) -> 
 
 
 @pytest.mark.parametrize(
-    ("bad", "kind"), [("sleeps", "grader_timeout"), ("segfaults", "grader_crashed"), ("raises", "grader_raised")]
+    ("bad", "kind"),
+    nightly([("sleeps", "grader_timeout"), ("segfaults", "grader_crashed"), ("raises", "grader_raised")], 2),
 )
 async def test_failures_of_graders_are_counted_and_neighbours_go_on(chat: Chat, bad: str, kind: str) -> None:
     store = Labelled(f"{FAULTY}:{bad}")
@@ -89,6 +91,7 @@ async def test_a_slow_queue_is_not_a_slow_grader(chat: Chat) -> None:
     assert result.metrics["reward"] == 1.0
 
 
+@pytest.mark.slow
 async def test_dict_rewards_and_their_keys(chat: Chat) -> None:
     async with GraderRunner(RmHubSettings(grader_processes=1)) as graders:
         keys = {"reward_key": "score", "eval_reward_key": "half"}

@@ -108,7 +108,7 @@ def test_a_prolonged_run_says_what_becomes_of_its_learning_rate(kit: RunKit) -> 
 @pytest.mark.parametrize(
     ("flags", "staleness"),
     [
-        pytest.param({"max_staleness": 2, "update_weights_interval": 2}, 2, id="asynchronous"),
+        pytest.param({"max_staleness": 2, "update_weights_interval": 2}, 2, id="asynchronous", marks=pytest.mark.slow),
         pytest.param(
             {"partial_rollout": True, "max_staleness": 1, "over_sampling_batch_size": 6},
             1,
@@ -138,6 +138,7 @@ def test_other_forms_of_a_run_stay_within_their_staleness_and_lose_no_token(
     assert result.ok, result.problems
 
 
+@pytest.mark.slow
 def test_a_breakpoint_in_step_stops_in_the_users_code(kit: RunKit) -> None:
     arguments = kit.arguments("stopping", env="stopping.py:Stopping", backend="local", num_rollout=1)
     terminal, theirs = pty.openpty()

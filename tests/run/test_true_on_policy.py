@@ -7,6 +7,7 @@ import pytest
 from agentrl.config import RunSettings
 from agentrl.errors import SettingsError
 from tests.config.toggles import BASE
+from tests.support.nightly import nightly
 from tests.support.produced import produced, settings_of
 from tests.support.runs import RunKit
 from tests.support.tiny_models import Arch, make_tiny_model
@@ -32,7 +33,7 @@ def desk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-@pytest.mark.parametrize("arch", ["qwen3", "qwen2", pytest.param("llama", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("arch", nightly(["qwen3", "qwen2", "llama"], 1))
 def test_engine_and_trainer_agree_to_the_bit_and_runs_repeat(desk: Path, arch: Arch) -> None:
     make_tiny_model(desk / "model", arch=arch)
     packed = "--use-dynamic-batch-size --max-tokens-per-gpu 4096"

@@ -66,6 +66,7 @@ async def test_the_trainers_log_probs_are_the_engines_among_what_was_kept(tmp_pa
         assert 0 < first["entropy"] < made.train(whole, 1)["entropy"]
 
 
+@pytest.mark.slow
 def test_a_run_trains_with_top_p(kit: RunKit) -> None:
     run = kit.start(kit.arguments("top_p", backend="local", rollout_top_p=0.9, num_steps_per_rollout=2))
     assert run.wait() == 0, run.output

@@ -13,12 +13,13 @@ from tests.sandbox.host import OTHER_USER, Host, HostUnavailable, open_host
 from tests.sandbox.watch import BACKENDS, enter, open_box
 
 USERS = [0, OTHER_USER] if os.geteuid() == 0 else [os.geteuid()]
+HOSTS = [(backend, user) for backend in ("bubblewrap", "landlock") for user in USERS]
 LIMITS = SandboxLimits(wall_seconds=20, cpu_seconds=10, memory_mb=256, processes=8, file_mb=8, disk_mb=16)
 
 
 @pytest.fixture(
     scope="module",
-    params=[(backend, user) for backend in ("bubblewrap", "landlock") for user in USERS],
+    params=[pytest.param(host, marks=[] if host[1] == USERS[-1] else [pytest.mark.slow]) for host in HOSTS],
     ids=lambda param: f"{param[0]}-{'root' if param[1] == 0 else 'user'}",
 )
 def host(request: pytest.FixtureRequest) -> Iterator[Host]:

@@ -11,6 +11,7 @@ from agentrl.sandbox.inside import frames
 from agentrl.sandbox.process import encode_request
 from tests.sandbox.host import Host
 from tests.sandbox.watch import open_box, processes_called, until
+from tests.support.nightly import nightly
 
 OUTCOMES: set[Outcome] = {"ok", "error", "timeout", "memory", "output", "killed"}
 ANSWER = {"outcome": "ok", "returncode": 0, "ended": False, "stdout": "forged", "stderr": ""}
@@ -31,8 +32,11 @@ FORGED = {
 }
 
 
-@pytest.mark.parametrize("name", FORGED)
-@pytest.mark.parametrize("ending", ["raise ValueError", "import time; time.sleep(1000)"])
+DAILY = ("ready", "many", "two answers", "an answer")
+
+
+@pytest.mark.parametrize("name", nightly(FORGED, DAILY))
+@pytest.mark.parametrize("ending", nightly(["raise ValueError", "import time; time.sleep(1000)"], 1))
 def test_forged_words_end_only_their_sender(host: Host, name: str, ending: str) -> None:
     code = f"import os, atexit\nprint('before', flush=True)\nos.write(3, {FORGED[name]!r})\n{ending}"
     for result in (host.run(code), host.cell("forger", code)):
@@ -45,7 +49,7 @@ def test_forged_words_end_only_their_sender(host: Host, name: str, ending: str) 
     assert host.run("print('fine')").stdout == "fine\n"
 
 
-@pytest.mark.parametrize("word", frames.ANSWERS)
+@pytest.mark.parametrize("word", nightly(frames.ANSWERS, 2))
 def test_a_forged_answer_is_one_too_many(host: Host, word: bytes) -> None:
     code = f"import os\nos.write(3, {word!r})\nraise ValueError"
     assert host.run(code).outcome == "killed"
@@ -55,12 +59,7 @@ def test_a_forged_answer_is_one_too_many(host: Host, word: bytes) -> None:
     assert host.run("print('fine')").stdout == "fine\n"
 
 
-DAILY = ("ready", "many", "two answers")
-
-
-@pytest.mark.parametrize(
-    "name", [*(pytest.param(name, marks=() if name in DAILY else pytest.mark.slow) for name in FORGED), "an answer"]
-)
+@pytest.mark.parametrize("name", nightly([*FORGED, "an answer"], DAILY))
 def test_words_between_two_cells_end_the_session(host: Host, name: str) -> None:
     word = FORGED.get(name, b"o")
     code = f"""
@@ -83,25 +82,28 @@ threading.Thread(target=flood, daemon=True).start()
 
 @pytest.mark.parametrize(
     "code",
-    [
-        "os.close(3)",
-        "os.closerange(3, 256)",
-        "os.closerange(0, 256)",
-        "os.closerange(3, 256); socket.socketpair()",
-        "os.closerange(3, 256); kept = open(os.__file__)",
-        "socket.socket(fileno=os.dup(3)).shutdown(socket.SHUT_RD)",
-        "socket.socket(fileno=os.dup(3)).shutdown(socket.SHUT_WR)",
-        "socket.socket(fileno=os.dup(3)).shutdown(socket.SHUT_RDWR)",
-        "os.dup2(0, 3)",
-        "os.dup2(3, 0); os.dup2(3, 1); os.dup2(3, 2)",
-        "pair = socket.socketpair(); os.dup2(pair[0].fileno(), 3)",
-        "kept = [os.dup(3) for _ in range(100)]",
-        "os.set_blocking(3, False)",
-        "threading.Thread(target=os.read, args=(3, 1), daemon=True).start()",
-        "os.kill(os.getpid(), signal.SIGSTOP)",
-        "signal.pthread_sigmask(signal.SIG_BLOCK, range(1, 64))",
-        "sys.modules.clear(); sys.stdout = sys.stderr = None",
-    ],
+    nightly(
+        [
+            "os.close(3)",
+            "os.closerange(3, 256)",
+            "os.closerange(0, 256)",
+            "os.closerange(3, 256); socket.socketpair()",
+            "os.closerange(3, 256); kept = open(os.__file__)",
+            "socket.socket(fileno=os.dup(3)).shutdown(socket.SHUT_RD)",
+            "socket.socket(fileno=os.dup(3)).shutdown(socket.SHUT_WR)",
+            "socket.socket(fileno=os.dup(3)).shutdown(socket.SHUT_RDWR)",
+            "os.dup2(0, 3)",
+            "os.dup2(3, 0); os.dup2(3, 1); os.dup2(3, 2)",
+            "pair = socket.socketpair(); os.dup2(pair[0].fileno(), 3)",
+            "kept = [os.dup(3) for _ in range(100)]",
+            "os.set_blocking(3, False)",
+            "threading.Thread(target=os.read, args=(3, 1), daemon=True).start()",
+            "os.kill(os.getpid(), signal.SIGSTOP)",
+            "signal.pthread_sigmask(signal.SIG_BLOCK, range(1, 64))",
+            "sys.modules.clear(); sys.stdout = sys.stderr = None",
+        ],
+        ("os.close(3)", "os.dup2(0, 3)", "socket.socket(fileno=os.dup(3)).shutdown(socket.SHUT_RD)"),
+    ),
 )
 def test_a_channel_that_was_broken(host: Host, code: str) -> None:
     code = f"import os, signal, socket, sys, threading\nprint('before', flush=True)\n{code}"

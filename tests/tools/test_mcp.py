@@ -20,6 +20,7 @@ from agentrl.envs import Turn, check_environment
 from agentrl.errors import PluginError
 from agentrl.tools import OutcomeKind, Toolbox, ToolSource
 from agentrl.tools.mcp import MCPTools
+from tests.support.nightly import nightly
 
 SERVER = str(Path(__file__).parents[1] / "support" / "mcp_server.py")
 
@@ -56,7 +57,7 @@ async def both(kind: str, **options: Any) -> AsyncIterator[Toolbox]:
             yield Toolbox(source.tools)
 
 
-@pytest.mark.parametrize("kind", ["stdio", "http"])
+@pytest.mark.parametrize("kind", nightly(["stdio", "http"], 1))
 async def test_calls_and_failures(kind: str) -> None:
     async with both(kind, timeout=5) as tools:
         schema = next(entry["function"] for entry in tools.schemas if entry["function"]["name"] == "add")
@@ -84,6 +85,7 @@ async def test_calls_run_side_by_side() -> None:
     assert answers == {number: str(number + 1) for number in range(50)}
 
 
+@pytest.mark.slow
 async def test_a_hanging_call_meets_its_deadline() -> None:
     async with both("stdio", timeout=0.5) as tools:
         late = await tools.run("hang", {})
@@ -107,6 +109,7 @@ async def test_the_server_ends_when_the_source_is_closed() -> None:
     assert select.select([watched], [], [], 60)[0]
 
 
+@pytest.mark.slow
 def test_the_server_ends_when_this_process_is_killed(tmp_path: Path) -> None:
     script = f"""
 import anyio
@@ -163,6 +166,7 @@ async def test_an_environment_names_a_server_among_its_tools() -> None:
         await source.close()
 
 
+@pytest.mark.slow
 async def test_the_reference_time_server() -> None:
     async with MCPTools.stdio(sys.executable, "-m", "mcp_server_time", "--local-timezone", "UTC") as source:
         tools = Toolbox(source.tools)

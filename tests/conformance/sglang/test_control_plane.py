@@ -11,6 +11,7 @@ import httpx
 import pytest
 
 from tests.conformance.sglang.replay import Background, check, events, recording, same, send
+from tests.support.nightly import nightly
 
 Step = Callable[..., httpx.Response]
 LONG = {"max_new_tokens": 1500, "ignore_eos": True}
@@ -82,6 +83,7 @@ def test_abort_matches_rids_by_prefix(step: Step, url: str, long_request: Callab
     aborted(victims[2].result())
 
 
+@pytest.mark.slow
 def test_abort_all_ends_a_batch(step: Step, long_request: Callable[..., Background]) -> None:
     victim = long_request(input_ids=[[10, 60], [10, 61]], rid=["b-1", "b-2"])
     step("abort_all")
@@ -97,6 +99,7 @@ def test_abort_ends_a_stream_with_a_last_chunk(step: Step, long_request: Callabl
     assert events(answer.text)[-1]["meta_info"]["finish_reason"]["type"] == "abort"
 
 
+@pytest.mark.slow
 def test_abort_ends_a_chat(step: Step, long_request: Callable[..., Background]) -> None:
     victim = long_request("chat_abort_victim")
     step("chat_abort")
@@ -111,7 +114,7 @@ def test_flush_waits_for_idle(step: Step, long_request: Callable[..., Background
     step("abort_z")
 
 
-@pytest.mark.parametrize("mode", ["abort", "in_place", "retract"])
+@pytest.mark.parametrize("mode", nightly(["abort", "in_place", "retract"], ("retract",)))
 def test_pause_update_continue(
     mode: str, step: Step, url: str, models: tuple[Path, Path], long_request: Callable[..., Background]
 ) -> None:
@@ -166,6 +169,7 @@ def test_weights_from_disk(step: Step, models: tuple[Path, Path]) -> None:
     assert step("disk_generate_a").json()["output_ids"] == a["output_ids"]
 
 
+@pytest.mark.slow
 def test_an_unpaused_update_waits_or_aborts(
     step: Step, models: tuple[Path, Path], long_request: Callable[..., Background]
 ) -> None:

@@ -70,6 +70,7 @@ def ask(url: str, **fields: Any) -> Any:
     return post(url, "/generate", body | fields).json()
 
 
+@pytest.mark.slow
 def test_the_answer_is_a_real_servers(mixture: str) -> None:
     assert ask(mixture)["meta_info"]["routed_experts"] == SAID
     later = ask(mixture, routed_experts_start_len=4)["meta_info"]["routed_experts"]

@@ -77,6 +77,7 @@ def test_a_client_that_leaves_aborts_its_request(server: str) -> None:
         until(lambda: load(server)["num_running_reqs"] == 0, seconds=3)
 
 
+@pytest.mark.slow
 def test_many_clients_at_once_get_their_own_answers(server: str) -> None:
     """A request's tokens depend on its own seed and prompt, whoever else is there."""
 
@@ -143,6 +144,7 @@ def _alive(pid: int) -> bool:
     return state != "Z"
 
 
+@pytest.mark.slow
 def test_a_folder_that_is_no_model_is_an_error_with_its_name(tmp_path: Path) -> None:
     done = subprocess.run([*COMMAND, str(tmp_path)], capture_output=True, text=True, timeout=600)
     assert done.returncode == 2

@@ -18,6 +18,7 @@ from agentrl.train.batch import Picture, TrainBatch
 from agentrl.train.contracts import RankInfo
 from agentrl.train.hf import HFFolder
 from tests.support.distributed import run_ranks
+from tests.support.nightly import nightly
 from tests.support.tiny_models import make_tiny_model
 from tests.support.vision import IMAGE_PAD, Kind, picture, tiny_vlm, unit
 from tests.train.fsdp.seeing import DOUBLE, SeeingReference, image, make_batch, make_samples
@@ -28,7 +29,7 @@ KL = AlgorithmSettings(use_kl_loss=True)
 RECOMPUTED = {"recompute_granularity": "full", "recompute_method": "uniform", "recompute_num_layers": 1}
 
 
-@pytest.fixture(scope="module", params=KINDS)
+@pytest.fixture(scope="module", params=nightly(KINDS, 1))
 def kind(request: pytest.FixtureRequest) -> Kind:
     return cast(Kind, request.param)
 

@@ -7,6 +7,7 @@ import json
 import pickle
 import shutil
 import threading
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from agentrl.train.megatron import device
 from agentrl.train.saving import Background, WriteFiles
 from agentrl.train.trainer import TrainBackend
 from tests.support.distributed import free_port, run_ranks
+from tests.support.nightly import nightly
 from tests.support.tiny_models import Arch, make_tiny_model
 from tests.train.megatron.helpers import PPO, REPEATABLE, backend, make_batch, settings, timeless
 
@@ -44,10 +46,10 @@ def same(left: dict[str, torch.Tensor], right: dict[str, torch.Tensor]) -> bool:
     "changes",
     [
         {},
-        {"bf16": True},
+        pytest.param({"bf16": True}, marks=pytest.mark.slow),
         pytest.param({"use_distributed_optimizer": True}, marks=pytest.mark.slow),
         {"bf16": True, "use_distributed_optimizer": True},
-        {"optimizer": "muon", "muon_lr": 1e-2},
+        pytest.param({"optimizer": "muon", "muon_lr": 1e-2}, marks=pytest.mark.slow),
         {"lr_warmup_iters": 4, "lr_decay_style": "cosine", "lr_decay_iters": 8, "weight_decay": 0.1},
     ],
     ids=lambda changes: "+".join(changes) or "plain",
@@ -86,7 +88,7 @@ def gate(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
     "changes",
     [
         {"train_backend": "fsdp"},
-        {"train_backend": "fsdp", "bf16": True},
+        pytest.param({"train_backend": "fsdp", "bf16": True}, marks=pytest.mark.slow),
         {"bf16": True, "use_distributed_optimizer": True},
         pytest.param({"optimizer": "muon", "muon_lr": 1e-2}, marks=pytest.mark.slow),
         pytest.param({"critic_lr": 1e-3}, marks=pytest.mark.slow),
@@ -271,8 +273,7 @@ def test_parts_of_the_optimizer_load_under_the_same_cuts_and_a_whole_state_under
         assert made.train(make_batch(seed=1), 1)["grad_norm"] == pytest.approx(want, rel=1e-5)
 
 
-@pytest.mark.parametrize("arch", ["qwen3", "qwen2", "llama"])
-@pytest.mark.parametrize("tied", [True, False])
+@pytest.mark.parametrize(("arch", "tied"), nightly(product(["qwen3", "qwen2", "llama"], [True, False]), 2))
 def test_hugging_face_round_trip_is_exact(tmp_path: Path, arch: Arch, tied: bool) -> None:
     source = HFFolder(make_tiny_model(tmp_path / "in", arch, tie_word_embeddings=tied))
     with backend(settings(source.path)) as made:
@@ -314,7 +315,7 @@ class Payload:
 
 
 @pytest.mark.parametrize(
-    ("train_backend", "file"), [("megatron", ".metadata"), ("megatron", "common.pt"), ("fsdp", ".metadata")]
+    ("train_backend", "file"), nightly([("megatron", ".metadata"), ("megatron", "common.pt"), ("fsdp", ".metadata")], 2)
 )
 def test_nothing_in_a_foreign_checkpoint_is_executed(
     folder: Path, tmp_path: Path, train_backend: str, file: str

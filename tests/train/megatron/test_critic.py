@@ -16,6 +16,7 @@ from agentrl.errors import CheckpointError, TrainError
 from agentrl.train.batch import TrainBatch
 from agentrl.train.settings import TrainSettings
 from agentrl.train.trainer import TrainBackend
+from tests.support.nightly import nightly
 from tests.support.tiny_models import Arch, make_tiny_model
 from tests.train.megatron.helpers import PPO, backend, make_batch, settings, timeless
 
@@ -182,7 +183,9 @@ def test_first_rollouts_train_the_critic_alone(folder: Path) -> None:
         assert any(not torch.equal(before[name], tensor) for name, tensor in exported(made).items())
 
 
-@pytest.mark.parametrize("changes", [{}, {"bf16": True, "use_distributed_optimizer": True}], ids=["plain", "bf16"])
+@pytest.mark.parametrize(
+    "changes", nightly([{}, {"bf16": True, "use_distributed_optimizer": True}], 1), ids=["plain", "bf16"]
+)
 def test_resume_equals_uninterrupted_to_the_bit(folder: Path, tmp_path: Path, changes: dict[str, Any]) -> None:
     train = settings(folder, num_steps_per_rollout=2, **changes)
     with backend(train, PPO) as made:

@@ -15,6 +15,7 @@ from agentrl.algorithms import AlgorithmSettings, TokenLoss, TokenView
 from agentrl.errors import AgentRLError, TrainError
 from agentrl.train.learning_rate import learning_rate
 from agentrl.train.trainer import TrainBackend
+from tests.support.nightly import nightly
 from tests.support.tiny_models import Arch, make_tiny_model
 from tests.train.megatron.helpers import Reference, backend, by_hub_name, gradients, make_batch, settings
 
@@ -94,7 +95,7 @@ def test_half_precision_is_the_default_of_gpus_only(folder: Path) -> None:
         assert {tensor.dtype for _, tensor in made.export_weights()} == {dtype}
 
 
-@pytest.mark.parametrize("steps", [1, 2])
+@pytest.mark.parametrize("steps", nightly([1, 2], 1))
 def test_the_learning_rate_is_counted_in_optimizer_steps(folder: Path, steps: int) -> None:
     train = settings(folder, num_steps_per_rollout=steps, lr_decay_style="linear", lr_warmup_iters=3)
     with backend(train, total_steps=12) as made:
@@ -117,7 +118,7 @@ def test_metrics_say_how_far_trainer_and_engine_are_apart(folder: Path) -> None:
     assert metrics["pg_clipfrac"] == 0
 
 
-@pytest.mark.parametrize("steps", [1, 2])
+@pytest.mark.parametrize("steps", nightly([1, 2], 1))
 def test_what_was_said_of_each_token_is_kept_in_the_batchs_layout(folder: Path, steps: int) -> None:
     batch = make_batch()
     with backend(settings(folder, num_steps_per_rollout=steps), AlgorithmSettings(use_kl_loss=True)) as made:
@@ -160,6 +161,7 @@ def test_the_second_of_two_steps_is_taken_against_the_policy_before_the_first(fo
     assert want[1]["pg_clipfrac"] > 0.1
 
 
+@pytest.mark.slow
 def test_packing_does_not_change_the_step(folder: Path) -> None:
     batch, results = make_batch(), []
     for changes in ({"max_tokens_per_gpu": 1000}, {"use_dynamic_batch_size": False, "max_tokens_per_gpu": None}):
@@ -180,6 +182,7 @@ def test_reference_model_is_the_start_and_stays(folder: Path) -> None:
         assert all(torch.equal(tensor, weights[name]) for name, tensor in exported(made).items())
 
 
+@pytest.mark.slow
 def test_another_reference_model_is_itself(folder: Path, tmp_path: Path) -> None:
     batch, other = make_batch(), make_tiny_model(tmp_path / "other", "qwen3", seed=7)
     algorithm = AlgorithmSettings(use_kl_loss=True, kl_loss_coef=0.1)
@@ -327,7 +330,7 @@ def test_impossible_layouts_are_refused(folder: Path) -> None:
         pass
 
 
-@pytest.mark.parametrize("changes", [{"bf16": True}, {"bf16": True, "use_distributed_optimizer": True}])
+@pytest.mark.parametrize("changes", nightly([{"bf16": True}, {"bf16": True, "use_distributed_optimizer": True}], 1))
 def test_bf16_stays_close_to_fp32(folder: Path, changes: dict[str, Any]) -> None:
     batch = make_batch()
     with backend(settings(folder)) as made:
@@ -340,6 +343,7 @@ def test_bf16_stays_close_to_fp32(folder: Path, changes: dict[str, Any]) -> None
     assert got == pytest.approx(want, rel=0.1)
 
 
+@pytest.mark.slow
 def test_full_recomputation_changes_nothing(folder: Path) -> None:
     batch = make_batch()
     changes = {"recompute_granularity": "full", "recompute_method": "uniform", "recompute_num_layers": 1}
