@@ -10,6 +10,7 @@ from agentrl.chat.chat import Chat
 from agentrl.chat.conversation import AppendResult, Conversation
 from agentrl.chat.messages import ToolSchema, normalise_messages, normalise_tools
 from agentrl.errors import TemplateError
+from agentrl.media import Image
 from agentrl.sample import Message, Sample
 
 Turns = Literal["all", "last"]
@@ -26,6 +27,7 @@ def to_sample(
     *,
     index: int = 0,
     turns: Turns = "all",
+    images: Mapping[str, Image] | None = None,
 ) -> Sample:
     """The conversation as a completed sample with reward 0 and log-probs 0.
 
@@ -35,16 +37,21 @@ def to_sample(
         tools: schemas of the tools that the prompt offers.
         index: the sample's `index` and `group_index`.
         turns: which of the assistant's turns are learned, where no message of the conversation says it itself.
+        images: images that the messages refer to, by hash; the messages may also hold images themselves.
 
     Raises:
+        MediaError: an image is refused, or the model sees none.
         TemplateError: see `learned`; or one that is not last is missing its answer, or the template writes an
             assistant's turn in another way than it asks for one, or would split the demonstration.
     """
     learns = learned(messages, turns)
-    plain = [{key: value for key, value in message.items() if key not in _MARKS} for message in messages]
+    bare = [{key: value for key, value in message.items() if key not in _MARKS} for message in messages]
+    known = dict(images or {})
+    plain, taken = chat.take_images(bare, known)
     conversation, places = normalise_messages(plain), list(learns)
-    sample = Sample(index=index, group_index=index, prompt=conversation[: places[0]], reward=0.0)
-    grown = Conversation(chat, sample, conversation[: places[0]], tools)
+    prompt = conversation[: places[0]]
+    sample = Sample(index=index, group_index=index, prompt=prompt, reward=0.0, images=known | taken)
+    grown = Conversation(chat, sample, prompt, tools)
     for at, following in zip(places, [*places[1:], None], strict=True):
         text, end = assistant_turn(chat, conversation, at, tools)
         ids = [*chat.encode(text), *chat.encode(end)]

@@ -1,6 +1,7 @@
 """Whole conversations of the prompt data as samples to learn from."""
 
 import sys
+from collections.abc import Mapping
 from typing import Any
 
 from agentrl.chat import Chat
@@ -8,17 +9,26 @@ from agentrl.chat.demonstration import to_sample
 from agentrl.config import RunSettings
 from agentrl.config.model_info import read_model_info
 from agentrl.data.prompts import open_prompts
-from agentrl.errors import ContextOverflow, DataError, TemplateError
+from agentrl.errors import ContextOverflow, DataError, MediaError, TemplateError
+from agentrl.media import Image
 from agentrl.sample import Sample
 
 
-def demonstrated(chat: Chat, settings: RunSettings, messages: Any, tools: Any, where: str, index: int = 0) -> Sample:
+def demonstrated(
+    chat: Chat,
+    settings: RunSettings,
+    messages: Any,
+    tools: Any,
+    where: str,
+    index: int = 0,
+    images: Mapping[str, Image] | None = None,
+) -> Sample:
     """The sample of one row; it may be longer than the context. Raises DataError: the template cannot write it as a run
     would show it; `where` is the row's file and line."""
     assert settings.data.sft_turns is not None
     try:
-        sample = to_sample(chat, messages, tools, index=index, turns=settings.data.sft_turns)
-    except (TemplateError, ContextOverflow) as error:
+        sample = to_sample(chat, messages, tools, index=index, turns=settings.data.sft_turns, images=images)
+    except (TemplateError, MediaError, ContextOverflow) as error:
         raise DataError(f"{where}: {error}") from error
     sample.rollout_log_probs = None  # nobody sampled it
     return sample
@@ -37,4 +47,5 @@ def check_conversations(settings: RunSettings, chat: Chat) -> None:
     data = open_prompts(settings.data)
     if data is None:
         raise DataError("no conversations to learn from; give --prompt-data FILE.jsonl")
-    demonstrated(chat, settings, data[0].prompt, data[0].tools, data.where(0))
+    row = data[0]
+    demonstrated(chat, settings, row.prompt, row.tools, data.where(0), images=row.images)

@@ -102,7 +102,8 @@ class Demonstrations(WithoutEngines):
         place = self._source.place(group_id)
         assert place is not None
         where = self._source.dataset.where(place.prompt_index)
-        return demonstrated(self._chat, self._settings, row.prompt, row.metadata.get("tools"), where, group_id)
+        tools = row.metadata.get("tools")
+        return demonstrated(self._chat, self._settings, row.prompt, tools, where, group_id, row.images)
 
     async def trained(self, group_ids: Sequence[int], step: int, details: Any = None) -> None:
         await to_thread.run_sync(self._queue.trained, group_ids, step)
