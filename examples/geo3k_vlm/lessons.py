@@ -42,11 +42,11 @@ def lesson(kind: Kind, rng: random.Random) -> dict[str, Any]:
     """Make a row of `agentrl sft`: `messages`, and `tools` if the model may call one."""
     match kind:
         case "places":
-            things = rng.sample(found := _scene(rng), len(found))
+            things = rng.sample(found := new_scene(rng), len(found))
             said = ", ".join(f"{thing.colour} {thing.row + 1} {thing.column + 1}" for thing in things)
             return {"messages": [_shown(draw(found)), _said(said)]}
         case "dots":
-            thing = rng.choice(found := _scene(rng))
+            thing = rng.choice(found := new_scene(rng))
             facts = [f"dots {thing.dots}", f"colour {thing.dot_colour}", f"side {thing.side}"]
             said = ", ".join([thing.colour, *rng.sample(facts, len(facts))])
             return {"messages": [_shown(_field(found, thing.row, thing.column)), _said(said)]}
@@ -69,7 +69,8 @@ def _asked(kind: Kind, rng: random.Random) -> dict[str, Any]:
             {"role": "assistant", "content": "", "tool_calls": [call]},
             {"role": "tool", "tool_call_id": "call_0", "name": "crop", "content": [seen]},
         ]
-    return {"messages": [*messages, _said(answer)], "tools": [tool.schema for tool in CropEnv.declared_tools()]}
+    tools = [tool.schema for tool in CropEnv.declared_tools()]
+    return {"messages": [*messages, _said(answer)], "tools": tools, "label": question.answer}
 
 
 def choices(question: Question) -> tuple[str, ...]:
@@ -94,7 +95,7 @@ def write_lessons(file: Path, shares: Mapping[Kind, float], count: int, seed: in
     return file
 
 
-def _scene(rng: random.Random) -> tuple[Thing, ...]:
+def new_scene(rng: random.Random) -> tuple[Thing, ...]:
     while held_out(things := make_scene(rng)):
         pass
     return things

@@ -15,6 +15,7 @@ from agentrl.tiny import CHAT_TEMPLATE
 from agentrl.tiny.tokenizer import train_tokenizer
 from examples.geo3k_vlm.env import CropEnv
 from examples.geo3k_vlm.lessons import KINDS, lesson
+from examples.geo3k_vlm.scenes import BACKGROUND
 
 VISION_START, IMAGE, VIDEO, VISION_END = MARKS = "<|vision_start|>", "<|image_pad|>", "<|video_pad|>", "<|vision_end|>"
 PATCH = 14
@@ -87,6 +88,7 @@ def create(folder: Path, *, seed: int = 0, hidden: int = 96, layers: int = 2, vi
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model = transformers.AutoModelForImageTextToText.from_config(config, dtype=torch.float32)
+        torch.nn.init.normal_(model.model.visual.pos_embed.weight, std=0.7)  # as loud as the patches
     for name, weight in model.named_parameters():
         if name.endswith(("q_norm.weight", "k_norm.weight")):
             torch.nn.init.constant_(weight, 1.5)  # sharper attention from the start, as in agentrl.tiny
@@ -107,8 +109,8 @@ def _processor() -> dict[str, Any]:
         "patch_size": PATCH,
         "temporal_patch_size": 2,
         "merge_size": 2,
-        "image_mean": [0.5, 0.5, 0.5],
-        "image_std": [0.25, 0.25, 0.25],
+        "image_mean": [BACKGROUND / 255] * 3,
+        "image_std": [0.35] * 3,
     }
 
 
@@ -117,7 +119,7 @@ def _corpus() -> Iterator[str]:
     rng = random.Random("words")
     yield "system\nuser\nassistant\ntool\n"
     yield json.dumps([tool.schema for tool in CropEnv.declared_tools()])
-    for _ in range(100):
+    for _ in range(20):
         for kind in KINDS:
             for message in lesson(kind, rng)["messages"]:
                 content = message["content"]

@@ -22,13 +22,14 @@ Split = Literal["train", "test"]
 GRID = 3
 FIELD = 56
 """Pixels of a field's side."""
+BACKGROUND = 235
 COLOURS = {"red": (220, 40, 40), "green": (40, 170, 60), "blue": (50, 80, 220), "yellow": (230, 200, 40)}
 COLOURS |= {"purple": (150, 60, 190), "orange": (240, 140, 30)}
 SHAPES = ("circle", "square", "triangle", "cross")
 DOT_COLOURS = {"black": (0, 0, 0), "white": (255, 255, 255), "pink": (255, 120, 200)}
 SIDES = {"left": (-1, 0), "right": (1, 0), "top": (0, -1), "bottom": (0, 1)}
 MOST_DOTS = 3
-TRAIN_QUESTIONS, TEST_QUESTIONS = 1024, 200
+TRAIN_QUESTIONS, TEST_QUESTIONS = 512, 200
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +117,7 @@ def held_out(things: tuple[Thing, ...]) -> bool:
 
 def draw(things: tuple[Thing, ...]) -> Image.Image:
     """Draw a picture."""
-    picture = Image.new("RGB", (GRID * FIELD, GRID * FIELD), (235, 235, 235))
+    picture = Image.new("RGB", (GRID * FIELD, GRID * FIELD), (BACKGROUND,) * 3)
     pen = ImageDraw.Draw(picture)
     for thing in things:
         x, y = ((place + 0.5) * FIELD + by for place, by in zip((thing.column, thing.row), thing.shift, strict=True))
@@ -171,5 +172,5 @@ def row(question: Question) -> dict[str, Any]:
 def data_url(picture: Image.Image) -> str:
     """Return a picture as a PNG file in a data URL."""
     stream = io.BytesIO()
-    picture.save(stream, "PNG")
+    picture.save(stream, "PNG", compress_level=1)
     return f"data:image/png;base64,{base64.b64encode(stream.getvalue()).decode()}"
