@@ -1,0 +1,169 @@
+"""Drawn scenes: what pictures and questions hold, the tool, what lessons earn, and how far a guess without eyes gets."""
+
+import json
+import random
+from collections import Counter, defaultdict
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from agentrl import Sample
+from agentrl.chat import Chat
+from agentrl.chat.demonstration import to_sample
+from agentrl.config import Args, RunSettings
+from agentrl.envs import Environment, load_environment
+from agentrl.errors import DataError
+from agentrl.media import Image, take_images
+from agentrl.rm_hub.settings import RmHubSettings
+from examples.geo3k_vlm.env import CropEnv, Geo3kEnv
+from examples.geo3k_vlm.lessons import KINDS, choices, lesson, write_lessons
+from examples.geo3k_vlm.model import create
+from examples.geo3k_vlm.scenes import (
+    COLOURS,
+    DOT_COLOURS,
+    FIELD,
+    GRID,
+    Thing,
+    draw,
+    held_out,
+    questions,
+    row,
+    write_data,
+)
+
+EXAMPLE = Path("examples/geo3k_vlm")
+ARGS = Args({**RmHubSettings(grader_timeout=600).model_dump(), "rm_type": "exact_match"})
+
+
+@pytest.fixture(scope="module")
+def chat(tmp_path_factory: pytest.TempPathFactory) -> Chat:
+    """The chat of the tiny model, with random weights."""
+    return Chat.load(str(create(tmp_path_factory.mktemp("model"))))
+
+
+def sample_of(prompt: list[dict[str, object]], label: str | None = None) -> Sample:
+    messages, images = take_images(prompt, {})
+    return Sample(prompt=messages, label=label, images=images)
+
+
+def test_the_seed_alone_decides_the_questions(tmp_path: Path) -> None:
+    train, test = write_data(tmp_path, 3)
+    for file, split, seed in ((train, "train", 3), (test, "test", 0)):
+        lines = file.read_text(encoding="utf-8").splitlines()
+        again = list(questions(20, split, seed))
+        assert [json.loads(line) for line in lines[:20]] == [row(question) for question in again]
+        assert list(questions(20, split, seed + 1)) != again
+    assert train.stat().st_size < 3_000_000
+
+
+def test_no_held_out_picture_occurs_in_training() -> None:
+    train, test = list(questions(300, "train", 0)), list(questions(200, "test", 0))
+    assert not any(held_out(question.things) for question in train)
+    assert all(held_out(question.things) for question in test)
+    for question in train + test:
+        assert question.about in question.things
+        assert question.answer in choices(question)
+        colours = [thing.colour for thing in question.things]
+        assert 2 <= len(set(colours)) == len(colours) <= 5
+
+
+@pytest.mark.parametrize(
+    ("side", "right", "down"), [("left", -1, 0), ("right", 1, 0), ("top", 0, -1), ("bottom", 0, 1)]
+)
+def test_the_picture_shows_the_shape_and_its_dots_in_the_field(side: str, right: int, down: int) -> None:
+    thing = Thing(row=1, column=2, colour="blue", shape="square", dots=1, dot_colour="pink", side=side, shift=(0, 0))
+    pixels = np.asarray(draw((thing,)))
+    x, y = round(2.5 * FIELD), round(1.5 * FIELD)
+    assert tuple(pixels[y, x]) == COLOURS["blue"]
+    dot = round(0.22 * FIELD)
+    assert tuple(pixels[y + dot * down, x + dot * right]) == DOT_COLOURS["pink"]
+    assert tuple(pixels[y - dot * down, x - dot * right]) == COLOURS["blue"]
+    changed = np.argwhere((pixels != pixels[0, 0]).any(-1))
+    assert changed.min(0).tolist() >= [FIELD, 2 * FIELD]
+    assert changed.max(0).tolist() < [2 * FIELD, 3 * FIELD]
+
+
+async def test_crop_shows_the_field_that_is_asked_for() -> None:
+    (question,) = questions(1, "train", 5)
+    picture, env = draw(question.things), load_environment("examples.geo3k_vlm.env:CropEnv").create()
+    sample = sample_of(row(question)["prompt"])
+    assert await env.reset(sample) == sample.prompt
+    for at_row in range(GRID):
+        for at_column in range(GRID):
+            outcome = await env.toolbox.run("crop", {"row": at_row + 1, "column": at_column + 1}, state=env)
+            assert outcome.ok
+            (part,) = outcome.content
+            left, top = at_column * FIELD, at_row * FIELD
+            field = picture.crop((left, top, left + FIELD, top + FIELD))
+            assert part["image"].tobytes() == field.tobytes()
+    for outside in ({"row": 0, "column": 1}, {"row": 1, "column": GRID + 1}):
+        refused = await env.toolbox.run("crop", outside, state=env)
+        assert not refused.ok
+        assert "1 to 3" in refused.text
+
+
+async def test_a_prompt_without_an_image_is_refused_by_name() -> None:
+    with pytest.raises(DataError, match="no image"):
+        await CropEnv.create().reset(Sample(prompt=[{"role": "user", "content": "How many dots?"}]))
+
+
+async def test_geo3k_says_if_an_answer_is_right() -> None:
+    picture = draw(next(questions(1, "train", 0)).things)
+    content = [{"type": "image", "image": picture}, {"type": "text", "text": "Find x."}]
+    env = Geo3kEnv.create()
+    messages = await env.reset(sample_of([{"role": "user", "content": content}], "2\\sqrt{3}"))
+    assert [message["role"] for message in messages] == ["system", "user"]
+    assert "right" in (await env.toolbox.run("check", {"answer": "\\sqrt{12}"}, state=env)).text
+    assert "wrong" in (await env.toolbox.run("check", {"answer": "12"}, state=env)).text
+
+
+async def test_good_lessons_earn_everything_and_guesses_what_chance_gives(chat: Chat) -> None:
+    rng, earned = random.Random(7), defaultdict[str, list[float]](list)
+    env = CropEnv.create(ARGS)
+    for kind in ("good", "hasty", "elsewhere"):
+        for _ in range(40):
+            shown = lesson(kind, rng)
+            sample = to_sample(chat, shown["messages"], shown["tools"])
+            assert len(sample.images) == len(sample.image_spans) == (1 if kind == "hasty" else 2)
+            sample.label = shown["label"]
+            reward = await env.reward(sample)
+            assert isinstance(reward, float)
+            earned[kind].append(reward)
+    assert set(earned["good"]) == {1.0}
+    for kind in ("hasty", "elsewhere"):
+        assert 0.1 < np.mean(earned[kind]) < 0.5
+
+
+def test_a_guess_without_the_picture_stays_at_chance() -> None:
+    """The best constant answer to each question, learned from 4,000 questions, on 1,000 held-out ones."""
+    seen = defaultdict[str, Counter[str]](Counter)
+    for question in questions(4000, "train", 0):
+        seen[question.text][question.answer] += 1
+    right: dict[str, list[bool]] = defaultdict(list)
+    for question in questions(1000, "test", 0):
+        right[question.text.split()[0]].append(seen[question.text].most_common(1)[0][0] == question.answer)
+    chance = {"How": 1 / 3, "What": 1 / 3, "On": 1 / 4}
+    assert {form: float(np.mean(hits)) for form, hits in right.items()} == pytest.approx(chance, abs=0.07)
+
+
+def test_lessons_show_no_held_out_picture_and_what_the_tool_really_shows(chat: Chat, tmp_path: Path) -> None:
+    held = {image.hash for question in questions(200, "test", 0) for image in images_of(row(question)["prompt"])}
+    rng = random.Random(3)
+    for kind in KINDS * 5:
+        assert not held & {image.hash for image in images_of(lesson(kind, rng)["messages"])}
+    lines = write_lessons(tmp_path / "lessons.jsonl", {"places": 1, "good": 1}, 32, 0, 16).read_text().splitlines()
+    assert len(lines) == 32
+    assert len({"tools" in line for line in lines[:16]}) == 1
+
+
+def images_of(messages: list[dict[str, object]]) -> list[Image]:
+    return list(take_images(messages, {})[1].values())
+
+
+@pytest.mark.parametrize("name", ["cpu", "qwen2.5-vl-3b-8gpu"])
+def test_the_settings_hold_together(name: str) -> None:
+    settings = RunSettings.from_file(EXAMPLE / f"{name}.yaml")
+    assert isinstance(settings.rollout.env, str)
+    assert issubclass(load_environment(settings.rollout.env), Environment)
+    assert settings.train.train_backend == "fsdp"
