@@ -224,14 +224,15 @@ class HealthMonitor:
         await self._patiently(load_all)
 
     async def _broadcast(self, update: BroadcastUpdate, version: str) -> None:
-        group = self._groups[update.group]
+        names = {bucket.group for bucket in update.buckets}
+        group = {member: incarnation for name in names for member, incarnation in self._groups[name].items()}
         if gone := [member.url for member, incarnation in group.items() if member.incarnation != incarnation]:
-            raise _broken(update.group, gone)
+            raise _broken(", ".join(sorted(names)), gone)
         async with self._paused(group, strict=True):
             try:
                 await self._registry.all(EngineClient.begin_update, group)
                 for bucket in update.buckets:
-                    take = partial(EngineClient.receive, tensors=bucket, group=update.group, version=version)
+                    take = partial(EngineClient.receive, bucket=bucket, version=version)
                     await self._registry.all(take, group)
                 await self._registry.all(EngineClient.end_update, group)
             except BaseException:

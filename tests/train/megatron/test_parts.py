@@ -21,9 +21,9 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from transformers import AutoModelForCausalLM
 
-from agentrl.engine.weights import TensorSpec, WeightGroup
+from agentrl.engine.weights import Bucket, TensorSpec, WeightGroup, buckets
 from agentrl.errors import TrainError
-from agentrl.numerics.weight_group import join_group
+from agentrl.numerics.weight_group import WeightReceiver, views
 from agentrl.train import logprobs
 from agentrl.train.hf import HFFolder
 from agentrl.train.megatron.attention import Rope
@@ -355,31 +355,38 @@ def attention_operations(tokens: int) -> int:
     return 4 * 8 * 2 * tokens**2
 
 
-def send_or_receive(rank: int, folder: str, port: int) -> dict[str, NDArray[np.float32]]:
+def send_or_receive(rank: int, folder: str, port: int, kind: str) -> dict[str, NDArray[np.float32]]:
     """Rank 0 is a trainer of one process; rank 1 stands where an engine would, and returns what it received."""
+    told = [TensorSpec(*spec) for spec in json.loads((Path(folder) / "specs.json").read_text())]
+    cut = buckets(told, 100_000)
+    assert 2 < len(cut) < len(told)
+    sizes = [sum(spec.nbytes for spec in bucket) for bucket in cut]
+    name = f"weights_{port}"
     if rank == 0:
         with backend(settings(Path(folder))) as made:
             with pytest.raises(TrainError, match="init_weight_group first"):
-                made.broadcast_weights()
-            made.init_weight_group(WeightGroup("127.0.0.1", port, 2, "agentrl_weights", "gloo", 1, ()))
-            made.broadcast_weights()
+                made.broadcast_weights([])
+            made.init_weight_group(WeightGroup(0, max(sizes), "127.0.0.1", port, 2, name, kind, 1, ()))
+            for _ in range(2):
+                made.broadcast_weights([Bucket(name, bucket) for bucket in cut])
             return {name: tensor.numpy().copy() for name, tensor in made.export_weights()}
-    told = [TensorSpec(*spec) for spec in json.loads((Path(folder) / "specs.json").read_text())]
     timeout = datetime.timedelta(seconds=60)
     where = f"tcp://127.0.0.1:{port}"
-    group = join_group(backend="gloo", address=where, world_size=2, rank=1, name="agentrl_weights", timeout=timeout)
+    group = WeightReceiver(backend=kind, address=where, world_size=2, rank=1, name=name, timeout=timeout)
     received = {}
-    for spec in told:
-        received[spec.name] = torch.empty(spec.shape)
-        dist.broadcast(received[spec.name], src=0, group=group)
-    dist.destroy_process_group(group)
-    return {name: tensor.numpy() for name, tensor in received.items()}
+    for _ in range(2):
+        for bucket, size in zip(cut, sizes, strict=True):
+            received |= {n: t.numpy().copy() for n, t in views(group.receive(size, CPU), bucket)}
+    group.close()
+    return received
 
 
-def test_an_engine_in_the_weight_group_receives_every_tensor(tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", ["gloo", "shared_memory"])
+def test_an_engine_in_the_weight_group_receives_every_tensor(tmp_path: Path, kind: str) -> None:
     folder = make_tiny_model(tmp_path / "m", "qwen2")
     with backend(settings(folder)) as made:
-        (folder / "specs.json").write_text(json.dumps(made.weight_specs()))
-    sent, received = run_ranks(send_or_receive, 2, str(folder), free_port())
+        (folder / "specs.json").write_text(json.dumps(made.weight_specs()[0]))
+    sent, received = run_ranks(send_or_receive, 2, str(folder), free_port(), kind)
     assert sent.keys() == received.keys()
     assert all(np.array_equal(sent[name], received[name]) for name in sent)
+    assert not list(Path("/dev/shm").glob("weights_*"))
