@@ -120,7 +120,6 @@ class RayTrainer(Trainer, WeightSource):
         return await value(self.actors[0].call.remote("weight_specs"))
 
 
-
 def rank_order(nodes: Sequence[str]) -> list[int]:
     """The bundle of each rank, by the node that each bundle lies on, so that neighbouring ranks (tensor parallel)
     share a node. Ray does not keep a placement group's bundles together by node."""

@@ -102,14 +102,32 @@ class _SharedBuffers:
         return next(self._halves)[:size]
 
 
+class _Room:
+    """One flat buffer for all buckets of an update: fresh memory takes several times as long as the copy into it."""
+
+    _flat: Tensor | None = None
+
+    def first(self, size: int, device: torch.device) -> Tensor:
+        """Return the first `size` bytes of the buffer."""
+        if self._flat is None or self._flat.numel() < size:
+            self._flat = torch.empty(size, dtype=torch.uint8, device=device)
+        return self._flat[:size]
+
+    def give_back(self) -> None:
+        """Forget the buffer."""
+        self._flat = None
+
+
 class WeightReceiver:
     """The side of one engine rank in a group; made when all members have joined. Raises RuntimeError, OSError: they did
     not meet, or rank 0 is on another machine and the backend is `shared_memory`."""
 
-    def __init__(self, *, backend: str, address: str, world_size: int, rank: int, name: str, timeout: timedelta) -> None:
+    def __init__(
+        self, *, backend: str, address: str, world_size: int, rank: int, name: str, timeout: timedelta
+    ) -> None:
         join = partial(join_group, address=address, world_size=world_size, rank=rank, name=name, timeout=timeout)
         self.group = join(backend="gloo" if backend == SHARED else backend)
-        self._shared = None
+        self._shared, self._room = None, _Room()
         if backend == SHARED:
             try:
                 self._shared = _SharedBuffers(name)
@@ -117,9 +135,10 @@ class WeightReceiver:
                 dist.barrier(self.group)
 
     def receive(self, size: int, device: torch.device) -> Tensor:
-        """Return the next bucket, of `size` bytes. Raises RuntimeError: rank 0 was lost, or the bytes are damaged."""
+        """Return the next bucket, of `size` bytes; it lasts until the next one. Raises RuntimeError: rank 0 was lost, or the
+        bytes are damaged."""
         if self._shared is None:
-            flat = torch.empty(size, dtype=torch.uint8, device=device)
+            flat = self._room.first(size, device)
             dist.broadcast(flat, src=0, group=self.group)
             return flat
         dist.barrier(self.group)  # the members have written the bucket before
@@ -129,6 +148,10 @@ class WeightReceiver:
         if checksum(flat.numpy()) != said.numpy().tobytes().hex():
             raise RuntimeError(f"a bucket of {size} bytes in shared memory has another checksum than the sender said")
         return flat
+
+    def end(self) -> None:
+        """Give memory back: no bucket comes for a while."""
+        self._room.give_back()
 
     def close(self) -> None:
         """Leave the group."""
@@ -140,7 +163,7 @@ class WeightSender:
     the largest bucket. Raises TrainError: they did not meet within `MEETING_TIMEOUT`, or there is no room."""
 
     def __init__(self, backend: str, address: str, world_size: int, name: str, size: int) -> None:
-        self.name, self._shared = name, None
+        self.name, self._shared, self._room = name, None, _Room()
         join = partial(join_group, address=address, world_size=world_size, rank=0, name=name, timeout=MEETING_TIMEOUT)
         try:
             if backend == SHARED:
@@ -160,7 +183,7 @@ class WeightSender:
 
     def buffer(self, size: int, device: torch.device) -> Tensor:
         """Return the flat buffer for the next bucket, of `size` bytes; on `device`, or in shared memory."""
-        return self._shared.next(size) if self._shared else torch.empty(size, dtype=torch.uint8, device=device)
+        return self._shared.next(size) if self._shared else self._room.first(size, device)
 
     def send(self, flat: Tensor) -> None:
         """Send a bucket, which lies in what `buffer` returned. Raises TrainError: a member was lost."""
@@ -171,6 +194,10 @@ class WeightSender:
             dist.broadcast(flat, src=0, group=self._group)
         except RuntimeError as error:
             raise TrainError(f"a member of the weight group was lost: {error}") from error
+
+    def end(self) -> None:
+        """Give memory back: no bucket comes for a while."""
+        self._room.give_back()
 
     def close(self) -> None:
         """Leave the group."""

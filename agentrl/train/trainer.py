@@ -335,6 +335,8 @@ class TrainBackend(ABC):
             for (_, view), (_, tensor) in zip(views(flat, specs), stream, strict=False):
                 view.copy_(tensor)
             sender.send(flat)
+        if sender is not None:
+            sender.end()
         if next(stream, None) is not None:
             raise TrainError("broadcast_weights needs init_weight_group first, and buckets of all tensors")
 

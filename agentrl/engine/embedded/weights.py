@@ -7,7 +7,6 @@
 """
 
 import hashlib
-import itertools
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from datetime import timedelta
@@ -66,6 +65,8 @@ class WeightUpdater:
         if not self.session_open:
             raise update_refused("no weight-update session is open; call begin_weight_update() first")
         self.session_open = False
+        for group in filter(None, self._groups.values()):
+            group.end()
 
     def require_session(self, caller: str) -> None:
         if not self.session_open:
@@ -176,13 +177,17 @@ class WeightUpdater:
             specs = list(zip(names, dtypes, shapes, strict=True))
             planned = [(name, torch.empty(shape, dtype=DTYPES[dtype], device="meta")) for name, dtype, shape in specs]
             self._targets(planned)
+            if flat:
+                return list(views(group.receive(sum(t.nbytes for _, t in planned), self._model.device), specs))
             received = []
-            for first, last in [(0, len(specs))] if flat else itertools.pairwise(range(len(specs) + 1)):
-                size = sum(tensor.nbytes for _, tensor in planned[first:last])
-                received += views(group.receive(size, self._model.device), specs[first:last])
+            for spec, (_, tensor) in zip(specs, planned, strict=True):
+                named = views(group.receive(tensor.nbytes, self._model.device), [spec])
+                received += [(name, each.clone()) for name, each in named]
             return received
         except (ValueError, RuntimeError) as error:
-            raise update_refused(f"Failed to receive the weights, by their names, dtypes and shapes: {error}.") from error
+            raise update_refused(
+                f"Failed to receive the weights, by their names, dtypes and shapes: {error}."
+            ) from error
 
     # -- writing -------------------------------------------------------------------------------------------------
 

@@ -191,7 +191,9 @@ class WeightMap:
         entries = [entry for entry in self.entries if not by_stage or entry.stage == self.layout.pp_rank]
         for owner, run in itertools.groupby(entries, lambda entry: self._owner(entry.stage, entry.part)):
             if owner == target:
-                found = (named for entry in run for named in zip(entry.names, self._merged(entry, tensors), strict=False))
+                found = (
+                    named for entry in run for named in zip(entry.names, self._merged(entry, tensors), strict=False)
+                )
             else:
                 found = self._moved(list(run), tensors, owner, target)
             for named in found:

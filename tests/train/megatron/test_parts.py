@@ -25,6 +25,7 @@ from agentrl.engine.weights import Bucket, TensorSpec, WeightGroup, buckets
 from agentrl.errors import TrainError
 from agentrl.numerics.weight_group import WeightReceiver, views
 from agentrl.train import logprobs
+from agentrl.train.contracts import RankInfo
 from agentrl.train.hf import HFFolder
 from agentrl.train.megatron.attention import Rope
 from agentrl.train.megatron.device import uncompiled
@@ -390,3 +391,36 @@ def test_an_engine_in_the_weight_group_receives_every_tensor(tmp_path: Path, kin
     assert sent.keys() == received.keys()
     assert all(np.array_equal(sent[name], received[name]) for name in sent)
     assert not list(Path("/dev/shm").glob("weights_*"))
+
+
+def sent_by_stages(rank: int, folder: str, port: int, meeting: int) -> dict[str, NDArray[np.float32]]:
+    """Ranks 0 and 1 are the stages of a pipeline; rank 2 stands where an engine would, in a group with each of them."""
+    groups = [(f"stage_{sender}", port + sender) for sender in range(2)]
+    if rank < 2:
+        where = RankInfo(rank, 2, rank, "127.0.0.1", meeting)
+        with backend(settings(Path(folder), pipeline_model_parallel_size=2), where=where) as made:
+            every = {sender: buckets(specs, 100_000) for sender, specs in made.weight_specs().items()}
+            plan = [Bucket(groups[sender][0], bucket) for sender, cut in every.items() for bucket in cut]
+            if rank == 0:
+                Path(folder, "plan.json").write_text(json.dumps(plan))
+            for sender, (name, at) in enumerate(groups):
+                made.init_weight_group(WeightGroup(sender, 1 << 20, "127.0.0.1", at, 2, name, "gloo", 1, ()))
+            made.broadcast_weights(plan)
+            return {name: tensor.numpy().copy() for name, tensor in made.export_weights()}
+    common: dict[str, Any] = {"backend": "gloo", "world_size": 2, "rank": 1, "timeout": datetime.timedelta(seconds=120)}
+    made = {name: WeightReceiver(address=f"tcp://127.0.0.1:{at}", name=name, **common) for name, at in groups}
+    received = {}
+    for name, told in json.loads(Path(folder, "plan.json").read_text()):
+        specs = [TensorSpec(*spec) for spec in told]
+        flat = made[name].receive(sum(spec.nbytes for spec in specs), CPU)
+        received |= {tensor: view.numpy().copy() for tensor, view in views(flat, specs)}
+    return received
+
+
+def test_each_pipeline_stage_sends_its_own_weights(tmp_path: Path) -> None:
+    folder = make_tiny_model(tmp_path / "m", "qwen3_moe")
+    port = free_port()
+    whole, _, received = run_ranks(sent_by_stages, 3, str(folder), port, free_port())
+    assert {name for name, _ in json.loads((folder / "plan.json").read_text())} == {"stage_0", "stage_1"}
+    assert whole.keys() == received.keys()
+    assert all(np.array_equal(whole[name], received[name]) for name in whole)
