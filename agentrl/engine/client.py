@@ -23,6 +23,7 @@ PauseMode = Literal["abort", "in_place", "retract"]
 
 _FLUSH_TIMEOUT = 60.0
 _ABORT_TIMEOUT = 2.0
+_TRY_AGAIN = 1.0
 
 
 _OPEN = ("/model_info", "/server_info", "/v1/tokenize")
@@ -71,6 +72,14 @@ class EngineClient(EngineState):
         with anyio.move_on_after(timeout), suppress(EngineUnreachable):
             return (await self._transport.exchange("GET", self.url + path)).status == 200
         return False
+
+    async def hangs(self, seconds: float) -> bool:
+        """Return true if the server is there, but its scheduler answers nothing for so many seconds; false as soon as it
+        answers, or when the server is out of reach."""
+        with anyio.move_on_after(seconds) as scope, suppress(EngineUnreachable):
+            while (await self._transport.exchange("GET", self.url + "/health_generate")).status == 503:
+                await anyio.sleep(_TRY_AGAIN)
+        return scope.cancelled_caught
 
     async def _exchange(
         self, method: str, url: str, body: bytes | None, headers: Headers = None, sink: Sink = None
