@@ -158,6 +158,7 @@ class _Starting:
     ) -> tuple[Components, dict[str, list[int]]]:
         """The parts, and the process that generates, if there is one."""
         self.progress.phase("opening the data")
+        s = self.settings
         step = None if self.resume is None else self.resume.step
         if worker is None:
             given = stack.enter_context(without_engines(self.settings, self.folder, step))
@@ -167,7 +168,8 @@ class _Starting:
             rollouts = await stack.enter_async_context(opening)
         weights: WeightTransfer = DiskWeights(self.folder, trainer, rollouts.engines)
         if self.settings.cluster.update_weight_mode == "broadcast":
-            broadcast = BroadcastWeights.open(self.settings.cluster, trainer, rollouts.engines)
+            here = s.cluster.colocate and s.cluster.actor_num_nodes == 1 and s.engine.engine == "embedded"
+            broadcast = BroadcastWeights.open(s.cluster, trainer, rollouts.engines, shared=here)
             weights = await stack.enter_async_context(broadcast)
         return Components(rollouts, trainer, weights), {"rollout_worker": [rollouts.pid]}
 

@@ -113,10 +113,10 @@ class RayTrainer(Trainer, WeightSource):
                 return False
         return True
 
-    async def address(self) -> tuple[str, int]:
-        return await value(self.actors[0].address.remote())
+    async def address(self, rank: int) -> tuple[str, int]:
+        return await value(self.actors[rank].address.remote())
 
-    async def weight_specs(self) -> list[TensorSpec]:
+    async def weight_specs(self) -> Mapping[int, list[TensorSpec]]:
         return await value(self.actors[0].call.remote("weight_specs"))
 
 

@@ -3,7 +3,7 @@ an `EngineFailure`. A call that joins a group or takes a broadcast waits for the
 the engine is out of reach."""
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any, Literal
 
@@ -14,7 +14,7 @@ from agentrl.engine.answers import error_message
 from agentrl.engine.load_balancer import EngineState
 from agentrl.engine.settings import EngineSettings
 from agentrl.engine.transport import ConnectionLost, Headers, HttpTransport, Reply, Sink
-from agentrl.engine.weights import WHOLE, DiskUpdate, TensorSpec, WeightGroup
+from agentrl.engine.weights import WHOLE, Bucket, DiskUpdate, WeightGroup
 from agentrl.errors import EngineFailure, EngineRejected, EngineTimeout, EngineUnreachable
 from agentrl.settings import shown
 
@@ -23,6 +23,7 @@ PauseMode = Literal["abort", "in_place", "retract"]
 
 _FLUSH_TIMEOUT = 60.0
 _ABORT_TIMEOUT = 2.0
+_TRY_AGAIN = 1.0
 
 
 _OPEN = ("/model_info", "/server_info", "/v1/tokenize")
@@ -71,6 +72,14 @@ class EngineClient(EngineState):
         with anyio.move_on_after(timeout), suppress(EngineUnreachable):
             return (await self._transport.exchange("GET", self.url + path)).status == 200
         return False
+
+    async def hangs(self, seconds: float) -> bool:
+        """Return true if the server is there, but its scheduler answers nothing for so many seconds; false as soon as it
+        answers, or when the server is out of reach."""
+        with anyio.move_on_after(seconds) as scope, suppress(EngineUnreachable):
+            while (await self._transport.exchange("GET", self.url + "/health_generate")).status == 503:
+                await anyio.sleep(_TRY_AGAIN)
+        return scope.cancelled_caught
 
     async def _exchange(
         self, method: str, url: str, body: bytes | None, headers: Headers = None, sink: Sink = None
@@ -197,13 +206,14 @@ class EngineClient(EngineState):
             await self._update_session("/end_weight_update")
             await self._update_session("/begin_weight_update")
 
-    async def receive(self, tensors: Sequence[TensorSpec], group: str, version: str) -> None:
-        """Take tensors that rank 0 of `group` broadcasts in this order."""
+    async def receive(self, bucket: Bucket, version: str) -> None:
+        """Take tensors that their group broadcasts as one flat buffer."""
         body = {
-            "names": [name for name, _, _ in tensors],
-            "dtypes": [dtype for _, dtype, _ in tensors],
-            "shapes": [shape for _, _, shape in tensors],
-            "group_name": group,
+            "names": [name for name, _, _ in bucket.tensors],
+            "dtypes": [dtype for _, dtype, _ in bucket.tensors],
+            "shapes": [shape for _, _, shape in bucket.tensors],
+            "group_name": bucket.group,
+            "load_format": "flattened_bucket",
             "flush_cache": True,
             "weight_version": version,
         }

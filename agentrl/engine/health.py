@@ -2,12 +2,14 @@
 
 1. An engine that misses two probes in a row is lost: it gets no requests. If it answers again, it recovers
    (`EngineRegistry.regain`). An update cancels recoveries: it gives these engines the new weights itself.
-2. An update pauses the engines that answer, empties their caches, writes the weights, and resumes the engines. After a
+2. An engine whose HTTP server answers, but that generates nothing for `engine_hang_timeout`, is lost, too. It recovers when
+   it generates again.
+3. An update pauses the engines that answer, empties their caches, writes the weights, and resumes the engines. After a
    failure it resumes them, too.
-3. Weights come as a folder or as a broadcast. An engine that misses a folder loads it later; the update fails only if all
+4. Weights come as a folder or as a broadcast. An engine that misses a folder loads it later; the update fails only if all
    engines miss it. A broadcast fails if one engine of the group misses it.
-4. If no engine answers, an update waits up to `engine_absence_timeout` for the restart of an engine.
-5. Pools of other processes may generate at the same engines. They follow this pool: it tells them to stop and to go on.
+5. If no engine answers, an update waits up to `engine_absence_timeout` for the restart of an engine.
+6. Pools of other processes may generate at the same engines. They follow this pool: it tells them to stop and to go on.
 """
 
 import logging
@@ -64,6 +66,9 @@ class HealthMonitor:
         self._misses: Counter[EngineClient] = Counter()
         self._said: dict[EngineClient, str] = {}
         self._looking: set[EngineClient] = set()
+        self._trying: set[EngineClient] = set()
+        self._hung: set[EngineClient] = set()
+        self._blocks = 0
         self._regains: list[anyio.CancelScope] = []
         self._groups: dict[str, dict[EngineClient, int]] = {}
 
@@ -78,6 +83,9 @@ class HealthMonitor:
                 for member in set(self._registry.members) - self._looking:
                     self._looking.add(member)
                     group.start_soon(self._look_once, member)
+                for member in set(self._registry.members) - self._trying if self.generates else ():
+                    self._trying.add(member)
+                    group.start_soon(self._try_once, member)
 
     async def _look_once(self, member: EngineClient) -> None:
         _, failures = await self._registry.each(self._look, [member])
@@ -90,8 +98,10 @@ class HealthMonitor:
     async def _look(self, member: EngineClient) -> None:
         """Probe one engine. If it answers, recover it if it was lost; if not, count a miss."""
         path = "/model_info" if self._updating else "/health"  # a paused server has no /health
+        path = "/health_generate" if member in self._hung else path
         if await member.answers(path, self.settings.engine_probe_interval):
             del self._misses[member]
+            self._hung.discard(member)
             if member.weights != "current" and not self._updating:
                 with anyio.CancelScope() as scope:
                     self._regains.append(scope)
@@ -99,10 +109,24 @@ class HealthMonitor:
                         await member.set_resident_memory(self._memory)
                     if "weights" in self._memory:
                         await self._registry.regain(member, follows=self._follows)
-        elif not self._updating or path == "/model_info":  # otherwise an update paused it after the request: no miss
+        elif not self._updating or path != "/health":  # otherwise an update paused it after the request: no miss
             self._misses[member] += 1
             if self._misses[member] >= _MISSES:
                 self._registry.lost(member)
+
+    async def _try_once(self, member: EngineClient) -> None:
+        """Lose an engine that generates nothing, unless an update paused it meanwhile."""
+        blocks = self._blocks
+        hangs = await member.hangs(self.settings.engine_hang_timeout)
+        self._trying.discard(member)
+        if hangs and blocks == self._blocks and member.weights == "current":
+            _log.warning(
+                "%s answers, but generated nothing for %g s (--engine-hang-timeout)",
+                shown(member.url),
+                self.settings.engine_hang_timeout,
+            )
+            self._hung.add(member)
+            self._registry.lost(member)
 
     async def epoch(self) -> tuple[str, ...]:
         """Return the names of the engines that would take an update now, for a `WeightGroup`. An engine that was lost
@@ -167,6 +191,7 @@ class HealthMonitor:
 
     def _block(self) -> None:
         self._updating = True
+        self._blocks += 1
         self.pause_gate.close()
         while self._regains:
             self._regains.pop().cancel()
@@ -224,14 +249,15 @@ class HealthMonitor:
         await self._patiently(load_all)
 
     async def _broadcast(self, update: BroadcastUpdate, version: str) -> None:
-        group = self._groups[update.group]
+        names = {bucket.group for bucket in update.buckets}
+        group = {member: incarnation for name in names for member, incarnation in self._groups[name].items()}
         if gone := [member.url for member, incarnation in group.items() if member.incarnation != incarnation]:
-            raise _broken(update.group, gone)
+            raise _broken(", ".join(sorted(names)), gone)
         async with self._paused(group, strict=True):
             try:
                 await self._registry.all(EngineClient.begin_update, group)
                 for bucket in update.buckets:
-                    take = partial(EngineClient.receive, tensors=bucket, group=update.group, version=version)
+                    take = partial(EngineClient.receive, bucket=bucket, version=version)
                     await self._registry.all(take, group)
                 await self._registry.all(EngineClient.end_update, group)
             except BaseException:
@@ -297,7 +323,7 @@ class HealthMonitor:
 
     async def _answering_now(self) -> list[EngineClient]:
         async def ask(member: EngineClient) -> None:
-            for _ in range(_MISSES):
+            for _ in range(0 if member in self._hung else _MISSES):
                 if await member.answers("/model_info", self.settings.engine_probe_interval):
                     return
             raise EngineUnreachable(f"the engine at {member.url} does not answer", kind="engine_lost")

@@ -81,7 +81,9 @@ class EngineSettings(Settings):
         10, description="Maximum restarts of an engine of this run after it died or hung."
     )
     engine_hang_timeout: PositiveFloat = Field(
-        60.0, description="Seconds without an answer after which an engine that this run started is killed as hung."
+        60.0,
+        description="Seconds without an answer after which an engine that this run started is killed as hung. Any engine that "
+        "answers, but generates nothing for so long, gets no requests until it generates again.",
     )
     router_middleware_paths: tuple[str, ...] = Field(
         (),

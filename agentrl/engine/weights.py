@@ -1,10 +1,15 @@
 """Weight updates as plain values that travel between processes."""
 
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
 WHOLE = frozenset({"weights", "kv_cache"})
 """All that an engine can give back of its memory, by SGLang's names; it needs all of it to generate."""
+
+
+_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "float8_e4m3fn": 1}
 
 
 class TensorSpec(NamedTuple):
@@ -14,20 +19,50 @@ class TensorSpec(NamedTuple):
     dtype: str
     shape: list[int]
 
+    @property
+    def nbytes(self) -> int:
+        """The size of the tensor."""
+        return _BYTES[self.dtype] * math.prod(self.shape)
+
+
+class Bucket(NamedTuple):
+    """Tensors that the weight group `group` broadcasts as one flat buffer, without gaps."""
+
+    group: str
+    tensors: list[TensorSpec]
+
+
+def buckets(specs: Sequence[TensorSpec], limit: int) -> list[list[TensorSpec]]:
+    """Split tensors, in order, into buckets of at most `limit` bytes (a larger tensor gets its own). A tensor whose
+    elements would not be aligned in the flat buffer begins a new bucket."""
+    out: list[list[TensorSpec]] = []
+    filled = 0
+    for spec in specs:
+        if not out or filled + spec.nbytes > limit or filled % _BYTES[spec.dtype]:
+            out.append([])
+            filled = 0
+        out[-1].append(spec)
+        filled += spec.nbytes
+    return out
+
 
 @dataclass(frozen=True, slots=True)
 class WeightGroup:
-    """The process group in which weights are broadcast: the trainer is rank 0, the engines' ranks follow.
+    """A process group in which one trainer process broadcasts weights: it is rank 0, the engines' ranks follow.
 
     Attributes:
-        address, port: where the trainer's store listens.
-        world_size: all ranks, the trainer's included.
+        sender: the trainer process, by its rank.
+        size: bytes of the largest bucket.
+        address, port: where the sender's store listens.
+        world_size: all ranks, the sender's included.
         name: the group's; an engine refuses one that it knows already.
-        backend: `nccl` or `gloo`.
+        backend: `nccl`, `gloo`, or `shared_memory` of the built-in engine.
         ranks_per_engine: engine i takes ranks from 1 + i * ranks_per_engine.
         members: the engines, as `EnginePool.epoch` names them.
     """
 
+    sender: int
+    size: int
     address: str
     port: int
     world_size: int
@@ -51,10 +86,9 @@ class DiskUpdate:
 
 @dataclass(frozen=True, slots=True)
 class BroadcastUpdate:
-    """Weights that rank 0 of the weight group `group` broadcasts, tensor by tensor, in this order."""
+    """Weights that the senders of weight groups broadcast, in this order."""
 
-    group: str
-    buckets: list[list[TensorSpec]]
+    buckets: list[Bucket]
 
 
 WeightUpdate = DiskUpdate | BroadcastUpdate

@@ -1,19 +1,39 @@
-"""Joining a process group beside the default one: where trainer and engines meet to broadcast weights."""
+"""A process group beside the default one, in which a trainer process sends weights to engines.
 
+1. Weights travel in buckets. The tensors of a bucket are views of one flat buffer of bytes, without gaps.
+2. A group of the backend `shared_memory` is for processes of one machine. Its buckets lie in memory that all members map;
+   a message of the group has their size and checksum.
+"""
+
+import hashlib
+import itertools
+import math
+import mmap
+import os
+from collections.abc import Iterable, Iterator
 from datetime import timedelta
+from functools import partial
+from pathlib import Path
 from typing import Any
 
+import numpy as np
+import torch
 import torch.distributed as dist
+from numpy.typing import NDArray
 from torch import Tensor
 from torch.distributed import distributed_c10d as c10d
 from torch.distributed.rendezvous import rendezvous
 
 from agentrl.errors import TrainError
 
+SHARED = "shared_memory"
 MEETING_TIMEOUT = timedelta(seconds=60)
 """Time in which all members must join: an engine that died meanwhile never does, and a new group has to be made."""
 TRANSFER_TIMEOUT = timedelta(seconds=300)
 """Least time that one broadcast in the group may take."""
+_FOLDER, _PAGE = Path("/dev/shm"), mmap.PAGESIZE
+_ROW, _ROWS = 1 << 12, 1 << 12
+"""Bytes of a row of which a checksum adds up columns, and rows after which it begins again."""
 
 
 def join_group(*, backend: str, address: str, world_size: int, rank: int, name: str, timeout: timedelta) -> Any:
@@ -34,25 +54,150 @@ def join_group(*, backend: str, address: str, world_size: int, rank: int, name: 
     return group
 
 
-class WeightSender:
-    """The sender's side of a group, whose rank 0 it is; made when all `world_size` members have joined. Raises
-    TrainError: they did not meet within `MEETING_TIMEOUT`."""
+def views(flat: Tensor, specs: Iterable[tuple[str, str, list[int]]]) -> Iterator[tuple[str, Tensor]]:
+    """Yield the tensors of a bucket by name, as views of its flat buffer."""
+    start = 0
+    for name, dtype, shape in specs:
+        kind: torch.dtype = getattr(torch, dtype)
+        end = start + kind.itemsize * math.prod(shape)
+        yield name, flat[start:end].view(kind).view(shape)
+        start = end
 
-    def __init__(self, backend: str, address: str, world_size: int, name: str) -> None:
+
+def checksum(data: NDArray[np.uint8]) -> str:
+    """Return a hash of a sixteenth of the bytes, spread over all of them, as hex. It tells whether a process reads the bucket
+    that was meant, at a small part of the time of a copy; it does not find every damaged byte."""
+    found = hashlib.blake2b(str(data.size).encode(), digest_size=16)
+    whole = data.size // _ROW * _ROW
+    rows = data[:whole].view(np.uint64).reshape(-1, _ROW // 8)[::16]
+    for start in range(0, len(rows), _ROWS):
+        found.update(rows[start : start + _ROWS].sum(0).tobytes())
+    found.update(data[whole:].tobytes())
+    return found.hexdigest()
+
+
+class _SharedBuffers:
+    """Two flat buffers that processes of this machine map, used in turns: while members read one, rank 0 fills the other."""
+
+    def __init__(self, name: str, size: int | None = None) -> None:
+        """Make the memory for buckets of `size` bytes, or map what rank 0 has made."""
+        self._path = _FOLDER / name
+        file = os.open(self._path, os.O_RDWR | (os.O_CREAT | os.O_EXCL if size is not None else 0), 0o600)
         try:
-            self._group = join_group(
-                backend=backend, address=address, world_size=world_size, rank=0, name=name, timeout=MEETING_TIMEOUT
-            )
+            if size is not None:
+                os.posix_fallocate(file, 0, 2 * -(-size // _PAGE) * _PAGE)
+            self._halves = itertools.cycle(torch.frombuffer(mmap.mmap(file, 0), dtype=torch.uint8).chunk(2))
+        except OSError:
+            self.unlink()
+            raise
+        finally:
+            os.close(file)
+
+    def unlink(self) -> None:
+        """Remove the name: the memory lasts as long as a process maps it."""
+        self._path.unlink(missing_ok=True)
+
+    def next(self, size: int) -> Tensor:
+        """Return the first `size` bytes of the buffer whose turn it is."""
+        return next(self._halves)[:size]
+
+
+class _Room:
+    """One flat buffer for all buckets of an update: fresh memory takes several times as long as the copy into it."""
+
+    _flat: Tensor | None = None
+
+    def first(self, size: int, device: torch.device) -> Tensor:
+        """Return the first `size` bytes of the buffer."""
+        if self._flat is None or self._flat.numel() < size:
+            self._flat = torch.empty(size, dtype=torch.uint8, device=device)
+        return self._flat[:size]
+
+    def give_back(self) -> None:
+        """Forget the buffer."""
+        self._flat = None
+
+
+class WeightReceiver:
+    """The side of one engine rank in a group; made when all members have joined. Raises RuntimeError, OSError: they did
+    not meet, or rank 0 is on another machine and the backend is `shared_memory`."""
+
+    def __init__(
+        self, *, backend: str, address: str, world_size: int, rank: int, name: str, timeout: timedelta
+    ) -> None:
+        join = partial(join_group, address=address, world_size=world_size, rank=rank, name=name, timeout=timeout)
+        self.group = join(backend="gloo" if backend == SHARED else backend)
+        self._shared, self._room = None, _Room()
+        if backend == SHARED:
+            try:
+                self._shared = _SharedBuffers(name)
+            finally:
+                dist.barrier(self.group)
+
+    def receive(self, size: int, device: torch.device) -> Tensor:
+        """Return the next bucket, of `size` bytes; it lasts until the next one. Raises RuntimeError: rank 0 was lost, or the
+        bytes are damaged."""
+        if self._shared is None:
+            flat = self._room.first(size, device)
+            dist.broadcast(flat, src=0, group=self.group)
+            return flat
+        dist.barrier(self.group)  # the members have written the bucket before
+        said = torch.empty(16, dtype=torch.uint8)
+        dist.broadcast(said, src=0, group=self.group)
+        flat = self._shared.next(size)
+        if checksum(flat.numpy()) != said.numpy().tobytes().hex():
+            raise RuntimeError(f"a bucket of {size} bytes in shared memory has another checksum than the sender said")
+        return flat
+
+    def end(self) -> None:
+        """Give memory back: no bucket comes for a while."""
+        self._room.give_back()
+
+    def close(self) -> None:
+        """Leave the group."""
+        dist.destroy_process_group(self.group)
+
+
+class WeightSender:
+    """The sender's side of a group, whose rank 0 it is; made when all `world_size` members have joined. `size`: bytes of
+    the largest bucket. Raises TrainError: they did not meet within `MEETING_TIMEOUT`, or there is no room."""
+
+    def __init__(self, backend: str, address: str, world_size: int, name: str, size: int) -> None:
+        self.name, self._shared, self._room = name, None, _Room()
+        join = partial(join_group, address=address, world_size=world_size, rank=0, name=name, timeout=MEETING_TIMEOUT)
+        try:
+            if backend == SHARED:
+                self._shared = _SharedBuffers(name, size)
+            self._group = join(backend="gloo" if backend == SHARED else backend)
+            if self._shared:
+                dist.barrier(self._group)
+        except OSError as error:
+            said = f"{_FOLDER} has no room for two buckets of {size} bytes ({error}); lower --update-weight-buffer-size"
+            raise TrainError(said) from error
         except (dist.DistNetworkError, dist.DistStoreError) as error:
             said = f"weight group {name!r} at {address}: {world_size} members did not meet: {error}"
             raise TrainError(said) from error
+        finally:
+            if self._shared:
+                self._shared.unlink()
 
-    def broadcast(self, tensor: Tensor) -> None:
-        """Send `tensor`; waits until it is done. Raises TrainError: a member was lost."""
+    def buffer(self, size: int, device: torch.device) -> Tensor:
+        """Return the flat buffer for the next bucket, of `size` bytes; on `device`, or in shared memory."""
+        return self._shared.next(size) if self._shared else self._room.first(size, device)
+
+    def send(self, flat: Tensor) -> None:
+        """Send a bucket, which lies in what `buffer` returned. Raises TrainError: a member was lost."""
         try:
-            dist.broadcast(tensor.contiguous(), src=0, group=self._group)
+            if self._shared:
+                dist.barrier(self._group)
+                flat = torch.frombuffer(bytearray.fromhex(checksum(flat.numpy())), dtype=torch.uint8)
+            dist.broadcast(flat, src=0, group=self._group)
         except RuntimeError as error:
             raise TrainError(f"a member of the weight group was lost: {error}") from error
+
+    def end(self) -> None:
+        """Give memory back: no bucket comes for a while."""
+        self._room.give_back()
 
     def close(self) -> None:
         """Leave the group."""

@@ -17,6 +17,7 @@ import anyio
 from agentrl.config import RunSettings
 from agentrl.engine.weights import WHOLE as WHOLE
 from agentrl.engine.weights import BroadcastUpdate as BroadcastUpdate
+from agentrl.engine.weights import Bucket as Bucket
 from agentrl.engine.weights import DiskUpdate as DiskUpdate
 from agentrl.engine.weights import TensorSpec as TensorSpec
 from agentrl.engine.weights import WeightGroup as WeightGroup
@@ -114,20 +115,20 @@ class Trainer(Protocol):
 class WeightSource(Protocol):
     """The trainer's side of a weight update by broadcast."""
 
-    async def address(self) -> tuple[str, int]:
-        """Rank 0's node and a free port on it."""
+    async def address(self, rank: int) -> tuple[str, int]:
+        """The node of a trainer process and a free port on it."""
 
-    async def weight_specs(self) -> list[TensorSpec]:
-        """Name, dtype and shape of every tensor, in the order in which they are sent."""
+    async def weight_specs(self) -> Mapping[int, list[TensorSpec]]:
+        """Name, dtype and shape of every tensor, by the rank of the process that sends it, in the order of sending."""
 
     async def init_weight_group(self, group: WeightGroup) -> None:
         """Open the process group as its rank 0; returns when all members have joined."""
 
-    async def broadcast_weights(self) -> None:
-        """Send every tensor to the group."""
+    async def broadcast_weights(self, buckets: Sequence[Bucket]) -> None:
+        """Send every tensor: each sender's in its group, in this order."""
 
     async def close_weight_group(self) -> None:
-        """Leave the process group."""
+        """Leave the process groups."""
 
 
 class WeightSink(Protocol):

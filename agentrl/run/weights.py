@@ -1,10 +1,10 @@
 """WeightTransfer from the trainer to the engines, under a new version. The version is the number of rollouts that the
 weights were trained on."""
 
-import math
+import itertools
 import shutil
 import uuid
-from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager, suppress
 from functools import partial
 from typing import Any
@@ -12,13 +12,11 @@ from typing import Any
 import anyio
 
 from agentrl.config.placement import ClusterSettings
-from agentrl.engine.weights import BroadcastUpdate, DiskUpdate, TensorSpec, WeightGroup
+from agentrl.engine.weights import BroadcastUpdate, Bucket, DiskUpdate, WeightGroup, buckets
 from agentrl.errors import AgentRLError, EngineFailure, TrainError, ungrouped
 from agentrl.modelfolder import ADAPTER
 from agentrl.run.protocols import Trainer, WeightSink, WeightSource, WeightTransfer, within
 from agentrl.runfolder import RunFolder
-
-_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 
 
 class DiskWeights(WeightTransfer):
@@ -41,21 +39,24 @@ class DiskWeights(WeightTransfer):
 
 
 class BroadcastWeights(WeightTransfer):
-    """Trainer rank 0 and the engines share a process group; tensors go in buckets of bounded size. Made by `open`. The
-    group is that of one set of engines: it is made again when others are there, or when one of them was lost."""
+    """Each sender, a trainer process, shares a process group with the engines; tensors go in buckets of bounded size.
+    Made by `open`. The groups are those of one set of engines: they are made again when others are there, or when one of
+    them was lost."""
 
-    def __init__(self, settings: ClusterSettings, source: WeightSource, sink: WeightSink) -> None:
+    def __init__(self, settings: ClusterSettings, source: WeightSource, sink: WeightSink, shared: bool) -> None:
         self._settings, self._source, self._sink = settings, source, sink
         self._epoch: tuple[str, ...] = ()
-        self._update: BroadcastUpdate | None = None
+        self._shared = shared
+        self._groups: list[str] = []
+        self._buckets: list[Bucket] = []
 
     @classmethod
     @asynccontextmanager
     async def open(
-        cls, settings: ClusterSettings, source: WeightSource, sink: WeightSink
+        cls, settings: ClusterSettings, source: WeightSource, sink: WeightSink, *, shared: bool = False
     ) -> "AsyncIterator[BroadcastWeights]":
-        """Ready to send; leaves the process group after a good end."""
-        weights = cls(settings, source, sink)
+        """Ready to send; leaves the process groups after a good end. `shared`: engines take shared memory."""
+        weights = cls(settings, source, sink, shared)
         yield weights
         with within(settings.weight_sync_timeout, "the weight update"):
             await weights._leave()
@@ -78,27 +79,42 @@ class BroadcastWeights(WeightTransfer):
 
     async def _send(self, version: int) -> None:
         epoch = await self._sink.epoch()
-        if self._update is None or epoch != self._epoch:
+        if not self._buckets or epoch != self._epoch:
             await self._leave()
-            self._epoch, self._update = epoch, await self._join(epoch)
-        await _both(partial(self._sink.receive, self._update, str(version)), self._source.broadcast_weights)
+            self._epoch = epoch
+            await self._join(epoch)
+        receive = partial(self._sink.receive, BroadcastUpdate(self._buckets), str(version))
+        await _both(receive, partial(self._source.broadcast_weights, self._buckets))
 
-    async def _join(self, members: tuple[str, ...]) -> BroadcastUpdate:
-        alone = self._settings.device == "cuda" and not self._settings.colocate  # NCCL takes one process a GPU
-        backend = "nccl" if alone else "gloo"
-        per_engine = self._settings.rollout_num_gpus_per_engine
-        # External engines outlive a run, and would refuse a group name that an earlier life has used.
-        name = f"agentrl_weights_{uuid.uuid4().hex[:8]}"
-        where = await self._source.address()
-        group = WeightGroup(*where, 1 + len(members) * per_engine, name, backend, per_engine, members)
-        await _both(partial(self._sink.join_weight_group, group), partial(self._source.init_weight_group, group))
-        specs = await self._source.weight_specs()
-        return BroadcastUpdate(name, buckets(specs, self._settings.update_weight_buffer_size))
+    async def _join(self, members: tuple[str, ...]) -> None:
+        cluster = self._settings
+        alone = cluster.device == "cuda" and not cluster.colocate  # NCCL takes one process a GPU
+        backend = "shared_memory" if self._shared else "nccl" if alone else "gloo"
+        per_engine = cluster.rollout_num_gpus_per_engine
+        # External engines outlive a run, and would refuse a group name that an earlier run has used.
+        base, parts = f"agentrl_weights_{uuid.uuid4().hex[:8]}", []
+        for sender, specs in (await self._source.weight_specs()).items():
+            name, found = f"{base}_{sender}", buckets(specs, cluster.update_weight_buffer_size)
+            parts.append([Bucket(name, bucket) for bucket in found])
+            size = max(sum(spec.nbytes for spec in bucket) for bucket in found)
+            world = 1 + len(members) * per_engine
+            where = await self._source.address(sender)
+            group = WeightGroup(sender, size, *where, world, name, backend, per_engine, members)
+            await _both(partial(self._sink.join_weight_group, group), partial(self._source.init_weight_group, group))
+            self._groups.append(name)
+        # In turns: while one sender's bucket travels, the others prepare theirs.
+        turns = itertools.zip_longest(*parts)
+        self._buckets = [bucket for turn in turns for bucket in turn if bucket is not None]
 
     async def _leave(self) -> None:
-        if self._update is not None:
-            name, self._update = self._update.group, None
-            await _both(partial(self._sink.leave_weight_group, name), self._source.close_weight_group)
+        names, self._groups, self._buckets = self._groups, [], []
+
+        async def leave() -> None:
+            for name in names:
+                await self._sink.leave_weight_group(name)
+
+        if names:
+            await _both(leave, self._source.close_weight_group)
 
 
 async def _both(
@@ -109,20 +125,6 @@ async def _both(
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(engines)
             tasks.start_soon(trainer)
-
-
-def buckets(specs: Sequence[TensorSpec], limit: int) -> list[list[TensorSpec]]:
-    """Split tensors, in order, into buckets of at most `limit` bytes (a larger tensor gets its own)."""
-    out: list[list[TensorSpec]] = []
-    room = 0
-    for spec in specs:
-        size = _BYTES[spec.dtype] * math.prod(spec.shape)
-        if size > room or not out:
-            out.append([])
-            room = limit
-        out[-1].append(spec)
-        room -= size
-    return out
 
 
 _implementations: tuple[type[WeightTransfer], ...] = (DiskWeights, BroadcastWeights)

@@ -105,12 +105,13 @@ class Network(ABC):
         computed anew."""
 
     @abstractmethod
-    def specs(self) -> list[TensorSpec]:
-        """The specs of the tensors that `export` yields, in its order."""
+    def specs(self) -> Mapping[int, list[TensorSpec]]:
+        """The specs of the tensors that `export` yields by stage, in its order, by the rank that has them then."""
 
     @abstractmethod
-    def export(self) -> Iterator[tuple[str, Tensor]]:
-        """Full tensors under HF names on rank 0, an empty stream elsewhere. Collective."""
+    def export(self, *, by_stage: bool = False) -> Iterator[tuple[str, Tensor]]:
+        """Full tensors under HF names on rank 0, an empty stream elsewhere; `by_stage`: a pipeline stage's on its own first
+        rank. Collective."""
 
     @abstractmethod
     def unadapted(self) -> AbstractContextManager[None]:

@@ -16,7 +16,7 @@ import random
 import time
 from abc import ABC, abstractmethod
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, final
 
@@ -28,12 +28,12 @@ from torch import Tensor
 from agentrl.algorithms.ops.corrections import PREFIX, mismatch_metrics
 from agentrl.algorithms.registry import algorithm_of
 from agentrl.algorithms.settings import AlgorithmSettings
-from agentrl.engine.weights import TensorSpec, WeightGroup
+from agentrl.engine.weights import Bucket, TensorSpec, WeightGroup
 from agentrl.errors import CheckpointError, TrainError
 from agentrl.lora import write_adapter
 from agentrl.modelfolder import text_config
 from agentrl.numerics.offload import OffloadedTensors
-from agentrl.numerics.weight_group import WeightSender
+from agentrl.numerics.weight_group import WeightSender, views
 from agentrl.runfolder import CRITIC, MANIFEST
 from agentrl.train.batch import Prepared, TrainBatch
 from agentrl.train.checkpoints import check_critic, foreign, latest, read_manifest, whole_folder
@@ -73,7 +73,7 @@ class TrainBackend(ABC):
     reference: ModelState | None = None
     teacher: ModelState | None = None
     _followed = False  # true if the reference is no longer the model that it was loaded from
-    _group: WeightSender | None = None
+    _sender: WeightSender | None = None
     _saving: Saving | None = None
     _offloaded: OffloadedTensors | None = None
     _seconds: defaultdict[str, float]
@@ -310,8 +310,8 @@ class TrainBackend(ABC):
 
     # ---- weights out --------------------------------------------------------------------------------------
 
-    def weight_specs(self) -> list[TensorSpec]:
-        """The specs of the tensors that `export_weights` yields, in its order; local and cheap."""
+    def weight_specs(self) -> Mapping[int, list[TensorSpec]]:
+        """The specs of all tensors, by the rank of the process that sends them in `broadcast_weights`; local and cheap."""
         return self.actor.network.specs()
 
     def export_weights(self) -> Iterator[tuple[str, Tensor]]:
@@ -319,25 +319,32 @@ class TrainBackend(ABC):
         return self.actor.network.export()
 
     def init_weight_group(self, group: WeightGroup) -> None:
-        """Rank 0 opens the group over which engines receive weights. Blocks until all members have joined."""
-        if self.ranks.rank == 0:
-            self._group = WeightSender(
-                group.backend, f"tcp://{group.address}:{group.port}", group.world_size, group.name
-            )
+        """Open the group in which this rank sends weights to engines, if it is the group's sender. Blocks until all members
+        have joined."""
+        if self.ranks.rank == group.sender:
+            where = f"tcp://{group.address}:{group.port}"
+            self._sender = WeightSender(group.backend, where, group.world_size, group.name, group.size)
 
-    def broadcast_weights(self) -> None:
-        """Send all weights to the engines, in the order of `weight_specs`. Collective. Raises TrainError: a member was
-        lost."""
-        for _, tensor in self.export_weights():
-            if self._group is None:
-                raise TrainError("broadcast_weights needs init_weight_group first")
-            self._group.broadcast(tensor)
+    def broadcast_weights(self, buckets: Sequence[Bucket]) -> None:
+        """Send the engines all tensors of this rank, in the order of `weight_specs`, in the buckets of its group.
+        Collective. Raises TrainError: a member was lost."""
+        stream, sender = self.actor.network.export(by_stage=True), self._sender
+        for specs in [bucket.tensors for bucket in buckets if sender is not None and bucket.group == sender.name]:
+            assert sender is not None
+            flat = sender.buffer(sum(spec.nbytes for spec in specs), self.device)
+            for (_, view), (_, tensor) in zip(views(flat, specs), stream, strict=False):
+                view.copy_(tensor)
+            sender.send(flat)
+        if sender is not None:
+            sender.end()
+        if next(stream, None) is not None:
+            raise TrainError("broadcast_weights needs init_weight_group first, and buckets of all tensors")
 
     def close_weight_group(self) -> None:
         """Leave the group that `init_weight_group` opened, if any."""
-        if self._group is not None:
-            self._group.close()
-            self._group = None
+        if self._sender is not None:
+            self._sender.close()
+            self._sender = None
 
     # ---- turns on one device ----------------------------------------------------------------------------
 

@@ -67,6 +67,8 @@ class FaultyServer:
     version: str = "1"
     deaf: bool = False
     paused: bool = False
+    hangs: bool = False
+    tries: int = 0
     info: dict[str, Any] = field(default_factory=dict)
     loaded: list[str] = field(default_factory=list)
     load_gate: anyio.Event | None = None
@@ -75,6 +77,12 @@ class FaultyServer:
 
     async def healthy(self, request: web.Request) -> web.Response:
         if self.deaf or self.paused:
+            await anyio.sleep_forever()
+        return web.Response()
+
+    async def health_generate(self, request: web.Request) -> web.Response:
+        self.tries += 1
+        if self.deaf or self.paused or self.hangs:
             await anyio.sleep_forever()
         return web.Response()
 
@@ -121,6 +129,7 @@ async def serving(*script: Reply) -> AsyncIterator[FaultyServer]:
     app.router.add_get("/", server.generate)
     app.router.add_post("/abort_request", server.abort)
     app.router.add_get("/health", server.healthy)
+    app.router.add_get("/health_generate", server.health_generate)
     app.router.add_get("/model_info", server.model_info)
     app.router.add_get("/server_info", server.model_info)
     app.router.add_post("/pause_generation", server.control)
@@ -175,6 +184,13 @@ async def silence(server: FaultyServer, body: dict[str, Any], request: web.Reque
     return web.json_response(
         answer([], finish_reason=finish, prompt_tokens=len(body["input_ids"]), weight_version=server.version)
     )
+
+
+async def hanging(server: FaultyServer, body: dict[str, Any], request: web.Request) -> web.StreamResponse:
+    """No answer while the server hangs, whatever is aborted."""
+    if server.hangs:
+        await anyio.sleep_forever()
+    return await ok([5])(server, body, request)
 
 
 async def late(server: FaultyServer, body: dict[str, Any], request: web.Request) -> web.StreamResponse:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Awaitable, Callable
-from datetime import timedelta
 from functools import partial
 from pathlib import Path
 from typing import Any, get_args
@@ -12,7 +11,6 @@ from typing import Any, get_args
 import anyio
 import orjson
 import torch
-import torch.distributed as dist
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -20,9 +18,9 @@ from agentrl.engine.client import PauseMode
 from agentrl.engine.pool import EnginePool
 from agentrl.engine.settings import EngineSettings
 from agentrl.engine.transport import HttpTransport
-from agentrl.engine.weights import BroadcastUpdate, DiskUpdate, TensorSpec, WeightGroup
+from agentrl.engine.weights import BroadcastUpdate, Bucket, DiskUpdate, TensorSpec, WeightGroup, buckets
 from agentrl.engine.wire import Generation, SamplingParams
-from agentrl.numerics.weight_group import join_group
+from agentrl.numerics.weight_group import WeightSender, views
 
 PROMPT = [10, 60, 61, 62, 63, 64, 65, 66]
 SHORT = SamplingParams(temperature=1.0, max_new_tokens=12, ignore_eos=True)
@@ -136,48 +134,44 @@ async def check_every_mode(pool: EnginePool, model: Path, other: Path, tolerance
             await check_update_in_flight(another, model, other, tolerance, partial(running, another))
 
 
-async def check_broadcast(pool: EnginePool, model: Path, tolerance: float) -> None:
-    """New weights by a gloo broadcast from rank 0, which is this process."""
+async def check_broadcast(pool: EnginePool, model: Path, tolerance: float, backend: str = "gloo") -> None:
+    """New weights in flat buckets from rank 0, which is this process."""
     weights = load_file(model / "model.safetensors")
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    engines = len(pool.urls)
-    joined: list[Any] = []
+    specs = [
+        TensorSpec(name, str(each.dtype).removeprefix("torch."), list(each.shape)) for name, each in weights.items()
+    ]
+    cut = buckets(specs, sum(spec.nbytes for spec in specs) // 3)
+    assert 2 < len(cut) < len(specs)
+    name, engines = f"agentrl_{port}", len(pool.urls)
+    size = max(sum(spec.nbytes for spec in bucket) for bucket in cut)
+    joined: list[WeightSender] = []
 
     def join() -> None:
-        address = f"tcp://127.0.0.1:{port}"
-        joined.append(
-            join_group(
-                backend="gloo",
-                address=address,
-                world_size=engines + 1,
-                rank=0,
-                name="agentrl",
-                timeout=timedelta(minutes=1),
-            )
-        )
+        joined.append(WeightSender(backend, f"tcp://127.0.0.1:{port}", engines + 1, name, size))
 
     async with anyio.create_task_group() as group:
         group.start_soon(anyio.to_thread.run_sync, join)
         await pool.join_weight_group(
-            WeightGroup("127.0.0.1", port, engines + 1, "agentrl", "gloo", 1, await pool.epoch())
+            WeightGroup(0, size, "127.0.0.1", port, engines + 1, name, backend, 1, await pool.epoch())
         )
 
     def send() -> None:
-        for name in weights:
-            dist.broadcast(weights[name].contiguous(), src=0, group=joined[0])
+        for bucket in cut:
+            flat = joined[0].buffer(sum(spec.nbytes for spec in bucket), torch.device("cpu"))
+            for name, view in views(flat, bucket):
+                view.copy_(weights[name])
+            joined[0].send(flat)
 
-    specs = [
-        TensorSpec(name, str(each.dtype).removeprefix("torch."), list(each.shape)) for name, each in weights.items()
-    ]
     async with anyio.create_task_group() as group:
         group.start_soon(anyio.to_thread.run_sync, send)
-        await pool.receive(BroadcastUpdate("agentrl", [specs[:3], specs[3:]]), "broadcast")
-    await pool.leave_weight_group("agentrl")
-    assert pool.version == "broadcast"
+        await pool.receive(BroadcastUpdate([Bucket(name, bucket) for bucket in cut]), backend)
+    await pool.leave_weight_group(name)
+    assert pool.version == backend
     got = await pool.generate(PROMPT, SHORT)
-    assert got.weight_version == "broadcast"
+    assert got.weight_version == backend
     check_log_probs(model, got, tolerance=tolerance)
 
 

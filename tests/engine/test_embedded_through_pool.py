@@ -32,3 +32,4 @@ async def test_everything_an_engine_must_do(pool: EnginePool, tiny_model: Path, 
     await checks.check_cancel(pool)
     await checks.check_every_mode(pool, tiny_model, other_model, TOLERANCE)
     await checks.check_broadcast(pool, tiny_model, TOLERANCE)
+    await checks.check_broadcast(pool, other_model, TOLERANCE, "shared_memory")

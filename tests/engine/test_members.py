@@ -14,12 +14,14 @@ from agentrl.engine.pool import EnginePool
 from agentrl.engine.settings import EngineSettings
 from agentrl.engine.transport import ConnectionRefused, Headers, HttpTransport, Reply, Sink
 from agentrl.engine.weights import DiskUpdate
+from agentrl.engine.wire import Generation
 from agentrl.errors import EngineRejected, EngineUnreachable, SettingsError
 from tests.engine.faults import (
     FAST,
     PARAMS,
     FaultyServer,
     answer,
+    hanging,
     ok,
     reset,
     sent,
@@ -157,6 +159,53 @@ async def test_a_hung_engine_is_broken_off_also_when_it_was_lost_before() -> Non
             await pool.generate([1], PARAMS, deadline=5.0)
 
 
+async def test_an_engine_whose_scheduler_hangs_is_taken_out_and_its_requests_go_elsewhere(tmp_path: Path) -> None:
+    settings = FAST.model_copy(update={"engine_probe_interval": 0.2, "engine_hang_timeout": 0.5})
+    async with (
+        serving(hanging) as hung,
+        serving(ok([6])) as well,
+        EnginePool([hung.url, well.url], settings, vocab_size=512) as pool,
+    ):
+        await pool.receive(DiskUpdate("first"), "1")
+        hung.hangs = True
+        found: list[Generation] = []
+
+        async def play() -> None:
+            found.append(await pool.generate([1, 2], PARAMS))
+
+        with anyio.fail_after(120):
+            async with anyio.create_task_group() as group:
+                for _ in range(8):
+                    group.start_soon(play)
+        assert hung.generates, "it had requests"
+        assert [each.ids for each in found] == [[6]] * 8
+        assert pool.members[0].weights == "unknown"
+
+        with anyio.fail_after(120):
+            await pool.receive(DiskUpdate("second"), "2")
+        assert (hung.loaded, well.loaded) == (["first"], ["first", "second"]), "an update does not wait for it"
+        hung.hangs = False
+        await until(lambda: pool.members[0].weights == "current")
+        assert hung.loaded == ["first", "second"]
+
+
+async def test_an_engine_that_is_paused_for_an_update_does_not_hang() -> None:
+    settings = FAST.model_copy(update={"engine_probe_interval": 0.05, "engine_hang_timeout": 0.05})
+    async with serving(ok([5])) as server, EnginePool([server.url], settings, vocab_size=512) as pool:
+        server.load_gate = anyio.Event()
+        async with anyio.create_task_group() as group:
+            group.start_soon(pool.receive, DiskUpdate("first"), "1")
+            await until(lambda: bool(server.loaded))
+            server.paused = True
+            tries, probes = server.tries, server.probes
+            await until(lambda: server.probes > probes + 5)
+            assert server.tries == tries, "nobody asks it to generate"
+            assert pool.members[0].weights == "current"
+            server.paused = False
+            server.load_gate.set()
+        assert (await pool.generate([1], PARAMS)).weight_version == "1"
+
+
 # ---- members that are brought back -------------------------------------------------------------------------------
 
 
@@ -185,7 +234,7 @@ async def test_an_engine_that_hangs_as_it_is_brought_back_keeps_nobody_waiting(t
 
 
 async def test_why_an_engine_cannot_be_brought_back_is_said_once(caplog: pytest.LogCaptureFixture) -> None:
-    settings = FAST.model_copy(update={"engine_probe_interval": 0.01})
+    settings = FAST.model_copy(update={"engine_probe_interval": 0.05})
     async with serving(ok([5])) as server, EnginePool([server.url], settings, vocab_size=512) as pool:
         await pool.receive(DiskUpdate("first"), "1")
         server.load_status, server.version = 400, "other"

@@ -12,12 +12,12 @@ import pytest
 from agentrl.engine.pool import EnginePool
 from agentrl.engine.settings import EngineSettings
 from agentrl.engine.transport import Headers, HttpTransport, Reply, Sink
-from agentrl.engine.weights import BroadcastUpdate, DiskUpdate, TensorSpec, WeightGroup, WeightUpdate
+from agentrl.engine.weights import BroadcastUpdate, Bucket, DiskUpdate, TensorSpec, WeightGroup, WeightUpdate
 from agentrl.errors import EngineRejected, EngineUnreachable
 
 URLS = ["http://one", "http://two"]
 SPECS: list[TensorSpec] = [TensorSpec("a", "bfloat16", [2, 3]), TensorSpec("b", "float32", [4])]
-BROADCAST = BroadcastUpdate("group", [SPECS[:1], SPECS[1:]])
+BROADCAST = BroadcastUpdate([Bucket("group", SPECS[:1]), Bucket("group", SPECS[1:])])
 AROUND = ["/pause_generation", "/flush_cache"], ["/continue_generation"]
 
 
@@ -61,7 +61,7 @@ def pool_over(recorder: Recorder) -> EnginePool:
 
 async def joined(pool: EnginePool, recorder: Recorder) -> EnginePool:
     """The pool, after all of it joined `group`, which is not in the record."""
-    await pool.join_weight_group(WeightGroup("address", 1, 3, "group", "gloo", 1, await pool.epoch()))
+    await pool.join_weight_group(WeightGroup(0, 24, "address", 1, 3, "group", "gloo", 1, await pool.epoch()))
     recorder.calls.clear()
     return pool
 
@@ -101,6 +101,7 @@ async def test_what_an_update_says() -> None:
         "dtypes": ["bfloat16"],
         "shapes": [[2, 3]],
         "group_name": "group",
+        "load_format": "flattened_bucket",
         "flush_cache": True,
         "weight_version": "8",
     }
@@ -243,7 +244,7 @@ async def test_servers_without_sessions_are_asked_once() -> None:
 async def test_ranks_of_a_weight_group_follow_the_trainers() -> None:
     recorder = Recorder()
     pool = pool_over(recorder)
-    await pool.join_weight_group(WeightGroup("10.0.0.1", 29500, 5, "group", "nccl", 2, await pool.epoch()))
+    await pool.join_weight_group(WeightGroup(0, 24, "10.0.0.1", 29500, 5, "group", "nccl", 2, await pool.epoch()))
     await pool.leave_weight_group("group")
     assert [body.get("rank_offset") for _, _, body in recorder.calls] == [1, 3, None, None]
     assert recorder.calls[0][2] == {
@@ -258,5 +259,5 @@ async def test_ranks_of_a_weight_group_follow_the_trainers() -> None:
 
 
 def test_updates_travel_between_processes() -> None:
-    for value in (WeightGroup("a", 1, 2, "n", "gloo", 1, ("one",)), DiskUpdate("folder"), BROADCAST):
+    for value in (WeightGroup(0, 24, "a", 1, 2, "n", "gloo", 1, ("one",)), DiskUpdate("folder"), BROADCAST):
         assert pickle.loads(pickle.dumps(value)) == value

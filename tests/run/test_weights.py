@@ -1,6 +1,7 @@
 """Weights on their way: both sides are told the same, in the right order, under the right version."""
 
 import itertools
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,10 +11,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agentrl.config.placement import ClusterSettings
+from agentrl.engine.weights import buckets
 from agentrl.errors import EngineUnreachable, TrainError
 from agentrl.run.protocols import (
     Batch,
     BroadcastUpdate,
+    Bucket,
     DiskUpdate,
     TensorSpec,
     Trainer,
@@ -21,7 +24,7 @@ from agentrl.run.protocols import (
     WeightSink,
     WeightSource,
 )
-from agentrl.run.weights import BroadcastWeights, DiskWeights, buckets
+from agentrl.run.weights import BroadcastWeights, DiskWeights
 from agentrl.runfolder import RunFolder
 
 SPECS: list[TensorSpec] = [
@@ -43,17 +46,17 @@ class Source(WeightSource, Trainer):
     async def onload(self) -> None:
         raise NotImplementedError
 
-    async def address(self) -> tuple[str, int]:
-        return "node", 7
+    async def address(self, rank: int) -> tuple[str, int]:
+        return f"node{rank}", 7
 
-    async def weight_specs(self) -> list[TensorSpec]:
-        return SPECS
+    async def weight_specs(self) -> dict[int, list[TensorSpec]]:
+        return {0: SPECS[:2], 4: SPECS[2:]}
 
     async def init_weight_group(self, group: WeightGroup) -> None:
         self.log.append(f"open {group.address}:{group.port} of {group.world_size}")
         self.meeting.set()
 
-    async def broadcast_weights(self) -> None:
+    async def broadcast_weights(self, buckets: Sequence[Bucket]) -> None:
         self.log.append("broadcast")
 
     async def close_weight_group(self) -> None:
@@ -93,7 +96,7 @@ class Sink(WeightSink):
         self.groups.append(group)
 
     async def leave_weight_group(self, name: str) -> None:
-        self.log.append(f"leave {name == self.groups[-1].name}")
+        self.log.append(f"leave {name in [group.name for group in self.groups[-2:]]}")
 
     async def receive(self, update: DiskUpdate | BroadcastUpdate, version: str) -> None:
         if self.failing or self.failures:
@@ -102,8 +105,8 @@ class Sink(WeightSink):
         if isinstance(update, DiskUpdate):
             assert Path(update.folder).is_dir()
         else:
-            assert update.group == self.groups[-1].name
-            assert [spec for bucket in update.buckets for spec in bucket] == SPECS
+            assert [bucket.group for bucket in update.buckets] == [group.name for group in self.groups[-2:]]
+            assert [spec for bucket in update.buckets for spec in bucket.tensors] == SPECS
         self.log.append(f"receive {version}")
 
     async def lacks_weights(self) -> bool:
@@ -122,16 +125,19 @@ async def test_a_broadcast_joins_once_and_leaves_at_the_end() -> None:
     async with BroadcastWeights.open(settings, source, sink) as weights:
         await weights.send(3)
         await weights.send(4)
-    assert source.log[0] == "open node:7 of 5"
-    assert sorted(source.log[1:3]) == ["broadcast", "receive 3"]
-    assert sorted(source.log[3:5]) == ["broadcast", "receive 4"]
-    assert sorted(source.log[5:]) == ["close", "leave True"]
-    assert [(g.backend, g.ranks_per_engine) for g in sink.groups] == [("gloo", 2)]
+    assert source.log[:2] == ["open node0:7 of 5", "open node4:7 of 5"]
+    assert sorted(source.log[2:4]) == ["broadcast", "receive 3"]
+    assert sorted(source.log[4:6]) == ["broadcast", "receive 4"]
+    assert sorted(source.log[6:]) == ["close", "leave True", "leave True"]
+    assert [(g.backend, g.ranks_per_engine, g.sender, g.size) for g in sink.groups] == [
+        ("gloo", 2, 0, 32),
+        ("gloo", 2, 4, 4),
+    ]
 
 
 async def test_a_side_that_fails_ends_the_wait_for_the_other_and_is_tried_once_more() -> None:
     class Stuck(Source):
-        async def broadcast_weights(self) -> None:
+        async def broadcast_weights(self, buckets: Sequence[Bucket]) -> None:
             await anyio.sleep_forever()
 
     source = Stuck([])
@@ -140,7 +146,7 @@ async def test_a_side_that_fails_ends_the_wait_for_the_other_and_is_tried_once_m
         async with BroadcastWeights.open(ClusterSettings(), source, sink) as weights:
             await weights.send(0)
     assert caught.value.__notes__ == ["and before: no engine"]
-    assert len(sink.groups) == 2
+    assert len(sink.groups) == 4, "two for each sender"
 
 
 async def test_the_group_is_made_again_when_an_engine_was_away_or_lost() -> None:
@@ -154,10 +160,10 @@ async def test_the_group_is_made_again_when_an_engine_was_away_or_lost() -> None
         sink.names = ("two#0",)
         await weights.send(2)
     both, away, left = ("one#0", "two#0"), ("one#1", "two#0"), ("two#0",)
-    assert [group.members for group in sink.groups] == [both, away, left, left]
-    assert [group.world_size for group in sink.groups] == [3, 3, 2, 2]
+    assert [group.members for group in sink.groups[::2]] == [both, away, left, left]
+    assert [group.world_size for group in sink.groups[1::2]] == [3, 3, 2, 2]
     assert [entry for entry in source.log if entry.startswith("receive")] == ["receive 0", "receive 1", "receive 2"]
-    assert source.log.count("close") == source.log.count("leave True") == 4
+    assert 2 * source.log.count("close") == source.log.count("leave True") == 8
 
 
 async def test_only_the_newest_weights_stay_on_the_disk(folder: RunFolder) -> None:
@@ -195,5 +201,7 @@ def test_buckets_keep_the_order_and_their_limit(sizes: list[int], limit: int) ->
     assert [spec for bucket in found for spec in bucket] == specs
     for bucket in found:
         assert len(bucket) == 1 or sum(4 * spec[2][0] for spec in bucket) <= limit
+    odd = [TensorSpec("a", "bfloat16", [3]), TensorSpec("b", "float32", [1]), TensorSpec("c", "bfloat16", [1])]
+    assert buckets(odd, 1000) == [odd[:1], odd[1:]], "float32 begins at a multiple of 4 bytes"
     for one, two in itertools.pairwise(found):
         assert sum(4 * spec[2][0] for spec in [*one, two[0]]) > limit, "a bucket is as full as it can be"

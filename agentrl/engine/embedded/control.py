@@ -4,6 +4,7 @@ fields of their JSON body in their signature, see `http.takes_body`."""
 import time
 from dataclasses import asdict
 from datetime import UTC, datetime
+from functools import partial
 from typing import Any
 
 import anyio
@@ -236,12 +237,13 @@ async def update_weights_from_distributed(
     group_name: str = "weight_update_group",
     weight_version: str | None = None,
     abort_all_requests: bool = False,
-    load_format: Any = None,
+    load_format: str | None = None,
 ) -> Response:
     service.weights.require_session("update_weights_from_distributed")
-    if load_format is not None:
-        raise update_refused("load_format is not supported here: broadcast the tensors one by one.")
-    named = await to_thread.run_sync(service.weights.receive, names, dtypes, shapes, group_name)
+    if load_format not in (None, "flattened_bucket"):
+        raise update_refused(f"load_format must be null or flattened_bucket, got {load_format!r}.")
+    receive = partial(service.weights.receive, names, dtypes, shapes, group_name, flat=load_format is not None)
+    named = await to_thread.run_sync(receive)
     done = "Succeeded to update parameter online."
     return _done(await _write(service, named, weight_version, abort_all_requests, done))
 

@@ -27,7 +27,7 @@ from agentrl.errors import CheckpointError
 from agentrl.lora import LoraShape, attach, pairs, read_adapter
 from agentrl.modelfolder import SEEING
 from agentrl.numerics.offload import OffloadedTensors, give_back
-from agentrl.numerics.weight_group import join_group
+from agentrl.numerics.weight_group import WeightReceiver, views
 from agentrl.serving.http import refused, update_refused
 
 _EXPERT = re.compile(r"(?P<layer>.+\.experts)\.(?P<expert>\d+)\.(?P<part>(gate|up|down)_proj|w[123])\.weight")
@@ -47,7 +47,7 @@ class WeightUpdater:
 
     def __init__(self, model: Any) -> None:
         self._model = model
-        self._groups: dict[str, Any] = {}
+        self._groups: dict[str, WeightReceiver | None] = {}
         self.session_open = False
         self._attached: list[Any] = []
         self._offloaded: OffloadedTensors | None = None
@@ -65,6 +65,8 @@ class WeightUpdater:
         if not self.session_open:
             raise update_refused("no weight-update session is open; call begin_weight_update() first")
         self.session_open = False
+        for group in filter(None, self._groups.values()):
+            group.end()
 
     def require_session(self, caller: str) -> None:
         if not self.session_open:
@@ -135,54 +137,57 @@ class WeightUpdater:
     async def join(self, *, address: str, rank: int, world_size: int, name: str, backend: str) -> None:
         if name in self._groups:
             raise update_refused(f"The group {name!r} exists already; destroy it first.")
+        if not re.fullmatch(r"\w+", name):
+            raise update_refused(f"group_name must have letters, digits and _ only; got {name!r}.")
         if not 1 <= rank < world_size:
             raise update_refused(f"rank_offset must be in [1, world_size), as rank 0 is the trainer's; got {rank}.")
 
-        join = partial(join_group, backend=backend, address=address, world_size=world_size, rank=rank, name=name)
+        join = partial(WeightReceiver, backend=backend, address=address, world_size=world_size, rank=rank, name=name)
         self._groups[name] = None  # taken, while the members meet
         try:
             self._groups[name] = await anyio.to_thread.run_sync(
                 partial(join, timeout=JOIN_TIMEOUT), limiter=self._joining
             )
-        except (RuntimeError, ValueError) as error:
+        except (RuntimeError, ValueError, OSError) as error:
             raise update_refused(f"Failed to initialize custom process group: {error}.") from error
         finally:
             if self._groups[name] is None:
                 del self._groups[name]
 
     async def destroy(self, name: str) -> None:
-        if self._groups.get(name) is None:
+        group = self._groups.get(name)
+        if group is None:
             raise update_refused("The group to be destroyed does not exist.")
-        group = self._groups.pop(name)
-        await anyio.to_thread.run_sync(torch.distributed.destroy_process_group, group)
+        del self._groups[name]
+        await anyio.to_thread.run_sync(group.close)
 
     def receive(
-        self, names: Sequence[str], dtypes: Sequence[str], shapes: Sequence[Sequence[int]], group_name: str
+        self, names: Sequence[str], dtypes: Sequence[str], shapes: Sequence[list[int]], group_name: str, *, flat: bool
     ) -> list[tuple[str, Tensor]]:
-        """Receive one broadcast from rank 0 for each name, in order. Names and shapes are checked before the first."""
+        """Receive tensors that rank 0 broadcasts one by one, or as one flat buffer. Names and shapes are checked before."""
         group = self._groups.get(group_name)
         if group is None:
             raise update_refused(
                 f"Group {group_name} not in {list(self._groups)}. Please call `init_weights_update_group` first."
             )
-        if unknown := [dtype for dtype in dtypes if dtype.removeprefix("torch.") not in DTYPES]:
+        dtypes = [dtype.removeprefix("torch.") for dtype in dtypes]
+        if unknown := [dtype for dtype in dtypes if dtype not in DTYPES]:
             raise update_refused(f"dtypes must be among {', '.join(DTYPES)}, got {unknown[0]!r}.")
         try:
-            planned = [
-                (name, torch.empty(shape, dtype=DTYPES[dtype.removeprefix("torch.")], device="meta"))
-                for name, dtype, shape in zip(names, dtypes, shapes, strict=True)
-            ]
+            specs = list(zip(names, dtypes, shapes, strict=True))
+            planned = [(name, torch.empty(shape, dtype=DTYPES[dtype], device="meta")) for name, dtype, shape in specs]
+            self._targets(planned)
+            if flat:
+                return list(views(group.receive(sum(t.nbytes for _, t in planned), self._model.device), specs))
+            received = []
+            for spec, (_, tensor) in zip(specs, planned, strict=True):
+                named = views(group.receive(tensor.nbytes, self._model.device), [spec])
+                received += [(name, each.clone()) for name, each in named]
+            return received
         except (ValueError, RuntimeError) as error:
-            raise update_refused(f"names, dtypes and shapes must be those of tensors, one each: {error}.") from error
-        self._targets(planned)
-        named = [(name, torch.empty_like(tensor, device=self._model.device)) for name, tensor in planned]
-        try:
-            pending = [torch.distributed.broadcast(tensor, 0, group=group, async_op=True) for _, tensor in named]
-            for handle in pending:
-                handle.wait()
-        except RuntimeError as error:
-            raise update_refused(f"Failed to receive the weights: {error}.") from error
-        return named
+            raise update_refused(
+                f"Failed to receive the weights, by their names, dtypes and shapes: {error}."
+            ) from error
 
     # -- writing -------------------------------------------------------------------------------------------------
 

@@ -188,14 +188,14 @@ class FsdpNetwork(Network):
         self.zero_grad()
         return [local(tensor) for tensor in (*self.model.parameters(), *self.model.buffers())], []
 
-    def specs(self) -> list[TensorSpec]:
+    def specs(self) -> Mapping[int, list[TensorSpec]]:
         with torch.device("meta"):
             kinds = ((name, torch.empty(p.shape, dtype=self._dtype(p))) for name, p in self._base())
             found = self._renamed(kinds)
-            return [TensorSpec(name, str(t.dtype).removeprefix("torch."), list(t.shape)) for name, t in found]
+            return {0: [TensorSpec(name, str(t.dtype).removeprefix("torch."), list(t.shape)) for name, t in found]}
 
     @torch.no_grad()
-    def export(self) -> Iterator[tuple[str, Tensor]]:
+    def export(self, *, by_stage: bool = False) -> Iterator[tuple[str, Tensor]]:
         adapter, scale = self.adapter(), self.place.lora.scale if self.place.lora else 1.0
         whole = ((n, merged(n, _whole(p.detach()), adapter, scale).to(self._dtype(p))) for n, p in self._base())
         for name, tensor in self._renamed(whole):

@@ -127,12 +127,12 @@ class MegatronNetwork(Network):
         gradients = [p.main_grad for p in model.parameters() if p.requires_grad]
         return [*model.parameters(), *model.buffers()], gradients
 
-    def specs(self) -> list[TensorSpec]:
+    def specs(self) -> Mapping[int, list[TensorSpec]]:
         return self.weights.specs()
 
-    def export(self) -> Iterator[tuple[str, Tensor]]:
+    def export(self, *, by_stage: bool = False) -> Iterator[tuple[str, Tensor]]:
         adapter, scale = self.adapter(), self.place.lora.scale if self.place.lora else 1.0
-        for name, tensor in self.weights.export(self.parameters()):
+        for name, tensor in self.weights.export(self.parameters(), by_stage=by_stage):
             yield name, merged(name, tensor, adapter, scale)
 
     def unadapted(self) -> AbstractContextManager[None]:

@@ -1,9 +1,11 @@
 """Weights between Hugging Face folders and the megatron model, by the family's table. `load` streams: each rule's
 tensors are read, cut and copied; every parameter must be filled. `export` is collective and yields full tensors on
-global rank 0, stage by stage; other ranks must exhaust an empty stream. Dtypes stay, so a round trip is exact."""
+global rank 0, stage by stage, or on each stage's first rank; other ranks must exhaust an empty stream. Dtypes stay, so a
+round trip is exact."""
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -14,14 +16,18 @@ import torch.distributed as dist
 from megatron.core.utils import unwrap_model
 from torch import Tensor
 
-from agentrl.engine.weights import TensorSpec
+from agentrl.engine.weights import TensorSpec, buckets
 from agentrl.errors import CheckpointError
+from agentrl.numerics.weight_group import views
 from agentrl.train.hf import HFFolder
 from agentrl.train.megatron.families import ModelFamily, ModelShape, Rule
 from agentrl.train.megatron.families.base import EMBEDDING, FINAL_NORM, HEAD, TIED_HEAD, VALUE_HEAD
 from agentrl.train.megatron.layout import Cut, ParallelLayout
 from agentrl.train.network import idle, learning
 from agentrl.train.settings import TrainSettings
+
+_MOVED = 256 << 20
+"""Bytes of weights that go from one rank to another in one message."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,40 +168,63 @@ class WeightMap:
         tied = {"output_layer.weight"} if self.shape.tied and self.entries[0] in learn else set()
         return {entry.parameter for entry in filter(self.is_mine, learn)} | tied
 
-    def specs(self) -> list[TensorSpec]:
-        """The specs of the model's own tensors that `export` yields, in its order, without touching one."""
-        return [
-            TensorSpec(name, str(dtype).removeprefix("torch."), shape)
-            for entry in self.entries
-            for name, (shape, dtype) in zip(entry.names, self.made[entry.kind], strict=True)
-        ]
+    def specs(self) -> dict[int, list[TensorSpec]]:
+        """The specs of the model's own tensors by the first rank of their stage, in the order of `export`."""
+        found: dict[int, list[TensorSpec]] = {}
+        for entry in self.entries:
+            found.setdefault(self._owner(entry.stage), []).extend(self._specs(entry))
+        return found
+
+    def _specs(self, entry: WeightEntry) -> Iterator[TensorSpec]:
+        for name, (shape, dtype) in zip(entry.names, self.made[entry.kind], strict=True):
+            yield TensorSpec(name, str(dtype).removeprefix("torch."), shape)
+
+    def _owner(self, stage: int, part: int = 0) -> int:
+        """The first rank of a pipeline stage that has this part of the experts."""
+        return self.layout.world // self.layout.pp * stage + self.layout.ep_ranks[part] - self.layout.ep_ranks[0]
 
     @torch.no_grad()
-    def export(self, tensors: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
-        """Yield (HF name, full tensor) on rank 0; see the module. `tensors` are this rank's, by megatron's names: the
-        weights, or anything of their shapes and dtypes."""
-        for entry in self.entries:
-            found: list[Tensor] = []
-            cut, mine = self.cut(entry), self.is_mine(entry)
-            if cut.first and mine:
-                found = entry.rule.layout.merge(cut.gathered(tensors[entry.parameter].detach()), self.shape)
-            if entry.stage != 0 or entry.part != 0:
-                found = self._to_rank_zero(found if cut.rank == 0 else [], entry)
-            if self.layout.rank == 0:
-                yield from zip(entry.names, found, strict=True)
+    def export(self, tensors: Mapping[str, Tensor], *, by_stage: bool = False) -> Iterator[tuple[str, Tensor]]:
+        """Yield (HF name, full tensor) on rank 0, or each stage's on its first rank; see the module. `tensors` are this
+        rank's, by megatron's names: the weights, or anything of their shapes and dtypes."""
+        target = self._owner(self.layout.pp_rank) if by_stage else 0
+        entries = [entry for entry in self.entries if not by_stage or entry.stage == self.layout.pp_rank]
+        for owner, run in itertools.groupby(entries, lambda entry: self._owner(entry.stage, entry.part)):
+            if owner == target:
+                found = (
+                    named for entry in run for named in zip(entry.names, self._merged(entry, tensors), strict=False)
+                )
+            else:
+                found = self._moved(list(run), tensors, owner, target)
+            for named in found:
+                if self.layout.rank == target:
+                    yield named
 
-    def _to_rank_zero(self, tensors: list[Tensor], entry: WeightEntry) -> list[Tensor]:
-        """Send those of an entry that rank 0 has not, if this rank is to, or receive them."""
-        for tensor in tensors:
-            dist.send(tensor.contiguous(), dst=0)
-        if self.layout.rank != 0:
+    def _merged(self, entry: WeightEntry, tensors: Mapping[str, Tensor]) -> list[Tensor]:
+        """The tensors that an entry makes, on the ranks of the first replica that have it; nothing elsewhere."""
+        cut = self.cut(entry)
+        if not (cut.first and self.is_mine(entry)):
             return []
-        device = "cpu" if dist.get_backend() == "gloo" else torch.cuda.current_device()
-        source = self.layout.pp_ranks[entry.stage] + self.layout.ep_ranks[entry.part]
-        made = [torch.empty(shape, dtype=dtype, device=device) for shape, dtype in self.made[entry.kind]]
-        for tensor in made:
-            dist.recv(tensor, src=source)
-        return made
+        return entry.rule.layout.merge(cut.gathered(tensors[entry.parameter].detach()), self.shape)
+
+    def _moved(
+        self, run: Sequence[WeightEntry], tensors: Mapping[str, Tensor], owner: int, target: int
+    ) -> Iterator[tuple[str, Tensor]]:
+        """Send what the entries make from one rank to another, in buckets; the other rank yields them."""
+        device = "cpu" if dist.get_backend() == "gloo" else torch.device("cuda", torch.cuda.current_device())
+        made = (tensor for entry in run for tensor in self._merged(entry, tensors))
+        for specs in buckets([spec for entry in run for spec in self._specs(entry)], _MOVED):
+            held = list(itertools.islice(made, len(specs)))  # on the owner, and on ranks that share its parameters
+            if self.layout.rank not in (owner, target):
+                continue
+            flat = torch.empty(sum(spec.nbytes for spec in specs), dtype=torch.uint8, device=device)
+            if self.layout.rank == target:
+                dist.recv(flat, src=owner)
+                yield from views(flat, specs)
+            else:
+                for (_, view), tensor in zip(views(flat, specs), held, strict=True):
+                    view.copy_(tensor)
+                dist.send(flat, dst=target)
 
 
 def stored(model: torch.nn.Module) -> dict[str, Tensor]:

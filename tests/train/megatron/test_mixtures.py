@@ -49,8 +49,11 @@ def everything(made: Any, saved: str) -> dict[str, Any]:
     """Log-probs, metrics of steps, weights after them; a checkpoint, and a step after it."""
     log_probs, metrics = made.log_probs(make_batch()), train(made, 0, STEPS)
     weights = {name: tensor.cpu().numpy().copy() for name, tensor in made.export_weights()}
+    staged = {name: tensor.numpy().copy() for name, tensor in made.actor.network.export(by_stage=True)}
+    assert list(staged) == [spec.name for spec in made.weight_specs().get(made.ranks.rank, [])]
     made.save(saved, STEPS)
-    return {"log_probs": log_probs, "metrics": metrics, "weights": weights, "next": train(made, STEPS, 1)}
+    found = {"log_probs": log_probs, "metrics": metrics, "weights": weights, "staged": staged}
+    return found | {"next": train(made, STEPS, 1)}
 
 
 def in_processes(rank: int, world: int, root: str, names: list[str]) -> dict[str, Any]:
@@ -77,7 +80,11 @@ def check(root: Path, arch: Arch, names: list[str]) -> None:
             want = everything(made, str(root / f"one_{one.use_distributed_optimizer}"))
     for world in sorted({LAYOUTS[name][0] for name in names}):
         chosen = [name for name in names if LAYOUTS[name][0] == world]
-        for name, got in run_ranks(in_processes, world, world, str(root), chosen)[0].items():
+        ranks = run_ranks(in_processes, world, world, str(root), chosen)
+        for name, got in ranks[0].items():
+            staged = {tensor: value for rank in ranks for tensor, value in rank[name]["staged"].items()}
+            assert staged.keys() == got["weights"].keys()
+            assert all(np.array_equal(value, got["weights"][tensor]) for tensor, value in staged.items()), name
             np.testing.assert_allclose(got["log_probs"], want["log_probs"], rtol=0, atol=1e-5, err_msg=name)
             for key, wanted in (("metrics", "metrics"), ("next", "next"), ("resumed", "next")):
                 np.testing.assert_allclose(got[key], want[wanted], rtol=1e-5, atol=1e-6, err_msg=f"{name} {key}")

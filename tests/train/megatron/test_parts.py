@@ -21,10 +21,11 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from transformers import AutoModelForCausalLM
 
-from agentrl.engine.weights import TensorSpec, WeightGroup
+from agentrl.engine.weights import Bucket, TensorSpec, WeightGroup, buckets
 from agentrl.errors import TrainError
-from agentrl.numerics.weight_group import join_group
+from agentrl.numerics.weight_group import WeightReceiver, views
 from agentrl.train import logprobs
+from agentrl.train.contracts import RankInfo
 from agentrl.train.hf import HFFolder
 from agentrl.train.megatron.attention import Rope
 from agentrl.train.megatron.device import uncompiled
@@ -355,31 +356,71 @@ def attention_operations(tokens: int) -> int:
     return 4 * 8 * 2 * tokens**2
 
 
-def send_or_receive(rank: int, folder: str, port: int) -> dict[str, NDArray[np.float32]]:
+def send_or_receive(rank: int, folder: str, port: int, kind: str) -> dict[str, NDArray[np.float32]]:
     """Rank 0 is a trainer of one process; rank 1 stands where an engine would, and returns what it received."""
+    told = [TensorSpec(*spec) for spec in json.loads((Path(folder) / "specs.json").read_text())]
+    cut = buckets(told, 100_000)
+    assert 2 < len(cut) < len(told)
+    sizes = [sum(spec.nbytes for spec in bucket) for bucket in cut]
+    name = f"weights_{port}"
     if rank == 0:
         with backend(settings(Path(folder))) as made:
             with pytest.raises(TrainError, match="init_weight_group first"):
-                made.broadcast_weights()
-            made.init_weight_group(WeightGroup("127.0.0.1", port, 2, "agentrl_weights", "gloo", 1, ()))
-            made.broadcast_weights()
+                made.broadcast_weights([])
+            made.init_weight_group(WeightGroup(0, max(sizes), "127.0.0.1", port, 2, name, kind, 1, ()))
+            for _ in range(2):
+                made.broadcast_weights([Bucket(name, bucket) for bucket in cut])
             return {name: tensor.numpy().copy() for name, tensor in made.export_weights()}
-    told = [TensorSpec(*spec) for spec in json.loads((Path(folder) / "specs.json").read_text())]
     timeout = datetime.timedelta(seconds=60)
     where = f"tcp://127.0.0.1:{port}"
-    group = join_group(backend="gloo", address=where, world_size=2, rank=1, name="agentrl_weights", timeout=timeout)
+    group = WeightReceiver(backend=kind, address=where, world_size=2, rank=1, name=name, timeout=timeout)
     received = {}
-    for spec in told:
-        received[spec.name] = torch.empty(spec.shape)
-        dist.broadcast(received[spec.name], src=0, group=group)
-    dist.destroy_process_group(group)
-    return {name: tensor.numpy() for name, tensor in received.items()}
+    for _ in range(2):
+        for bucket, size in zip(cut, sizes, strict=True):
+            received |= {n: t.numpy().copy() for n, t in views(group.receive(size, CPU), bucket)}
+    group.close()
+    return received
 
 
-def test_an_engine_in_the_weight_group_receives_every_tensor(tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", ["gloo", "shared_memory"])
+def test_an_engine_in_the_weight_group_receives_every_tensor(tmp_path: Path, kind: str) -> None:
     folder = make_tiny_model(tmp_path / "m", "qwen2")
     with backend(settings(folder)) as made:
-        (folder / "specs.json").write_text(json.dumps(made.weight_specs()))
-    sent, received = run_ranks(send_or_receive, 2, str(folder), free_port())
+        (folder / "specs.json").write_text(json.dumps(made.weight_specs()[0]))
+    sent, received = run_ranks(send_or_receive, 2, str(folder), free_port(), kind)
     assert sent.keys() == received.keys()
     assert all(np.array_equal(sent[name], received[name]) for name in sent)
+    assert not list(Path("/dev/shm").glob("weights_*"))
+
+
+def sent_by_stages(rank: int, folder: str, port: int, meeting: int) -> dict[str, NDArray[np.float32]]:
+    """Ranks 0 and 1 are the stages of a pipeline; rank 2 stands where an engine would, in a group with each of them."""
+    groups = [(f"stage_{sender}", port + sender) for sender in range(2)]
+    if rank < 2:
+        where = RankInfo(rank, 2, rank, "127.0.0.1", meeting)
+        with backend(settings(Path(folder), pipeline_model_parallel_size=2), where=where) as made:
+            every = {sender: buckets(specs, 100_000) for sender, specs in made.weight_specs().items()}
+            plan = [Bucket(groups[sender][0], bucket) for sender, cut in every.items() for bucket in cut]
+            if rank == 0:
+                Path(folder, "plan.json").write_text(json.dumps(plan))
+            for sender, (name, at) in enumerate(groups):
+                made.init_weight_group(WeightGroup(sender, 1 << 20, "127.0.0.1", at, 2, name, "gloo", 1, ()))
+            made.broadcast_weights(plan)
+            return {name: tensor.numpy().copy() for name, tensor in made.export_weights()}
+    common: dict[str, Any] = {"backend": "gloo", "world_size": 2, "rank": 1, "timeout": datetime.timedelta(seconds=120)}
+    made = {name: WeightReceiver(address=f"tcp://127.0.0.1:{at}", name=name, **common) for name, at in groups}
+    received = {}
+    for name, told in json.loads(Path(folder, "plan.json").read_text()):
+        specs = [TensorSpec(*spec) for spec in told]
+        flat = made[name].receive(sum(spec.nbytes for spec in specs), CPU)
+        received |= {tensor: view.numpy().copy() for tensor, view in views(flat, specs)}
+    return received
+
+
+def test_each_pipeline_stage_sends_its_own_weights(tmp_path: Path) -> None:
+    folder = make_tiny_model(tmp_path / "m", "qwen3_moe")
+    port = free_port()
+    whole, _, received = run_ranks(sent_by_stages, 3, str(folder), port, free_port())
+    assert {name for name, _ in json.loads((folder / "plan.json").read_text())} == {"stage_0", "stage_1"}
+    assert whole.keys() == received.keys()
+    assert all(np.array_equal(whole[name], received[name]) for name in whole)
