@@ -65,11 +65,10 @@ def views(flat: Tensor, specs: Iterable[tuple[str, str, list[int]]]) -> Iterator
 
 
 def checksum(data: NDArray[np.uint8]) -> str:
-    """Return a hash of a sixteenth of the bytes, spread over all of them, as hex. It tells whether a process reads the bucket
-    that was meant, at a small part of the time of a copy; it does not find every damaged byte."""
+    """Return a hash of sums over all bytes, as hex. It finds any single damaged byte, and is faster than a hash of them."""
     found = hashlib.blake2b(str(data.size).encode(), digest_size=16)
     whole = data.size // _ROW * _ROW
-    rows = data[:whole].view(np.uint64).reshape(-1, _ROW // 8)[::16]
+    rows = data[:whole].view(np.uint64).reshape(-1, _ROW // 8)
     for start in range(0, len(rows), _ROWS):
         found.update(rows[start : start + _ROWS].sum(0).tobytes())
     found.update(data[whole:].tobytes())
