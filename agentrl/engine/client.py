@@ -77,7 +77,9 @@ class EngineClient(EngineState):
         """Return true if the server is there, but its scheduler answers nothing for so many seconds; false as soon as it
         answers, or when the server is out of reach."""
         with anyio.move_on_after(seconds) as scope, suppress(EngineUnreachable):
-            while (await self._transport.exchange("GET", self.url + "/health_generate")).status == 503:
+            while True:
+                if (await self._transport.exchange("GET", self.url + "/health_generate")).status != 503:
+                    break
                 await anyio.sleep(_TRY_AGAIN)
         return scope.cancelled_caught
 

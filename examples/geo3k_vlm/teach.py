@@ -66,9 +66,9 @@ def teach(folder: Path, seed: int = 0, say: Say = print) -> Path:
     return folder
 
 
-def _tower(tower: nn.Module, vision: Vision, rng: random.Random) -> float:
+def _tower(tower: Any, vision: Vision, rng: random.Random) -> float:
     """Teach the tower; returns the last loss. The output is scaled to the loudness of words at the end."""
-    width = tower.config.out_hidden_size  # type: ignore[union-attr]
+    width: int = tower.config.out_hidden_size
     norm, fields, dots = nn.LayerNorm(width), nn.Linear(width, sum(_FIELD_SIZES)), nn.Linear(width, sum(_DOT_SIZES))
     weights = [p for part in (tower, norm, fields, dots) for p in part.parameters()]
     optimizers: list[torch.optim.Optimizer] = [torch.optim.AdamW(weights, lr=2e-3, betas=(0.9, 0.98), weight_decay=0)]
@@ -84,10 +84,10 @@ def _tower(tower: nn.Module, vision: Vision, rng: random.Random) -> float:
         loss = loss + _classes(dots(norm(crops)), _DOT_SIZES, torch.tensor([_facts(thing) for _, thing in close]))
         _step(loss, weights, optimizers)
     with torch.no_grad():
-        last = tower.merger.linear_fc2  # type: ignore[union-attr]
+        last = tower.merger.linear_fc2
         loud = 0.1 / seen.pow(2).mean().sqrt()
-        last.weight *= loud  # type: ignore[union-attr, operator]
-        last.bias *= loud  # type: ignore[union-attr, operator]
+        last.weight *= loud
+        last.bias *= loud
     return loss.item()
 
 
@@ -164,7 +164,7 @@ def _scale(optimizers: Sequence[torch.optim.Optimizer], factor: float) -> None:
 
 
 def _step(loss: Tensor, weights: Iterator[nn.Parameter] | list[nn.Parameter], optimizers: Any) -> None:
-    loss.backward()  # type: ignore[no-untyped-call]
+    loss.backward()
     nn.utils.clip_grad_norm_(list(weights), 1.0)
     for optimizer in optimizers:
         optimizer.step()

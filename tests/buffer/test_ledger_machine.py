@@ -14,6 +14,7 @@ from agentrl.buffer.ledger import Ledger, State
 from agentrl.errors import LedgerError
 from tests.buffer.make import finished, lease, recovered
 from tests.support.audit import audit_ledger
+from tests.support.nightly import examples
 
 BATCH = 2
 
@@ -196,7 +197,7 @@ class LedgerMachine(RuleBasedStateMachine):
 
 
 LedgerMachine.TestCase.settings = settings(
-    max_examples=settings.default.max_examples * 2 // 5,
+    max_examples=examples(0.4),
     stateful_step_count=40,
     derandomize=True,
     deadline=None,

@@ -8,10 +8,10 @@ from agentrl.chat import Chat, ChatSession, ParsedTurn, Thought, Verdict
 from agentrl.chat.probe import TOOL, assistant, result, user
 from tests.support.chats import make_chat
 from tests.support.conversations import TOOLS, Message, completion, conversations, turns
-from tests.support.nightly import nightly
+from tests.support.nightly import examples, nightly
 
 SETTINGS = settings(
-    max_examples=settings.default.max_examples * 15 // 100,
+    max_examples=examples(0.15),
     derandomize=True,
     deadline=None,
     database=None,

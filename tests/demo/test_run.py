@@ -16,7 +16,7 @@ from tests.buffer.make import finished
 
 
 def test_settings_are_complete(tmp_path: Path) -> None:
-    settings = RunSettings.from_cli(DEMO.argv(tmp_path / "run", shipped(DEMO.model), 3))
+    settings = RunSettings.from_cli(DEMO.argv(tmp_path / "run", shipped(str(DEMO.model)), 3))
     settings.check_complete("train")
     asked = (tmp_path / "run/data/train.jsonl").read_text().splitlines()
     assert len(asked) >= settings.rollout.num_rollout * settings.rollout.rollout_batch_size

@@ -6,7 +6,7 @@ import socket
 from collections.abc import Awaitable, Callable
 from functools import partial
 from pathlib import Path
-from typing import Any, get_args
+from typing import get_args
 
 import anyio
 import orjson

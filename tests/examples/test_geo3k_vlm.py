@@ -24,6 +24,7 @@ from examples.geo3k_vlm.scenes import (
     DOT_COLOURS,
     FIELD,
     GRID,
+    Split,
     Thing,
     draw,
     held_out,
@@ -49,7 +50,8 @@ def sample_of(prompt: list[dict[str, object]], label: str | None = None) -> Samp
 
 def test_the_seed_alone_decides_the_questions(tmp_path: Path) -> None:
     train, test = write_data(tmp_path, 3)
-    for file, split, seed in ((train, "train", 3), (test, "test", 0)):
+    splits: tuple[tuple[Path, Split, int], ...] = ((train, "train", 3), (test, "test", 0))
+    for file, split, seed in splits:
         lines = file.read_text(encoding="utf-8").splitlines()
         again = list(questions(20, split, seed))
         assert [json.loads(line) for line in lines[:20]] == [row(question) for question in again]
@@ -93,6 +95,7 @@ async def test_crop_shows_the_field_that_is_asked_for() -> None:
         for at_column in range(GRID):
             outcome = await env.toolbox.run("crop", {"row": at_row + 1, "column": at_column + 1}, state=env)
             assert outcome.ok
+            assert isinstance(outcome.content, list)
             (part,) = outcome.content
             left, top = at_column * FIELD, at_row * FIELD
             field = picture.crop((left, top, left + FIELD, top + FIELD))

@@ -171,7 +171,7 @@ def test_the_settings_hold_together(name: str) -> None:
 @pytest.mark.timeout(1500)
 @pytest.mark.parametrize("env", ["FaultyRetoolEnv", "FailingRetoolEnv"])
 def test_learns_though_tools_fail_and_hang(env: str, tmp_path: Path) -> None:
-    model = shipped(EXAMPLE_RUN.model)
+    model = shipped(str(EXAMPLE_RUN.model))
     train, test = write_synthetic(tmp_path / "data", 0)
     flags = ["--config", str(EXAMPLE / "cpu.yaml"), "--env", f"tests.examples.faulty_retool:{env}"]
     flags += ["--hf-checkpoint", str(model), "--prompt-data", str(train), "--output-dir", str(tmp_path / "run")]

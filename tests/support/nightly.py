@@ -6,6 +6,7 @@ from collections.abc import Collection, Iterable
 from typing import Any
 
 import pytest
+from hypothesis import settings
 
 
 def nightly(values: Iterable[Any], everyday: int | Collection[Any]) -> list[Any]:
@@ -16,6 +17,11 @@ def nightly(values: Iterable[Any], everyday: int | Collection[Any]) -> list[Any]
     first = everyday if isinstance(everyday, int) else 0
     kept: Collection[Any] = () if isinstance(everyday, int) else everyday
     return [value if number < first or value in kept else _slow(value) for number, value in enumerate(values)]
+
+
+def examples(share: float) -> int:
+    """Return so large a share of the examples that the profile of property tests draws."""
+    return max(1, round(settings().max_examples * share))
 
 
 def _slow(value: Any) -> Any:

@@ -190,6 +190,7 @@ class WeightMap:
         target = self._owner(self.layout.pp_rank) if by_stage else 0
         entries = [entry for entry in self.entries if not by_stage or entry.stage == self.layout.pp_rank]
         for owner, run in itertools.groupby(entries, lambda entry: self._owner(entry.stage, entry.part)):
+            found: Iterator[tuple[str, Tensor]]
             if owner == target:
                 found = (
                     named for entry in run for named in zip(entry.names, self._merged(entry, tensors), strict=False)

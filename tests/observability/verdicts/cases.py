@@ -54,7 +54,14 @@ class Case:
         config = folder / "calculator.yaml"
         text = DEMO.config.read_text().replace("  eval_interval: 10\n", "")
         config.write_text(text.replace("num_rollout: 20", "num_rollout: 15").replace("batch_size: 16", "batch_size: 8"))
-        argv = ["--config", str(config), "--hf-checkpoint", str(shipped(DEMO.model)), "--prompt-data", str(prompts)]
+        argv = [
+            "--config",
+            str(config),
+            "--hf-checkpoint",
+            str(shipped(str(DEMO.model))),
+            "--prompt-data",
+            str(prompts),
+        ]
         return argv + (["--env", f"{ENVIRONMENTS}:{self.env}"] if self.env else [])
 
     def _project(self, folder: Path) -> list[str]:

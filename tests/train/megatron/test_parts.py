@@ -374,7 +374,7 @@ def send_or_receive(rank: int, folder: str, port: int, kind: str) -> dict[str, N
     timeout = datetime.timedelta(seconds=60)
     where = f"tcp://127.0.0.1:{port}"
     group = WeightReceiver(backend=kind, address=where, world_size=2, rank=1, name=name, timeout=timeout)
-    received = {}
+    received: dict[str, NDArray[np.float32]] = {}
     for _ in range(2):
         for bucket, size in zip(cut, sizes, strict=True):
             received |= {n: t.numpy().copy() for n, t in views(group.receive(size, CPU), bucket)}
@@ -408,11 +408,11 @@ def sent_by_stages(rank: int, folder: str, port: int, meeting: int) -> dict[str,
             made.broadcast_weights(plan)
             return {name: tensor.numpy().copy() for name, tensor in made.export_weights()}
     common: dict[str, Any] = {"backend": "gloo", "world_size": 2, "rank": 1, "timeout": datetime.timedelta(seconds=120)}
-    made = {name: WeightReceiver(address=f"tcp://127.0.0.1:{at}", name=name, **common) for name, at in groups}
-    received = {}
+    members = {name: WeightReceiver(address=f"tcp://127.0.0.1:{at}", name=name, **common) for name, at in groups}
+    received: dict[str, NDArray[np.float32]] = {}
     for name, told in json.loads(Path(folder, "plan.json").read_text()):
         specs = [TensorSpec(*spec) for spec in told]
-        flat = made[name].receive(sum(spec.nbytes for spec in specs), CPU)
+        flat = members[name].receive(sum(spec.nbytes for spec in specs), CPU)
         received |= {tensor: view.numpy().copy() for tensor, view in views(flat, specs)}
     return received
 
