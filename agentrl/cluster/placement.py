@@ -1,11 +1,13 @@
 """A run's parts on Ray: engines, rollouts and trainer are started side by side, and stopped together."""
 
 import contextlib
+import logging
 import os
 import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +31,7 @@ from agentrl.cluster.runtime import (
 from agentrl.cluster.trainers import RayTrainer, TrainActor, local_ranks, rank_order
 from agentrl.config import RunSettings
 from agentrl.errors import AgentRLError, SettingsError, ungrouped
+from agentrl.run import deltas
 from agentrl.run.demonstrations import without_engines
 from agentrl.run.engines import serve_one
 from agentrl.run.protocols import Components, Found, Progress, Start, WeightTransfer, counted, within
@@ -52,11 +55,34 @@ class EngineActor:
         process = self._stack.enter_context(serve_one(self._settings, index, logs, host=host, gpus=gpus))
         return process.url, process.pid
 
+    def fetch(self, version: Path, into: Path, name: str, base: str | None) -> None:
+        """Make a copy of weights on this machine; see `deltas.fetch`."""
+        deltas.fetch(version, into, name, base)
+
     def stop(self) -> None:
         self._stack.close()
 
 
+async def _fetch(actors: Sequence[Any], version: Path, into: Path, name: str, base: str | None) -> None:
+    """Have every machine make a copy. Raises AgentRLError: no machine could."""
+    failures = []
+
+    async def one(actor: Any) -> None:
+        try:
+            await value(actor.fetch.remote(version, into, name, base))
+        except AgentRLError as error:
+            failures.append(error)
+            _log.warning("a machine with an engine has no copy of the weights in %s: %s", into, error)
+
+    async with anyio.create_task_group() as tasks:
+        for actor in actors:
+            tasks.start_soon(one, actor)
+    if failures and len(failures) == len(actors):
+        raise failures[0]
+
+
 _STOP_TIMEOUT = 15.0
+_log = logging.getLogger(__name__)
 
 
 @contextlib.asynccontextmanager
@@ -138,7 +164,7 @@ class _Starting:
             if s.cluster.offload_train:
                 await trainer.offload()
             await start_engines()
-        parts, generating = await self._rollouts(stack, trainer, urls, worker)
+        parts, generating = await self._rollouts(stack, trainer, actors, urls, worker)
         with within(timeout, "asking for process ids"):
             trainers = await values([process.pid.remote() for process in trainer.processes])
         self.folder.write_processes({"driver": [os.getpid()], "trainer": trainers, "engine": pids, **generating})
@@ -154,7 +180,12 @@ class _Starting:
         self.progress.ready("checkpoint loaded", began)
 
     async def _rollouts(
-        self, stack: contextlib.AsyncExitStack, trainer: RayTrainer, urls: list[str], worker: Any | None
+        self,
+        stack: contextlib.AsyncExitStack,
+        trainer: RayTrainer,
+        actors: Sequence[Any],
+        urls: list[str],
+        worker: Any | None,
     ) -> tuple[Components, dict[str, list[int]]]:
         """The parts, and the process that generates, if there is one."""
         self.progress.phase("opening the data")
@@ -166,7 +197,9 @@ class _Starting:
         opening = RayRollouts.open(worker, urls, step)
         with within(self.settings.cluster.start_timeout, "starting the rollout worker"):
             rollouts = await stack.enter_async_context(opening)
-        weights: WeightTransfer = DiskWeights(self.folder, trainer, rollouts.engines)
+        copies = s.cluster.update_weight_local_checkpoint_dir
+        fetch = partial(_fetch, actors)
+        weights: WeightTransfer = DiskWeights(self.folder, trainer, rollouts.engines, fetch, copies)
         if self.settings.cluster.update_weight_mode == "broadcast":
             here = s.cluster.colocate and s.cluster.actor_num_nodes == 1 and s.engine.engine == "embedded"
             broadcast = BroadcastWeights.open(s.cluster, trainer, rollouts.engines, shared=here)

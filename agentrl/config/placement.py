@@ -48,6 +48,11 @@ class ClusterSettings(Settings):
     update_weight_mode: Literal["broadcast", "disk"] = Field(
         "broadcast", description="Transport of new weights to the engines: a process group, or the run's folder."
     )
+    update_weight_local_checkpoint_dir: str | None = Field(
+        None,
+        description="Folder on each engine's machine for copies of the weights; an update fetches only the blocks that "
+        "changed.",
+    )
     update_weights_interval: PositiveInt = Field(1, description="Send new weights every this many rollouts.")
     update_weight_buffer_size: PositiveInt = Field(512 << 20, description="Maximum bytes of weights in one broadcast.")
     weight_sync_timeout: PositiveFloat = Field(600.0, description="Seconds one weight update may take.")

@@ -188,8 +188,8 @@ class WeightSender:
         """Send a bucket, which lies in what `buffer` returned. Raises TrainError: a member was lost."""
         try:
             if self._shared:
-                dist.barrier(self._group)
                 flat = torch.frombuffer(bytearray.fromhex(checksum(flat.numpy())), dtype=torch.uint8)
+                dist.barrier(self._group)
             dist.broadcast(flat, src=0, group=self._group)
         except RuntimeError as error:
             raise TrainError(f"a member of the weight group was lost: {error}") from error

@@ -1,38 +1,69 @@
 """WeightTransfer from the trainer to the engines, under a new version. The version is the number of rollouts that the
 weights were trained on."""
 
+import hashlib
 import itertools
 import shutil
 import uuid
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from contextlib import asynccontextmanager, suppress
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import anyio
+from anyio import to_thread
 
 from agentrl.config.placement import ClusterSettings
 from agentrl.engine.weights import BroadcastUpdate, Bucket, DiskUpdate, WeightGroup, buckets
 from agentrl.errors import AgentRLError, EngineFailure, TrainError, ungrouped
 from agentrl.modelfolder import ADAPTER
+from agentrl.run.deltas import write_delta
 from agentrl.run.protocols import Trainer, WeightSink, WeightSource, WeightTransfer, within
 from agentrl.runfolder import RunFolder
 
 
-class DiskWeights(WeightTransfer):
-    """The trainer writes a Hugging Face folder, or PEFT's of an adapter; engines load it; only the newest is kept."""
+Fetch = Callable[[Path, Path, str, str | None], Awaitable[None]]
+"""Has `deltas.fetch` make a copy on every machine with engines; a machine that cannot gets no new weights."""
 
-    def __init__(self, folder: RunFolder, trainer: Trainer, sink: WeightSink) -> None:
-        self._folder, self._trainer, self._sink = folder.weights, trainer, sink
+
+class DiskWeights(WeightTransfer):
+    """The trainer writes a Hugging Face folder, or PEFT's of an adapter; engines load it; only the newest is kept. With
+    `copies`, a folder on each machine, `fetch` brings it there before the engines pause."""
+
+    def __init__(
+        self,
+        folder: RunFolder,
+        trainer: Trainer,
+        sink: WeightSink,
+        fetch: Fetch | None = None,
+        copies: str | None = None,
+    ) -> None:
+        self._folder, self._trainer, self._sink, self._fetch = folder.weights, trainer, sink, fetch
+        run = hashlib.sha256(str(folder.path.resolve()).encode()).hexdigest()[:8]
+        self._copies = None if copies is None else Path(copies) / f"{folder.path.name}-{run}"
+        self._fetched: tuple[Path, str] | None = None
 
     async def send(self, version: int) -> None:
         target = self._folder / str(version)
         await self._trainer.save_hf(target, served=True)
         adapter = f"agentrl-{version}-{uuid.uuid4().hex[:8]}" if (target / ADAPTER).is_file() else None
-        await self._sink.receive(DiskUpdate(str(target), adapter), str(version))
+        await self._sink.receive(DiskUpdate(str(await self._near(target)), adapter), str(version))
         for old in self._folder.iterdir():
             if old != target:
                 shutil.rmtree(old)
+
+    async def _near(self, version: Path) -> Path:
+        """Return the folder from which engines load a version: the version, or the copy on their machines."""
+        if self._fetch is None or self._copies is None:
+            return version
+        before, name = self._fetched, f"{version.name}-{uuid.uuid4().hex[:8]}"
+        if before and before[0] != version:
+            await to_thread.run_sync(write_delta, before[0], version)
+        base = before[1] if before and before[0] != version else None
+        await self._fetch(version, self._copies, name, base)
+        self._fetched = version, name
+        return self._copies / name
 
     async def lost(self) -> bool:
         return False  # engines load the folder by themselves

@@ -35,6 +35,22 @@ def test_a_run_trains_agrees_with_its_engine_and_leaves_nothing_running(kit: Run
     _starts_nothing_again(kit, arguments, rollouts=3)
 
 
+@pytest.mark.slow
+def test_engines_load_copies_that_differences_brought_up_to_date(kit: RunKit) -> None:
+    near = kit.folder / "near"
+    arguments = kit.arguments("deltas", update_weight_mode="disk", update_weight_local_checkpoint_dir=str(near))
+    run = kit.start(arguments)
+    assert run.wait() == 0, run.output
+    _check_trained(run, rollouts=3)
+    newest = next((run.folder / "weights").iterdir())
+    assert (newest / "delta" / "index.json").is_file()
+    copies = [path for path in near.glob("*/*") if path.name.startswith(f"{newest.name}-")]
+    assert len(copies) == 1
+    for file in newest.glob("*.*"):
+        assert (copies[0] / file.name).read_bytes() == file.read_bytes()
+    assert "the whole version is copied" not in run.output
+
+
 def _check_trained(run: Run, rollouts: int) -> None:
     """Every group is trained once, trainer and engine agree, and everything that people look at is there."""
     rows = run.metrics()

@@ -63,7 +63,7 @@ MIXTURES = [
 REASONS = {
     "--multimodal-keys": "models here read text only",
     "--use-gated-attention": "models are built from config.json",
-    "--update-weight-delta-encoding": "whole weights are sent",
+    "--update-weight-delta-encoding": "differences are always stored as XOR",
     "--fp8-format": "models are trained in bfloat16 or float32",
     "--allgather-cp": "models with linear or sparse attention are not trained here",
     "--spec": "models are built from config.json",

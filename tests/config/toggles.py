@@ -410,6 +410,7 @@ SAID: dict[str, tuple[str, str]] = {
     "num_gpus_per_node": ("1", "has no effect with --backend local"),
     "allow_fewer_devices": ("", "has no effect with --backend local"),
     "update_weight_mode": ("broadcast", "sends weights by disk"),
+    "update_weight_local_checkpoint_dir": ("copies", "has no effect with --backend local"),
     "update_weight_buffer_size": ("4096", "has no effect with --update-weight-mode disk"),
     "wandb_project": ("x", "has no effect without --use-wandb"),
     "wandb_group": ("x", "has no effect without --use-wandb"),

@@ -1,6 +1,7 @@
 """Weights on their way: both sides are told the same, in the right order, under the right version."""
 
 import itertools
+import shutil
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -75,7 +76,8 @@ class Source(WeightSource, Trainer):
         raise AssertionError("nothing is saved here")
 
     async def save_hf(self, path: Path, *, served: bool = False) -> None:
-        path.mkdir(parents=True)
+        path.mkdir(parents=True, exist_ok=True)
+        shutil.rmtree(path / "delta", ignore_errors=True)  # a folder is replaced
         self.log.append(f"write {path.name}")
 
 
@@ -173,6 +175,36 @@ async def test_only_the_newest_weights_stay_on_the_disk(folder: RunFolder) -> No
         await weights.send(version)
     assert source.log == ["write 0", "receive 0", "write 1", "receive 1", "write 2", "receive 2"]
     assert [path.name for path in folder.weights.iterdir()] == ["2"]
+
+
+async def test_copies_are_made_before_the_engines_load_them_and_by_differences_where_there_is_a_base(
+    folder: RunFolder, tmp_path: Path
+) -> None:
+    source = Source([])
+    loaded: list[Path] = []
+
+    class Copies(Sink):
+        async def receive(self, update: DiskUpdate | BroadcastUpdate, version: str) -> None:
+            assert isinstance(update, DiskUpdate)
+            loaded.append(Path(update.folder))
+            await super().receive(update, version)
+
+    async def fetch(version: Path, into: Path, name: str, base: str | None) -> None:
+        source.log.append(
+            f"fetch {version.name}, base {base and base.split('-')[0]}, delta {(version / 'delta').is_dir()}"
+        )
+        (into / name).mkdir(parents=True)
+
+    weights = DiskWeights(folder, source, Copies(source), fetch, str(tmp_path / "near"))
+    for version in (0, 1, 1):
+        await weights.send(version)
+    assert source.log == [
+        *("write 0", "fetch 0, base None, delta False", "receive 0"),
+        *("write 1", "fetch 1, base 0, delta True", "receive 1"),
+        *("write 1", "fetch 1, base None, delta False", "receive 1"),
+    ]
+    assert {path.parent.parent for path in loaded} == {tmp_path / "near"}
+    assert len(set(loaded)) == 3, "a version that is sent again has a copy of its own"
 
 
 async def test_weights_that_the_engines_refused_stay(folder: RunFolder) -> None:
