@@ -22,7 +22,6 @@ from agentrl.run.deltas import write_delta
 from agentrl.run.protocols import Trainer, WeightSink, WeightSource, WeightTransfer, within
 from agentrl.runfolder import RunFolder
 
-
 Fetch = Callable[[Path, Path, str, str | None], Awaitable[None]]
 """Has `deltas.fetch` make a copy on every machine with engines; a machine that cannot gets no new weights."""
 
