@@ -30,14 +30,15 @@ from numpy.typing import NDArray
 
 from agentrl.buffer.codec import encode_group, split_group
 from agentrl.buffer.sqlite import BUSY_SECONDS, begin
+from agentrl.chat.messages import content_text
 from agentrl.errors import DataError
 from agentrl.groups import Group
 from agentrl.sample import Sample, version_number
 
 Kind = Literal["train", "eval", "rollout"]
-LAYOUT = 3
+LAYOUT = 4
 """Of the file, in its `user_version`. Earlier layouts lack columns; a writer adds them, a reader shows them as empty."""
-_SINCE = {"stop_reason": 2, "role": 3, "branch": 3}
+_SINCE = {"stop_reason": 2, "role": 3, "branch": 3, "question": 4, "answer": 4}
 """The layout that brought a column."""
 
 
@@ -60,6 +61,7 @@ class TrajectoryRow:
         seconds: in tools and environment.
         role, branch: of an agent program's session, the conversation's role and the reason of the branch, see
             docs/gateway.md; else "".
+        question, answer: the first words of the prompt's last user message, and of the model's last message.
         staleness: step - oldest, in training.
     """
 
@@ -89,6 +91,8 @@ class TrajectoryRow:
     stop_reason: str
     role: str
     branch: str
+    question: str
+    answer: str
     staleness: int | None
 
 
@@ -265,7 +269,7 @@ class _Played(NamedTuple):
 
 
 def _columns(sample: Sample, reward_key: str | None) -> tuple[Any, ...]:
-    """Returns the columns from `group_index` to `branch`, in their order."""
+    """Return the columns from `group_index` to `answer`, in their order."""
     metadata = sample.metadata
     prompt = hashlib.blake2b(orjson.dumps(sample.prompt, default=str), digest_size=8).hexdigest()
     failure, tools = metadata.get("failure"), dict.fromkeys(called_tools(metadata.get("messages")))
@@ -278,6 +282,7 @@ def _columns(sample: Sample, reward_key: str | None) -> tuple[Any, ...]:
         *(sample.model_turns, len(sample.tokens), sample.response_length, sample.trained_tokens),
         *(min(versions, default=None), max(versions, default=None)),
         *(sample.non_generation_time, time.time(), sample.stop_reason, *_branch(metadata.get("gateway"))),
+        *_exchange(sample.prompt, metadata.get("messages"), sample.response),
     )
 
 
@@ -287,6 +292,26 @@ def _branch(gateway: Any) -> tuple[str, str]:
         return "", ""
     opened = next((reason for reason in reversed(reasons) if reason != "extend"), "")
     return str(gateway.get("role", ""))[:80], str(opened)[:80]
+
+
+def _exchange(prompt: Any, messages: Any, response: str) -> tuple[str, str]:
+    """Return the first words of the question, and of the answer without the thoughts before it."""
+    answer = _last(messages, "assistant") if isinstance(messages, list) else response
+    return first_words(_last(prompt, "user")), first_words(answer.rpartition("</think>")[2].strip() or answer)
+
+
+def _last(messages: Any, role: str) -> str:
+    """Return the text of the role's last message that has text; a prompt may be text itself."""
+    if not isinstance(messages, list):
+        return str(messages)
+    said = (content_text(m.get("content")) for m in reversed(messages) if isinstance(m, dict) and m.get("role") == role)
+    return next((text for text in said if text.strip()), "")
+
+
+def first_words(text: str, most: int = 90) -> str:
+    """Return the beginning of a text in one line."""
+    line = " ".join(text[: 10 * most].split())
+    return line if len(line) <= most else f"{line[: most - 1]}…"
 
 
 def _reward(sample: Sample, key: str | None) -> float | None:

@@ -217,4 +217,5 @@ def templates(*packages: str) -> Jinja:
     loader = ChoiceLoader([PackageLoader(f"agentrl.{name}", "templates") for name in packages])
     jinja = Jinja(loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
     jinja.globals["show"] = number
+    jinja.filters["colour"] = lambda value: "good" if (value or 0) > 0 else "bad" if (value or 0) < 0 else "muted"
     return jinja

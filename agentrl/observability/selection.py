@@ -81,7 +81,7 @@ def read_trajectory(reader: StoreReader, row: TrajectoryRow, texts: TokenTexts) 
     """Return a row's group, and what a page shows of its sample."""
     group, said = reader.group(row.key), reader.details(row.key)
     trained = Trained(*(said[row.place][name].tolist() for name in ("log_probs", "advantages"))) if said else None
-    return group, describe_sample(group[row.place], texts, trained)
+    return group, replace(describe_sample(group[row.place], texts, trained), reward=row.reward)
 
 
 def _described(reader: StoreReader, row: TrajectoryRow, texts: TokenTexts) -> Trajectory:

@@ -13,7 +13,7 @@ from itertools import accumulate, groupby
 from pathlib import Path
 from typing import Any
 
-from agentrl.buffer.store import called_tools
+from agentrl.buffer.store import called_tools, first_words
 from agentrl.errors import DataError
 from agentrl.sample import Origin, Sample, Segment
 
@@ -62,8 +62,7 @@ class TokenSpan:
     @property
     def preview(self) -> str:
         """The first words, for where it is folded."""
-        text = " ".join("".join(token.text for token in self.tokens[:LONG]).split())
-        return text if len(text) <= 90 else text[:89] + "…"
+        return first_words("".join(token.text for token in self.tokens[:LONG]))
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +75,10 @@ class Trajectory:
     turns: int
     weights: str
     stop_reason: str
+    scores: Mapping[str, float]
+    """The parts of the reward: its own if it is a dict, and the grade's."""
+    grading: Mapping[str, str]
+    """The label, the answer that the grader extracted, and its reason; those that are known."""
 
     @property
     def tokens(self) -> tuple[Token, ...]:
@@ -104,7 +107,8 @@ def describe_sample(sample: Sample, texts: TokenTexts, trained: Trained | None =
     _show_images(sample, tokens)
     turns, weights = max((s.turn for s in spans), default=0), ", ".join(sample.weight_versions)
     parts = (*_prompt_parts(sample, tokens[:prompt]), *_response_parts(sample, tokens[prompt:], spans, turns))
-    return Trajectory(parts, _reward(sample), sample.status.value, turns, weights, sample.stop_reason)
+    about = _scores(sample), _grading(sample)
+    return Trajectory(parts, _reward(sample), sample.status.value, turns, weights, sample.stop_reason, *about)
 
 
 def _token(sample: Sample, at: int, text: str, span: Segment | None, trained: Trained | None) -> Token:
@@ -213,6 +217,23 @@ def _reward(sample: Sample) -> float | None:
     if isinstance(sample.reward, dict):
         return next((float(v) for v in sample.reward.values() if isinstance(v, (int, float))), None)
     return None if sample.reward is None else float(sample.reward)
+
+
+def _scores(sample: Sample) -> dict[str, float]:
+    given = (_grade(sample).get("parts"), sample.reward)
+    found = (item for parts in given if isinstance(parts, Mapping) for item in parts.items())
+    return {str(name): float(value) for name, value in found if isinstance(value, (int, float))}
+
+
+def _grading(sample: Sample) -> dict[str, str]:
+    grade = _grade(sample)
+    found = {"label": sample.label, "extracted": grade.get("extracted"), "reason": grade.get("reason")}
+    return {name: text for name, value in found.items() if value is not None and (text := first_words(str(value), 200))}
+
+
+def _grade(sample: Sample) -> Mapping[str, Any]:
+    grade = sample.metadata.get("grade")
+    return grade if isinstance(grade, Mapping) else {}
 
 
 def run_texts(folder: Path, settings: Mapping[str, Any]) -> TokenTexts:

@@ -118,14 +118,17 @@ def _stores(library: Library) -> tuple[int, ...]:
 
 async def _table(library: Library, args: PageArguments) -> None:
     query = Query(dict(args.query_parameters))
-    source = library.source(query.source)
     _html(await _aside(table.form, library, query))
-    rows = _html(await _aside(table.rows, source, query))
+    rows = _html(await _aside(table.rows, library, query))
 
     async def renew() -> None:
-        rows.content = await _aside(table.rows, source, query)
+        rows.content = await _aside(table.rows, library, query)
 
-    _keep(lambda: (*source.stamp, bool(query.search and source.index.note())), renew)
+    def seen() -> tuple[int, ...]:
+        sources = library.chosen(query.source)
+        return tuple(part for one in sources for part in (*one.stamp, bool(query.search and one.index.note())))
+
+    _keep(seen, renew)
 
 
 async def _trajectory(library: Library, args: PageArguments) -> None:

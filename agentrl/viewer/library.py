@@ -40,8 +40,8 @@ class Run:
 class Source:
     """One trajectory store of a run."""
 
-    def __init__(self, name: str, path: Path) -> None:
-        self.name, self.path = name, path
+    def __init__(self, number: int, name: str, path: Path) -> None:
+        self.number, self.name, self.path = number, name, path
         self._opened: dict[int, StoreReader] = {}
 
     @property
@@ -95,7 +95,7 @@ class Library:
         for run in self.runs:
             for below, path in find_stores(run.folder).items():
                 if path not in known:
-                    self.sources.append(Source(f"{run.name}/{below}".rstrip("/"), path))
+                    self.sources.append(Source(len(self.sources), f"{run.name}/{below}".rstrip("/"), path))
 
     def source(self, number: int) -> Source:
         """A source by its number. Raises DataError: there is none."""
@@ -104,6 +104,11 @@ class Library:
                 "no trajectories here yet: `agentrl train`, `rollout` and `eval` store them unless --keep-trajectories is 0"
             )
         return self.sources[number]
+
+    def chosen(self, number: int | None) -> Sequence[Source]:
+        """Return the source of a number, or for None all whose files exist. Raises DataError: there is none."""
+        existing = [] if number is not None else [source for source in self.sources if source.path.is_file()]
+        return existing or [self.source(number or 0)]
 
 
 def _runs_in(folder: Path, depth: int = 2) -> list[Path]:

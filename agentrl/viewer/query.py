@@ -44,8 +44,9 @@ class Query:
     given: Mapping[str, str]
 
     @property
-    def source(self) -> int:
-        return _whole(self.given.get("source"), 0)
+    def source(self) -> int | None:
+        """The number of the source; None for all sources."""
+        return None if self.given.get("source") == "all" else _whole(self.given.get("source"), 0)
 
     @property
     def page(self) -> int:
@@ -53,7 +54,7 @@ class Query:
 
     @property
     def order(self) -> str:
-        return self.given.get("order") or "-id"
+        return self.given.get("order") or ("-at" if self.source is None else "-id")
 
     @property
     def at(self) -> int | None:
@@ -107,7 +108,6 @@ def _whole(text: str | None, default: T) -> int | T:
 def _templates() -> Jinja:
     jinja = templates("viewer", "observability")
     jinja.filters["figure"] = lambda value: "–" if value is None else number(value)
-    jinja.filters["colour"] = lambda value: "muted" if value is None else "good" if value > 0 else "bad"
     jinja.filters["clock"] = lambda at: time.strftime("%m-%d %H:%M", time.localtime(at))
     return jinja
 

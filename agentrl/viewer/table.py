@@ -1,8 +1,10 @@
-"""The table of trajectories: a page of rows out of the store, filtered and sorted there."""
+"""The table of trajectories: a page of rows out of one store or all, filtered and sorted there."""
 
+from collections import Counter
+from collections.abc import Sequence
 from functools import lru_cache
 
-from agentrl.buffer.reader import Filter, StoreSection
+from agentrl.buffer.reader import Filter
 from agentrl.buffer.store import TrajectoryRow
 from agentrl.viewer.library import Library, Source
 from agentrl.viewer.query import NONE, PAGE, RANGES, VALUES, Query, macro
@@ -10,6 +12,8 @@ from agentrl.viewer.query import NONE, PAGE, RANGES, VALUES, Query, macro
 _COLUMNS = (
     ("step", "step", False),
     ("group", "group_index", False),
+    ("prompt", "question", True),
+    ("answer", "answer", True),
     ("reward", "reward", False),
     ("ended", "status", False),
     ("stop", "stop_reason", True),
@@ -25,50 +29,72 @@ _OF_AGENTS = (("role", "role", False), ("branch", "branch", True))
 """Label, column of the store, and whether a narrow screen goes without."""
 
 
+Located = tuple[Source, TrajectoryRow]
+"""A row, and the source that has it."""
+
+
 def form(library: Library, query: Query) -> str:
-    source = library.source(query.source)
-    kinds, choices = _choices(source, source.stamp)
-    names = [one.name for one in library.sources]
-    return macro("table.html", "form")(query, names, kinds, choices, RANGES.items())
+    sources = tuple(library.chosen(query.source))
+    choices = _choices(sources, tuple(source.stamp for source in sources))
+    return macro("table.html", "form")(query, [one.name for one in library.sources], choices, RANGES.items())
 
 
 @lru_cache(maxsize=8)
 def _choices(
-    source: Source, stamp: tuple[int, ...]
-) -> tuple[list[StoreSection], list[tuple[str, str, list[tuple[str, int]]]]]:
-    """The choices of the filters, counted once as long as the store is as it is: kinds; column, label and values."""
-    found = []
+    sources: tuple[Source, ...], stamps: tuple[tuple[int, ...], ...]
+) -> list[tuple[str, str, list[tuple[str, int]]]]:
+    """Return column, label and counted values of the filters, read once while the stores are unchanged."""
+    kinds = Counter[str]()
+    for part in (part for source in sources for part in source.reader.kinds()):
+        kinds[f"{part.kind} {part.name}".strip()] += part.trajectories
+    found = [("kind", "kind", [*kinds.items()])]
     for field, label in (VALUES | {"tool": "tool"}).items():
-        counts = source.reader.values("tools" if field == "tool" else field)
+        counts = Counter[str]()
+        for source in sources:
+            counts.update(source.reader.values("tools" if field == "tool" else field))
         if len(counts) > (field != "tool"):
-            found.append((field, label, [(value or NONE, count) for value, count in counts.items()]))
-    return source.reader.kinds(), found
+            found.append((field, label, [(value or NONE, count) for value, count in counts.most_common()]))
+    return found
 
 
-def rows(source: Source, query: Query) -> str:
-    where, note = search(source, query)
-    total = source.reader.count(where)
+def rows(library: Library, query: Query) -> str:
+    where, note = search(library, query)
+    total = sum(source.reader.count(part) for source, part in where)
     pages = max(1, -(-total // PAGE))
     page = min(query.page, pages)
     offset = (page - 1) * PAGE
-    found = source.reader.query(where, query.order, PAGE, offset)
-    agents = any(row.role for row in found)
+    found = _read(where, query.order, PAGE, offset)
+    agents = any(row.role for _, row in found)
     columns = (*_COLUMNS[:2], *(_OF_AGENTS if agents else ()), *_COLUMNS[2:])
     return macro("table.html", "rows")(query, columns, agents, found, total, offset, page, pages, note)
 
 
-def search(source: Source, query: Query) -> tuple[Filter, str]:
-    """The store's filter, with what a search found in it; and what to know about the search."""
+def search(library: Library, query: Query) -> tuple[list[tuple[Source, Filter]], str]:
+    """Return each chosen source with its filter, which contains what a search found; and a note about the search."""
+    sources = library.chosen(query.source)
     if not query.search:
-        return query.filter(None), ""
-    found = source.index.find(query.search)
-    return query.filter(found), source.index.note()
+        return [(source, query.filter(None)) for source in sources], ""
+    where = [(source, query.filter(source.index.find(query.search))) for source in sources]
+    return where, next(filter(None, (source.index.note() for source in sources)), "")
 
 
-def neighbours(source: Source, query: Query, at: int) -> tuple[TrajectoryRow | None, TrajectoryRow | None]:
+def _read(where: Sequence[tuple[Source, Filter]], order: str, limit: int, offset: int) -> list[Located]:
+    """Read `limit` rows from position `offset` of the sorted table of all sources."""
+    first = offset if len(where) == 1 else 0
+    found = [(s, row) for s, part in where for row in s.reader.query(part, order, offset - first + limit, first)]
+    if len(where) > 1:
+        column, down = order.removeprefix("-"), order.startswith("-")
+        missing = [one for one in found if getattr(one[1], column) is None]
+        known = [one for one in found if getattr(one[1], column) is not None]
+        known.sort(key=lambda one: getattr(one[1], column), reverse=down)
+        found = [*known, *missing]
+    return found[offset - first :][:limit]
+
+
+def neighbours(library: Library, query: Query, at: int) -> tuple[Located | None, Located | None]:
     """The rows before and after position `at` of the whole table."""
-    where, _ = search(source, query)
+    where, _ = search(library, query)
     first = max(0, at - 1)
-    found = source.reader.query(where, query.order, at - first + 2, first)
+    found = _read(where, query.order, at - first + 2, first)
     before = found[0] if at > 0 and found else None
     return before, found[at - first + 1] if len(found) > at - first + 1 else None

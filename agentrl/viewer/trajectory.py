@@ -55,13 +55,13 @@ def one(library: Library, here: Place, query: Query) -> str:
     """The page of one trajectory as HTML; the query is that of the table it was opened from."""
     shown = load(library, here)
     source, row = library.source(here[0]), shown.row
-    before, after = (None, None) if query.at is None else neighbours(source, query, query.at)
+    before, after = (None, None) if query.at is None else neighbours(library, query, query.at)
     siblings = [(r, _href((here[0], r.id))) for r in source.reader.query(Filter(keys=[row.key]), "place")]
     return macro("page.html", "one")(
         shown,
         query.url("/", at=None),
-        before and query.url(f"/t/{here[0]}/{before.id}", at=(query.at or 0) - 1),
-        after and query.url(f"/t/{here[0]}/{after.id}", at=(query.at or 0) + 1),
+        before and query.url(_href((before[0].number, before[1].id)), at=(query.at or 0) - 1),
+        after and query.url(_href((after[0].number, after[1].id)), at=(query.at or 0) + 1),
         siblings,
         "/side?rows=" + ",".join(f"{here[0]}.{r.id}" for r, _ in siblings[:BESIDE]),
         {r.place: href for r, href in siblings},

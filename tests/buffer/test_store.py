@@ -58,7 +58,7 @@ def test_a_row_says_what_a_sample_was(store: TrajectoryStore) -> None:
 def test_a_store_of_the_first_layout_is_read_as_it_is_and_gets_the_column_from_a_writer(store: TrajectoryStore) -> None:
     store.add("train", "", 0, [finished(1)])
     with store, sqlite3.connect(store.path) as db:
-        for column in ("stop_reason", "role", "branch"):
+        for column in ("stop_reason", "role", "branch", "question", "answer"):
             db.execute(f"ALTER TABLE trajectories DROP COLUMN {column}")
         db.execute("PRAGMA user_version=1")
     with StoreReader(store.path) as reader:
@@ -73,20 +73,21 @@ def test_a_store_of_the_first_layout_is_read_as_it_is_and_gets_the_column_from_a
         assert reader.values("stop_reason") == {"": 2, "max_turns": 2}
 
 
-@pytest.mark.parametrize("layout", [1, 2])
+@pytest.mark.parametrize("layout", [1, 2, 3])
 def test_an_earlier_layout_gets_the_columns_of_agents(store: TrajectoryStore, layout: int) -> None:
     store.add("train", "", 0, [finished(1)])
     with store, sqlite3.connect(store.path) as db:
-        for column in ("role", "branch", *["stop_reason"] * (layout == 1)):
+        for column in ("question", "answer", *["role", "branch"] * (layout < 3), *["stop_reason"] * (layout == 1)):
             db.execute(f"ALTER TABLE trajectories DROP COLUMN {column}")
         db.execute(f"PRAGMA user_version={layout}")
     with StoreReader(store.path) as reader:
-        assert {(row.role, row.branch, row.stop_reason) for row in reader.query()} == {("", "", "")}
+        assert {(r.role, r.branch, r.stop_reason, r.question, r.answer) for r in reader.query()} == {("",) * 5}
         assert reader.values("role") == {"": 2}
     with TrajectoryStore(store.path, keep=1000) as again:
         again.add("train", "", 1, [of_agent("subagent", "new_agent", "extend", "retry", "extend")])
     with StoreReader(store.path) as reader:
         assert [(row.role, row.branch) for row in reader.query()] == [("", "")] * 2 + [("subagent", "retry")]
+        assert [bool(row.question) for row in reader.query()] == [False, False, True]
 
 
 def of_agent(role: object, *reasons: str) -> Group:
@@ -103,6 +104,34 @@ def test_the_columns_of_agents_stay_empty_for_what_has_another_form(store: Traje
     with StoreReader(store.path) as reader:
         found = [(row.role, row.branch) for row in reader.query()]
     assert found == [("main", ""), ("", ""), ("", ""), ("main", "first")]
+
+
+@pytest.mark.parametrize(
+    ("messages", "answer"),
+    [
+        ([{"role": "assistant", "content": "<think>\nSix?</think>\n It is\n 42."}, {"role": "user"}], "It is 42."),
+        ([{"role": "assistant", "content": "First."}, {"role": "assistant", "content": None}, "odd"], "First."),
+        ([{"role": "assistant", "content": "<think>42</think>"}], "<think>42</think>"),
+        ([{"role": "assistant", "content": "y " * 100}], "y " * 44 + "y…"),
+        ([], ""),
+        (None, "the response"),
+    ],
+)
+def test_a_row_has_the_first_words_of_question_and_answer(
+    store: TrajectoryStore, messages: object, answer: str
+) -> None:
+    group = finished(1, n=2)
+    for sample in group:
+        sample.metadata["messages"], sample.response = messages, " the\nresponse"
+    picture = {"type": "image_url", "image_url": {"url": "file.png"}}
+    last = {"role": "user", "content": [picture, {"type": "text", "text": "What is\nthat?"}]}
+    group[0].prompt, group[1].prompt = [{"role": "user", "content": "Hello"}, last, {"role": "assistant"}], "as text"
+    store.add("train", "", 0, [group])
+    with StoreReader(store.path) as reader:
+        assert [(row.question, row.answer) for row in reader.query()] == [
+            ("What is that?", answer),
+            ("as text", answer),
+        ]
 
 
 def test_filters_orders_and_pages(store: TrajectoryStore) -> None:
@@ -269,7 +298,7 @@ def test_other_files_are_refused(tmp_path: Path) -> None:
         db.execute("CREATE TABLE t (x)")
     text = tmp_path / "text.sqlite"
     text.write_text("no database, whatever its name says, and longer than a header of a hundred bytes " * 2)
-    for path, what in ((other, "layout 3, got 0"), (text, "not a database"), (tmp_path / "none", "no such file")):
+    for path, what in ((other, "layout 4, got 0"), (text, "not a database"), (tmp_path / "none", "no such file")):
         with pytest.raises(DataError, match=what):
             StoreReader(path)
         if path.exists():

@@ -133,7 +133,7 @@ def test_evaluations_are_paired_by_prompt_and_shown_in_order(run: Path) -> None:
     text = write_report(run).read_text()
     assert "Prompt 6 " in text
     assert "Prompt 7 " not in text
-    assert 'reward <span class="bad">0</span>' in text
+    assert 'reward <span class="muted">0</span>' in text
     assert 'reward <span class="good">1</span>' in text
 
 

@@ -96,16 +96,15 @@ def cells(page: str) -> int:
 
 async def test_the_table_filters_by_role_and_branch(tmp_path: Path) -> None:
     library = Library([await write_agent_run(tmp_path / "run"), write_run(tmp_path / "other", steps=1)])
-    agents, others = library.sources
     form = table.form(library, Query({"branch": "retry"}))
     assert 'value="subagent">subagent (2)' in form
     assert 'value="retry" selected>retry (2)' in form
     for given, count in (({"role": "subagent"}, 2), ({"role": "main"}, 6), ({"branch": "edited", "role": "main"}, 2)):
-        page = table.rows(agents, Query(given))
+        page = table.rows(library, Query(given))
         assert page.count('class="row"') == count
         assert "<td>main</td>" in page or "<td>subagent</td>" in page
         assert page.count("<th ") + page.count("<th>") == cells(page)
-    page = table.rows(others, Query({}))
+    page = table.rows(library, Query({"source": "1"}))
     assert "order=-role" not in page
     assert page.count("<th ") + page.count("<th>") == cells(page)
     assert 'name="role"' not in table.form(library, Query({"source": "1"}))

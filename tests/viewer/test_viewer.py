@@ -1,5 +1,6 @@
 """What the viewer finds, filters and searches, without a browser."""
 
+import html
 import math
 import re
 import shutil
@@ -21,6 +22,7 @@ from agentrl.viewer.library import Library
 from agentrl.viewer.query import Query, parse_range
 from agentrl.viewer.search import TextIndex
 from tests.support.viewed import EVIL, write_metrics, write_run, write_step
+from tests.support.viewed import trajectory as viewed_trajectory
 
 
 @pytest.mark.parametrize(
@@ -142,7 +144,7 @@ def test_the_table_and_its_choices_follow_the_store(tmp_path: Path) -> None:
     library = Library([write_run(tmp_path / "a", steps=1)])
     source, query = library.source(0), Query({"search": "seven"})
     found(source.index, "seven")
-    assert "\n4 trajectories" in f"\n{re.sub('<.*?>', '', table.rows(source, query)).strip()}"
+    assert "\n4 trajectories" in f"\n{re.sub('<.*?>', '', table.rows(library, query)).strip()}"
     assert "train (12)" in table.form(library, query)
     with TrajectoryStore(source.path, 1000) as store:
         write_step(store, 1)
@@ -164,13 +166,74 @@ def test_without_a_writable_folder_the_index_is_in_the_cache(tmp_path: Path, mon
 
 
 def test_neighbours_follow_the_table(tmp_path: Path) -> None:
-    source = Library([write_run(tmp_path / "a", steps=1)]).source(0)
+    library = Library([write_run(tmp_path / "a", steps=1)])
+    source = library.source(0)
     query = Query({"order": "-reward", "kind": "train "})
     rows = source.reader.query(query.filter(None), query.order)
     for at in range(len(rows)):
-        before, after = table.neighbours(source, query, at)
-        assert before == (rows[at - 1] if at else None)
-        assert after == (rows[at + 1] if at + 1 < len(rows) else None)
+        before, after = table.neighbours(library, query, at)
+        assert before == ((source, rows[at - 1]) if at else None)
+        assert after == ((source, rows[at + 1]) if at + 1 < len(rows) else None)
+
+
+def test_all_sources_are_one_table(tmp_path: Path) -> None:
+    write_run(tmp_path / "a", steps=3)
+    write_run(tmp_path / "b", steps=2)
+    library = Library([tmp_path])
+    a, b = library.sources
+    every = [(source, row) for source in (a, b) for row in source.reader.query()]
+    query = Query({"source": "all", "order": "-reward"})
+    shown = [table.neighbours(library, query, at)[1] for at in range(-1, len(every) - 1)]
+    rewards = [one[1].reward for one in shown if one]
+    assert sorted(map(repr, shown)) == sorted(map(repr, every)), "each once"
+    assert rewards == [1.0] * rewards.count(1.0) + [0.0] * rewards.count(0.0) + [None] * 2
+    pages = [table.rows(library, Query({**query.given, "page": page})) for page in "12"]
+    assert [page.count('class="row"') for page in pages] == [50, len(every) - 50]
+    links = re.findall(r'href="/t/(\d+)/(\d+)\?', "".join(pages))
+    assert links == [(str(one[0].number), str(one[1].id)) for one in shown if one]
+    assert f"{len(every)} trajectories" in pages[0]
+    first = pages[0].partition("<tbody>")[2].partition("</tr>")[0]
+    assert first.count("<td") == pages[0].count("<th ") + pages[0].count("<th>")
+    form = table.form(library, query)
+    assert '<option value="all" selected>' in form
+    assert "train (60)" in form
+    middle = trajectory.one(library, (a.number, 1), Query({**query.given, "at": "40"}))
+    assert (
+        len(re.findall(r'rel="(?:prev|next)" href="/t/\d/\d+\?source=all&amp;order=-reward&amp;at=(?:39|41)"', middle))
+        == 2
+    )
+    newest = table.neighbours(library, Query({"source": "all"}), 0)[1]
+    assert newest is not None
+    assert newest[0] is b, "by the time of storing"
+    (tmp_path / "a" / "trajectories.sqlite").unlink()
+    assert table.rows(library, query).count('class="row"') == b.reader.count()
+
+
+def test_a_reward_of_zero_is_not_coloured(tmp_path: Path) -> None:
+    page = table.rows(Library([write_run(tmp_path / "a", steps=1)]), Query({"reward": "0"}))
+    assert '<td class="muted">0</td>' in page
+    assert 'class="bad"' not in page
+
+
+def test_the_page_begins_with_label_and_parts_of_the_reward(tmp_path: Path) -> None:
+    sample = viewed_trajectory(0, 0)
+    sample.reward = {"total": 0.5, "format": -1.0}
+    sample.metadata["grade"] = {"parts": {"recall": 0.25}, "extracted": EVIL, "reason": "one of two"}
+    with TrajectoryStore(tmp_path / "trajectories.sqlite", 10, reward_key="total") as store:
+        store.add("train", "", 0, [[sample]])
+    page = trajectory.one(Library([tmp_path]), (0, 1), Query({})).partition("<article")[0]
+    text = html.unescape(re.sub(r"<[^>]*>", "", page))
+    for said in (
+        "reward 0.5",
+        "recall 0.25",
+        "total 0.5",
+        "format -1",
+        "label 42",
+        f"extracted {EVIL}",
+        "reason one of two",
+    ):
+        assert said in text
+    assert '<span class="bad">-1' in page
 
 
 def test_pages_name_what_is_gone_and_what_is_not_known(tmp_path: Path) -> None:
