@@ -104,8 +104,10 @@ def _patch(base: Path, delta: Path, made: Path) -> None:
     index: dict[str, _File] = json.loads((delta / _INDEX).read_bytes())
     with (delta / _BLOCKS).open("rb") as stored:
         for name, file in index.items():
+            if Path(name).name != name:
+                raise CheckpointError(f"the index names {name!r:.80}, which is no file of the folder")
             changed = {offset: (place, length) for offset, place, length in file["blocks"]}
-            with (made / Path(name).name).open("wb") as out, _opened(base / name) as before:
+            with (made / name).open("wb") as out, _opened(base / name) as before:
                 for offset in range(0, file["size"], _BLOCK):
                     size = min(_BLOCK, file["size"] - offset)
                     block = os.pread(before.fileno(), size, offset)
