@@ -79,6 +79,7 @@ def test_the_summary_says_why_answers_were_not_graded(tmp_path: Path, capsys: py
     assert "127.0.0.1:9" in out
 
 
+@pytest.mark.slow
 def test_parquet_in_and_out(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     import pyarrow.parquet as pq
 
@@ -103,12 +104,14 @@ def test_explain_shows_failures_and_wrong_answers_first(tmp_path: Path, capsys: 
     assert "\x1b" not in out
 
 
+@pytest.mark.slow
 def test_a_limit(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = jsonl(tmp_path / "a.jsonl", [{"response": "a", "label": "a"}] * 5)
     assert grade(path, "--limit", "2", "--grader-processes", "1") == 0
     assert "answers       2" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_metadata_and_prompt_reach_a_reward_server(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     seen = []
 

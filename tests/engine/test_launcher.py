@@ -92,12 +92,14 @@ async def test_an_engine_that_never_answers_times_out_and_is_killed(stand_in: St
     assert gone(int((tmp_path / "pid").read_text()), 10.0)
 
 
+@pytest.mark.slow
 async def test_a_bad_model_path_is_an_error_with_the_log(tmp_path: Path) -> None:
     with pytest.raises(EngineUnreachable, match="no-such-model"):
         async with launch(EMBEDDED, tmp_path / "no-such-model", log_dir=tmp_path):
             pass
 
 
+@pytest.mark.slow
 async def test_built_in_servers_pick_their_ports_and_the_death_of_one_is_noticed(
     tiny_model: Path, tmp_path: Path
 ) -> None:

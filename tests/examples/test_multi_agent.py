@@ -39,6 +39,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.slow
 async def test_members_are_samples_of_one_trajectory_and_compared_within_their_role(
     model: Path, server: str, pool: EnginePool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -21,7 +21,7 @@ from tests.support.nightly import nightly
 
 NAMES = [name for name, spec in GRADERS.items() if spec.runs == "process" and name != "reasoning_gym"]
 """Graders of our own; that one calls functions of a library which need not be here."""
-EVERYDAY = ("math", "f1", "deepscaler", "tool_call")
+EVERYDAY = ("math", "deepscaler", "tool_call")
 SETTINGS = RmHubSettings(grader_processes=1, grader_timeout=10.0)
 
 
@@ -168,6 +168,7 @@ async def test_ten_thousand_items_leak_nothing(recycle: int) -> None:
     assert_nothing_leaks(await grown(10_000, recycle))
 
 
+@pytest.mark.slow
 async def test_a_worker_stays_small() -> None:
     assert_nothing_leaks(await grown(1_200, recycle=100_000))
 

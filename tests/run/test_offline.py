@@ -34,6 +34,7 @@ def ran(kit: RunKit, name: str, **settings: object) -> Run:
     return run
 
 
+@pytest.mark.slow
 def test_rollouts_go_on_where_they_were_and_are_never_overwritten(
     kit: RunKit, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -64,6 +64,7 @@ def _other_digits(message: Message) -> Message:
     return {**message, "content": message["content"].translate(str.maketrans("123456789", "234567891"))}
 
 
+@pytest.mark.slow
 async def test_the_check_names_a_phrase_that_is_not_copied() -> None:
     rows = {row.name: row for row in await measure(shipped("calculator"), OtherNumbers())}
     assert rows["How much is {}?"].right < 0.6

@@ -111,6 +111,7 @@ def test_a_stream_grows_and_ends_like_the_plain_answer(server: str) -> None:
     assert chunks[-1]["meta_info"]["finish_reason"] == plain["meta_info"]["finish_reason"]
 
 
+@pytest.mark.slow
 def test_a_dying_parent_takes_the_server_along_and_requests_end_properly(folder: Callable[..., Path]) -> None:
     """Its guard ends it when the parent is killed: live requests get what they have, the process ends."""
     command = [*COMMAND, str(folder())]
