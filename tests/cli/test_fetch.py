@@ -107,6 +107,7 @@ def test_a_download_that_broke_off_goes_on(mirror: Mirror, tmp_path: Path) -> No
     assert {path.name for path in tmp_path.iterdir()} - {"home"} == {"large", "source"}
 
 
+@pytest.mark.slow
 def test_what_cannot_be_fetched_is_one_message(mirror: Mirror, model: Path, tmp_path: Path) -> None:
     mirror.repositories.update({f"models/own/{name}": model for name in ("tiny", "gated", "evil")})
     mirror.gated.add("models/own/gated")

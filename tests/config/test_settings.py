@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from agentrl.config import Args, RunSettings
 from agentrl.errors import SettingsError
+from tests.support.nightly import examples
 
 
 def build(line: str) -> RunSettings:
@@ -73,7 +74,7 @@ def test_batch_message_shows_numbers_and_proposes() -> None:
     assert "--global-batch-size 128" in found
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(1.5), deadline=None)
 @given(
     prompts=st.integers(1, 40),
     n=st.integers(1, 16),

@@ -48,7 +48,8 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("way", ["env", pytest.param("generate", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("way", ["env", "generate"])
 async def test_the_mask_is_one_exactly_on_what_the_engine_returned(
     way: str, model: Path, pool: EnginePool, exchanges: list[Exchange], tmp_path: Path
 ) -> None:

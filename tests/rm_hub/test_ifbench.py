@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from agentrl.errors import GraderFailure
 from agentrl.rm_hub import Grade, grade
 from agentrl.rm_hub.ifbench import CHECKS, grade_ifbench
+from tests.support.nightly import examples
 
 HERE = Path(__file__).parent
 CORPUS = HERE.parent / "conformance" / "rm_hub" / "ifbench.jsonl"
@@ -98,7 +99,7 @@ class TestModes:
         assert reason == ("not met: between 5 and 6 words (count:word_count_range): 3 words; 1 more")
 
     @given(st.text(alphabet=st.sampled_from("ab *,\n\"'.!?-<i>"), max_size=60), st.sampled_from(sorted(parameters())))
-    @settings(max_examples=300)
+    @settings(max_examples=examples(3))
     def test_what_is_met_strictly_is_met_loosely(self, answer: str, kind: str) -> None:
         strict = check(answer, kind, **parameters()[kind])
         loose = check(answer, kind, mode="loose", **parameters()[kind])
@@ -258,7 +259,7 @@ class TestHostile:
             assert check(answer, kind, mode="loose", **kwargs).score in (0.0, 1.0)
 
     @given(st.text(max_size=40), st.sampled_from(sorted(parameters())))
-    @settings(max_examples=400)
+    @settings(max_examples=examples(4))
     def test_any_text(self, answer: str, kind: str) -> None:
         assert check(answer, kind, mode="loose", **parameters()[kind]).score in (0.0, 1.0)
 

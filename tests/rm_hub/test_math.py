@@ -18,6 +18,7 @@ from agentrl.rm_hub import grade
 from tests.rm_hub import latex_variants
 from tests.rm_hub.math_variants import concluded, mistakes, stated, without_marks
 from tests.support.corpus import gsm8k_solutions
+from tests.support.nightly import examples
 
 AGREEMENT = Path(__file__).parent.parent / "conformance" / "rm_hub" / "agreement"
 
@@ -160,13 +161,13 @@ def test_nothing_is_loaded_for_numbers() -> None:
 
 
 @given(st.text(max_size=300), st.sampled_from(["5", r"\frac{1}{2}", "no solution", "(1,2)", r"\{1,2\}"]))
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(1.5), deadline=None)
 def test_any_text_gets_a_grade(response: str, label: str) -> None:
     assert grade("math", response, label).score in (0.0, 1.0)
 
 
 @given(st.fractions(max_denominator=999), st.sampled_from(["\\boxed{%s}", "The answer is %s.", "#### %s", "$x = %s$"]))
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(2), deadline=None)
 def test_a_fraction_equals_itself_and_no_other(value: Fraction, form: str) -> None:
     written = rf"\frac{{{value.numerator}}}{{{value.denominator}}}"
     assert right(form % written, str(value))

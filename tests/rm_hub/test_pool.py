@@ -382,6 +382,7 @@ def test_encoding_round_trips(pairs: list[tuple[str, str]]) -> None:
         assert worker.read_reply(worker.reply(outcome)) == outcome
 
 
+@pytest.mark.slow
 def test_grade_many_from_a_script() -> None:
     seen: list[int] = []
     items: list[Item] = [("a", "a"), ("b", "a", {"n": 1}), {"response": "a", "label": ["b", "a"]}, ("a", None)]

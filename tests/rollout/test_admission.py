@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from agentrl.rollout import admission
 from agentrl.rollout.admission import WINDOW, Admission
+from tests.support.nightly import examples
 
 
 @dataclass
@@ -106,7 +107,7 @@ def runs(draw: st.DrawFn) -> Run:
     return Run(admission, interval, random.Random(draw(st.integers(0, 2**16))), draw(st.sampled_from([0.0, 0.3])))
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(3), deadline=None)
 @given(runs())
 def test_any_schedule_ends_with_whole_batches_none_too_old_none_twice_none_lost(run: Run) -> None:
     a, steps = run.admission, run.admission.steps or 0
@@ -126,7 +127,7 @@ def test_any_schedule_ends_with_whole_batches_none_too_old_none_twice_none_lost(
     assert run.most <= (a.staleness + 1) * a.batch + a.surplus
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(1), deadline=None)
 @given(runs())
 def test_tokens_that_are_masked_when_old_make_no_group_too_old_to_play_on(run: Run) -> None:
     run.admission.ageless = True
@@ -345,7 +346,7 @@ def test_staleness_1_holds_nothing_back(eager: Callable[..., tuple[float, list[i
     assert timed(run_of(1), exponential, 5.0, STEPS) == eager(run_of(1), exponential, 5.0, STEPS)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(1), deadline=None)
 @given(runs(), st.lists(st.floats(0, 1000), min_size=1), st.floats(0, 1000))
 def test_whatever_groups_and_training_take_batches_get_filled(run: Run, seconds: list[float], training: float) -> None:
     a = run.admission

@@ -87,6 +87,7 @@ def test_the_key_is_written_and_printed_nowhere(desk: Path, rollouts: str) -> No
     assert [path for path in files if b"SEKRET" in path.read_bytes()] == []
 
 
+@pytest.mark.slow
 def test_a_small_model_learns_the_conversations(desk: Path, rollouts: str) -> None:
     file = desk / "out" / "rollouts" / "demonstrations.jsonl"
     assert str(file.relative_to(desk)) in rollouts

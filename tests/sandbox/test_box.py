@@ -197,6 +197,7 @@ async def test_a_dead_zygote_is_replaced(box: Sandbox) -> None:
         assert (await box.run("print(2)")).stdout == "2\n"
 
 
+@pytest.mark.slow
 async def test_the_event_loop_goes_on(safe: Sandbox) -> None:
     longest, last = 0.0, time.perf_counter()
 

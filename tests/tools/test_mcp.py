@@ -153,6 +153,7 @@ class MathEnv(Environment):
     tools = (over_pipes(include=["add"], prefix="math_"),)
 
 
+@pytest.mark.slow
 async def test_an_environment_names_a_server_among_its_tools() -> None:
     check_environment(MathEnv)
     (source,) = MathEnv.tool_sources()

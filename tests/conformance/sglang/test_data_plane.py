@@ -4,6 +4,7 @@ import httpx
 import pytest
 
 from tests.conformance.sglang.replay import check, names, recording, send, steady
+from tests.support.nightly import nightly
 
 PLAIN = (
     "health",
@@ -24,9 +25,10 @@ PLAIN = (
 REPLAYED = names("generate_", "error_", "crash_", "v1_completions", "chat_")
 OPENAI = ("/v1/completions", "/v1/chat/completions")
 VICTIMS = {"chat_abort", "chat_abort_victim"}
+RECORDED = [*PLAIN, *(name for name in REPLAYED if name not in VICTIMS)]
 
 
-@pytest.mark.parametrize("name", [*PLAIN, *(name for name in REPLAYED if name not in VICTIMS)])
+@pytest.mark.parametrize("name", nightly(RECORDED, RECORDED[::3]))
 def test_answers_as_recorded(url: str, name: str) -> None:
     request = recording(name)["request"]
     check(name, send(url, steady(request) if request["path"] in ("/generate", *OPENAI) else request))

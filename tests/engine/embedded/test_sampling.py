@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from agentrl.engine.embedded.params import RequestSampling
 from agentrl.engine.embedded.sampling import adjust, choose
+from tests.support.nightly import examples
 
 LOGITS = st.lists(st.floats(-8, 8), min_size=2, max_size=40)
 FILTERS = st.fixed_dictionaries(
@@ -53,7 +54,7 @@ def support(probs: torch.Tensor, rows: list[RequestSampling]) -> tuple[torch.Ten
 
 
 @given(LOGITS, FILTERS, st.floats(0, 1, exclude_max=True))
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(1.5), deadline=None)
 def test_the_token_is_in_the_support(logits: list[float], filters: dict[str, Any], uniform: float) -> None:
     p = params(**filters)
     choice = choose(torch.tensor([logits]), [p], [uniform])
@@ -61,7 +62,7 @@ def test_the_token_is_in_the_support(logits: list[float], filters: dict[str, Any
 
 
 @given(LOGITS, FILTERS)
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(1), deadline=None)
 def test_reported_log_probs_are_of_the_unfiltered_scaled_distribution(
     logits: list[float], filters: dict[str, Any]
 ) -> None:
@@ -120,7 +121,7 @@ def test_a_large_vocabulary_is_sampled_as_a_full_sort_says(filters: dict[str, An
 
 
 @given(LOGITS, FILTERS, st.floats(0, 1, exclude_max=True))
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(1), deadline=None)
 def test_what_was_kept_is_what_the_definition_keeps(
     logits: list[float], filters: dict[str, Any], uniform: float
 ) -> None:
