@@ -46,6 +46,7 @@ COMMANDS = {
 
 
 _DISTRIBUTED_AS = {
+    "PIL": "pillow",
     "faiss": "faiss-cpu",
     "mlflow": "mlflow-skinny",
     "megatron": "megatron-core",
