@@ -78,7 +78,7 @@ class Trajectory:
     scores: Mapping[str, float]
     """The parts of the reward: its own if it is a dict, and the grade's."""
     grading: Mapping[str, str]
-    """The label, the answer that the grader extracted, and its reason; those that are known."""
+    """The label, the answer that the grader extracted, and its reason, as far as known."""
 
     @property
     def tokens(self) -> tuple[Token, ...]:
