@@ -4,8 +4,8 @@ a time over gloo.
     python -m benchmarks.weight_transport [--megabytes 1024] [--bucket 512] [--rounds 5]
 
 The three ways take turns in one run, so that load of the machine meets all of them. A round ends when the receiver has
-copied every tensor into its model. The receiver's tensors are then compared bit by bit. The figures are the medians of
-the rounds and of their ratios.
+copied every tensor into its model. The receiver's tensors are then compared bit by bit. The figures are medians of the
+rounds: seconds, and CPU seconds of both processes with all their threads, which other load of the machine changes less.
 """
 
 import argparse
@@ -51,8 +51,10 @@ def by_tensor(part: list[TensorSpec], mine: dict[str, torch.Tensor], group: Any,
         mine[name].copy_(tensor)
 
 
-def taken(rank: int, ports: list[int], megabytes: int, bucket: int, rounds: int) -> dict[str, list[float]]:
-    """Send and receive; returns the seconds of each way, at the receiver."""
+def taken(
+    rank: int, ports: list[int], megabytes: int, bucket: int, rounds: int
+) -> dict[str, list[tuple[float, float]]]:
+    """Send and receive; returns the seconds and CPU seconds of each way, in this process."""
     torch.set_num_threads(1)
     specs = model(megabytes)
     generator = torch.Generator().manual_seed(0)
@@ -66,12 +68,12 @@ def taken(rank: int, ports: list[int], megabytes: int, bucket: int, rounds: int)
             ends[way] = WeightSender(kind, where, 2, name, bucket << 20)
         else:
             ends[way] = WeightReceiver(backend=kind, address=where, world_size=2, rank=1, name=name, timeout=timeout)
-    seconds: dict[str, list[float]] = {way: [] for way in WAYS}
+    seconds: dict[str, list[tuple[float, float]]] = {way: [] for way in WAYS}
     group = ends["gloo, flat"]._group if rank == 0 else ends["gloo, flat"].group
     for _ in range(rounds + 1):
         for way in WAYS:
             dist.barrier(group)
-            began = time.perf_counter()
+            began, used = time.perf_counter(), time.process_time()
             for part in cut:
                 size = sum(spec.nbytes for spec in part)
                 if not WAYS[way][1]:
@@ -85,7 +87,7 @@ def taken(rank: int, ports: list[int], megabytes: int, bucket: int, rounds: int)
                     for name, view in views(ends[way].receive(size, CPU), part):
                         mine[name].copy_(view)
             ends[way].end()
-            seconds[way].append(time.perf_counter() - began)
+            seconds[way].append((time.perf_counter() - began, time.process_time() - used))
             if rank:
                 assert all(torch.equal(mine[name], source[name]) for name in source), way
                 for tensor in mine.values():
@@ -101,10 +103,14 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     asked = parser.parse_args()
     ports = [free_port() for _ in WAYS]
-    found = run_ranks(taken, 2, ports, asked.megabytes, asked.bucket, asked.rounds)[1]
-    for way, seconds in found.items():
-        ratios = [slow / fast for slow, fast in zip(seconds, found["shared memory"], strict=True)]
-        print(f"{way:14} {statistics.median(seconds):7.2f} s   {statistics.median(ratios):5.2f} x shared memory")
+    sender, receiver = run_ranks(taken, 2, ports, asked.megabytes, asked.bucket, asked.rounds)
+    wall = {way: statistics.median(each for each, _ in rounds) for way, rounds in receiver.items()}
+    cpu = {
+        way: statistics.median(a + b for (_, a), (_, b) in zip(sender[way], receiver[way], strict=True)) for way in WAYS
+    }
+    for way in WAYS:
+        times, used = wall[way] / wall["shared memory"], cpu[way] / cpu["shared memory"]
+        print(f"{way:14} {wall[way]:6.2f} s ({times:.2f} x shared memory)   CPU {cpu[way]:6.2f} s ({used:.2f} x)")
 
 
 if __name__ == "__main__":
