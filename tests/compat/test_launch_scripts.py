@@ -61,7 +61,6 @@ MIXTURES = [
 ]
 """Scripts for mixtures of experts."""
 REASONS = {
-    "--multimodal-keys": "models here read text only",
     "--use-gated-attention": "models are built from config.json",
     "--update-weight-delta-encoding": "differences are always stored as XOR",
     "--fp8-format": "models are trained in bfloat16 or float32",
