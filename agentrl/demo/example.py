@@ -2,7 +2,7 @@
 
 1. An `Example` names its parts; `command` is its command line: `--seed`, `--output-dir`, and whatever else is given goes
    to `agentrl train` and wins over the settings file.
-2. The run starts from a model that is shipped with the package or beside the example; training and evaluation are the ordinary run.
+2. The run starts from a model that is shipped with the package; training and evaluation are the ordinary run.
 3. Success is the share of held-out prompts whose reward is at least 1 (`pass@1`), at the evaluation's temperature.
    The exit code is 1 if it did not rise above the goal. The last lines then say which phrases failed, and in which way.
 """
@@ -41,7 +41,7 @@ class Example:
     Attributes:
         name: of its folder in `runs/`.
         config: the settings file, from the working directory.
-        model: name of the shipped model to start from, or a folder.
+        model: name of the shipped model to start from.
         write_data: writes the prompts.
         goal: success on held-out prompts to end at.
         others: has the other models of the run ready in the run's folder, for as long as it lasts; gives their flags.
@@ -50,7 +50,7 @@ class Example:
 
     name: str
     config: Path
-    model: str | Path
+    model: str
     write_data: WriteData
     goal: float = 0.75
     others: Callable[[Path, Say], AbstractContextManager[Sequence[str]]] = lambda folder, say: nullcontext(())
@@ -127,8 +127,7 @@ def run_example(example: Example, folder: Path, *, seed: int = 0, flags: Sequenc
     from agentrl.observability.report import write_report
 
     with example.others(folder, say) as more:
-        model = example.model if isinstance(example.model, Path) else shipped(example.model)
-        argv = [*example.argv(folder, model, seed), *more, *flags]
+        argv = [*example.argv(folder, shipped(example.model), seed), *more, *flags]
         say(f"agentrl train {shlex.join(argv)}")
         train(RunSettings.from_cli(argv))
     success = held_out(folder, "pass@1")

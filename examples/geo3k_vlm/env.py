@@ -29,7 +29,12 @@ class CropEnv(Environment):
 
     @tool
     def crop(self, row: int, column: int) -> Image.Image:
-        """Show one of the 3 x 3 fields."""
+        """Show one of the 3 x 3 fields of the picture.
+
+        Args:
+            row: 1 at the top
+            column: 1 at the left
+        """
         if not (1 <= row <= GRID and 1 <= column <= GRID):
             raise ToolError(f"row and column are 1 to {GRID}, got {row} and {column}")
         width, height = self.picture.width / GRID, self.picture.height / GRID

@@ -1,8 +1,9 @@
 """Drawn scenes: a picture of coloured shapes with dots on them, and a question about the dots of one shape.
 
+python -m examples.geo3k_vlm.scenes --output-dir data/scenes
+
 1. The picture is a grid of `GRID` by `GRID` fields; 2 to 5 fields have a shape, each of another colour.
-2. Questions ask for the number, the colour or the side of the dots. The tiny model sees the picture at half its size;
-   it must call `crop` with the right field to see the dots well.
+2. Questions ask for the number, the colour or the side of the dots.
 3. The seed alone decides pictures and questions. No test picture occurs in training.
 """
 
@@ -15,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+import click
 from PIL import Image, ImageDraw
 
 Split = Literal["train", "test"]
@@ -91,6 +93,16 @@ def ask(rng: random.Random, things: tuple[Thing, ...], about: Thing) -> Question
         )
     )
     return Question(things, about, text, answer)
+
+
+def choices(question: Question) -> tuple[str, ...]:
+    """Return all answers that a question of this form may have."""
+    match question.text.split()[0]:
+        case "How":
+            return tuple(map(str, range(1, MOST_DOTS + 1)))
+        case "What":
+            return tuple(DOT_COLOURS)
+    return tuple(SIDES)
 
 
 def make_question(rng: random.Random) -> Question:
@@ -174,3 +186,15 @@ def data_url(picture: Image.Image) -> str:
     stream = io.BytesIO()
     picture.save(stream, "PNG", compress_level=1)
     return f"data:image/png;base64,{base64.b64encode(stream.getvalue()).decode()}"
+
+
+@click.command()
+@click.option("--output-dir", required=True, type=click.Path(path_type=Path), help="For train.jsonl and test.jsonl.")
+@click.option("--seed", default=0, help="Of the training questions.")
+def main(output_dir: Path, seed: int) -> None:
+    """Write the prompts."""
+    click.echo("\n".join(map(str, write_data(output_dir, seed))))
+
+
+if __name__ == "__main__":
+    main()

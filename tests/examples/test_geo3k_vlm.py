@@ -1,9 +1,10 @@
-"""Drawn scenes: what pictures and questions hold, the tool, what lessons earn, and how far a guess without eyes gets."""
+"""Drawn scenes: what pictures and questions hold, the tools, what right answers and guesses earn, the settings."""
 
 import json
 import random
 from collections import Counter, defaultdict
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,27 +12,29 @@ import pytest
 from agentrl import Sample
 from agentrl.chat import Chat
 from agentrl.chat.demonstration import to_sample
+from agentrl.chat.messages import ToolCall
 from agentrl.config import Args, RunSettings
-from agentrl.envs import Environment, load_environment
+from agentrl.envs import Environment, Turn, load_environment
 from agentrl.errors import DataError
-from agentrl.media import Image, take_images
+from agentrl.media import take_images
 from agentrl.rm_hub.settings import RmHubSettings
 from examples.geo3k_vlm.env import CropEnv, Geo3kEnv
-from examples.geo3k_vlm.lessons import KINDS, choices, lesson, write_lessons
-from examples.geo3k_vlm.model import create
 from examples.geo3k_vlm.scenes import (
     COLOURS,
     DOT_COLOURS,
     FIELD,
     GRID,
+    Question,
     Split,
     Thing,
+    choices,
     draw,
     held_out,
     questions,
     row,
     write_data,
 )
+from tests.support.vision import tiny_vlm
 
 EXAMPLE = Path("examples/geo3k_vlm")
 ARGS = Args({**RmHubSettings(grader_timeout=600).model_dump(), "rm_type": "exact_match"})
@@ -39,11 +42,11 @@ ARGS = Args({**RmHubSettings(grader_timeout=600).model_dump(), "rm_type": "exact
 
 @pytest.fixture(scope="module")
 def chat(tmp_path_factory: pytest.TempPathFactory) -> Chat:
-    """The chat of the tiny model, with random weights."""
-    return Chat.load(str(create(tmp_path_factory.mktemp("model"))))
+    """The chat of a tiny model that sees, with random weights."""
+    return Chat.load(str(tiny_vlm(tmp_path_factory.mktemp("model"))))
 
 
-def sample_of(prompt: list[dict[str, object]], label: str | None = None) -> Sample:
+def sample_of(prompt: list[dict[str, Any]], label: str | None = None) -> Sample:
     messages, images = take_images(prompt, {})
     return Sample(prompt=messages, label=label, images=images)
 
@@ -121,21 +124,33 @@ async def test_geo3k_says_if_an_answer_is_right() -> None:
     assert "wrong" in (await env.toolbox.run("check", {"answer": "12"}, state=env)).text
 
 
-async def test_good_lessons_earn_everything_and_guesses_what_chance_gives(chat: Chat) -> None:
-    rng, earned = random.Random(7), defaultdict[str, list[float]](list)
-    env = CropEnv.create(ARGS)
-    for kind in ("good", "hasty", "elsewhere"):
-        for _ in range(40):
-            shown = lesson(kind, rng)
-            sample = to_sample(chat, shown["messages"], shown["tools"])
-            assert len(sample.images) == len(sample.image_spans) == (1 if kind == "hasty" else 2)
-            sample.label = shown["label"]
-            reward = await env.reward(sample)
-            assert isinstance(reward, float)
-            earned[kind].append(reward)
-    assert set(earned["good"]) == {1.0}
-    for kind in ("hasty", "elsewhere"):
-        assert 0.1 < np.mean(earned[kind]) < 0.5
+async def answered(env: Environment, chat: Chat, question: Question, answer: str, look: bool) -> Sample:
+    """The trajectory of a model that crops the right field, if it may look, and gives this answer."""
+    messages = list(row(question)["prompt"])
+    await env.reset(sample_of(messages))
+    if look:
+        arguments = {"row": question.about.row + 1, "column": question.about.column + 1}
+        call = ToolCall(id="call_0", name="crop", arguments=json.dumps(arguments))
+        step = await env.step(Turn(1, "", "", tool_calls=[call]))
+        assert not step.done
+        messages += [{"role": "assistant", "content": "", "tool_calls": [call.to_message()]}, *step.messages]
+    assert (await env.step(Turn(2, answer, answer))).done
+    sample = to_sample(chat, [*messages, {"role": "assistant", "content": answer}], env.toolbox.schemas)
+    sample.label = question.answer
+    return sample
+
+
+async def test_an_oracle_earns_everything_and_guesses_what_chance_gives(chat: Chat) -> None:
+    rng, env = random.Random(7), CropEnv.create(ARGS)
+    guessed = []
+    for question in questions(40, "test", 0):
+        sample = await answered(env, chat, question, question.answer, look=True)
+        assert len(sample.images) == len(sample.image_spans) == 2
+        assert await env.reward(sample) == 1.0
+        blind = await answered(env, chat, question, rng.choice(choices(question)), look=False)
+        assert len(blind.images) == len(blind.image_spans) == 1
+        guessed.append(await env.reward(blind))
+    assert 0.1 < np.mean(guessed) < 0.5
 
 
 def test_a_guess_without_the_picture_stays_at_chance() -> None:
@@ -150,23 +165,8 @@ def test_a_guess_without_the_picture_stays_at_chance() -> None:
     assert {form: float(np.mean(hits)) for form, hits in right.items()} == pytest.approx(chance, abs=0.07)
 
 
-def test_lessons_show_no_held_out_picture_and_what_the_tool_really_shows(chat: Chat, tmp_path: Path) -> None:
-    held = {image.hash for question in questions(200, "test", 0) for image in images_of(row(question)["prompt"])}
-    rng = random.Random(3)
-    for kind in KINDS * 5:
-        assert not held & {image.hash for image in images_of(lesson(kind, rng)["messages"])}
-    lines = write_lessons(tmp_path / "lessons.jsonl", {"places": 1, "good": 1}, 32, 0, 16).read_text().splitlines()
-    assert len(lines) == 32
-    assert len({"tools" in line for line in lines[:16]}) == 1
-
-
-def images_of(messages: list[dict[str, object]]) -> list[Image]:
-    return list(take_images(messages, {})[1].values())
-
-
-@pytest.mark.parametrize("name", ["cpu", "qwen2.5-vl-3b-8gpu"])
-def test_the_settings_hold_together(name: str) -> None:
-    settings = RunSettings.from_file(EXAMPLE / f"{name}.yaml")
+def test_the_settings_hold_together() -> None:
+    settings = RunSettings.from_file(EXAMPLE / "qwen2.5-vl-3b-8gpu.yaml")
     assert isinstance(settings.rollout.env, str)
     assert issubclass(load_environment(settings.rollout.env), Environment)
     assert settings.train.train_backend == "fsdp"
