@@ -317,7 +317,9 @@ class Watchdog:
 
     def _look(self) -> tuple[Deadline | None, str]:
         """Whose code the loop is running, and its innermost line that is not a library's."""
-        frame = innermost = sys._current_frames()[self._thread]
+        if (found := sys._current_frames().get(self._thread)) is None:
+            return None, "no Python code"  # between two frames
+        frame = innermost = found
         while frame.f_back and library(frame.f_code.co_filename):
             frame = frame.f_back
         if not frame.f_back:
