@@ -142,14 +142,16 @@ async def answered(env: Environment, chat: Chat, question: Question, answer: str
 
 async def test_an_oracle_earns_everything_and_guesses_what_chance_gives(chat: Chat) -> None:
     rng, env = random.Random(7), CropEnv.create(ARGS)
-    guessed = []
+    guessed: list[float] = []
     for question in questions(40, "test", 0):
         sample = await answered(env, chat, question, question.answer, look=True)
         assert len(sample.images) == len(sample.image_spans) == 2
         assert await env.reward(sample) == 1.0
         blind = await answered(env, chat, question, rng.choice(choices(question)), look=False)
         assert len(blind.images) == len(blind.image_spans) == 1
-        guessed.append(await env.reward(blind))
+        reward = await env.reward(blind)
+        assert isinstance(reward, float)
+        guessed.append(reward)
     assert 0.1 < np.mean(guessed) < 0.5
 
 
