@@ -502,7 +502,7 @@ class Sample:
         for name in _READ.keys() & kept.keys():
             try:
                 kept[name] = _READ[name](kept[name])
-            except (TypeError, ValueError) as error:
+            except (AttributeError, TypeError, ValueError) as error:
                 raise SampleError(f"{name} cannot be read: {error}; expected it as `to_dict` writes it") from error
         return cls(**kept).validate()
 

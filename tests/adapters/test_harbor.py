@@ -2,6 +2,7 @@
 
 import logging
 import os
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,8 @@ from agentrl.sandbox.bubblewrap_machine import BubblewrapMachine
 from agentrl.sandbox.container_machine import ContainerMachine
 from agentrl.sandbox.machine import Machine
 from tests.sandbox.watch import processes_called
+
+needs_bubblewrap = pytest.mark.skipif(shutil.which("bwrap") is None, reason="bwrap is not installed")
 
 IMAGE = os.environ.get("AGENTRL_TEST_IMAGE", "docker.io/library/python:3.11-slim")
 TEST = '[ "$(cat /app/out.txt)" = "$(cat /tests/expected)" ] && echo 1 > /logs/verifier/reward.txt || echo 0 > /logs/verifier/reward.txt'
@@ -82,6 +85,7 @@ async def test_the_oracle_earns_1_and_nothing_earns_0(tmp_path: Path, kind: str)
         assert play.sample.metadata["harbor"] == {"task": tmp_path.name, "exit_code": 0, "output": ""}
 
 
+@needs_bubblewrap
 async def test_commands_share_files_and_show_their_output(tmp_path: Path) -> None:
     async with Play(write_task(tmp_path), "bubblewrap") as play:
         assert await play.bash("cat data/start.txt; echo more >&2") == "the startmore\n"
@@ -132,6 +136,7 @@ async def test_no_process_of_the_model_sees_the_tests(tmp_path: Path, kind: str)
         assert "expected" not in await play.bash("ls /app")
 
 
+@needs_bubblewrap
 async def test_the_time_of_all_commands_is_limited(tmp_path: Path) -> None:
     folder = write_task(tmp_path, settings="[agent]\ntimeout_sec = 0.2\n[verifier]\ntimeout_sec = 200\n", test=PASSES)
     async with Play(folder, "bubblewrap") as play:
@@ -144,6 +149,7 @@ async def test_the_time_of_all_commands_is_limited(tmp_path: Path) -> None:
         assert await play.reward() == 1.0
 
 
+@needs_bubblewrap
 async def test_tests_that_overrun_earn_nothing(tmp_path: Path) -> None:
     folder = write_task(tmp_path, settings="[verifier]\ntimeout_sec = 0.3\n", test=f"{PASSES}; sleep 1000")
     async with Play(folder, "bubblewrap") as play:
@@ -167,12 +173,14 @@ NO_REWARDS = [
 ]
 
 
+@needs_bubblewrap
 @pytest.mark.parametrize(("test", "reward"), REWARDS)
 async def test_rewards_are_read(tmp_path: Path, test: str, reward: float) -> None:
     async with Play(write_task(tmp_path, test=f"cd /logs/verifier; {test}"), "bubblewrap") as play:
         assert await play.reward() == reward
 
 
+@needs_bubblewrap
 @pytest.mark.parametrize("test", NO_REWARDS)
 async def test_what_is_no_number_is_the_graders_failure(tmp_path: Path, test: str) -> None:
     async with Play(write_task(tmp_path, test=f"cd /logs/verifier; {test}"), "bubblewrap") as play:
@@ -180,6 +188,7 @@ async def test_what_is_no_number_is_the_graders_failure(tmp_path: Path, test: st
             await play.reward()
 
 
+@needs_bubblewrap
 @pytest.mark.parametrize(
     ("group", "metadata", "task"), [(0, {}, "a"), (3, {}, "b"), (0, {"task": 1}, "b"), (1, {"task": 4}, "a")]
 )
@@ -203,6 +212,7 @@ def no_containers(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.
     monkeypatch.setenv("PATH", f"{folder}{os.pathsep}{os.environ['PATH']}")
 
 
+@needs_bubblewrap
 @pytest.mark.usefixtures("no_containers")
 async def test_without_containers_one_note_says_what_is_missing(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
