@@ -28,7 +28,7 @@ NIGHTLY = int(os.environ.get("AGENTRL_FUZZ", "10000"))
 """Mutants of each kind in the nightly run."""
 
 counts = pytest.mark.parametrize(
-    "count", [60, pytest.param(NIGHTLY, marks=[pytest.mark.slow, pytest.mark.timeout(7200)], id="nightly")]
+    "count", [200, pytest.param(NIGHTLY, marks=[pytest.mark.slow, pytest.mark.timeout(7200)], id="nightly")]
 )
 
 DEADLINE = 20.0
