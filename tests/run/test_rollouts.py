@@ -55,7 +55,7 @@ class Engines(HttpTransport):
         host, path = url.removeprefix("http://").split("/", 1)
         if path == "server_info":
             return Reply(200, orjson.dumps({"context_length": self.lengths[host]}))
-        if path in ("model_info", "health"):
+        if path in ("model_info", "health", "health_generate"):
             return Reply(200, b"{}")
         assert path == "generate"
         self.answers += 1
