@@ -395,6 +395,7 @@ class Sample:
             if not rising or (bounds[0], bounds[-1]) != (0, len(kept)):
                 raise SampleError(f"{where}: {_KEPT[1]} must be {n + 1} numbers that rise from 0 to {len(kept)}")
         self.routing()
+        self._pixels()
         edges = [0, *(edge for span in self.image_spans for edge in (span.start, span.end)), length]
         if any(a > b for a, b in pairwise(edges)) or any(span.start == span.end for span in self.image_spans):
             raise SampleError(f"{where}: image_spans must be places in {length} tokens, one after the other")
@@ -443,6 +444,23 @@ class Sample:
         if len(rows) > len(self.tokens):
             raise SampleError(f"{where} has {len(rows)} rows, and the sample {len(self.tokens)} tokens")
         return rows
+
+    def _pixels(self) -> dict[str, NDArray[Any]]:
+        """`multimodal_train_inputs` as arrays; empty if there are none. Raises SampleError: they are no arrays of numbers."""
+        if (given := self.multimodal_train_inputs) is None:
+            return {}
+        import numpy as np
+
+        where = f"sample index={self.index!r:.40}: {_PIXELS} must be a dict with arrays of numbers"
+        if not isinstance(given, Mapping):
+            raise SampleError(f"{where}, got {given!r:.80}")
+        try:
+            arrays = {str(name): np.asarray(values) for name, values in given.items()}
+        except (TypeError, ValueError) as error:
+            raise SampleError(f"{where}: {error}") from error
+        if any(values.dtype.kind not in "fiub" for values in arrays.values()):
+            raise SampleError(f"{where}, got {given!r:.80}")
+        return arrays
 
     def _validate_segments(self, where: str, marks: bytes) -> None:
         at = 0
@@ -526,13 +544,8 @@ class Sample:
         import numpy as np
 
         held = {**{name: self._numbers(name) for name in _COMPACT}, _ROUTED: self.routing()}
-        given = {} if self.multimodal_train_inputs is None else self.multimodal_train_inputs
-        held |= {f"{_PIXELS}.{name}": values for name, values in given.items()} if isinstance(given, Mapping) else {}
         arrays = {name: np.asarray(values) for name, values in held.items() if values is not None}
-        if not isinstance(given, Mapping) or any(values.dtype.kind not in "fiub" for values in arrays.values()):
-            raise SampleError(
-                f"sample index={self.index}: {_PIXELS} must be a dict with arrays of numbers, got {given!r:.80}"
-            )
+        arrays |= {f"{_PIXELS}.{name}": values for name, values in self._pixels().items()}
         small: dict[str, Any] = {**dict.fromkeys((*_COMPACT, _ROUTED, _PIXELS)), "tokens": [], "images": {}}
         rest = replace(self, **small).to_dict()
         return arrays, {name: value for name, value in rest.items() if name not in small}

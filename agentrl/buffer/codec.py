@@ -28,6 +28,8 @@ from agentrl.sample import Sample
 _VERSION = 2
 _ROUTING, _LONG, _SIZES = "rollout_routed_experts", b"L", struct.Struct("<QQ")
 """The array that is stored apart, and the first byte of a group with a part apart; zlib's is another."""
+_DAMAGED = (zlib.error, struct.error, ArithmeticError, AttributeError, LookupError, SyntaxError, TypeError, ValueError)
+"""The errors that damaged bytes raise while they are read."""
 
 
 def encode_group(samples: Sequence[Sample]) -> bytes:
@@ -109,7 +111,7 @@ def decode_group(data: bytes, what: str = "stored group") -> list[Sample]:
         return samples
     except SampleError as error:
         raise SampleError(f"{what} is damaged: {error}") from error
-    except (zlib.error, struct.error, ArithmeticError, LookupError, SyntaxError, TypeError, ValueError) as error:
+    except _DAMAGED as error:
         raise SampleError(f"{what} is damaged: {type(error).__name__}: {error}") from error
 
 
@@ -121,7 +123,7 @@ def read_texts(data: bytes, what: str = "stored group") -> list[str]:
         (size,) = struct.unpack("<I", stream.decompress(_parts(data)[0], 4))
         header = orjson.loads(stream.decompress(stream.unconsumed_tail, size))
         return [f"{rest['prompt']}\n{rest['response']}" for rest in header["rest"]]
-    except (zlib.error, struct.error, LookupError, TypeError, ValueError) as error:
+    except _DAMAGED as error:
         raise SampleError(f"{what} is damaged: {type(error).__name__}: {error}") from error
 
 

@@ -46,6 +46,7 @@ def sound(found: Sample) -> None:
     for name in ("rollout_log_probs", "teacher_log_probs"):
         floats = getattr(found, name)
         setattr(found, name, None if floats is None else array("f", floats).tolist())
+    found.multimodal_train_inputs = found.multimodal_train_inputs or None  # none and no arrays are stored alike
     assert back == found
 
 
