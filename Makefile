@@ -7,6 +7,8 @@ STAMP := $(VENV)/.installed
 # Four tests at a time, those of one file one after another, the longest files first (tests/support/order.py): many of
 # them wait for processes, so that four keep two cores busy.
 AT_ONCE := -n 4 --dist loadfile
+# Hundreds of processes start in a test run: each would compile the package anew where the environment forbids a cache.
+unexport PYTHONDONTWRITEBYTECODE
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
 .PHONY: venv demo example-search example-retool test test-nightly test-agents test-verifiers soak test-sglang test-browser test-without-compat coverage lint docs bench clean
