@@ -1,5 +1,6 @@
 """Text from users, tools and data never becomes a control token; other text keeps the tokenizer's own ids."""
 
+import copy
 import re
 from functools import cache
 from typing import Any
@@ -86,6 +87,14 @@ def test_clean_text_has_the_ids_of_the_plain_rendering(text: str, name: str) -> 
     chat = make_chat(name)
     messages = [{"role": "user", "content": text}]
     assert ChatSession(chat, messages).prompt_ids == chat.encode(chat.template.render(messages))
+
+
+@pytest.mark.parametrize(("word", "control"), [("Q:", False), ("Qu:", True), ("Que:", True)])
+def test_an_added_token_of_the_template_is_control_unless_it_is_very_short(word: str, control: bool) -> None:
+    tokenizer = copy.deepcopy(make_chat("qwen3").tokenizer)
+    tokenizer.add_tokens([word])
+    encoder = SafeEncoder(Codec(tokenizer), f"{word} {{{{ messages[0].content }}}}")
+    assert (word in encoder.controls) is control
 
 
 def test_attacks_in_names_and_schemas() -> None:

@@ -41,6 +41,12 @@ def test_f1_is_symmetric_and_bounded(one: list[str], other: list[str]) -> None:
     assert (there == pytest.approx(1)) == (sorted(one) == sorted(other))
 
 
+@pytest.mark.parametrize(("threshold", "correct"), [(0.49, True), (0.5, True), (0.51, False)])
+def test_the_threshold_itself_counts_as_correct(threshold: float, correct: bool) -> None:
+    found = grade("f1", "Chief", "Chief of Protocol", {"f1_threshold": threshold})
+    assert (found.score, found.correct) == (0.5, correct)
+
+
 @given(st.text(min_size=1).filter(str.strip))
 def test_exact_match_implies_f1_of_one(text: str) -> None:
     if grade("exact_match", text, ["gold", text]).correct:

@@ -151,6 +151,15 @@ def test_staleness_0_plays_nothing_between_batches_and_over_samples() -> None:
     assert a.stale(versions[2])
 
 
+@pytest.mark.parametrize(("surplus", "scarce"), [(0, True), (1, False)])
+def test_groups_are_scarce_if_none_is_beyond_the_batch(surplus: int, scarce: bool) -> None:
+    a = Admission(2, surplus, 0)
+    a.begin(0)
+    for version in [a.started() for _ in range(a.wanted)][:1]:
+        a.finished(version, keep=True)
+    assert a.scarce is scarce
+
+
 def test_staleness_1_plays_the_next_batch_while_one_is_trained() -> None:
     a = Admission(2, 0, 1, between=True)
     a.begin(0)

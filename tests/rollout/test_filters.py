@@ -3,7 +3,7 @@
 import pytest
 
 from agentrl import Sample
-from agentrl.rollout.filters import FilterOutput, judged
+from agentrl.rollout.filters import FilterOutput, judged, mask_older
 
 
 def finished(*, removed: bool = False, tokens: int = 2) -> Sample:
@@ -36,3 +36,11 @@ def test_a_filter_is_not_asked_for_a_group_without_a_trained_token() -> None:
         raise AssertionError
 
     assert judged([finished(removed=True)], keep, None).reason == "nothing_to_train"
+
+
+@pytest.mark.parametrize(("version", "masked"), [(1, 0), (2, 0), (3, 2), (4, 5)])
+def test_tokens_of_the_version_asked_for_still_train(version: int, masked: int) -> None:
+    sample = finished(tokens=0)
+    sample.append_model([5] * 5, [-0.5] * 5, [("2", 0, 2), ("3", 2, 5)])
+    assert mask_older(sample, version) == masked
+    assert sample.loss_mask == [0] * masked + [1] * (5 - masked)

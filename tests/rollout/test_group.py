@@ -255,6 +255,29 @@ async def test_a_call_that_hangs_after_its_wait_still_ends(chat: Chat) -> None:
         await loop.run(0)
 
 
+@pytest.mark.parametrize("most", [0, 2])
+async def test_no_trajectory_is_restarted_more_often_than_allowed(chat: Chat, most: int) -> None:
+    attempts: list[int] = []
+
+    async def generate(args: Args, sample: Sample, params: object) -> Sample:
+        attempts.append(sample.metadata.get("attempt", 0))
+        raise ToolFailure("every time")
+
+    loop, _ = build(
+        chat,
+        [],
+        generate=generate,
+        environment=None,
+        failure_policy={Blame.TOOL: FailureAction.RETRY},
+        rollout_max_retries=most,
+        rollout_batch_size=1,
+        n_samples_per_prompt=1,
+    )
+    with pytest.raises(AgentRLError, match="every time"):
+        await loop.run(0)
+    assert max(attempts) == most
+
+
 async def test_a_retry_shares_nothing_with_the_attempt_before(chat: Chat) -> None:
     async def generate(args: Args, sample: Sample, params: object) -> Sample:
         sample.tokens += [1, 2]
