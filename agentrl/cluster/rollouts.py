@@ -1,7 +1,6 @@
 """The rollouts as one async Ray actor, and the driver's handle of it."""
 
 import asyncio
-import gc
 import os
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import asynccontextmanager, suppress
@@ -19,7 +18,7 @@ from agentrl.config import RunSettings
 from agentrl.errors import AgentRLError
 from agentrl.run.preflight import Plugins
 from agentrl.run.protocols import Batch, Rollouts, WeightSink, within
-from agentrl.run.rollouts import LedgerRollouts
+from agentrl.run.rollouts import LedgerRollouts, spare_loaded
 from agentrl.runfolder import RunFolder
 
 T = TypeVar("T")
@@ -49,9 +48,7 @@ class RolloutActor:
         workers = open_workers if self._settings.cluster.rollout_workers > 1 else None
         opening = LedgerRollouts.open(self._settings, self._folder, urls, resume_step, workers=workers)
         async with opening as self._rollouts:
-            # What is there by now stays; looking at it again and again takes a tenth of the time of many trajectories.
-            gc.freeze()
-            gc.set_threshold(20_000, 50, 50)
+            spare_loaded()
             self._ready.set()
             try:
                 await self._stopping.wait()

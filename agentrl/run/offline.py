@@ -16,7 +16,7 @@ from agentrl.run.engines import launched
 from agentrl.run.preflight import prepared
 from agentrl.run.recorded import RecordedConversations
 from agentrl.run.resuming import evaluations_in
-from agentrl.run.rollouts import LedgerRollouts, OpenWorkers, RolloutResources
+from agentrl.run.rollouts import LedgerRollouts, OpenWorkers, RolloutResources, spare_loaded
 from agentrl.runfolder import BELOW, DEMONSTRATIONS, LEDGER
 
 
@@ -79,6 +79,7 @@ async def _rollout(settings: RunSettings, first: int, notes: Sequence[str], work
             launched(settings, folder, progress) as urls,
             LedgerRollouts.open(settings, folder, urls, resume, kind="rollout", workers=workers) as rollouts,
         ):
+            spare_loaded()
             progress.begin("first rollout")
             for step in range(first, total):
                 progress.phase(f"rollout {step + 1}: generating")

@@ -6,6 +6,7 @@
    in one actor, `agentrl.run.local` beside the trainer. Weight updates go to the engine pool; `updated` tells of them.
 """
 
+import gc
 import sys
 import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
@@ -363,6 +364,12 @@ def _engine_pool(
     return EnginePool(
         urls, settings.engine, vocab_size=vocab_size, transport=transport, temperatures=found, follows=follows
     )
+
+
+def spare_loaded() -> None:
+    """Look no more at what is loaded by now when garbage is collected: that takes a tenth of the CPU of a rollout."""
+    gc.freeze()
+    gc.set_threshold(20_000, 50, 50)
 
 
 async def _context_length(settings: RunSettings, pool: EnginePool) -> int:

@@ -33,12 +33,12 @@ from agentrl.rollout.stats import RolloutStats, Tally
 from agentrl.rollout.worker import Lease, LeaseProgress, Played, WorkerLost
 from agentrl.rollout.worker import Player as Player
 from agentrl.run.protocols import ComponentLost
-from agentrl.run.rollouts import Loaded
+from agentrl.run.rollouts import Loaded, spare_loaded
 
 T = TypeVar("T")
 _log = logging.getLogger(__name__)
 _GATHER = 0.02
-"""Seconds for which a worker collects messages, so that a batch has several."""
+"""Seconds between batches of messages, of all workers together: each batch costs the coordinator a millisecond."""
 _ATTEMPTS = 5
 """Starts of a worker in a row that may fail while no other worker is ready; then the run ends."""
 
@@ -118,6 +118,7 @@ class WorkerServer:
         async with loaded.engines(self._urls, follows=True) as pool, loaded.worker(pool) as self._worker:
             assert isinstance(pool, EnginePool)
             self._pool = pool
+            spare_loaded()
             self._ready.set()
             await asyncio.Event().wait()
 
@@ -144,7 +145,7 @@ class WorkerServer:
 
     async def answers(self) -> list[CallProgress | Answer]:
         await self._news.wait()
-        await asyncio.sleep(_GATHER)
+        await asyncio.sleep(_GATHER * self._settings.cluster.rollout_workers)
         found: list[CallProgress | Answer] = [*self._reports.values(), *self._answers]
         self._reports, self._answers = {}, []
         self._news.clear()
