@@ -18,7 +18,7 @@ _COLUMNS = (
     ("ended", "status", False),
     ("stop", "stop_reason", True),
     ("turns", "turns", False),
-    ("tools", "tools", False),
+    ("tools", "tools", True),
     ("tokens", "length", False),
     ("sampled", "sampled", True),
     ("staleness", "staleness", True),
