@@ -575,7 +575,6 @@ class Sample:
 _READ: Mapping[str, Callable[[Any], Any]] = {
     "status": Status,
     "spec_info": lambda counts: SpecInfo(**counts),
-    # Four entries without a version: samples that were written before segments had one.
     "segments": lambda rows: [Segment(Origin(origin), *rest) for origin, *rest in rows],
     "images": lambda urls: {name: image_from_url(url) for name, url in urls.items()},
     "image_spans": lambda rows: [ImageSpan(*row) for row in rows],

@@ -97,7 +97,7 @@ def decode_group(data: bytes, what: str = "stored group") -> list[Sample]:
         arrays: list[dict[str, Any]] = [{} for _ in header["rest"]]
         large = header.get("large", ()) if routing else ()
         for raw, at, listed in ((plain, 4 + size, header["arrays"]), (routing, 0, large)):
-            for number, name, dtype, shape in listed:  # a number where written by earlier releases
+            for number, name, dtype, shape in listed:
                 numbers = np.frombuffer(raw, dtype=np.dtype(dtype), count=int(np.prod(shape)), offset=at)
                 arrays[number][name] = numbers.reshape(shape)
                 at += numbers.nbytes

@@ -22,7 +22,7 @@ import orjson
 from numpy.typing import NDArray
 
 from agentrl.buffer.codec import decode_group, read_texts
-from agentrl.buffer.store import COLUMNS, TrajectoryRow, lacking, layout_of
+from agentrl.buffer.store import COLUMNS, TrajectoryRow, has_tables
 from agentrl.errors import DataError, SampleError
 from agentrl.groups import Group
 from agentrl.runfolder import BELOW, TRAJECTORIES
@@ -100,9 +100,7 @@ class StoreReader(AbstractContextManager["StoreReader"]):
         uri = f"{path.resolve().as_uri()}?mode=ro{'&immutable=1' if alone else ''}"
         try:
             self._db = sqlite3.connect(uri, uri=True, check_same_thread=False, timeout=10.0)
-            if missing := lacking(layout_of(self._db, path)):
-                empty = ", ".join(f"'' AS {column}" for column in missing)
-                self._db.execute(f"CREATE TEMP VIEW trajectories AS SELECT *, {empty} FROM main.trajectories")
+            has_tables(self._db, path)
         except sqlite3.Error as error:
             raise DataError(f"{path}: cannot be read as a trajectory store: {error}") from error
 

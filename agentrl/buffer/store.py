@@ -37,9 +37,7 @@ from agentrl.sample import Sample, version_number
 
 Kind = Literal["train", "eval", "rollout"]
 LAYOUT = 4
-"""Of the file, in its `user_version`. Earlier layouts lack columns; a writer adds them, a reader shows them as empty."""
-_SINCE = {"stop_reason": 2, "role": 3, "branch": 3, "question": 4, "answer": 4}
-"""The layout that brought a column."""
+"""Of the file, in its `user_version`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -235,29 +233,21 @@ def _open_to_write(path: Path) -> sqlite3.Connection:
     try:
         db.execute("PRAGMA journal_mode=WAL")
         db.execute("PRAGMA synchronous=NORMAL")
-        if not (layout := layout_of(db, path)):
+        if not has_tables(db, path):
             db.executescript(f"BEGIN IMMEDIATE; {_SCHEMA} COMMIT;")
-        elif missing := lacking(layout):
-            more = "".join(f"ALTER TABLE trajectories ADD COLUMN {column} DEFAULT ''; " for column in missing)
-            db.executescript(f"BEGIN IMMEDIATE; {more}PRAGMA user_version={LAYOUT}; COMMIT;")
     except BaseException:
         db.close()
         raise
     return db
 
 
-def layout_of(db: sqlite3.Connection, path: Path) -> int:
-    """The layout of an open file; 0 of an empty one. Raises DataError: it is another program's, or of another
-    layout."""
-    found: int = db.execute("PRAGMA user_version").fetchone()[0]
-    if not 1 <= found <= LAYOUT and (found or db.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]):
+def has_tables(db: sqlite3.Connection, path: Path) -> bool:
+    """Return true if an open file is a store, false if it is empty. Raises DataError: it is another program's, or of
+    another layout."""
+    found = db.execute("PRAGMA user_version").fetchone()[0]
+    if found != LAYOUT and (found or db.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]):
         raise DataError(f"{path}: expected a trajectory store of layout {LAYOUT}, got {found}; move it away")
-    return found
-
-
-def lacking(layout: int) -> list[str]:
-    """Return the columns that a file of this layout does not have."""
-    return [column for column, since in _SINCE.items() if 0 < layout < since]
+    return bool(found)
 
 
 class _Played(NamedTuple):

@@ -55,39 +55,14 @@ def test_a_row_says_what_a_sample_was(store: TrajectoryStore) -> None:
     assert (second.key, second.place, second.prompt) == (first.key, 1, first.prompt)
 
 
-def test_a_store_of_the_first_layout_is_read_as_it_is_and_gets_the_column_from_a_writer(store: TrajectoryStore) -> None:
+def test_a_store_of_another_layout_is_refused(store: TrajectoryStore) -> None:
     store.add("train", "", 0, [finished(1)])
     with store, sqlite3.connect(store.path) as db:
-        for column in ("stop_reason", "role", "branch", "question", "answer"):
-            db.execute(f"ALTER TABLE trajectories DROP COLUMN {column}")
-        db.execute("PRAGMA user_version=1")
-    with StoreReader(store.path) as reader:
-        assert [row.stop_reason for row in reader.query(Filter(equal={"stop_reason": ""}))] == ["", ""]
-        assert [row.staleness for row in reader.query()] == [0, 0]
-    later = finished(2)
-    for sample in later:
-        sample.stop("max_turns")
-    with TrajectoryStore(store.path, keep=1000) as again:
-        again.add("train", "", 1, [later])
-    with StoreReader(store.path) as reader:
-        assert reader.values("stop_reason") == {"": 2, "max_turns": 2}
-
-
-@pytest.mark.parametrize("layout", [1, 2, 3])
-def test_an_earlier_layout_gets_the_columns_of_agents(store: TrajectoryStore, layout: int) -> None:
-    store.add("train", "", 0, [finished(1)])
-    with store, sqlite3.connect(store.path) as db:
-        for column in ("question", "answer", *["role", "branch"] * (layout < 3), *["stop_reason"] * (layout == 1)):
-            db.execute(f"ALTER TABLE trajectories DROP COLUMN {column}")
-        db.execute(f"PRAGMA user_version={layout}")
-    with StoreReader(store.path) as reader:
-        assert {(r.role, r.branch, r.stop_reason, r.question, r.answer) for r in reader.query()} == {("",) * 5}
-        assert reader.values("role") == {"": 2}
-    with TrajectoryStore(store.path, keep=1000) as again:
-        again.add("train", "", 1, [of_agent("subagent", "new_agent", "extend", "retry", "extend")])
-    with StoreReader(store.path) as reader:
-        assert [(row.role, row.branch) for row in reader.query()] == [("", "")] * 2 + [("subagent", "retry")]
-        assert [bool(row.question) for row in reader.query()] == [False, False, True]
+        db.execute("PRAGMA user_version=3")
+    with pytest.raises(DataError, match="layout 4, got 3; move it away"):
+        StoreReader(store.path)
+    with pytest.raises(DataError, match="layout 4, got 3; move it away"):
+        TrajectoryStore(store.path, keep=1000).add("train", "", 1, [finished(2)])
 
 
 def of_agent(role: object, *reasons: str) -> Group:
@@ -95,6 +70,12 @@ def of_agent(role: object, *reasons: str) -> Group:
     group = finished(2, n=1)
     group[0].metadata["gateway"] = {"role": role, "reasons": [*reasons]}
     return group
+
+
+def test_the_columns_of_agents_have_the_role_and_the_reason_of_the_branch(store: TrajectoryStore) -> None:
+    store.add("train", "", 1, [of_agent("subagent", "new_agent", "extend", "retry", "extend")])
+    with StoreReader(store.path) as reader:
+        assert [(row.role, row.branch, bool(row.question)) for row in reader.query()] == [("subagent", "retry", True)]
 
 
 def test_the_columns_of_agents_stay_empty_for_what_has_another_form(store: TrajectoryStore) -> None:
