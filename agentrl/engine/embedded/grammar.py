@@ -130,16 +130,17 @@ class Grammars:
     def _tokens(self) -> "LLTokenizer":
         import llguidance
 
-        if not (self._vocab.has_text and self._vocab.eos):
+        if self._vocab.tokenizer is None or not self._vocab.eos:
             raise refused("a grammar needs a model folder with a tokenizer.json and an end token.")
         return llguidance.LLTokenizer(
-            self._vocab.serialised(), n_vocab=self._vocab.size, eos_token=sorted(self._vocab.eos)
+            self._vocab.tokenizer.to_str(), n_vocab=self._vocab.size, eos_token=sorted(self._vocab.eos)
         )
 
     @cached_property
     def _special(self) -> dict[str, int]:
         """Tokens that no text of a grammar stands for, by their text."""
-        return {text: i for i, text in self._vocab.added().items() if self._tokens.is_special_token(i)}
+        added = self._vocab.tokenizer.get_added_tokens_decoder()
+        return {token.content: i for i, token in added.items() if self._tokens.is_special_token(i)}
 
     @cached_property
     def _own(self) -> re.Pattern[str]:

@@ -1,6 +1,7 @@
 """Loading a Hugging Face folder: the model with our attention, and a light tokenizer.
 
-1. `load_model` gives a transformers causal language model, with its vision tower if it sees images, on one device, in eval mode, with `attention.ATTENTION`.
+1. `load_model` gives a transformers causal language model in eval mode on one device, with `attention.ATTENTION`, and with
+   its vision tower if it sees images.
 2. `Vocabulary` reads `tokenizer.json` with the `tokenizers` library (no transformers import); a folder without one is
    served ids in, ids out: `decode` gives "" and text prompts are refused.
 3. Code from the model folder runs only with `trust_remote_code`.
@@ -38,13 +39,14 @@ class Vocabulary:
     def __init__(self, path: str, config: dict[str, Any]) -> None:
         self.path = path
         self.size = int(config["vocab_size"])
-        self._tokenizer: Any = None
+        self.tokenizer: Any = None
+        """Of the library `tokenizers`; None for a folder without tokenizer.json."""
         file = Path(path, "tokenizer.json")
         if file.is_file():
             from tokenizers import Tokenizer
 
             with named(f"{file}: no tokenizer that can be used"):
-                self._tokenizer = Tokenizer.from_file(str(file))
+                self.tokenizer = Tokenizer.from_file(str(file))
         self.eos = frozenset(self._eos_ids(config))
 
     def _eos_ids(self, config: dict[str, Any]) -> set[int]:
@@ -52,25 +54,13 @@ class Vocabulary:
         found |= _as_ids(_read_json(Path(self.path, "generation_config.json")).get("eos_token_id"))
         token = _read_json(Path(self.path, "tokenizer_config.json")).get("eos_token")
         token = token.get("content") if isinstance(token, dict) else token
-        if token and self._tokenizer is not None:
-            found |= _as_ids(self._tokenizer.token_to_id(token))
+        if token and self.tokenizer is not None:
+            found |= _as_ids(self.tokenizer.token_to_id(token))
         return found
-
-    @property
-    def has_text(self) -> bool:
-        return self._tokenizer is not None
-
-    def serialised(self) -> str:
-        """The tokenizer as its file has it."""
-        return str(self._tokenizer.to_str())
-
-    def added(self) -> dict[int, str]:
-        """Tokens added to the tokenizer's own, control tokens among them."""
-        return {i: str(token.content) for i, token in self._tokenizer.get_added_tokens_decoder().items()}
 
     def encode(self, text: str, most: int, *, add_special_tokens: bool = True) -> list[int]:
         """The text's ids. Raises `RequestError` when the folder has no tokenizer, or they are far more than `most`."""
-        if self._tokenizer is None:
+        if self.tokenizer is None:
             raise refused("this model folder has no tokenizer.json: send input_ids instead of text.")
         size = 16 * most
         while size < len(text):
@@ -81,12 +71,12 @@ class Vocabulary:
 
     def _encode(self, text: str, special: bool) -> list[int]:
         # A batch of one: that lets other threads run meanwhile.
-        return list(self._tokenizer.encode_batch_fast([text], add_special_tokens=special)[0].ids)
+        return list(self.tokenizer.encode_batch_fast([text], add_special_tokens=special)[0].ids)
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
-        if self._tokenizer is None:
+        if self.tokenizer is None:
             return ""
-        return str(self._tokenizer.decode(list(ids), skip_special_tokens=skip_special_tokens))
+        return str(self.tokenizer.decode(list(ids), skip_special_tokens=skip_special_tokens))
 
 
 def read_config(path: str) -> dict[str, Any]:
@@ -98,17 +88,13 @@ def context_length(config: dict[str, Any], asked: int | None) -> int:
     """`asked`, or the model's own; raises `AgentRLError` where that is longer than its positions reach. Ropes whose
     frequencies change with a sequence's length are served up to the length where that begins: what lies in a cache, or
     beside it in a batch, would have other frequencies than what is read next."""
-    longest = int(config.get("max_position_embeddings") or 2048)
+    name = "max_position_embeddings"
+    longest = int(config.get(name) or 2048)
     rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
-    if rope.get("rope_type", rope.get("type")) == "longrope":
-        first = rope.get("original_max_position_embeddings") or config.get("original_max_position_embeddings")
-        longest = int(first or longest)
+    first = rope.get(f"original_{name}") or config.get(f"original_{name}")
+    if first and rope.get("rope_type", rope.get("type")) == "longrope":
+        name, longest = f"original_{name}", int(first)
     if asked is not None and asked > longest:
-        name = (
-            "original_max_position_embeddings"
-            if longest != config.get("max_position_embeddings")
-            else "max_position_embeddings"
-        )
         raise AgentRLError(f"--context-length {asked} is more than the model's {name} {longest}.")
     return asked or longest
 

@@ -47,16 +47,12 @@ def _compiled(given: list[str]) -> list[str]:
     return given
 
 
-def _without_empty(given: list[str]) -> list[str]:
-    return [text for text in given if text]
-
-
 _Strings = Annotated[
     list[str],
     FailFast(),
     BeforeValidator(lambda given: [given] if isinstance(given, str) else given),
     Field(max_length=32),
-    AfterValidator(_without_empty),
+    AfterValidator(lambda given: [text for text in given if text]),
 ]
 _Penalty = Annotated[float, _must("be in [-2, 2]", lambda x: -2 <= x <= 2)]
 _Count = Annotated[int, _must("be at least 0", lambda n: n >= 0)]

@@ -84,7 +84,7 @@ def parse_generate(
     at_most(MAX_TOKENS, sum(map(mul, copies, map(len, prompts))), "prompt tokens times n")
     rids = _rids(body.rid, len(members), single)
     jobs: list[SequenceState] = []
-    log_probs = 0
+    decode, log_probs = None if vocab.tokenizer is None else vocab.decode, 0
     for prompt, seen, params, wish, count, rid in zip(prompts, images, sampling, wishes, copies, rids, strict=True):
         limit = output_limit(len(prompt), params.max_new_tokens, context)
         want = _checked(wish, params, len(prompt), vocab.size)
@@ -92,7 +92,7 @@ def parse_generate(
         log_probs += count * scored * (min(want.top_logprobs_num, vocab.size) + len(want.token_ids_logprob))
         at_most(MAX_LOG_PROBS, log_probs, "log-probs of other tokens (positions times top_logprobs_num)")
         for k in range(count):
-            rules = StopRules(params, eos=vocab.eos, limit=limit, decode=vocab.decode if vocab.has_text else None)
+            rules = StopRules(params, eos=vocab.eos, limit=limit, decode=decode)
             seed = None if params.sampling_seed is None else params.sampling_seed + k
             name = rid if count == 1 else f"{rid}-{k}"
             jobs.append(SequenceState(name, prompt, params, rules, seed, want, images=seen))

@@ -99,13 +99,9 @@ def _invert(weights: Tensor, uniforms: Tensor) -> Tensor:
     """The index where the cumulative weight passes `uniform * total`, never one of weight zero; [N]."""
     mass = weights.double().cumsum(-1)
     total = mass[:, -1:]
-    index = torch.searchsorted(mass, _below(uniforms * total, total), right=True)
+    most = total.nextafter(torch.zeros_like(total))  # rounding may raise a target to the total
+    index = torch.searchsorted(mass, torch.minimum(uniforms * total, most), right=True)
     return index[:, 0].clamp(max=weights.shape[-1] - 1)
-
-
-def _below(values: Tensor, limits: Tensor) -> Tensor:
-    """Replace a value that rounding raised to its limit by the next smaller number."""
-    return torch.minimum(values, limits.nextafter(torch.zeros_like(limits)))
 
 
 def _rows(values: Tensor, index: list[int]) -> Tensor:

@@ -73,29 +73,29 @@ def build(options: Options, *, on_crash: Callable[[], None], routes: Mapping[str
     return app
 
 
-def _for_those_who_know(options: Options, handler: Handler, *, admin: bool = False) -> Handler:
-    """`handler` for who sends the key, as SGLang does it. Control without any key is for programs, not for browsers."""
+def _behind_key(options: Options, handler: Handler, *, admin: bool = False) -> Handler:
+    """Return `handler` for clients that send the key, as SGLang does it. Without any key, browsers may not use control."""
     key = (options.admin_api_key if admin else None) or options.api_key
     if handler in _FREE or (key is None and not admin):
         return handler
 
-    async def guarded(request: Request) -> Response:
+    async def checked(request: Request) -> Response:
         if key is None:
             refuse_pages(request)
         elif not secrets.compare_digest(request.headers.get("authorization", "").encode(), f"Bearer {key}".encode()):
             return JSONResponse({"error": "Unauthorized"}, 401)
         return await handler(request)
 
-    return guarded
+    return checked
 
 
 def routes_of(options: Options, more: Mapping[str, Handler]) -> list[Route]:
     """All routes, behind their keys."""
-    known = partial(_for_those_who_know, options)
-    found = [Route(path, known(handler), methods=["GET"]) for path, handler in GET.items()]
-    found += [Route(path, known(handler), methods=["POST"]) for path, handler in {**POST, **more}.items()]
-    found += [Route(f"/{each.__name__}", known(takes_body(each), admin=True), methods=["POST"]) for each in CONTROL]
-    return [*found, Route("/flush_cache", known(control.flush_cache, admin=True), methods=["GET", "POST"])]
+    guarded = partial(_behind_key, options)
+    found = [Route(path, guarded(handler), methods=["GET"]) for path, handler in GET.items()]
+    found += [Route(path, guarded(handler), methods=["POST"]) for path, handler in {**POST, **more}.items()]
+    found += [Route(f"/{each.__name__}", guarded(takes_body(each), admin=True), methods=["POST"]) for each in CONTROL]
+    return [*found, Route("/flush_cache", guarded(control.flush_cache, admin=True), methods=["GET", "POST"])]
 
 
 @contextlib.asynccontextmanager

@@ -51,7 +51,7 @@ class WeightUpdater:
         self.session_open = False
         self._attached: list[Any] = []
         self._offloaded: OffloadedTensors | None = None
-        # Threads of their own: whoever waits for members that do not come holds nobody else up.
+        # Threads of their own: a call that waits for missing members must not delay other calls.
         self._joining = anyio.CapacityLimiter(64)
 
     # -- sessions ------------------------------------------------------------------------------------------------
@@ -124,7 +124,7 @@ class WeightUpdater:
 
     def attach(self, engine: Engine, scale: float, layers: Sequence[tuple[torch.nn.Linear, Tensor, Tensor]]) -> None:
         """Give the model this adapter in place of the one that it has."""
-        _there(engine)
+        _check_present(engine)
         while self._attached:
             self._attached.pop().remove()
         for layer, *pair in layers:
@@ -193,7 +193,7 @@ class WeightUpdater:
 
     def write(self, engine: Engine, named: Sequence[tuple[str, Tensor]], version: str | None) -> None:
         """Copy the tensors in, drop cached prefixes, and take the new version label (None keeps the old one)."""
-        _there(engine)
+        _check_present(engine)
         targets = self._targets(named)
         with torch.no_grad():
             for target, (_, tensor) in zip(targets, named, strict=True):
@@ -228,7 +228,7 @@ class WeightUpdater:
 
     def checksums(self, engine: Engine) -> dict[str, str]:
         """A 64-bit BLAKE2b of every tensor's bytes, as hex, by the model's names."""
-        _there(engine)
+        _check_present(engine)
         return {name: _digest(tensor) for name, tensor in self._model.state_dict().items()}
 
     # -- memory ------------------------------------------------------------------------------------------------
@@ -259,7 +259,7 @@ class WeightUpdater:
         engine.released -= set(tags)
 
 
-def _there(engine: Engine) -> None:
+def _check_present(engine: Engine) -> None:
     if "weights" in engine.released:
         raise update_refused("the weights' memory was released: POST /resume_memory_occupation first.")
 
