@@ -93,7 +93,7 @@ def settings_command(
             problems: Problems = click.get_current_context().meta[_PROBLEMS]
             alone = {} if purpose == "train" else {"debug_rollout_only": True}  # no rule of trainers holds
             settings = given_settings(config, {**presets, **alone}, slime_script, problems)
-            foreign_notes = door.notes(settings) if (door := foreign()) else ()
+            foreign_notes = compat.notes(settings) if (compat := foreign()) else ()
             for line in () if problems.any else [*possibly_inapplicable(settings, purpose), *foreign_notes]:
                 click.echo(f"note: {line}", err=True)
             if dry_run or problems.any:

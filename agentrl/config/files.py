@@ -107,17 +107,17 @@ class _Sorter:
             self._set(key, _as_flags_read_it(known[key], value), where)
         elif key in known:
             self.problems.append(f"{where}: {key} belongs under {known[key].section}, not under {section}")
-        elif (door := foreign()) and door.kind(key):
-            self._take_foreign(door, key, value, where)
-        elif key.startswith("sglang_") and not (door and door.answer(key)):
+        elif (compat := foreign()) and compat.kind(key):
+            self._take_foreign(compat, key, value, where)
+        elif key.startswith("sglang_") and not (compat and compat.answer(key)):
             self._set(SGLANG_FIELD, {key.removeprefix("sglang_"): value}, where)
         else:
             self.problems += [f"{where}: {said}" for said in unknown([written], [*known, *SECTIONS], "setting")]
 
-    def _take_foreign(self, door: CompatInterface, key: str, value: Any, where: str) -> None:
+    def _take_foreign(self, compat: CompatInterface, key: str, value: Any, where: str) -> None:
         texts = [] if value is True else [str(one) for one in value] if isinstance(value, list) else [str(value)]
         try:
-            for name, meant in door.ours(key, [text.lower() if text == "False" else text for text in texts]).items():
+            for name, meant in compat.ours(key, [text.lower() if text == "False" else text for text in texts]).items():
                 self._set(name, meant, where)
         except SettingsError as error:
             self.problems.append(f"{where}: {error}")

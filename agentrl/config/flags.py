@@ -67,10 +67,10 @@ def read_flags(
 
 def read_script(path: str, given: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, str], list[str]]:
     """Read another trainer's launch script as `read_flags` does, with notes; `given` settings win over its own."""
-    door = foreign()
-    if door is None:
+    compat = foreign()
+    if compat is None:
         raise SettingsError(f"--slime-script {path}: this installation has no agentrl.compat, which reads such scripts")
-    argv, lines, notes = door.script(path, {*given, *(given.get("compat_options") or ())})
+    argv, lines, notes = compat.script(path, {*given, *(given.get("compat_options") or ())})
     try:
         values, origins, rest = read_flags(argv)
     except SettingsError as error:

@@ -45,7 +45,4 @@ def read_model_info(path: str | None) -> ModelInfo | None:
 
 
 def _int(config: dict[str, Any], *names: str) -> int | None:
-    for name in names:
-        if isinstance(value := config.get(name), int):
-            return value
-    return None
+    return next((value for name in names if isinstance(value := config.get(name), int)), None)

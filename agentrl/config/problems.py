@@ -22,7 +22,7 @@ _NEAR = 0.78
 def did_you_mean(name: str, known: Iterable[str]) -> str:
     """`; did you mean a or b?` with the known names closest to `name`, best first; nothing if none is close."""
     names, plain = list(known), name.lstrip("-").replace("-", "_")
-    others = door.called() if (door := foreign()) else {}
+    others = compat.called() if (compat := foreign()) else {}
     called = [others[other] for other in difflib.get_close_matches(plain, others, n=1, cutoff=0.9)]
     ours = [*called, *map(flag_of, called)]
     best = [other for other in ours if other in names]
@@ -40,9 +40,9 @@ def _near(name: str, other: str, alike: float) -> bool:
 
 def unknown(names: Sequence[str], known: Iterable[str], what: str) -> list[str]:
     """Return sentences about unknown names, one for all names with the same answer; `what` they are: `flag`."""
-    known, answered, out, door = list(known), defaultdict[str, list[str]](list), [], foreign()
+    known, answered, out, compat = list(known), defaultdict[str, list[str]](list), [], foreign()
     for name in dict.fromkeys(names):
-        if said := door and door.answer(name):
+        if said := compat and compat.answer(name):
             answered[said].append(name)
         else:
             out.append(f"unknown {what} {name}{did_you_mean(name, known)}")

@@ -38,8 +38,8 @@ class RunSettings(Sections):
         if self.cluster.colocate:
             self._follow_colocate()
         problems = checks.contradictions(self, read_model_info(self.train.hf_checkpoint))
-        if door := foreign():
-            problems += door.problems(self)
+        if compat := foreign():
+            problems += compat.problems(self)
         with info.context or Problems.raised():
             if problems:
                 raise one_error(problems)
@@ -195,9 +195,9 @@ class RunSettings(Sections):
         if config is not None:
             low = merged(low, read_file(config, problems))
         both: Part = merged(low, (values, origins))
-        if door := foreign():
+        if compat := foreign():
             with problems or Problems.raised():
-                both = door.settle(*both)
+                both = compat.settle(*both)
         elif both[0].get("slime_defaults"):
             raise SettingsError("--slime-defaults: this installation has no agentrl.compat, which knows them")
         return cls.from_flat(*both, problems)

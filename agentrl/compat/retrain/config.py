@@ -61,7 +61,7 @@ def read(document: Mapping[str, Any]) -> Iterable[Said] | None:
     return _said(document) if known else None
 
 
-_door: TakesFile = read
+_reads: TakesFile = read
 
 
 def _said(document: Mapping[str, Any]) -> Iterator[Said]:
