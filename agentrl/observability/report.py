@@ -13,6 +13,7 @@ from typing import Any
 from jinja2 import ChoiceLoader, PackageLoader, StrictUndefined
 from jinja2 import Environment as Jinja
 
+from agentrl.buffer.store import first_words
 from agentrl.errors import DataError
 from agentrl.observability.charts import Series, collect_series, layout, number
 from agentrl.observability.metrics import read_metrics
@@ -83,7 +84,12 @@ def write_report(run: str | Path, *, title: str | None = None) -> Path:
     settings = read_settings(home)
     texts = run_texts(run, settings)
     pairs = [
-        Pair(number, _short(a.label), describe_sample(a, texts), describe_sample(b, texts))
+        Pair(
+            number,
+            "" if a.label is None else first_words(str(a.label)),
+            describe_sample(a, texts),
+            describe_sample(b, texts),
+        )
         for number, (a, b) in enumerate(first_and_last(run)[:_PAIRS], start=1)
     ]
     groups = chart_groups(series)
@@ -204,11 +210,6 @@ def read_settings(folder: Path) -> dict[str, Any]:
     except ValueError as error:
         raise DataError(f"{file}: not valid JSON: {error}") from error
     return found if isinstance(found, dict) else {}
-
-
-def _short(label: Any) -> str:
-    text = "" if label is None else str(label)
-    return text if len(text) <= 80 else text[:79] + "…"
 
 
 @cache

@@ -7,12 +7,12 @@ from pathlib import Path
 from agentrl.buffer.reader import Filter, StoreReader, StoreSection, find_stores
 from agentrl.buffer.store import TrajectoryRow
 from agentrl.groups import Group
-from agentrl.observability.trajectories import Token as Piece
-from agentrl.observability.trajectories import TokenSpan as Shown
-from agentrl.observability.trajectories import TokenTexts, Trained, Trajectory, describe_sample
+from agentrl.observability.trajectories import Token, TokenSpan, TokenTexts, Trained, Trajectory, describe_sample
 from agentrl.sample import Sample
 
 _WHAT = {"train": "training, rollout {}", "rollout": "agentrl rollout, rollout {}", "eval": "evaluation {} of {}"}
+_EACH, _PROMPTS = 2, 200
+"""Most trajectories of one kind, and most prompts of an evaluation that are looked at."""
 _LONGEST = 1500
 """Tokens of a part from which on its middle is left out: the page is one file that is sent."""
 
@@ -45,24 +45,24 @@ def first_and_last(run: Path) -> list[tuple[Sample, Sample]]:
     return []
 
 
-def _heads(reader: StoreReader, part: StoreSection, step: int, most: int = 200) -> dict[int | None, Sample]:
+def _heads(reader: StoreReader, part: StoreSection, step: int) -> dict[int | None, Sample]:
     where = Filter(equal={"kind": "eval", "name": part.name, "step": step, "place": 0})
-    return {row.group_index: reader.group(row.key)[0] for row in reader.query(where, "group_index", most)}
+    return {row.group_index: reader.group(row.key)[0] for row in reader.query(where, "group_index", _PROMPTS)}
 
 
-def own_trajectories(run: Path, texts: TokenTexts, each: int = 2) -> list[Own]:
-    """Of the newest step in each store (of training, where it has any): the best, the worst, failures; `each` at most."""
+def own_trajectories(run: Path, texts: TokenTexts) -> list[Own]:
+    """Return the best, the worst and failures of the newest step in each store; of training, if it has any."""
     found = []
     for store in find_stores(run).values():
         with StoreReader(store) as reader:
             for part in sorted(reader.kinds(), key=lambda part: ("train", "rollout", "eval").index(part.kind))[:1]:
                 number = part.last if part.kind == "eval" else part.last + 1
-                picked = tuple(_picked(reader, part, texts, each))
+                picked = tuple(_picked(reader, part, texts))
                 found.append(Own(_WHAT[part.kind].format(number, part.name), picked))
     return found
 
 
-def _picked(reader: StoreReader, part: StoreSection, texts: TokenTexts, each: int) -> Iterator[Picked]:
+def _picked(reader: StoreReader, part: StoreSection, texts: TokenTexts) -> Iterator[Picked]:
     of: dict[str, str | int] = {"kind": part.kind, "name": part.name}
     newest, seen = of | {"step": part.last}, set[int]()
     for why, where, order in (
@@ -71,10 +71,12 @@ def _picked(reader: StoreReader, part: StoreSection, texts: TokenTexts, each: in
         ("worst", newest | {"dropped": ""}, "reward"),
         ("dropped", newest, "-dropped"),
     ):
-        rows = reader.query(Filter(equal=where), order, each + len(seen))
-        for row in [row for row in rows if row.id not in seen and bool(row.dropped) >= (why == "dropped")][:each]:
+        rows = reader.query(Filter(equal=where), order, _EACH + len(seen))
+        for row in [row for row in rows if row.id not in seen and bool(row.dropped) >= (why == "dropped")][:_EACH]:
             seen.add(row.id)
-            yield Picked(f"{why}: {row.failure or row.dropped}".rstrip(": "), row, _described(reader, row, texts))
+            _, whole = read_trajectory(reader, row, texts)
+            shown = replace(whole, parts=tuple(map(_shortened, whole.parts)))
+            yield Picked(f"{why}: {row.failure or row.dropped}".rstrip(": "), row, shown)
 
 
 def read_trajectory(reader: StoreReader, row: TrajectoryRow, texts: TokenTexts) -> tuple[Group, Trajectory]:
@@ -84,14 +86,9 @@ def read_trajectory(reader: StoreReader, row: TrajectoryRow, texts: TokenTexts) 
     return group, replace(describe_sample(group[row.place], texts, trained), reward=row.reward)
 
 
-def _described(reader: StoreReader, row: TrajectoryRow, texts: TokenTexts) -> Trajectory:
-    _, whole = read_trajectory(reader, row, texts)
-    return replace(whole, parts=tuple(map(_shortened, whole.parts)))
-
-
-def _shortened(part: Shown) -> Shown:
+def _shortened(part: TokenSpan) -> TokenSpan:
     if (gone := len(part.tokens) - _LONGEST) <= 0:
         return part
     half = _LONGEST // 2
-    note = Piece(f"\n… {gone} tokens are left out here; `agentrl view` shows them …\n", "close", "left out")
+    note = Token(f"\n… {gone} tokens are left out here; `agentrl view` shows them …\n", "close", "left out")
     return replace(part, tokens=(*part.tokens[:half], note, *part.tokens[half + gone :]))
