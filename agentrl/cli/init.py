@@ -5,20 +5,20 @@ from pathlib import Path
 from typing import get_args
 
 import click
+from click.core import ParameterSource
 
 from agentrl.errors import SettingsError
 from agentrl.tiny import Arch, shipped
-
-_DEFAULT = click.core.ParameterSource.DEFAULT
-
-
-_ARCHS = f"{', '.join(get_args(Arch))}."
 
 
 @click.command("init", context_settings={"show_default": True})
 @click.argument("path", type=click.Path(path_type=Path))
 @click.option(
-    "--arch", default="qwen3", type=click.Choice(get_args(Arch)), metavar="TYPE", help="Architecture: " + _ARCHS
+    "--arch",
+    default="qwen3",
+    type=click.Choice(get_args(Arch)),
+    metavar="TYPE",
+    help=f"Architecture: {', '.join(get_args(Arch))}.",
 )
 @click.option("--layers", default=4, type=click.IntRange(1), metavar="N", help="Transformer layers.")
 @click.option("--hidden", default=128, type=click.IntRange(1), metavar="N", help="Width of the residual stream.")
@@ -39,7 +39,7 @@ def command(path: Path, skilled: bool, force: bool, **shape: str | int) -> None:
         raise SettingsError(f"{path} is there and not empty; choose another PATH or pass --force")
     if skilled:
         source = click.get_current_context().get_parameter_source
-        if fixed := [name for name in shape if name != "seed" and source(name) is not _DEFAULT]:
+        if fixed := [name for name in shape if name != "seed" and source(name) is not ParameterSource.DEFAULT]:
             raise SettingsError(f"--skilled has a shape of its own; leave out --{fixed[0].replace('_', '-')}")
         shutil.copytree(shipped("tools"), path, dirs_exist_ok=True)
         click.echo(f"{path}: a model that calls a tool and repeats what it finds; it is the same for every --seed")
