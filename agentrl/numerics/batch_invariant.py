@@ -67,7 +67,7 @@ def attention(
 ) -> tuple[Tensor, Tensor]:
     """Attention [..., heads, queries, dim] as torch's, and log-sum-exps [..., heads, queries] in float32."""
     if k.shape[-2] > MOST_KEYS:
-        raise ValueError(f"exact attention reads at most {MOST_KEYS} tokens, got {k.shape[-2]}")
+        raise ValueError(f"batch-invariant attention reads at most {MOST_KEYS} tokens, got {k.shape[-2]}")
     groups = q.shape[-3] // k.shape[-3]
     k, v = k.repeat_interleave(groups, -3), v.repeat_interleave(groups, -3).double()
     factor = torch.tensor(scale or q.shape[-1] ** -0.5, dtype=torch.float32, device=q.device)  # last bits differ

@@ -51,7 +51,7 @@ class OffloadedTensors:
             elif at in self._host:
                 view.copy_(self._host[at])
             elif self._file.readinto(view.numpy()) != self._sizes[at]:
-                raise OSError("the file of parked tensors is shorter than it was written")
+                raise OSError("the file of offloaded tensors is shorter than it was written")
         self._file.close()
 
 

@@ -101,23 +101,29 @@ class _SharedBuffers:
         return next(self._halves)[:size]
 
 
-class _Room:
-    """One flat buffer for all buckets of an update: fresh memory takes several times as long as the copy into it."""
+class _Member:
+    """One side of a group. All buckets of an update share one flat buffer, since fresh memory takes several times as long
+    as the copy into it."""
 
+    group: Any
+    _shared: _SharedBuffers | None = None
     _flat: Tensor | None = None
 
-    def first(self, size: int, device: torch.device) -> Tensor:
-        """Return the first `size` bytes of the buffer."""
+    def _own_buffer(self, size: int, device: torch.device) -> Tensor:
         if self._flat is None or self._flat.numel() < size:
             self._flat = torch.empty(size, dtype=torch.uint8, device=device)
         return self._flat[:size]
 
-    def give_back(self) -> None:
-        """Forget the buffer."""
+    def end(self) -> None:
+        """Give memory back: no bucket comes for a while."""
         self._flat = None
 
+    def close(self) -> None:
+        """Leave the group."""
+        dist.destroy_process_group(self.group)
 
-class WeightReceiver:
+
+class WeightReceiver(_Member):
     """The side of one engine rank in a group; made when all members have joined. Raises RuntimeError, OSError: they did
     not meet, or rank 0 is on another machine and the backend is `shared_memory`."""
 
@@ -126,7 +132,6 @@ class WeightReceiver:
     ) -> None:
         join = partial(join_group, address=address, world_size=world_size, rank=rank, name=name, timeout=timeout)
         self.group = join(backend="gloo" if backend == SHARED else backend)
-        self._shared, self._room = None, _Room()
         if backend == SHARED:
             try:
                 self._shared = _SharedBuffers(name)
@@ -137,7 +142,7 @@ class WeightReceiver:
         """Return the next bucket, of `size` bytes; it lasts until the next one. Raises RuntimeError: rank 0 was lost, or the
         bytes are damaged."""
         if self._shared is None:
-            flat = self._room.first(size, device)
+            flat = self._own_buffer(size, device)
             dist.broadcast(flat, src=0, group=self.group)
             return flat
         dist.barrier(self.group)  # the members have written the bucket before
@@ -148,28 +153,20 @@ class WeightReceiver:
             raise RuntimeError(f"a bucket of {size} bytes in shared memory has another checksum than the sender said")
         return flat
 
-    def end(self) -> None:
-        """Give memory back: no bucket comes for a while."""
-        self._room.give_back()
 
-    def close(self) -> None:
-        """Leave the group."""
-        dist.destroy_process_group(self.group)
-
-
-class WeightSender:
+class WeightSender(_Member):
     """The sender's side of a group, whose rank 0 it is; made when all `world_size` members have joined. `size`: bytes of
     the largest bucket. Raises TrainError: they did not meet within `MEETING_TIMEOUT`, or there is no room."""
 
     def __init__(self, backend: str, address: str, world_size: int, name: str, size: int) -> None:
-        self.name, self._shared, self._room = name, None, _Room()
+        self.name = name
         join = partial(join_group, address=address, world_size=world_size, rank=0, name=name, timeout=MEETING_TIMEOUT)
         try:
             if backend == SHARED:
                 self._shared = _SharedBuffers(name, size)
-            self._group = join(backend="gloo" if backend == SHARED else backend)
+            self.group = join(backend="gloo" if backend == SHARED else backend)
             if self._shared:
-                dist.barrier(self._group)
+                dist.barrier(self.group)
         except OSError as error:
             said = f"{_FOLDER} has no room for two buckets of {size} bytes ({error}); lower --update-weight-buffer-size"
             raise TrainError(said) from error
@@ -182,22 +179,14 @@ class WeightSender:
 
     def buffer(self, size: int, device: torch.device) -> Tensor:
         """Return the flat buffer for the next bucket, of `size` bytes; on `device`, or in shared memory."""
-        return self._shared.next(size) if self._shared else self._room.first(size, device)
+        return self._shared.next(size) if self._shared else self._own_buffer(size, device)
 
     def send(self, flat: Tensor) -> None:
         """Send a bucket, which lies in what `buffer` returned. Raises TrainError: a member was lost."""
         try:
             if self._shared:
                 flat = torch.frombuffer(bytearray.fromhex(checksum(flat.numpy())), dtype=torch.uint8)
-                dist.barrier(self._group)
-            dist.broadcast(flat, src=0, group=self._group)
+                dist.barrier(self.group)
+            dist.broadcast(flat, src=0, group=self.group)
         except RuntimeError as error:
             raise TrainError(f"a member of the weight group was lost: {error}") from error
-
-    def end(self) -> None:
-        """Give memory back: no bucket comes for a while."""
-        self._room.give_back()
-
-    def close(self) -> None:
-        """Leave the group."""
-        dist.destroy_process_group(self._group)
