@@ -10,10 +10,10 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -76,13 +76,6 @@ class SeenImages:
     positions: Tensor
 
 
-class Sight(Protocol):
-    """Makes what a model that sees images gets."""
-
-    def see(self, batch: TrainBatch, samples: Sequence[int], laid: PackedLayout, device: torch.device) -> SeenImages:
-        """The images of a microbatch of these samples; a dummy image if they have none."""
-
-
 def inputs_of(batch: TrainBatch) -> list[NDArray[np.int32]]:
     """The input of the model for each sample: `keys` of all tokens but the last, of which nothing is predicted."""
     keys = batch.keys
@@ -92,13 +85,14 @@ def inputs_of(batch: TrainBatch) -> list[NDArray[np.int32]]:
 @dataclass(frozen=True, slots=True)
 class Packer:
     """Makes the microbatches of one rank, on its device; each has a multiple of `multiple` tokens. `routed`: for a
-    model that replays the engine's routing. `sight`: for one that sees images."""
+    model that replays the engine's routing. `see`: for a model that sees images, makes those of a microbatch of the given
+    samples."""
 
     ranks: Ranks
     device: torch.device
     multiple: int = 1
     routed: bool = False
-    sight: Sight | None = None
+    see: Callable[[TrainBatch, Sequence[int], PackedLayout, torch.device], SeenImages] | None = None
 
     def microbatches(self, batch: TrainBatch, plan: PackingPlan, rows: OutputPositions) -> Iterator[MicrobatchTensors]:
         """In the plan's order; an empty one becomes a padding-only sequence without outputs."""
@@ -127,7 +121,7 @@ class Packer:
                 computed=laid.tree.tokens,
                 samples=tuple(samples),
                 routing=self._there(laid.routing([batch.sample_routing(i) for i in samples])) if routed else None,
-                seen=self.sight.see(batch, samples, laid, self.device) if self.sight and sees else None,
+                seen=self.see(batch, samples, laid, self.device) if self.see and sees else None,
             )
 
     def _there(self, array: NDArray[Any]) -> Tensor:

@@ -64,7 +64,7 @@ class ModelState:
             )
         chosen, inputs = self.place.settings, inputs_of(batch)
         self.network.check(max(map(len, inputs), default=0))
-        if len(batch.image_spans) and self.forward_backward.packer.sight is None:
+        if len(batch.image_spans) and self.forward_backward.packer.see is None:
             raise TrainError(f"the samples have images, but {self.folder.path} is trained as a model that sees none")
         cp, most = chosen.context_parallel_size, chosen.max_tokens_per_gpu
         return make_plan(

@@ -132,12 +132,11 @@ class FsdpNetwork(Network):
         self.shape = shape_of(self.model)
         if learns and place.lora is None:
             _freeze(self.model, place.settings)
+        sight = ModelSight.of(folder, self.model)
         self.forward_backward = FsdpForwardBackward(
             model=self.model,
             place=place,
-            packer=Packer(
-                place.ranks, place.device, routed=learns and not values, sight=ModelSight.of(folder, self.model)
-            ),
+            packer=Packer(place.ranks, place.device, routed=learns and not values, see=sight.see if sight else None),
             mixture=replaying(self.model) if learns and not values else ([], 0, 0),
             vocab=self.shape.vocab,
         )

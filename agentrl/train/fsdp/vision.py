@@ -47,7 +47,8 @@ class ModelSight:
         return cls(vision, body)
 
     def see(self, batch: TrainBatch, samples: Sequence[int], laid: PackedLayout, device: torch.device) -> SeenImages:
-        """See `Sight`. Raises TrainError: an image has another number of placeholders than of features."""
+        """Return the images of a microbatch of these samples; a dummy image if they have none. Raises TrainError: an image
+        has another number of placeholders than of features."""
         present = {picture.hash for picture in batch.pictures}
         self.made = {name: pixels for name, pixels in self.made.items() if name in present}
         own = dict.fromkeys(int(number) for i in samples for number in batch.sample_images(i)[:, 0])

@@ -236,8 +236,8 @@ def in_two_processes(rank: int, root: str, kind: Kind, names: tuple[str, ...]) -
             batch = make_batch(kind)
             plan = made.actor.plan(batch)
             own = {int(n) for samples in plan.ranks[rank] for i in samples for n in batch.sample_images(i)[:, 0]}
-            sight: Any = made.actor.forward_backward.packer.sight
-            assert set(sight.made) == {batch.pictures[n].hash for n in own}
+            see: Any = made.actor.forward_backward.packer.see
+            assert set(see.__self__.made) == {batch.pictures[n].hash for n in own}
             blind = [[any(len(batch.sample_images(i)) for i in mb) for mb in each] for each in plan.ranks]
             out[name]["alone"] = any(one != other for one, other in zip(*blind, strict=True))
     return out
