@@ -7,7 +7,7 @@ from pathlib import Path
 from agentrl.buffer.reader import Filter, StoreReader, StoreSection, find_stores
 from agentrl.buffer.store import TrajectoryRow
 from agentrl.groups import Group
-from agentrl.observability.trajectories import Token, TokenSpan, TokenTexts, Trained, Trajectory, describe_sample
+from agentrl.observability.trajectories import Token, TokenSpan, TokenTexts, Trajectory, describe_sample
 from agentrl.sample import Sample
 
 _WHAT = {"train": "training, rollout {}", "rollout": "agentrl rollout, rollout {}", "eval": "evaluation {} of {}"}
@@ -82,7 +82,7 @@ def _picked(reader: StoreReader, part: StoreSection, texts: TokenTexts) -> Itera
 def read_trajectory(reader: StoreReader, row: TrajectoryRow, texts: TokenTexts) -> tuple[Group, Trajectory]:
     """Return a row's group, and what a page shows of its sample."""
     group, said = reader.group(row.key), reader.details(row.key)
-    trained = Trained(*(said[row.place][name].tolist() for name in ("log_probs", "advantages"))) if said else None
+    trained = {name: figures.tolist() for name, figures in said[row.place].items()} if said else None
     return group, replace(describe_sample(group[row.place], texts, trained), reward=row.reward)
 
 

@@ -20,17 +20,12 @@ from agentrl.sample import Origin, Sample, Segment
 TokenTexts = Callable[[Sequence[int]], Sequence[str]]
 """Token ids to as many pieces of text, which joined are the decoded text."""
 
+Trained = Mapping[str, Sequence[float]]
+"""The trainer's `log_probs` and `advantages` of a sample: one a response token each, NaN where there is none."""
+
 UNSURE = math.log(0.5)
 LONG = 80
 """Tokens from which on an answer of the environment is folded."""
-
-
-@dataclass(frozen=True, slots=True)
-class Trained:
-    """The trainer's numbers of a sample: one a response token each, NaN where there is none."""
-
-    log_probs: Sequence[float]
-    advantages: Sequence[float]
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +92,7 @@ def describe_sample(sample: Sample, texts: TokenTexts, trained: Trained | None =
         pieces = list(texts(sample.tokens))
     if len(pieces) != len(sample.tokens):
         raise DataError(f"expected one text a token: got {len(pieces)} texts for {len(sample.tokens)} tokens")
-    if trained and {len(trained.log_probs), len(trained.advantages)} != {sample.response_length}:
+    if trained and set(map(len, trained.values())) != {sample.response_length}:
         raise DataError(f"expected {sample.response_length} log-probs and advantages, one a response token")
     prompt, spans = sample.prompt_length, _spans(sample)
     tokens = [_token(sample, at, pieces[at], None, trained) for at in range(prompt)]
@@ -121,10 +116,10 @@ def _token(sample: Sample, at: int, text: str, span: Segment | None, trained: Tr
         if sample.rollout_log_probs:
             log_prob = sample.rollout_log_probs[at]
             notes.append(f"log-prob {log_prob:.3f} (p {math.exp(min(log_prob, 0.0)):.1%})")
-        if trained and math.isfinite(trained.log_probs[at]):
-            notes.append(f"in training {trained.log_probs[at]:.3f}")
-        if trained and math.isfinite(trained.advantages[at]):
-            notes.append(f"advantage {trained.advantages[at]:+.3f}")
+        if trained and math.isfinite(trained["log_probs"][at]):
+            notes.append(f"in training {trained['log_probs'][at]:.3f}")
+        if trained and math.isfinite(trained["advantages"][at]):
+            notes.append(f"advantage {trained['advantages'][at]:+.3f}")
         if version := span.version or ", ".join(sample.weight_versions):
             notes.append(f"weights {version}")
     if span and text and not text.strip():

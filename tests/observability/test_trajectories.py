@@ -7,7 +7,7 @@ import pytest
 
 from agentrl.errors import DataError
 from agentrl.media import Image, ImageSpan
-from agentrl.observability.trajectories import LONG, Trained, describe_sample
+from agentrl.observability.trajectories import LONG, describe_sample
 from agentrl.sample import Origin, Sample
 from tests.support.vision import picture
 
@@ -64,7 +64,7 @@ def test_what_comes_before_and_long_answers_are_folded(shown: int) -> None:
 
 
 def test_a_token_tells_both_log_probs_its_advantage_and_its_weights() -> None:
-    trained = Trained([-0.25, math.nan, 0.0, 0.0, 0.0], [0.75, math.nan, 0.0, 0.0, 0.0])
+    trained = {"log_probs": [-0.25, math.nan, 0.0, 0.0, 0.0], "advantages": [0.75, math.nan, 0.0, 0.0, 0.0]}
     tokens = describe_sample(two_turns(), texts, trained).tokens
     assert (
         tokens[5].note == "model · id 5 · log-prob -0.500 (p 60.7%) · in training -0.250 · advantage +0.750 · weights 3"
@@ -76,7 +76,7 @@ def test_a_token_tells_both_log_probs_its_advantage_and_its_weights() -> None:
 
 def test_numbers_of_another_length_are_refused() -> None:
     with pytest.raises(DataError, match="expected 5 log-probs"):
-        describe_sample(two_turns(), texts, Trained([0.0], [0.0]))
+        describe_sample(two_turns(), texts, {"log_probs": [0.0], "advantages": [0.0]})
 
 
 def test_a_prompt_that_is_not_found_stays_whole() -> None:
