@@ -1,12 +1,12 @@
-"""The time that user code has: deadlines that count only what a call could help, and a watchdog for the event loop.
+"""Deadlines of user code, and a watchdog for the event loop.
 
-1. A deadline does not run while the event loop stands still for other work, while the call waits for a free place
-   (`waiting`), or while generating is held.
-2. Code that blocks the event loop meets no point at which it could be cancelled: that it was too long shows when it
-   returns. Its deadline, and those around it, do run meanwhile.
-3. `Watchdog` asks the loop for a beat, from a thread. While the answer is late it looks at which task is running and where,
-   and whether that is the cause (`stalls`); so nothing is paid per await. A task that user code starts itself is known by the line alone. Without a watchdog the
-   loop is taken never to stand still.
+1. A deadline counts only the call's own time. It stops while other code blocks the event loop, while the call waits for a
+   free place (`waiting`), and while generation is paused.
+2. Code that blocks the event loop cannot be cancelled. Its deadline, and the deadlines around it, go on meanwhile. The call
+   is overdue when the code returns.
+3. `Watchdog` sends callbacks to the loop from a thread. While a callback is late, it looks at the task that is running, the
+   line, and the cause (`stalls`), so that an await costs nothing. Of a task that user code starts itself only the line is
+   known. Without a watchdog, the loop counts as never blocked.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ _LIBRARIES = ("<frozen", *(sysconfig.get_path(name) for name in ("stdlib", "plat
 _log = logging.getLogger(__name__)
 
 Tell = Callable[[float, str, str], None]
-"""Told, in a thread, for how many seconds the event loop has stood still, in whose code, and at which line; or for which
-`stalls.Cause`, and what that was."""
+"""Called in a thread while the event loop is blocked: with the seconds, the code or `stalls.Cause` that blocks it, and the
+line or the cause in words."""
 
 
 def library(file: str) -> bool:
@@ -145,14 +145,14 @@ class Deadline:
         return f"{text}: it blocked the event loop at {self._where}; run that in a thread" if self._where else text
 
     def blocks(self, seconds: float, where: str) -> None:
-        """The watchdog has seen that the call, or one inside, has stopped the loop at `where` for `seconds` more."""
+        """Record that the call, or a call inside, has blocked the loop at `where` for `seconds` more."""
         self._blocked, self._seen, self._where = self._blocked + seconds, time.monotonic(), where
         if self.outer is not None:
             self.outer.blocks(seconds, where)
 
     @contextmanager
     def stopped(self) -> Iterator[None]:
-        """Let no time run while anybody is inside."""
+        """Stop the deadline inside the context."""
         if not self._waits:
             self._timer.cancel()
             self._waited -= time.monotonic()
@@ -195,7 +195,7 @@ def current_call() -> Deadline | None:
 
 
 def note_turn(turn: int) -> None:
-    """The trajectory that is played here has come to the model's turn `turn`, from 1."""
+    """Record that the trajectory of this task has come to the model's turn `turn`, from 1."""
     call = _CALL.get()
     if call is not None and call.place is not None:
         call.place.turn = turn
@@ -316,7 +316,7 @@ class Watchdog:
             since, before = now, ThreadTimes.at_once(self._native)
 
     def _look(self) -> tuple[Deadline | None, str]:
-        """Whose code the loop is running, and its innermost line that is not a library's."""
+        """Return the call whose code the loop is running, and its innermost line outside libraries."""
         if (found := sys._current_frames().get(self._thread)) is None:
             return None, "no Python code"  # between two frames
         frame = innermost = found

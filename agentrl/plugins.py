@@ -97,8 +97,8 @@ def find_object(path: str, *, what: str, default_names: tuple[str, ...] = ()) ->
 
 
 def optional(path: str) -> Any:
-    """Return what `pkg.mod:Name` names in a package of ours that an installation may lack; None if it does. Who calls
-    it annotates the result with a protocol, and the room asserts for the type checker that it fulfils it."""
+    """Return what `pkg.mod:Name` names in a package of ours; None if the installation lacks the package. The caller
+    annotates the result with a protocol; the package asserts for the type checker that it fulfils the protocol."""
     source, _, name = path.partition(":")
     try:
         return getattr(importlib.import_module(source), name)

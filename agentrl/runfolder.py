@@ -80,7 +80,7 @@ class RunFolder:
         write_atomic(self.path / name, text + "\n")
 
     def write_processes(self, processes: Mapping[str, Sequence[int]]) -> None:
-        """Write the process ids of this life of the run, by role, to `processes.json`."""
+        """Write the ids of the run's processes, by role, to `processes.json`."""
         self._write("processes.json", json.dumps(processes))
 
     def wrote_model_of(self, checkpoint: Path) -> None:
@@ -130,8 +130,7 @@ def _absolute(path: str) -> Path:
 
 
 def _identity(checkpoint: Path) -> dict[str, object]:
-    """The identity of a checkpoint: its folder and when it was completed, as a later life may write another one
-    there."""
+    """Return what identifies a checkpoint: its folder, and when it was completed, since a resumed run may replace it."""
     return {"checkpoint": str(checkpoint), "completed_ns": (checkpoint / MANIFEST).stat().st_mtime_ns}
 
 

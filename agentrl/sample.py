@@ -1,4 +1,4 @@
-"""`Sample`: the one record that flows through the whole house.
+"""`Sample`: the record of one trajectory, from its prompt to training.
 
 1. `tokens` is the whole sequence (prompt, then response). The response is everything after the first prompt:
    what the model wrote and what it was shown in between.

@@ -1,7 +1,7 @@
 """A ledger on a local disk (`--ledger-dir`), of which the run's folder has a copy.
 
 1. The ledger is `<ledger-dir>/<home>/ledger.sqlite`. `home` is a new name each time a copy becomes a ledger. The copy
-   contains it, so that no ledger of another run, or of an earlier life elsewhere, is taken for this one.
+   contains it, so that the ledger of another run, or an older one on this disk, is not taken for it.
 2. A copy is one consistent state, written whole or not at all. It is made before each checkpoint is written, so that
    it knows every step that a checkpoint covers. Without the local file, groups completed after it are generated again.
 """

@@ -95,7 +95,7 @@ class StoreReader(AbstractContextManager["StoreReader"]):
         self._mutex = threading.Lock()
         if not path.is_file():
             raise DataError(f"{path}: no such file; a run writes it unless --keep-trajectories is 0")
-        # Without a writer there is no log; SQLite would make one, which a folder that cannot be written does not let it.
+        # Without a writer there is no write-ahead log. SQLite would create one, which a read-only folder does not allow.
         alone = not os.access(path.parent, os.W_OK) and not path.with_name(f"{path.name}-wal").exists()
         uri = f"{path.resolve().as_uri()}?mode=ro{'&immutable=1' if alone else ''}"
         try:
@@ -166,7 +166,7 @@ class StoreReader(AbstractContextManager["StoreReader"]):
             try:
                 said = read_texts(data)
             except SampleError:
-                continue  # it is told when somebody opens it
+                continue  # reported when the trajectory is opened
             rows = self._all("SELECT id, place FROM trajectories WHERE key=?", (key,))
             found += [(number, said[place]) for number, place in rows if place < len(said)]
         return found, max((key for key, _ in groups), default=after)

@@ -48,7 +48,13 @@ def summed(findings: Iterable[Finding]) -> list[tuple[Finding, int]]:
 
 @dataclass(frozen=True, slots=True)
 class Prover:
-    """Names things in messages: `user` is the class, or the generate function; `grades` who gives the reward."""
+    """Checks of played episodes.
+
+    Attributes:
+        user: the environment's class or the generate function, as messages name it; `methods` is true for a class.
+        grades: what gives the reward, as messages name it.
+        patience: seconds that an environment may take between two turns.
+    """
 
     chat: Chat
     user: str

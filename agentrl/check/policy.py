@@ -20,7 +20,7 @@ from agentrl.rollout.context import Generator
 
 VERSION = "0"
 _SECONDS = 300.0
-"""In which a server must have written a turn."""
+"""Seconds within which a server must answer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,7 +153,7 @@ class FromFile(Policy):
 
 
 Live = Callable[[Chat, Sequence[dict[str, Any]]], Policy]
-"""Makes the policy of one episode from the chat room and the schemas of the tools."""
+"""Makes the policy of one episode from the chat template and the schemas of the tools."""
 
 
 class Person(Policy):

@@ -1,5 +1,5 @@
 """The kind of command that takes all settings as flags: `train`, `eval`, `rollout`. `--help` explains what the
-command's first use needs and lists the rest by room; `--help-all` explains every setting."""
+command's first use needs and lists the other settings by topic; `--help-all` explains every setting."""
 
 import textwrap
 from collections.abc import Callable, Iterator, Mapping

@@ -90,7 +90,7 @@ def possibly_inapplicable(settings: Sections, purpose: str) -> list[str]:
 def _sentences(settings: Sections, purpose: str, *, certain: bool) -> Iterator[str]:
     unread, _ = _unread(settings, purpose)
     flat, rollout, engine, differing = settings.flat(), settings.rollout, settings.engine, _differing(settings)
-    # An algorithm may be a file of the user's: it is loaded where somebody asks what it reads.
+    # An algorithm may be a user's file: it is loaded only if a setting depends on what it reads.
     asked = not matching(_OF_ALGORITHMS).isdisjoint(set(differing) - unread)
     seen = {
         **flat,

@@ -25,7 +25,7 @@ Purpose = Literal["train", "eval", "rollout"]
 
 
 class RunSettings(Sections):
-    """The settings of a run; each section is owned, documented and checked by the room of its name."""
+    """The settings of a run; each section is owned, documented and checked by the package of its name."""
 
     @model_validator(mode="after")
     def _hold_together(self, info: ValidationInfo) -> Self:

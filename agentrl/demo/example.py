@@ -61,7 +61,7 @@ class Example:
         self.command()()
 
     def command(self) -> click.Command:
-        """See the module's point 1."""
+        """Return the command line: `--seed` and `--output-dir`; all other flags go to `agentrl train`."""
 
         @click.command(
             context_settings={"show_default": True, "ignore_unknown_options": True},

@@ -59,7 +59,7 @@ class Progress:
         self._bar.update(self._task, total=total)
 
     def resume(self, done: int) -> None:
-        """An earlier life has finished `done` rollouts."""
+        """Show the `done` rollouts of an earlier process as finished."""
         self._bar.update(self._task, completed=done)
 
     def begin(self, text: str) -> None:

@@ -1,4 +1,4 @@
-"""Serving an ASGI application that knows no passwords: what every server of ours refuses, bounds and ends by.
+"""Serving an ASGI application that knows no passwords: the checks, limits and shutdown of all our servers.
 
 1. A page in a browser cannot drive it. An `Origin` that is neither this machine nor the request's `Host` gets 403;
    a `Host` with a domain (which anybody's DNS may point here), and not one that the server was given, 421. WebSockets are
@@ -215,7 +215,7 @@ def serve(
     """
     server = _Server(_config(app, host, log_level="warning"))
     server.on_signal = on_signal
-    # The event loop must not wait long for a thread that works, nor anybody for the collector to look at what stays.
+    # A busy thread must let the event loop run soon, and garbage collection must skip what was loaded before.
     sys.setswitchinterval(0.0005)
     gc.freeze()
     sys.stdout.write(ready.format(url=_opened(listener)) + "\n")

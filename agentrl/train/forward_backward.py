@@ -85,7 +85,7 @@ class ForwardBackward(ABC):
         return logits
 
     def from_end(self, found: Any) -> Any:
-        """The findings of the ranks on which the model ends, on every rank of theirs."""
+        """Return, on all stages of a pipeline, what its last stage found."""
         return found
 
     @torch.no_grad()

@@ -24,7 +24,7 @@ Groups = Sequence[Sequence[Sample]]
 
 
 class TrainHooks:
-    """Does nothing."""
+    """Hooks that change nothing."""
 
     reads: frozenset[Computed] = frozenset()  # must be computed beside what the algorithm reads
     takes_logits: bool = False  # `loss` is asked in the algorithm's place

@@ -205,7 +205,7 @@ class PackedLayout:
         return found[self.held]
 
     def outputs(self, sequence: int, found: Ints) -> Ints:
-        """Of the outputs [3, n] of a sequence the ones that this rank computes, at their local places."""
+        """Return those of a sequence's outputs [3, n] that this rank computes, at their local places."""
         path = np.array(self.tree.paths[sequence])
         nodes = path[np.searchsorted([self.nodes[n].end for n in path], found[0], side="right")]
         shift = np.array(self.starts[:-1]) - [node.start for node in self.nodes]

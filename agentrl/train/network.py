@@ -29,7 +29,7 @@ class CostShape:
     """Of a model's sizes what planning and measuring need.
 
     Attributes:
-        matrices: matrix weights that a token is multiplied with; of experts only the ones that it meets.
+        matrices: matrix weights that a token is multiplied with; in a mixture, those of the experts that it goes to.
         channels: of keys and of values, over all heads and layers.
     """
 
@@ -101,8 +101,7 @@ class Network(ABC):
 
     @abstractmethod
     def memory(self) -> tuple[list[Tensor], list[Tensor]]:
-        """The tensors that must come back as they were after another process had the device's memory, and the ones that are
-        computed anew."""
+        """Return the tensors whose values must survive an offload, and the tensors that are computed anew after it."""
 
     @abstractmethod
     def specs(self) -> Mapping[int, list[TensorSpec]]:

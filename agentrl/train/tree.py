@@ -100,7 +100,7 @@ class Tree:
 
 
 _Branch = tuple[int, int, int, tuple[int, ...]]
-"""The sequences at places from the first to before the second, the tokens that they have in common, and those's nodes."""
+"""The bounds of the sequences' places, the number of tokens that they have in common, and the nodes of these tokens."""
 
 
 def _branches(shared: Sequence[int], first: int, end: int, depth: int, parents: tuple[int, ...]) -> Iterator[_Branch]:

@@ -109,7 +109,7 @@ def _make(path: Path) -> None:
         with closing(sqlite3.connect(new)) as db:
             db.execute("PRAGMA journal_mode=WAL")
             db.executescript(_SCHEMA)
-        with suppress(FileExistsError):  # somebody else was faster
+        with suppress(FileExistsError):  # another process was faster
             os.link(new, path)
 
 

@@ -57,12 +57,12 @@ class KVCache:
         self.restore()
 
     def restore(self) -> None:
-        """Take the memory."""
+        """Allocate the memory."""
         self.keys = [self._zeros(layer.heads, layer.key_dim) for layer in self._layers]
         self.values = [self._zeros(layer.heads, layer.value_dim) for layer in self._layers]
 
     def release(self) -> None:
-        """Give it back, with all that is in it, until `restore`."""
+        """Free the memory with its contents, until `restore`."""
         self.keys, self.values, self.states = [], [], {}
 
     def begin(self, slot: int) -> None:

@@ -250,7 +250,7 @@ class WeightUpdater:
         engine.released |= {tag for tag in tags if tag in WHOLE}
 
     def resume(self, engine: Engine, tags: Collection[Tag]) -> None:
-        """Take it again; what is there stays."""
+        """Take the memory again; what was not released stays as it is."""
         if "weights" in tags and self._offloaded is not None:
             self._offloaded.restore()
             self._offloaded = None
