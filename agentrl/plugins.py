@@ -109,17 +109,12 @@ def optional(path: str) -> Any:
 
 
 def _split(path: str, what: str, default_names: tuple[str, ...]) -> tuple[str, str]:
-    if ":" in path:
-        source, _, name = path.rpartition(":")
-        if source and name:
-            return source, name
-    elif path.endswith(".py"):
-        if default_names:
-            return path, ""
-    elif "." in path:
-        source, _, name = path.rpartition(".")
-        if source and name:
-            return source, name
+    bare_file = path.endswith(".py") and ":" not in path
+    if bare_file and default_names:
+        return path, ""
+    source, _, name = path.rpartition(":" if ":" in path else ".")
+    if source and name and not bare_file:
+        return source, name
     raise PluginError(f"{what} {path!r}: expected 'package.module:Name' or 'path/file.py:Name'")
 
 

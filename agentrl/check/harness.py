@@ -52,8 +52,8 @@ class Episode:
         name: what the policy did.
         samples: what was finished; their failures are in `metadata["failure"]`.
         error: what ended it otherwise.
-        stuck: the line at which nothing went on any more.
-        lost: that line once more, where it did not even end when it was cancelled.
+        stuck: the line at which the episode made no more progress.
+        lost: the same line, if the episode did not end when it was cancelled.
     """
 
     name: str
@@ -210,13 +210,12 @@ def users_code(where: str) -> bool:
     return not library(where) and (not where.startswith(_OWN) or where.startswith(_DEMO))
 
 
-def users_line(*tasks: "asyncio.Task[Any]") -> str:
-    """The user's code that is being awaited or running, as `FUNCTION, in FUNCTION (FILE:LINE)`; "" if there is none.
-    `tasks`: where to look; by default all tasks but the calling one, then all threads but this."""
+def users_line() -> str:
+    """Return the user's code that a task awaits or a thread runs, as `FUNCTION, in FUNCTION (FILE:LINE)`; "" if there is
+    none. The calling task and thread are left out."""
     current = asyncio.current_task()
-    stacks = [_awaited(task) for task in tasks or asyncio.all_tasks() if task is not current]
-    if not tasks:
-        stacks += [_called(frame) for ident, frame in sys._current_frames().items() if ident != threading.get_ident()]
+    stacks = [_awaited(task) for task in asyncio.all_tasks() if task is not current]
+    stacks += [_called(frame) for ident, frame in sys._current_frames().items() if ident != threading.get_ident()]
     for stack in stacks:
         if own := [place for place in stack if users_code(place[0])]:
             file, line, name = own[-1]
