@@ -179,7 +179,7 @@ class StoreReader(AbstractContextManager["StoreReader"]):
         try:
             return _details(found[0][0], key)
         except (zlib.error, struct.error, LookupError, TypeError, ValueError) as error:
-            raise DataError(f"{self.path}: what the trainer said of group {key} is damaged: {error}") from error
+            raise DataError(f"{self.path}: the trainer's figures of group {key} are damaged: {error}") from error
 
     def _all(self, query: str, values: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
         try:

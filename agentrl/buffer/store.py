@@ -1,7 +1,7 @@
 """The trajectory store: what a run has played, in one SQLite file for people to look at while it is written and after.
 
 1. A group is kept as the ledger's own bytes (`codec`) without routing, encoded once. Each of its samples has a row of
-   plain columns to filter and sort by; what the trainer said of a step's tokens is one more compressed row.
+   plain columns to filter and sort by; the trainer's figures of a step's tokens are one more compressed row.
 2. One writer, who holds the run's folder; one transaction a step. Any number of readers meanwhile (WAL). What was
    committed survives a kill; a power cut may cost the last steps, as nothing is trained from here.
 3. Bounded by `keep_trajectories`: the oldest training rollouts go first.
@@ -186,7 +186,7 @@ class TrajectoryStore(AbstractContextManager["TrajectoryStore"]):
             if not samples:
                 return  # they were let go already: `keep` is less than a step
             if any(len(array) != size for array in arrays.values()):
-                raise DataError(f"{self.path}: step {step} has {size} response tokens, the trainer spoke of others")
+                raise DataError(f"{self.path}: step {step} has {size} response tokens, but not the trainer's figures")
             header = orjson.dumps({"names": list(arrays), "samples": samples})
             # High bytes, then low bytes: what repeats then lies together, and is quick to squeeze.
             raw = [np.ascontiguousarray(a, "<f2").view(np.uint8).reshape(-1, 2).T.tobytes() for a in arrays.values()]

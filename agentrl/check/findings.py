@@ -153,7 +153,7 @@ class Prover:
             )
 
     def of_rewards(self, episodes: Sequence[Episode]) -> Iterator[Finding]:
-        """Rewards that say nothing, or the contrary."""
+        """Yield findings on rewards that are equal for all answers, or lower for a right answer."""
         earned = [(e.name, _rounded(s)) for e in episodes for s in e.samples if "failure" not in s.metadata]
         by_name = {name: reward for name, reward in reversed(earned)}
         if WRONG in by_name and len(by_name) > 2 and all(reward == earned[0][1] for _, reward in earned):

@@ -20,7 +20,7 @@ _TEACHERS = {"sglang": "--opd-teacher-url", "megatron": "--opd-teacher-load", "s
 
 
 def _given(section: Settings, name: str) -> int | None:
-    """The number that was given; a default gives way."""
+    """Return the number if it was given; None if it is a default."""
     return getattr(section, name) if name in section.model_fields_set else None
 
 
@@ -471,7 +471,7 @@ def _demonstrations(s: Sections, supervised: bool) -> Iterator[str]:
 
 
 def _multiples(number: int, of: int) -> str:
-    """The nearest below and above."""
+    """Return the nearest multiples below and above a number, in words."""
     return " or ".join(str(n) for n in (number // of * of, -(-number // of) * of) if n)
 
 

@@ -86,7 +86,7 @@ _SAID = {
     dict: ("KEY=VALUE", "KEY=VALUE or a JSON object"),
     tuple: ("VALUE...", "a list (repeat the flag, or give a JSON list)"),
 }
-"""Of the kinds of settings that there are: a value in help, and in words."""
+"""By the type of a setting: its value in help, and in words."""
 _BOUNDS = {"ge": "at least", "gt": "more than", "le": "at most", "lt": "less than", "min_length": "length at least"}
 
 

@@ -22,7 +22,8 @@ TRACKER = "latest_checkpointed_iteration.txt"
 """Megatron's file that names the newest checkpoint of a folder: `release`, or the number of `iter_0000010`."""
 
 _DIGESTED = 2**26
-"""Bytes; of larger files, which hold tensors, the size has to do: to read them again takes as long as to save."""
+"""Bytes of the largest file that is checked by a digest. Of larger files, which hold tensors, only the size is checked:
+reading them takes as long as saving."""
 _ENTRIES = {"step": int, "stepped": bool, "layout": dict, "model": dict, "optimizer": dict}
 
 

@@ -57,7 +57,7 @@ class Network(ABC):
     Attributes:
         model: as hooks get it.
         sizes: plain values by name, by which a model is told from another.
-        reach: the most positions of a sequence that the model is computed right for, and why; none where all are.
+        reach: the longest sequence for which the trainer computes the model right, and the reason; None without a limit.
     """
 
     model: Any

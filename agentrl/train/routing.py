@@ -22,7 +22,7 @@ class Replay:
         return scores.gather(1, chosen), chosen
 
     def hand(self, pack: str, layer: int, _module: Any, _args: Any, inputs: Mapping[str, Any]) -> None:
-        """Called before a layer: it finds the microbatch under the name `pack` among its inputs."""
+        """Take the routing of layer number `layer` from its input `pack`; a hook that runs before the layer."""
         routing = inputs[pack].routing
         self.chosen = None if routing is None else routing[:, layer]
 

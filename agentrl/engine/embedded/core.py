@@ -336,7 +336,7 @@ class Engine:
 
 
 def _rows(work: Sequence[tuple[SequenceState, int]]) -> list[tuple[int, SequenceState, int | None]]:
-    """Of which packed tokens logits are needed: with their jobs, and the prompt position to score, or None to sample."""
+    """Return the packed tokens whose logits are needed, with their jobs and the prompt position to score; None to sample."""
     rows: list[tuple[int, SequenceState, int | None]] = []
     offset = 0
     for job, count in work:

@@ -10,13 +10,13 @@ from agentrl.engine.embedded.kernels import Floats, Places, compiled
 
 @compiled("i4(f4)", flags=())
 def _bin(value: Any) -> Any:
-    """Of numbers from 0 to 1; the larger number is in the same one or a higher one, 32 for each power of two."""
+    """Return the bin of a number from 0 to 1. Bins rise with the number; each power of two has 32."""
     return np.float32(value).view(np.int32) >> 18
 
 
 @compiled("f4[::1](f4[::1], i8, f4[::1])", flags=())
 def _falling(values: Floats, wanted: int, room: Floats) -> Floats:
-    """Those of `values` that are in a bin, the largest first, in `room`."""
+    """Return the numbers of the bin `wanted`, the largest first; `room` is memory for them."""
     count = 0
     for value in values:
         if _bin(value) == wanted:
@@ -39,9 +39,9 @@ def choose(
     tokens: Places,
     counts: Places,
 ) -> None:
-    """For each row of `probs` [N, vocabulary] a token that the filters keep, and how many these are. The
-    largest come first, of equal ones the lower id; the token is the first with which their mass passes `uniforms` times
-    that of all. Only the bins in which something ends are sorted."""
+    """Choose a token for each row of `probs` [N, vocabulary] among the tokens that the filters keep, and count these. Kept
+    tokens are in the order of falling probability, then of id. The chosen token is the first at which their summed
+    probability passes `uniforms` times the sum of all. Only the bins in which a search ends are sorted."""
     last = _bin(1.0)
     mass, sizes, room = np.empty(last + 2), np.empty(last + 2, np.int64), np.empty(probs.shape[1], np.float32)
     for row in range(len(probs)):

@@ -39,7 +39,7 @@ class Grammar:
         self._allowed = torch.empty(0, dtype=torch.bool)
 
     def fresh(self) -> "Grammar":
-        """The same at its beginning. What the two learn of their tokens they share, up to a limit of llguidance's."""
+        """Return this grammar at its beginning; llguidance shares what it computes between the two, up to a limit."""
         return Grammar(self._matcher.deep_copy(), self._tokens)
 
     def advance(self, output: Sequence[int]) -> dict[str, Any] | None:
@@ -72,12 +72,12 @@ class Grammars:
         self._lock = threading.Lock()
 
     def compiled(self, kind: str, text: str) -> Grammar:
-        """Blocks. Raises `RequestError` where it cannot be read, or cannot be served."""
+        """Compile a grammar; blocks. Raises RequestError: it cannot be read, or cannot be served."""
         with self._lock:
             return Grammar(self._compile(kind, text), self._tokens)
 
     def literal(self, text: str) -> str:
-        """`text` in Lark: what is a token of its own as that token."""
+        """Return `text` in Lark, with its control tokens as tokens."""
         pieces = (f"<[{self._special[p]}]>" if p in self._special else json.dumps(p) for p in self._pieces(text))
         return " ".join(pieces) or '""'
 
@@ -138,7 +138,7 @@ class Grammars:
 
     @cached_property
     def _special(self) -> dict[str, int]:
-        """Tokens that no text of a grammar stands for, by their text."""
+        """Return the ids of control tokens, which no text of a grammar matches, by their text."""
         added = self._vocab.tokenizer.get_added_tokens_decoder()
         return {token.content: i for i, token in added.items() if self._tokens.is_special_token(i)}
 

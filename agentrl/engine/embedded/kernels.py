@@ -25,7 +25,8 @@ _EXP = tuple(map(np.float32, (1.98756915e-4, 1.3981999507e-3, 8.3334519073e-3, 4
 
 
 def compiled(*signature: str, flags: tuple[str, ...] = ("reassoc", "contract", "nsz", "arcp")) -> Callable[[_F], _F]:
-    """A decorator: compile for arguments of one type, or within others; `flags` are the liberties taken with numbers."""
+    """Return a decorator that compiles a function for one signature, or, without one, for use in other kernels. `flags`:
+    LLVM's fast-math flags."""
 
     def decorate(function: _F) -> _F:
         options = {"fastmath": set(flags), "nogil": True, "error_model": "numpy", "boundscheck": False}
@@ -40,7 +41,7 @@ def compiled(*signature: str, flags: tuple[str, ...] = ("reassoc", "contract", "
 
 @intrinsic
 def _prefetch(context: Any, array: Any, row: Any, column: Any) -> Any:
-    """Ask for a number's line of the cache, which may lie behind the array's end."""
+    """Prefetch the cache line of a number, which may lie behind the array's end."""
 
     def generate(context: Any, builder: Any, signature: Any, given: Any) -> Any:
         array = context.make_array(signature.args[0])(context, builder, given[0])
@@ -171,7 +172,7 @@ def _score(query: Floats, keys: Floats, scores: Floats) -> None:
 
 @compiled(flags=("reassoc", "nsz", "nnan"))
 def _most(scores: Floats) -> Any:
-    """The largest; any of them where one is a NaN."""
+    """Return the largest score; any score if one is a NaN."""
     most = scores[0]
     for i in range(len(scores)):
         most = max(most, scores[i])

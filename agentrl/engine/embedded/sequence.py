@@ -83,7 +83,7 @@ class SequenceState:
 
     @functools.cached_property
     def randomness(self) -> np.random.Generator:
-        """Of its uniform numbers, one for each token."""
+        """The source of the sequence's uniform numbers; each token takes one."""
         return np.random.Generator(np.random.Philox(key=self.seed))
 
     @functools.cached_property

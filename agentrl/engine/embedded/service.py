@@ -153,7 +153,7 @@ class RequestInFlight:
                 job.on_token = self._told(index, finished=False)
 
     def _told(self, index: int, *, finished: bool) -> Callable[[SequenceState], object]:
-        """A job's callback: what it has to say is noted on the event loop."""
+        """Return a job's callback, which notes on the event loop that the job has new output."""
 
         def note() -> None:
             self._left -= int(finished)

@@ -82,7 +82,7 @@ class Worker:
                 self._inbox.get()(self._engine)
 
     def _refuse(self) -> None:
-        """End what has been asked for."""
+        """End all jobs and calls with an error."""
         self._engine.abort(lambda _: True, CRASHED)
         for future in tuple(self._futures):
             if future.set_running_or_notify_cancel():
