@@ -5,6 +5,7 @@ rest of it, raises `CheckpointError` with file and field. Of weights the headers
 import json
 import math
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
@@ -95,6 +96,13 @@ class ImageTokens:
                 f"{folder / 'config.json'}: {what}: expected whole numbers, got {token!r} and {merge!r}"
             )
         return cls(token, merge**2)
+
+    def runs(self, ids: Sequence[int]) -> list[tuple[int, int]]:
+        """Return the bounds of each run of placeholders in `ids`."""
+        import numpy as np
+
+        edges = np.flatnonzero(np.diff(np.asarray(ids) == self.id, prepend=False, append=False)).tolist()
+        return list(zip(edges[::2], edges[1::2], strict=True))
 
 
 def is_stateful(module: str) -> bool:

@@ -22,15 +22,9 @@ _SETTINGS = ("preprocessor_config.json", "processor_config.json")
 
 @dataclass(frozen=True, slots=True)
 class Vision:
-    """The image processor of a model folder.
+    """The placeholders and the image processor of a model folder."""
 
-    Attributes:
-        image_token_id: the id of an image's placeholders.
-        patches: patches of an image's grid that one placeholder stands for.
-    """
-
-    image_token_id: int
-    patches: int
+    tokens: ImageTokens
     _processor: Any
 
     @classmethod
@@ -50,7 +44,7 @@ class Vision:
             processor = AutoImageProcessor.from_pretrained(folder, backend="pil", trust_remote_code=False)
         except (OSError, ValueError, TypeError, ImportError) as error:
             raise CheckpointError(f"{file}: transformers cannot read it: {error}") from error
-        return cls(tokens.id, tokens.patches, processor)
+        return cls(tokens, processor)
 
     def pixels(self, images: Sequence[Image]) -> dict[str, Tensor]:
         """Return what the model's `get_image_features` takes, on the CPU: `pixel_values` float32 [patches of all images,

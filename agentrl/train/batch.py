@@ -384,7 +384,7 @@ def _given(sample: Sample, image_tokens: ImageTokens | None, where: str) -> list
         raise SampleError(
             f"{where}: pixel_values {values.shape} has no row for each patch of image_grid_thw {grids.shape}"
         )
-    runs = iter(_runs(np.asarray(sample.tokens) == image_tokens.id))
+    runs = iter(image_tokens.runs(sample.tokens))
     placed: list[tuple[Picture, int, int]] = []
     for own, grid in zip(np.split(values.astype(np.float32), patches.cumsum()[:-1]), grids, strict=True):
         wanted = len(own) // image_tokens.patches
@@ -397,12 +397,6 @@ def _given(sample: Sample, image_tokens: ImageTokens | None, where: str) -> list
         digest = hashlib.sha256(b"".join([*(array.tobytes() for array in pixels.values())])).hexdigest()
         placed.append((Picture(digest, pixels), *run))
     return placed
-
-
-def _runs(there: NDArray[np.bool_]) -> list[tuple[int, int]]:
-    """The bounds of each run of true values."""
-    edges = np.flatnonzero(np.diff(there.astype(np.int8), prepend=0, append=0)).tolist()
-    return list(zip(edges[::2], edges[1::2], strict=True))
 
 
 def _keys(

@@ -49,7 +49,7 @@ def test_pixels_are_the_processors(kind: Kind, folder: Path) -> None:
         assert found[name].equal(torch.cat([vision.pixels([each])[name] for each in images]))
     patches = [theirs.get_number_of_image_patches(each.height, each.width) for each in images]
     assert found["image_grid_thw"].prod(-1).tolist() == patches
-    assert (vision.image_token_id, vision.patches) == (IMAGE_PAD, 4)
+    assert (vision.tokens.id, vision.tokens.patches) == (IMAGE_PAD, 4)
 
 
 def test_settings_may_lie_in_the_file_of_the_whole_processor(kind: Kind, folder: Path, tmp_path: Path) -> None:

@@ -95,7 +95,7 @@ class ImageReader:
         """
         if len(urls) > (most := ImageLimits().count):
             raise refused(f"image_data: a prompt may have {most} images, this one has {len(urls)}")
-        places = self._runs(ids) if spans is None else _checked(spans, len(ids))
+        places = self._vision.tokens.runs(ids) if spans is None else _checked(spans, len(ids))
         if len(places) != len(urls):
             raise refused(f"image_data has {len(urls)} images, and input_ids have places for {len(places)}")
         whole, images, read = list[int](), list[PlacedImage](), 0
@@ -105,7 +105,7 @@ class ImageReader:
                 pixels = self._pixels_of(image)
             except MediaError as error:
                 raise refused(f"image_data[{number}]: {error}") from error
-            needs = int(pixels["image_grid_thw"].prod()) // self._vision.patches
+            needs = int(pixels["image_grid_thw"].prod()) // self._vision.tokens.patches
             self._check_place(number, ids[start:end], needs)
             whole += ids[read:start]
             key = -1 - int(image.hash[:15], 16)
@@ -115,13 +115,8 @@ class ImageReader:
         whole += ids[read:]
         return whole, self._placed(whole, images)
 
-    def _runs(self, ids: list[int]) -> list[tuple[int, int]]:
-        marks = np.array([0, *(id_ == self._vision.image_token_id for id_ in ids), 0], np.int8)
-        edges = np.flatnonzero(np.diff(marks)).reshape(-1, 2)
-        return [(int(start), int(end)) for start, end in edges]
-
     def _check_place(self, number: int, ids: list[int], needs: int) -> None:
-        placeholder = self._vision.image_token_id
+        placeholder = self._vision.tokens.id
         if set(ids) != {placeholder} or len(ids) not in (1, needs):
             raise refused(
                 f"image_data[{number}] needs {needs} placeholders (id {placeholder}), or one that stands for them; its "

@@ -94,7 +94,7 @@ class ModelSight:
         return {"pixel_values": torch.zeros(merge**2, numbers), "image_grid_thw": torch.tensor([[1, merge, merge]])}
 
     def _tokens(self, grid: Tensor) -> int:
-        return int(grid.prod()) // self.vision.patches
+        return int(grid.prod()) // self.vision.tokens.patches
 
     def _positions(self, tokens: NDArray[np.int32], there: NDArray[np.bool_], grids: list[Tensor]) -> NDArray[np.int64]:
         """[3, n] of one sample's tokens; `there` is true at images' tokens."""
