@@ -45,7 +45,7 @@ class Settings(BaseModel):
 
     @field_validator("*")
     @classmethod
-    def _can_be_written(cls, value: Any) -> Any:
+    def _check_serialisable(cls, value: Any) -> Any:
         try:
             orjson.dumps(value, default=str, option=orjson.OPT_NON_STR_KEYS)
         except TypeError as error:

@@ -1,8 +1,8 @@
 """Stored trajectories once more, under a changed grader or environment.
 
 1. The model's turns are the stored ids; the environment, its tools and the grader are today's, behind the real agent loop.
-2. Where the environment now says something else than it did, the trajectory has parted: what the model wrote after it,
-   it wrote to something else.
+2. The trajectory has diverged where the environment now gives other tokens than before. What the model wrote after this
+   place was an answer to the earlier tokens.
 3. Nothing is written to the store.
 """
 
@@ -24,20 +24,20 @@ from agentrl.sample import RECORDED, Origin, Sample, Status
 
 
 @dataclass(frozen=True, slots=True)
-class Again:
-    """One trajectory, then and now.
+class ReplayedTrajectory:
+    """One trajectory, as it was stored and as it is replayed.
 
     Attributes:
         stored: its samples as they were stored, siblings of a split included.
         reward: what it has now; None if it failed.
-        parted: where the environment said something else, in words; "" if nowhere.
+        diverged: where the environment said something else, in words; "" if nowhere.
         failure: what went wrong now; "" if nothing.
         stop_reason: why it ends now.
     """
 
     stored: Group
     reward: float | None
-    parted: str
+    diverged: str
     failure: str
     stop_reason: str = ""
 
@@ -48,11 +48,11 @@ class Again:
         return f"{then} -> {self.stop_reason}" if then and self.stop_reason not in ("", then) else ""
 
 
-def replay(settings: RunSettings, chat: Chat, groups: Sequence[Group], key: str | None) -> list[Again]:
+def replay(settings: RunSettings, chat: Chat, groups: Sequence[Group], key: str | None) -> list[ReplayedTrajectory]:
     """Play and grade all of them again, group by group; runs an event loop. `key`: which entry of a dict reward counts.
     Raises AgentRLError: the environment cannot be set up, or nothing grades."""
 
-    async def played() -> list[Again]:
+    async def played() -> list[ReplayedTrajectory]:
         async with Harness.opened(settings, chat, 0.0, groups[0][:1]) as stages:
             if stages[0].ungraded:
                 raise SettingsError(stages[0].ungraded)
@@ -61,7 +61,7 @@ def replay(settings: RunSettings, chat: Chat, groups: Sequence[Group], key: str 
     return anyio.run(played)
 
 
-async def _group(stage: Harness, group: Group, key: str | None) -> list[Again]:
+async def _group(stage: Harness, group: Group, key: str | None) -> list[ReplayedTrajectory]:
     paths = trajectories(group)
     fresh = [_fresh(path[0], at) for at, path in enumerate(paths)]
     pairs = zip(fresh, paths, strict=True)
@@ -70,12 +70,13 @@ async def _group(stage: Harness, group: Group, key: str | None) -> list[Again]:
     try:
         now = trajectories(await stage.player(policy).group(fresh, evaluation=False))
     except AgentRLError as error:
-        return [Again(path, None, "", str(error)) for path in paths]
+        return [ReplayedTrajectory(path, None, "", str(error)) for path in paths]
     found = []
     for path, again in zip(paths, now, strict=True):
         failure = again[-1].metadata.get("failure", {}).get("message", "")
         reward = None if failure else again[-1].get_reward_value(key)
-        found.append(Again(path, reward, _parted(stage.chat, path[-1], again[-1]), failure, again[-1].stop_reason))
+        diverged = _divergence(stage.chat, path[-1], again[-1])
+        found.append(ReplayedTrajectory(path, reward, diverged, failure, again[-1].stop_reason))
     return found
 
 
@@ -104,7 +105,7 @@ def recorded_turns(path: Group) -> list[list[int]]:
     return [turns[number] for number in sorted(turns)]
 
 
-def _parted(chat: Chat, then: Sample, now: Sample) -> str:
+def _divergence(chat: Chat, then: Sample, now: Sample) -> str:
     """The first token in which the two differ, that the environment or the template gave."""
     before, after = list(then.tokens), list(now.tokens)
     return "" if before == after else difference(chat, before, after, "then", "now")

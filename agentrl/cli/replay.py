@@ -13,7 +13,7 @@ from agentrl.errors import SettingsError
 from agentrl.runfolder import SETTINGS
 
 if TYPE_CHECKING:
-    from agentrl.check.replay import Again
+    from agentrl.check.replay import ReplayedTrajectory
     from agentrl.config import RunSettings
     from agentrl.groups import Group
 
@@ -79,24 +79,24 @@ def stored_groups(folder: Path, kind: str | None, limit: int) -> "list[Group]":
     return groups
 
 
-def show(found: "Sequence[Again]", settings: "RunSettings") -> None:
+def show(found: "Sequence[ReplayedTrajectory]", settings: "RunSettings") -> None:
     key = settings.rollout.reward_key
     pairs = [(again, _reward(again, key), again.reward) for again in found]
     both = [(then, now) for _, then, now in pairs if then is not None and now is not None]
     counts = Counter("same" if then == now else "higher" if now > then else "lower" for then, now in both)
     mean = [sum(side) / len(both) for side in zip(*both, strict=True)] if both else [0.0, 0.0]
     click.secho(f"{len(found)} trajectories: mean reward {mean[0]:.4g}, now {mean[1]:.4g}", bold=True)
-    failed, parted = sum(bool(again.failure) for again in found), sum(bool(again.parted) for again in found)
+    failed, diverged = sum(bool(again.failure) for again in found), sum(bool(again.diverged) for again in found)
     click.echo(f"  {counts['same']} the same, {counts['higher']} higher, {counts['lower']} lower, {failed} failed now")
     click.echo(f"  {sum(bool(again.stopped) for again in found)} stopped for another reason")
-    click.echo(f"  {parted} went another way: the environment, a tool or the template now says something else")
+    click.echo(f"  {diverged} went another way: the environment, a tool or the template now says something else")
     for again, then, now in sorted(pairs, key=lambda pair: -abs((pair[1] or 0) - (pair[2] or 0)))[:_SHOWN]:
-        if then != now or again.parted or again.stopped:
-            sample, what = again.stored[0], again.failure or again.parted or again.stopped
+        if then != now or again.diverged or again.stopped:
+            sample, what = again.stored[0], again.failure or again.diverged or again.stopped
             who = f"group {sample.group_index} sample {sample.index}"
             click.echo(f"  {who}: {then} -> {now}{what and f'; {what:.300}'}")
 
 
-def _reward(again: "Again", key: str | None) -> float | None:
+def _reward(again: "ReplayedTrajectory", key: str | None) -> float | None:
     sample = again.stored[-1]
     return None if sample.reward is None or "failure" in sample.metadata else sample.get_reward_value(key)

@@ -28,7 +28,7 @@ class RunSettings(Sections):
     """The settings of a run; each section is owned, documented and checked by the package of its name."""
 
     @model_validator(mode="after")
-    def _hold_together(self, info: ValidationInfo) -> Self:
+    def _follow_and_check(self, info: ValidationInfo) -> Self:
         if self.engine.rollout_external_engine_addrs and "engine" not in self.engine.model_fields_set:
             self._fill("engine", engine="external")
         if self.train.train_backend == "auto":

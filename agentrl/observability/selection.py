@@ -18,7 +18,7 @@ _LONGEST = 1500
 
 
 @dataclass(frozen=True, slots=True)
-class Picked:
+class ShownTrajectory:
     """A trajectory, and why it is shown."""
 
     why: str
@@ -27,11 +27,11 @@ class Picked:
 
 
 @dataclass(frozen=True, slots=True)
-class Own:
+class StepSelection:
     """Trajectories of one step; `what` says which step of what."""
 
     what: str
-    picked: tuple[Picked, ...]
+    picked: tuple[ShownTrajectory, ...]
 
 
 def first_and_last(run: Path) -> list[tuple[Sample, Sample]]:
@@ -50,7 +50,7 @@ def _heads(reader: StoreReader, part: StoreSection, step: int) -> dict[int | Non
     return {row.group_index: reader.group(row.key)[0] for row in reader.query(where, "group_index", _PROMPTS)}
 
 
-def own_trajectories(run: Path, texts: TokenTexts) -> list[Own]:
+def own_trajectories(run: Path, texts: TokenTexts) -> list[StepSelection]:
     """Return the best, the worst and failures of the newest step in each store; of training, if it has any."""
     found = []
     for store in find_stores(run).values():
@@ -58,11 +58,11 @@ def own_trajectories(run: Path, texts: TokenTexts) -> list[Own]:
             for part in sorted(reader.kinds(), key=lambda part: ("train", "rollout", "eval").index(part.kind))[:1]:
                 number = part.last if part.kind == "eval" else part.last + 1
                 picked = tuple(_picked(reader, part, texts))
-                found.append(Own(_WHAT[part.kind].format(number, part.name), picked))
+                found.append(StepSelection(_WHAT[part.kind].format(number, part.name), picked))
     return found
 
 
-def _picked(reader: StoreReader, part: StoreSection, texts: TokenTexts) -> Iterator[Picked]:
+def _picked(reader: StoreReader, part: StoreSection, texts: TokenTexts) -> Iterator[ShownTrajectory]:
     of: dict[str, str | int] = {"kind": part.kind, "name": part.name}
     newest, seen = of | {"step": part.last}, set[int]()
     for why, where, order in (
@@ -76,7 +76,7 @@ def _picked(reader: StoreReader, part: StoreSection, texts: TokenTexts) -> Itera
             seen.add(row.id)
             _, whole = read_trajectory(reader, row, texts)
             shown = replace(whole, parts=tuple(map(_shortened, whole.parts)))
-            yield Picked(f"{why}: {row.failure or row.dropped}".rstrip(": "), row, shown)
+            yield ShownTrajectory(f"{why}: {row.failure or row.dropped}".rstrip(": "), row, shown)
 
 
 def read_trajectory(reader: StoreReader, row: TrajectoryRow, texts: TokenTexts) -> tuple[Group, Trajectory]:

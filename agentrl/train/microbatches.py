@@ -106,25 +106,25 @@ class Packer:
             laid = PackedLayout(tree, plan.alignment, self.ranks.cp, self.ranks.cp_rank, self.multiple)
             outputs = [np.zeros((3, 0), np.int64)]
             outputs += [laid.outputs(number, _outputs(batch, i, rows)) for number, i in enumerate(samples)]
-            places, targets, response_index = self._there(np.concatenate(outputs, axis=1))
+            places, targets, response_index = self._on_device(np.concatenate(outputs, axis=1))
             ids = [batch.sample_tokens(i)[: len(inputs[i])] for i in samples]
-            tokens, positions = map(self._there, laid.local(ids))
+            tokens, positions = map(self._on_device, laid.local(ids))
             routed = self.routed and batch.routed_experts is not None
             yield MicrobatchTensors(
                 tokens=tokens[None],
                 positions=positions[None],
                 parts=laid.parts(),
-                order=self._there(laid.order()) if laid.cp > 1 else None,
+                order=self._on_device(laid.order()) if laid.cp > 1 else None,
                 rows=places,
                 targets=targets,
                 response_index=response_index,
                 computed=laid.tree.tokens,
                 samples=tuple(samples),
-                routing=self._there(laid.routing([batch.sample_routing(i) for i in samples])) if routed else None,
+                routing=self._on_device(laid.routing([batch.sample_routing(i) for i in samples])) if routed else None,
                 seen=self.see(batch, samples, laid, self.device) if self.see and sees else None,
             )
 
-    def _there(self, array: NDArray[Any]) -> Tensor:
+    def _on_device(self, array: NDArray[Any]) -> Tensor:
         return torch.from_numpy(array).to(self.device)
 
 

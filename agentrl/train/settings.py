@@ -206,13 +206,13 @@ class TrainSettings(Settings):
 
     @field_validator("hf_checkpoint", "ref_load", "critic_load", "opd_teacher_load")
     @classmethod
-    def _at_home(cls, folder: str | None) -> str | None:
+    def _expand_home(cls, folder: str | None) -> str | None:
         """A settings file has no shell to expand `~`."""
         return os.path.expanduser(folder) if folder else folder
 
     @field_validator("save_hf")
     @classmethod
-    def _fillable(cls, pattern: str | None) -> str | None:
+    def _check_pattern(cls, pattern: str | None) -> str | None:
         try:
             return pattern and pattern.format(rollout_id=0) and os.path.expanduser(pattern)
         except (LookupError, ValueError) as error:
@@ -220,7 +220,7 @@ class TrainSettings(Settings):
 
     @field_validator("only_train_params_name_list", "freeze_params_name_list")
     @classmethod
-    def _are_patterns(cls, patterns: tuple[str, ...]) -> tuple[str, ...]:
+    def _check_expressions(cls, patterns: tuple[str, ...]) -> tuple[str, ...]:
         for pattern in patterns:
             try:
                 re.compile(pattern)

@@ -75,8 +75,8 @@ def parse_generate(
     _check_adapter(body.lora_path, adapter)
     members, single = _prompts(body)
     at_most(MAX_SEQUENCES, len(members), "prompts")
-    wishes = _wishes(raw, len(members))
-    sampling = [RequestSampling.decode(wish.sampling_params, vocab_size=vocab.size) for wish in wishes]
+    bodies = _prompt_bodies(raw, len(members))
+    sampling = [RequestSampling.decode(own.sampling_params, vocab_size=vocab.size) for own in bodies]
     copies = [max(1, params.n) for params in sampling]
     at_most(MAX_SEQUENCES, sum(copies), "sequences (prompts times n)")
     ids = [_ids(member, vocab, context) for member in members]
@@ -85,9 +85,9 @@ def parse_generate(
     rids = _rids(body.rid, len(members), single)
     jobs: list[SequenceState] = []
     decode, log_probs = None if vocab.tokenizer is None else vocab.decode, 0
-    for prompt, seen, params, wish, count, rid in zip(prompts, images, sampling, wishes, copies, rids, strict=True):
+    for prompt, seen, params, own, count, rid in zip(prompts, images, sampling, bodies, copies, rids, strict=True):
         limit = output_limit(len(prompt), params.max_new_tokens, context)
-        want = _checked(wish, params, len(prompt), vocab.size)
+        want = _checked(own, params, len(prompt), vocab.size)
         scored = limit + (len(prompt) - want.logprob_start_len if want.logprob_start_len >= 0 else 0)
         log_probs += count * scored * (min(want.top_logprobs_num, vocab.size) + len(want.token_ids_logprob))
         at_most(MAX_LOG_PROBS, log_probs, "log-probs of other tokens (positions times top_logprobs_num)")
@@ -99,7 +99,7 @@ def parse_generate(
     return GenerateRequest(body, jobs, rids, single and len(jobs) == 1)
 
 
-def _wishes(raw: Mapping[str, Any], count: int) -> list[PromptBody]:
+def _prompt_bodies(raw: Mapping[str, Any], count: int) -> list[PromptBody]:
     """Return one body for each prompt."""
     given = {name: raw[name] for name in PromptBody.model_fields if raw.get(name) is not None}
     lists = {name: value for name, value in given.items() if isinstance(value, list)}
@@ -113,17 +113,17 @@ def _wishes(raw: Mapping[str, Any], count: int) -> list[PromptBody]:
     return [fields_of(PromptBody, given | {name: value[i] for name, value in lists.items()}) for i in range(count)]
 
 
-def _checked(wish: PromptBody, params: RequestSampling, prompt_tokens: int, vocab_size: int) -> PromptBody:
+def _checked(own: PromptBody, params: RequestSampling, prompt_tokens: int, vocab_size: int) -> PromptBody:
     """Return the checked body of a prompt, without log-prob fields if no log-probs are wanted."""
-    if wish.return_sampling_mask and not params.filtered:
+    if own.return_sampling_mask and not params.filtered:
         raise refused("return_sampling_mask requires top_k, top_p < 1 or min_p > 0: nothing is cut off otherwise.")
-    _check_start("routed_experts_start_len", "recv_req", wish.routed_experts_start_len, prompt_tokens, least=0)
-    if not wish.return_logprob:
-        return wish.model_copy(update={"logprob_start_len": -1, "top_logprobs_num": 0, "token_ids_logprob": []})
-    if wish.token_ids_logprob:
-        check_ids(wish.token_ids_logprob, vocab_size, "token_ids_logprob")
-    _check_start("logprob_start_len", "req", wish.logprob_start_len, prompt_tokens, least=-1)
-    return wish
+    _check_start("routed_experts_start_len", "recv_req", own.routed_experts_start_len, prompt_tokens, least=0)
+    if not own.return_logprob:
+        return own.model_copy(update={"logprob_start_len": -1, "top_logprobs_num": 0, "token_ids_logprob": []})
+    if own.token_ids_logprob:
+        check_ids(own.token_ids_logprob, vocab_size, "token_ids_logprob")
+    _check_start("logprob_start_len", "req", own.logprob_start_len, prompt_tokens, least=-1)
+    return own
 
 
 def output_limit(prompt_tokens: int, max_new_tokens: int | None, context: int) -> int:

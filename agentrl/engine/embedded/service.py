@@ -148,11 +148,11 @@ class RequestInFlight:
         for index, job in enumerate(self.jobs):
             if job.seed is None:
                 job.seed = int(service.seeds.integers(2**63))
-            job.on_finish = self._told(index, finished=True)
+            job.on_finish = self._callback(index, finished=True)
             if request.body.stream:
-                job.on_token = self._told(index, finished=False)
+                job.on_token = self._callback(index, finished=False)
 
-    def _told(self, index: int, *, finished: bool) -> Callable[[SequenceState], object]:
+    def _callback(self, index: int, *, finished: bool) -> Callable[[SequenceState], object]:
         """Return a job's callback, which notes on the event loop that the job has new output."""
 
         def note() -> None:
