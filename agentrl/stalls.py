@@ -13,15 +13,15 @@ Cause = Literal["its own code", "a stopped process", "other programs on the proc
 
 _TASKS = Path("/proc/self/task")
 _IDLE, _BUSY, _WAITED = 0.2, 0.5, 0.7
-"""Shares of a time: less CPU than the first is waiting; another thread that has more than the second is busy, and in a
-stopped process none has more than the first; a thread that waited for a processor for more than the third had none."""
+"""Shares of the time between two readings. A thread is idle if it was on a processor for less than `_IDLE`, as all threads
+of a stopped process are. Another thread is busy above `_BUSY`. A thread lacked a processor if it waited above `_WAITED`."""
 _SWITCHES = 50.0
-"""Times a second that a thread goes to sleep; one that waits for the interpreter does so every 5 ms, one that is blocked once."""
+"""Sleeps a second above which a thread waits for the interpreter, since it then wakes every 5 ms; a blocked one sleeps once."""
 _SHORT = 0.05
-"""Seconds between two looks that say nothing, and for one look that is long."""
+"""Seconds between two readings that are too close to tell a cause; also the most that one reading may take."""
 _TRIES = 5
 _LATE = 1.0
-"""Seconds between two looks after which nothing in the process can have run, or one thread has held the interpreter."""
+"""Seconds between two readings after which nothing in the process has run, or one thread has held the interpreter."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +64,7 @@ class ThreadTimes:
 
     @classmethod
     def at_once(cls, thread: int) -> Self | None:
-        """Read them again while this thread is halted between two files: what ran meanwhile would be half in them."""
+        """Read them, again if this thread was halted between two files: the readings would be of different times."""
         for _ in range(_TRIES):
             times = cls.of(thread)
             if times is None or time.monotonic() - times.now < _SHORT:

@@ -188,8 +188,8 @@ def wrong_ids(
         expected = [min(pair) for pair in zip(mask, expected, strict=True)]
     if (at := common(mask, expected)) < len(mask):
         text = chat.decode([tokens[start + at]])
-        who = "the model" if wrote[start + at] else "somebody else"
-        yield f"{user} leaves loss mask {mask[at]} at token {start + at} ({text!r}), which {who} wrote"
+        who = "the model wrote" if wrote[start + at] else "the model did not write"
+        yield f"{user} leaves loss mask {mask[at]} at token {start + at} ({text!r}), which {who}"
 
 
 def difference(chat: Chat, a: Sequence[int], b: Sequence[int], one: str, other: str) -> str:

@@ -79,7 +79,7 @@ def find(name: str) -> Callable[..., Any]:
     known = {**getattr(sys.modules.get("retrain.reward.reward"), "REWARD_REGISTRY", {}), **_REGISTRY}
     if name not in known:
         near = did_you_mean(name, known) or f"; known are {', '.join(sorted(known))}, or give path/file.py:function"
-        raise SettingsError(f"reward_setup names {name!r}, which nobody registered{near}")
+        raise SettingsError(f"reward_setup names {name!r}, which is not registered{near}")
     return cast(Callable[..., Any], known[name])
 
 

@@ -133,7 +133,7 @@ async def test_chunks_change_nothing() -> None:
 
 
 def test_an_unknown_name_is_an_error_and_a_path_is_a_name(tmp_path: Path) -> None:
-    with pytest.raises(SettingsError, match=r"'lenght', which nobody registered; did you mean length\?"):
+    with pytest.raises(SettingsError, match=r"'lenght', which is not registered; did you mean length\?"):
         RewardCalculator({"lenght": {}})
     (tmp_path / "mine.py").write_text("def twice(completion):\n    return 2.0\n")
     RewardCalculator({f"{tmp_path}/mine.py:twice": {}})
