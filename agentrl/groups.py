@@ -25,10 +25,7 @@ def group_id(group: Group) -> int:
 
 def read_groups(path: Path) -> list[Group]:
     """The groups in a file of samples: one a line, as a list of samples (or a single one) in `Sample.to_dict` form.
-
-    Raises:
-        DataError: the file cannot be read, or a line is not that; names file, line and field.
-    """
+    Raises DataError: the file cannot be read, or a line is not that; names file, line and field."""
     try:
         lines = path.read_bytes().splitlines()
     except OSError as error:
@@ -53,11 +50,8 @@ def dump_path(template: str, rollout_id: int) -> Path:
 
 
 def save_rollout(template: str, rollout_id: int, groups: Sequence[Sequence[Sample]]) -> Path:
-    """Write the groups of one rollout as `read_groups` reads them; returns the file. A kill leaves the old file or the new one.
-
-    Raises:
-        DataError: the file cannot be written, or a sample holds something that JSON cannot carry.
-    """
+    """Write the groups of one rollout as `read_groups` reads them; returns the file. A kill leaves the old file or the
+    new one. Raises DataError: the file cannot be written, or a sample holds something that JSON cannot carry."""
     path = dump_path(template, rollout_id)
     lines = []
     for number, group in enumerate(groups):

@@ -142,11 +142,8 @@ def _unwritable(path: Path, error: OSError, flag: str = "--output-dir") -> Setti
 
 
 def check_writable(flag: str, path: str | Path) -> None:
-    """Refuse a folder that cannot be made and written. A folder that was not there is taken away again.
-
-    Raises:
-        SettingsError: names the flag and the reason; also if another process has locked the folder.
-    """
+    """Refuse a folder that cannot be made and written. A folder that was not there is taken away again. Raises
+    SettingsError: names the flag and the reason; also if another process has locked the folder."""
     folder = _absolute(str(path))
     made, probe = list[Path](), folder / f".probe.{os.getpid()}"
     try:

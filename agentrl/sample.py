@@ -367,11 +367,8 @@ class Sample:
     # ---- checking -----------------------------------------------------------------------------------------
 
     def validate(self) -> Self:
-        """Check that lengths, mask, log-probs and segments agree; returns the sample.
-
-        Raises:
-            SampleError: names the field, what was expected and what came.
-        """
+        """Check that lengths, mask, log-probs and segments agree; returns the sample. Raises SampleError: names the
+        field, what was expected and what came."""
         where = f"sample index={self.index!r:.40} group_index={self.group_index!r:.40}"
         try:
             _shape().validate_python({f.name: getattr(self, f.name) for f in fields(self)})
@@ -424,11 +421,8 @@ class Sample:
         return numbers
 
     def routing(self) -> NDArray[np.int16] | None:
-        """`rollout_routed_experts` as int16 [tokens, layers x experts a token].
-
-        Raises:
-            SampleError: they are no such numbers, or of more tokens than there are.
-        """
+        """`rollout_routed_experts` as int16 [tokens, layers x experts a token]. Raises SampleError: they are no such
+        numbers, or of more tokens than there are."""
         if self.rollout_routed_experts is None:
             return None
         import numpy as np
@@ -475,11 +469,8 @@ class Sample:
             raise SampleError(f"{where}: segments cover {at} of {self.response_length} response tokens")
 
     def get_reward_value(self, reward_key: str | None = None) -> float:
-        """The scalar reward; `reward_key` picks from a dict reward.
-
-        Raises:
-            SampleError: no reward, a key that the dict lacks, or a value that is not a finite number.
-        """
+        """The scalar reward; `reward_key` picks from a dict reward. Raises SampleError: no reward, a key that the dict
+        lacks, or a value that is not a finite number."""
         value: Any = self.reward
         if isinstance(value, dict):
             if reward_key is None or reward_key not in value:
@@ -506,11 +497,8 @@ class Sample:
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Self:
-        """The inverse of `to_dict`, validated.
-
-        Raises:
-            SampleError: a key is no field, a value is of another type or out of range, or the lengths disagree.
-        """
+        """The inverse of `to_dict`, validated. Raises SampleError: a key is no field, a value is of another type or out
+        of range, or the lengths disagree."""
         if not isinstance(data, Mapping):
             raise SampleError(f"a sample must be an object with its fields, got {data!r:.80}")
         names = {f.name for f in fields(cls)}

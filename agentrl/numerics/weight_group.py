@@ -40,11 +40,8 @@ def join_group(*, backend: str, address: str, world_size: int, rank: int, name: 
     """Join the group `name` over `tcp://host:port`, whose store rank 0 hosts; returns when all ranks are there.
 
     Trainer and engines call it with the same address, world size and name. torch has no public call for a second group
-    with its own store: this follows `init_process_group` (as SGLang, vLLM and OpenRLHF do), torch 2.9 to 2.13.
-
-    Raises:
-        RuntimeError (torch's DistNetworkError or DistStoreError, mostly): they did not meet within `timeout`.
-    """
+    with its own store: this follows `init_process_group` (as SGLang, vLLM and OpenRLHF do), torch 2.9 to 2.13. Raises
+    RuntimeError (torch's DistNetworkError or DistStoreError, mostly): they did not meet within `timeout`."""
     store, rank, world_size = next(rendezvous(address, rank, world_size, timeout=timeout))
     store.set_timeout(timeout)
     make: Any = c10d._new_process_group_helper  # its argument types differ between torch versions

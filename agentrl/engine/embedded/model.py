@@ -120,11 +120,8 @@ def load_model(path: str, *, dtype: str, device: str, trust_remote_code: bool) -
 
 
 def check_served(path: str, length: int | None) -> None:
-    """Refuse, without weights, a model whose layers the engine does not serve, or a context that is too long.
-
-    Raises:
-        AgentRLError: as `load_model` and `context_length`.
-    """
+    """Refuse, without weights, a model whose layers the engine does not serve, or a context that is too long. Raises
+    AgentRLError: as `load_model` and `context_length`."""
     config = _config_of(path, trust_remote_code=False)
     context_length(read_config(path), length)
     with named(f"{path}: its config.json cannot be used"), torch.device("meta"):
