@@ -32,14 +32,10 @@ _SHOWN_OF_EVAL = ("reward", "success", "pass@1", "used_tool")
 
 
 class Progress:
-    """Told of phases and finished steps; a context manager."""
+    """Display of phases and finished steps; a context manager. `total`: rollouts of the whole run. `console`: where to
+    write; by default standard error."""
 
     def __init__(self, settings: ObservabilitySettings, *, total: int, console: Console | None = None) -> None:
-        """Args:
-        settings: which form of display.
-        total: rollouts in the whole run.
-        console: where to write; standard error if not given.
-        """
         self._console = console or Console(stderr=True, highlight=False, soft_wrap=True)
         self._mode = settings.progress
         if self._mode == "auto":
