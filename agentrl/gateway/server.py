@@ -153,19 +153,14 @@ class Gateway:
         return _error(404, f"the gateway has no {path:.80}")
 
     async def _answer(self, request: Request, session: Session, wire: Wire, counting: bool) -> Response:
-        try:
-            body = await read_json(request)
-        except ValueError as error:
-            raise Refusal(str(error)) from None
-        if not isinstance(body, dict):
-            raise Refusal("the body must be a JSON object")
+        body = await _object(request)
         asked, run = wire.read(body, request.headers), partial(aside, request)
         size = int(request.headers.get("content-length") or len(orjson.dumps(body)))
         if counting:
             return Json({"input_tokens": await session.measure(asked, size, run)})
         if not asked.stream:
             node, turn = await until_done(request, partial(session.turn, asked, size, run))
-            session.delivered(node)
+            node.delivered = True
             return Json(wire.answer(asked, turn))
         placed = anyio.Event()
         task = asyncio.create_task(session.turn(asked, size, run, placed))
@@ -222,14 +217,21 @@ class Gateway:
         return session
 
 
-async def _fields(request: Request, kinds: Mapping[str, type]) -> dict[str, Any]:
-    """The fields of an owner's request. Raises Refusal: one is unknown or has a wrong type."""
+async def _object(request: Request, empty: dict[str, Any] | None = None) -> dict[str, Any]:
+    """The body as a JSON object; `empty` if there is none."""
     try:
-        body = await read_json(request) or {}
+        body = await read_json(request)
     except ValueError as error:
         raise Refusal(str(error)) from None
+    body = empty if body is None else body
     if not isinstance(body, dict):
         raise Refusal("the body must be a JSON object")
+    return body
+
+
+async def _fields(request: Request, kinds: Mapping[str, type]) -> dict[str, Any]:
+    """The fields of an owner's request. Raises Refusal: one is unknown or has a wrong type."""
+    body = await _object(request, empty={})
     for name, value in body.items():
         if name not in kinds:
             raise Refusal(f"{name}: there is no such field; expected some of {', '.join(kinds)}")
@@ -271,7 +273,7 @@ async def _stream(session: Session, wire: Wire, asked: AgentRequest, task: async
             return
         for event in wire.events(asked, turn):
             yield event
-        session.delivered(node)
+        node.delivered = True
     finally:
         task.cancel()
         with suppress(asyncio.CancelledError, Refusal):

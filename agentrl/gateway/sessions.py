@@ -4,7 +4,7 @@ import secrets
 import time
 import uuid
 from collections import Counter, deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, Final, Protocol, TypeVar
@@ -31,17 +31,9 @@ _NAMES: Final = {each.name for each in fields(SamplingParams)}
 _MOST_IGNORED: Final = 100
 
 
-class WorkRunner(Protocol):
-    """The caller of a session's slow functions.
-
-    A caller that uses no thread:
-
-        async def run(work, *args, size=None):
-            return work(*args)
-    """
-
-    async def __call__(self, work: Callable[..., T], *args: Any, size: int | None = None) -> T:
-        """Return `work(*args)`; in a thread if `size` characters (default: the request's body) are slow to tokenize."""
+WorkRunner = Callable[..., Awaitable[Any]]
+"""`run(work, *args, size=None)` returns `work(*args)`; in a thread if `size` characters (default: the request's body) are
+slow to tokenize."""
 
 
 class TurnSampler(Protocol):
@@ -55,7 +47,7 @@ class TurnSampler(Protocol):
         session_id: str | None = None,
         images: ImageInputs | None = None,
     ) -> Generation:
-        """Sample a continuation of `input_ids`. Raises EngineFailure."""
+        """Sample a continuation of `input_ids`, which have places for `images`. Raises EngineFailure."""
 
 
 class Limits(BaseModel):
@@ -175,10 +167,6 @@ class Session:
     def refused(self, refusal: Refusal) -> None:
         self.counts[f"refused/{refusal.reason or refusal.kind}"] += 1
         self.refusals.append(str(refusal))
-
-    def delivered(self, node: TurnNode) -> None:
-        """Note that the agent got the answer."""
-        node.delivered = True
 
     def figures(self) -> dict[str, int]:
         """Return `counts`, and the number of nodes for each reason."""

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 from agentrl.engine.hosted import HostedModel
 from agentrl.engine.images import ImageInputs
 from agentrl.engine.pause import PauseGate
-from agentrl.engine.wire import Generation, SamplingParams
+from agentrl.engine.wire import SamplingParams
+from agentrl.gateway.sessions import TurnSampler
 from agentrl.rollout.hooks import RolloutHooks
 from agentrl.rollout.settings import RolloutSettings
 from agentrl.rollout.stats import Tally
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
     from agentrl.gateway.server import Gateway
 
 
-class Generator(Protocol):
+class Generator(TurnSampler, Protocol):
     """The part of the engine pool that generating needs."""
 
     pause_gate: PauseGate
@@ -41,16 +42,6 @@ class Generator(Protocol):
 
     def updated(self, version: int) -> None:
         """Accept tokens of this weight version in answers to requests in flight."""
-
-    async def generate(
-        self,
-        input_ids: Sequence[int],
-        params: SamplingParams,
-        *,
-        session_id: str | None = None,
-        images: ImageInputs | None = None,
-    ) -> Generation:
-        """Sample a continuation of `input_ids`, which have places for `images`."""
 
 
 class Scorer(Protocol):

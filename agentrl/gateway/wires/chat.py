@@ -1,10 +1,9 @@
 """OpenAI's chat completions."""
 
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING
 
 from agentrl.chat.messages import REASONING_KEYS, ToolCall
-from agentrl.gateway.contracts import AgentRequest, AgentTurn, Body, Refusal, Wire
+from agentrl.gateway.contracts import AgentRequest, AgentTurn, Body, Refusal
 from agentrl.gateway.wires.common import Fields, OpenAIErrors, agent_request, event, pieces, schema
 from agentrl.sample import Message
 
@@ -43,10 +42,6 @@ class ChatWire(OpenAIErrors):
 
     def error_event(self, refusal: Refusal) -> bytes:
         return event(self.error(refusal))
-
-
-if TYPE_CHECKING:
-    _WIRE: type[Wire] = ChatWire
 
 
 def _message(given: Fields) -> Message:

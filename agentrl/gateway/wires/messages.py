@@ -3,12 +3,12 @@
 import json
 import re
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import orjson
 
 from agentrl.chat.messages import ToolCall, arguments_text
-from agentrl.gateway.contracts import AgentRequest, AgentTurn, Body, Refusal, Wire
+from agentrl.gateway.contracts import AgentRequest, AgentTurn, Body, Refusal
 from agentrl.gateway.wires.common import Fields, agent_request, content_of, event, joined, pieces, schema
 from agentrl.sample import Message
 
@@ -63,10 +63,6 @@ class MessagesWire:
 
     def error_event(self, refusal: Refusal) -> bytes:
         return event(self.error(refusal), "error")
-
-
-if TYPE_CHECKING:
-    _WIRE: type[Wire] = MessagesWire
 
 
 def _messages(given: Fields) -> Iterator[Message]:

@@ -1,10 +1,9 @@
 """OpenAI's responses."""
 
 from collections.abc import Iterable, Iterator, Mapping
-from typing import TYPE_CHECKING
 
 from agentrl.chat.messages import ToolCall, arguments_text
-from agentrl.gateway.contracts import AgentRequest, AgentTurn, Body, Refusal, Wire
+from agentrl.gateway.contracts import AgentRequest, AgentTurn, Body, Refusal
 from agentrl.gateway.wires.common import Fields, OpenAIErrors, agent_request, event, joined, pieces, schema
 from agentrl.sample import Message
 
@@ -52,10 +51,6 @@ class ResponsesWire(OpenAIErrors):
         begun = {**_RESPONSE, "id": "resp_failed", "created_at": 0, "model": "", "status": "in_progress"}
         failed = {**begun, "status": "failed", "error": error}
         return b"".join(_numbered([("created", {"response": begun}), ("failed", {"response": failed})]))
-
-
-if TYPE_CHECKING:
-    _WIRE: type[Wire] = ResponsesWire
 
 
 def _messages(fields: Fields) -> list[Message]:
