@@ -72,7 +72,10 @@ class Chat:
         self.template_rewrite_policy: HistoryPolicy = template_rewrite_policy
         self._codec = Codec(tokenizer)
         self._encoder = SafeEncoder(self._codec, source)
-        template = Template(source, _special_tokens(tokenizer), template_kwargs)
+        named = {
+            name: str(token) for name, token in tokenizer.special_tokens_map.items() if not isinstance(token, list)
+        }
+        template = Template(source, named, template_kwargs)
         stops = self._find_stops(template, stop_tokens)
         parser = make_parser(tool_call_parser, reasoning_parser, source)
         chosen = choose_history_kwargs(template, self._codec, stops, parser.tags)
@@ -241,10 +244,6 @@ def load_tokenizer(path: str, *, trust_remote_code: bool = False) -> Any:
         return AutoTokenizer.from_pretrained(path, trust_remote_code=trust_remote_code, **options)
     except (OSError, ValueError, AttributeError, KeyError, TypeError) as error:
         raise SettingsError(f"{path}: no tokenizer could be loaded from here: {error}") from error
-
-
-def _special_tokens(tokenizer: Any) -> dict[str, str]:
-    return {name: str(token) for name, token in tokenizer.special_tokens_map.items() if not isinstance(token, list)}
 
 
 def _generation_stops(folder: Path) -> list[int]:

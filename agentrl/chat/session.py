@@ -88,7 +88,9 @@ class ChatSession:
         self._calls_made += len(parsed.tool_calls)
         self._thoughts |= self._chat.thoughts(parsed, text)
         self._beside = self._beside or bool(parsed.broken or (parsed.tool_calls and parsed.content))
-        self.messages.append(_as_message(parsed, text))
+        # A broken call has no message form.
+        message = {"role": "assistant", "content": text.strip()} if parsed.broken else parsed.to_message()
+        self.messages += normalise_messages([message])
         self._turn = _Turn(ids, stop_at, parsed)
         return parsed
 
@@ -148,12 +150,6 @@ class ChatSession:
             return [], env
         # If `stop` can close a turn, it replaces the template's end token; otherwise that token is added as context.
         return ([] if stop in closers else [env[0]]), env[1:]
-
-
-def _as_message(parsed: ParsedTurn, text: str) -> Message:
-    """Return the turn as a message. A turn with a broken call becomes text, since the call has no message form."""
-    message = {"role": "assistant", "content": text.strip()} if parsed.broken else parsed.to_message()
-    return normalise_messages([message])[0]
 
 
 def name_results(new: list[Message], calls: Sequence[ToolCall]) -> list[Message]:

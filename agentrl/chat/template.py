@@ -79,7 +79,8 @@ class Template:
         if self._no_content and not message["content"] and message.get("tool_calls"):
             out["content"] = None  # DeepSeek V3
         if self._text_arguments and "tool_calls" in out:
-            out["tool_calls"] = [_with_text_arguments(call) for call in out["tool_calls"]]
+            calls = out["tool_calls"]
+            out["tool_calls"] = [_with_arguments(c, arguments_text(c["function"]["arguments"])) for c in calls]
         if self._named_ids and "tool_calls" in out:
             calls = out["tool_calls"]
             out["tool_calls"] = [{**call, "id": _named_id(call["id"], call["function"]["name"])} for call in calls]
@@ -109,10 +110,6 @@ class Template:
 
 def _said(error: Exception) -> str:
     return (str(error) if isinstance(error, TemplateError) else f"{type(error).__name__}: {error}")[:1000]
-
-
-def _with_text_arguments(call: dict[str, Any]) -> dict[str, Any]:
-    return {**call, "function": {**call["function"], "arguments": arguments_text(call["function"]["arguments"])}}
 
 
 def _named_id(id_: str, name: str) -> str:
@@ -172,5 +169,5 @@ class DeltaRenderer:
         return text[stop.start() if stop else end :]
 
 
-def _with_arguments(call: dict[str, Any], arguments: dict[str, Any]) -> dict[str, Any]:
-    return {**call, "function": {"name": call["function"]["name"], "arguments": arguments}}
+def _with_arguments(call: dict[str, Any], arguments: dict[str, Any] | str) -> dict[str, Any]:
+    return {**call, "function": {**call["function"], "arguments": arguments}}

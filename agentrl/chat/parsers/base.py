@@ -69,12 +69,14 @@ class Splitter:
                     out.calls += calls[0]
                     at = calls[1]
                 else:
-                    at = self._end_of_broken(text, start, at, len(out.broken))
+                    end = self._until.search(text, max(at, start + 1)) if len(out.broken) < MAX_BROKEN else None
+                    at = end.end() if end else len(text)
                     out.broken.append(text[start:at])
             elif found.lastgroup == "begin":
                 section = section or (start, len(out.calls) + len(out.broken))
             elif found.lastgroup == "end" and section:
-                if len(out.calls) + len(out.broken) == section[1] and self._says_something(text[section[0] : start]):
+                inside = self._any.sub("", text[section[0] : start])
+                if len(out.calls) + len(out.broken) == section[1] and inside.strip():
                     out.broken.append(text[section[0] : at])
                 section = None
             found = (self._more.match(text, at) if good and self._more else None) or self._any.search(text, at)
@@ -84,13 +86,6 @@ class Splitter:
             out.broken.append(text[section[0] :])
         out.text = "".join(kept)
         return out
-
-    def _says_something(self, section: str) -> bool:
-        return bool(self._any.sub("", section).strip())
-
-    def _end_of_broken(self, text: str, start: int, at: int, before: int) -> int:
-        end = self._until.search(text, max(at, start + 1)) if before < MAX_BROKEN else None
-        return end.end() if end else len(text)
 
 
 def read_json(text: str, start: int) -> tuple[Any, int] | None:

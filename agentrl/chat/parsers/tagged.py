@@ -64,10 +64,12 @@ def tagged(
                     return None
                 if ended.groupdict().get("unclosed") is not None and begins.search(value):
                     return None  # the tag behind it belongs to a value that talks about calls
+                kind = found.groupdict().get("type")
                 try:
-                    arguments[field] = _meaning(value, found.groupdict().get("type"), schemas.get(name, {}).get(field))
+                    said = json.loads(value) if kind not in (None, "string", "true") else value
                 except (ValueError, RecursionError):
                     return None
+                arguments[field] = said if kind else _coerce(value, schemas.get(name, {}).get(field))
                 at = ended.end()
             closed = closes.match(text, at)
             return ([(name, arguments)], closed.end()) if closed and name else None
@@ -89,12 +91,6 @@ def _searcher(pattern: re.Pattern[str], text: str) -> Callable[[int], re.Match[s
         return found
 
     return search
-
-
-def _meaning(value: str, kind: str | None, schema: Any) -> Any:
-    if kind is None:
-        return _coerce(value, schema)
-    return value if kind in ("string", "true") else json.loads(value)
 
 
 def _parameter_schemas(tools: Sequence[Mapping[str, Any]]) -> dict[str, Mapping[str, Any]]:
