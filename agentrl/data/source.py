@@ -6,7 +6,7 @@ import copy
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, cast, runtime_checkable
+from typing import Any, Protocol, cast, runtime_checkable
 
 import orjson
 
@@ -222,7 +222,3 @@ def number_group(group: Group, group_id: int, n_samples_per_prompt: int) -> Grou
     for offset, sample in enumerate(group):
         sample.group_index, sample.index = group_id, group_id * n_samples_per_prompt + offset
     return group
-
-
-if TYPE_CHECKING:
-    _: type[DataSource] = RolloutDataSource

@@ -10,7 +10,7 @@ import inspect
 from collections.abc import Iterable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from agentrl.data.prompts import Look, PromptRow, open_prompts
 from agentrl.data.settings import DataSettings
@@ -143,7 +143,3 @@ class SourceAdapter:
 
     def __len__(self) -> int:
         return len(self.source) if hasattr(self.source, "__len__") else 0
-
-
-if TYPE_CHECKING:
-    _: type[DataSource] = SourceAdapter

@@ -189,11 +189,12 @@ class Tool:
         items = result if isinstance(result, (list, tuple)) else [result]
         if not any(map(is_picture, items)):
             return self._cut(self._text(result))
-        parts = ({"type": "image", "image": item} if is_picture(item) else self._text_part(item) for item in items)
-        return list(parts)
-
-    def _text_part(self, item: Any) -> dict[str, Any]:
-        return {"type": "text", "text": self._cut(self._text(item))}
+        return [
+            {"type": "image", "image": item}
+            if is_picture(item)
+            else {"type": "text", "text": self._cut(self._text(item))}
+            for item in items
+        ]
 
     def _text(self, result: Any) -> str:
         if isinstance(result, str):

@@ -56,11 +56,9 @@ class BM25Index:
         """At most `k` hits for each query, best first. Raises ValueError: `k` is not positive."""
         if k < 1:
             raise ValueError(f"k must be at least 1, got {k}")
-        return [self._best(words, k) for words in _words(list(queries), return_ids=False)]
-
-    def _best(self, words: list[str], k: int) -> list[Hit]:
-        found = _top(self._retriever.get_scores(words), k) if words else []
-        return [self.passages[at].hit(score) for at, score in found]
+        words = _words(list(queries), return_ids=False)
+        found = (_top(self._retriever.get_scores(each), k) if each else [] for each in words)
+        return [[self.passages[at].hit(score) for at, score in hits] for hits in found]
 
     def __len__(self) -> int:
         return len(self.passages)

@@ -7,12 +7,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import anyio.to_thread
 import orjson
 
+from agentrl.tools.search.dense import DenseIndex
+from agentrl.tools.search.index import BM25Index
 from agentrl.tools.search.passages import Hit
 
 if TYPE_CHECKING:
@@ -23,14 +24,7 @@ if TYPE_CHECKING:
 MAX_QUERIES, MAX_TOPK, MAX_QUERY_CHARS = 4_096, 1_000, 20_000
 
 
-class Index(Protocol):
-    """An index that can be served."""
-
-    def search(self, queries: Sequence[str], k: int = 3) -> list[list[Hit]]: ...
-    def __len__(self) -> int: ...
-
-
-def application(index: Index, *, topk: int = 3, concurrency: int = 4) -> Starlette:
+def application(index: BM25Index | DenseIndex, *, topk: int = 3, concurrency: int = 4) -> Starlette:
     """The server as an ASGI application.
 
     Args:
