@@ -94,9 +94,8 @@ class GymnasiumEnvironment(Environment):
         if reason := _not_text(self.game.observation_space):
             raise PluginError(f"gymnasium:{self.env_id}: its observations cannot be shown as text: {reason}")
         if not isinstance(self.game.action_space, (spaces.Discrete, spaces.Text)):
-            raise PluginError(
-                f"gymnasium:{self.env_id}: its action space is {self.game.action_space}; expected Discrete or Text"
-            )
+            found = self.game.action_space
+            raise PluginError(f"gymnasium:{self.env_id}: its action space is {found}; expected Discrete or Text")
         return self.game
 
     async def _shown(self, observation: Any) -> str:

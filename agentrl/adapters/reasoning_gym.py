@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import reasoning_gym
-from reasoning_gym.composite import CompositeDataset, DatasetSpec
+from reasoning_gym.composite import DatasetSpec
 from reasoning_gym.utils import SYSTEM_PROMPTS, extract_answer
 
 from agentrl.data.prompts import PromptRow
@@ -48,9 +48,7 @@ class _Rows:
         specs = [DatasetSpec(name, said.get("weight", 1.0), said.get("config", {})) for name, said in chosen]
         size = min([SIZE, *(spec.config["size"] for spec in specs if "size" in spec.config)])
         try:
-            self._made: CompositeDataset = reasoning_gym.create_dataset(
-                "composite", size=size, seed=seed, datasets=specs
-            )
+            self._made: Any = reasoning_gym.create_dataset("composite", size=size, seed=seed, datasets=specs)
         except (AssertionError, TypeError, ValueError) as error:
             raise PluginError(f"--prompt-data: no composite dataset of reasoning-gym: {error}") from error
 

@@ -46,9 +46,8 @@ class Tasks:
 
     def _at(self, number: int) -> Any:
         with self._one_call:
-            self._read += itertools.islice(
-                self._unread, max(0, number + 1 - len(self._read)) if self._endless else None
-            )
+            missing = max(0, number + 1 - len(self._read)) if self._endless else None
+            self._read += itertools.islice(self._unread, missing)
         if not self._read:
             raise PluginError("the taskset has no tasks, or --env-args select=... selects none")
         return self._read[number % len(self._read)]
@@ -150,9 +149,7 @@ def _read_config(name: str, given: dict[str, Any], max_turns: int | None) -> tup
     config = vf.resolve_env_config({"interception": {"type": "server"}, **given, "taskset": taskset})
     agents = {field: value for field, value in config if isinstance(value, vf.AgentConfig)}
     if config.interception.type != "server" or any(c.retries != vf.RetryConfig() for c in (config, *agents.values())):
-        raise PluginError(
-            f"{what}: leave out interception and retries; --failure-policy env=retry repeats a trajectory"
-        )
+        raise PluginError(f"{what}: leave out interception and retries; use --failure-policy env=retry")
     roles = [role for role, agent in agents.items() if agent.client is None]
     if len(roles) != 1:
         other = """user='{"model": "NAME", "client": {"type": "eval", "base_url": "http://..."}}'"""

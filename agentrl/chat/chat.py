@@ -63,9 +63,7 @@ class Chat:
             SettingsError: an unknown policy or parser.
         """
         if template_rewrite_policy not in ("keep", "split", "fail"):
-            raise SettingsError(
-                f"--template-rewrite-policy must be keep, split or fail, got {template_rewrite_policy!r}"
-            )
+            raise SettingsError(f"--template-rewrite-policy {template_rewrite_policy!r}: expected keep, split or fail")
         source = chat_template if chat_template is not None else _own_template(tokenizer)
         self.tokenizer, self.placeholders = tokenizer, placeholders
         self.image_limits = image_limits or ImageLimits()
@@ -148,9 +146,7 @@ class Chat:
         if not has_images(messages):
             return messages, {}
         if self.placeholders is None:
-            raise MediaError(
-                "a message has an image, and this model sees text only; --hf-checkpoint needs a vision model"
-            )
+            raise MediaError("a message has an image; this model sees text only, --hf-checkpoint needs a vision model")
         return take_images(messages, known, self.image_limits)
 
     def image_spans(self, ids: Sequence[int], messages: Iterable[Mapping[str, Any]]) -> list[ImageSpan]:

@@ -38,10 +38,8 @@ class AppendResult(Enum):
 
 
 def _too_long(tokens: str, most: int) -> ContextOverflow:
-    said = (
-        f"the prompt has {tokens} tokens, at most {most} fit; shorten the data, or raise --rollout-max-prompt-len or "
-    )
-    return ContextOverflow(f"{said}--rollout-max-context-len", kind="prompt_too_long")
+    remedy = "shorten the data, or raise --rollout-max-prompt-len or --rollout-max-context-len"
+    return ContextOverflow(f"the prompt has {tokens} tokens, at most {most} fit; {remedy}", kind="prompt_too_long")
 
 
 class Conversation:

@@ -127,9 +127,8 @@ class TemplateEnvironment(ImmutableSandboxedEnvironment):
             times, value = (left, right) if isinstance(left, int) else (right, left)
             self.spend(self.weight(value) * max(1, times if isinstance(times, int) else 1))
         elif operator == "+":
-            self.spend(
-                sum(len(p) * (1 if isinstance(p, str) else _TURN) for p in (left, right) if hasattr(p, "__len__"))
-            )
+            sized = (part for part in (left, right) if hasattr(part, "__len__"))
+            self.spend(sum(len(part) * (1 if isinstance(part, str) else _TURN) for part in sized))
         return super().call_binop(context, operator, left, right)
 
     def call(__self, __context: Any, __obj: Any, *args: Any, **kwargs: Any) -> Any:

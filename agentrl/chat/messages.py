@@ -157,9 +157,7 @@ def _parts(content: list[Any], index: int) -> list[dict[str, Any]]:
     for part in content:
         if is_image(part):
             if reference_hash(part) is None:
-                raise TemplateError(
-                    f"message {index}: an image is no reference; agentrl.media.take_images makes references"
-                )
+                raise TemplateError(f"message {index}: an image is no reference; agentrl.media.take_images makes one")
             out.append({key: part[key] for key in ("type", "image", "width", "height")})
         elif text := _content([part], index):
             if out and out[-1]["type"] == "text":

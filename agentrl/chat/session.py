@@ -77,9 +77,7 @@ class ChatSession:
         """Parse the ids that the model sampled, exactly as the engine returned them, with or without an end token.
         Raises TemplateError: two model turns without `extend` between them."""
         if self._turn is not None:
-            raise TemplateError(
-                "append_model_turn was called twice in a row; call extend with the answer to the first turn"
-            )
+            raise TemplateError("append_model_turn was called twice in a row; answer the first turn with extend")
         ids = list(ids)
         stops = self._chat.stop_ids
         stop_at = next((at for at, token in enumerate(ids) if token in stops), None)
@@ -100,9 +98,7 @@ class ChatSession:
         cannot render a message, or the policy is `fail` and the template would rewrite history."""
         turn = self._turn
         if turn is None:
-            raise TemplateError(
-                "extend was called before append_model_turn; tell the session first what the model wrote"
-            )
+            raise TemplateError("extend was called before append_model_turn; there is no model turn to answer")
         new = name_results(normalise_messages(messages), turn.parsed.tool_calls)
         verdict = self._chat.report.predict(new[0]["role"] if new else "user", self._thoughts, beside=self._beside)
         if verdict.rewrites and self._chat.template_rewrite_policy == "fail":

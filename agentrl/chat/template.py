@@ -66,9 +66,7 @@ class Template:
             )
         except Exception as error:  # a template is a program: it can raise anything
             roles = " ".join(message["role"] for message in messages)
-            raise TemplateError(
-                f"the chat template cannot render this conversation (roles: {roles}): {_said(error)}"
-            ) from error
+            raise TemplateError(f"the chat template cannot render messages of roles {roles}: {_said(error)}") from error
 
     def _adapt(self, message: Message) -> Message:
         out = dict(message)

@@ -47,9 +47,7 @@ class ImagePlaceholders:
         try:
             return cls(_processor(path, str(config.get("model_type")), tokenizer))
         except (OSError, ValueError, AttributeError, KeyError, TypeError, ImportError) as error:
-            raise SettingsError(
-                f"{folder}: the model sees images, but its processor cannot be loaded: {error}"
-            ) from error
+            raise SettingsError(f"{folder}: the processor of the model's images does not load: {error}") from error
 
     def expand(self, text: str, images: Sequence[Mapping[str, Any]]) -> str:
         """Replace the marks in a rendered text by the images' placeholders. `images`: references, in order. Raises
@@ -85,9 +83,7 @@ class ImagePlaceholders:
         try:
             made = self._processor(images=[blank], text=[mark], return_text_replacement_offsets=True)
         except ValueError as error:
-            raise TemplateError(
-                f"the model's processor refuses an image of {width} x {height} pixels: {error}"
-            ) from error
+            raise TemplateError(f"the processor refuses an image of {width} x {height} pixels: {error}") from error
         return str(made["text_replacement_offsets"][0][0]["replacement"])
 
 

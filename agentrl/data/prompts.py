@@ -184,9 +184,8 @@ class PromptData:
         tools: list[Any] | None = _typed(row, key, list, where)
         for number, tool in enumerate(tools or ()):
             if not isinstance(tool, dict):
-                raise DataError(
-                    f"{where}: field {key!r} entry {number} must be a tool schema (an object), got {json_type(tool)}"
-                )
+                expected = "must be a tool schema (an object)"
+                raise DataError(f"{where}: field {key!r} entry {number} {expected}, got {json_type(tool)}")
         return tools
 
     def _env(self, row: dict[str, Any], where: str) -> str | None:
@@ -236,9 +235,7 @@ def _placed(prompt: str | list[Message], images: list[Any]) -> list[Message]:
     marks = sum(text.count(_IMAGE_MARK) for m in messages if isinstance(text := m.get("content"), str))
     last = max((at for at, m in enumerate(messages) if m["role"] == "user"), default=None)
     if marks not in (0, len(parts)) or last is None:
-        raise MediaError(
-            f"the prompt has {marks} marks {_IMAGE_MARK} for {len(parts)} images; use one for each image, or none"
-        )
+        raise MediaError(f"the prompt has {marks} marks {_IMAGE_MARK} for {len(parts)} images; use one each, or none")
     if not marks:
         text = messages[last].get("content") or ""
         behind = [{"type": "text", "text": text}] if isinstance(text, str) else text

@@ -55,9 +55,7 @@ class RolloutDataSource:
 
     def __init__(self, *arguments: Any) -> None:
         if len(arguments) not in (1, 2):
-            raise PluginError(
-                f"{type(self).__name__} takes (args) or (dataset, args), got {len(arguments)} positional arguments"
-            )
+            raise PluginError(f"{type(self).__name__} takes (args) or (dataset, args), got {len(arguments)} arguments")
         self.args = args = arguments[-1]
         settings = DataSettings.of_args(args)
         self.dataset: Any = arguments[0] if len(arguments) == 2 else open_prompts(settings)

@@ -102,9 +102,8 @@ class SourceAdapter:
             given = self.source.get_samples(num_groups)
         if not isinstance(given, (list, tuple)):
             hint = "; it must be a plain function, not async" if inspect.isawaitable(given) else ""
-            raise PluginError(
-                f"{self._name}.get_samples must return a list of groups, got {type(given).__name__}{hint}"
-            )
+            got = f"{type(given).__name__}{hint}"
+            raise PluginError(f"{self._name}.get_samples must return a list of groups, got {got}")
         groups = [self._group(item) for item in given]
         if len(groups) > num_groups:
             raise PluginError(f"{self._name}.get_samples({num_groups}) returned {len(groups)} groups; return no more")
@@ -115,9 +114,8 @@ class SourceAdapter:
             return [copy.deepcopy(item.validate()) for _ in range(self.n_samples_per_prompt)]
         if isinstance(item, (list, tuple)) and item and all(isinstance(sample, Sample) for sample in item):
             return [sample.validate() for sample in item]
-        raise PluginError(
-            f"{self._name}.get_samples must return groups (non-empty lists of Sample) or samples, got {item!r:.120}"
-        )
+        expected = "groups (non-empty lists of Sample) or samples"
+        raise PluginError(f"{self._name}.get_samples must return {expected}, got {item!r:.120}")
 
     def add_samples(self, groups: Sequence[Group]) -> None:
         """Hand groups to the user's source."""

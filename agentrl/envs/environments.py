@@ -1,6 +1,5 @@
 """`Environments`: the environments of a run, one or several by name, each with the arguments of its instances."""
 
-import types
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -38,9 +37,7 @@ class EnvClasses(dict[type[Environment], list[tuple[Mapping[str, Any], type[Envi
         found = next((kind for arguments, kind in same if arguments == given), None)
         if found is None:
             inherited = {"__module__": cls.__module__, "__qualname__": cls.__qualname__, "__doc__": cls.__doc__}
-            found = (
-                types.new_class(cls.__name__, (cls,), exec_body=lambda body: body.update(inherited)) if same else cls
-            )
+            found = type(cls.__name__, (cls,), inherited) if same else cls
             same.append((given, found))
         return found
 

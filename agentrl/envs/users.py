@@ -80,9 +80,8 @@ class ModelUser:
                 answer = await client.post(self._url, json={"model": self._model, "messages": self.messages})
             said = str(answer.raise_for_status().json()["choices"][0]["message"]["content"] or "")
         except (httpx.HTTPError, ValueError, LookupError, TypeError) as error:
-            raise EnvFailure(
-                f"the user's model at {self._url} gave no answer: {error!r:.200}", kind="user_model"
-            ) from error
+            said = f"the user's model at {self._url} gave no answer: {error!r:.200}"
+            raise EnvFailure(said, kind="user_model") from error
         self.messages.append({"role": "assistant", "content": said})
         return None if self._leaves in said else said
 

@@ -32,9 +32,8 @@ class RemoteRM(GraderService):
         """Ask the server. Raises GraderFailure: `grader_unreachable`, `grader_timeout`, `grader_http_STATUS`,
         `grader_bad_answer`; `grader_bad_metadata` if label or metadata are not JSON."""
         rest = {name: value for name, value in metadata.items() if name != "prompt"}
-        answer = await self._service.post(
-            {"prompt": metadata.get("prompt"), "response": response, "label": label, "metadata": rest}
-        )
+        asked = {"prompt": metadata.get("prompt"), "response": response, "label": label, "metadata": rest}
+        answer = await self._service.post(asked)
         grade = read_answer(answer)
         if grade is None:
             raise self._service.bad_answer(_EXPECTED, answer)

@@ -69,9 +69,7 @@ class PythonTool(Tool):
     def _find_box(self, state: object) -> Sandbox:
         box = self._box if self._box is not None else getattr(state, "sandbox", None)
         if not isinstance(box, Sandbox):
-            remedy = (
-                "give one to python_tool(...), or let the environment inherit from WithPython and await its `setup`"
-            )
+            remedy = "give one to python_tool(...), or let the environment inherit from WithPython and call its `setup`"
             raise SandboxUnavailable(f"the tool `python` has no sandbox: {remedy}")
         return box
 

@@ -108,9 +108,8 @@ def _named(kind: str, name: str, known: Mapping[str, Any]) -> Any:
     if ":" in name:
         function = load_object(name, what=f"--{kind}-parser")
         return OutputFormat(name, function) if kind == "tool-call" else function
-    raise SettingsError(
-        f"--{kind}-parser {name!r} is not known; expected one of {', '.join(['auto', *known])}, or 'pkg.mod:function'"
-    )
+    names = ", ".join(["auto", *known])
+    raise SettingsError(f"--{kind}-parser {name!r} is not known; expected one of {names}, or 'pkg.mod:function'")
 
 
 def detect_reasoning(template: str) -> ReasoningTags | ReasoningParser | None:

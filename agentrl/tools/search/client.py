@@ -137,9 +137,8 @@ class RetrievalClient:
         try:
             answer = await self._http.post(self.url, json={"queries": queries, "topk": k, "return_scores": True})
         except httpx.TransportError as error:
-            said = (
-                f"cannot be reached ({type(error).__name__}: {error}); start one with agentrl retrieval --corpus FILE"
-            )
+            remedy = "start one with agentrl retrieval --corpus FILE"
+            said = f"cannot be reached ({type(error).__name__}: {error}); {remedy}"
             raise RetrievalError(f"the retrieval server {self.url} {said}") from error
         if answer.status_code != 200:
             raise RetrievalError(f"the retrieval server {self.url} answered {answer.status_code}: {answer.text:.200}")

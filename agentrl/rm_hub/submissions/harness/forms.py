@@ -142,9 +142,7 @@ def run_functions(module: types.ModuleType, *, asked: bool) -> None:
     if not any(map(_is_test, vars(module), vars(module).values())):
         return
     if pytest is None:
-        raise BadTests(
-            "tests that are functions or classes are run by pytest, which is not installed: pip install pytest"
-        )
+        raise BadTests("tests that are functions or classes need pytest, which is not installed: pip install pytest")
     code = _pytest_main(_PYTEST_OPTIONS, plugins=[plugin := _InMemory(module, asked)])
     if plugin.error is not None:
         raise plugin.error
