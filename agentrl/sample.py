@@ -51,6 +51,14 @@ def version_number(label: str | None) -> int | None:
 Message = dict[str, Any]
 """One chat message: `role`, `content`, and where they apply `reasoning_content`, `tool_calls`, `tool_call_id`, `name`."""
 
+
+def content_text(content: Any) -> str:
+    """The text of a message's content; images are left out."""
+    if isinstance(content, (list, tuple)):
+        return "".join(str(part.get("text") or "") for part in content if isinstance(part, Mapping))
+    return str(content or "")
+
+
 RECORDED = frozenset(
     {"attempt", "close_failure", "counters", "failure", "gateway", "generate_seconds", "grade", "hosted", "messages"}
     | {"rewards", "step_credit", "step_rewards", "step_seconds"}

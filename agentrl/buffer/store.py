@@ -30,10 +30,9 @@ from numpy.typing import NDArray
 
 from agentrl.buffer.codec import encode_group, split_group
 from agentrl.buffer.sqlite import BUSY_SECONDS, begin
-from agentrl.chat.messages import content_text
 from agentrl.errors import DataError
 from agentrl.groups import Group
-from agentrl.sample import Sample, version_number
+from agentrl.sample import Sample, content_text, version_number
 
 Kind = Literal["train", "eval", "rollout"]
 LAYOUT = 4

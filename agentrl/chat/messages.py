@@ -167,13 +167,6 @@ def _parts(content: list[Any], index: int) -> list[dict[str, Any]]:
     return out
 
 
-def content_text(content: Any) -> str:
-    """The text of a message's content; images are left out."""
-    if isinstance(content, list):
-        return "".join(str(part.get("text") or "") for part in content if isinstance(part, Mapping))
-    return str(content or "")
-
-
 def _call(call: Any, index: int) -> dict[str, Any]:
     if isinstance(call, ToolCall):
         call = call.to_message()

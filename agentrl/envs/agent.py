@@ -12,7 +12,7 @@ from anyio import to_thread
 
 from agentrl.envs.base import Environment
 from agentrl.errors import AgentFailure
-from agentrl.sample import Sample
+from agentrl.sample import Sample, content_text
 from agentrl.sandbox.command import CommandResult, bubblewrapped, run_command, split_command
 
 
@@ -104,7 +104,7 @@ def prompt_text(sample: Sample) -> str:
     """Return the sample's prompt as one text."""
     if isinstance(sample.prompt, str):
         return sample.prompt
-    return "\n\n".join(str(message.get("content") or "") for message in sample.prompt)
+    return "\n\n".join(content_text(message.get("content")) for message in sample.prompt)
 
 
 def _variables(base_url: str, home: str) -> dict[str, str]:

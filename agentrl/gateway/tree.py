@@ -20,12 +20,12 @@ from typing import TYPE_CHECKING, Any, Literal
 import orjson
 
 from agentrl.chat import Chat, ChatSession, ParsedTurn
-from agentrl.chat.messages import content_text, normalise_messages, normalise_tools
+from agentrl.chat.messages import normalise_messages, normalise_tools
 from agentrl.engine.wire import Generation
 from agentrl.gateway.contracts import AgentRequest, Refusal
 from agentrl.gateway.roles import Roles
 from agentrl.media import Image, ImageSpan
-from agentrl.sample import Message, Origin, Sample, SpecInfo, VersionSpan
+from agentrl.sample import Message, Origin, Sample, SpecInfo, VersionSpan, content_text
 
 if TYPE_CHECKING:
     import numpy as np

@@ -20,10 +20,10 @@ import anyio
 
 from agentrl.errors import GraderFailure, SettingsError
 from agentrl.rm_hub.grade import Grade, GraderService
-from agentrl.rm_hub.reading.common import text_of
 from agentrl.rm_hub.reading.verdict import parse_verdict
 from agentrl.rm_hub.running.http import HttpStatus, JsonService
 from agentrl.rm_hub.settings import RmHubSettings
+from agentrl.sample import content_text
 from agentrl.tools.threads import run_in_daemon_thread
 
 DEFAULT_RUBRIC = """\
@@ -245,7 +245,7 @@ def _text(item: Any) -> str:
     if isinstance(item, str):
         return item
     if isinstance(item, (list, tuple)) and all(isinstance(m, Mapping) and "role" in m for m in item):
-        return "\n\n".join(f"{m['role']}: {text_of(m)}" for m in item)
+        return "\n\n".join(f"{m['role']}: {content_text(m.get('content'))}" for m in item)
     return json.dumps(item, ensure_ascii=False, default=str)
 
 

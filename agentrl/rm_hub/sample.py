@@ -11,10 +11,9 @@ from typing import Any
 
 from agentrl.errors import GraderFailure, SettingsError
 from agentrl.rm_hub.grade import Grade
-from agentrl.rm_hub.reading.common import text_of
 from agentrl.rm_hub.registry import GRADERS, find
 from agentrl.rm_hub.running.runner import each, runner_for
-from agentrl.sample import Message, Sample
+from agentrl.sample import Message, Sample, content_text
 
 Reward = float | dict[str, float]
 
@@ -82,7 +81,9 @@ def rm_type_of(args: Any, sample: Sample) -> str | None:
 def final_answer(sample: Sample) -> str:
     """The text to grade: the last assistant message where the conversation was recorded, else the response."""
     messages: Sequence[Message] = sample.metadata.get("messages", ())
-    said = (text_of(message) for message in reversed(messages) if message.get("role") == "assistant")
+    said = (
+        content_text(message.get("content")) for message in reversed(messages) if message.get("role") == "assistant"
+    )
     return next(said, sample.response)
 
 

@@ -14,8 +14,9 @@ from itertools import chain, pairwise
 from typing import Any, NamedTuple
 
 from agentrl.rm_hub.grade import Grade
-from agentrl.rm_hub.reading.common import answer_blocks, clip, flag, golds, last_box, mappings, number, text_of
+from agentrl.rm_hub.reading.common import answer_blocks, clip, flag, golds, last_box, mappings, number
 from agentrl.rm_hub.text import contains, exact, normalise
+from agentrl.sample import content_text
 
 _RETRIEVED = re.compile(r"<(?:information|tool_response)>(.*?)(</(?:information|tool_response)>|\Z)", re.DOTALL)
 _TAG = re.compile(r"(</?(?:think|search|information|answer|tool_call)>)")
@@ -84,12 +85,12 @@ def _from_text(response: str) -> SearchAnswer:
 
 
 def _from_messages(messages: Sequence[Mapping[str, Any]]) -> SearchAnswer:
-    retrieved = [text_of(message) for message in messages if message.get("role") == "tool"]
+    retrieved = [content_text(message.get("content")) for message in messages if message.get("role") == "tool"]
     turns = [index for index, message in enumerate(messages) if message.get("role") == "assistant"]
     calls = [len(messages[index].get("tool_calls") or ()) for index in turns]
     spans = pairwise([*turns, len(messages)])
     results = [sum(message.get("role") == "tool" for message in messages[start:end]) for start, end in spans]
-    texts = [answer_blocks(text_of(messages[index])) for index in turns]
+    texts = [answer_blocks(content_text(messages[index].get("content"))) for index in turns]
     answers = [[block for _, block in blocks if normalise(block)] for blocks in texts]
     counts = list(zip(calls, results, map(len, answers), strict=True))
     shaped = counts and all(0 < c <= r and not a for c, r, a in counts[:-1]) and counts[-1][::2] == (0, 1)

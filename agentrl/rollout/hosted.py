@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final, cast
 
 from agentrl.chat import AppendResult, ParsedTurn
-from agentrl.chat.messages import ToolCall, ToolSchema, content_text, normalise_messages, normalise_tools, whole_text
+from agentrl.chat.messages import ToolCall, ToolSchema, normalise_messages, normalise_tools, whole_text
 from agentrl.chat.session import name_results
 from agentrl.clock import note_turn
 from agentrl.engine.hosted import KIND, NO_TOKENS, HostedModel, sent
@@ -18,7 +18,7 @@ from agentrl.errors import EnvFailure
 from agentrl.media import take_images
 from agentrl.rollout.context import RolloutContext
 from agentrl.rollout.stats import Tokens
-from agentrl.sample import Message, Sample
+from agentrl.sample import Message, Sample, content_text
 
 if TYPE_CHECKING:
     from agentrl.chat import Chat

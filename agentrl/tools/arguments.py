@@ -16,6 +16,7 @@ from pydantic.json_schema import GenerateJsonSchema
 from pydantic_core import ErrorDetails
 
 from agentrl.errors import AgentRLError, PluginError
+from agentrl.sample import content_text
 
 Content = str | list[dict[str, Any]]
 """Content of a message: text, or text parts and image parts."""
@@ -67,9 +68,7 @@ class ToolOutcome:
     @property
     def text(self) -> str:
         """The text to show the model, without images."""
-        if isinstance(self.content, str):
-            return self.content
-        return "".join(part.get("text", "") for part in self.content)
+        return content_text(self.content)
 
     @property
     def ok(self) -> bool:

@@ -72,25 +72,21 @@ def read_calls(text: str, tools: Sequence[Mapping[str, Any]] = ()) -> list[Call]
         text = _QUOTED.sub(r"\1", text)
     if actions := list(_REACT.finditer(text))[:_MAX_ATTEMPTS]:
         return [_with_object(text, action) for action in actions]
-    edged = _inside_marks(text)
+    edged = _LEADING.sub("", text, count=1)
+    edged = edged[:-_TAIL] + _TRAILING.sub("", edged[-_TAIL:], count=1)  # marks inside may be part of an argument
     if calls := _written(edged) or _of_format(detect_family(with_marks).name, with_marks, tools):
         return calls
     bare = _MARKS.sub("\n", text).strip()
     for pieces in ([bare], _FENCE.findall(edged), _INLINE.findall(bare)):
         if calls := [call for piece in pieces[:_MAX_ATTEMPTS] for call in _written(piece.strip())]:
             return calls
-    return _embedded(bare) or [call for line in bare.splitlines()[-_MAX_ATTEMPTS:] for call in _python_line(line)]
+    lines = (_LIST_MARK.sub("", line.strip(), count=1).strip("` ") for line in bare.splitlines()[-_MAX_ATTEMPTS:])
+    return _embedded(bare) or [call for line in lines for call in _python(line)]
 
 
 def _written(text: str) -> list[Call]:
     """The calls of a text that is nothing but calls, in JSON or in Python."""
     return _values(text) or _python(text)
-
-
-def _inside_marks(text: str) -> str:
-    """An answer without the marks around it; those inside may be part of an argument."""
-    text = _LEADING.sub("", text, count=1)
-    return text[:-_TAIL] + _TRAILING.sub("", text[-_TAIL:], count=1)
 
 
 def _with_object(text: str, action: re.Match[str]) -> Call:
@@ -183,11 +179,6 @@ def _embedded(text: str) -> list[Call]:
         calls.extend(calls_of(found[0]) or [] if found else [])
         position = found[1] if found else opening.start() + 1
     return calls
-
-
-def _python_line(line: str) -> list[Call]:
-    """The calls of a line of prose or of a list."""
-    return _python(_LIST_MARK.sub("", line.strip(), count=1).strip("` "))
 
 
 def _python(text: str) -> list[Call]:

@@ -89,13 +89,6 @@ def clip(text: str, most: int = 500) -> str:
     return text if len(text) <= most else text[: most - 1] + "…"
 
 
-def text_of(message: Mapping[str, Any]) -> str:
-    """A chat message's text; if its content is a list, that of its parts."""
-    if isinstance(content := message.get("content"), (list, tuple)):
-        return "".join(str(part.get("text", "")) for part in content if isinstance(part, Mapping))
-    return str(content or "")
-
-
 def golds(label: Any, grader: str) -> list[str]:
     """The accepted answers of a label, at least one, none empty.
 

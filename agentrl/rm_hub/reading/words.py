@@ -55,7 +55,8 @@ def find_unit(rest: str) -> Unit | None:
         rest = tail
     spaced = _POWER.sub(" ", rest)
     words = [word.lower().rstrip(".") for word in _WORD.findall(spaced)]
-    if not all(map(_is_word, words)) or not words or _FRAME.sub("", _WORD.sub("", spaced)):
+    is_word = (w not in _NOT_UNITS and (len(w) >= 3 or w in _SHORT or not w.isascii()) for w in words)
+    if not all(is_word) or not words or _FRAME.sub("", _WORD.sub("", spaced)):
         return None
     if rest[0] == "/" and len(words) > 3:
         return None
@@ -76,10 +77,6 @@ def _rate(text: str) -> Unit | None:
     if above is None or below is None:
         return None
     return Unit(f"{above.name}/{below.name}", f"{above.kind}/{below.kind}", above.factor / below.factor)
-
-
-def _is_word(word: str) -> bool:
-    return word not in _NOT_UNITS and (len(word) >= 3 or word in _SHORT or not word.isascii())
 
 
 _CHOICE = re.compile(
