@@ -78,7 +78,6 @@ class GymnasiumEnvironment(Environment):
         return step
 
     async def close(self) -> None:
-        """Close the environment."""
         if self.game is not None:
             await self._call(self.game.close)
 

@@ -53,7 +53,6 @@ class Task:
         return cls(folder, settings, instruction)
 
     def setting(self, section: str, name: str, otherwise: float) -> float:
-        """Return a number of task.toml."""
         return float(self.settings.get(section, {}).get(name) or otherwise)
 
 
@@ -128,7 +127,6 @@ class HarborEnvironment(Environment):
             raise GraderFailure(f"task {self.task.folder.name}: {read.stdout!r:.200} is no reward: {error}") from error
 
     async def close(self) -> None:
-        """Remove the machine."""
         if hasattr(self, "machine"):
             await self.machine.close()
 

@@ -101,7 +101,6 @@ class VerifiersEnvironment(AgentEnvironment):
 
     @classmethod
     async def teardown(cls) -> None:
-        """Stop the shared tool servers."""
         await cls._serving.aclose()
 
     async def act(self, base_url: str, sample: Sample) -> None:

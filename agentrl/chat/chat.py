@@ -155,7 +155,6 @@ class Chat:
         return [] if self.placeholders is None else self.placeholders.spans(ids, references(messages))
 
     def decode(self, ids: Iterable[int], skip_special_tokens: bool = False) -> str:
-        """The text of ids."""
         return self._codec.decode(ids, skip_special_tokens)
 
     def render_ids(

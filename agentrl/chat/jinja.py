@@ -83,7 +83,6 @@ class TemplateEnvironment(ImmutableSandboxedEnvironment):
             raise TemplateError(f"it computes for longer than {SECONDS:g} s")
 
     def joined(self, *parts: Any) -> str:
-        """The operator `~`."""
         self.spend(self.weight(parts))
         return "".join(map(str, parts))
 

@@ -58,7 +58,6 @@ class ParsedTurn:
     reasoning_open: bool = False
 
     def to_message(self) -> Message:
-        """The turn as an assistant message."""
         message: Message = {"role": "assistant", "content": self.content}
         if self.reasoning is not None:
             message["reasoning_content"] = self.reasoning

@@ -166,7 +166,6 @@ class _Probe:
         return max((token for token in self.codec.special if token and after.startswith(token)), key=len, default=None)
 
     def _first_stop(self, messages: list[Message], generation_prompt: bool = True) -> str | None:
-        """The first of the stops behind the answer."""
         after = (self._render(messages, None, generation_prompt) or "").partition("zqAsst1zq")[2]
         return min((stop for stop in self.stops if stop in after), key=after.find, default=None)
 

@@ -102,7 +102,6 @@ class TemplateReport:
 
     @property
     def exact_count(self) -> int:
-        """Number of probed boundaries that are exact."""
         return sum(b.verdict is Verdict.EXACT for b in self.boundaries)
 
     def warnings(self) -> tuple[str, ...]:

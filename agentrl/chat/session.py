@@ -68,7 +68,6 @@ class ChatSession:
         self.prompt_ids: list[int] = chat.prompt_ids(self.messages, self._tools)
 
     def fork(self) -> Self:
-        """Return an independent copy."""
         other = copy.copy(self)
         other.messages, other._thoughts = list(self.messages), set(self._thoughts)
         return other

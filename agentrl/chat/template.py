@@ -40,7 +40,6 @@ class Template:
         self._probe_forms()
 
     def with_kwargs(self, kwargs: Mapping[str, Any]) -> Template:
-        """The same template with `kwargs` laid over its own."""
         return Template(self.source, self.special_tokens, {**self.kwargs, **kwargs})
 
     def variables(self) -> frozenset[str]:

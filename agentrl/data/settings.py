@@ -61,7 +61,6 @@ class DataSettings(Settings):
 
     @property
     def image_limits(self) -> ImageLimits:
-        """The limits on images."""
         return ImageLimits(self.image_max_pixels, self.image_max_bytes, self.image_max_count, self.image_root)
 
     @classmethod

@@ -184,7 +184,6 @@ def pop_first(args: Any, buffer: list[Group], num_samples: int) -> list[Group]:
 
 
 def load_buffer_filter(path: str | None) -> BufferFilter | None:
-    """The buffer filter that `--buffer-filter-path` names."""
     if path is None:
         return None
     found = load_object(path, what="--buffer-filter-path", default_names=("buffer_filter",))

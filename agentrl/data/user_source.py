@@ -118,20 +118,16 @@ class SourceAdapter:
         raise PluginError(f"{self._name}.get_samples must return {expected}, got {item!r:.120}")
 
     def add_samples(self, groups: Sequence[Group]) -> None:
-        """Hand groups to the user's source."""
         with user_code(f"{self._name}.add_samples"):
             self.source.add_samples(list(groups))
 
     def save(self, path: str | Path) -> None:
-        """Let the user's source save itself, if it can."""
         self._optional("save", path)
 
     def load(self, path: str | Path) -> None:
-        """Let the user's source load itself, if it can."""
         self._optional("load", path)
 
     def commit(self, group_ids: Iterable[int], step: int) -> None:
-        """Tell the user's source what was trained, if it listens."""
         self._optional("commit", list(group_ids), step)
 
     def _optional(self, method: str, *values: Any) -> None:

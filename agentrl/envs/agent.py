@@ -96,7 +96,6 @@ class CommandEnvironment(AgentEnvironment):
         sample.metadata["agent"] = {"exit_code": self.result.exit_code, **told}
 
     async def close(self) -> None:
-        """Remove the folder."""
         await to_thread.run_sync(shutil.rmtree, self.folder, True)
 
 

@@ -23,7 +23,6 @@ class EnvSpec:
     arguments: Mapping[str, Any] = field(default_factory=dict)
 
     def make(self, *, evaluating: bool = False) -> Environment:
-        """A fresh instance for one trajectory."""
         return self.kind.create(self.args, evaluating=evaluating, **self.arguments)
 
 

@@ -290,7 +290,6 @@ async def _bodies(first: Reply, parts: AsyncGenerator[Reply]) -> AsyncIterator[b
 
 
 async def _failed(request: Request, error: Exception) -> Response:
-    """Answer a failure in SGLang's form."""
     status = 504 if isinstance(error, EngineTimeout) else 503 if isinstance(error, EngineUnreachable) else 400
     if isinstance(error, EngineRejected) and error.status and error.kind != "aborted":
         status = error.status if 400 <= error.status < 500 else 502

@@ -261,7 +261,6 @@ async def _first(task: asyncio.Task[Any], placed: anyio.Event) -> None:
 
 
 async def _stream(session: Session, wire: Wire, asked: AgentRequest, task: asyncio.Task[Any]) -> AsyncIterator[bytes]:
-    """The events of a turn, keep-alives before them."""
     try:
         while not (await asyncio.wait([task], timeout=KEEP_ALIVE))[0]:
             yield wire.keep_alive

@@ -95,7 +95,6 @@ class TurnNode:
 
     @property
     def family_root(self) -> TurnNode:
-        """The first root of the conversation."""
         return self.root.family or self.root
 
     def prompt(self) -> array[int]:
@@ -107,7 +106,6 @@ class TurnNode:
         return ids
 
     def image_spans(self) -> list[ImageSpan]:
-        """Return the places of images in the whole prompt of this turn."""
         spans, length = list[ImageSpan](), 0
         for node in self.path():
             spans += [span.moved(length + len(node.close)) for span in node.spans]

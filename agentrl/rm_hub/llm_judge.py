@@ -236,7 +236,6 @@ def ask(rubric: str, response: str, label: Any, metadata: Mapping[str, Any]) -> 
 
 
 def digest(*texts: str) -> str:
-    """A hex digest of some texts and where each ends."""
     return hashlib.sha256(json.dumps(texts).encode()).hexdigest()
 
 

@@ -113,7 +113,6 @@ def _named(kind: str, name: str, known: Mapping[str, Any]) -> Any:
 
 
 def detect_reasoning(template: str) -> ReasoningTags | ReasoningParser | None:
-    """The reasoning format that a chat template knows."""
     if "<|channel|>analysis" in template:
         return split_channels
     if detect_family(template).name == "kimi_k3":  # its template puts tags together from pieces

@@ -71,7 +71,6 @@ def split_channels(text: str) -> Split:
 
 
 def parse_harmony(text: str, tools: Sequence[Mapping[str, Any]] = ()) -> Parsed:
-    """Split a turn into text, calls and broken calls."""
     out, texts = Parsed(), list[str]()
     for message in _messages(text):
         if message.recipient is not None:

@@ -123,7 +123,6 @@ def _blamed(what: str) -> Iterator[None]:
 
 
 def _translate(body: Body, prompt: Any, limit: Any, *, top: int, logprobs: bool) -> Body:
-    """The /generate body that asks for the same thing."""
     renamed = {"max_new_tokens": limit, "sampling_seed": body.get("seed"), "min_new_tokens": body.get("min_tokens")}
     params = {name: body[name] for name in RequestSampling.model_fields if body.get(name) is not None}
     textual = isinstance(prompt, str) or (isinstance(prompt, list) and bool(prompt) and isinstance(prompt[0], str))

@@ -90,7 +90,6 @@ class Fields:
         return joined(part.part_text() for part in self.parts(name))
 
     def content(self, name: str) -> Content:
-        """Return a content with its images."""
         return content_of(self.parts(name))
 
     def part_or_text(self) -> Body | str:
@@ -107,7 +106,6 @@ class Fields:
 
 
 def content_of(parts: Iterable[Fields]) -> Content:
-    """Return the content of parts: one text, or texts and images in order."""
     found: list[Body] = []
     for part in parts:
         if isinstance(given := part.part_or_text(), dict):
@@ -165,7 +163,6 @@ def _agent(headers: Mapping[str, str]) -> str:
 
 
 def _check(body: Fields) -> None:
-    """Refuse requests for what the gateway does not do."""
     for name in _UNSUPPORTED:
         if body.get(name, object):
             raise body.refusal(name, "is not supported")

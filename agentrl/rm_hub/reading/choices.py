@@ -49,7 +49,6 @@ class Choices:
         return letter in self.letters or not self.letters
 
     def by_text(self, segment: str) -> str | None:
-        """The choice whose text is the segment."""
         bare = plain(segment[:_MAX_SEGMENT])
         if not self.letters:
             return bare or None

@@ -29,8 +29,6 @@ _SPANS = {"brackets", "union"}
 
 
 class Equality(NamedTuple):
-    """Equal or not, and why."""
-
     equal: bool
     reason: str
 

@@ -149,7 +149,6 @@ class RetrievalClient:
 
 
 def _read(answer: Any, expected: int, url: str) -> list[list[Hit]]:
-    """The answer's hits, one list a query."""
     result = answer.get("result") if isinstance(answer, dict) else None
     try:
         if not isinstance(result, list) or len(result) != expected:

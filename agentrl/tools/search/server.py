@@ -58,7 +58,6 @@ def application(index: BM25Index | DenseIndex, *, topk: int = 3, concurrency: in
 
 
 def _read(body: Any, topk: int) -> tuple[list[str], int, bool]:
-    """The request's queries, k, and whether scores are wanted."""
     queries = body.get("queries") if isinstance(body, dict) else None
     if not isinstance(queries, list) or not all(isinstance(query, str) for query in queries):
         raise ValueError('expected {"queries": [text, ...], "topk": number, "return_scores": true or false}')

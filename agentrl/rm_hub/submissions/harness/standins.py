@@ -101,7 +101,6 @@ class Remote:
 
 
 def held(remote: Any) -> Held:
-    """The object behind a stand-in."""
     found: Held = vars(remote)["_agentrl"]
     return found
 
