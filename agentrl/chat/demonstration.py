@@ -58,10 +58,8 @@ def to_sample(
         if not learns[at] and sample.loss_mask is not None:
             sample.loss_mask[-len(ids) :] = [0] * len(ids)
         if following is not None and grown.append_messages(conversation[at + 1 : following]) is AppendResult.SPLIT:
-            raise TemplateError(
-                f"the chat template rewrites the history before assistant message {following}, and --template-rewrite-policy is "
-                "'split'; a demonstration is one sample: choose 'keep'"
-            )
+            why = f"the chat template rewrites the history before assistant message {following}"
+            raise TemplateError(f"{why}, and --template-rewrite-policy is 'split'; choose 'keep' for demonstrations")
     sample.stop("done")
     return sample
 
@@ -72,9 +70,8 @@ def learned(messages: Sequence[Mapping[str, Any]], turns: Turns = "all") -> dict
     roles = [message.get("role") for message in messages]
     places = [at for at, role in enumerate(roles) if role == "assistant"]
     if not places or places[-1] != len(roles) - 1:
-        raise TemplateError(
-            f"a demonstration must end with an assistant message, got the roles: {' '.join(map(str, roles)) or 'none'}"
-        )
+        shown = " ".join(map(str, roles)) or "none"
+        raise TemplateError(f"a demonstration must end with an assistant message, got the roles: {shown}")
     marks = {at: _mark(messages[at], at) for at in places}
     # Where some messages are marked, the others are learned.
     usual = turns == "all" or any(mark is not None for mark in marks.values())

@@ -55,10 +55,8 @@ class ImagePlaceholders:
         sizes = iter([(int(image["width"]), int(image["height"])) for image in images])
         found = len(self._mark.findall(text))
         if found != len(images):
-            raise TemplateError(
-                f"the chat template shows {found} of {len(images)} images; does it show images of this role? Give them in "
-                "a user message, or give another template with --chat-template-path"
-            )
+            remedy = "give them in a user message, or set --chat-template-path"
+            raise TemplateError(f"the chat template shows {found} of {len(images)} images; {remedy}")
         return self._mark.sub(lambda match: self._text(*next(sizes)), text) if images else text
 
     def spans(self, ids: Sequence[int], images: Iterable[Mapping[str, Any]]) -> list[ImageSpan]:

@@ -157,10 +157,8 @@ class PromptData:
             except TemplateError as error:
                 raise DataError(f"{where}: {error}") from error
         elif messages[-1]["role"] == "assistant":
-            raise DataError(
-                f"{where}: the last message is the assistant's, and a prompt ends with what the model is to answer; leave "
-                "that message out, or learn from whole conversations with `agentrl sft`"
-            )
+            remedy = "leave it out, or learn from whole conversations with `agentrl sft`"
+            raise DataError(f"{where}: the last message is the assistant's; {remedy}")
 
     def _label(self, row: dict[str, Any], where: str) -> Any:
         if (key := self._settings.label_key) is None:
@@ -173,10 +171,8 @@ class PromptData:
         key = self._settings.metadata_key
         metadata: dict[str, Any] = _typed(row, key, dict, where) or {}
         if taken := sorted(RECORDED & metadata.keys()):
-            raise DataError(
-                f"{where}: field {key!r} has the key {taken[0]!r}, under which agentrl records what "
-                "happens to a sample; give it another name"
-            )
+            taken_by = "under which agentrl writes its own records; rename it"
+            raise DataError(f"{where}: field {key!r} has the key {taken[0]!r}, {taken_by}")
         return metadata
 
     def _tools(self, row: dict[str, Any], where: str) -> list[dict[str, Any]] | None:

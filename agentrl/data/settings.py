@@ -44,9 +44,7 @@ class DataSettings(Settings):
         description="Field of a row that names its environment, if the run has several; default: env. A row without it "
         "may name one in its metadata's env.",
     )
-    apply_chat_template: bool = Field(
-        False, description="Turn a text prompt into one user message for the chat template."
-    )
+    apply_chat_template: bool = Field(False, description="Turn text prompts into user messages for the chat template.")
     apply_chat_template_kwargs: dict[str, JsonValue] = Field({}, description="Extra variables for the chat template.")
     rollout_shuffle: bool = Field(False, description="Shuffle the prompts anew in every epoch.")
     prompt_order: Literal["passes", "difficulty"] = Field(

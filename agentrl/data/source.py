@@ -162,10 +162,9 @@ class RolloutDataSourceWithBuffer(RolloutDataSource):
         """Keep groups for a later `get_samples`."""
         for group in groups:
             if not isinstance(group, list) or len(group) != self.n_samples_per_prompt:
-                raise DataError(
-                    f"add_samples expects groups of n_samples_per_prompt={self.n_samples_per_prompt} samples, "
-                    f"got {len(group) if isinstance(group, list) else type(group).__name__}"
-                )
+                got = len(group) if isinstance(group, list) else type(group).__name__
+                expected = f"groups of n_samples_per_prompt={self.n_samples_per_prompt} samples"
+                raise DataError(f"add_samples expects {expected}, got {got}")
         self.buffer.extend(groups)
 
     def state(self) -> dict[str, Any]:

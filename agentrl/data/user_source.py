@@ -75,10 +75,9 @@ def _construct(kind: type, settings: DataSettings, args: Any) -> Any:
     if issubclass(kind, RolloutDataSource) and not parameters:
         return kind(args)
     if len(needed) > 2:
-        raise PluginError(
-            f"--data-source-path {path!r}: {kind.__name__} needs {', '.join(p.name for p in needed)}; "
-            "a data source is built as (dataset, args), (args) or ()"
-        )
+        takes = f"{kind.__name__} needs {', '.join(p.name for p in needed)}"
+        built = "a data source is built as (dataset, args), (args) or ()"
+        raise PluginError(f"--data-source-path {path!r}: {takes}; {built}")
     if len(needed) == 2 or [p.name for p in parameters[:2]] == ["dataset", "args"]:
         return kind(open_prompts(settings), args)
     return kind(args) if parameters else kind()

@@ -212,11 +212,9 @@ class Environment:
         if rm_type_of(self.args, sample) is None:
             unsettled = sample.status is not Status.TRUNCATED or type(self).step is Environment.step
             if unsettled and not steps:
-                raise SettingsError(
-                    f"nothing gave the trajectory a reward: {(name := type(self).__name__)}.step never returned "
-                    f"Step(reward=...) (0.0 where it earned nothing), {name} has no reward method of its own, and no "
-                    "grader is set with --rm-type or --custom-rm-path"
-                )
+                name = type(self).__name__
+                without = f"{name}.step never returned Step(reward=...), {name} has no reward method"
+                raise SettingsError(f"no reward: {without}, and neither --rm-type nor --custom-rm-path is set")
             return math.fsum(steps)
         graded = await async_rm(self.args, sample)
         if not isinstance(graded, dict):

@@ -37,9 +37,8 @@ def load_environment(path: str, *, what: str = "--env") -> type[Environment]:
         kind, name = "class" if inspect.isclass(found) else type(found).__name__, getattr(found, "__name__", "")
         raise PluginError(f"{label}: expected a class that subclasses agentrl.Environment, got {kind} {name}".rstrip())
     if found is Environment and not path.startswith("agentrl"):
-        raise PluginError(
-            f"{label}: this is the base class itself; name a subclass of it, or agentrl:Environment for one answer a prompt"
-        )
+        remedy = "name a subclass of it, or agentrl:Environment for one answer a prompt"
+        raise PluginError(f"{label}: this is the base class itself; {remedy}")
     try:
         check_environment(found)
     except PluginError as error:

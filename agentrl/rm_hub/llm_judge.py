@@ -99,11 +99,8 @@ class LLMJudge(GraderService):
             if (verdict := parse_verdict(text, response)) is not None:
                 return verdict
             messages = [*messages, {"role": "assistant", "content": text[-2000:]}, {"role": "user", "content": _AGAIN}]
-        raise GraderFailure(
-            f"the judge {self._settings.judge_model} gave no verdict in two answers; the last was {text!r:.200}. "
-            "Use a stronger judge, or a clearer --judge-rubric",
-            kind="judge_nonsense",
-        )
+        said = f"the judge {self._settings.judge_model} gave no verdict in two answers; the last was {text!r:.200}"
+        raise GraderFailure(f"{said}. Use a stronger judge, or a clearer --judge-rubric", kind="judge_nonsense")
 
     async def _complete(self, messages: list[dict[str, str]]) -> str:
         """The judge's answer as text; a server that refuses the schema is not sent it again."""
@@ -152,10 +149,8 @@ class JudgeCache:
         try:
             self._db = await run_in_daemon_thread(self._open)
         except (sqlite3.Error, OSError) as error:
-            raise SettingsError(
-                f"--judge-cache-path {self.path}: cannot be used as a cache: {error}; name a file of its own in a "
-                "folder that you may write to"
-            ) from error
+            remedy = "name a file of its own in a folder that you may write to"
+            raise SettingsError(f"--judge-cache-path {self.path} is no cache: {error}; {remedy}") from error
         return self
 
     async def __aexit__(self, *exc: object) -> None:
@@ -199,14 +194,10 @@ def read_rubric(given: str | None) -> str:
     try:
         text = Path(given).expanduser().read_text(encoding="utf-8")
     except (OSError, ValueError) as error:
-        raise SettingsError(
-            f"--judge-rubric {given!r:.100}: neither a text with {{response}} in it nor a readable file ({error})"
-        ) from error
+        said = f"neither a text with {{response}} in it nor a readable file ({error})"
+        raise SettingsError(f"--judge-rubric {given!r:.100}: {said}") from error
     if "{response}" not in text:
-        raise SettingsError(
-            f"--judge-rubric {given}: the file has no {{response}}; write {{response}} where the graded answer goes, "
-            "and {question} and {label} where those do"
-        )
+        raise SettingsError(f"--judge-rubric {given}: the file has no {{response}}, which stands for the graded answer")
     return text
 
 

@@ -11,14 +11,10 @@ class RmHubSettings(Settings):
     """Limits of graders, and servers that some of them ask."""
 
     grader_processes: PositiveInt | None = Field(
-        None, description="Worker processes that grade; default: one per core, at most 8."
+        None, description="Grading processes; default: one per core, at most 8."
     )
-    grader_timeout: PositiveFloat = Field(
-        10.0, description="Seconds a grader may run on one answer before it is killed."
-    )
-    grader_memory_mb: int = Field(
-        1024, ge=64, description="Memory that grading one answer may take, besides the graders' libraries."
-    )
+    grader_timeout: PositiveFloat = Field(10.0, description="Seconds a grader may take for one answer.")
+    grader_memory_mb: int = Field(1024, ge=64, description="MiB that grading one answer may take, without libraries.")
     grader_recycle: PositiveInt = Field(1000, description="Answers after which a grading process is replaced.")
     grader_total_timeout: PositiveFloat = Field(
         600.0, description="Seconds one grade may take in all, the wait for a free process or a server included."
@@ -28,9 +24,7 @@ class RmHubSettings(Settings):
     rm_timeout: PositiveFloat = Field(30.0, description="Seconds the reward server may take for one answer.")
     rm_concurrency: PositiveInt = Field(64, description="Requests to the reward server at once.")
 
-    judge_url: str | None = Field(
-        None, description="Address of the OpenAI-compatible server that judges for --rm-type llm_judge."
-    )
+    judge_url: str | None = Field(None, description="OpenAI-compatible server that judges for --rm-type llm_judge.")
     judge_model: str = Field("default", min_length=1, description="Name of the judge's model on that server.")
     judge_rubric: str | None = Field(
         None, description="Prompt of the judge: text or a file, with {question}, {response} and {label}."
@@ -38,9 +32,7 @@ class RmHubSettings(Settings):
     judge_timeout: PositiveFloat = Field(60.0, description="Seconds the judge may take for one answer.")
     judge_concurrency: PositiveInt = Field(16, description="Requests to the judge at once.")
     judge_max_tokens: PositiveInt = Field(1024, description="Maximum tokens of the judge's answer.")
-    judge_cache_path: str | None = Field(
-        None, description="SQLite file that keeps the judge's verdicts; several processes may share it."
-    )
+    judge_cache_path: str | None = Field(None, description="SQLite file of the judge's verdicts; it can be shared.")
     judge_api_key_env: str = Field(
         "JUDGE_API_KEY", min_length=1, description="Environment variable that holds the judge's API key, if it has one."
     )
