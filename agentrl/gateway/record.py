@@ -3,16 +3,13 @@
 It has the turns that no Sample has: the dropped ones, each with its reason and the beginning of its text.
 """
 
-from __future__ import annotations
-
 from collections.abc import Container, Iterable
 from itertools import islice, pairwise
-from typing import TYPE_CHECKING, Final, Self
+from typing import Final, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-if TYPE_CHECKING:
-    from agentrl.gateway.tree import SessionTree
+from agentrl.gateway.tree import SessionTree
 
 MOST_TURNS: Final = 500
 MOST_TEXT: Final = 200

@@ -35,6 +35,7 @@ from agentrl.engine.requests import ROUTING_HEADER
 from agentrl.engine.transport import Reply, Sink
 from agentrl.engine.wire import REQUEST_LEVEL_FIELDS, Generation, SamplingParams
 from agentrl.errors import EngineFailure, EngineRejected, EngineTimeout, EngineUnreachable, SettingsError
+from agentrl.gateway.contracts import Body
 from agentrl.gateway.prefix_cache import PrefixCache
 from agentrl.plugins import load_object
 from agentrl.serving.http import (
@@ -62,7 +63,6 @@ _PASSED: Final = """
 """
 """Fields of `/generate` that go along where the pool asks."""
 _SAMPLING: Final = {each.name for each in fields(SamplingParams)} - set(REQUEST_LEVEL_FIELDS) | {"n"}
-Body = dict[str, Any]
 
 
 @asynccontextmanager

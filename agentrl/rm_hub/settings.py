@@ -10,9 +10,7 @@ from agentrl.settings import Settings
 class RmHubSettings(Settings):
     """Limits of graders, and servers that some of them ask."""
 
-    grader_processes: PositiveInt | None = Field(
-        None, description="Grading processes; default: one per core, at most 8."
-    )
+    grader_processes: PositiveInt | None = Field(None, description="Grading processes; default: one a core, at most 8.")
     grader_timeout: PositiveFloat = Field(10.0, description="Seconds a grader may take for one answer.")
     grader_memory_mb: int = Field(1024, ge=64, description="MiB that grading one answer may take, without libraries.")
     grader_recycle: PositiveInt = Field(1000, description="Answers after which a grading process is replaced.")

@@ -9,15 +9,12 @@ import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
+from agentrl.chat.parsers import TurnParser
 from agentrl.engine.embedded.model import Vocabulary
+from agentrl.gateway.contracts import Body
 
-if TYPE_CHECKING:
-    from agentrl.chat.parsers import TurnParser
-
-Body = dict[str, Any]
 Sent = Counter[str]
 """The part of a choice that was sent: characters of its texts, by their names, and tokens with their log-probs."""
 _TAG_BEGUN = re.compile(r"(?:<\|(?:open|close)\|>[^<>]{0,99})?<[^<>]{0,99}\Z|<\|(?:open|close)\|>[^<>]{0,99}\Z")
@@ -29,7 +26,7 @@ class ChatAnswers:
 
     body: Body
     vocab: Vocabulary
-    parser: "TurnParser | None"
+    parser: TurnParser | None
     tools: Sequence[Body]
 
     def choice(self, index: int, answer: Body) -> Body:
@@ -168,7 +165,7 @@ def _finish(meta: Body) -> Body:
     return {"finish_reason": reason.get("type"), "matched_stop": reason.get("matched")}
 
 
-def stable_prefix(parser: "TurnParser", text: str) -> tuple[str, str]:
+def stable_prefix(parser: TurnParser, text: str) -> tuple[str, str]:
     """Return the beginnings of reasoning and content that every turn shares that begins with `text`."""
     tags, family = parser.tags, parser.family
     marks = family.begins

@@ -7,14 +7,14 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from agentrl.chat import Chat
+from agentrl.chat.probe import common
+from agentrl.chat.render_turn import render_turn
 from agentrl.engine.embedded.grammar import Grammars, schema_text
 from agentrl.errors import TemplateError
 from agentrl.serving.http import openai_error
-
-if TYPE_CHECKING:
-    from agentrl.chat import Chat
 
 NAME, SHOWN = "zqtool", {"zqa": "zqone", "zqb": "zqtwo"}
 """The tool of the calls that a template is shown, and its arguments."""
@@ -35,7 +35,7 @@ class CallForm:
     end: str
     parameter: tuple[str, str, str] | None = None
 
-    def reads(self, chat: "Chat", name: str, arguments: dict[str, str], calls: int = 1) -> bool:
+    def reads(self, chat: Chat, name: str, arguments: dict[str, str], calls: int = 1) -> bool:
         """Return true if the chat's parser reads calls that are written in this form."""
         body = json.dumps(arguments)
         if self.parameter is not None:
@@ -66,7 +66,7 @@ def _function(tool: Any) -> dict[str, Any]:
     return found if isinstance(found, dict) else {}
 
 
-def required_output(chat: "Chat", grammars: Grammars, body: Mapping[str, Any], tools: Sequence[Any]) -> dict[str, str]:
+def required_output(chat: Chat, grammars: Grammars, body: Mapping[str, Any], tools: Sequence[Any]) -> dict[str, str]:
     """The sampling parameter by which the answer is what `body` asks for; none where it asks for nothing. `tools`: the
     tools that may be called, see `chosen`. Raises RequestError: it is not known, or cannot be had from this chat
     template."""
@@ -94,7 +94,7 @@ def required_output(chat: "Chat", grammars: Grammars, body: Mapping[str, Any], t
 
 
 @lru_cache(8)
-def call_form(chat: "Chat") -> CallForm:
+def call_form(chat: Chat) -> CallForm:
     """Return the form of calls in the chat's template. Raises `RequestError` if that form cannot be forced."""
     for id_ in ("call{:05d}", f"functions.{NAME}:{{}}"):
         one, two = (_shown(chat, [id_.format(number) for number in range(count)]) for count in (1, 2))
@@ -107,7 +107,7 @@ def call_form(chat: "Chat") -> CallForm:
     )
 
 
-def _shown(chat: "Chat", ids: Sequence[str]) -> str:
+def _shown(chat: Chat, ids: Sequence[str]) -> str:
     """Return the template's text for calls with these ids; empty if it cannot render them."""
     function = {"name": NAME, "arguments": SHOWN}
     calls = [{"id": id_, "type": "function", "function": function} for id_ in ids]
@@ -115,10 +115,8 @@ def _shown(chat: "Chat", ids: Sequence[str]) -> str:
     return _turn(chat, {"role": "assistant", "content": "", "tool_calls": calls}, tool)
 
 
-def _turn(chat: "Chat", message: dict[str, Any], *tools: Any) -> str:
+def _turn(chat: Chat, message: dict[str, Any], *tools: Any) -> str:
     """Return the template's text for a message, without reasoning; empty if it cannot render it."""
-    from agentrl.chat.render_turn import render_turn
-
     try:
         text = render_turn(chat, message, tools)
     except TemplateError:
@@ -135,8 +133,6 @@ def _with_json(one: str, two: str) -> CallForm | None:
 
 
 def _with_parameters(one: str, two: str) -> CallForm | None:
-    from agentrl.chat.probe import common
-
     if (found := _EACH.search(one)) is None:
         return None
     begin, end = one[: found.start()], one[found.end() :]
@@ -153,7 +149,7 @@ def _between(text: str, spans: Spans) -> str | None:
     return text[spans[0][1] : spans[1][0]] if len(spans) == 2 else None
 
 
-def _start(chat: "Chat", grammars: Grammars) -> list[str]:
+def _start(chat: Chat, grammars: Grammars) -> list[str]:
     tags = chat.turn_parser.tags
     if tags is None:
         return ["start: answer"]
@@ -162,7 +158,7 @@ def _start(chat: "Chat", grammars: Grammars) -> list[str]:
     return [f"start: {thought} answer", grammars.until(tags.close, "thought"), r"space: /\s*/"]
 
 
-def _calls(chat: "Chat", grammars: Grammars, tools: Sequence[Any], *, single: bool) -> list[str]:
+def _calls(chat: Chat, grammars: Grammars, tools: Sequence[Any], *, single: bool) -> list[str]:
     if chat.turn_parser.family.name == "none":
         return [f"calls: %json {schema_text(_listed(tools, single=single))}"]
     form, lines, count = call_form(chat), [], len(tools)

@@ -5,21 +5,19 @@
 2. Searches run in threads, at most `concurrency` at once; the event loop only reads and writes.
 """
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import anyio.to_thread
-import orjson
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
 
+from agentrl.serving.http import Json
+from agentrl.serving.server import read_json
 from agentrl.tools.search.dense import DenseIndex
 from agentrl.tools.search.index import BM25Index
 from agentrl.tools.search.passages import Hit
-
-if TYPE_CHECKING:
-    from starlette.applications import Starlette
-    from starlette.requests import Request
-    from starlette.responses import Response
 
 MAX_QUERIES, MAX_TOPK, MAX_QUERY_CHARS = 4_096, 1_000, 20_000
 
@@ -32,27 +30,18 @@ def application(index: BM25Index | DenseIndex, *, topk: int = 3, concurrency: in
         topk: passages a query where the request does not say.
         concurrency: requests that are searched at once.
     """
-    from starlette.applications import Starlette
-    from starlette.responses import Response
-    from starlette.routing import Route
-
-    from agentrl.serving.server import read_json
-
     limiter = anyio.CapacityLimiter(concurrency)
 
     async def retrieve(request: Request) -> Response:
         try:
             queries, k, scores = _read(await read_json(request), topk)
         except ValueError as error:
-            return answer({"detail": str(error)}, 422)
+            return Json({"detail": str(error)}, 422)
         found = await anyio.to_thread.run_sync(index.search, queries, k, limiter=limiter)
-        return answer({"result": [[_document(hit, scores) for hit in hits] for hits in found]})
+        return Json({"result": [[_document(hit, scores) for hit in hits] for hits in found]})
 
     async def health(request: Request) -> Response:
-        return answer({"status": "ok", "passages": len(index)})
-
-    def answer(body: dict[str, Any], status: int = 200) -> Response:
-        return Response(orjson.dumps(body), status, media_type="application/json")
+        return Json({"status": "ok", "passages": len(index)})
 
     return Starlette(routes=[Route("/retrieve", retrieve, methods=["POST"]), Route("/health", health, methods=["GET"])])
 
