@@ -153,8 +153,6 @@ def _object(answer: str) -> dict[str, Any]:
 def _text(observation: dict[str, Any]) -> str:
     """Return one line for each field, `name: value`; the value alone if there is one field. Texts are as they are."""
     shown = {name: value if isinstance(value, str) else json.dumps(value) for name, value in observation.items()}
-    return (
-        next(iter(shown.values()))
-        if len(shown) == 1
-        else "\n".join(f"{name}: {value}" for name, value in shown.items())
-    )
+    if len(shown) == 1:
+        return next(iter(shown.values()))
+    return "\n".join(f"{name}: {value}" for name, value in shown.items())

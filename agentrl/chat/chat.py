@@ -104,11 +104,11 @@ class Chat:
             TemplateError: there is no template, or it does not compile.
         """
         tokenizer = load_tokenizer(path, trust_remote_code=trust_remote_code)
-        stops = _generation_stops(Path(path))
-        seen = ImagePlaceholders.load(path, tokenizer)
-        return cls(
-            tokenizer, chat_template=_read_template(chat_template), stop_tokens=stops, placeholders=seen, **options
-        )
+        options |= {
+            "placeholders": ImagePlaceholders.load(path, tokenizer),
+            "stop_tokens": _generation_stops(Path(path)),
+        }
+        return cls(tokenizer, chat_template=_read_template(chat_template), **options)
 
     @property
     def vocab_size(self) -> int:

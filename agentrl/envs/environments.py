@@ -60,7 +60,7 @@ class Environments(dict[str, EnvSpec]):
         SettingsError: arguments for an environment that is none of the run's."""
         kinds = EnvClasses() if kinds is None else kinds
         if isinstance(env, str):
-            return cls({ALONE: _entry("--env", env, "--env-args", given, args, kinds)})
+            return cls({ALONE: _entry("--env", env, given, args, kinds)})
         for name, own in given.items():
             if name not in env or not isinstance(own, Mapping):
                 raise SettingsError(
@@ -68,10 +68,7 @@ class Environments(dict[str, EnvSpec]):
                     f"each one's arguments, as in {next(iter(env))}='{{\"size\": 3}}'"
                 )
         return cls(
-            {
-                name: _entry(f"--env {name}", path, f"--env-args {name}", given.get(name, {}), args, kinds)
-                for name, path in env.items()
-            }
+            {name: _entry(f"--env {name}", path, given.get(name, {}), args, kinds) for name, path in env.items()}
         )
 
     @property
@@ -94,10 +91,11 @@ class Environments(dict[str, EnvSpec]):
         return self[str(name) if self.names else ALONE]
 
 
-def _entry(flag: str, path: str, where: str, given: Mapping[str, Any], args: Any, kinds: EnvClasses) -> EnvSpec:
+def _entry(flag: str, path: str, given: Mapping[str, Any], args: Any, kinds: EnvClasses) -> EnvSpec:
     cls = load_environment(path, what=flag)
     try:
         arguments = read_arguments(cls, given)
     except PluginError as error:
-        raise PluginError(f"{where if given else f'{flag} {path!r}'}: {error}") from error
+        where = flag.replace("--env", "--env-args", 1) if given else f"{flag} {path!r}"
+        raise PluginError(f"{where}: {error}") from error
     return EnvSpec(kinds.of(cls, given), args.changed(env=path, env_args=arguments), arguments)

@@ -81,10 +81,8 @@ def rm_type_of(args: Any, sample: Sample) -> str | None:
 def final_answer(sample: Sample) -> str:
     """The text to grade: the last assistant message where the conversation was recorded, else the response."""
     messages: Sequence[Message] = sample.metadata.get("messages", ())
-    said = (
-        content_text(message.get("content")) for message in reversed(messages) if message.get("role") == "assistant"
-    )
-    return next(said, sample.response)
+    turns = [message for message in messages if message.get("role") == "assistant"]
+    return content_text(turns[-1].get("content")) if turns else sample.response
 
 
 def reward_keys(args: Any) -> list[str]:

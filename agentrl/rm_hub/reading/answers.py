@@ -133,12 +133,8 @@ def read(text: str, asked: AnswerPattern, lenient: bool = False, since: int = 0)
     if found:
         return choose(text, found)
     bare = text.strip()
-    if (
-        "\n" not in bare
-        and _ASKED.search(bare) is None
-        and (whole := asked.value(bare)) is not None
-        and not whole[1].strip(" .!*_`$")
-    ):
+    whole = None if "\n" in bare or _ASKED.search(bare) else asked.value(bare)
+    if whole is not None and not whole[1].strip(" .!*_`$"):
         return ResponseAnswer((whole[0],), "whole")
     if lenient and (line := _last_line(bare, asked.value)) is not None:
         return ResponseAnswer((line,), "last line")
@@ -190,9 +186,8 @@ def _candidates(text: str, asked: AnswerPattern) -> Iterator[Candidate]:
             yield _judged(text, Candidate(line.start(), line.end(), read[0], "hashes"), value)
     since = max(0, len(text) - _SEARCHED)
     for claim in list(asked.announced.finditer(text, since))[-_MOST:]:
-        if "___" in text[claim.start() : claim.end() + 3] or _ANOTHER_ANSWER.search(
-            text, max(0, claim.start() - 24), claim.start()
-        ):
+        another = _ANOTHER_ANSWER.search(text, max(0, claim.start() - 24), claim.start())
+        if another or "___" in text[claim.start() : claim.end() + 3]:
             continue
         said, end = sentence(text, claim.end())
         if _boxed(marked, claim.end(), end):
@@ -225,38 +220,31 @@ def _judged(text: str, candidate: Candidate, value: Value) -> Candidate:
     rest, end = (window[: stop.start()], candidate.end + stop.end()) if stop is not None else (window, len(text))
     if _DENIED.search(before):
         return candidate._replace(standing="denied")
-    if (
-        _OTHERS.search(clause, max(0, len(clause) - (25 if candidate.kind == "box" else 60)))
-        or text[end - 1 : end] in ("?", "？")
-        or _ASKED.search(candidate.text)
-        or _ASKED.search(rest)
-    ):
-        return candidate._replace(standing="aside")
-    if candidate.kind == "box" and (_GOES_ON.match(window) or _BEGUN.search(before)):
+    others = _OTHERS.search(clause, max(0, len(clause) - (25 if candidate.kind == "box" else 60)))
+    asked = text[end - 1 : end] in ("?", "？") or _ASKED.search(candidate.text) or _ASKED.search(rest)
+    part = candidate.kind == "box" and (_GOES_ON.match(window) or _BEGUN.search(before))
+    if others or asked or part:
         return candidate._replace(standing="aside")
     if candidate.kind in ("announced", "called"):
         claim = text[candidate.start : candidate.end]
         condition = _CONDITION.search(before) or _CONDITION.search(rest)
         if _NO.search(clause, max(0, len(clause) - 60)) or _NO.search(before_break(rest)):
             return candidate._replace(standing="denied")
-        if (
-            _CONDITION.match(clause.strip())
-            or _CONDITION.match(rest.strip(" ,*_$"))
-            or _PARTIAL.search(claim)
-            or _OTHERS.match(rest.strip(" ,*_$"))
-        ):
+        behind = rest.strip(" ,*_$")
+        conditional = _CONDITION.match(clause.strip()) or _CONDITION.match(behind)
+        if conditional or _PARTIAL.search(claim) or _OTHERS.match(behind):
             return candidate._replace(standing="aside")
         if condition is not None:
             supposed = _WOULD.search(f"{clause} {claim[:80]}") is not None
             candidate = candidate._replace(standing="aside" if supposed else "conditional")
     said = squeeze(clean(candidate.text))
-    others = (
+    instead = (
         value(_IT_IS.sub("", said_next[word.end() : word.end() + 80].lstrip(" ,:*_"), count=1))
         for said_next in (rest, text[end : end + 100].lstrip())
         for word in (_INSTEAD if candidate.kind == "box" else _MAYBE).finditer(said_next)
         if word.end() <= 40
     )
-    if any(other is not None and squeeze(clean(other[0])) != said for other in others):
+    if any(other is not None and squeeze(clean(other[0])) != said for other in instead):
         return candidate._replace(standing="open")
     return candidate
 
@@ -266,10 +254,8 @@ def _taken_back(rest: str, *, boxed: bool) -> bool:
     that depend on something."""
     found = [*_BACK.finditer(rest)] if boxed else [*_BACK.finditer(rest), *_PAUSE.finditer(rest)]
     if boxed:
-        about = [rest[sentence_start(rest, back.start()) : back.start()] for back in found]
-        found = [
-            b for b, of in zip(found, about, strict=True) if not (_DIGIT.search(of) or _DEPENDS.match(rest, b.end()))
-        ]
+        about = ((back, rest[sentence_start(rest, back.start()) : back.start()]) for back in found)
+        found = [back for back, of in about if not (_DIGIT.search(of) or _DEPENDS.match(rest, back.end()))]
     last = max((back.end() for back in found), default=None)
     return last is not None and _SURE.search(rest, last) is None
 
