@@ -186,9 +186,8 @@ class Conversation:
     def continued(self, messages: Sequence[Message], *, same_list: bool = False) -> list[Message] | None:
         """Return the new part of `messages`, or None if they do not begin with this conversation.
 
-        Messages are compared in their normal form. A model's turn is recognised by the text that `told` was given, or
-        by its parsed form, and must be there. What is new holds no other turns, so of several conversations only those
-        with the longest history can be continued.
+        Messages are compared in their normal form. A model's turn must be there: as the text of `record_shown_text`, or
+        in its parsed form. The new part has no other turns, so only the conversation with the longest history continues.
 
         Args:
             same_list: `messages` is the list object that the conversation began with. It is the client's own record

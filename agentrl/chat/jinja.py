@@ -115,7 +115,7 @@ class TemplateEnvironment(ImmutableSandboxedEnvironment):
         return changed
 
     def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
-        """See Jinja: the operators that `intercepted_binops` names."""
+        """Count the work of an operator that `intercepted_binops` names, and apply it."""
         if operator == "%" and isinstance(left, str):
             self._grow("format", left, right)
         elif isinstance(left, int) and isinstance(right, int):
@@ -131,7 +131,7 @@ class TemplateEnvironment(ImmutableSandboxedEnvironment):
         return super().call_binop(context, operator, left, right)
 
     def call(__self, __context: Any, __obj: Any, *args: Any, **kwargs: Any) -> Any:
-        """See Jinja: all calls but those of filters."""
+        """Count the work of a call and make it. Jinja calls filters in another way, see `_counted`."""
         method = getattr(__obj, "__wrapped__", __obj)
         if isinstance(text := getattr(method, "__self__", None), str):
             if method.__name__ == "join":

@@ -91,10 +91,10 @@ class Environment:
         tools: functions with type hints, `Tool` objects, or sources of tools such as `MCPTools`. Methods decorated
             with `@tool` are added by themselves.
         max_turns: how many turns the model gets at most.
-        when_interrupted: what becomes of an instance when generating is held between two rollouts (`--partial-rollout`):
-            "keep" lets it live; "replay" closes it, and when its trajectory goes on makes a fresh one, calls `reset` and
-            `step` again with the turns so far (`turn.sample` is then the whole sample) and fails the trajectory if the
-            messages differ; "restart" begins the whole trajectory again, for what can neither wait nor be replayed.
+        when_interrupted: fate of an instance when generating pauses between two rollouts (`--partial-rollout`). "keep"
+            keeps it. "replay" closes it, and makes a fresh one when its trajectory goes on: `reset` and `step` are called
+            again with the turns so far (`turn.sample` is the whole sample), and the trajectory fails if messages differ.
+            "restart" begins the trajectory again, for instances that can neither wait nor be replayed.
         args: the run's settings as a flat read-only view, or None outside a run; `args.env_args` are the arguments that
             instances of this class are made with (`--env-args`: the keyword parameters of its `__init__`).
         evaluating: whether this trajectory is played to evaluate, and not to be trained on.

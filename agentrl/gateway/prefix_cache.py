@@ -25,7 +25,7 @@ from agentrl.engine.wire import Generation
 
 @dataclass(slots=True, eq=False)
 class Piece:
-    """Ids behind those of `before`; `log_probs` where a model sampled them."""
+    """Ids that follow the ids of `before`; `log_probs` if a model sampled them."""
 
     before: Piece | None = None
     ids: array[int] = field(default_factory=lambda: array("i"))
@@ -55,7 +55,7 @@ def _differs(edge: str, text: str, at: int, length: int) -> bool:
 
 
 class PrefixTree:
-    """A radix tree of pieces whose edges have `size` characters, at most `room`."""
+    """A radix tree of pieces. Its edges have `size` characters in all, at most `room`."""
 
     def __init__(self, room: int) -> None:
         self.size, self._room, self._root = 0, room, _Node()
@@ -125,7 +125,7 @@ class PrefixCache:
         return piece, session
 
     def answered(self, text: str, piece: Piece, got: Generation, session: str) -> None:
-        """`got` came to the prompt `text`, which `piece` ends."""
+        """Keep the answer `got` to the prompt `text`, whose last piece is `piece`."""
         matched, shown, cut = got.finish_reason.matched, got.text, len(got.ids)
         end = self._decode([matched]) if isinstance(matched, int) else matched or ""
         if not shown.endswith(end) and isinstance(matched, int):

@@ -17,8 +17,8 @@ class Grade:
         extracted: the text that was taken for the answer; None if none was found.
         reason: one sentence that says why, for people.
         parts: named partial scores, for graders that have several (`--reward-key` picks one).
-        unjudged: "" for a judged answer; else what kept it from being judged, by its own doing: "no_box",
-            "grader_timeout", "grader_out_of_memory" or "grader_crashed". Its score is a wrong answer's.
+        unjudged: "" for a judged answer; else why the answer could not be judged: "no_box", "grader_timeout",
+            "grader_out_of_memory" or "grader_crashed". Its score is a wrong answer's.
     """
 
     score: float

@@ -35,7 +35,7 @@ class Generator(TurnSampler, Protocol):
     """True while generating is held, between two rollouts or by a weight update."""
 
     async def pause(self) -> None:
-        """Stop generating until `release`; requests under way keep their tokens and go on then."""
+        """Stop generating until `resume`; requests under way keep their tokens and go on then."""
 
     async def resume(self) -> None:
         """Go on generating."""

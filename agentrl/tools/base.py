@@ -69,7 +69,7 @@ class Tool:
         on_failure: "observe" shows the model that the tool raised, hung or returned nonsense; "fail" raises a
             `ToolFailure` instead, and the run's failure policy decides. The model's own mistakes, and a `ToolError`
             that the tool raises to answer them, are always shown.
-        stray: what the docstring describes as arguments, and is no parameter.
+        stray: names that the docstring describes as arguments and that are no parameters.
     """
 
     def __init__(

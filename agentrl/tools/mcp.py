@@ -153,7 +153,7 @@ class MCPTools(ToolSource):
             )
         tools = tuple(map(self._tool, taken))
         for tool, entry in zip(tools, taken, strict=True):
-            try:  # without arguments: it is the schema that is looked at
+            try:  # without arguments: only the schema is checked
                 await self._check.problems(json.dumps(entry.input_schema), {})
             except PluginError as error:
                 raise PluginError(f"tool {tool.name!r}: its parameters are no usable JSON schema: {error}") from error
@@ -260,7 +260,7 @@ class _Connection:
                 if not self._ready.done():
                     self._ready.set_result(None)
                 await self._stop.wait()
-        except Exception as error:  # noqa: BLE001 - whoever waits in `start` gets it; later it is a lost connection
+        except Exception as error:  # noqa: BLE001 - `start` raises it; later it is a lost connection
             if not self._ready.done():
                 self._ready.set_exception(error)
         finally:

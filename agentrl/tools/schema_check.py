@@ -42,7 +42,7 @@ class SchemaCheck:
                 if status in (-signal.SIGPROF, None):
                     raise PluginError(f"a check by it takes longer than {SECONDS:g} s of computing") from error
                 raise PluginError(f"the process that checks arguments ended with status {status}") from error
-            except BaseException:  # cancelled: what it still says belongs to no later question
+            except BaseException:  # cancelled: the pending answer belongs to no later question
                 await self.close()
                 raise
         if isinstance(found, str):

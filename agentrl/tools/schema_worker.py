@@ -2,8 +2,8 @@
 
 1. A line of JSON comes in, `[schema, arguments]` with the schema as text. A line goes out: mistakes as a list of
    `[path, message]`, or a text that says why the schema cannot be used.
-2. A pattern or a reference may take for ever and heeds no exception. After SECONDS of CPU time for a line the kernel ends
-   this process.
+2. A pattern or a reference may take for ever, and no exception ends it. After SECONDS of CPU time for a line the kernel
+   ends this process.
 3. References lead into the schema alone: nothing is fetched.
 """
 
@@ -39,7 +39,7 @@ def answer(schema: str, arguments: Any) -> list[tuple[str, str]] | str:
         return error.message[:_MOST_CHARS]
     except RecursionError:
         return "it refers to itself without end, or nests too deeply"
-    except Exception as error:  # noqa: BLE001 - a schema is a program of somebody else's
+    except Exception as error:  # noqa: BLE001 - a schema is foreign code, and can raise anything
         return f"{type(error).__name__}: {error}"[:_MOST_CHARS]
 
 

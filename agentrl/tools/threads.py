@@ -28,8 +28,8 @@ MOST_HUNG: Final = 64
 
 async def run_in_daemon_thread(function: Callable[[], Any], ended: Callable[[], None] = lambda: None) -> Any:
     """Call `function` in a thread of its own and return what it returns or raise what it raises. On cancellation the
-    thread goes on unheard. Context variables are those of the caller. `ended`: called in the event loop when the
-    function has ended, heard or not."""
+    thread goes on, and its result is dropped. Context variables are those of the caller. `ended`: called in the event
+    loop when the function has ended, also after a cancellation."""
     token = current_token()
     context = contextvars.copy_context()
     finished = anyio.Event()
@@ -48,7 +48,7 @@ async def run_in_daemon_thread(function: Callable[[], Any], ended: Callable[[], 
         try:
             anyio.from_thread.run_sync(end, token=token)
         except anyio.RunFinishedError:
-            return  # the loop ended while this thread was left behind: nobody is waiting
+            return  # the event loop has ended, and with it the caller
 
     threading.Thread(target=work, name="agentrl-tool", daemon=True).start()
     await finished.wait()
@@ -95,7 +95,7 @@ class ToolThread:
         return self
 
     async def __aexit__(self, *exc: object) -> None:
-        if self._running:  # nobody waits for it any more
+        if self._running:  # the caller was cancelled or is past its deadline
             asyncio.get_running_loop().call_at(self._until, self._outlived)
         else:
             self._give_back()

@@ -80,7 +80,7 @@ def tagged(
 
 
 def _searcher(pattern: re.Pattern[str], text: str) -> Callable[[int], re.Match[str] | None]:
-    """Searches the text from a position; that nothing is found is found out once."""
+    """Return a search of the text from a position. It caches a miss."""
     nothing_from = len(text) + 1
 
     def search(at: int) -> re.Match[str] | None:

@@ -22,7 +22,7 @@ _TAG_BEGUN = re.compile(r"(?:<\|(?:open|close)\|>[^<>]{0,99})?<[^<>]{0,99}\Z|<\|
 
 @dataclass(frozen=True)
 class ChatAnswers:
-    """Those of a chat completion. `parser`: takes reasoning and calls out of the text; None: it is all content."""
+    """Choices of a chat completion. `parser`: takes reasoning and calls out of the text; None: all text is content."""
 
     body: Body
     vocab: Vocabulary
@@ -100,7 +100,7 @@ class ChatAnswers:
 
 @dataclass(frozen=True)
 class TextAnswers:
-    """Those of a completion; `echo` puts the prompt before all of it."""
+    """Choices of a completion; `echo` puts the prompt before the text."""
 
     body: Body
     vocab: Vocabulary
@@ -125,7 +125,7 @@ class TextAnswers:
         yield {**one, "text": text, **({} if whole else {"finish_reason": None, "matched_stop": None})}
 
     def _log_probs(self, meta: Body, start: int) -> Body:
-        """Of the prompt's tokens too where they were asked for; the first of these has none."""
+        """Return the log-probs, of the prompt's tokens too if they were asked for. The first prompt token has none."""
         chosen = [*meta["input_token_logprobs"], *meta["output_token_logprobs"]]
         tops = [*meta.get("input_top_logprobs", ()), *meta.get("output_top_logprobs", ())] or [[]] * len(chosen)
         decode = self.vocab.decode

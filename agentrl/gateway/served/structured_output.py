@@ -61,7 +61,7 @@ def chosen(tools: list[Any], choice: Any) -> list[Any]:
 
 
 def _function(tool: Any) -> dict[str, Any]:
-    """Of a tool, or of a choice, in OpenAI's form or flat; empty where it is neither."""
+    """Return the function of a tool or of a choice, in OpenAI's form or flat; empty if it has neither form."""
     found = tool.get("function", tool) if isinstance(tool, dict) else None
     return found if isinstance(found, dict) else {}
 

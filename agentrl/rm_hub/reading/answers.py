@@ -250,8 +250,8 @@ def _judged(text: str, candidate: Candidate, value: Value) -> Candidate:
 
 
 def _taken_back(rest: str, *, boxed: bool) -> bool:
-    """Return true if the text after an answer takes it back. A box is not by a pause, nor by words about another value or
-    that depend on something."""
+    """Return true if the text after an answer takes it back. A pause does not take a box back, nor do words about another
+    value or words that depend on something."""
     found = [*_BACK.finditer(rest)] if boxed else [*_BACK.finditer(rest), *_PAUSE.finditer(rest)]
     if boxed:
         about = ((back, rest[sentence_start(rest, back.start()) : back.start()]) for back in found)

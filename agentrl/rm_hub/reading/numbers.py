@@ -108,7 +108,7 @@ def _rounded(label: Number, answer: Number) -> bool:
 
 
 def _percent(label: Number, answer: Number) -> bool:
-    """Of one value with a percent sign and one without: whether the sign's meaning (1/100) makes them equal."""
+    """Return true if a value with a percent sign (1/100) equals one without the sign."""
     if label.percent:
         return label.value / 100 == answer.value
     return answer.value / 100 == label.value and (label.value.denominator != 1 or abs(label.value) <= 2)

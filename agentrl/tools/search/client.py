@@ -114,7 +114,7 @@ class RetrievalClient:
     def _finished(self, task: asyncio.Task[Any]) -> None:
         self._tasks.discard(task)
         if not task.cancelled():
-            task.exception()  # it was raised in those who waited; where nobody waits any longer it is of no interest
+            task.exception()  # the waiting callers have raised it; without this call asyncio would log it
 
     async def _send(self, batch: _Batch) -> dict[str, list[Hit]]:
         async with self._slots:

@@ -82,7 +82,7 @@ class Tests:
             self._abandon("failed", answer["abandon"])
         raised: BaseException | None = None
         try:
-            if sys.stdout is not sys.__stdout__:  # somebody wants to see it
+            if sys.stdout is not sys.__stdout__:  # the test captures it
                 sys.stdout.write(answer.get("out", ""))
             if "raised" in answer:
                 *kind, shown = answer["raised"]  # only `next` may say that an iterator has ended
