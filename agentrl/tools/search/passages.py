@@ -6,12 +6,14 @@ import json
 import mmap
 import os
 import tempfile
+from array import array
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, overload
 
+import numpy as np
 import orjson
 
 from agentrl.errors import DataError, disk_trouble
@@ -94,7 +96,12 @@ def written_index(folder: str | Path, header: str, passages: Sequence[Passage]) 
             made = Path(work) / "index"
             made.mkdir()
             yield made
-            StoredPassages.write(made, passages)
+            offsets = array("q", [0])
+            with (made / _ROWS).open("wb") as file:
+                for passage in passages:
+                    row = orjson.dumps({"id": passage.id, "title": passage.title, "text": passage.text}) + b"\n"
+                    offsets.append(offsets[-1] + file.write(row))
+            np.save(made / _OFFSETS, np.frombuffer(offsets, dtype=np.int64), allow_pickle=False)
             (made / header).write_text(json.dumps({"version": _VERSION, "passages": len(passages)}), encoding="utf-8")
             if target.exists():
                 os.rename(target, Path(work) / "old")
@@ -123,7 +130,6 @@ class StoredPassages(Sequence[Passage]):
 
     def __init__(self, folder: Path) -> None:
         """Raises `DataError` where the files are missing, or do not belong together."""
-        import numpy as np
 
         try:
             self._offsets: Any = np.load(folder / _OFFSETS, mmap_mode="r", allow_pickle=False)
@@ -133,20 +139,6 @@ class StoredPassages(Sequence[Passage]):
             raise DataError(f"{folder}: the index's passages cannot be read: {error}; build the index again") from error
         if len(self._offsets) < 2 or int(self._offsets[-1]) != len(self._map):
             raise DataError(f"{folder}: {_ROWS} and {_OFFSETS} do not belong together; build the index again")
-
-    @staticmethod
-    def write(folder: Path, passages: Iterable[Passage]) -> None:
-        from array import array
-
-        import numpy as np
-
-        offsets = array("q", [0])
-        with (folder / _ROWS).open("wb") as file:
-            for passage in passages:
-                row = orjson.dumps({"id": passage.id, "title": passage.title, "text": passage.text})
-                file.write(row + b"\n")
-                offsets.append(offsets[-1] + len(row) + 1)
-        np.save(folder / _OFFSETS, np.frombuffer(offsets, dtype=np.int64), allow_pickle=False)
 
     def __len__(self) -> int:
         return len(self._offsets) - 1
