@@ -101,7 +101,7 @@ class ChatSession:
         new = name_results(normalise_messages(messages), turn.parsed.tool_calls)
         verdict = self._chat.report.predict(new[0]["role"] if new else "user", self._thoughts, beside=self._beside)
         if verdict.rewrites and self._chat.template_rewrite_policy == "fail":
-            remedy = "set --template-rewrite-policy to keep or split"
+            remedy = "choose 'keep' or 'split' as --template-rewrite-policy"
             raise TemplateError(f"the chat template would rewrite history here ({verdict}); {remedy}")
         if verdict.rewrites and self._chat.template_rewrite_policy == "split":
             self._thoughts.clear()
