@@ -91,10 +91,10 @@ def bubblewrapped(
     words: Sequence[str], folder: Path, *, readable: Sequence[str] = (), bridged: tuple[Path, int] | None = None
 ) -> list[str]:
     """Return the command line that runs `words` in a sandbox. It can change `folder` alone, which is `/workspace`
-    inside, and read `readable` under their own names. `bridged`: a Unix socket, and the port of 127.0.0.1 at which the
+    inside, and read `readable` under their absolute names. `bridged`: a Unix socket, and the port of 127.0.0.1 at which the
     command reaches it. Raises SandboxUnavailable: bubblewrap is not installed."""
     line = [*confined(), "--proc", "/proc", "--dev", "/dev", "--tmpfs", "/tmp", "--tmpfs", "/run", "--dir", _HOME]
-    for path in dict.fromkeys((*SYSTEM_PATHS, sys.base_prefix, *readable)):
+    for path in dict.fromkeys((*SYSTEM_PATHS, sys.base_prefix, *map(os.path.abspath, readable))):
         if os.path.islink(path):
             line += ["--symlink", os.readlink(path), path]
         elif os.path.exists(path):
