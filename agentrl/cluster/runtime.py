@@ -63,7 +63,8 @@ def _start(options: dict[str, Any], attempts: int) -> None:
             # Ray's handler of SIGTERM, which is in place until `ray.init` is done.
             raise SystemExit(EXIT_CODE) from error
         except ConnectionError as error:
-            raise AgentRLError(f"--ray-address {options['address']}: no Ray cluster answers there: {error}") from error
+            said = "no Ray cluster answers there; if it requires a token, set RAY_AUTH_MODE=token"
+            raise AgentRLError(f"--ray-address {options['address']}: {said}: {error}") from error
         except Exception as error:
             # Ray has no type of its own for this one.
             if "timed out during startup" not in str(error):
