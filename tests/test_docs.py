@@ -4,6 +4,7 @@ import ast
 import asyncio
 import inspect
 import re
+import runpy
 import shlex
 import sys
 import tomllib
@@ -243,7 +244,7 @@ def known_flags() -> set[str]:
 def test_flags_exist(page: Path) -> None:
     text = page.read_text(encoding="utf-8")
     # Lines that call other programs have flags of their own.
-    other = r"python -m|pytest|pip install|mypy|ray start|sbatch"
+    other = r"python -m|pytest|pip install|mypy|\bray (?:start|get-auth-token)|sbatch"
     ours = "\n".join(line for line in text.splitlines() if not re.search(other, line))
     own = {flag for flag in _FLAG.findall(ours) if not flag.startswith("--sglang-")}  # the prefix of SGLang's flags
     if page.name.startswith(
@@ -257,3 +258,9 @@ def test_flags_exist(page: Path) -> None:
 def test_modules_named_as_commands_exist() -> None:
     named = {name for page in PAGES for name in re.findall(r"python -m (benchmarks\.\w+)", page.read_text())}
     assert [name for name in sorted(named) if not (ROOT / f"{name.replace('.', '/')}.py").exists()] == []
+
+
+def test_the_package_graph_is_that_of_the_code() -> None:
+    program = ROOT / "scripts/docs/packages.py"
+    drawing = runpy.run_path(str(program))["drawing"]()
+    assert drawing == (ROOT / "docs/packages.svg").read_text(), "draw it again: python scripts/docs/packages.py"
