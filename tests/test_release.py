@@ -25,7 +25,14 @@ SCHEMAS = {
 @pytest.mark.parametrize("path", SCHEMAS)
 def test_files_for_github_are_valid(path: str) -> None:
     pytest.importorskip("check_jsonschema", reason="the extra dev has check-jsonschema: pip install -e '.[dev]'")
-    command = [sys.executable, "-m", "check_jsonschema", "--builtin-schema", f"vendor.{SCHEMAS[path]}", str(ROOT / path)]
+    command = [
+        sys.executable,
+        "-m",
+        "check_jsonschema",
+        "--builtin-schema",
+        f"vendor.{SCHEMAS[path]}",
+        str(ROOT / path),
+    ]
     found = subprocess.run(command, capture_output=True, text=True)
     assert found.returncode == 0, found.stdout + found.stderr
 

@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import get_args
 
 from agentrl.chat import Chat
 from agentrl.check.findings import Finding, Prover, summed
@@ -21,6 +22,7 @@ from agentrl.config import RunSettings
 from agentrl.envs import Environment
 from agentrl.errors import Failure, SettingsError
 from agentrl.rollout.user_tasks import UserTasks
+from agentrl.stalls import Cause
 
 STALL = 0.3
 """Seconds for which user code may block the event loop."""
@@ -138,7 +140,7 @@ class _Director:
 
     def _stalled(self, stuck: Callable[[], None]) -> Tell:
         def tell(seconds: float, who: str, where: str) -> None:
-            if users_code(where):
+            if who not in get_args(Cause) and users_code(where):  # a busy machine is not a finding
                 self._blocked.setdefault(f"{who.partition(' (')[0]} ({where})", []).append(seconds)
                 if seconds > self.stage.patience:
                     self._find(*self._blocks())

@@ -60,6 +60,12 @@ async def test_a_mistake_is_named(name: str) -> None:
     assert [part for part in MISTAKES[name] if part not in said] == [], said
 
 
+async def test_a_busy_processor_is_not_a_problem_of_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("agentrl.clock.cause", lambda *_: ("other programs on the processor", "the processor was busy"))
+    played = await checked("tests.check.plays:Blocks", seconds=30.0)
+    assert [found.what for found in played.found if "blocks the event loop" in found.what] == []
+
+
 async def test_what_is_sound_has_no_problem_and_all_of_it_is_tried() -> None:
     played = await checked("tests.check.plays:Sound", seconds=30.0)
     assert (played.problems, played.untried) == ([], [])

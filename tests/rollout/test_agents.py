@@ -278,6 +278,17 @@ async def test_a_sandboxed_program_reads_its_whole_package_and_is_no_root(chat: 
     assert environment.result.stdout == "found1000\n"
 
 
+@pytest.mark.skipif(shutil.which("bwrap") is None, reason="bwrap is not installed")
+async def test_a_sandboxed_command_reads_a_relative_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("notes").write_text("found")
+    environment = command_environment(f"/bin/cat {tmp_path}/notes", "bubblewrap", (".",))()
+    await environment.act("http://127.0.0.1:1/s/x", Sample(prompt="go"))
+    await environment.close()
+    assert environment.result is not None
+    assert environment.result.stdout == "found"
+
+
 def test_a_prompt_stays_one_argument() -> None:
     hostile = "'; rm -rf /; echo \"$(id) {base_url}"
     words = split_command("run -p {prompt} --to={prompt} 'a b'", {"prompt": hostile})
