@@ -11,7 +11,7 @@ AT_ONCE := -n 4 --dist loadfile
 unexport PYTHONDONTWRITEBYTECODE
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: venv demo example-search example-retool test test-nightly test-agents test-verifiers soak test-sglang test-browser test-without-compat coverage lint docs bench clean
+.PHONY: venv demo example-search example-retool test test-nightly test-agents test-verifiers test-slime soak test-sglang test-browser test-without-compat coverage lint docs bench clean
 .DEFAULT_GOAL := test
 
 venv: $(STAMP)
@@ -45,6 +45,7 @@ test-nightly: venv
 	$(MAKE) test-without-compat
 	$(MAKE) test-agents
 	$(MAKE) test-verifiers
+	$(MAKE) test-slime
 	$(MAKE) soak
 
 # Under an hour; AGENTRL_SOAK_GROUPS=2000 makes it minutes.
@@ -56,6 +57,10 @@ test-agents: venv
 
 test-verifiers: venv
 	scripts/test_verifiers.sh $(abspath $(BIN)/python)
+
+# SLIME=DIR names a checkout of slime; else one is fetched.
+test-slime: venv
+	scripts/test_slime.sh $(abspath $(BIN)/python) $(SLIME)
 
 test-sglang: venv
 	scripts/install_sglang_cpu.sh .venv-sglang

@@ -496,6 +496,7 @@ class Sample:
         out |= {name: list(out[name]) for name in _COMPACT if out[name] is not None}
         routing = self.routing()
         out[_ROUTED] = None if routing is None else routing.tolist()
+        out[_PIXELS] = {name: values.tolist() for name, values in self._pixels().items()} or None
         out["status"] = self.status.value
         out["spec_info"] = {f.name: getattr(self.spec_info, f.name) for f in fields(self.spec_info)}
         out["segments"] = [[s.origin.value, s.start, s.end, s.turn, s.version] for s in self.segments]

@@ -41,13 +41,8 @@ class ImagePlaceholders:
     def load(cls, folder: str, tokenizer: Any) -> Self | None:
         """Load the processor of a Hugging Face model folder; None if the model sees no images. Raises SettingsError:
         the processor cannot be loaded."""
-        path = Path(folder)
-        if not (path / "config.json").is_file() or "vision_config" not in (config := read_json(path / "config.json")):
-            return None
-        try:
-            return cls(_processor(path, str(config.get("model_type")), tokenizer))
-        except (OSError, ValueError, AttributeError, KeyError, TypeError, ImportError) as error:
-            raise SettingsError(f"{folder}: the processor of the model's images does not load: {error}") from error
+        processor = load_processor(folder, tokenizer)
+        return None if processor is None else cls(processor)
 
     def expand(self, text: str, images: Sequence[Mapping[str, Any]]) -> str:
         """Replace the marks in a rendered text by the images' placeholders. `images`: references, in order. Raises
@@ -85,8 +80,19 @@ class ImagePlaceholders:
         return str(made["text_replacement_offsets"][0][0]["replacement"])
 
 
+def load_processor(folder: str, tokenizer: Any) -> Any | None:
+    """Return the processor for images and text of a Hugging Face model folder; None if the model sees no images. It has no
+    part for videos, which would need torchvision. Raises SettingsError: the processor cannot be loaded."""
+    path = Path(folder)
+    if not (path / "config.json").is_file() or "vision_config" not in (config := read_json(path / "config.json")):
+        return None
+    try:
+        return _processor(path, str(config.get("model_type")), tokenizer)
+    except (OSError, ValueError, AttributeError, KeyError, TypeError, ImportError) as error:
+        raise SettingsError(f"{folder}: the processor of the model's images does not load: {error}") from error
+
+
 def _processor(path: Path, kind: str, tokenizer: Any) -> Any:
-    """Return the model's processor for images and text. It has no part for videos, which would need torchvision."""
     from transformers import AutoImageProcessor
     from transformers.models.auto.processing_auto import PROCESSOR_MAPPING_NAMES, processor_class_from_name
 
@@ -104,4 +110,7 @@ def _processor(path: Path, kind: str, tokenizer: Any) -> Any:
 
     options, _ = whole.get_processor_dict(str(path)) if (path / _FILES[0]).is_file() else ({}, None)
     parts = {"image_processor": AutoImageProcessor.from_pretrained(str(path), backend="pil"), "tokenizer": tokenizer}
-    return Images.from_args_and_dict([parts.get(part) for part in whole.get_attributes()], options)
+    made = Images.from_args_and_dict([parts.get(part) for part in whole.get_attributes()], options)
+    if not hasattr(made, "image_token"):
+        raise ValueError(f"{name} has no token for images")
+    return made

@@ -62,7 +62,9 @@ async def post(
     for left in range(max_retries - 1, -1, -1):
         try:
             answer = await _client().post(url, json=payload or {}, headers=headers)
-            answer.raise_for_status()
+            if answer.is_error:
+                said = f"{answer.status_code} from {url}: {answer.text:.500}"
+                raise httpx.HTTPStatusError(said, request=answer.request, response=answer)
             return answer.json() if "json" in answer.headers.get("content-type", "json") else answer.text
         except httpx.HTTPError as error:
             refused = isinstance(error, httpx.HTTPStatusError) and error.response.status_code < 429

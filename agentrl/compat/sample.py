@@ -3,8 +3,10 @@
 1. A slime function gets one (`Sample.of`) and may set any attribute on it. What it leaves comes back into ours
    (`plain`); attributes that ours lacks lie in `metadata[ATTRIBUTES]` and are there again for the next slime function.
 2. Where it set tokens or mask itself and the segments do not say so, they are left out (as for any custom generate).
+3. Images are Pillow's in its `multimodal_inputs`. Ours names them there by hash, and has their files in `images`.
 """
 
+import io
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
@@ -12,6 +14,7 @@ from typing import Any, Self
 
 from agentrl import sample as ours
 from agentrl.errors import SampleError
+from agentrl.media import Image, reference_hash, references, take_images
 from agentrl.sample import Status
 
 ATTRIBUTES = "slime_attributes"
@@ -79,6 +82,7 @@ class SlimeSample(ours.Sample):
                 setattr(made, name, list(values))
         made.spec_info = SlimeSpecInfo(**asdict(sample.spec_info))
         made.metadata = {key: value for key, value in sample.metadata.items() if key != ATTRIBUTES}
+        made.multimodal_inputs = _opened(sample)
         vars(made).update(sample.metadata.get(ATTRIBUTES, {}))
         if isinstance(made.prefix_cache_info, dict):
             made.prefix_cache_info = PrefixCacheInfo.from_dict(made.prefix_cache_info)
@@ -93,6 +97,7 @@ class SlimeSample(ours.Sample):
         if "prefix_cache_info" in more:
             more["prefix_cache_info"] = self.prefix_cache_info.to_dict()
         values["metadata"] = {**(self.metadata or {}), **({ATTRIBUTES: more} if more else {})}
+        values["multimodal_inputs"], values["images"] = _named(self)
         new = ours.Sample() if into is None else into
         for name, value in values.items():
             setattr(new, name, value)
@@ -144,7 +149,7 @@ class SlimeSample(ours.Sample):
         Raises ValueError: log-probs are missing where they are needed, too many or too few."""
         ids, meta = _numbers(tokens, int), dict(meta_info or {})
         known = None if log_probs is None else _numbers(log_probs, float)
-        if known is not None and (len(known) != len(ids) or not trainable):
+        if known is not None and (len(known) != len(ids) or (not trainable and any(known))):
             raise ValueError(f"{len(ids)} {'' if trainable else 'non-'}trainable tokens with {len(known)} log-probs")
         if ids and trainable and known is None:
             raise ValueError("trainable response tokens need the log-probs of the rollout")
@@ -173,6 +178,32 @@ class SlimeSample(ours.Sample):
 
 _EMPTY = SlimeSample()
 _FINISHED = {"length": Status.TRUNCATED, "abort": Status.ABORTED, "stop": Status.COMPLETED}
+
+
+def _opened(sample: ours.Sample) -> Any:
+    """`multimodal_inputs` with Pillow's images: the images that it names, or the prompt's."""
+    import PIL.Image
+
+    given, prompt = sample.multimodal_inputs, sample.prompt
+    if given is None and sample.images and isinstance(prompt, list):
+        given = {"images": [reference_hash(part) for part in references(prompt)], "videos": None}
+    if not isinstance(given, dict) or not given.get("images"):
+        return given
+    shown = []
+    for name in given["images"]:
+        shown.append(PIL.Image.open(io.BytesIO(sample.images[name].data)))
+        shown[-1].agentrl_image = sample.images[name]  # type: ignore[attr-defined]
+    return {**given, "images": shown}
+
+
+def _named(sample: SlimeSample) -> tuple[Any, dict[str, Image]]:
+    """The inverse of `_opened`, and all images by hash."""
+    given = sample.multimodal_inputs
+    if not isinstance(given, dict) or not given.get("images"):
+        return given, sample.images
+    parts = [{"type": "image", "image": getattr(shown, "agentrl_image", shown)} for shown in given["images"]]
+    (message,), new = take_images([{"content": parts}], sample.images)
+    return {**given, "images": [reference_hash(part) for part in message["content"]]}, {**sample.images, **new}
 
 
 def _numbers(values: Any, kind: type) -> list[Any]:

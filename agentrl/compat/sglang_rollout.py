@@ -10,6 +10,7 @@ from typing import Any, NoReturn
 
 from agentrl.compat.calls import taken_by
 from agentrl.compat.helpers import SingletonMeta, async_rm, batched_async_rm, load_function, load_tokenizer, post
+from agentrl.compat.images import build_processor_kwargs, encode_image_for_rollout_engine, load_processor
 from agentrl.compat.sample import SlimeSample
 from agentrl.errors import PluginError
 
@@ -22,7 +23,7 @@ class GenerateState(metaclass=SingletonMeta):
     def __init__(self, args: Any) -> None:
         self.args = args
         self.tokenizer = load_tokenizer(args.hf_checkpoint)
-        self.processor = None  # models here read text
+        self.processor: Any = load_processor(args.hf_checkpoint)
         self.semaphore = asyncio.Semaphore(args.sglang_server_concurrency * args.rollout_num_engines)
         self.sampling_params: dict[str, Any] = {
             "temperature": args.rollout_temperature,
@@ -47,8 +48,16 @@ async def generate(args: Any, sample: SlimeSample, sampling_params: dict[str, An
     if params["max_new_tokens"] <= 0:
         sample.status = SlimeSample.Status.TRUNCATED
         return sample
+    images = (sample.multimodal_inputs or {}).get("images") or []
+    if images and not sample.tokens:
+        made = state.processor(text=sample.prompt, **build_processor_kwargs(sample.multimodal_inputs))
+        sample.tokens = made["input_ids"][0]
+        pixels = {name: value for name, value in made.items() if name not in ("input_ids", "attention_mask")}
+        sample.multimodal_train_inputs = sample.multimodal_train_inputs or pixels
     sample.tokens = list(sample.tokens) or state.tokenizer.encode(sample.prompt, add_special_tokens=False)
     payload = {"input_ids": sample.tokens, "sampling_params": params, "return_logprob": True}
+    if images:
+        payload["image_data"] = [encode_image_for_rollout_engine(image) for image in images]
     headers = {"X-SMG-Routing-Key": sample.session_id} if sample.session_id else None
     output = await post(f"http://{args.sglang_router_ip}:{args.sglang_router_port}/generate", payload, headers=headers)
     meta = output["meta_info"]
