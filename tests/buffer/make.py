@@ -1,5 +1,6 @@
 """Builders that the buffer's tests share."""
 
+import io
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -7,12 +8,14 @@ from types import SimpleNamespace
 from typing import Any
 
 import orjson
+import PIL.Image
 
 from agentrl.buffer.ledger import Ledger
 from agentrl.data.order import DataPosition
 from agentrl.data.settings import DataSettings
 from agentrl.data.source import DataSource
 from agentrl.data.user_source import load_source
+from agentrl.media import Image, ImageSpan
 from agentrl.sample import Sample, Status
 
 
@@ -59,6 +62,23 @@ def write_jsonl(path: Path, rows: list[Any]) -> Path:
 
 def prompts(path: Path, n: int) -> Path:
     return write_jsonl(path, [{"input": f"question {i}", "metadata": {"number": i}} for i in range(n)])
+
+
+def with_images(group: list[Sample]) -> list[Sample]:
+    """Give samples of `finished` an image of the group in the prompt, and one of their own in the observation."""
+    for sample in group:
+        images = [_image(sample.group_index or 0, 0), _image(sample.group_index or 0, 1 + (sample.index or 0))]
+        sample.images = {image.hash: image for image in images}
+        places = (1, len(sample.tokens) - 1)
+        sample.image_spans = [ImageSpan(image.hash, at, at + 1) for image, at in zip(images, places, strict=True)]
+        sample.validate()
+    return group
+
+
+def _image(red: int, green: int) -> Image:
+    stream = io.BytesIO()
+    PIL.Image.new("RGB", (8, 8), (red % 256, green % 256, 0)).save(stream, "PNG")
+    return Image.from_bytes(stream.getvalue())
 
 
 def finished(group_id: int, n: int = 2, tag: str = "answer") -> list[Sample]:

@@ -1,4 +1,5 @@
-"""A run that is killed (SIGKILL) at chosen points, resumed, and killed again, trains every group exactly once."""
+"""A run that is killed (SIGKILL) at chosen points, resumed, and killed again, trains every group exactly once, with its own
+images."""
 
 import json
 import random
@@ -16,7 +17,7 @@ RUN = """
 import json, os, signal, sys
 from pathlib import Path
 from agentrl.buffer.ledger import Ledger
-from tests.buffer.make import finished, lease
+from tests.buffer.make import finished, lease, with_images
 
 folder, kill_at = Path(sys.argv[1]), int(sys.argv[2])
 steps, batch, every = map(int, sys.argv[3:6])
@@ -50,7 +51,10 @@ with Ledger(folder / "ledger.sqlite") as ledger:
                 if group_id % 5 == 4:
                     ledger.drop(group_id, "every fifth")
                 else:
-                    ledger.complete(group_id, finished(group_id, tag=str(os.getpid())))
+                    ledger.complete(group_id, with_images(finished(group_id, tag=str(os.getpid()))))
+        for group_id in ids:
+            held = [(list(s.tokens), s.images, s.image_spans) for s in ledger.samples(group_id)]
+            assert held == [(s.tokens, s.images, s.image_spans) for s in with_images(finished(group_id))]
         print(json.dumps([step, ids, [ledger.samples(i)[0].response for i in ids]]), file=log, flush=True)
         ledger.mark_trained(ids, step)
         if step % every == every - 1:

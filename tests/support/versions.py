@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from agentrl.buffer.codec import decode_group
 from agentrl.config import RunSettings
@@ -14,6 +15,9 @@ from agentrl.groups import Group
 from agentrl.run.training import RankInfo, free_port, start_backend
 from agentrl.sample import Origin, Sample
 from tests.support.ledgers import reading
+
+if TYPE_CHECKING:
+    from agentrl.numerics.vision import Vision
 
 
 def trained_groups(path: str | Path) -> Iterator[tuple[int, Group]]:
@@ -75,8 +79,10 @@ def log_prob_errors(run: Path, start: Path) -> Errors:
         start: the model that it began with.
     """
     import torch
-    from transformers import AutoModelForCausalLM
+    from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
     from transformers.utils import logging
+
+    from agentrl.numerics.vision import Vision
 
     logging.disable_progress_bar()
     by_version: dict[int, list[Sample]] = {}
@@ -84,12 +90,13 @@ def log_prob_errors(run: Path, start: Path) -> Errors:
         for sample in group:
             for version in {int(s.version or 0) for s in sample.segments if s.origin is Origin.MODEL}:
                 by_version.setdefault(version, []).append(sample)
-    compared, wrong, worst = 0, 0, 0.0
+    compared, wrong, worst, vision = 0, 0, 0.0, Vision.load(start)
+    kind = AutoModelForImageTextToText if vision else AutoModelForCausalLM
     for version, folder in export_versions(run, start, by_version).items():
-        model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+        model = kind.from_pretrained(folder, dtype=torch.float32)
         for sample in by_version.get(version, ()):
             with torch.no_grad():
-                logits = model(torch.tensor([sample.tokens])).logits[0, sample.prompt_length - 1 : -1].double()
+                logits = _logits(model, sample, vision)[sample.prompt_length - 1 : -1].double()
             said = torch.tensor(sample.rollout_log_probs, dtype=torch.float64)
             chosen = torch.tensor(sample.tokens[sample.prompt_length :])[:, None]
             errors = (logits.log_softmax(-1).gather(1, chosen)[:, 0] - said).abs()
@@ -101,6 +108,27 @@ def log_prob_errors(run: Path, start: Path) -> Errors:
                     wrong += int((part > TOLERANCE).sum())
                     worst = max([worst, *part.tolist()])
     return Errors(compared, len(by_version), wrong, worst)
+
+
+def _logits(model: Any, sample: Sample, vision: Vision | None) -> Any:
+    """What transformers' model says at each token. If it sees images, its input and output embeddings must not be tied: a
+    placeholder that was sampled becomes another id, which has its embedding for the length of the call."""
+    import torch
+
+    ids = torch.tensor([sample.tokens])
+    if vision is None:
+        return model(ids).logits[0]
+    kinds, embedding = torch.zeros_like(ids), model.get_input_embeddings().weight
+    for span in sample.image_spans:
+        kinds[0, span.start : span.end] = 1
+    free = max(set(range(len(embedding))) - set(sample.tokens))
+    ids[(ids == vision.image_token_id) & (kinds == 0)] = free
+    own = embedding[free].clone()
+    embedding[free] = embedding[vision.image_token_id]
+    pixels = vision.pixels([sample.images[span.hash] for span in sample.image_spans])
+    found = model(input_ids=ids, mm_token_type_ids=kinds, **pixels).logits[0]
+    embedding[free] = own
+    return found
 
 
 def export_versions(run: Path, start: Path, versions: Iterable[int]) -> dict[int, Path]:

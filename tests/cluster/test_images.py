@@ -1,0 +1,101 @@
+"""Runs with images that are killed in the middle of trajectories: no group is lost or trained twice, and ids, images and
+log-probs are exact."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from agentrl.chat import Chat
+from agentrl.media import Image
+from agentrl.sample import Sample
+from tests.support.kills import CHECKED, kill_and_resume, kill_workers
+from tests.support.runs import ENV, RunKit
+from tests.support.versions import log_prob_errors, trained_groups
+from tests.support.vision import picture, tiny_vlm
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+
+SEEING = f"""{ENV}
+from tests.support.vision import picture
+
+
+class SeeingEnv(WaitEnv):
+    tools = []
+
+    async def step(self, turn):
+        step = await super().step(turn)
+        shown = {{"type": "image", "image": picture(64, 64, 100 * turn.sample.index + turn.index)}}
+        step.messages[0]["content"] = [{{"type": "text", "text": "And this?"}}, shown]
+        return step
+"""
+"""Three turns, each answered with an image that is the trajectory's and the turn's own."""
+PROMPTS = 60
+FORM = {
+    **CHECKED,
+    "env": "seeing.py:SeeingEnv",
+    "image_key": "images",
+    "image_root": ".",
+    "train_backend": "fsdp",
+    "max_staleness": 2,
+    "partial_rollout": True,
+}
+
+
+@pytest.fixture(scope="module")
+def kit(tmp_path_factory: pytest.TempPathFactory) -> RunKit:
+    folder = Path(tmp_path_factory.mktemp("kit"))
+    tiny_vlm(folder / "model", "qwen3_vl", tie_word_embeddings=False)
+    (folder / "seeing.py").write_text(SEEING)
+    rows = [{"input": "What is <image>?", "label": str(i), "images": [f"{i}.png"]} for i in range(PROMPTS)]
+    (folder / "prompts.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    for i in range(PROMPTS):
+        (folder / f"{i}.png").write_bytes(first(i))
+    return RunKit(folder)
+
+
+def first(row: int) -> bytes:
+    return picture(64 + 32 * (row % 3), 64, 10_000 + row)
+
+
+def check_images(kit: RunKit, folder: Path, steps: int) -> None:
+    """Every trained trajectory has its own images at their places, and the ids that the chat makes of them; the log-probs
+    of each token are those of the weights that it names, given the images before it."""
+    chat, seen = Chat.load(str(kit.folder / "model")), 0
+    for _, group in trained_groups(folder / "ledger.sqlite"):
+        for sample in group:
+            check_sample(chat, sample)
+            seen += len(sample.image_spans)
+    errors = log_prob_errors(folder, kit.folder / "model")
+    assert (errors.wrong, errors.versions) == (0, steps), errors
+    assert errors.tokens > 8 * steps
+    assert seen > 2 * 8 * steps, "most trajectories have several images"
+
+
+def check_sample(chat: Chat, sample: Sample) -> None:
+    assert chat.placeholders is not None
+    assert isinstance(sample.prompt, list)
+    assert list(sample.tokens[: sample.prompt_length]) == list(chat.render_ids(sample.prompt))
+    turns = max(segment.turn for segment in sample.segments)
+    later = [Image.from_bytes(picture(64, 64, 100 * (sample.index or 0) + turn)) for turn in range(1, turns + 1)]
+    shown = [Image.from_bytes(first(int(sample.label))), *later][: len(sample.image_spans)]
+    assert len(shown) in (turns, turns + 1)
+    assert [span.hash for span in sample.image_spans] == [image.hash for image in shown]
+    assert sample.images == {image.hash: image for image in shown}
+    for span, image in zip(sample.image_spans, shown, strict=True):
+        ids = list(sample.tokens[span.start : span.end])
+        assert ids == [chat.placeholders.token_id] * (image.width * image.height // 32**2)
+
+
+@pytest.mark.parametrize("role", ["driver", "trainer", "rollout_worker"])
+def test_a_kill_among_images_loses_no_group_and_no_image(kit: RunKit, role: str) -> None:
+    outcome = kill_and_resume(kit, role, 0, steps=4, **FORM)
+    assert outcome.ok, str(outcome)
+    check_images(kit, kit.folder / f"{role}-0", steps=4)
+
+
+def test_workers_that_die_among_images_lose_none(kit: RunKit) -> None:
+    outcome = kill_workers(kit, 0, steps=5, kills=3, **FORM)
+    assert "3 kills" in str(outcome)
+    assert outcome.ok, str(outcome)
+    check_images(kit, kit.folder / "workers-2-0", steps=5)
