@@ -61,27 +61,25 @@ def first(row: int) -> bytes:
 def check_images(kit: RunKit, folder: Path, steps: int) -> None:
     """Every trained trajectory has its own images at their places, and the ids that the chat makes of them; the log-probs
     of each token are those of the weights that it names, given the images before it."""
-    chat, seen = Chat.load(str(kit.folder / "model")), 0
-    for _, group in trained_groups(folder / "ledger.sqlite"):
-        for sample in group:
-            check_sample(chat, sample)
-            seen += len(sample.image_spans)
+    chat = Chat.load(str(kit.folder / "model"))
+    samples = [sample for _, group in trained_groups(folder / "ledger.sqlite") for sample in group]
+    assert len(samples) == 8 * steps
+    for sample in samples:
+        check_sample(chat, sample)
     errors = log_prob_errors(folder, kit.folder / "model")
-    assert (errors.wrong, errors.versions) == (0, steps), errors
+    assert (errors.wrong, errors.versions > 1) == (0, True), errors
     assert errors.tokens > 8 * steps
-    assert seen > 2 * 8 * steps, "most trajectories have several images"
 
 
 def check_sample(chat: Chat, sample: Sample) -> None:
     assert chat.placeholders is not None
     assert isinstance(sample.prompt, list)
     assert list(sample.tokens[: sample.prompt_length]) == list(chat.render_ids(sample.prompt))
-    turns = max(segment.turn for segment in sample.segments)
-    later = [Image.from_bytes(picture(64, 64, 100 * (sample.index or 0) + turn)) for turn in range(1, turns + 1)]
-    shown = [Image.from_bytes(first(int(sample.label))), *later][: len(sample.image_spans)]
-    assert len(shown) in (turns, turns + 1)
+    later = [picture(64, 64, 100 * (sample.index or 0) + turn) for turn in (1, 2, 3)]
+    images = [Image.from_bytes(file) for file in (first(int(sample.label)), *later)]
+    shown = images[:-1]  # the trajectory ends with the last one
     assert [span.hash for span in sample.image_spans] == [image.hash for image in shown]
-    assert sample.images == {image.hash: image for image in shown}
+    assert sample.images == {image.hash: image for image in images}
     for span, image in zip(sample.image_spans, shown, strict=True):
         ids = list(sample.tokens[span.start : span.end])
         assert ids == [chat.placeholders.token_id] * (image.width * image.height // 32**2)
