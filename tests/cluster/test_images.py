@@ -3,6 +3,7 @@ log-probs are exact."""
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -31,7 +32,7 @@ class SeeingEnv(WaitEnv):
 """
 """Three turns, each answered with an image that is the trajectory's and the turn's own."""
 PROMPTS = 60
-FORM = {
+FORM: dict[str, Any] = {
     **CHECKED,
     "env": "seeing.py:SeeingEnv",
     "image_key": "images",
