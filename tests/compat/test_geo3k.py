@@ -71,7 +71,7 @@ def teach(folder: Path, file: bytes, feedback: str) -> None:
     shown = chat.encode(f"<|im_start|>user\n{feedback}<|im_end|>\n<|im_start|>assistant\n")
     ids = torch.tensor([[*head, *call, *shown, *answer]])
     labels = torch.tensor([[*[-100] * len(head), *call, *[-100] * len(shown), *answer]])
-    kinds = (ids == vision.image_token_id).int()
+    kinds = (ids == vision.tokens.id).int()
     pixels = vision.pixels([image])
     torch.manual_seed(0)
     model = AutoModelForImageTextToText.from_pretrained(folder)

@@ -10,7 +10,6 @@ import pytest
 
 from agentrl.config import RunSettings
 from agentrl.media import ImageSpan
-from agentrl.modelfolder import ImageTokens
 from agentrl.numerics.vision import Vision
 from agentrl.run.driver import open_folder
 from agentrl.train.batch import TrainBatch
@@ -43,9 +42,9 @@ async def test_a_function_shows_images_and_brings_their_pixels(kind: Kind, tmp_p
         async with opened(settings, run) as rollouts:
             again, *_ = await rollouts.play(0)
     assert [[s.to_dict() for s in group] for group in again] == [[s.to_dict() for s in group] for group in groups]
-    vision, tokens = Vision.load(folder), ImageTokens.of(folder)
+    vision = Vision.load(folder)
     assert vision is not None
-    batch = TrainBatch.from_samples(again, image_tokens=tokens)
+    batch = TrainBatch.from_samples(again, image_tokens=vision.tokens)
     assert batch.image_offsets is not None
     for number, sample in enumerate(sample for group in again for sample in group):
         assert sample.reward == 90 + (sample.group_index or 0)

@@ -122,9 +122,9 @@ def _logits(model: Any, sample: Sample, vision: Vision | None) -> Any:
     for span in sample.image_spans:
         kinds[0, span.start : span.end] = 1
     free = max(set(range(len(embedding))) - set(sample.tokens))
-    ids[(ids == vision.image_token_id) & (kinds == 0)] = free
+    ids[(ids == vision.tokens.id) & (kinds == 0)] = free
     own = embedding[free].clone()
-    embedding[free] = embedding[vision.image_token_id]
+    embedding[free] = embedding[vision.tokens.id]
     pixels = vision.pixels([sample.images[span.hash] for span in sample.image_spans])
     found = model(input_ids=ids, mm_token_type_ids=kinds, **pixels).logits[0]
     embedding[free] = own
