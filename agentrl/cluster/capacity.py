@@ -1,12 +1,12 @@
 """Check that a cluster has the devices that a run asks for, and propose a smaller run that fits.
 
-1. A bundle is the room of one trainer process or one engine. With `--colocate` engines have none of their own: they are
+1. A bundle is the room of one trainer process, or of one engine on one machine. With `--colocate` engines have none of their own: they are
    placed beside trainer processes, on whose devices they take turns.
 2. What is counted are GPUs where models run on them, else CPU slots, one a process.
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from itertools import product
 
 from agentrl.config import RunSettings
@@ -19,13 +19,30 @@ def engines(settings: RunSettings) -> int:
     return settings.cluster.num_engines if starts else 0
 
 
+def over_machines(settings: RunSettings, nodes: Sequence[Mapping[str, float]]) -> RunSettings:
+    """The settings, with the devices of one machine where an engine needs more than any of these nodes has. Raises
+    SettingsError: it cannot be shared evenly."""
+    each = settings.cluster.rollout_num_gpus_per_engine
+    most = int(max((node.get("GPU", 0.0) for node in nodes), default=0.0))
+    if settings.cluster.num_gpus_per_node or settings.cluster.device != "cuda" or not 0 < most < each:
+        return settings
+    if each % most:
+        raise SettingsError(
+            f"--rollout-num-gpus-per-engine {each}: machines of {most} GPUs do not share it evenly; use a multiple of {most}, "
+            "or set --num-gpus-per-node"
+        )
+    return settings.replace(num_gpus_per_node=most)
+
+
 def bundles(settings: RunSettings) -> list[dict[str, float]]:
     """The actor's ranks, the critic's own, then the engines."""
     cluster, cuda = settings.cluster, settings.cluster.device == "cuda"
-    gpu, several = ({"GPU": float(n)} if cuda else {} for n in (1, cluster.rollout_num_gpus_per_engine))
+    share = cluster.rollout_num_gpus_per_engine // cluster.nodes_per_engine
+    gpu, several = ({"GPU": float(n)} if cuda else {} for n in (1, share))
     found = [{"CPU": 1.0 + cluster.colocate, **gpu} for _ in range(cluster.world_size)]
     found += [{"CPU": 1.0, **gpu} for _ in range(cluster.critic_world_size)]
-    return found + [{"CPU": 1.0, **several} for _ in range(0 if cluster.colocate else engines(settings))]
+    machines = 0 if cluster.colocate else engines(settings) * cluster.nodes_per_engine
+    return found + [{"CPU": 1.0, **several} for _ in range(machines)]
 
 
 def fitting(settings: RunSettings, has: Mapping[str, float]) -> RunSettings:
@@ -57,7 +74,8 @@ def _needs(settings: RunSettings, kind: str, trainers: int, devices: int) -> flo
     cluster, each = settings.cluster, settings.cluster.rollout_num_gpus_per_engine
     if cluster.colocate and devices > trainers:
         return math.inf
-    own = 0 if cluster.colocate or not engines(settings) else devices // (1 if kind == "GPU" else each)
+    own = 0 if cluster.colocate or not engines(settings) else devices
+    own = own if kind == "GPU" else own // each * cluster.nodes_per_engine
     return trainers * (1 + (cluster.colocate and kind == "CPU")) + cluster.critic_world_size + own
 
 

@@ -1,14 +1,12 @@
 """A run's parts on Ray: engines, rollouts and trainer are started side by side, and stopped together."""
 
 import contextlib
-import logging
 import os
 import time
 from collections.abc import AsyncIterator, Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import partial
-from pathlib import Path
+from itertools import groupby
 from typing import Any
 
 import anyio
@@ -17,72 +15,18 @@ from anyio import to_thread
 from ray.util.placement_group import PlacementGroup, placement_group, placement_group_table, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-from agentrl.cluster.capacity import bundles, engines, fitting
+from agentrl.cluster.capacity import bundles, engines, fitting, over_machines
+from agentrl.cluster.engines import EngineActor, fetch, start_engine, stop_engines
 from agentrl.cluster.rollouts import RayRollouts, rollout_actor
-from agentrl.cluster.runtime import (
-    enter_workspace,
-    library_output,
-    node_address,
-    ray_runtime,
-    value,
-    values,
-    worker_environment,
-)
+from agentrl.cluster.runtime import library_output, ray_runtime, together, value, values, worker_environment
 from agentrl.cluster.trainers import RayTrainer, TrainActor, local_ranks, rank_order
 from agentrl.config import RunSettings
-from agentrl.errors import AgentRLError, SettingsError, ungrouped
-from agentrl.run import deltas
+from agentrl.errors import SettingsError, ungrouped
 from agentrl.run.demonstrations import without_engines
-from agentrl.run.engines import serve_one
 from agentrl.run.protocols import Components, Found, Progress, Start, WeightTransfer, counted, within
 from agentrl.run.training import Learners, RankInfo
 from agentrl.run.weights import BroadcastWeights, DiskWeights
 from agentrl.runfolder import RunFolder
-
-
-@ray.remote
-class EngineActor:
-    """Starts one inference server on its node and stops it when the actor ends."""
-
-    def __init__(self, settings: RunSettings, workspace: str) -> None:
-        enter_workspace(workspace)
-        self._settings, self._stack = settings, ExitStack()
-
-    def start(self, index: int, logs: Path, gpus: Sequence[int] | None = None) -> tuple[str, int | None]:
-        """Start the server, on the GPUs of others if they are given; returns its URL and process id."""
-        own, address = self._settings.engine.engine_host, node_address()
-        host = own if address == "127.0.0.1" else address
-        process = self._stack.enter_context(serve_one(self._settings, index, logs, host=host, gpus=gpus))
-        return process.url, process.pid
-
-    def fetch(self, version: Path, into: Path, name: str, base: str | None) -> None:
-        """Make a copy of weights on this machine; see `deltas.fetch`."""
-        deltas.fetch(version, into, name, base)
-
-    def stop(self) -> None:
-        self._stack.close()
-
-
-async def _fetch(actors: Sequence[Any], version: Path, into: Path, name: str, base: str | None) -> None:
-    """Have every machine make a copy. Raises AgentRLError: no machine could."""
-    failures = []
-
-    async def one(actor: Any) -> None:
-        try:
-            await value(actor.fetch.remote(version, into, name, base))
-        except AgentRLError as error:
-            failures.append(error)
-            _log.warning("a machine with an engine has no copy of the weights in %s: %s", into, error)
-
-    async with anyio.create_task_group() as tasks:
-        for actor in actors:
-            tasks.start_soon(one, actor)
-    if failures and len(failures) == len(actors):
-        raise failures[0]
-
-
-_STOP_TIMEOUT = 15.0
-_log = logging.getLogger(__name__)
 
 
 @contextlib.asynccontextmanager
@@ -98,6 +42,7 @@ async def start(
         stack.enter_context(ray_runtime(settings.cluster, cpus=cpus))
         progress.ready("Ray is up", began)
         as_asked = joined and not settings.cluster.allow_fewer_devices
+        settings = over_machines(settings, [node["Resources"] for node in ray.nodes() if node["Alive"]])
         fits = settings if as_asked else fitting(settings, ray.cluster_resources())
         if fits is not settings:
             c = fits.cluster
@@ -134,8 +79,9 @@ class _Starting:
             stack.callback(ray.kill, worker)  # a cluster of somebody else's stays, and would keep it
         placement = await stack.enter_async_context(_placed(s))
         trainer, ranks = self._trainer(placement)
-        actors = [self._engine(placement, i) for i in range(self.engines)]
-        stack.push_async_callback(_stop_engines, actors)
+        machines = [self._engine(placement, i) for i in range(self.engines)]
+        actors = [actor for each in machines for actor in each]
+        stack.push_async_callback(stop_engines, actors)
         urls: list[str] = list(s.engine.rollout_external_engine_addrs)
         pids: list[int] = []
         began = time.monotonic()
@@ -148,8 +94,11 @@ class _Starting:
         async def start_engines() -> None:
             with within(timeout, "starting the inference engines"):
                 gpus = [await self._gpus(trainer, i) for i in range(self.engines)]
-                found = await values([a.start.remote(i, self.folder.logs, gpus[i]) for i, a in enumerate(actors)])
-            urls[:], pids[:] = [url for url, _ in found], [pid for _, pid in found]
+                starting = [
+                    partial(start_engine, machines[i], i, self.folder.logs, gpus[i]) for i in range(self.engines)
+                ]
+                found = await together(starting)
+            urls[:], pids[:] = [url for url, _ in found], [pid for _, each in found for pid in each]
             self.progress.ready(f"{names[0]} ready", began)
 
         with ungrouped():
@@ -198,8 +147,7 @@ class _Starting:
         with within(self.settings.cluster.start_timeout, "starting the rollout worker"):
             rollouts = await stack.enter_async_context(opening)
         copies = s.cluster.update_weight_local_checkpoint_dir
-        fetch = partial(_fetch, actors)
-        weights: WeightTransfer = DiskWeights(self.folder, trainer, rollouts.engines, fetch, copies)
+        weights: WeightTransfer = DiskWeights(self.folder, trainer, rollouts.engines, partial(fetch, actors), copies)
         if self.settings.cluster.update_weight_mode == "broadcast":
             here = s.cluster.colocate and s.cluster.actor_num_nodes == 1 and s.engine.engine == "embedded"
             broadcast = BroadcastWeights.open(s.cluster, trainer, rollouts.engines, shared=here)
@@ -229,23 +177,28 @@ class _Starting:
         actors = [kind.options(**chosen).remote(*given) for chosen in options]
         return actors, [RankInfo(rank, len(order), local[rank]) for rank in range(len(order))]
 
-    def _engine(self, placement: PlacementGroup, index: int) -> Any:
+    def _engine(self, placement: PlacementGroup, index: int) -> list[Any]:
+        """The actors of an engine, one on each of its machines."""
         cluster = self.settings.cluster
-        each = cluster.rollout_num_gpus_per_engine
+        each, gpus = cluster.rollout_num_gpus_per_engine, 0
         if cluster.colocate:
             nodes = _nodes(placement)
             ranks = rank_order(nodes[: cluster.world_size])[index * each : (index + 1) * each]
-            if len({nodes[rank] for rank in ranks}) > 1:
+            shares = [list(share) for _, share in groupby(ranks, key=lambda rank: nodes[rank])]
+            if len({len(share) for share in shares}) > 1:
                 raise SettingsError(
-                    f"--colocate: engine {index} would lie on several machines, with trainer processes {ranks}; choose "
-                    f"--actor-num-gpus-per-node so that --rollout-num-gpus-per-engine {each} divides it"
+                    f"--colocate: engine {index} would lie unevenly on several machines, with trainer processes {shares}; "
+                    f"choose --actor-num-gpus-per-node so that --rollout-num-gpus-per-engine {each} divides it"
                 )
-            bundle, gpus = ranks[0], 0  # it has those of the trainers there
+            places = [share[0] for share in shares]  # it has the GPUs of the trainers there
         else:
-            bundle, gpus = _trainers(self.settings) + index, each if cluster.device == "cuda" else 0
+            first = _trainers(self.settings) + index * cluster.nodes_per_engine
+            places = [*range(first, first + cluster.nodes_per_engine)]
+            gpus = each // len(places) if cluster.device == "cuda" else 0
         kind: Any = EngineActor
-        options = _options(placement, bundle, gpus, worker_environment(self.settings.engine.admin_api_key))
-        return kind.options(**options).remote(self.settings, self.here)
+        environment = worker_environment(self.settings.engine.admin_api_key)
+        made = [kind.options(**_options(placement, place, gpus, environment)) for place in places]
+        return [actor.remote(self.settings, self.here) for actor in made]
 
     async def _gpus(self, trainer: RayTrainer, index: int) -> list[int] | None:
         """The GPUs that an engine has in turns with trainer processes; None where it has its own, or none are there."""
@@ -291,9 +244,3 @@ async def _placed(settings: RunSettings) -> AsyncIterator[PlacementGroup]:
 def _nodes(placement: PlacementGroup) -> list[str]:
     nodes: dict[int, str] = placement_group_table(placement)["bundles_to_node_id"]
     return [nodes[bundle] for bundle in sorted(nodes)]
-
-
-async def _stop_engines(actors: list[Any]) -> None:
-    """Stop the engines, also if some are already dead."""
-    with anyio.move_on_after(_STOP_TIMEOUT, shield=True), contextlib.suppress(AgentRLError):
-        await values([actor.stop.remote() for actor in actors])

@@ -5,7 +5,8 @@ import logging
 import os
 import sys
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -154,16 +155,21 @@ async def value(reference: "ObjectRef[T]") -> T:
 
 async def values(references: "Sequence[ObjectRef[Any]]") -> list[Any]:
     """The values of several, in order. The first failure ends the wait, even if other calls hang."""
-    found: list[Any] = [None] * len(references)
+    return await together([partial(value, reference) for reference in references])
+
+
+async def together(calls: Sequence[Callable[[], Awaitable[T]]]) -> list[T]:
+    """Return what several calls return, in order. The first failure cancels the others."""
+    found: dict[int, T] = {}
 
     async def one(at: int) -> None:
-        found[at] = await value(references[at])
+        found[at] = await calls[at]()
 
     with ungrouped():
         async with anyio.create_task_group() as tasks:
-            for at in range(len(references)):
+            for at in range(len(calls)):
                 tasks.start_soon(one, at)
-    return found
+    return [found[at] for at in range(len(calls))]
 
 
 async def unless(serving: "ObjectRef[Any]", reference: "ObjectRef[T]") -> T:

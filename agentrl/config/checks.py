@@ -142,6 +142,11 @@ def engines(s: Sections, _: ModelInfo | None) -> Iterator[str]:
         )
     if each > 1 and s.engine.engine == "embedded":
         yield f"--rollout-num-gpus-per-engine {each}: the built-in engine uses one device; use 1, or --engine sglang"
+    if (nodes := s.cluster.nodes_per_engine) > 1 and each % nodes:
+        yield (
+            f"--rollout-num-gpus-per-engine {each}: {nodes} machines of --num-gpus-per-node {s.cluster.num_gpus_per_node} "
+            f"do not share it evenly; use a multiple of {nodes}"
+        )
 
 
 def lengths(s: Sections, model: ModelInfo | None) -> Iterator[str]:
@@ -230,7 +235,7 @@ def devices(s: Sections, _: ModelInfo | None) -> Iterator[str]:
             "or leave it out"
         )
     most = s.cluster.num_gpus_per_node
-    for name in ("actor_num_gpus_per_node", "critic_num_gpus_per_node", "rollout_num_gpus_per_engine"):
+    for name in ("actor_num_gpus_per_node", "critic_num_gpus_per_node"):
         if most is not None and (asked := getattr(s.cluster, name) or 0) > most:
             yield f"{flag_of(name)} {asked} is more than --num-gpus-per-node {most}; use at most {most}"
 

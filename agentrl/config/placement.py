@@ -24,7 +24,9 @@ class ClusterSettings(Settings):
     rollout_num_gpus: PositiveInt = Field(
         1, description="Number of devices of all engines; default with colocate: as many as the trainer's."
     )
-    rollout_num_gpus_per_engine: PositiveInt = Field(1, description="Devices one inference engine uses.")
+    rollout_num_gpus_per_engine: PositiveInt = Field(
+        1, description="Devices one inference engine uses; with more than one machine has, it lies on several machines."
+    )
     train_env_vars: dict[str, str] = Field(
         default_factory=dict, description="Environment variables of the trainer's processes."
     )
@@ -84,3 +86,8 @@ class ClusterSettings(Settings):
     @property
     def num_engines(self) -> int:
         return self.rollout_num_gpus // self.rollout_num_gpus_per_engine
+
+    @property
+    def nodes_per_engine(self) -> int:
+        """Machines of one engine; 1 where `num_gpus_per_node` is not known."""
+        return -(-self.rollout_num_gpus_per_engine // (self.num_gpus_per_node or self.rollout_num_gpus_per_engine))

@@ -28,6 +28,14 @@ _SGLANG_CPU_ENVIRONMENT = {"SGLANG_USE_CPU_ENGINE": "1", "TORCHDYNAMO_DISABLE": 
 _SGLANG_ENVIRONMENT = {"SGLANG_ENABLE_HEALTH_ENDPOINT_GENERATION": "0"}
 
 
+class EngineNode(NamedTuple):
+    """One machine of an engine: its number, how many there are, and where machine 0 gathers them (`host:port`)."""
+
+    rank: int
+    total: int
+    address: str
+
+
 class EngineCommand(NamedTuple):
     """A command to run; `environment` is the whole environment."""
 
@@ -43,14 +51,16 @@ def engine_command(
     host: str,
     gpus_per_engine: int = 1,
     gpu_ids: tuple[int, ...] | None = None,
+    node: EngineNode | None = None,
 ) -> EngineCommand:
-    """The command that serves `model_path` at `host:port`. Raises SettingsError: kind `external` starts nothing."""
+    """The command that serves `model_path` at `host:port`, or one machine's part of it. Raises SettingsError: kind
+    `external` starts nothing."""
     where = (model_path, "--host", host, "--port", str(port))
     environment = dict(os.environ)
     if gpu_ids is not None:
         environment["CUDA_VISIBLE_DEVICES"] = ",".join(map(str, gpu_ids))
     if settings.engine == "sglang":
-        return _sglang(settings, where, environment, gpus_per_engine)
+        return _sglang(settings, where, environment, gpus_per_engine, node)
     if settings.engine == "external":
         raise SettingsError("--engine external starts no server; there is no command to build")
     options: dict[str, object] = {
@@ -66,7 +76,13 @@ def engine_command(
     return EngineCommand((sys.executable, "-m", "agentrl", "serve", *where, *_flags(options)), environment)
 
 
-def _sglang(settings: EngineSettings, where: tuple[str, ...], environment: dict[str, str], gpus: int) -> EngineCommand:
+def _sglang(
+    settings: EngineSettings,
+    where: tuple[str, ...],
+    environment: dict[str, str],
+    gpus: int,
+    node: EngineNode | None,
+) -> EngineCommand:
     cpu = not has_gpu() if settings.sglang_cpu is None else settings.sglang_cpu
     options: dict[str, object] = {"context-length": settings.engine_context_length}
     environment |= _SGLANG_ENVIRONMENT
@@ -74,8 +90,10 @@ def _sglang(settings: EngineSettings, where: tuple[str, ...], environment: dict[
         options |= _SGLANG_CPU_OPTIONS
         environment |= _SGLANG_CPU_ENVIRONMENT
         environment.setdefault("OMP_NUM_THREADS", "1")
-    elif gpus > 1:
+    if gpus > 1 and (node or not cpu):
         options["tp-size"] = gpus
+    if node:
+        options |= {"dist-init-addr": node.address, "nnodes": node.total, "node-rank": node.rank}
     options |= {name.replace("_", "-"): value for name, value in settings.sglang_options.items()}
     if settings.api_key is not None:
         options["api-key"] = settings.api_key

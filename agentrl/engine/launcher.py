@@ -16,7 +16,7 @@ from anyio.from_thread import start_blocking_portal
 
 from agentrl.engine.answers import NO_KEPT_SETS
 from agentrl.engine.client import EngineClient
-from agentrl.engine.commands import engine_command
+from agentrl.engine.commands import EngineNode, engine_command
 from agentrl.engine.hosted import HostedModel
 from agentrl.engine.process import EngineProcess, healthy, supervise
 from agentrl.engine.settings import EngineSettings
@@ -35,6 +35,7 @@ async def launch(
     host: str | None = None,
     gpus_per_engine: int = 1,
     gpu_ids: Sequence[int] | None = None,
+    node: EngineNode | None = None,
 ) -> AsyncIterator[list[EngineProcess]]:
     """Run `count` engines that serve `model_path` for the length of the context; gives them once all are healthy.
 
@@ -45,6 +46,7 @@ async def launch(
         log_dir: folder for `engine_<i>.log`, made if missing.
         host: address to listen on; default the settings'.
         gpu_ids: CUDA devices, `gpus_per_engine` of them an engine in order; default: leave the choice to the engine.
+        node: one engine's part on this machine is started, and `gpu_ids` are those of this machine.
 
     Raises:
         EngineUnreachable: an engine did not come up; kinds `port_taken`, `engine_exited`, `engine_start_timeout`.
@@ -62,8 +64,9 @@ async def launch(
         for i, port in enumerate(_ports(settings, host, count, first)):
             gpus = None if gpu_ids is None else tuple(gpu_ids[i * gpus_per_engine : (i + 1) * gpus_per_engine])
             command = partial(engine_command, settings, str(model_path), host=host)
-            command = partial(command, gpus_per_engine=gpus_per_engine, gpu_ids=gpus)
-            engines.append(EngineProcess(f"http://{reach}:{port}", command, Path(log_dir) / f"engine_{first + i}.log"))
+            command = partial(command, gpus_per_engine=gpus_per_engine, gpu_ids=gpus, node=node)
+            name = f"engine_{first + i}" + (f"_node_{node.rank}" if node else "")
+            engines.append(EngineProcess(f"http://{reach}:{port}", command, Path(log_dir) / f"{name}.log"))
             engines[-1].start()
         await _all_healthy(engines, settings)
         async with beside(supervise(engines, settings)):

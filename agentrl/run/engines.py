@@ -6,19 +6,28 @@ from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 
 from agentrl.config import RunSettings
+from agentrl.engine.commands import EngineNode as EngineNode
 from agentrl.engine.launcher import launch, launch_blocking
 from agentrl.engine.process import EngineProcess
+from agentrl.errors import SettingsError
 from agentrl.run.protocols import Progress, counted
 from agentrl.runfolder import RunFolder
 
 
 @asynccontextmanager
 async def launched(settings: RunSettings, folder: RunFolder, progress: Progress) -> AsyncIterator[list[str]]:
-    """Addresses of engines that were started here, or were there before; they are stopped at the end."""
+    """Addresses of engines that were started here, or were there before; they are stopped at the end. Raises SettingsError:
+    an engine needs several machines."""
     if settings.engine.engine == "openai":
         yield []  # `RolloutResources` asks the hosted model itself
         return
     began, external = time.monotonic(), settings.engine.engine == "external"
+    if settings.cluster.nodes_per_engine > 1 and not external:
+        each = settings.cluster.rollout_num_gpus_per_engine
+        raise SettingsError(
+            f"--rollout-num-gpus-per-engine {each}: only `agentrl train` on Ray starts engines over several machines; start "
+            "yours, and give --rollout-external-engine-addrs"
+        )
     what = counted(settings.cluster.num_engines, "engine")
     progress.begin("connecting to the engines" if external else f"loading the model into {what}")
     context = launch(
@@ -35,10 +44,16 @@ async def launched(settings: RunSettings, folder: RunFolder, progress: Progress)
 
 @contextmanager
 def serve_one(
-    settings: RunSettings, index: int, logs: Path, *, host: str | None = None, gpus: Sequence[int] | None = None
+    settings: RunSettings,
+    index: int,
+    logs: Path,
+    *,
+    host: str | None = None,
+    gpus: Sequence[int] | None = None,
+    node: EngineNode | None = None,
 ) -> Iterator[EngineProcess]:
     """Run engine `index` of several, for code without an event loop. `host`: address to listen on; default the
-    settings'. `gpus`: CUDA devices; default: leave the choice to the engine."""
+    settings'. `gpus`: CUDA devices; default: leave the choice to the engine. `node`: run one machine's part of it."""
     context = launch_blocking(
         settings.engine,
         model_of(settings),
@@ -47,6 +62,7 @@ def serve_one(
         host=host,
         gpus_per_engine=settings.cluster.rollout_num_gpus_per_engine,
         gpu_ids=gpus,
+        node=node,
     )
     with context as engines:
         yield engines[0]

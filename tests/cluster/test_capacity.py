@@ -2,7 +2,7 @@
 
 import pytest
 
-from agentrl.cluster.capacity import bundles, fitting
+from agentrl.cluster.capacity import bundles, fitting, over_machines
 from agentrl.config import RunSettings
 from agentrl.errors import SettingsError
 
@@ -22,6 +22,18 @@ def test_engines_have_bundles_of_their_own_unless_they_take_turns() -> None:
     assert bundles(build("--colocate --actor-num-gpus-per-node 2")) == [{"CPU": 2, "GPU": 1}] * 2
     assert bundles(build("--rollout-external-engine-addrs x:1")) == [{"CPU": 1, "GPU": 1}]
     assert bundles(build("--device cpu")) == [{"CPU": 1}] * 2
+
+
+def test_an_engine_that_is_larger_than_a_machine_has_a_bundle_on_each_of_several() -> None:
+    asked = build("--rollout-num-gpus 32 --rollout-num-gpus-per-engine 16 --engine sglang")
+    spread = over_machines(asked, [{"CPU": 4.0}, {"CPU": 64.0, "GPU": 8.0}])
+    assert bundles(spread) == [{"CPU": 1, "GPU": 1}] + [{"CPU": 1, "GPU": 8}] * 4
+    assert fitting(spread, {"GPU": 33.0}) is spread
+    assert over_machines(asked, [{"GPU": 16.0}]) is asked
+    with pytest.raises(SettingsError, match="machines of 6 GPUs do not share it evenly"):
+        over_machines(asked, [{"GPU": 6.0}])
+    with pytest.raises(SettingsError, match="3 machines of --num-gpus-per-node 6 do not share it evenly"):
+        build("--rollout-num-gpus 16 --rollout-num-gpus-per-engine 16 --engine sglang --num-gpus-per-node 6")
 
 
 def test_too_few_gpus_are_refused_with_the_numbers() -> None:

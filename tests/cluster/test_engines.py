@@ -1,13 +1,16 @@
 """Runs whose engines die or hang: they end as planned, with nothing lost and nothing left running."""
 
+import json
 import os
 import signal
+import sys
 from pathlib import Path
 
 import pytest
+from ray.cluster_utils import Cluster
 
 from tests.support.audit import audit_ledger
-from tests.support.runs import RunKit, still_running
+from tests.support.runs import RunKit, node_processes, still_running
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
@@ -29,3 +32,58 @@ def test_one_of_two_engines_dies_or_hangs(tmp_path: Path, mode: str, number: sig
     result = audit_ledger(run.folder / "ledger.sqlite", through_step=11, groups_per_step=4)
     assert result.ok, result.problems
     assert still_running(processes) == []
+
+
+LAUNCHER = """#!{python}
+import json
+import os
+import sys
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+
+given = sys.argv[3:]
+value = lambda flag: given[given.index(flag) + 1]
+Path({folder!r}, f"node_{{value('--node-rank')}}.json").write_text(json.dumps(given))
+if value("--node-rank") == "0":
+    where = [value("--model-path"), "--host", value("--host"), "--port", value("--port")]
+    os.execv(sys.executable, [sys.executable, "-m", "agentrl", "serve", *where, "--slots", "16", "--threads", "1"])
+
+
+class Health(BaseHTTPRequestHandler):
+    def do_GET(self):
+        self.send_response(200)
+        self.end_headers()
+
+
+HTTPServer((value("--host"), int(value("--port"))), Health).serve_forever()
+"""
+"""In the place of SGLang: writes its command line; machine 0 is a built-in engine, the others answer health checks."""
+
+
+def test_an_engine_over_two_nodes(tmp_path: Path) -> None:
+    """Two simulated nodes of Ray have a part of the engine each; a whole run generates there and trains."""
+    kit, fake = RunKit.make(tmp_path), tmp_path / "sglang"
+    fake.write_text(LAUNCHER.format(python=sys.executable, folder=str(tmp_path)))
+    fake.chmod(0o755)
+    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 0, "include_dashboard": False})
+    try:
+        nodes = [cluster.add_node(num_cpus=cpus) for cpus in (2, 1)]
+        form = {"engine": "sglang", "engine_python": fake, "rollout_num_gpus": 16, "rollout_num_gpus_per_engine": 16}
+        form |= {"num_gpus_per_node": 8, "ray_address": cluster.address, "update_weight_mode": "disk", "num_rollout": 2}
+        arguments = kit.arguments("run", embedded_slots=None, embedded_threads=None, **form)
+        run = kit.start([*arguments, "--no-sglang-cpu"])
+        run.until(run.processes)
+        parts = run.processes()["engine"]
+        assert [bool({*parts} & node_processes(node)) for node in nodes] == [True, True]
+        assert run.wait() == 0, run.output
+    finally:
+        cluster.shutdown()
+    first, second = (json.loads((tmp_path / f"node_{rank}.json").read_text()) for rank in (0, 1))
+    assert (
+        first[-8:-1]
+        == second[-8:-1]
+        == ["--tp-size", "16", "--dist-init-addr", first[-5], "--nnodes", "2", "--node-rank"]
+    )
+    assert (first[-1], second[-1]) == ("0", "1")
+    assert len(parts) == 2
+    assert still_running({"engine": parts}) == []

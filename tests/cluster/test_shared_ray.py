@@ -13,7 +13,7 @@ from ray.cluster_utils import Cluster
 
 from tests.support.audit import audit_ledger
 from tests.support.checkout import import_path
-from tests.support.runs import RunKit
+from tests.support.runs import RunKit, node_processes
 
 pytestmark = pytest.mark.timeout(900)
 
@@ -74,12 +74,6 @@ def test_ray_that_is_initialised_is_used_and_stays_up_for_its_owner(tmp_path: Pa
     assert done.returncode == 0, done.stdout + done.stderr
     assert "the owner goes on" in done.stdout
     assert (tmp_path / "run" / "model" / "model.safetensors").is_file()
-
-
-def _processes(node: Any) -> set[int]:
-    """What a node of the cluster has started."""
-    (raylet,) = node.all_processes["raylet"]
-    return {process.pid for process in psutil.Process(raylet.process.pid).children(recursive=True)}
 
 
 @pytest.fixture
@@ -149,7 +143,7 @@ def test_a_lost_node_costs_its_engines_or_the_run_is_resumed_on_what_is_left(tmp
     run = kit.start(arguments)
     run.until(lambda: "rollout 3/" in run.output)
     trainer = run.processes()["trainer"][0]
-    other, theirs = sorted(nodes, key=lambda node: trainer in _processes(node))
+    other, theirs = sorted(nodes, key=lambda node: trainer in node_processes(node))
     cluster.remove_node(other)
     at = len(run.metrics())
     run.until(lambda: len(run.metrics()) > at + 4)
@@ -172,7 +166,7 @@ def test_a_lost_node_of_rollout_workers_changes_nothing(tmp_path: Path, cluster:
     run = kit.start(kit.arguments("run", **form))
     run.until(lambda: "rollout 3/" in run.output)
     others = {*run.processes()["trainer"], *run.processes()["engine"]}
-    spare = [node for node in nodes if _has_workers(node) and not others & _processes(node)]
+    spare = [node for node in nodes if _has_workers(node) and not others & node_processes(node)]
     assert spare, "no node has workers alone"
     cluster.remove_node(spare[0])
     assert run.wait() == 0, run.output
@@ -181,4 +175,4 @@ def test_a_lost_node_of_rollout_workers_changes_nothing(tmp_path: Path, cluster:
 
 
 def _has_workers(node: Any) -> bool:
-    return any(psutil.Process(pid).name().startswith("ray::WorkerActo") for pid in _processes(node))
+    return any(psutil.Process(pid).name().startswith("ray::WorkerActo") for pid in node_processes(node))

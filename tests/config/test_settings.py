@@ -170,7 +170,7 @@ def test_shared_devices() -> None:
 
 def test_what_lies_on_one_machine_fits_onto_it() -> None:
     assert build("--num-gpus-per-node 4 --actor-num-gpus-per-node 4").cluster.num_gpus_per_node == 4
-    for name in ("actor-num-gpus-per-node", "critic-num-gpus-per-node", "rollout-num-gpus-per-engine"):
+    for name in ("actor-num-gpus-per-node", "critic-num-gpus-per-node"):
         assert f"--{name} 8 is more than --num-gpus-per-node 4; use at most 4" in message(
             f"--num-gpus-per-node 4 --{name} 8 --rollout-num-gpus 8"
         )

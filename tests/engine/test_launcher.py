@@ -14,7 +14,7 @@ import anyio
 import pytest
 
 from agentrl.engine import launcher, process
-from agentrl.engine.commands import engine_command
+from agentrl.engine.commands import EngineNode, engine_command
 from agentrl.engine.launcher import check_launch, launch, launch_blocking
 from agentrl.engine.pool import EnginePool
 from agentrl.engine.settings import EngineSettings
@@ -245,6 +245,17 @@ def test_sglang_on_gpus_uses_its_own_launcher_and_the_given_devices() -> None:
     assert command.arguments[:3] == (sys.executable, "-m", "sglang.launch_server")
     assert command.arguments[-2:] == ("--tp-size", "2")
     assert command.environment["CUDA_VISIBLE_DEVICES"] == "2,3"
+
+
+def test_an_engine_over_two_machines_has_the_command_lines_of_sglangs_documentation() -> None:
+    """`python3 -m sglang.launch_server ... --tp 16 --dist-init-addr 172.16.4.52:20000 --nnodes 2 --node-rank 0`."""
+    settings, devices = EngineSettings(engine="sglang", sglang_cpu=False), tuple(range(8))
+    for rank in (0, 1):
+        node = EngineNode(rank, 2, "172.16.4.52:20000")
+        command = engine_command(settings, "model", host="h", port=1, gpus_per_engine=16, gpu_ids=devices, node=node)
+        said = "--tp-size 16 --dist-init-addr 172.16.4.52:20000 --nnodes 2 --node-rank"
+        assert command.arguments[-8:] == (*said.split(), str(rank))
+        assert command.environment["CUDA_VISIBLE_DEVICES"] == "0,1,2,3,4,5,6,7"
 
 
 @pytest.mark.parametrize("number", [pytest.param(signal.SIGKILL, marks=pytest.mark.slow), signal.SIGSTOP])

@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import psutil
@@ -195,3 +196,9 @@ def still_running(processes: dict[str, list[int]], patience: float = 120) -> lis
     alive = [psutil.Process(pid) for pids in processes.values() for pid in pids if psutil.pid_exists(pid)]
     _, alive = psutil.wait_procs(alive, timeout=patience)
     return [f"{p.pid} {p.name()}" for p in alive if p.status() != psutil.STATUS_ZOMBIE]
+
+
+def node_processes(node: Any) -> set[int]:
+    """Return the ids of the processes that a simulated node of Ray has started."""
+    (raylet,) = node.all_processes["raylet"]
+    return {process.pid for process in psutil.Process(raylet.process.pid).children(recursive=True)}

@@ -1,0 +1,90 @@
+"""A run's engines on Ray: an actor on each machine of an engine."""
+
+import contextlib
+import logging
+from collections.abc import Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import anyio
+import ray
+
+from agentrl.cluster.runtime import enter_workspace, node_address, value, values
+from agentrl.config import RunSettings
+from agentrl.errors import AgentRLError
+from agentrl.run import deltas
+from agentrl.run.engines import EngineNode, serve_one
+from agentrl.run.training import free_port
+
+_STOP_TIMEOUT = 15.0
+_log = logging.getLogger(__name__)
+
+
+@ray.remote
+class EngineActor:
+    """Starts one inference server, or one machine's part of it, on its node and stops it when the actor ends."""
+
+    def __init__(self, settings: RunSettings, workspace: str) -> None:
+        enter_workspace(workspace)
+        self._settings, self._stack = settings, ExitStack()
+
+    def address(self) -> str:
+        """Return an address of this machine at which all machines of an engine can meet."""
+        return f"{node_address()}:{free_port()}"
+
+    def start(
+        self, index: int, logs: Path, gpus: Sequence[int] | None = None, node: EngineNode | None = None
+    ) -> tuple[str, int | None]:
+        """Start the server, on the GPUs of others if they are given; returns its URL and process id."""
+        own, address = self._settings.engine.engine_host, node_address()
+        host = own if address == "127.0.0.1" else address
+        process = self._stack.enter_context(serve_one(self._settings, index, logs, host=host, gpus=gpus, node=node))
+        return process.url, process.pid
+
+    def fetch(self, version: Path, into: Path, name: str, base: str | None) -> None:
+        """Make a copy of weights on this machine; see `deltas.fetch`."""
+        deltas.fetch(version, into, name, base)
+
+    def stop(self) -> None:
+        self._stack.close()
+
+
+async def start_engine(
+    actors: Sequence[Any], index: int, logs: Path, gpus: Sequence[int] | None
+) -> tuple[str, list[int]]:
+    """Start engine `index` with the actors of its machines; return its address and the process ids. `gpus`: the
+    devices, in the order of the machines, if they are those of trainers."""
+    nodes: list[EngineNode | None] = [None]
+    if len(actors) > 1:
+        meeting: str = await value(actors[0].address.remote())
+        nodes = [EngineNode(rank, len(actors), meeting) for rank in range(len(actors))]
+    share = len(gpus or ()) // len(actors)
+    devices = [None if gpus is None else gpus[i * share : (i + 1) * share] for i in range(len(actors))]
+    starting = zip(actors, devices, nodes, strict=True)
+    found = await values([actor.start.remote(index, logs, own, node) for actor, own, node in starting])
+    return found[0][0], [pid for _, pid in found]
+
+
+async def fetch(actors: Sequence[Any], version: Path, into: Path, name: str, base: str | None) -> None:
+    """Have every machine make a copy. Raises AgentRLError: no machine could."""
+    failures = []
+
+    async def one(actor: Any) -> None:
+        try:
+            await value(actor.fetch.remote(version, into, name, base))
+        except AgentRLError as error:
+            failures.append(error)
+            _log.warning("a machine with an engine has no copy of the weights in %s: %s", into, error)
+
+    async with anyio.create_task_group() as tasks:
+        for actor in actors:
+            tasks.start_soon(one, actor)
+    if failures and len(failures) == len(actors):
+        raise failures[0]
+
+
+async def stop_engines(actors: Sequence[Any]) -> None:
+    """Stop the engines, also if some are already dead."""
+    with anyio.move_on_after(_STOP_TIMEOUT, shield=True), contextlib.suppress(AgentRLError):
+        await values([actor.stop.remote() for actor in actors])
