@@ -238,10 +238,15 @@ def check_model_folder(settings: RunSettings, purpose: Purpose) -> None:
     assert settings.train.hf_checkpoint is not None
     folder = Path(settings.train.hf_checkpoint)
     has_tokenizer("--hf-checkpoint", folder)
-    if is_float8(read_config(folder)) and settings.generates:
+    if is_float8(read_config(folder)) and settings.generates and settings.engine.engine == "embedded":
         raise CheckpointError(
-            f"--hf-checkpoint {folder}: its weights are float8, and engines that hold them so cannot take the trainer's; "
-            f"`agentrl convert {folder} DIR --to hf` writes it without"
+            f"--hf-checkpoint {folder}: its weights are float8, in which the built-in engine does not compute; use --engine "
+            f"sglang, or `agentrl convert {folder} DIR --to hf`, which writes it without"
+        )
+    if purpose == "train" and (kind := settings.engine.sglang_options.get("quantization")):
+        raise SettingsError(
+            f"--sglang-quantization {kind}: the trainer sends weights in the form of --hf-checkpoint; leave it out, and give "
+            "a folder with float8 blocks of 128 x 128 for float8 engines"
         )
     if purpose == "train" or any(folder.glob("*.safetensors*")):
         check_weights(folder)

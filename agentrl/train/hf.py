@@ -17,7 +17,7 @@ from agentrl.errors import CheckpointError
 from agentrl.modelfolder import INDEX, SINGLE, VISION, is_float8, read_config, stored_tensors
 from agentrl.train.checkpoints import whole_folder
 
-_SCALE = "_scale_inv"
+SCALE = "_scale_inv"
 """The ending of the name of a float8 weight's scales."""
 _WEIGHT_SUFFIXES = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".msgpack", ".h5", INDEX)
 
@@ -27,14 +27,14 @@ class HFFolder:
 
     Attributes:
         config: `config.json`, without the quantization that `tensor` undoes.
+        quantization: this quantization; None if there is none.
     """
 
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
         self.config = read_config(self.path)
-        if float8 := is_float8(self.config):
-            self.config.pop("quantization_config")
-        self._made = float8
+        self.quantization = self.config.pop("quantization_config") if is_float8(self.config) else None
+        self._made = self.quantization is not None
 
     @functools.cached_property
     def _stored(self) -> Mapping[str, str]:
@@ -43,7 +43,13 @@ class HFFolder:
     @functools.cached_property
     def files(self) -> Mapping[str, str]:
         """The weight file that holds each tensor, by tensor name."""
-        return {name: file for name, file in self._stored.items() if not (self._made and name.endswith(_SCALE))}
+        return {name: file for name, file in self._stored.items() if not (self._made and name.endswith(SCALE))}
+
+    @functools.cached_property
+    def scaled(self) -> frozenset[str]:
+        """The names of the tensors that are stored in float8 blocks."""
+        stored = self._stored if self.quantization is not None else {}
+        return frozenset(name for name in stored if name + SCALE in stored)
 
     def tensor(self, name: str) -> torch.Tensor:
         """Read one tensor onto the CPU in its stored dtype; of float8 blocks, in `config.json`'s."""
@@ -66,11 +72,11 @@ class HFFolder:
 
     def _multiplied(self, name: str, weight: torch.Tensor) -> torch.Tensor:
         """Each block of 128 x 128 times its scale, in float32, and then rounded."""
-        scales = self._read(name + _SCALE) if name + _SCALE in self._stored else torch.empty(0)
+        scales = self._read(name + SCALE) if name + SCALE in self._stored else torch.empty(0)
         if not scales.is_floating_point() or list(scales.shape) != [-(-size // 128) for size in weight.shape]:
             raise CheckpointError(
                 f"{self.path}: {name} is of {weight.dtype} and {list(weight.shape)}, and its "
-                f"{name + _SCALE} of {scales.dtype} and {list(scales.shape)}"
+                f"{name + SCALE} of {scales.dtype} and {list(scales.shape)}"
             )
         spread = scales.float().repeat_interleave(128, 0).repeat_interleave(128, 1)
         kind = self.config.get("dtype") or self.config.get("torch_dtype")
@@ -79,18 +85,25 @@ class HFFolder:
 
 
 def write(
-    path: str | Path, tensors: Iterable[tuple[str, torch.Tensor]], *, source: HFFolder, max_shard_bytes: int = 4 << 30
+    path: str | Path,
+    tensors: Iterable[tuple[str, torch.Tensor]],
+    *,
+    source: HFFolder,
+    max_shard_bytes: int = 4 << 30,
+    quantized: bool = False,
 ) -> None:
     """Write a whole model folder atomically, replacing one of the same name: config and tokenizer files are the
     `source`'s, and so are weights for images that `tensors` lack. Each tensor is moved to the CPU as it comes; a weight file does not grow
-    past `max_shard_bytes`."""
+    past `max_shard_bytes`. `quantized`: the tensors are in float8 blocks as the source's are."""
     with whole_folder(Path(path)) as partial:
         copy_rest(source.path, partial)
         stored = _write_weights(partial, _with_vision(tensors, source), max_shard_bytes)
         config = dict(source.config)
         for key in ("dtype", "torch_dtype"):
-            if key in config and stored:
+            if key in config and stored and not quantized:
                 config[key] = stored
+        if quantized:
+            config["quantization_config"] = source.quantization
         (partial / "config.json").write_text(json.dumps(config, indent=2) + "\n")
 
 

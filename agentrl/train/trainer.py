@@ -38,6 +38,7 @@ from agentrl.runfolder import CRITIC, MANIFEST
 from agentrl.train.batch import Prepared, TrainBatch
 from agentrl.train.checkpoints import check_critic, foreign, latest, read_manifest, whole_folder
 from agentrl.train.contracts import Device, Learners, ModelRole, RankInfo
+from agentrl.train.float8 import EngineForm
 from agentrl.train.forward_backward import ModelContext
 from agentrl.train.hf import HFFolder
 from agentrl.train.hf import write as write_hf
@@ -97,6 +98,7 @@ class TrainBackend(ABC):
         self.temperature, self.total_steps, self.device_kind = rollout_temperature, total_steps, device
         self.learners = learners
         self.folder = HFFolder(settings.hf_checkpoint)
+        self.engine_form = EngineForm(self.folder)
 
     # ---- start --------------------------------------------------------------------------------------------
 
@@ -312,7 +314,7 @@ class TrainBackend(ABC):
 
     def weight_specs(self) -> Mapping[int, list[TensorSpec]]:
         """The specs of all tensors, by the rank of the process that sends them in `broadcast_weights`; local and cheap."""
-        return self.actor.network.specs()
+        return {rank: self.engine_form.specs(specs) for rank, specs in self.actor.network.specs().items()}
 
     def export_weights(self) -> Iterator[tuple[str, Tensor]]:
         """Full tensors under HF names, on rank 0; elsewhere an empty stream that must be exhausted. Collective."""
@@ -328,7 +330,7 @@ class TrainBackend(ABC):
     def broadcast_weights(self, buckets: Sequence[Bucket]) -> None:
         """Send the engines all tensors of this rank, in the order of `weight_specs`, in the buckets of its group.
         Collective. Raises TrainError: a member was lost."""
-        stream, sender = self.actor.network.export(by_stage=True), self._sender
+        stream, sender = self.engine_form.tensors(self.actor.network.export(by_stage=True)), self._sender
         for specs in [bucket.tensors for bucket in buckets if sender is not None and bucket.group == sender.name]:
             assert sender is not None
             flat = sender.buffer(sum(spec.nbytes for spec in specs), self.device)
@@ -423,7 +425,9 @@ class TrainBackend(ABC):
         lora, adapter = self.actor.place.lora, self.actor.network.adapter()
         stream = iter(()) if served and lora else self.export_weights()
         if self.ranks.rank == 0:
-            if not (served and lora):
+            if served and not lora and self.engine_form.scaled:
+                write_hf(path, self.engine_form.tensors(stream), source=self.engine_form.folder, quantized=True)
+            elif not (served and lora):
                 write_hf(path, stream, source=self.folder)
             if lora:
                 with whole_folder(Path(path) if served else Path(path, "adapter")) as partial:

@@ -66,7 +66,7 @@ def test_float8_weights_are_refused_with_the_command_that_converts_them(
 ) -> None:
     folder = real_folder(tmp_path / "model", "Qwen3-30B-A3B-FP8")
     assert run(["rollout", "--dry-run", "--hf-checkpoint", str(folder), "--output-dir", str(tmp_path / "out")]) == 2
-    assert f"`agentrl convert {folder} DIR --to hf` writes it without" in capsys.readouterr().err
+    assert f"`agentrl convert {folder} DIR --to hf`, which writes it without" in capsys.readouterr().err
 
 
 def test_rollouts_are_not_refused_by_rules_of_trainers(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
