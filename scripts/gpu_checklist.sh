@@ -25,18 +25,21 @@ export python sglang model
 export -f train
 
 # 1. The trainer's numbers on this GPU: log-probs, gradients, packing, checkpoints.
-step tests 300 "$python" -m pytest -q -p no:cacheprovider -m "not slow" tests/train/megatron/test_cuda.py tests/train/fsdp
+step tests 240 "$python" -m pytest -q -p no:cacheprovider -m "not slow" tests/train/megatron/test_cuda.py tests/train/fsdp
 # 2. The whole loop; the trainer on the GPU, the built-in engine on the CPU.
 step demo 120 "$python" -m agentrl.demo --device cuda
-# 3. The shared device with SGLang. Each rollout: train/train_rollout_logprob_abs_diff below .05, with LoRA too.
+# 3. The shared device with SGLang. Each rollout: train/train_rollout_logprob_abs_diff below .05, with LoRA too. First CUDA
+#    handles of memory between two processes, bit for bit; `ipc` sends SGLang its weights so.
+step handles 60 "$python" -m pytest -q -p no:cacheprovider tests/numerics/test_shared_handle.py
 if [ -n "$sglang" ]; then
-    step colocate 300 bash -c 'train --output-dir "$0/colocate"' "$out"
-    step colocate_lora 240 bash -c 'train --lora-rank 16 --output-dir "$0/lora"' "$out"
+    step colocate 240 bash -c 'train --output-dir "$0/colocate"' "$out"
+    step ipc 180 bash -c 'train --update-weight-mode ipc --output-dir "$0/ipc"' "$out"
+    step colocate_lora 180 bash -c 'train --lora-rank 16 --output-dir "$0/lora"' "$out"
 else
-    echo "colocate, colocate_lora: skipped, SGLANG is not set"
+    echo "colocate, ipc, colocate_lora: skipped, SGLANG is not set"
 fi
 # 4. A step at 0.6 B beside plain transformers, and long samples: seconds and memory.
-step speed 180 "$python" -m benchmarks.trainer_gpu
-step long 180 "$python" -m benchmarks.trainer_gpu --groups 2 --per-group 2 --prompt 1024 --answer 31744
+step speed 150 "$python" -m benchmarks.trainer_gpu
+step long 150 "$python" -m benchmarks.trainer_gpu --groups 2 --per-group 2 --prompt 1024 --answer 31744
 # 5. Linear attention and images under FSDP2.
-step families 180 "$python" -m pytest -q -p no:cacheprovider tests/train/fsdp/test_vision.py -m "not slow"
+step families 150 "$python" -m pytest -q -p no:cacheprovider tests/train/fsdp/test_vision.py -m "not slow"

@@ -25,7 +25,7 @@ from agentrl.errors import SettingsError, ungrouped
 from agentrl.run.demonstrations import without_engines
 from agentrl.run.protocols import Components, Found, Progress, Start, WeightTransfer, counted, within
 from agentrl.run.training import Learners, RankInfo
-from agentrl.run.weights import BroadcastWeights, DiskWeights
+from agentrl.run.weights import BroadcastWeights, DiskWeights, SharedWeights
 from agentrl.runfolder import RunFolder
 
 
@@ -148,7 +148,9 @@ class _Starting:
             rollouts = await stack.enter_async_context(opening)
         copies = s.cluster.update_weight_local_checkpoint_dir
         weights: WeightTransfer = DiskWeights(self.folder, trainer, rollouts.engines, partial(fetch, actors), copies)
-        if self.settings.cluster.update_weight_mode == "broadcast":
+        if s.cluster.update_weight_mode == "ipc":
+            weights = SharedWeights(s.cluster, trainer, rollouts.engines)
+        elif s.cluster.update_weight_mode == "broadcast":
             here = s.cluster.colocate and s.cluster.actor_num_nodes == 1 and s.engine.engine == "embedded"
             broadcast = BroadcastWeights.open(s.cluster, trainer, rollouts.engines, shared=here)
             weights = await stack.enter_async_context(broadcast)

@@ -133,6 +133,7 @@ class RayEngines(_Handle, WeightSink):
     join_weight_group = _asks("engines.join_weight_group")
     leave_weight_group = _asks("engines.leave_weight_group")
     receive = _asks("engines.receive")
+    offer = _asks("engines.offer")
     lacks_weights = _asks("engines.lacks_weights")
 
 

@@ -116,6 +116,9 @@ class RayTrainer(Trainer, WeightSource):
     async def address(self, rank: int) -> tuple[str, int]:
         return await value(self.actors[rank].address.remote())
 
+    async def share_weights(self, specs: Sequence[TensorSpec], *, first: bool) -> str:
+        return (await _call(self.actors, "share_weights", specs, first=first))[0]
+
     async def weight_specs(self) -> Mapping[int, list[TensorSpec]]:
         return await value(self.actors[0].call.remote("weight_specs"))
 

@@ -47,8 +47,10 @@ class ClusterSettings(Settings):
         False, description="Start with fewer replicas of the model and fewer engines if devices are missing."
     )
 
-    update_weight_mode: Literal["broadcast", "disk"] = Field(
-        "broadcast", description="Transport of new weights to the engines: a process group, or the run's folder."
+    update_weight_mode: Literal["broadcast", "disk", "ipc"] = Field(
+        "broadcast",
+        description="Transport of new weights to the engines: a process group, the run's folder, or memory that one trainer "
+        "process shares with an SGLang on the same device.",
     )
     update_weight_local_checkpoint_dir: str | None = Field(
         None,

@@ -221,6 +221,16 @@ class EngineClient(EngineState):
         }
         await self._call("POST", "/update_weights_from_distributed", body)
 
+    async def receive_shared(self, handle: str, version: str) -> None:
+        """Take tensors from memory that the trainer shares, by a handle of `numerics.shared_handle`."""
+        body = {
+            "serialized_named_tensors": [handle],
+            "load_format": "flattened_bucket",
+            "flush_cache": True,
+            "weight_version": version,
+        }
+        await self._call("POST", "/update_weights_from_tensor", body)
+
     async def end_update(self) -> None:
         """Close the weight-update session."""
         await self._update_session("/end_weight_update")

@@ -26,8 +26,8 @@ from agentrl.engine.pause import PauseGate
 from agentrl.engine.registry import EngineRegistry
 from agentrl.engine.requests import Requests
 from agentrl.engine.settings import EngineSettings
-from agentrl.engine.weights import WHOLE, BroadcastUpdate, DiskUpdate, WeightGroup, WeightUpdate
-from agentrl.errors import EngineFailure, EngineRejected, EngineUnreachable
+from agentrl.engine.weights import WHOLE, BroadcastUpdate, DiskUpdate, SharedUpdate, WeightGroup, WeightUpdate
+from agentrl.errors import EngineFailure, EngineRejected, EngineTimeout, EngineUnreachable
 from agentrl.settings import shown
 
 T = TypeVar("T")
@@ -71,6 +71,7 @@ class HealthMonitor:
         self._blocks = 0
         self._regains: list[anyio.CancelScope] = []
         self._groups: dict[str, dict[EngineClient, int]] = {}
+        self._offers, self._offered = anyio.create_memory_object_stream[tuple[str, str, anyio.Event]](0)
 
     async def _watch(self) -> None:
         """Probe all engines as long as the pool is open. Waits for the probe interval or for `trouble` of the
@@ -162,6 +163,8 @@ class HealthMonitor:
         async with self._alone():
             if isinstance(update, BroadcastUpdate):
                 await self._broadcast(update, version)
+            elif isinstance(update, SharedUpdate):
+                await self._take_shared(update, version)
             else:
                 await self._load(update, version)
 
@@ -253,18 +256,45 @@ class HealthMonitor:
         group = {member: incarnation for name in names for member, incarnation in self._groups[name].items()}
         if gone := [member.url for member, incarnation in group.items() if member.incarnation != incarnation]:
             raise _broken(", ".join(sorted(names)), gone)
-        async with self._paused(group, strict=True):
+        async with self._session(group, version):
+            for bucket in update.buckets:
+                await self._registry.all(partial(EngineClient.receive, bucket=bucket, version=version), group)
+
+    async def offer(self, key: str, handle: str) -> None:
+        """Give a bucket to the `SharedUpdate` under way; return when the engines have taken it."""
+        taken = anyio.Event()
+        await self._offers.send((key, handle, taken))
+        await taken.wait()
+
+    async def _take_shared(self, update: SharedUpdate, version: str) -> None:
+        members, left = await self._answering(), update.buckets
+        async with self._session(members, version):
+            while left:
+                try:
+                    with anyio.fail_after(limit := self.settings.engine_control_timeout):
+                        key, handle, taken = await self._offered.receive()
+                except TimeoutError:
+                    said = f"the trainer shared no weights for {limit:g} s (--engine-control-timeout)"
+                    raise EngineTimeout(said) from None
+                if key == update.key:  # otherwise its update has failed
+                    take = partial(EngineClient.receive_shared, handle=handle, version=version)
+                    await self._registry.all(take, members)
+                    left -= 1
+                taken.set()
+
+    @asynccontextmanager
+    async def _session(self, members: Collection[EngineClient], version: str) -> AsyncIterator[None]:
+        """Pause the members; they have the weights of this version after the block."""
+        async with self._paused(members, strict=True):
             try:
-                await self._registry.all(EngineClient.begin_update, group)
-                for bucket in update.buckets:
-                    take = partial(EngineClient.receive, bucket=bucket, version=version)
-                    await self._registry.all(take, group)
-                await self._registry.all(EngineClient.end_update, group)
+                await self._registry.all(EngineClient.begin_update, members)
+                yield
+                await self._registry.all(EngineClient.end_update, members)
             except BaseException:
-                for member in group:  # some tensors are old and some are new, whatever version the engine reports
+                for member in members:  # some tensors are old and some are new, whatever version the engine reports
                     member.weights = "stale"
                 raise
-            self._sent(version, None, group)
+            self._sent(version, None, members)
 
     def _sent(self, version: str, folder: DiskUpdate | None, to: Collection[EngineClient]) -> None:
         self._registry.sent(version, folder, to)

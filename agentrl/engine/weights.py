@@ -91,4 +91,12 @@ class BroadcastUpdate:
     buckets: list[Bucket]
 
 
-WeightUpdate = DiskUpdate | BroadcastUpdate
+@dataclass(frozen=True, slots=True)
+class SharedUpdate:
+    """Weights in memory that the trainer shares with engines: so many buckets, offered under this key."""
+
+    key: str
+    buckets: int
+
+
+WeightUpdate = DiskUpdate | BroadcastUpdate | SharedUpdate

@@ -19,8 +19,10 @@ from agentrl.engine.weights import WHOLE as WHOLE
 from agentrl.engine.weights import BroadcastUpdate as BroadcastUpdate
 from agentrl.engine.weights import Bucket as Bucket
 from agentrl.engine.weights import DiskUpdate as DiskUpdate
+from agentrl.engine.weights import SharedUpdate as SharedUpdate
 from agentrl.engine.weights import TensorSpec as TensorSpec
 from agentrl.engine.weights import WeightGroup as WeightGroup
+from agentrl.engine.weights import WeightUpdate as WeightUpdate
 from agentrl.errors import AgentRLError
 from agentrl.observability.progress import Progress as Progress
 from agentrl.observability.progress import counted as counted
@@ -130,6 +132,10 @@ class WeightSource(Protocol):
     async def close_weight_group(self) -> None:
         """Leave the process groups."""
 
+    async def share_weights(self, specs: Sequence[TensorSpec], *, first: bool) -> str:
+        """Return a handle of these tensors, the next ones in the order of `weight_specs`, in memory that stays until the next
+        call; none gives the memory back."""
+
 
 class WeightSink(Protocol):
     """The engines' side of a weight update.
@@ -147,8 +153,11 @@ class WeightSink(Protocol):
     async def leave_weight_group(self, name: str) -> None:
         """Every engine leaves."""
 
-    async def receive(self, update: DiskUpdate | BroadcastUpdate, version: str) -> None:
+    async def receive(self, update: WeightUpdate, version: str) -> None:
         """Every engine takes the weights and labels them `version`."""
+
+    async def offer(self, key: str, handle: str) -> None:
+        """The update `key`, whose `receive` is under way, takes the next bucket from shared memory; returns when it has."""
 
     async def lacks_weights(self) -> bool:
         """Return true if no engine has the current weights any more, and only the trainer can give them."""

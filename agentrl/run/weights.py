@@ -15,7 +15,7 @@ import anyio
 from anyio import to_thread
 
 from agentrl.config.placement import ClusterSettings
-from agentrl.engine.weights import BroadcastUpdate, Bucket, DiskUpdate, WeightGroup, buckets
+from agentrl.engine.weights import BroadcastUpdate, Bucket, DiskUpdate, SharedUpdate, WeightGroup, buckets
 from agentrl.errors import AgentRLError, EngineFailure, TrainError, ungrouped
 from agentrl.modelfolder import ADAPTER
 from agentrl.run.deltas import write_delta
@@ -147,6 +147,30 @@ class BroadcastWeights(WeightTransfer):
             await _both(leave, self._source.close_weight_group)
 
 
+class SharedWeights(WeightTransfer):
+    """The only trainer process shares the memory of one bucket at a time with an engine on its device."""
+
+    def __init__(self, settings: ClusterSettings, source: WeightSource, sink: WeightSink) -> None:
+        self._settings, self._source, self._sink = settings, source, sink
+
+    async def send(self, version: int) -> None:
+        (specs,) = (await self._source.weight_specs()).values()
+        key, found = uuid.uuid4().hex, buckets(specs, self._settings.update_weight_buffer_size)
+
+        async def share() -> None:
+            for i, bucket in enumerate(found):
+                await self._sink.offer(key, await self._source.share_weights(bucket, first=i == 0))
+
+        await self._sink.epoch()  # waits for an engine that is restarted
+        try:
+            await _both(partial(self._sink.receive, SharedUpdate(key, len(found)), str(version)), share)
+        finally:
+            await self._source.share_weights([], first=False)
+
+    async def lost(self) -> bool:
+        return await self._sink.lacks_weights()
+
+
 async def _both(
     engines: Callable[[], Coroutine[Any, Any, None]], trainer: Callable[[], Coroutine[Any, Any, None]]
 ) -> None:
@@ -157,4 +181,4 @@ async def _both(
             tasks.start_soon(trainer)
 
 
-_implementations: tuple[type[WeightTransfer], ...] = (DiskWeights, BroadcastWeights)
+_implementations: tuple[type[WeightTransfer], ...] = (DiskWeights, BroadcastWeights, SharedWeights)

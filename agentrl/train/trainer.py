@@ -33,6 +33,7 @@ from agentrl.errors import CheckpointError, TrainError
 from agentrl.lora import write_adapter
 from agentrl.modelfolder import text_config
 from agentrl.numerics.offload import OffloadedTensors
+from agentrl.numerics.shared_handle import flattened_bucket
 from agentrl.numerics.weight_group import WeightSender, views
 from agentrl.runfolder import CRITIC, MANIFEST
 from agentrl.train.batch import Prepared, TrainBatch
@@ -75,6 +76,8 @@ class TrainBackend(ABC):
     teacher: ModelState | None = None
     _followed = False  # true if the reference is no longer the model that it was loaded from
     _sender: WeightSender | None = None
+    _stream: Iterator[tuple[str, Tensor]]  # of `share_weights`, as the buffer
+    _shared: Tensor | None = None
     _saving: Saving | None = None
     _offloaded: OffloadedTensors | None = None
     _seconds: defaultdict[str, float]
@@ -341,6 +344,24 @@ class TrainBackend(ABC):
             sender.end()
         if next(stream, None) is not None:
             raise TrainError("broadcast_weights needs init_weight_group first, and buckets of all tensors")
+
+    def share_weights(self, specs: Sequence[TensorSpec], *, first: bool) -> str:
+        """Return a handle of these tensors in this device's memory, the next ones in the order of `weight_specs`, from the
+        `first`; the next call overwrites the memory. No specs give the memory back."""
+        if not specs:
+            self._shared = None
+            return ""
+        if first:
+            self._stream = self.engine_form.tensors(self.actor.network.export(by_stage=True))
+        size = sum(spec.nbytes for spec in specs)
+        if self._shared is None or self._shared.numel() < size:
+            self._shared = torch.empty(size, dtype=torch.uint8, device=self.device)
+        flat = self._shared[:size]
+        for (_, view), (_, tensor) in zip(views(flat, specs), self._stream, strict=False):
+            view.copy_(tensor)
+        if flat.is_cuda:
+            torch.cuda.synchronize(self.device)
+        return flattened_bucket(flat, specs)
 
     def close_weight_group(self) -> None:
         """Leave the group that `init_weight_group` opened, if any."""

@@ -13,10 +13,11 @@ from tests.support.versions import staleness, trained_groups
 pytestmark = MARKS
 
 
-@pytest.mark.parametrize("mode", ["broadcast", "disk"])
+@pytest.mark.parametrize("mode", ["broadcast", "disk", "ipc"])
 def test_three_steps_with_the_engine_following_the_trainer(tmp_path: Path, mode: str) -> None:
     kit = RunKit.make(tmp_path)
     settings = {"engine": "sglang", "engine_python": PYTHON, "update_weight_mode": mode, "lr": "3e-3"}
+    settings |= {"colocate": mode == "ipc", "no_offload_rollout": mode == "ipc"}
     run = kit.start(kit.arguments("run", num_rollout=4, embedded_slots=None, embedded_threads=None, **settings))
     run.until(run.processes, timeout=600)
     processes = run.processes()

@@ -12,8 +12,16 @@ import pytest
 from agentrl.engine.pool import EnginePool
 from agentrl.engine.settings import EngineSettings
 from agentrl.engine.transport import Headers, HttpTransport, Reply, Sink
-from agentrl.engine.weights import BroadcastUpdate, Bucket, DiskUpdate, TensorSpec, WeightGroup, WeightUpdate
-from agentrl.errors import EngineRejected, EngineUnreachable
+from agentrl.engine.weights import (
+    BroadcastUpdate,
+    Bucket,
+    DiskUpdate,
+    SharedUpdate,
+    TensorSpec,
+    WeightGroup,
+    WeightUpdate,
+)
+from agentrl.errors import EngineRejected, EngineTimeout, EngineUnreachable
 
 URLS = ["http://one", "http://two"]
 SPECS: list[TensorSpec] = [TensorSpec("a", "bfloat16", [2, 3]), TensorSpec("b", "float32", [4])]
@@ -105,6 +113,36 @@ async def test_what_an_update_says() -> None:
         "flush_cache": True,
         "weight_version": "8",
     }
+
+
+async def test_buckets_in_shared_memory_are_taken_one_by_one() -> None:
+    """An offer returns when engines have the bucket; the offer of an update that failed is no part of the next one."""
+    recorder = Recorder()
+    pool = pool_over(recorder)
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(pool.offer, "before", "stale")
+        tasks.start_soon(pool.receive, SharedUpdate("key", 2), "7")
+        for i in range(2):
+            await pool.offer("key", f"handle {i}")
+            assert recorder.paths("one").count("/update_weights_from_tensor") == i + 1
+    steps = ["/begin_weight_update", *["/update_weights_from_tensor"] * 2, "/end_weight_update"]
+    assert recorder.paths("one") == recorder.paths("two") == [*AROUND[0], *steps, *AROUND[1]]
+    assert recorder.body("/update_weights_from_tensor") == {
+        "serialized_named_tensors": ["handle 0"],
+        "load_format": "flattened_bucket",
+        "flush_cache": True,
+        "weight_version": "7",
+    }
+    assert pool.version == "7"
+
+
+async def test_an_update_by_shared_memory_without_offers_ends() -> None:
+    recorder = Recorder()
+    pool = EnginePool(URLS, EngineSettings(engine_control_timeout=0.05), vocab_size=8, transport=recorder)
+    with pytest.raises(EngineTimeout, match=r"the trainer shared no weights for 0.05 s"):
+        await pool.receive(SharedUpdate("key", 1), "7")
+    assert recorder.paths("one")[-1] == "/continue_generation"
+    assert [member.weights for member in pool.members] == ["stale", "stale"]
 
 
 PATHS = ["/pause_generation", "/flush_cache", "/update_weights_from_disk", "/continue_generation"]

@@ -16,16 +16,17 @@ from agentrl.engine.weights import buckets
 from agentrl.errors import EngineUnreachable, TrainError
 from agentrl.run.protocols import (
     Batch,
-    BroadcastUpdate,
     Bucket,
     DiskUpdate,
+    SharedUpdate,
     TensorSpec,
     Trainer,
     WeightGroup,
     WeightSink,
     WeightSource,
+    WeightUpdate,
 )
-from agentrl.run.weights import BroadcastWeights, DiskWeights
+from agentrl.run.weights import BroadcastWeights, DiskWeights, SharedWeights
 from agentrl.runfolder import RunFolder
 
 SPECS: list[TensorSpec] = [
@@ -63,6 +64,10 @@ class Source(WeightSource, Trainer):
     async def close_weight_group(self) -> None:
         self.log.append("close")
 
+    async def share_weights(self, specs: Sequence[TensorSpec], *, first: bool) -> str:
+        self.log.append(f"share {[spec.name for spec in specs]} {first}")
+        return f"handle of {len(specs)}"
+
     async def train(self, batch: Batch, step: int) -> dict[str, float]:
         raise AssertionError("nothing is trained here")
 
@@ -87,6 +92,7 @@ class Sink(WeightSink):
     def __init__(self, source: Source, *, failing: bool = False) -> None:
         self.source, self.log, self.failing = source, source.log, failing
         self.groups: list[WeightGroup] = []
+        self.offered = anyio.Event()
         self.names: tuple[str, ...] = ("one#0", "two#0")
         self.failures = 0
 
@@ -100,16 +106,22 @@ class Sink(WeightSink):
     async def leave_weight_group(self, name: str) -> None:
         self.log.append(f"leave {name in [group.name for group in self.groups[-2:]]}")
 
-    async def receive(self, update: DiskUpdate | BroadcastUpdate, version: str) -> None:
+    async def receive(self, update: WeightUpdate, version: str) -> None:
         if self.failing or self.failures:
             self.failures -= 1
             raise EngineUnreachable("no engine")
         if isinstance(update, DiskUpdate):
             assert Path(update.folder).is_dir()
+        elif isinstance(update, SharedUpdate):
+            await self.offered.wait()
         else:
             assert [bucket.group for bucket in update.buckets] == [group.name for group in self.groups[-2:]]
             assert [spec for bucket in update.buckets for spec in bucket.tensors] == SPECS
         self.log.append(f"receive {version}")
+
+    async def offer(self, key: str, handle: str) -> None:
+        self.log.append(f"take {handle}")
+        self.offered.set()
 
     async def lacks_weights(self) -> bool:
         return False
@@ -184,7 +196,7 @@ async def test_copies_are_made_before_the_engines_load_them_and_by_differences_w
     loaded: list[Path] = []
 
     class Copies(Sink):
-        async def receive(self, update: DiskUpdate | BroadcastUpdate, version: str) -> None:
+        async def receive(self, update: WeightUpdate, version: str) -> None:
             assert isinstance(update, DiskUpdate)
             loaded.append(Path(update.folder))
             await super().receive(update, version)
@@ -237,3 +249,19 @@ def test_buckets_keep_the_order_and_their_limit(sizes: list[int], limit: int) ->
     assert buckets(odd, 1000) == [odd[:1], odd[1:]], "float32 begins at a multiple of 4 bytes"
     for one, two in itertools.pairwise(found):
         assert sum(4 * spec[2][0] for spec in [*one, two[0]]) > limit, "a bucket is as full as it can be"
+
+
+class OneProcess(Source):
+    async def weight_specs(self) -> dict[int, list[TensorSpec]]:
+        return {0: SPECS}
+
+
+async def test_one_bucket_at_a_time_is_shared_and_the_memory_is_given_back() -> None:
+    source = OneProcess([])
+    await SharedWeights(ClusterSettings(update_weight_buffer_size=32), source, Sink(source)).send(3)
+    shared = ["share ['a', 'b'] True", "take handle of 2", "share ['c'] False", "take handle of 1"]
+    assert [line for line in source.log if line != "receive 3"] == [*shared, "share [] False"]
+    assert "receive 3" in source.log
+    with pytest.raises(EngineUnreachable):
+        await SharedWeights(ClusterSettings(), source, Sink(source, failing=True)).send(4)
+    assert source.log[-1] == "share [] False"
