@@ -64,6 +64,8 @@ class RunSettings(Sections):
             self._fill("data", env_key="env")
         if self.train.use_pytorch_profiler and self.train.profile_dir is None:
             self._fill("train", profile_dir=f"{self.observability.output_dir}/profile")
+        if self.train.record_memory_history and self.train.memory_snapshot_dir is None:
+            self._fill("train", memory_snapshot_dir=f"{self.observability.output_dir}/memory")
         details = self.observability.dump_details
         if details is not None and self.observability.save_debug_rollout_data is None:
             self._fill("observability", save_debug_rollout_data=f"{details}/rollout_data/{{rollout_id}}.jsonl")

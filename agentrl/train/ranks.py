@@ -116,6 +116,21 @@ def profiled(settings: TrainSettings, rollout: int, rank: int) -> Iterator[None]
         found.export_chrome_trace(str(draft))
 
 
+@contextmanager
+def memory_recorded(settings: TrainSettings, rank: int) -> Iterator[None]:
+    """With `record_memory_history`, write a snapshot of CUDA's memory if what is inside fails. Raises TrainError: it
+    failed; the error names the snapshot, for https://pytorch.org/memory_viz."""
+    try:
+        yield
+    except Exception as error:
+        if not settings.record_memory_history:
+            raise
+        path = Path(settings.memory_snapshot_dir or "memory") / f"rank_{rank}.pickle"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        cuda.memory._dump_snapshot(str(path))
+        raise TrainError(f"{type(error).__name__}: {error}; a snapshot of the GPU's memory is in {path}") from error
+
+
 def memory(device: torch.device) -> dict[str, float]:
     """GiB: `perf/trainer_memory`, the most that the process has held so far; of a GPU `perf/gpu_memory_allocated` and
     `perf/gpu_memory_reserved`, the most since the last call."""

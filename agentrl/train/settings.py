@@ -193,6 +193,13 @@ class TrainSettings(Settings):
     profile_step_end: int = Field(12, ge=1, description="The rollout before which profiling ends.")
     profile_dir: str | None = Field(None, description="Folder of the profiles; default: profile in --output-dir.")
 
+    record_memory_history: bool = Field(
+        False, description="Record CUDA allocations; if training fails, the error names a snapshot of the memory."
+    )
+    memory_snapshot_dir: str | None = Field(
+        None, description="Folder of the snapshots; default: memory in --output-dir."
+    )
+
     seed: int = Field(1234, ge=0, description="Seed of the trainer's random numbers.")
     train_threads: int | None = Field(
         None,

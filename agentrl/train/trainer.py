@@ -48,9 +48,12 @@ from agentrl.train.microbatches import OutputPositions
 from agentrl.train.model_state import CriticModel, ModelState, TrainedModel, UnadaptedModel
 from agentrl.train.network import Network, forward_flops
 from agentrl.train.objective import estimate, step_inputs
-from agentrl.train.ranks import Ranks, memory, pick, profiled
+from agentrl.train.ranks import Ranks, memory, memory_recorded, pick, profiled
 from agentrl.train.saving import Saving
 from agentrl.train.settings import TrainSettings
+
+_ALLOCATIONS = 100_000
+"""Allocations that `record_memory_history` keeps, the newest."""
 
 
 class TrainBackend(ABC):
@@ -116,8 +119,10 @@ class TrainBackend(ABC):
     def check(self) -> None:
         """Refuse, by the models' configs alone and with the same errors, what `init` would refuse after the start."""
         settings, check = self.settings, self.network.check_model
+        cuda = self.device_kind == "cuda" or (self.device_kind == "auto" and torch.cuda.is_available())
+        if settings.record_memory_history and not cuda:
+            raise TrainError("--record-memory-history records CUDA's memory, and the device is a CPU; leave it out")
         if settings.bf16 is None:
-            cuda = self.device_kind == "cuda" or (self.device_kind == "auto" and torch.cuda.is_available())
             settings = settings.model_copy(update={"bf16": cuda})
         if (weights := foreign(settings.load)) is not None:
             self.folder = self.opened(weights)
@@ -136,6 +141,8 @@ class TrainBackend(ABC):
             self.folder = self.opened(weights)
         sizes = self.network.sizes_of(self.folder)  # a model that cannot be trained is refused before the ranks meet
         self.device = pick(self.device_kind, where.local_rank)
+        if self.settings.record_memory_history:
+            torch.cuda.memory._record_memory_history(max_entries=_ALLOCATIONS)
         if self.settings.bf16 is None:
             self.settings = self.settings.model_copy(update={"bf16": self.device.type == "cuda"})
         if self.settings.train_threads:
@@ -228,7 +235,7 @@ class TrainBackend(ABC):
             TrainError: a token id outside the vocabulary; or a non-finite loss or gradient, and the weights are then
                 as before the failed step.
         """
-        with profiled(self.settings, step, self.ranks.rank):
+        with memory_recorded(self.settings, self.ranks.rank), profiled(self.settings, step, self.ranks.rank):
             metrics = self._train(batch, step, prepared)
         if self.settings.reset_optimizer_states:
             for slot in self._models():

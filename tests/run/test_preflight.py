@@ -128,6 +128,7 @@ def refused(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> str:
         ({"hf_checkpoint": "no_tokenizer"}, ["--hf-checkpoint no_tokenizer: no tokenizer.json"]),
         ({"hf_checkpoint": "no_weights"}, ["no_weights: expected model.safetensors"]),
         ({"hf_checkpoint": "float8"}, ["float8: its weights are float8", "`agentrl convert float8 DIR --to hf`"]),
+        ({"record_memory_history": True}, ["--record-memory-history records CUDA's memory, and the device is a CPU"]),
         ({"sglang_quantization": "fp8"}, ["--sglang-quantization fp8: the trainer sends weights in the form of"]),
         ({"prompt_data": "nowhere.jsonl"}, ["--prompt-data nowhere.jsonl: no such file"]),
         ({"prompt_data": "broken.jsonl", "label_key": None}, ["broken.jsonl line 3: malformed JSON at column 14"]),

@@ -6,6 +6,7 @@ All other tests of this folder train on the GPU, too, where there is one (in flo
 from __future__ import annotations
 
 import json
+import pickle
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +14,10 @@ import pytest
 import torch
 
 from agentrl.cli.main import main
+from agentrl.errors import TrainError
 from agentrl.train.kernels import AttentionBlocks, FlashOnCuda, attention, kernel_for
+from agentrl.train.ranks import memory_recorded
+from agentrl.train.settings import TrainSettings
 from tests.support.tiny_models import Arch, make_tiny_model
 from tests.train.megatron.helpers import backend, make_batch, settings
 
@@ -76,6 +80,15 @@ def test_bfloat16_learns_what_float32_learns(tmp_path: Path) -> None:
     assert np.abs(exact[0] - rough[0]).max() < 0.05
     assert np.corrcoef(exact[1], rough[1])[0, 1] > 0.95
     assert np.allclose(exact[2], rough[2], rtol=0.2)
+
+
+def test_a_training_that_fails_names_a_snapshot_of_the_memory(tmp_path: Path) -> None:
+    recorded = TrainSettings(record_memory_history=True, memory_snapshot_dir=str(tmp_path / "memory"))
+    torch.cuda.memory._record_memory_history(max_entries=100)
+    said = r"OutOfMemoryError: .*a snapshot of the GPU's memory is in .*rank_3\.pickle"
+    with pytest.raises(TrainError, match=said), memory_recorded(recorded, 3):
+        torch.empty(1 << 50, dtype=torch.uint8, device="cuda")
+    assert "segments" in pickle.loads((tmp_path / "memory" / "rank_3.pickle").read_bytes())
 
 
 @pytest.mark.parametrize("trainer", ["megatron", "fsdp"])
