@@ -111,11 +111,6 @@ class RunFolder:
         return self.path / "logs"
 
     @property
-    def weights(self) -> Path:
-        """Weights on their way to the engines by disk."""
-        return self.path / "weights"
-
-    @property
     def model(self) -> Path:
         """The trained model as a Hugging Face folder."""
         return self.path / "model"

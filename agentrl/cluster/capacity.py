@@ -19,6 +19,11 @@ def engines(settings: RunSettings) -> int:
     return settings.cluster.num_engines if starts else 0
 
 
+def more_engines(settings: RunSettings) -> int:
+    """Return the number of engines that the run starts for `--engine-groups`."""
+    return sum(settings.engine.started_groups.values()) if settings.generates else 0
+
+
 def over_machines(settings: RunSettings, nodes: Sequence[Mapping[str, float]]) -> RunSettings:
     """The settings, with the devices of one machine where an engine needs more than any of these nodes has. Raises
     SettingsError: it cannot be shared evenly."""
@@ -41,7 +46,8 @@ def bundles(settings: RunSettings) -> list[dict[str, float]]:
     gpu, several = ({"GPU": float(n)} if cuda else {} for n in (1, share))
     found = [{"CPU": 1.0 + cluster.colocate, **gpu} for _ in range(cluster.world_size)]
     found += [{"CPU": 1.0, **gpu} for _ in range(cluster.critic_world_size)]
-    machines = 0 if cluster.colocate else engines(settings) * cluster.nodes_per_engine
+    wanted = more_engines(settings) + (0 if cluster.colocate else engines(settings))
+    machines = wanted * cluster.nodes_per_engine
     return found + [{"CPU": 1.0, **several} for _ in range(machines)]
 
 
@@ -75,6 +81,7 @@ def _needs(settings: RunSettings, kind: str, trainers: int, devices: int) -> flo
     if cluster.colocate and devices > trainers:
         return math.inf
     own = 0 if cluster.colocate or not engines(settings) else devices
+    own += more_engines(settings) * each
     own = own if kind == "GPU" else own // each * cluster.nodes_per_engine
     return trainers * (1 + (cluster.colocate and kind == "CPU")) + cluster.critic_world_size + own
 

@@ -6,7 +6,7 @@ import time
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import groupby
+from itertools import groupby, islice
 from typing import Any
 
 import anyio
@@ -15,7 +15,7 @@ from anyio import to_thread
 from ray.util.placement_group import PlacementGroup, placement_group, placement_group_table, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-from agentrl.cluster.capacity import bundles, engines, fitting, over_machines
+from agentrl.cluster.capacity import bundles, engines, fitting, more_engines, over_machines
 from agentrl.cluster.engines import EngineActor, fetch, start_engine, stop_engines
 from agentrl.cluster.rollouts import RayRollouts, rollout_actor
 from agentrl.cluster.runtime import library_output, ray_runtime, together, value, values, worker_environment
@@ -25,7 +25,7 @@ from agentrl.errors import SettingsError, ungrouped
 from agentrl.run.demonstrations import without_engines
 from agentrl.run.protocols import Components, Found, Progress, Start, WeightTransfer, counted, within
 from agentrl.run.training import Learners, RankInfo
-from agentrl.run.weights import BroadcastWeights, DiskWeights, SharedWeights
+from agentrl.run.weights import BroadcastWeights, DiskWeights, SharedWeights, eval_weights
 from agentrl.runfolder import RunFolder
 
 
@@ -51,7 +51,7 @@ async def start(
                 f"{settings.cluster.world_size}, --rollout-num-gpus {c.rollout_num_gpus} instead of "
                 f"{settings.cluster.rollout_num_gpus}"
             )
-        yield await _Starting(fits, folder, resume, progress, engines(fits)).on(stack)
+        yield await _Starting(fits, folder, resume, progress, engines(fits), more_engines(fits)).on(stack)
 
 
 _checked: Start = start
@@ -66,23 +66,26 @@ class _Starting:
     resume: Found | None
     progress: Progress
     engines: int
+    more: int
     here: str = field(default_factory=os.getcwd)
 
     async def on(self, stack: contextlib.AsyncExitStack) -> Components:
         """All parts; `stack` stops them."""
         s, timeout = self.settings, self.settings.cluster.start_timeout
-        names = counted(self.engines, "engine"), counted(_trainers(s), "trainer process", "trainer processes")
-        loading = f"loading the model into {names[0]}, " if self.engines else ""
+        total = self.engines + self.more
+        names = counted(total, "engine"), counted(_trainers(s), "trainer process", "trainer processes")
+        loading = f"loading the model into {names[0]}, " if total else ""
         self.progress.begin(f"{loading}starting {names[1]}")
         worker = rollout_actor(s, self.here, self.folder) if s.generates else None
         if worker is not None:
             stack.callback(ray.kill, worker)  # a cluster of somebody else's stays, and would keep it
         placement = await stack.enter_async_context(_placed(s))
         trainer, ranks = self._trainer(placement)
-        machines = [self._engine(placement, i) for i in range(self.engines)]
+        machines = [self._engine(placement, i) for i in range(total)]
         actors = [actor for each in machines for actor in each]
         stack.push_async_callback(stop_engines, actors)
         urls: list[str] = list(s.engine.rollout_external_engine_addrs)
+        groups = dict(s.engine.engine_groups)
         pids: list[int] = []
         began = time.monotonic()
 
@@ -93,12 +96,14 @@ class _Starting:
 
         async def start_engines() -> None:
             with within(timeout, "starting the inference engines"):
-                gpus = [await self._gpus(trainer, i) for i in range(self.engines)]
-                starting = [
-                    partial(start_engine, machines[i], i, self.folder.logs, gpus[i]) for i in range(self.engines)
-                ]
+                gpus = [await self._gpus(trainer, i) for i in range(total)]
+                starting = [partial(start_engine, machines[i], i, self.folder.logs, gpus[i]) for i in range(total)]
                 found = await together(starting)
-            urls[:], pids[:] = [url for url, _ in found], [pid for _, each in found for pid in each]
+            started = [url for url, _ in found]
+            urls[:], pids[:] = started[: self.engines], [pid for _, each in found for pid in each]
+            left = iter(started[self.engines :])
+            for name, number in s.engine.started_groups.items():
+                groups[name] = ",".join(islice(left, number))
             self.progress.ready(f"{names[0]} ready", began)
 
         with ungrouped():
@@ -113,7 +118,7 @@ class _Starting:
             if s.cluster.offload_train:
                 await trainer.offload()
             await start_engines()
-        parts, generating = await self._rollouts(stack, trainer, actors, urls, worker)
+        parts, generating = await self._rollouts(stack, trainer, actors, urls, groups, worker)
         with within(timeout, "asking for process ids"):
             trainers = await values([process.pid.remote() for process in trainer.processes])
         self.folder.write_processes({"driver": [os.getpid()], "trainer": trainers, "engine": pids, **generating})
@@ -134,6 +139,7 @@ class _Starting:
         trainer: RayTrainer,
         actors: Sequence[Any],
         urls: list[str],
+        groups: dict[str, int | str],
         worker: Any | None,
     ) -> tuple[Components, dict[str, list[int]]]:
         """The parts, and the process that generates, if there is one."""
@@ -143,7 +149,7 @@ class _Starting:
         if worker is None:
             given = stack.enter_context(without_engines(self.settings, self.folder, step))
             return Components(given, trainer, None), {}
-        opening = RayRollouts.open(worker, urls, step)
+        opening = RayRollouts.open(worker, urls, groups, step)
         with within(self.settings.cluster.start_timeout, "starting the rollout worker"):
             rollouts = await stack.enter_async_context(opening)
         copies = s.cluster.update_weight_local_checkpoint_dir
@@ -154,7 +160,8 @@ class _Starting:
             here = s.cluster.colocate and s.cluster.actor_num_nodes == 1 and s.engine.engine == "embedded"
             broadcast = BroadcastWeights.open(s.cluster, trainer, rollouts.engines, shared=here)
             weights = await stack.enter_async_context(broadcast)
-        return Components(rollouts, trainer, weights), {"rollout_worker": [rollouts.pid]}
+        evaluates = eval_weights(s, self.folder, trainer, lambda: rollouts.eval_engines)
+        return Components(rollouts, trainer, weights, evaluates), {"rollout_worker": [rollouts.pid]}
 
     def _trainer(self, placement: PlacementGroup) -> tuple[RayTrainer, list[RankInfo]]:
         actor, own = self.settings.cluster.world_size, self.settings.cluster.critic_world_size

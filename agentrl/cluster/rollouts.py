@@ -43,10 +43,11 @@ class RolloutActor:
         """Import the user's code. Raises PluginError: the machine of the rollouts lacks some of it."""
         Plugins.load(self._settings)
 
-    async def serve(self, urls: Sequence[str], resume_step: int | None) -> None:
-        """Open everything; at the end break off the calls that are under way, and close. All of it in this one task."""
+    async def serve(self, urls: Sequence[str], groups: dict[str, int | str], resume_step: int | None) -> None:
+        """Open everything; `groups`: addresses of `--engine-groups`; at the end break off the calls that are under way, and close. All of it in this one task."""
         workers = open_workers if self._settings.cluster.rollout_workers > 1 else None
-        opening = LedgerRollouts.open(self._settings, self._folder, urls, resume_step, workers=workers)
+        settings = self._settings.replace(engine_groups=groups) if groups else self._settings
+        opening = LedgerRollouts.open(settings, self._folder, urls, resume_step, workers=workers)
         async with opening as self._rollouts:
             spare_loaded()
             self._ready.set()
@@ -126,15 +127,14 @@ def _asks(name: str) -> Callable[..., Coroutine[Any, Any, Any]]:
     return ask
 
 
-class RayEngines(_Handle, WeightSink):
-    """The engines, which the actor's process controls."""
+def _engines(which: str) -> type[WeightSink]:
+    """Make the handle of a pool of engines, which the actor's process controls."""
+    names = ("epoch", "join_weight_group", "leave_weight_group", "receive", "offer", "lacks_weights")
+    return type("RayEngines", (_Handle, WeightSink), {name: _asks(f"{which}.{name}") for name in names})
 
-    epoch = _asks("engines.epoch")
-    join_weight_group = _asks("engines.join_weight_group")
-    leave_weight_group = _asks("engines.leave_weight_group")
-    receive = _asks("engines.receive")
-    offer = _asks("engines.offer")
-    lacks_weights = _asks("engines.lacks_weights")
+
+RayEngines: Any = _engines("engines")
+RayEvalEngines: Any = _engines("eval_engines")
 
 
 class RayRollouts(_Handle, Rollouts):
@@ -149,13 +149,17 @@ class RayRollouts(_Handle, Rollouts):
 
     def __init__(self, actor: Any, serving: Any, pid: int) -> None:
         super().__init__(actor, serving)
-        self.pid, self.engines = pid, RayEngines(actor, serving)
+        self.pid = pid
+        self.engines: WeightSink = RayEngines(actor, serving)
+        self.eval_engines: WeightSink = RayEvalEngines(actor, serving)
 
     @classmethod
     @asynccontextmanager
-    async def open(cls, actor: Any, urls: Sequence[str], resume_step: int | None) -> "AsyncIterator[RayRollouts]":
+    async def open(
+        cls, actor: Any, urls: Sequence[str], groups: dict[str, int | str], resume_step: int | None
+    ) -> "AsyncIterator[RayRollouts]":
         """Have a `rollout_actor` open everything, and close it at the end."""
-        serving = actor.serve.remote(urls, resume_step)
+        serving = actor.serve.remote(urls, groups, resume_step)
         try:
             yield cls(actor, serving, await unless(serving, actor.ready.remote()))
         except BaseException:

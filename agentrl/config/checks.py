@@ -149,6 +149,23 @@ def engines(s: Sections, _: ModelInfo | None) -> Iterator[str]:
         )
 
 
+def engine_groups(s: Sections, _: ModelInfo | None) -> Iterator[str]:
+    """Check where engines of a group can be started, and who may give the group `eval` weights."""
+    started, evaluates = s.engine.started_groups, "eval" in s.engine.engine_groups
+    if started and (s.cluster.colocate or s.engine.engine in ("external", "openai")):
+        why = "--colocate" if s.cluster.colocate else f"--engine {s.engine.engine}"
+        yield f"--engine-groups {next(iter(started))}: {why} starts no more engines; start them, and give their addresses"
+    if s.engine.engine_groups and s.engine.engine == "openai":
+        yield "--engine-groups: a hosted model has no token ids to share with them; leave it out"
+    for flag, given in {"--colocate": s.cluster.colocate, "--rollout-workers": s.cluster.rollout_workers > 1}.items():
+        if evaluates and given:
+            yield f"--engine-groups eval with {flag}: not supported; leave one of them out"
+    if s.rollout.eval_while_training and any(map(s.compat.compat_options.get, _SLIMES)):
+        yield "--eval-while-training with slime's functions: they know one rollout id at a time; leave one of them out"
+    if s.rollout.eval_while_training and not evaluates:
+        yield "--eval-while-training: evaluation needs engines of its own; give --engine-groups eval=1, or leave it out"
+
+
 def lengths(s: Sections, model: ModelInfo | None) -> Iterator[str]:
     """Prompt and one answer must fit the context that the run and the model allow; what costs reward lies below the longest."""
     buffer, longest = s.algorithm.overlong_buffer_len, s.algorithm.loss_max_length
@@ -354,7 +371,7 @@ def hosted(s: Sections, _: ModelInfo | None) -> Iterator[str]:
 
 CHECKS: tuple[Check, ...] = (
     hosted, prompts, adapters, one_process, on_policy, devices, batch_arithmetic, layout, sharding, experts, engines,
-    lengths, staleness, teacher,
+    engine_groups, lengths, staleness, teacher,
 )  # fmt: skip
 _TRAINERS: tuple[Check, ...] = (batch_arithmetic, layout, sharding, experts)
 """Checks of what only a trainer does."""

@@ -49,8 +49,8 @@ class ClusterSettings(Settings):
 
     update_weight_mode: Literal["broadcast", "disk", "ipc"] = Field(
         "broadcast",
-        description="Transport of new weights to the engines: a process group, the run's folder, or memory that one trainer "
-        "process shares with an SGLang on the same device.",
+        description="Transport of new weights to the engines: a process group, or the run's folder. With ipc, one trainer process "
+        "shares memory with an SGLang on the same device.",
     )
     update_weight_local_checkpoint_dir: str | None = Field(
         None,

@@ -46,6 +46,11 @@ class EngineSettings(Settings):
         512, description="Requests in flight at one engine; more wait in the client."
     )
 
+    engine_groups: dict[str, PositiveInt | str] = Field(
+        default_factory=dict,
+        description="More engines by name: NAME=2 starts two with the weights of --hf-checkpoint, NAME=host:port,host:port are "
+        "running ones. Their weights stay, except in a group named eval: it evaluates, with the weights of the step.",
+    )
     engine_start_timeout: PositiveFloat = Field(
         600.0, description="Seconds an engine may take from start to first healthy answer."
     )
@@ -138,6 +143,19 @@ class EngineSettings(Settings):
         if not re.fullmatch(r"[A-Za-z_]\w*", value, re.ASCII):
             raise ValueError("expected the name of an environment variable, not a key")  # a key is not repeated
         return value
+
+    @field_validator("engine_groups")
+    @classmethod
+    def _counts_or_addresses(cls, value: dict[str, int | str]) -> dict[str, int | str]:
+        for name, said in value.items():
+            if isinstance(said, str) and ":" not in said:
+                raise ValueError(f"{name}={said}: expected a number of engines, or addresses as host:port,host:port")
+        return value
+
+    @property
+    def started_groups(self) -> dict[str, int]:
+        """The number of engines to start, by group."""
+        return {name: said for name, said in self.engine_groups.items() if isinstance(said, int)}
 
     @field_validator("hosted_options")
     @classmethod

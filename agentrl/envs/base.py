@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Literal, Self
 import anyio
 
 from agentrl.chat.messages import ToolCall
-from agentrl.errors import SettingsError, ungrouped
+from agentrl.errors import EnvFailure, SettingsError, ungrouped
 from agentrl.sample import Message, Sample, Status
 from agentrl.tools import Tool, Toolbox, ToolOutcome, ToolSource, as_tool
 
@@ -75,6 +75,11 @@ class Step:
         return replace(self, done=True, reward=reward, stop_reason=stop_reason)
 
 
+def _no_engines(name: str) -> Any:
+    """Refuse: the environment is not played by a run."""
+    raise EnvFailure(f"engine_group({name!r}): no run with --engine-groups plays this environment")
+
+
 WhenInterrupted = Literal["keep", "replay", "restart"]
 
 
@@ -98,6 +103,8 @@ class Environment:
         args: the run's settings as a flat read-only view, or None outside a run; `args.env_args` are the arguments that
             instances of this class are made with (`--env-args`: the keyword parameters of its `__init__`).
         evaluating: whether this trajectory is played to evaluate, and not to be trained on.
+        engine_group: `await self.engine_group("opponent").reply(messages)` asks other engines of the run (`--engine-groups`)
+            for the text of a turn.
     """
 
     tools: ClassVar[Sequence[Callable[..., Any] | Tool | ToolSource]] = ()
@@ -105,6 +112,7 @@ class Environment:
     when_interrupted: ClassVar[WhenInterrupted] = "keep"
     args: Any = None
     evaluating: bool = False
+    engine_group: Callable[[str], Any] = _no_engines
 
     @classmethod
     def create(cls, args: Any = None, *, evaluating: bool = False, **arguments: Any) -> Self:

@@ -5,7 +5,7 @@ custom function that got only `(args, samples)` can still call the engine and th
 """
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
@@ -13,11 +13,12 @@ from agentrl.engine.hosted import HostedModel
 from agentrl.engine.images import ImageInputs
 from agentrl.engine.pause import PauseGate
 from agentrl.engine.wire import SamplingParams
+from agentrl.errors import SettingsError
 from agentrl.gateway.sessions import TurnSampler
 from agentrl.rollout.hooks import RolloutHooks
 from agentrl.rollout.settings import RolloutSettings
 from agentrl.rollout.stats import Tally
-from agentrl.sample import Sample
+from agentrl.sample import Message, Sample
 
 N = TypeVar("N", int, float)
 
@@ -65,6 +66,25 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
+class EngineGroup:
+    """Engines that user code chooses by name, for example an opponent's."""
+
+    chat: "Chat"
+    client: Generator
+    params: SamplingParams
+
+    async def reply(
+        self, messages: Sequence[Message], *, max_tokens: int | None = None, temperature: float | None = None
+    ) -> str:
+        """Return the text of the next assistant turn. By default sampling is as in training. Raises EngineFailure."""
+        most = self.params.max_new_tokens if max_tokens is None else max_tokens
+        params = replace(self.params, max_new_tokens=most)
+        params = params if temperature is None else replace(params, temperature=temperature)
+        found = await self.client.generate(self.chat.render_ids(messages), params)
+        return self.chat.decode(found.ids, skip_special_tokens=True)
+
+
+@dataclass(frozen=True, slots=True)
 class RolloutContext:
     """Everything that generating needs; immutable and shared by all trajectories of a process.
 
@@ -76,6 +96,7 @@ class RolloutContext:
         evaluating: whether what is played now is evaluated, and not trained on.
         tallies: where the tokens that engines sample are counted: of this attempt, and of its group.
         hooks: told what happens.
+        engine_groups: those of `--engine-groups`.
     """
 
     settings: RolloutSettings
@@ -89,6 +110,14 @@ class RolloutContext:
     evaluating: bool = False
     tallies: tuple[Tally, ...] = ()
     hooks: RolloutHooks = field(default_factory=RolloutHooks)
+    engine_groups: Mapping[str, EngineGroup] = field(default_factory=dict)
+
+    def engine_group(self, name: str) -> EngineGroup:
+        """Return the engines of this name. Raises SettingsError: there are none."""
+        if name not in self.engine_groups:
+            known = ", ".join(self.engine_groups) or "none"
+            raise SettingsError(f"no engine group {name!r}; --engine-groups names {known}")
+        return self.engine_groups[name]
 
     @property
     def hosted(self) -> HostedModel | None:

@@ -41,7 +41,9 @@ def make_environment(entry: EnvSpec, context: RolloutContext) -> Environment:
         EnvFailure: the class's own code raised.
     """
     try:
-        return entry.make(evaluating=context.evaluating)
+        made = entry.make(evaluating=context.evaluating)
+        made.engine_group = context.engine_group
+        return made
     except BaseException as raised:
         if stops_the_caller(raised):
             raise

@@ -163,6 +163,10 @@ class RolloutSettings(Settings):
     eval_interval: PositiveInt | None = Field(
         None, description="Evaluate every this many rollouts, and after the last."
     )
+    eval_while_training: bool = Field(
+        False,
+        description="Continue training during an evaluation, which keeps the weights of its step; needs --engine-groups eval=...",
+    )
     eval_before_train: bool = Field(True, description="Evaluate once before the first rollout.")
     n_samples_per_eval_prompt: PositiveInt = Field(1, description="Trajectories per prompt in evaluation.")
     eval_temperature: float | None = Field(None, ge=0, description="Temperature in evaluation; default: training's.")

@@ -154,6 +154,7 @@ class Driver:
         self._began = self._waited = 0.0
         self._sent = 0
         self._far_apart = 0
+        self._evaluating: anyio.Event | None = None
 
     async def run(self, first: int = 0) -> None:
         """Run from step `first` to the planned end, or to the end of the data. Waits for each action in turn: a batch unblocks
@@ -161,9 +162,11 @@ class Driver:
         self._sharing = DeviceSharing(self._settings.cluster, self._parts)
         self._first = first
         often = cadence(self._settings, engines=self._parts.weights is not None)
-        for action in actions(often, first, data_ended=lambda: self._batch is None):
-            await self._sharing.before(action.do)
-            await self._do(action)
+        with ungrouped():
+            async with anyio.create_task_group() as self._beside:
+                for action in actions(often, first, data_ended=lambda: self._batch is None):
+                    await self._sharing.before(action.do)
+                    await self._do(action)
 
     async def _do(self, action: Action) -> None:
         calls = {Do.SEND: self._send, Do.NEXT_BATCH: self._next_batch, Do.TRAIN: self._train}
@@ -208,14 +211,33 @@ class Driver:
         self._log(step, {**batch.metrics, **named, **times})
 
     async def _evaluate(self, step: int) -> None:
+        await self._evaluated()
         if step < 0:
             self._progress.begin("evaluating before training")
         else:
             self._progress.phase("evaluating")
-        with within(self._limits.rollout_timeout, "evaluating"):
+        if self._parts.eval_weights is not None:
+            with within(self._limits.weight_sync_timeout, "the weight update of the engines that evaluate"):
+                await self._parts.eval_weights.send(step + 1)
+        if not self._settings.rollout.eval_while_training:
             async with self._weights_kept(Do.EVALUATE):
-                metrics = await self._parts.rollouts.evaluate(step + 1)
+                await self._figures_of(step)
+            return
+        self._evaluating = anyio.Event()
+        self._beside.start_soon(self._figures_of, step, self._evaluating)
+
+    async def _figures_of(self, step: int, ended: anyio.Event | None = None) -> None:
+        """Evaluate with the weights that the engines have."""
+        with within(self._limits.rollout_timeout, "evaluating"):
+            metrics = await self._parts.rollouts.evaluate(step + 1)
         self._log(step, metrics)
+        if ended is not None:
+            ended.set()
+
+    async def _evaluated(self) -> None:
+        """Return when no evaluation is under way: a checkpoint covers it."""
+        if self._evaluating is not None:
+            await self._evaluating.wait()
 
     @asynccontextmanager
     async def _weights_kept(self, do: Do) -> AsyncIterator[None]:
@@ -241,6 +263,7 @@ class Driver:
                 tasks.cancel_scope.cancel()
 
     async def _save(self, step: int) -> None:
+        await self._evaluated()
         self._progress.phase(f"rollout {step + 1}: saving")
         if self._settings.train.save_hf is not None:  # first: a resume from the checkpoint would not write the model
             with within(self._limits.train_timeout, "writing the model"):

@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import AsyncIterator, Iterator, Sequence
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from pathlib import Path
 
 from agentrl.config import RunSettings
@@ -40,6 +40,26 @@ async def launched(settings: RunSettings, folder: RunFolder, progress: Progress)
     async with context as engines:
         progress.ready("connected" if external else f"{what} ready", began)
         yield [engine.url for engine in engines]
+
+
+@asynccontextmanager
+async def launched_groups(settings: RunSettings, folder: RunFolder) -> AsyncIterator[RunSettings]:
+    """Start the engines of `--engine-groups` here; gives the settings with their addresses in the place of numbers."""
+    found, first = dict(settings.engine.engine_groups), settings.cluster.num_engines
+    each = settings.cluster.rollout_num_gpus_per_engine
+    async with AsyncExitStack() as stack:
+        for name, count in settings.engine.started_groups.items():
+            context = launch(
+                settings.engine,
+                model_of(settings),
+                count=count,
+                first=first,
+                log_dir=folder.logs,
+                gpus_per_engine=each,
+            )
+            engines = await stack.enter_async_context(context)
+            found[name], first = ",".join(engine.url for engine in engines), first + count
+        yield settings.replace(engine_groups=found) if found else settings
 
 
 @contextmanager

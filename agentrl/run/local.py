@@ -23,11 +23,11 @@ import anyio
 from agentrl.config import RunSettings
 from agentrl.engine.local import in_process
 from agentrl.run.demonstrations import without_engines
-from agentrl.run.engines import launched, model_of
+from agentrl.run.engines import launched, launched_groups, model_of
 from agentrl.run.protocols import Batch, Components, Found, Progress, Start, Trainer, within
 from agentrl.run.rollouts import LedgerRollouts
 from agentrl.run.training import RankInfo, free_port, start_backend
-from agentrl.run.weights import DiskWeights
+from agentrl.run.weights import DiskWeights, eval_weights
 from agentrl.runfolder import RunFolder
 from agentrl.train.backends import backend_class
 
@@ -46,6 +46,7 @@ async def start(
     async with AsyncExitStack() as stack:
         if settings.generates:
             urls = await stack.enter_async_context(_engines(settings, folder, progress))
+            settings = await stack.enter_async_context(launched_groups(settings, folder))
         trainer = await stack.enter_async_context(LocalTrainer.open(settings, resume, progress))
         folder.write_processes({"driver": [os.getpid()]})
         progress.phase("opening the data")
@@ -53,7 +54,12 @@ async def start(
             yield Components(stack.enter_context(without_engines(settings, folder, step)), trainer, None)
             return
         rollouts = await stack.enter_async_context(LedgerRollouts.open(settings, folder, urls, step))
-        yield Components(rollouts, trainer, DiskWeights(folder, trainer, rollouts.engines))
+        yield Components(
+            rollouts,
+            trainer,
+            DiskWeights(folder, trainer, rollouts.engines),
+            eval_weights(settings, folder, trainer, lambda: rollouts.eval_engines),
+        )
 
 
 _checked: Start = start

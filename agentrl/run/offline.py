@@ -12,7 +12,7 @@ from agentrl.groups import group_id
 from agentrl.observability.metrics import MetricsLogger
 from agentrl.observability.progress import Progress, counted
 from agentrl.run.driver import open_folder
-from agentrl.run.engines import launched
+from agentrl.run.engines import launched, launched_groups
 from agentrl.run.preflight import prepared
 from agentrl.run.recorded import RecordedConversations
 from agentrl.run.resuming import evaluations_in
@@ -34,6 +34,7 @@ async def _evaluate(settings: RunSettings, notes: Sequence[str], workers: OpenWo
             progress.note(note)
         async with (
             launched(settings, folder, progress) as urls,
+            launched_groups(settings, folder) as settings,
             RolloutResources.open(settings, folder, urls, workers=workers) as generation,
         ):
             progress.begin("evaluating")
@@ -77,6 +78,7 @@ async def _rollout(settings: RunSettings, first: int, notes: Sequence[str], work
         resume = first - 1 if first else None
         async with (
             launched(settings, folder, progress) as urls,
+            launched_groups(settings, folder) as settings,
             LedgerRollouts.open(settings, folder, urls, resume, kind="rollout", workers=workers) as rollouts,
         ):
             spare_loaded()

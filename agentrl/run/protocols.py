@@ -74,6 +74,10 @@ class Rollouts(Protocol):
         """Play all evaluation sets with the engines' current weights; `done` rollouts have been trained."""
 
 
+EVALUATES = "eval"
+"""The engine group that evaluates, if there is one."""
+
+
 class WithoutEngines(Rollouts):
     """Rollouts that are not generated: there is nothing to evaluate with."""
 
@@ -175,11 +179,13 @@ class WeightTransfer(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Components:
-    """A started run. Without `weights` there are no engines: the rollouts come from a dump."""
+    """A started run. Without `weights` there are no engines: the rollouts come from a dump. `eval_weights`: to the engine
+    group that evaluates."""
 
     rollouts: Rollouts
     trainer: Trainer
     weights: WeightTransfer | None
+    eval_weights: WeightTransfer | None = None
 
 
 Start = Callable[[RunSettings, RunFolder, Found | None, Progress], AbstractAsyncContextManager[Components]]

@@ -36,7 +36,7 @@ from agentrl.gateway.server import Gateway
 from agentrl.groups import Group, group_id, save_rollout
 from agentrl.modelfolder import ImageTokens
 from agentrl.rm_hub import GraderRunner
-from agentrl.rollout.context import RolloutContext
+from agentrl.rollout.context import EngineGroup, RolloutContext
 from agentrl.rollout.coordinator import Rollout, RolloutCoordinator
 from agentrl.rollout.evaluate import Evaluated, counted, evaluate
 from agentrl.rollout.filters import named_filter
@@ -46,13 +46,14 @@ from agentrl.rollout.hosted import NoChat
 from agentrl.rollout.rewards import UNGRADED, Grader
 from agentrl.rollout.settings import RolloutSettings
 from agentrl.rollout.stats import RolloutStats
+from agentrl.rollout.teacher import probe_text, same_vocabulary
 from agentrl.rollout.user_tasks import UserTasks
 from agentrl.rollout.worker import Player, RolloutWorker
 from agentrl.run.environments import set_up
 from agentrl.run.evalsets import EvalSet, eval_sets
 from agentrl.run.metrics import rollout_metrics, staleness_metrics, truncation_metrics
 from agentrl.run.preflight import Plugins, load_chat, teacher_pool, ungraded
-from agentrl.run.protocols import Batch, Rollouts, WeightSink
+from agentrl.run.protocols import EVALUATES, Batch, Rollouts, WeightSink
 from agentrl.run.resuming import write_evaluation
 from agentrl.runfolder import RunFolder
 from agentrl.sample import Sample
@@ -115,6 +116,7 @@ class Loaded:
                     await stack.enter_async_context(gateway.serving())
             own = (plugins.environments, teacher)
             context = RolloutContext(rollout, args, chat, pool, length, *own, gateway, hooks=plugins.hooks)
+            context = replace(context, engine_groups=await _groups(settings, context, stack))
             named = {s.rollout.rm_type for s in (settings, *(held.settings for held, _ in sets))}
             preload = [rm_type for rm_type in named if rm_type]
             graders = await stack.enter_async_context(GraderRunner(settings.rm_hub, preload=preload))
@@ -298,6 +300,14 @@ class LedgerRollouts(Rollouts):
             raise SettingsError(UNTRAINABLE)
         return self.generation.pool
 
+    @property
+    def eval_engines(self) -> EnginePool:
+        """The engines of the group `eval`, for weight updates."""
+        assert isinstance(self.generation.player, RolloutWorker)
+        pool = self.generation.player.player.context.engine_group(EVALUATES).client
+        assert isinstance(pool, EnginePool)
+        return pool
+
     async def set_resident_memory(self, memory: frozenset[str]) -> None:
         await self.engines.set_resident_memory(memory)
 
@@ -346,8 +356,25 @@ def _player_of(held_out: EvalSet, plugins: Plugins, beside: GroupPlayer) -> Grou
     length = rollout.rollout_max_context_len or context.context_length
     context = replace(context, settings=rollout, args=args, chat=chat, environments=plugins.environments)
     context = replace(context, context_length=length)
-    grader = Grader(rollout, args, plugins.reward, beside.grader.runner)
+    grader, own = Grader(rollout, args, plugins.reward, beside.grader.runner), context.engine_groups.get(EVALUATES)
+    if own is not None:
+        return GroupPlayer(replace(context, client=own.client), grader, plugins.generate)
     return GroupPlayer(context, grader, plugins.generate, beside)
+
+
+async def _groups(settings: RunSettings, context: RolloutContext, stack: AsyncExitStack) -> dict[str, EngineGroup]:
+    """Connect to the engines of `--engine-groups`. Raises SettingsError: a group has another vocabulary."""
+    found, tokenizer = {}, context.chat.tokenizer
+    for name, said in settings.engine.engine_groups.items():
+        pool = EnginePool(str(said).split(","), settings.engine, vocab_size=None)
+        await stack.enter_async_context(pool)
+        await pool.check()
+        text = probe_text(tokenizer)
+        for url, ids in zip(pool.urls, await pool.encode(text), strict=True):
+            same_vocabulary(tokenizer, text, ids, f"--engine-groups {name}={url}")
+        params = replace(context.params(), return_sampling_mask=False, routed_experts_start_len=None)
+        found[name] = EngineGroup(context.chat, pool, params)
+    return found
 
 
 def _engine_pool(

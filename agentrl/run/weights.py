@@ -14,12 +14,13 @@ from typing import Any
 import anyio
 from anyio import to_thread
 
+from agentrl.config import RunSettings
 from agentrl.config.placement import ClusterSettings
 from agentrl.engine.weights import BroadcastUpdate, Bucket, DiskUpdate, SharedUpdate, WeightGroup, buckets
 from agentrl.errors import AgentRLError, EngineFailure, TrainError, ungrouped
 from agentrl.modelfolder import ADAPTER
 from agentrl.run.deltas import write_delta
-from agentrl.run.protocols import Trainer, WeightSink, WeightSource, WeightTransfer, within
+from agentrl.run.protocols import EVALUATES, Trainer, WeightSink, WeightSource, WeightTransfer, within
 from agentrl.runfolder import RunFolder
 
 Fetch = Callable[[Path, Path, str, str | None], Awaitable[None]]
@@ -37,8 +38,9 @@ class DiskWeights(WeightTransfer):
         sink: WeightSink,
         fetch: Fetch | None = None,
         copies: str | None = None,
+        name: str = "weights",
     ) -> None:
-        self._folder, self._trainer, self._sink, self._fetch = folder.weights, trainer, sink, fetch
+        self._folder, self._trainer, self._sink, self._fetch = folder.path / name, trainer, sink, fetch
         run = hashlib.sha256(str(folder.path.resolve()).encode()).hexdigest()[:8]
         self._copies = None if copies is None else Path(copies) / f"{folder.path.name}-{run}"
         self._fetched: tuple[Path, str] | None = None
@@ -66,6 +68,15 @@ class DiskWeights(WeightTransfer):
 
     async def lost(self) -> bool:
         return False  # engines load the folder by themselves
+
+
+def eval_weights(
+    settings: RunSettings, folder: RunFolder, trainer: Trainer, sink: Callable[[], WeightSink]
+) -> WeightTransfer | None:
+    """Return what brings weights to the engines of the group that evaluates, if there is one: by a folder of its own."""
+    if EVALUATES not in settings.engine.engine_groups:
+        return None
+    return DiskWeights(folder, trainer, sink(), name="eval_weights")
 
 
 class BroadcastWeights(WeightTransfer):

@@ -176,6 +176,27 @@ def test_what_lies_on_one_machine_fits_onto_it() -> None:
         )
 
 
+def test_groups_of_engines_are_numbers_or_addresses_and_some_layouts_have_no_room_for_them() -> None:
+    given = build("--engine-groups opponent=2 --engine-groups eval=a:1,b:2 --eval-while-training")
+    assert given.engine.engine_groups == {"opponent": 2, "eval": "a:1,b:2"}
+    assert given.engine.started_groups == {"opponent": 2}
+    for said in ("0", "nowhere"):
+        assert "--engine-groups: " in message(f"--engine-groups opponent={said}")
+    assert "--engine-groups a: --colocate starts no more engines" in message("--colocate --engine-groups a=1")
+    assert "--engine external starts no more engines" in message("--engine-groups a=1 --engine external")
+    assert "--engine-groups eval with --rollout-workers: not supported" in message(
+        "--engine-groups eval=1 --rollout-workers 2"
+    )
+    assert "evaluation needs engines of its own" in message("--eval-while-training --engine-groups a=1")
+
+
+def test_memory_by_handles_is_for_one_trainer_beside_sglang() -> None:
+    good = "--update-weight-mode ipc --colocate --engine sglang"
+    assert build(good).cluster.update_weight_mode == "ipc"
+    for bad in (f"{good} --actor-num-gpus-per-node 2", "--update-weight-mode ipc", f"{good} --engine embedded"):
+        assert "--update-weight-mode ipc: one trainer process shares" in message(bad)
+
+
 def test_details_are_samples_of_every_rollout() -> None:
     found = build("--dump-details d")
     assert found.observability.save_debug_rollout_data == "d/rollout_data/{rollout_id}.jsonl"

@@ -95,13 +95,20 @@ def settings(folder: Path, **changes: object) -> RunSettings:
     return RunSettings.from_flat(flat)
 
 
-async def drive(s: RunSettings, notes: Notes, first: int = 0, *, engines: bool = True) -> list[str]:
+async def drive(
+    s: RunSettings,
+    notes: Notes,
+    first: int = 0,
+    *,
+    engines: bool = True,
+    eval_weights: WeightTransfer | None = None,
+) -> list[str]:
     with (
         open_folder(s) as folder,
         MetricsLogger(s.observability, folder.path) as logger,
         Progress(s.observability, total=2) as progress,
     ):
-        parts = Components(notes, notes, notes if engines else None)
+        parts = Components(notes, notes, notes if engines else None, eval_weights)
         await Driver(s, parts, folder, logger, progress).run(first)
     return notes.log
 
@@ -143,6 +150,43 @@ async def test_trainer_and_engines_take_turns_on_shared_devices(tmp_path: Path) 
     assert not [entry for entry in only_trainer if entry.startswith("engines")]
     assert trainer in only_trainer
     assert not [entry for entry in await drive(settings(tmp_path / "d"), Notes()) if "engines" in entry]
+
+
+class Slow(Notes):
+    """The evaluation after the first rollout ends when the second has been trained; `eval_weights` notes its own sends."""
+
+    async def evaluate(self, done: int) -> Mapping[str, float]:
+        found = await super().evaluate(done)
+        if done == 1:
+            with anyio.fail_after(60):
+                while "train payload 1 at 1" not in self.log:
+                    await anyio.lowlevel.checkpoint()
+            self._note("evaluated 1")
+        return found
+
+
+class Own(Notes):
+    def __init__(self, log: list[str]) -> None:
+        super().__init__()
+        self.log = log
+
+    async def send(self, version: int) -> None:
+        self.log.append(f"send {version} to eval")
+
+
+async def test_training_continues_during_an_evaluation_which_a_checkpoint_waits_for(tmp_path: Path) -> None:
+    form = {"eval_prompt_data": ("set", "x.jsonl"), "eval_interval": 1, "eval_while_training": True}
+    s = settings(tmp_path, engine_groups={"eval": 1}, global_batch_size=64, save_interval=2, **form)
+    notes = Slow()
+    log = await drive(s, notes, eval_weights=Own(notes.log))
+    assert [line for line in log if "eval" in line] == [
+        *("send 0 to eval", "evaluate 0", "send 1 to eval", "evaluate 1", "evaluated 1"),
+        *("send 2 to eval", "evaluate 2"),
+    ]
+    assert log.index("train payload 1 at 1") < log.index("evaluated 1") < log.index("saving")
+    assert log.index("evaluate 2") < log.index("saving")
+    evaluated = [row["step"] for row in read_metrics(tmp_path / METRICS) if "eval/set/reward" in row]
+    assert evaluated == [-1, 0, 1]
 
 
 @pytest.mark.parametrize(

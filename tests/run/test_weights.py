@@ -186,7 +186,7 @@ async def test_only_the_newest_weights_stay_on_the_disk(folder: RunFolder) -> No
     for version in (0, 1, 2):
         await weights.send(version)
     assert source.log == ["write 0", "receive 0", "write 1", "receive 1", "write 2", "receive 2"]
-    assert [path.name for path in folder.weights.iterdir()] == ["2"]
+    assert [path.name for path in (folder.path / "weights").iterdir()] == ["2"]
 
 
 async def test_copies_are_made_before_the_engines_load_them_and_by_differences_where_there_is_a_base(
@@ -224,7 +224,7 @@ async def test_weights_that_the_engines_refused_stay(folder: RunFolder) -> None:
     await DiskWeights(folder, source, Sink(source)).send(0)
     with pytest.raises(EngineUnreachable):
         await DiskWeights(folder, source, Sink(source, failing=True)).send(1)
-    assert sorted(path.name for path in folder.weights.iterdir()) == ["0", "1"]
+    assert sorted(path.name for path in (folder.path / "weights").iterdir()) == ["0", "1"]
 
 
 async def test_a_trainer_that_fails_sends_nothing(folder: RunFolder) -> None:
