@@ -78,6 +78,9 @@ def _engine_lines(settings: RunSettings) -> Iterator[str]:
             devices = ", ".join(map(str, range(index * each, (index + 1) * each)))
             where = "in turns with the trainer on its" if settings.cluster.colocate else "on engine"
             yield f"engine {index}: {engine.engine}, {where} devices {devices}"
+    for name, said in engine.engine_groups.items():
+        where = f"{said} more {engine.engine}" if isinstance(said, int) else f"already running at {shown(said)}"
+        yield f"engine group {name}: {where}"
 
 
 def render(value: Any) -> str:

@@ -112,7 +112,7 @@ class Environment:
     when_interrupted: ClassVar[WhenInterrupted] = "keep"
     args: Any = None
     evaluating: bool = False
-    engine_group: Callable[[str], Any] = _no_engines
+    engine_group: Callable[[str], Any] = staticmethod(_no_engines)
 
     @classmethod
     def create(cls, args: Any = None, *, evaluating: bool = False, **arguments: Any) -> Self:
