@@ -364,11 +364,12 @@ def _player_of(held_out: EvalSet, plugins: Plugins, beside: GroupPlayer) -> Grou
 
 async def _groups(settings: RunSettings, context: RolloutContext, stack: AsyncExitStack) -> dict[str, EngineGroup]:
     """Connect to the engines of `--engine-groups`. Raises SettingsError: a group has another vocabulary."""
-    found, tokenizer = {}, context.chat.tokenizer
+    found: dict[str, EngineGroup] = {}
     for name, said in settings.engine.engine_groups.items():
         pool = EnginePool(str(said).split(","), settings.engine, vocab_size=None)
         await stack.enter_async_context(pool)
         await pool.check()
+        tokenizer = context.chat.tokenizer
         text = probe_text(tokenizer)
         for url, ids in zip(pool.urls, await pool.encode(text), strict=True):
             same_vocabulary(tokenizer, text, ids, f"--engine-groups {name}={url}")
