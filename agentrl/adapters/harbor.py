@@ -16,14 +16,16 @@ from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 import anyio
+from pydantic import NonNegativeInt
 
 from agentrl.envs.base import Environment, Step, Turn
 from agentrl.errors import GraderFailure, PluginError
 from agentrl.sample import Message, Sample
-from agentrl.sandbox import BubblewrapMachine, ContainerMachine, Machine, MachineLimits
+from agentrl.sandbox import BubblewrapMachine, ContainerMachine, Machine, MachineLimits, MachinePool
 from agentrl.sandbox.command import SYSTEM_PATHS
 from agentrl.tools import ToolError, tool
 
+_Kind = Literal["auto", "container", "bubblewrap"]
 _WORKDIR = "/app"
 _EMPTY = 'cd /; rm -rf tests logs/verifier; mkdir -p tests logs/verifier; [ -z "$(ls -A tests; ls -A logs/verifier)" ]'
 _SECONDS, _MEMORY_MB, _LONGEST_COMMAND = 600.0, 4096, 86_400.0
@@ -58,15 +60,25 @@ class Task:
 
 class HarborEnvironment(Environment):
     """A task of Harbor. All commands of a trajectory get `agent.timeout_sec` together; then the trajectory ends. A `machine`
-    `container` has the task's image, `bubblewrap` this computer's programs; `auto` is `container` if it works here."""
+    `container` has the task's image, `bubblewrap` this computer's programs; `auto` is `container` if it works here. Each
+    process has `warm_machines` that wait for the next trajectories."""
 
     max_turns = 50
     tasks: ClassVar[tuple[Task, ...]] = ()
     refusal: ClassVar[str | None] = None
+    pool: ClassVar[MachinePool] = MachinePool()
     machine: Machine
 
-    def __init__(self, machine: Literal["auto", "container", "bubblewrap"] = "auto", network: bool = False) -> None:
-        self._kind, self._network = machine, network
+    def __init__(self, machine: _Kind = "auto", network: bool = False, warm_machines: NonNegativeInt = 0) -> None:
+        self._kind, self._network, self._warm = machine, network, warm_machines
+
+    @classmethod
+    async def setup(cls, args: Any) -> None:
+        cls.pool = MachinePool(cls(**args.env_args)._warm)
+
+    @classmethod
+    async def teardown(cls) -> None:
+        await cls.pool.close()
 
     async def reset(self, sample: Sample) -> list[Message]:
         """Start the machine of a task: number `metadata["task"]`, or the number of the sample's group."""
@@ -90,9 +102,9 @@ class HarborEnvironment(Environment):
             if cls.refusal:
                 logging.getLogger(__name__).warning(_NOTE, cls.refusal)
         if self._kind == "bubblewrap" or (self._kind == "auto" and cls.refusal):
-            return await BubblewrapMachine.start(limits=limits, network=self._network, workdir=_WORKDIR)
+            return await cls.pool.start(BubblewrapMachine, limits=limits, network=self._network, workdir=_WORKDIR)
         image = str(task.settings.get("environment", {}).get("docker_image") or task.folder / "environment")
-        return await ContainerMachine.start(image, limits=limits, network=self._network)
+        return await cls.pool.start(ContainerMachine, image, limits=limits, network=self._network)
 
     @tool(timeout=_LONGEST_COMMAND)
     async def bash(self, command: str) -> str:

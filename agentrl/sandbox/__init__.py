@@ -4,7 +4,8 @@
 code's outcome is a `RunResult`; exceptions are about the machine or the caller's input. Backends: `bubblewrap`,
 `landlock`, and `unsafe_subprocess` if asked for by name. `try_backends` reports the usable ones.
 
-A `Machine` has a file system for one trajectory: `BubblewrapMachine`, or `ContainerMachine` of Docker or Podman.
+A `Machine` has a file system for one trajectory: `BubblewrapMachine`, or `ContainerMachine` of Docker or Podman. A
+`MachinePool` has some of them ready.
 """
 
 from agentrl.sandbox.box import Sandbox, SandboxSession, try_backends
@@ -22,6 +23,7 @@ from agentrl.sandbox.limits import (
     SandboxUnavailable,
 )
 from agentrl.sandbox.machine import Machine
+from agentrl.sandbox.machine_pool import MachinePool
 
 __all__ = [
     "BubblewrapMachine",
@@ -29,6 +31,7 @@ __all__ = [
     "ContainerMachine",
     "Machine",
     "MachineLimits",
+    "MachinePool",
     "Outcome",
     "RunResult",
     "Sandbox",

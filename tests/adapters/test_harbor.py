@@ -4,8 +4,11 @@ import logging
 import os
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import anyio
+import anyio.lowlevel
 import pytest
 
 from agentrl.adapters.harbor import HarborEnvironment
@@ -17,7 +20,10 @@ from agentrl.sample import Sample
 from agentrl.sandbox.bubblewrap_machine import BubblewrapMachine
 from agentrl.sandbox.container_machine import ContainerMachine
 from agentrl.sandbox.machine import Machine
-from tests.sandbox.watch import processes_called
+from tests.sandbox.test_machines import place
+from tests.sandbox.watch import processes_called, until
+
+__all__ = ["place"]
 
 needs_bubblewrap = pytest.mark.skipif(shutil.which("bwrap") is None, reason="bwrap is not installed")
 
@@ -200,6 +206,28 @@ async def test_the_number_picks_the_task(tmp_path: Path, group: int, metadata: d
     async with play:
         assert play.messages[0]["content"] == task
         assert play.sample.metadata["harbor"]["task"] == task
+
+
+@needs_bubblewrap
+async def test_warm_machines_wait_for_trajectories_and_close_with_the_run(tmp_path: Path, place: Path) -> None:
+    cls: Any = load_environment(f"harbor:{write_task(tmp_path)}")
+    arguments = {"machine": "bubblewrap", "warm_machines": 2}
+    await cls.setup(SimpleNamespace(env_args=arguments))
+    cancelled, *plays = [cls.create(**arguments) for _ in range(5)]
+    await (first := cls.create(**arguments)).reset(Sample(prompt=""))
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(cancelled.reset, Sample(prompt=""))
+        await anyio.lowlevel.checkpoint()
+        tasks.cancel_scope.cancel()
+    for number, env in enumerate(plays):
+        await env.reset(Sample(prompt="", group_index=number))
+        await env.machine.write("/app/out.txt", b"hello" if number % 2 else b"other")
+    assert [await env.reward(Sample(metadata={"harbor": {}})) for env in plays] == [0.0, 1.0, 0.0, 1.0]
+    for env in (first, cancelled, *plays):
+        await env.close()
+    await until(lambda: len(os.listdir(place)) == 2)  # they wait
+    await cls.teardown()
+    assert os.listdir(place) == []
 
 
 @pytest.fixture
