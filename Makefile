@@ -11,7 +11,7 @@ AT_ONCE := -n 4 --dist loadfile
 unexport PYTHONDONTWRITEBYTECODE
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: venv demo example-search example-retool test test-nightly test-agents test-verifiers test-slime soak test-sglang test-browser test-without-compat coverage lint docs bench clean
+.PHONY: venv demo example-search example-retool test test-nightly test-agents test-adapters test-slime soak test-sglang test-browser test-without-compat coverage lint docs bench clean
 .DEFAULT_GOAL := test
 
 venv: $(STAMP)
@@ -44,7 +44,7 @@ test-nightly: venv
 	$(BIN)/python -m pytest $(AT_ONCE) --hypothesis-profile nightly -m 'not sglang and not soak'
 	$(MAKE) test-without-compat
 	$(MAKE) test-agents
-	$(MAKE) test-verifiers
+	$(MAKE) test-adapters
 	$(MAKE) test-slime
 	$(MAKE) soak
 
@@ -55,8 +55,8 @@ soak: venv
 test-agents: venv
 	scripts/live_agents.sh $(abspath $(BIN)/python)
 
-test-verifiers: venv
-	scripts/test_verifiers.sh $(abspath $(BIN)/python)
+test-adapters: venv
+	scripts/test_adapters.sh $(abspath $(BIN)/python)
 
 # SLIME=DIR names a checkout of slime; else one is fetched.
 test-slime: venv

@@ -1,15 +1,18 @@
 """`gymnasium:ID` against the real library: rewards and observations are the library's own for the same actions."""
 
 import random
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from agentrl.buffer.reader import Filter, StoreReader
 from agentrl.chat import Chat
 from agentrl.envs import Environments, load_environment
 from agentrl.errors import PluginError
 from tests.adapters.played import play
 from tests.rollout.scripted import ScriptedEngine, make_context
+from tests.support.runs import RunKit
 
 gymnasium = pytest.importorskip("gymnasium")
 
@@ -120,3 +123,22 @@ def test_arguments_are_the_librarys() -> None:
     given = {"is_slippery": False, "map_name": "8x8"}
     loaded = Environments.load("gymnasium:FrozenLake-v1", given, Args({"env": None}))
     assert loaded[""].arguments == given
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_two_rollout_workers_train_with_a_file_that_registers(tmp_path: Path) -> None:
+    kit = RunKit.make(tmp_path)
+    (tmp_path / "spelling.py").write_text(REGISTERS)
+    given = {"prompt_data": None, "label_key": None, "rollout_workers": 2, "max_turns": 2, "num_rollout": 2}
+    load_environment(f"gymnasium:{tmp_path}/spelling.py:Spell-v0")  # this process makes it, too
+    run = kit.start(kit.arguments(env="gymnasium:spelling.py:Spell-v0", **given))
+    assert run.wait() == 0, run.output
+    assert [row["workers/ready"] for row in run.metrics()] == [2, 2]
+    with StoreReader(run.folder / "trajectories.sqlite") as reader:
+        samples = [each for row in reader.query(Filter(equal={"kind": "train"})) for each in reader.group(row.key)]
+    assert {sample.group_index for sample in samples} == set(range(8))
+    for sample in samples:
+        seed, prompt = sample.group_index, sample.metadata["messages"][0]["content"]
+        seen = gymnasium.make("Spell-v0").reset(seed=seed)[0]
+        assert prompt.endswith(f"left: {', '.join(map(str, seen['left'])).join('[]')}\nword: spell")
