@@ -130,7 +130,13 @@ def test_arguments_are_the_librarys() -> None:
 def test_two_rollout_workers_train_with_a_file_that_registers(tmp_path: Path) -> None:
     kit = RunKit.make(tmp_path)
     (tmp_path / "spelling.py").write_text(REGISTERS)
-    given = {"prompt_data": None, "label_key": None, "rollout_workers": 2, "max_turns": 2, "num_rollout": 2}
+    given: dict[str, Any] = {
+        "prompt_data": None,
+        "label_key": None,
+        "rollout_workers": 2,
+        "max_turns": 2,
+        "num_rollout": 2,
+    }
     load_environment(f"gymnasium:{tmp_path}/spelling.py:Spell-v0")  # this process makes it, too
     run = kit.start(kit.arguments(env="gymnasium:spelling.py:Spell-v0", **given))
     assert run.wait() == 0, run.output
