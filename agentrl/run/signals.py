@@ -30,10 +30,13 @@ def stopped_by_sigterm() -> Iterator[None]:
 
 
 def heed_sigterm() -> None:
-    """Install our handler where a library (Ray) has put its own; and no alarm of its aborts the process while it stops."""
+    """Install our handler where a library (Ray) has put its own; and no alarm of its aborts the process while it stops.
+    Background jobs of a script begin with SIGINT ignored, and would ignore SIGTERM too."""
     if threading.current_thread() is threading.main_thread():
         signal.alarm(0)
         signal.signal(signal.SIGTERM, _leave)
+        if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+            signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def _leave(number: int, frame: FrameType | None) -> None:

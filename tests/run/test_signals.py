@@ -60,3 +60,18 @@ def test_blocking_code_in_a_loop_is_interrupted_at_once() -> None:
         assert signal.getsignal(signal.SIGINT) == before
 
     anyio.run(run)
+
+
+def test_a_background_job_of_a_script_stops_too() -> None:
+    async def stopping() -> None:
+        terminate()
+        with anyio.fail_after(10):
+            await anyio.sleep_forever()
+
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        with pytest.raises(SystemExit) as caught, stopped_by_sigterm():
+            anyio.run(stopping, backend_options={"use_uvloop": True})
+        assert caught.value.code == EXIT_CODE
+    finally:
+        signal.signal(signal.SIGINT, before)
