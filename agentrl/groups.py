@@ -1,14 +1,10 @@
-"""A group, files of groups, and the contract between the generating side and the store of groups."""
+"""A group, and the contract between the generating side and the store of groups."""
 
 from collections import Counter
 from collections.abc import Sequence
-from pathlib import Path
 from typing import NamedTuple, Protocol
 
-import orjson
-
-from agentrl.errors import AgentRLError, DataError, SampleError
-from agentrl.files import write_atomic
+from agentrl.errors import AgentRLError
 from agentrl.sample import Sample
 
 Group = list[Sample]
@@ -21,49 +17,6 @@ def group_id(group: Group) -> int:
     if index is None:
         raise AgentRLError("a group's samples have no group_index; take groups from a data source")
     return index
-
-
-def read_groups(path: Path) -> list[Group]:
-    """The groups in a file of samples: one a line, as a list of samples (or a single one) in `Sample.to_dict` form.
-    Raises DataError: the file cannot be read, or a line is not that; names file, line and field."""
-    try:
-        lines = path.read_bytes().splitlines()
-    except OSError as error:
-        raise DataError(f"{path}: cannot be read: {error.strerror}") from error
-    groups = []
-    for number, line in enumerate(lines, start=1):
-        if not line.strip():
-            continue
-        try:
-            found = orjson.loads(line)
-            groups.append([Sample.from_dict(data) for data in (found if isinstance(found, list) else [found])])
-        except (orjson.JSONDecodeError, SampleError) as error:
-            raise DataError(f"{path} line {number}: expected a sample or a list of samples: {error}") from error
-    return groups
-
-
-def dump_path(template: str, rollout_id: int) -> Path:
-    """The file of one rollout: `{rollout_id}` filled in, or `<template>/<rollout_id>.jsonl` where it has none."""
-    if "{rollout_id}" in template:
-        return Path(template.replace("{rollout_id}", str(rollout_id))).expanduser()
-    return Path(template).expanduser() / f"{rollout_id}.jsonl"
-
-
-def save_rollout(template: str, rollout_id: int, groups: Sequence[Sequence[Sample]]) -> Path:
-    """Write the groups of one rollout as `read_groups` reads them; returns the file. A kill leaves the old file or the
-    new one. Raises DataError: the file cannot be written, or a sample holds something that JSON cannot carry."""
-    path = dump_path(template, rollout_id)
-    lines = []
-    for number, group in enumerate(groups):
-        try:
-            lines.append(orjson.dumps([sample.to_dict() for sample in group], option=orjson.OPT_SERIALIZE_NUMPY))
-        except TypeError as error:
-            raise DataError(f"{path}: group {number} cannot be written as JSON: {error}") from error
-    try:
-        write_atomic(path, b"".join(line + b"\n" for line in lines))
-    except OSError as error:
-        raise DataError(f"{path}: cannot be written: {error.strerror}; check the folder and its free space") from error
-    return path
 
 
 class Kept(NamedTuple):

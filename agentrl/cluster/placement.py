@@ -152,8 +152,9 @@ class _Starting:
         opening = RayRollouts.open(worker, urls, groups, step)
         with within(self.settings.cluster.start_timeout, "starting the rollout worker"):
             rollouts = await stack.enter_async_context(opening)
-        copies = s.cluster.update_weight_local_checkpoint_dir
-        weights: WeightTransfer = DiskWeights(self.folder, trainer, rollouts.engines, partial(fetch, actors), copies)
+        copies, root = s.cluster.update_weight_local_checkpoint_dir, s.cluster.update_weight_disk_dir
+        given_to = (self.folder, trainer, rollouts.engines, partial(fetch, actors), copies)
+        weights: WeightTransfer = DiskWeights(*given_to, root=root)
         if s.cluster.update_weight_mode == "ipc":
             weights = SharedWeights(s.cluster, trainer, rollouts.engines)
         elif s.cluster.update_weight_mode == "broadcast":

@@ -13,11 +13,10 @@ from dataclasses import asdict, dataclass, field, fields
 from typing import Any, Self
 
 from agentrl import sample as ours
+from agentrl.dumps import ATTRIBUTES
 from agentrl.errors import SampleError
 from agentrl.media import Image, reference_hash, references, take_images
 from agentrl.sample import Status
-
-ATTRIBUTES = "slime_attributes"
 
 
 class _Counts:

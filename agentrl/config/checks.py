@@ -65,7 +65,7 @@ def layout(s: Sections, model: ModelInfo | None) -> Iterator[str]:
     """Processes of the actor, and a critic's own, divide by TP x PP x CP, and each data-parallel rank has a sample."""
     tensor, pipeline = s.train.tensor_model_parallel_size, s.train.pipeline_model_parallel_size
     context, product, batch = s.train.context_parallel_size, s.train.model_parallel_size, steps_and_batch(s)[0]
-    if model:
+    if model and s.train.train_backend != "fsdp":
         yield from _model_splits(model, s.train)
     for who, world in (("actor", s.cluster.world_size), ("critic", s.cluster.critic_world_size)):
         if world % product:
@@ -105,6 +105,8 @@ def experts(s: Sections, model: ModelInfo | None) -> Iterator[str]:
                 yield f"{flag_of(name)} {size}: the model's config.json has no experts; leave it out"
         if s.rollout.use_rollout_routing_replay:
             yield "--use-rollout-routing-replay: the model's config.json has no experts; leave it out"
+        return
+    if train.train_backend == "fsdp":
         return
     tensor, pipeline, world = train.tensor_model_parallel_size, train.pipeline_model_parallel_size, s.cluster.world_size
     if (parts > 1 or train.expert_tensor_parallel_size) and world % (product := parts * cut * pipeline):

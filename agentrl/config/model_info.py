@@ -11,7 +11,7 @@ from agentrl.modelfolder import EXPERTS, read_config, text_config
 
 @dataclass(frozen=True, slots=True)
 class ModelInfo:
-    """Shapes that a layout must divide; None where the config does not say."""
+    """The model's type, and shapes that a layout must divide; None where the config does not say."""
 
     heads: int | None = None
     kv_heads: int | None = None
@@ -19,6 +19,7 @@ class ModelInfo:
     context_length: int | None = None
     vocab_size: int | None = None
     experts: int | None = None
+    model_type: str | None = None
 
 
 def read_model_info(path: str | None) -> ModelInfo | None:
@@ -30,9 +31,10 @@ def read_model_info(path: str | None) -> ModelInfo | None:
     if not os.path.isfile(file):
         return None
     try:
-        merged = text_config(read_config(file.parent))
+        config = read_config(file.parent)
     except CheckpointError as error:
         raise SettingsError(f"--hf-checkpoint: {error}") from error
+    merged = text_config(config)
     heads = _int(merged, "num_attention_heads", "n_head")
     return ModelInfo(
         heads=heads,
@@ -41,6 +43,7 @@ def read_model_info(path: str | None) -> ModelInfo | None:
         context_length=_int(merged, "max_position_embeddings", "n_positions"),
         vocab_size=_int(merged, "vocab_size"),
         experts=_int(merged, *EXPERTS),
+        model_type=config.get("model_type"),
     )
 
 

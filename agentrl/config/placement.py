@@ -52,6 +52,9 @@ class ClusterSettings(Settings):
         description="Transport of new weights to the engines: a process group, or the run's folder. With ipc, one trainer process "
         "shares memory with an SGLang on the same device.",
     )
+    update_weight_disk_dir: str | None = Field(
+        None, description="Folder that trainer and engines share, for weights by disk; default: in the run's folder."
+    )
     update_weight_local_checkpoint_dir: str | None = Field(
         None,
         description="Folder on each engine's machine for copies of the weights; an update fetches only the blocks that "

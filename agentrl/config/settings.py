@@ -20,6 +20,7 @@ from agentrl.config.model_info import read_model_info
 from agentrl.config.problems import Problems, did_you_mean, one_error, sentences
 from agentrl.errors import SECRET, SettingsError
 from agentrl.settings import Settings, shown
+from agentrl.train.megatron.families import FAMILIES
 
 Purpose = Literal["train", "eval", "rollout"]
 
@@ -31,13 +32,15 @@ class RunSettings(Sections):
     def _follow_and_check(self, info: ValidationInfo) -> Self:
         if self.engine.rollout_external_engine_addrs and "engine" not in self.engine.model_fields_set:
             self._fill("engine", engine="external")
+        model = read_model_info(self.train.hf_checkpoint)
         if self.train.train_backend == "auto":
-            self._fill("train", train_backend="fsdp" if self.cluster.backend == "local" else "megatron")
+            known = model is None or model.model_type in (None, *(family.model_type for family in FAMILIES))
+            self._fill("train", train_backend="megatron" if known and self.cluster.backend != "local" else "fsdp")
         if self.algorithm.needs_length and self.algorithm.loss_max_length is None:
             self._fill("algorithm", loss_max_length=self.rollout.rollout_max_response_len)
         if self.cluster.colocate:
             self._follow_colocate()
-        problems = checks.contradictions(self, read_model_info(self.train.hf_checkpoint))
+        problems = checks.contradictions(self, model)
         if compat := foreign():
             problems += compat.problems(self)
         with info.context or Problems.raised():
@@ -68,7 +71,8 @@ class RunSettings(Sections):
             self._fill("train", memory_snapshot_dir=f"{self.observability.output_dir}/memory")
         details = self.observability.dump_details
         if details is not None and self.observability.save_debug_rollout_data is None:
-            self._fill("observability", save_debug_rollout_data=f"{details}/rollout_data/{{rollout_id}}.jsonl")
+            kind = "pt" if self.compat.slime_defaults else "jsonl"
+            self._fill("observability", save_debug_rollout_data=f"{details}/rollout_data/{{rollout_id}}.{kind}")
         return self
 
     def _follow_colocate(self) -> None:

@@ -18,8 +18,9 @@ from agentrl.buffer.queue import GroupQueue
 from agentrl.chat import Chat
 from agentrl.config import RunSettings
 from agentrl.data.source import RolloutDataSource
+from agentrl.dumps import dump_path, read_groups
 from agentrl.errors import DataError
-from agentrl.groups import Group, dump_path, read_groups
+from agentrl.groups import Group
 from agentrl.run.conversations import demonstrated, longest
 from agentrl.run.preflight import load_chat
 from agentrl.run.protocols import Batch, Rollouts, WithoutEngines

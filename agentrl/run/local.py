@@ -57,7 +57,7 @@ async def start(
         yield Components(
             rollouts,
             trainer,
-            DiskWeights(folder, trainer, rollouts.engines),
+            DiskWeights(folder, trainer, rollouts.engines, root=settings.cluster.update_weight_disk_dir),
             eval_weights(settings, folder, trainer, lambda: rollouts.eval_engines),
         )
 

@@ -27,12 +27,12 @@ from agentrl.config.model_info import read_model_info
 from agentrl.config.problems import Problems, one_error
 from agentrl.data.prompts import PromptRow
 from agentrl.data.user_source import check_source
+from agentrl.dumps import dump_path
 from agentrl.engine.hosted import NO_TOKENS
 from agentrl.engine.launcher import check_launch
 from agentrl.engine.pool import EnginePool
 from agentrl.envs import ALONE, AgentEnvironment, EnvClasses, Environment, Environments, command_environment
 from agentrl.errors import CheckpointError, DataError, GraderFailure, SettingsError, install
-from agentrl.groups import dump_path
 from agentrl.modelfolder import check_weights, is_float8, read_config
 from agentrl.rm_hub import check_rm_type, grade
 from agentrl.rm_hub.settings import RmHubSettings
@@ -148,6 +148,9 @@ def preflight(settings: RunSettings, purpose: Purpose, problems: Problems | None
     with problems:
         if train and settings.train.save:
             check_writable("--save", settings.train.save)
+    with problems:
+        if train and (shared := settings.cluster.update_weight_disk_dir):
+            check_writable("--update-weight-disk-dir", shared)
     with problems:
         if purpose == "rollout":
             refuse_others(settings)

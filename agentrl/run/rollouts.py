@@ -27,13 +27,14 @@ from agentrl.config import RunSettings
 from agentrl.config.checks import UNTRAINABLE
 from agentrl.config.model_info import read_model_info
 from agentrl.data.user_source import load_source
+from agentrl.dumps import save_rollout
 from agentrl.engine.hosted import HostedModel
 from agentrl.engine.pool import EnginePool
 from agentrl.engine.transport import HttpTransport
 from agentrl.envs import EnvClasses
 from agentrl.errors import SettingsError
 from agentrl.gateway.server import Gateway
-from agentrl.groups import Group, group_id, save_rollout
+from agentrl.groups import Group, group_id
 from agentrl.modelfolder import ImageTokens
 from agentrl.rm_hub import GraderRunner
 from agentrl.rollout.context import EngineGroup, RolloutContext

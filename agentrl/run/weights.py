@@ -28,8 +28,9 @@ Fetch = Callable[[Path, Path, str, str | None], Awaitable[None]]
 
 
 class DiskWeights(WeightTransfer):
-    """The trainer writes a Hugging Face folder, or PEFT's of an adapter; engines load it; only the newest is kept. With
-    `copies`, a folder on each machine, `fetch` brings it there before the engines pause."""
+    """The trainer writes a Hugging Face folder, or PEFT's of an adapter; engines load it; only the newest is kept. `root`
+    is a folder for several runs; by default it is the run's own folder. With `copies`, a folder on each machine, `fetch`
+    brings it there before the engines pause."""
 
     def __init__(
         self,
@@ -39,10 +40,12 @@ class DiskWeights(WeightTransfer):
         fetch: Fetch | None = None,
         copies: str | None = None,
         name: str = "weights",
+        root: str | None = None,
     ) -> None:
-        self._folder, self._trainer, self._sink, self._fetch = folder.path / name, trainer, sink, fetch
-        run = hashlib.sha256(str(folder.path.resolve()).encode()).hexdigest()[:8]
-        self._copies = None if copies is None else Path(copies) / f"{folder.path.name}-{run}"
+        self._trainer, self._sink, self._fetch = trainer, sink, fetch
+        run = f"{folder.path.name}-{hashlib.sha256(str(folder.path.resolve()).encode()).hexdigest()[:8]}"
+        self._folder = folder.path / name if root is None else Path(root).absolute() / run
+        self._copies = None if copies is None else Path(copies) / run
         self._fetched: tuple[Path, str] | None = None
 
     async def send(self, version: int) -> None:

@@ -21,8 +21,8 @@ class TrainSettings(Settings):
 
     train_backend: Literal["auto", "megatron", "fsdp"] = Field(
         "auto",
-        description="The training backend: megatron, or fsdp for any causal language model of transformers; auto is fsdp with "
-        "--backend local and megatron with Ray.",
+        description="The training backend: megatron, or fsdp for any causal language model of transformers; auto: megatron "
+        "with Ray and a model of its families, else fsdp.",
     )
 
     hf_checkpoint: str | None = Field(
@@ -319,5 +319,7 @@ class TrainSettings(Settings):
 
     @property
     def model_parallel_size(self) -> int:
-        """Devices that hold one replica of the model: TP x PP x CP."""
+        """Devices that share one batch: TP x PP x CP, or 1 with fsdp, which shards weights alone."""
+        if self.train_backend == "fsdp":
+            return 1
         return self.tensor_model_parallel_size * self.pipeline_model_parallel_size * self.context_parallel_size

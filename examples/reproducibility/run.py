@@ -11,8 +11,8 @@ import click
 
 from agentrl.demo.data import write_train_and_test
 from agentrl.demo.example import must_be_new
+from agentrl.dumps import read_groups
 from agentrl.errors import AgentRLError
-from agentrl.groups import read_groups
 from agentrl.observability.metrics import read_metrics
 from agentrl.tiny import shipped
 

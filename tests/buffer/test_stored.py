@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -14,8 +15,8 @@ from agentrl.buffer.codec import decode_group, encode_group, read_texts, split_g
 from agentrl.buffer.ledger import Ledger
 from agentrl.buffer.reader import StoreReader
 from agentrl.buffer.store import TrajectoryStore
+from agentrl.dumps import ATTRIBUTES, dump_path, read_groups, save_rollout
 from agentrl.errors import DataError, SampleError
-from agentrl.groups import dump_path, read_groups, save_rollout
 from agentrl.sample import Sample, Status
 from tests.buffer.make import finished, lease
 
@@ -110,6 +111,86 @@ def test_a_rollout_round_trips_through_a_file(tmp_path: Path) -> None:
     save_rollout(template, 5, groups)
     assert read_groups(dump_path(template, 5)) == groups
     assert sorted(p.name for p in tmp_path.iterdir()) == ["dump", "r_5.jsonl"]
+
+
+def test_a_rollout_round_trips_through_slimes_dump(tmp_path: Path) -> None:
+    groups = [finished(0), finished(1, n=3)]
+    groups[0][0].metadata[ATTRIBUTES] = {"prefix_cache_info": {"cached_tokens": 2, "total_prompt_tokens": 3}}
+    groups[0][0].multimodal_train_inputs = {"pixel_values": np.ones((2, 3), np.float32)}
+    file = save_rollout(str(tmp_path / "{rollout_id}.pt"), 4, groups)
+    written = torch.load(file, weights_only=True)
+    assert (written["rollout_id"], len(written["samples"])) == (4, sum(map(len, groups)))
+    first = written["samples"][0]
+    assert (first["status"], first["prefix_cache_info"]["cached_tokens"]) == (groups[0][0].status.value, 2)
+    assert first["multimodal_train_inputs"]["pixel_values"].shape == (2, 3)
+    found = read_groups(file)
+    pixels = [group[0].multimodal_train_inputs.pop("pixel_values") for group in (groups[0], found[0])]
+    assert (pixels[0] == pixels[1]).all()
+    assert found == groups
+
+
+SLIME = {
+    "group_index": 3,
+    "prompt": "2",
+    "tokens": [1, 2, 3],
+    "response_length": 2,
+    "status": "completed",
+    "reward": 1.0,
+}
+
+
+def test_a_dump_as_slime_writes_it_is_read(tmp_path: Path) -> None:
+    """Its own fields, tensors, and attributes that a user's function set."""
+    more = {
+        "prefix_cache_info": {"cached_tokens": 1, "total_prompt_tokens": 1},
+        "apply_chat_template_kwargs": {},
+        "rollout_top_p_token_ids": torch.tensor([5, 6, 7], dtype=torch.int32),
+        "rollout_top_p_token_offsets": torch.tensor([0, 1, 3], dtype=torch.int32),
+        "mine": 7,
+    }
+    samples = [{**SLIME, **more, "index": 0}, {**SLIME, "index": 1}, {**SLIME, "group_index": 4, "index": 2}]
+    torch.save({"rollout_id": 0, "samples": samples}, tmp_path / "0.pt")
+    groups = read_groups(tmp_path / "0.pt")
+    assert [[sample.index for sample in group] for group in groups] == [[0, 1], [2]]
+    assert list(groups[0][0].rollout_top_p_token_ids or ()) == [5, 6, 7]
+    assert groups[0][0].metadata[ATTRIBUTES]["mine"] == 7
+
+
+class Foreign:
+    """An object whose unpickling would leave a file."""
+
+    def __init__(self, file: Path) -> None:
+        self.file = file
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Path.touch, (self.file,)
+
+
+def test_slimes_dumps_run_no_code(tmp_path: Path) -> None:
+    torch.save({"samples": [{**SLIME, "label": Foreign(tmp_path / "ran")}]}, tmp_path / "0.pt")
+    with pytest.raises(DataError, match="0.pt: nothing but plain values and tensors is read"):
+        read_groups(tmp_path / "0.pt")
+    assert not (tmp_path / "ran").exists()
+
+
+@pytest.mark.parametrize(
+    ("written", "message"),
+    [
+        ([1], "expected a dump of slime's"),
+        ({"samples": [{**SLIME, "group_index": None}]}, "no group_index"),
+        ({"samples": [{**SLIME, "response_length": 9}]}, "response_length is 9"),
+        ({"samples": [3]}, "expected a dump of slime's"),
+    ],
+)
+def test_bad_dumps_of_slimes(tmp_path: Path, written: Any, message: str) -> None:
+    torch.save(written, tmp_path / "0.pt")
+    with pytest.raises(DataError, match=f"0.pt: .*{message}"):
+        read_groups(tmp_path / "0.pt")
+    (tmp_path / "0.pt").write_bytes((tmp_path / "0.pt").read_bytes()[:60])
+    with pytest.raises(DataError, match="0.pt: "):
+        read_groups(tmp_path / "0.pt")
+    with pytest.raises(DataError, match="1.pt: "):
+        read_groups(tmp_path / "1.pt")
 
 
 @pytest.mark.parametrize(

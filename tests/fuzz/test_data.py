@@ -15,7 +15,8 @@ import pytest
 
 from agentrl.buffer.codec import decode_group, encode_group
 from agentrl.data.source import RolloutDataSource
-from agentrl.groups import Group, read_groups
+from agentrl.dumps import read_groups
+from agentrl.groups import Group
 from tests.buffer.make import make_args
 from tests.fuzz.mutate import ODD, ODD_TEXTS, counts, fuzz, of_bytes, of_tree
 from tests.fuzz.test_samples import DICTS

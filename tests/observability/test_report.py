@@ -12,8 +12,8 @@ from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 
 from agentrl.buffer.store import TrajectoryStore
+from agentrl.dumps import read_groups
 from agentrl.errors import DataError
-from agentrl.groups import read_groups
 from agentrl.observability.charts import Series, collect_series, distinct, layout, number, ticks
 from agentrl.observability.metrics import MetricsLogger
 from agentrl.observability.report import headlines, write_report

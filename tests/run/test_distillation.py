@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from agentrl.chat import Chat
-from agentrl.groups import read_groups
+from agentrl.dumps import read_groups
 from tests.engine.protocol_checks import reference_log_probs
 from tests.support.embedded_server import embedded_server
 from tests.support.runs import RunKit

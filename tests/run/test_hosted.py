@@ -10,8 +10,8 @@ import pytest
 from agentrl.buffer.reader import StoreReader
 from agentrl.config import RunSettings
 from agentrl.demo.data import write_train_and_test
+from agentrl.dumps import read_groups
 from agentrl.errors import SettingsError
-from agentrl.groups import read_groups
 from agentrl.observability.metrics import read_metrics
 from agentrl.run.driver import open_folder
 from agentrl.run.rollouts import LedgerRollouts

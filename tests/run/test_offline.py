@@ -10,8 +10,8 @@ from agentrl.buffer.reader import StoreReader
 from agentrl.cli import main
 from agentrl.cli.eval import command
 from agentrl.config import RunSettings
+from agentrl.dumps import read_groups
 from agentrl.errors import SettingsError
-from agentrl.groups import read_groups
 from agentrl.observability.metrics import read_metrics
 from agentrl.run.driver import open_folder
 from agentrl.run.resuming import refuse_others

@@ -189,6 +189,19 @@ async def test_only_the_newest_weights_stay_on_the_disk(folder: RunFolder) -> No
     assert [path.name for path in (folder.path / "weights").iterdir()] == ["2"]
 
 
+async def test_runs_that_share_a_folder_leave_each_others_weights_alone(folder: RunFolder, tmp_path: Path) -> None:
+    source = Source([])
+    (tmp_path / "shared" / "other" / "7").mkdir(parents=True)
+    weights = DiskWeights(folder, source, Sink(source), root=str(tmp_path / "shared"))
+    for version in (0, 1):
+        await weights.send(version)
+    found = {str(path.relative_to(tmp_path / "shared").parent) for path in (tmp_path / "shared").glob("*/*")}
+    (own,) = found - {"other"}
+    assert own.startswith(f"{folder.path.name}-")
+    assert [path.name for path in (tmp_path / "shared" / own).iterdir()] == ["1"]
+    assert (tmp_path / "shared" / "other" / "7").is_dir()
+
+
 async def test_copies_are_made_before_the_engines_load_them_and_by_differences_where_there_is_a_base(
     folder: RunFolder, tmp_path: Path
 ) -> None:

@@ -21,7 +21,8 @@ from agentrl.errors import AgentRLError
 from agentrl.run import local, offline
 from agentrl.run.driver import train
 
-_TIMES = re.compile(r"time|perf/|seconds|per_second|tokens_per|throughput")
+_LOAD = re.compile(r"time|perf/|seconds|per_second|tokens_per|throughput|^loop/|in_flight|queued")
+"""Names of metrics that measure the clock or the load of the machine: two equal runs differ in them."""
 _PLACES = ("run", "elsewhere", "dumps", "details")
 
 
@@ -34,7 +35,7 @@ def settings_of(*lines: str) -> RunSettings:
 
 
 def produced(*lines: str) -> dict[str, Any]:
-    """Run, and say what came of it: what it leaves in the folders `_PLACES` of the working folder, without times."""
+    """Run, and say what came of it: what it leaves in the folders `_PLACES` of the working folder, without times and load."""
     for place in _PLACES:
         shutil.rmtree(place, ignore_errors=True)
     said, failed = io.StringIO(), ""
@@ -55,7 +56,7 @@ def _left() -> Iterator[tuple[str, Any]]:
     run = Path("run")
     for file in run.rglob("metrics.jsonl"):
         rows = map(json.loads, file.read_text().splitlines())
-        yield "metrics", [{name: v for name, v in row.items() if not _TIMES.search(name)} for row in rows]
+        yield "metrics", [{name: v for name, v in row.items() if not _LOAD.search(name)} for row in rows]
     for file in run.rglob("trajectories.sqlite"):
         with StoreReader(file) as reader:
             groups = [reader.group(key) for key in {row.key for row in reader.query()}]

@@ -13,9 +13,9 @@ from agentrl.compat.retrain.environments import EnvironmentBridge
 from agentrl.compat.retrain.formats import DataFormatBridge, RawRolloutData
 from agentrl.compat.retrain.rewards import RewardBridge
 from agentrl.config import RunSettings
+from agentrl.dumps import save_rollout
 from agentrl.envs import ALONE, Environments, EnvSpec
 from agentrl.errors import CheckpointError
-from agentrl.groups import save_rollout
 from agentrl.observability.metrics import read_metrics
 from agentrl.rollout.agent_loop import run_environment
 from agentrl.rollout.helpers import current

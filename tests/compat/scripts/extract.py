@@ -11,6 +11,7 @@ from pathlib import Path
 from agentrl.compat.script import read_script
 
 HERE = Path(__file__).parent
+FOLDERS = ("scripts", "examples", "slime_plugins", "tests")
 ENVIRON = {"BASE_FOLDER": "/base", "BASE_DIR": "/base", "MASTER_ADDR": "127.0.0.1", "NUM_GPUS": "8"}
 """What the scripts ask of whoever starts them."""
 
@@ -22,8 +23,8 @@ def _plain(text: str, slime: Path) -> str:
 
 
 def main(slime: Path) -> None:
-    """Every script under `scripts` and `examples` that starts a training."""
-    for script in sorted(found for folder in ("scripts", "examples") for found in (slime / folder).rglob("*.sh")):
+    """Every script under `FOLDERS` that starts a training."""
+    for script in sorted(found for folder in FOLDERS for found in (slime / folder).rglob("*.sh")):
         if not re.search(r"\btrain(_async)?\.py", script.read_text()):
             continue
         launch = read_script(script, ENVIRON)

@@ -165,12 +165,13 @@ def test_a_checkpoint_goes_on_in_two_processes_and_back_in_one(tmp_path: Path) -
             assert made.train(make_batch(), 2)["grad_norm"] == pytest.approx(want[case][1], rel=1e-5)
 
 
-def test_kimi_k2_is_read_as_deepseek_v3(tmp_path: Path) -> None:
-    folder, batch = make(tmp_path, "deepseek_v3"), make_batch(groups=1)
+@pytest.mark.parametrize(("model_type", "like"), [("kimi_k2", "deepseek_v3"), ("mimo", "qwen2")])
+def test_a_family_that_is_anothers_is_read_as_that(model_type: str, like: Arch, tmp_path: Path) -> None:
+    folder, batch = make_tiny_model(tmp_path / like, like), make_batch(groups=1)
     with backend(settings(folder)) as made:
         want = made.log_probs(batch)
     config = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps(config | {"model_type": "kimi_k2"}))
+    (folder / "config.json").write_text(json.dumps(config | {"model_type": model_type}))
     with backend(settings(folder)) as made:
         by_order = 1e-6 if torch.cuda.is_available() else 0  # a GPU adds in any order
         np.testing.assert_allclose(made.log_probs(batch), want, rtol=0, atol=by_order)

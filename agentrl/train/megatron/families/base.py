@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
-from typing import Any
-
-import torch
-import torch.nn.functional as F
-from torch import Tensor
+from typing import TYPE_CHECKING, Any
 
 from agentrl.modelfolder import EXPERTS
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,10 +89,12 @@ class ShardLayout(Enum):
 
     def split(self, hf: Sequence[Tensor], rank: int, ranks: int, shape: ModelShape) -> Tensor:
         """A rank's megatron tensor of HF's whole ones."""
+        import torch  # not above: settings ask which families there are
+
         if self is ShardLayout.WHOLE:
             return hf[0]
         if self is ShardLayout.VOCAB:
-            hf = [F.pad(hf[0], (0, 0, 0, -len(hf[0]) % ranks))]
+            hf = [torch.nn.functional.pad(hf[0], (0, 0, 0, -len(hf[0]) % ranks))]
         if self is ShardLayout.JOINED:
             hf = hf[0].chunk(2)
         turns, rest = self._turns(ranks, shape), hf[0].shape[1:]
@@ -102,6 +103,8 @@ class ShardLayout(Enum):
 
     def merge(self, parts: Sequence[Tensor], shape: ModelShape) -> list[Tensor]:
         """HF's tensors of the megatron tensors of all ranks."""
+        import torch
+
         if self is ShardLayout.WHOLE:
             return [parts[0]]
         woven = torch.cat(list(parts), self._axis)

@@ -76,6 +76,7 @@ SIGMOID_EXPERTS = (
 DENSE = (*NORMS, *ATTENTION, *MLP)
 """A pre-norm, gated, grouped-query decoder layer as Llama laid it out."""
 
+_QWEN2 = ModelFamily("qwen2", (*DENSE, *qkv_bias()))
 _GLM = ModelFamily(
     "glm", (*NORMS, *ATTENTION, *qkv_bias("attention_bias"), *JOINED_MLP), interleaved=True, partial=True
 )
@@ -83,7 +84,8 @@ _GLM_MOE = (*DENSE, *(replace(rule, when="use_qk_norm") for rule in QK_NORM), *q
 _DEEPSEEK = ModelFamily("deepseek_v3", (*NORMS, *LATENT, *MLP), ("attention_bias",), experts=SIGMOID_EXPERTS)
 
 FAMILIES: tuple[ModelFamily, ...] = (
-    ModelFamily("qwen2", (*DENSE, *qkv_bias())),  # Qwen2 and Qwen2.5
+    _QWEN2,  # Qwen2 and Qwen2.5
+    replace(_QWEN2, model_type="mimo", like="qwen2"),  # MiMo, whose layers for several tokens are not trained
     ModelFamily("qwen3", (*DENSE, *QK_NORM), ("attention_bias",)),
     ModelFamily("llama", DENSE, ("attention_bias", "mlp_bias")),  # Llama 2 and 3, and others of that shape
     ModelFamily("mistral", DENSE),

@@ -1,0 +1,110 @@
+"""Files of groups: JSON lines, or slime's dumps."""
+
+import io
+import pickle
+from collections.abc import Mapping, Sequence
+from dataclasses import fields
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+import orjson
+
+from agentrl.errors import DataError, SampleError
+from agentrl.files import write_atomic
+from agentrl.groups import Group
+from agentrl.sample import Sample
+
+ATTRIBUTES = "slime_attributes"
+"""The key of a sample's metadata for attributes of slime's sample that ours lacks."""
+_FIELDS = {field.name for field in fields(Sample)}
+
+
+def read_groups(path: Path) -> list[Group]:
+    """The groups in a file of samples: one a line, as a list of samples (or a single one) in `Sample.to_dict` form. A file
+    `.pt` is slime's dump: torch's, of `{"samples": [...]}`, whose groups share a `group_index`.
+    Raises DataError: the file cannot be read, or a line or sample is not that; names file, line and field."""
+    if path.suffix == ".pt":
+        return _read_slime(path)
+    try:
+        lines = path.read_bytes().splitlines()
+    except OSError as error:
+        raise DataError(f"{path}: cannot be read: {error.strerror}") from error
+    groups = []
+    for number, line in enumerate(lines, start=1):
+        if not line.strip():
+            continue
+        try:
+            found = orjson.loads(line)
+            groups.append([Sample.from_dict(data) for data in (found if isinstance(found, list) else [found])])
+        except (orjson.JSONDecodeError, SampleError) as error:
+            raise DataError(f"{path} line {number}: expected a sample or a list of samples: {error}") from error
+    return groups
+
+
+def dump_path(template: str, rollout_id: int) -> Path:
+    """The file of one rollout: `{rollout_id}` filled in, or `<template>/<rollout_id>.jsonl` where it has none."""
+    if "{rollout_id}" in template:
+        return Path(template.replace("{rollout_id}", str(rollout_id))).expanduser()
+    return Path(template).expanduser() / f"{rollout_id}.jsonl"
+
+
+def save_rollout(template: str, rollout_id: int, groups: Sequence[Sequence[Sample]]) -> Path:
+    """Write the groups of one rollout as `read_groups` reads them; returns the file. A kill leaves the old file or the
+    new one. Raises DataError: the file cannot be written, or a sample holds something that JSON cannot carry."""
+    path = dump_path(template, rollout_id)
+    lines = []
+    for number, group in enumerate(groups):
+        try:
+            lines.append(orjson.dumps([sample.to_dict() for sample in group], option=orjson.OPT_SERIALIZE_NUMPY))
+        except TypeError as error:
+            raise DataError(f"{path}: group {number} cannot be written as JSON: {error}") from error
+    data = _slime(rollout_id, groups) if path.suffix == ".pt" else b"".join(line + b"\n" for line in lines)
+    try:
+        write_atomic(path, data)
+    except OSError as error:
+        raise DataError(f"{path}: cannot be written: {error.strerror}; check the folder and its free space") from error
+    return path
+
+
+def _slime(rollout_id: int, groups: Sequence[Sequence[Sample]]) -> bytes:
+    """A rollout as slime dumps it: `{"rollout_id": int, "samples": [...]}`, with images as tensors."""
+    import torch
+
+    samples = [sample.to_dict() for group in groups for sample in group]
+    for data in samples:
+        more = {**data["metadata"]}
+        data |= {**more.pop(ATTRIBUTES, {}), "metadata": more}
+        if pixels := data["multimodal_train_inputs"]:
+            data["multimodal_train_inputs"] = {name: torch.as_tensor(value) for name, value in pixels.items()}
+    torch.save({"rollout_id": rollout_id, "samples": samples}, file := io.BytesIO())
+    return file.getvalue()
+
+
+def _read_slime(path: Path) -> list[Group]:
+    import torch
+
+    try:
+        found = torch.load(path, map_location="cpu", weights_only=True)
+        samples = [_ours(data) for data in found["samples"]]
+    except pickle.UnpicklingError as error:
+        what = (
+            "nothing but plain values and tensors is read; leave other objects (images, numpy scalars) out of samples"
+        )
+        raise DataError(f"{path}: {what}: {error}") from error
+    except (OSError, RuntimeError, EOFError, KeyError, TypeError, ValueError, SampleError) as error:
+        raise DataError(f'{path}: expected a dump of slime\'s, {{"samples": [...]}}: {error}') from error
+    if None in (sample.group_index for sample in samples):
+        raise DataError(
+            f"{path}: a sample has no group_index, so its group is not known; set it in the rollout function"
+        )
+    return [list(group) for _, group in groupby(samples, lambda sample: sample.group_index)]
+
+
+def _ours(data: Mapping[str, Any]) -> Sample:
+    plain = {name: value.tolist() if hasattr(value, "tolist") else value for name, value in dict(data).items()}
+    if pixels := data.get("multimodal_train_inputs"):
+        plain["multimodal_train_inputs"] = {name: value.numpy() for name, value in pixels.items()}
+    more = {name: plain.pop(name) for name in plain.keys() - _FIELDS}
+    plain["metadata"] = {**(plain.get("metadata") or {}), **({ATTRIBUTES: more} if more else {})}
+    return Sample.from_dict(plain)
