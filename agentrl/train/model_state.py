@@ -10,6 +10,7 @@
 from __future__ import annotations
 
 import dataclasses
+import logging
 import math
 from collections.abc import Mapping
 from contextlib import ExitStack
@@ -41,6 +42,7 @@ from agentrl.train.torch_dist import as_data
 from agentrl.train.tree import SharedPrefixes
 
 _REFERENCE = "reference"
+_log = logging.getLogger(__name__)
 
 
 class ModelState:
@@ -48,6 +50,8 @@ class ModelState:
 
     ends_in_values: ClassVar[bool] = False
     learns: ClassVar[bool] = False
+    divisor = 1
+    """The settings' size of microbatches over this one; more than 1 after memory ran out."""
 
     def __init__(self, folder: HFFolder, place: ModelContext) -> None:
         self.folder, self.place = folder, place
@@ -71,8 +75,8 @@ class ModelState:
             list(map(len, inputs)),
             self.place.ranks.dp,
             prefixes=SharedPrefixes.of(inputs) if chosen.share_prefixes else None,
-            max_tokens=most and most * cp,
-            micro_batch_size=chosen.micro_batch_size,
+            max_tokens=most and max(1, most * cp // self.divisor),
+            micro_batch_size=max(1, chosen.micro_batch_size // self.divisor),
             alignment=2 * cp if cp > 1 else 1,  # context parallelism cuts each run of tokens into 2 * cp equal chunks
             balance=chosen.balance_data,
             attention_crossover=attention_crossover(self.shape),
@@ -138,7 +142,7 @@ class TrainedModel(ModelState):
         self.optimizer.inner.zero_grad()
         before = 0 if self.ends_in_values else self.place.settings.actor_starts
         self.place.hooks.before_step(before + number, self.network.model, self.optimizer.inner)
-        metrics, origin = self._gradients(inputs), inputs.algorithm.origin
+        metrics, origin = self._gradients_that_fit(inputs, number), inputs.algorithm.origin
         if not math.isfinite(metrics["loss"]):
             raise TrainError(
                 f"optimizer step {number}: the loss of {origin} is {metrics['loss']}; the weights were left "
@@ -149,6 +153,29 @@ class TrainedModel(ModelState):
             return metrics | self.optimizer.step(number)
         except TrainError as error:
             raise TrainError(f"{origin}: {error}") from error
+
+    def _gradients_that_fit(self, inputs: StepInputs, number: int) -> dict[str, float]:
+        """Return `_gradients`; if memory runs out, once again with microbatches of half the size, which later steps keep."""
+        try:
+            return self._gradients(inputs)
+        except torch.OutOfMemoryError as error:
+            said = str(error)  # no more of it: its frames hold the tensors of the failed pass
+        failed = self.plan(inputs.batch)
+        if self.place.ranks.world > 1 or all(len(mb) < 2 for own in failed.ranks for mb in own):
+            raise TrainError(_too_large(number, said))
+        while self.plan(inputs.batch) == failed:
+            self.divisor *= 2
+        _log.warning(
+            "optimizer step %d ran out of memory; done again with 1/%d of the microbatch", number, self.divisor
+        )
+        if self.place.device.type == "cuda":
+            torch.cuda.empty_cache()
+        self.network.forget()
+        self.optimizer.inner.zero_grad()
+        try:
+            return self._gradients(inputs) | {"out_of_memory": 1.0}
+        except torch.OutOfMemoryError as error:
+            raise TrainError(_too_large(number, str(error))) from error
 
     def _gradients(self, inputs: StepInputs) -> dict[str, float]:
         metrics, self.seen = self.forward_backward.gradients(self.plan(inputs.batch), inputs)
@@ -255,6 +282,13 @@ class TrainedModel(ModelState):
         if reference is not None:
             state[_REFERENCE] = reference.network.state(f"{_REFERENCE}.")
         return state
+
+
+def _too_large(number: int, said: str) -> str:
+    return (
+        f"optimizer step {number} ran out of memory: lower --max-tokens-per-gpu or --micro-batch-size, or set "
+        f"--recompute-granularity ({said})"
+    )
 
 
 class CriticModel(TrainedModel):

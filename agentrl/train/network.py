@@ -96,6 +96,10 @@ class Network(ABC):
         """Forget the last step's gradients."""
 
     @abstractmethod
+    def forget(self) -> None:
+        """Drop what a forward or backward pass that failed has left behind, and the gradients."""
+
+    @abstractmethod
     def parameters(self) -> dict[str, Any]:
         """This rank's parameters, and buffers that belong to the weights, by the framework's names."""
 

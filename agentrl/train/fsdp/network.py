@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
 from torch.distributed.checkpoint.state_dict_loader import load as load_in_place
 from torch.distributed.checkpoint.state_dict_saver import save
+from torch.distributed.fsdp import FSDPModule
 
 from agentrl.engine.weights import TensorSpec
 from agentrl.errors import TrainError
@@ -178,6 +179,15 @@ class FsdpNetwork(Network):
 
     def zero_grad(self) -> None:
         self.model.zero_grad()
+
+    def forget(self) -> None:
+        if isinstance(self.model, FSDPModule):
+            if not hasattr(self.model, "reset_iter_state"):
+                what = f"memory ran out, and torch {torch.__version__} cannot begin a sharded step again"
+                raise TrainError(f"{what}: lower --max-tokens-per-gpu or --micro-batch-size, or use torch 2.13")
+            self.zero_grad()  # of parameters that are whole now, which the reset leaves
+            self.model.reset_iter_state()
+        self.zero_grad()
 
     def parameters(self) -> dict[str, Any]:
         found = {id(tensor): (name, tensor) for name, tensor in reversed(self.model.state_dict(keep_vars=True).items())}
