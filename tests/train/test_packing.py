@@ -235,7 +235,7 @@ def test_settings_become_a_plan() -> None:
     def planned(**chosen: Any) -> PackingPlan:
         place = SimpleNamespace(settings=TrainSettings(share_prefixes=False, **chosen), ranks=SimpleNamespace(dp=1))
         network, shape = SimpleNamespace(check=lambda _: None), SimpleNamespace(vocab=10**6, matrices=1, channels=1)
-        slot: Any = SimpleNamespace(place=place, network=network, shape=shape)
+        slot: Any = SimpleNamespace(place=place, network=network, shape=shape, divisor=1)
         samples = []
         for length in (5, 9, 30):
             samples.append(sample := Sample(reward=0.0))
