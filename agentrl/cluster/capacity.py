@@ -1,7 +1,7 @@
 """Check that a cluster has the devices that a run asks for, and propose a smaller run that fits.
 
-1. A bundle is the room of one trainer process, or of one engine on one machine. With `--colocate` engines have none of their own: they are
-   placed beside trainer processes, on whose devices they take turns.
+1. A bundle is the room of one trainer process, or of one engine on one machine. With `--colocate` engines have none of
+   their own: they are placed beside trainer processes, on whose devices they take turns.
 2. What is counted are GPUs where models run on them, else CPU slots, one a process.
 """
 

@@ -44,7 +44,8 @@ class RolloutActor:
         Plugins.load(self._settings)
 
     async def serve(self, urls: Sequence[str], groups: dict[str, int | str], resume_step: int | None) -> None:
-        """Open everything; `groups`: addresses of `--engine-groups`; at the end break off the calls that are under way, and close. All of it in this one task."""
+        """Open everything; at the end break off the calls that are under way, and close. All of it in this one task.
+        `groups`: addresses of the engines of `--engine-groups`."""
         workers = open_workers if self._settings.cluster.rollout_workers > 1 else None
         settings = self._settings.replace(engine_groups=groups) if groups else self._settings
         opening = LedgerRollouts.open(settings, self._folder, urls, resume_step, workers=workers)

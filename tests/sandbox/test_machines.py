@@ -302,7 +302,7 @@ async def test_no_files_of_the_host(machine: Machine, python: Callable[..., Awai
     # It may make files of these names below its own /tmp; the fixture looks at the host's.
     succeeded = [name for name in json.loads(said.splitlines()[-1]) if "canary" not in name or name.startswith("read")]
     assert succeeded == []
-    read = "env; cat /proc/*/environ; for process in /proc/*; do cat $process/root/tmp/agentrl-canary-*/canary; done"
+    read = f"env; cat /proc/*/environ; for process in /proc/*; do cat $process/root{canary}/canary; done"
     assert SECRET not in (await machine.run(read)).stdout
 
 
