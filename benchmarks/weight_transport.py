@@ -69,7 +69,7 @@ def taken(
         else:
             ends[way] = WeightReceiver(backend=kind, address=where, world_size=2, rank=1, name=name, timeout=timeout)
     seconds: dict[str, list[tuple[float, float]]] = {way: [] for way in WAYS}
-    group = ends["gloo, flat"]._group if rank == 0 else ends["gloo, flat"].group
+    group = ends["gloo, flat"].group
     for _ in range(rounds + 1):
         for way in WAYS:
             dist.barrier(group)

@@ -1,11 +1,9 @@
 """A process group beside the default one, in which a trainer process sends weights to engines.
 
 1. Weights travel in buckets. The tensors of a bucket are views of one flat buffer of bytes, without gaps.
-2. A group of the backend `shared_memory` is for processes of one machine. Its buckets lie in memory that all members map;
-   a message of the group has their size and checksum.
+2. A group of the backend `shared_memory` is for processes of one machine. Its buckets lie in memory that all members map.
 """
 
-import hashlib
 import itertools
 import math
 import mmap
@@ -16,10 +14,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 import torch.distributed as dist
-from numpy.typing import NDArray
 from torch import Tensor
 from torch.distributed import distributed_c10d as c10d
 from torch.distributed.rendezvous import rendezvous
@@ -32,8 +28,6 @@ MEETING_TIMEOUT = timedelta(seconds=60)
 TRANSFER_TIMEOUT = timedelta(seconds=300)
 """Least time that one broadcast in the group may take."""
 _FOLDER, _PAGE = Path("/dev/shm"), mmap.PAGESIZE
-_ROW, _ROWS = 1 << 12, 1 << 12
-"""Bytes of a row of which a checksum adds up columns, and rows after which it begins again."""
 
 
 def join_group(*, backend: str, address: str, world_size: int, rank: int, name: str, timeout: timedelta) -> Any:
@@ -59,17 +53,6 @@ def views(flat: Tensor, specs: Iterable[tuple[str, str, list[int]]]) -> Iterator
         end = start + kind.itemsize * math.prod(shape)
         yield name, flat[start:end].view(kind).view(shape)
         start = end
-
-
-def checksum(data: NDArray[np.uint8]) -> str:
-    """Return a hash of sums over all bytes, as hex. It finds any single damaged byte, and is faster than a hash of them."""
-    found = hashlib.blake2b(str(data.size).encode(), digest_size=16)
-    whole = data.size // _ROW * _ROW
-    rows = data[:whole].view(np.uint64).reshape(-1, _ROW // 8)
-    for start in range(0, len(rows), _ROWS):
-        found.update(rows[start : start + _ROWS].sum(0).tobytes())
-    found.update(data[whole:].tobytes())
-    return found.hexdigest()
 
 
 class _SharedBuffers:
@@ -136,18 +119,12 @@ class WeightReceiver(_Member):
                 dist.barrier(self.group)
 
     def receive(self, size: int, device: torch.device) -> Tensor:
-        """Return the next bucket, of `size` bytes; it lasts until the next one. Raises RuntimeError: rank 0 was lost, or the
-        bytes are damaged."""
-        if self._shared is None:
-            flat = self._own_buffer(size, device)
-            dist.broadcast(flat, src=0, group=self.group)
-            return flat
-        dist.barrier(self.group)  # the members have written the bucket before
-        said = torch.empty(16, dtype=torch.uint8)
-        dist.broadcast(said, src=0, group=self.group)
-        flat = self._shared.next(size)
-        if checksum(flat.numpy()) != said.numpy().tobytes().hex():
-            raise RuntimeError(f"a bucket of {size} bytes in shared memory has another checksum than the sender said")
+        """Return the next bucket, of `size` bytes; it lasts until the next one. Raises RuntimeError: rank 0 was lost."""
+        if self._shared:
+            dist.barrier(self.group)  # rank 0 has filled this bucket, and the members are done with the one before
+            return self._shared.next(size)
+        flat = self._own_buffer(size, device)
+        dist.broadcast(flat, src=0, group=self.group)
         return flat
 
 
@@ -182,8 +159,8 @@ class WeightSender(_Member):
         """Send a bucket, which lies in what `buffer` returned. Raises TrainError: a member was lost."""
         try:
             if self._shared:
-                flat = torch.frombuffer(bytearray.fromhex(checksum(flat.numpy())), dtype=torch.uint8)
                 dist.barrier(self.group)
-            dist.broadcast(flat, src=0, group=self.group)
+            else:
+                dist.broadcast(flat, src=0, group=self.group)
         except RuntimeError as error:
             raise TrainError(f"a member of the weight group was lost: {error}") from error
