@@ -1,7 +1,7 @@
 """Rollout workers in processes of their own, beside one: CPU a model turn of workers and coordinator, and turns a second.
 
     python -m benchmarks.rollout_workers [--workers 1 2 1 2] [--rollouts 12] [--latency 0.08]
-    python -m benchmarks.rollout_workers --workers 8 --latency 4 --concurrency 1024   # requests in flight
+    python -m benchmarks.rollout_workers --workers 2 --latency 4 --concurrency 1024 --groups 1024 --rollouts 2  # in flight
 
 1. `agentrl rollout` plays groups of 8 samples with 3 turns each, with a tool that takes no time. The engine
    (`benchmarks.delay_engine`) answers after a delay and computes nearly nothing.
@@ -30,8 +30,8 @@ from benchmarks.delay_engine import LONGEST_ANSWER, delay_engine
 from benchmarks.slow_tools import CALL_TOKENS, MOST_FILLER, TOKEN_SECONDS
 from tests.support.tiny_models import make_tiny_model
 
-GROUP, TURNS, BATCH = 8, 3, 64
-"""Samples of a group, turns of a sample, groups of a rollout."""
+GROUP, TURNS = 8, 3
+"""Samples of a group, turns of a sample."""
 
 
 class Light(Environment):
@@ -80,7 +80,9 @@ def reading(command: psutil.Process, engine: psutil.Process) -> Reading:
 
 
 @contextmanager
-def rollout(folder: Path, url: str, workers: int, rollouts: int, concurrency: int) -> Iterator[subprocess.Popen[bytes]]:
+def rollout(
+    folder: Path, url: str, workers: int, rollouts: int, groups: int, concurrency: int
+) -> Iterator[subprocess.Popen[bytes]]:
     """The command, and its end."""
     values: dict[str, object] = {
         "engine": "external",
@@ -89,7 +91,7 @@ def rollout(folder: Path, url: str, workers: int, rollouts: int, concurrency: in
         "hf-checkpoint": folder / "model",
         "prompt-data": folder / "prompts.jsonl",
         "num-rollout": rollouts,
-        "rollout-batch-size": BATCH,
+        "rollout-batch-size": groups,
         "n-samples-per-prompt": GROUP,
         "rollout-max-concurrency": concurrency,
         "sglang-server-concurrency": concurrency,
@@ -117,7 +119,7 @@ def finished(folder: Path) -> list[dict[str, float]]:
     return [json.loads(line) for line in file.read_text().splitlines()] if file.is_file() else []
 
 
-def row(workers: int, rollouts: int, latency: float, concurrency: int) -> str:
+def row(workers: int, rollouts: int, groups: int, latency: float, concurrency: int) -> str:
     scale = latency / (TOKEN_SECONDS * (CALL_TOKENS + MOST_FILLER / 2))
     with tempfile.TemporaryDirectory() as name, delay_engine(scale) as url:
         folder, warm = Path(name), max(1, rollouts // 4)
@@ -126,7 +128,7 @@ def row(workers: int, rollouts: int, latency: float, concurrency: int) -> str:
             "".join(json.dumps({"input": f"Question {i}?"}) + "\n" for i in range(4000))
         )
         (engine,) = psutil.Process().children()
-        with rollout(folder, url, workers, rollouts, concurrency) as process:
+        with rollout(folder, url, workers, rollouts, groups, concurrency) as process:
             command, readings = psutil.Process(process.pid), list[Reading]()
             for count in (warm, rollouts):
                 while len(finished(folder)) < count:
@@ -135,7 +137,7 @@ def row(workers: int, rollouts: int, latency: float, concurrency: int) -> str:
                     time.sleep(0.02)
                 readings.append(reading(command, engine))
         flying = [row["engines/in_flight"] for row in finished(folder)[warm:]]
-    spent, turns = readings[1].since(readings[0]), (rollouts - warm) * BATCH * GROUP * TURNS
+    spent, turns = readings[1].since(readings[0]), (rollouts - warm) * groups * GROUP * TURNS
     play = spent.workers or spent.command
     whole = spent.workers + spent.command + spent.engine
     possible = (os.cpu_count() or 1) / (whole / turns)
@@ -150,6 +152,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--workers", type=int, nargs="+", default=[1, 2, 1, 2], help="one row each")
     parser.add_argument("--rollouts", type=int, default=12)
+    parser.add_argument("--groups", type=int, default=64, help="groups of a rollout")
     parser.add_argument("--latency", type=float, default=0.08, help="mean seconds of an answer")
     parser.add_argument("--concurrency", type=int, default=256, help="most trajectories at once")
     options = parser.parse_args()
@@ -159,7 +162,7 @@ def main() -> None:
         f"{'in flight':>10}"
     )
     for workers in options.workers:
-        print(row(workers, options.rollouts, options.latency, options.concurrency), flush=True)
+        print(row(workers, options.rollouts, options.groups, options.latency, options.concurrency), flush=True)
 
 
 if __name__ == "__main__":

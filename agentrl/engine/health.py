@@ -309,8 +309,13 @@ class HealthMonitor:
         members, mode = list(members), self.settings.pause_generation_mode
         if mode == "abort":
             self._requests.mark_interrupted()
+
+        async def pause(member: EngineClient) -> None:
+            await member.set_resident_memory(self._memory)  # it may have been out of reach when it was told
+            await member.pause(mode)
+
         try:
-            paused, failures = await self._registry.each(lambda member: member.pause(mode), members)
+            paused, failures = await self._registry.each(pause, members)
             idle, more = await self._registry.each(
                 EngineClient.flush_cache, [member for member in paused if not self._frozen(member)]
             )

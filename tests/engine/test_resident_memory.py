@@ -99,6 +99,26 @@ async def test_engines_are_asked_for_what_they_have_and_no_more() -> None:
     assert engines.moved() == [("resume", ["kv_cache", "weights"])]
 
 
+async def test_an_engine_that_missed_the_call_takes_its_memory_before_the_weights() -> None:
+    class Misses(Saver):
+        async def exchange(self, method: str, url: str, *rest: Any, **more: Any) -> Reply:
+            if url.endswith("/resume_memory_occupation"):
+                self.lost, now = False, self.lost
+                if now:
+                    raise ConnectionLost("a busy machine", kind="engine_lost")
+            return await super().exchange(method, url, *rest, **more)
+
+        lost = True
+
+    engines = Misses(True)
+    pool = EnginePool(["http://one"], SETTINGS, vocab_size=8, transport=engines)
+    await pool.set_resident_memory(frozenset())
+    await pool.set_resident_memory(WEIGHTS)
+    await pool.receive(DiskUpdate("folder"), "1")
+    paths = engines.paths("one")
+    assert paths.index("/resume_memory_occupation") < paths.index("/update_weights_from_disk")
+
+
 async def test_an_engine_without_a_memory_saver_is_named() -> None:
     pool = EnginePool(["http://one"], SETTINGS, vocab_size=8, transport=Saver(False))
     with pytest.raises(EngineRejected, match="http://one cannot give its memory back .*--enable-memory-saver, or set"):
