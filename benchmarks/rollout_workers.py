@@ -1,13 +1,14 @@
 """Rollout workers in processes of their own, beside one: CPU a model turn of workers and coordinator, and turns a second.
 
     python -m benchmarks.rollout_workers [--workers 1 2 1 2] [--rollouts 12] [--latency 0.08]
-    python -m benchmarks.rollout_workers --workers 2 --latency 4 --concurrency 1024 --groups 1024 --rollouts 2  # in flight
+    python -m benchmarks.rollout_workers --workers 2 --latency 4 --concurrency 1024 --groups 512 --surplus 128 --rollouts 2
 
 1. `agentrl rollout` plays groups of 8 samples with 3 turns each, with a tool that takes no time. The engine
    (`benchmarks.delay_engine`) answers after a delay and computes nearly nothing.
 2. With one worker the process of the command plays too, and its row has no figures of the coordinator alone.
 3. `bound` is what the machine's processors could do with the CPU of all processes, the engine's included.
 4. The first quarter of the rollouts is warm-up. Rows run one after another; compare them within one run.
+5. The second command shows the requests in flight. Without a surplus they would fall at the end of each rollout.
 """
 
 import argparse
@@ -81,7 +82,7 @@ def reading(command: psutil.Process, engine: psutil.Process) -> Reading:
 
 @contextmanager
 def rollout(
-    folder: Path, url: str, workers: int, rollouts: int, groups: int, concurrency: int
+    folder: Path, url: str, workers: int, rollouts: int, groups: int, surplus: int, concurrency: int
 ) -> Iterator[subprocess.Popen[bytes]]:
     """The command, and its end."""
     values: dict[str, object] = {
@@ -92,6 +93,7 @@ def rollout(
         "prompt-data": folder / "prompts.jsonl",
         "num-rollout": rollouts,
         "rollout-batch-size": groups,
+        "over-sampling-batch-size": groups + surplus,
         "n-samples-per-prompt": GROUP,
         "rollout-max-concurrency": concurrency,
         "sglang-server-concurrency": concurrency,
@@ -119,7 +121,7 @@ def finished(folder: Path) -> list[dict[str, float]]:
     return [json.loads(line) for line in file.read_text().splitlines()] if file.is_file() else []
 
 
-def row(workers: int, rollouts: int, groups: int, latency: float, concurrency: int) -> str:
+def row(workers: int, rollouts: int, groups: int, surplus: int, latency: float, concurrency: int) -> str:
     scale = latency / (TOKEN_SECONDS * (CALL_TOKENS + MOST_FILLER / 2))
     with tempfile.TemporaryDirectory() as name, delay_engine(scale) as url:
         folder, warm = Path(name), max(1, rollouts // 4)
@@ -128,7 +130,7 @@ def row(workers: int, rollouts: int, groups: int, latency: float, concurrency: i
             "".join(json.dumps({"input": f"Question {i}?"}) + "\n" for i in range(4000))
         )
         (engine,) = psutil.Process().children()
-        with rollout(folder, url, workers, rollouts, groups, concurrency) as process:
+        with rollout(folder, url, workers, rollouts, groups, surplus, concurrency) as process:
             command, readings = psutil.Process(process.pid), list[Reading]()
             for count in (warm, rollouts):
                 while len(finished(folder)) < count:
@@ -153,6 +155,7 @@ def main() -> None:
     parser.add_argument("--workers", type=int, nargs="+", default=[1, 2, 1, 2], help="one row each")
     parser.add_argument("--rollouts", type=int, default=12)
     parser.add_argument("--groups", type=int, default=64, help="groups of a rollout")
+    parser.add_argument("--surplus", type=int, default=0, help="groups under way beyond those of the rollout")
     parser.add_argument("--latency", type=float, default=0.08, help="mean seconds of an answer")
     parser.add_argument("--concurrency", type=int, default=256, help="most trajectories at once")
     options = parser.parse_args()
@@ -162,7 +165,10 @@ def main() -> None:
         f"{'in flight':>10}"
     )
     for workers in options.workers:
-        print(row(workers, options.rollouts, options.groups, options.latency, options.concurrency), flush=True)
+        print(
+            row(workers, options.rollouts, options.groups, options.surplus, options.latency, options.concurrency),
+            flush=True,
+        )
 
 
 if __name__ == "__main__":
