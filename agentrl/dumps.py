@@ -21,9 +21,9 @@ _FIELDS = {field.name for field in fields(Sample)}
 
 
 def read_groups(path: Path) -> list[Group]:
-    """The groups in a file of samples: one a line, as a list of samples (or a single one) in `Sample.to_dict` form. A file
-    `.pt` is slime's dump: torch's, of `{"samples": [...]}`, whose groups share a `group_index`.
-    Raises DataError: the file cannot be read, or a line or sample is not that; names file, line and field."""
+    """Return the groups in a file. Each line is a group: a list of samples, or one sample, in `Sample.to_dict` form. A `.pt`
+    file is slime's dump: `{"samples": [...]}`, saved by torch. Neighbours with the same `group_index` are a group.
+    Raises DataError: the file cannot be read, or has another form; the error names file, line and field."""
     if path.suffix == ".pt":
         return _read_slime(path)
     try:
@@ -43,7 +43,7 @@ def read_groups(path: Path) -> list[Group]:
 
 
 def dump_path(template: str, rollout_id: int) -> Path:
-    """The file of one rollout: `{rollout_id}` filled in, or `<template>/<rollout_id>.jsonl` where it has none."""
+    """Return the file of one rollout: `template` with `{rollout_id}` filled in, else `<template>/<rollout_id>.jsonl`."""
     if "{rollout_id}" in template:
         return Path(template.replace("{rollout_id}", str(rollout_id))).expanduser()
     return Path(template).expanduser() / f"{rollout_id}.jsonl"
@@ -88,9 +88,7 @@ def _read_slime(path: Path) -> list[Group]:
         found = torch.load(path, map_location="cpu", weights_only=True)
         samples = [_ours(data) for data in found["samples"]]
     except pickle.UnpicklingError as error:
-        what = (
-            "nothing but plain values and tensors is read; leave other objects (images, numpy scalars) out of samples"
-        )
+        what = "only plain values and tensors are read; leave other objects (images, numpy scalars) out of samples"
         raise DataError(f"{path}: {what}: {error}") from error
     except (OSError, RuntimeError, EOFError, KeyError, TypeError, ValueError, SampleError) as error:
         raise DataError(f'{path}: expected a dump of slime\'s, {{"samples": [...]}}: {error}') from error

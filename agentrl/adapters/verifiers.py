@@ -34,7 +34,7 @@ CHAT = "agentrl-chat"  # its id
 
 
 class Tasks:
-    """The selected tasks of a taskset by number. They are loaded up to the largest number asked for."""
+    """The selected tasks of a taskset by number. An endless taskset is loaded up to the largest number asked for."""
 
     def __init__(self, selected: Any) -> None:
         self._unread, self._read, self._endless = iter(selected), list[Any](), not selected.bounded
@@ -110,7 +110,7 @@ class VerifiersEnvironment(AgentEnvironment):
         config = vf.EvalClientConfig(base_url=f"{base_url}/v1")
         self._key = config.model_dump_json()
         self.env._interception.clients[self._key] = GatewayClient(config.base_url, self._web)
-        # A task of its own is cancelled once, in `close`, and can free its runtime then. A scope of anyio would cancel
+        # `close` cancels this asyncio task once, so that the library can free its runtime. A scope of anyio would cancel
         # each await of the library's clean-up.
         self._playing = asyncio.create_task(self.env.run_episode(task, vf.ModelContext(model="policy", client=config)))
         self.trace = _played(await asyncio.shield(self._playing), self.role)
@@ -152,20 +152,20 @@ def _read_config(name: str, given: dict[str, Any], max_turns: int | None) -> tup
     roles = [role for role, agent in agents.items() if agent.client is None]
     if len(roles) != 1:
         other = """user='{"model": "NAME", "client": {"type": "eval", "base_url": "http://..."}}'"""
-        raise PluginError(f"{what}: the model plays one of {', '.join(agents)}; give each other one a client: {other}")
+        raise PluginError(f"{what}: the model plays one of {', '.join(agents)}; give all others a client: {other}")
     bundled = vf.default_harness_id(name) != vf.default_harness_id("")
     complete = {role: _with_defaults(agent, bundled, max_turns) for role, agent in agents.items()}
     config = config.model_copy(update=complete)
     for role, harness in config.agent_harnesses().items():
         if vf.load_harness(harness).EXECUTES_CODE and "runtime" not in agents[role].model_fields_set:
             place = f"""{role}='{{"runtime": {{"type": "docker"}}}}', or "subprocess" for your own rights"""
-            raise PluginError(f"{what}: the harness {harness.id} runs commands of the model; say where: {place}")
+            raise PluginError(f"{what}: the harness {harness.id} runs commands of the model; choose a runtime: {place}")
     return config, roles[0]
 
 
 def _with_defaults(agent: Any, bundled: bool, max_turns: int | None) -> Any:
     """Return an agent's settings with a local runtime in place of the library's cloud, and, if the taskset has no harness,
-    with a chat loop in place of `bash`. `max_turns`: of the agent that the model plays."""
+    with a chat loop in place of `bash`. `max_turns`: the limit of the agent that the model plays."""
     runtime = agent.runtime if "runtime" in agent.model_fields_set else vf.SubprocessConfig()
     chat = vf.HarnessConfig(id=CHAT if isinstance(runtime, vf.SubprocessConfig) else "null")
     harness = agent.harness or (None if bundled else chat)
@@ -174,13 +174,13 @@ def _with_defaults(agent: Any, bundled: bool, max_turns: int | None) -> Any:
 
 
 def _played(episode: Any, role: str) -> Any:
-    """Return the trace of the model's agent. Raises EnvFailure: the episode failed, or has not one such trace."""
+    """Return the trace of the model's agent. Raises EnvFailure: the episode failed, or has none or several such traces."""
     if not episode.ok:
         errors = [*episode.errors, *(error for trace in episode.traces for error in trace.errors)]
         raise EnvFailure("; ".join(f"{each.type}: {each.message:.500}" for each in errors), kind="verifiers_failed")
     traces = [trace for trace in episode.traces if trace.agent.name == role]
     if len(traces) != 1:
-        raise EnvFailure(f"{role} played {len(traces)} times; expected one play an episode", kind="verifiers_plays")
+        raise EnvFailure(f"{role} played {len(traces)} times in an episode; expected once", kind="verifiers_plays")
     return traces[0]
 
 
@@ -192,7 +192,7 @@ class GatewayClient(EvalClient):
 
 
 class ChatHarness(NullHarness):
-    """The library's harness `null`, whose program runs in this process. A process of its own takes seconds to start."""
+    """The library's harness `null`, whose program runs in this process. A separate process takes seconds to start."""
 
     async def setup(self, runtime: Any) -> None:
         """Prepare nothing."""
@@ -214,13 +214,13 @@ class ChatHarness(NullHarness):
             try:
                 await program.run_chat_loop(options, compactor, messages, places, connected, web)
             except SystemExit as error:
-                raise RuntimeError(f"the program of null ended with {error.code}; its server was lost") from error
+                raise RuntimeError(f"the harness null ended with {error.code}: it lost the library's server") from error
         return vf.ProgramResult(exit_code=0, stdout="", stderr="")
 
 
 @cache
 def _program() -> Any:
-    """Load the program of `null`, a text that the library writes into a file. Its clients of tools share certificates."""
+    """Load the program of `null`, which the library has as source text. Its tool clients load the certificates once."""
     program = ModuleType("verifiers_null")
     exec(CHAT_PROGRAM_SOURCE, vars(program))
     soon = httpx2.Limits(keepalive_expiry=2.0)  # A server closes an idle connection after 5 s, maybe during a request.
@@ -239,7 +239,7 @@ def _program() -> Any:
 
 
 def _connections() -> Any:
-    """Return a client for servers in this computer. It loads no certificates, which takes longer than an episode."""
+    """Return a client for servers on this computer. It loads no certificates: loading takes longer than an episode."""
     return httpx.AsyncClient(timeout=None, limits=httpx.Limits(max_connections=None), verify=False, trust_env=False)
 
 

@@ -118,7 +118,7 @@ class TokenView:
         loss_mask: [N], 1 where the token trains.
         sample_ids, turn_ids, trajectory_ids: int64 [N]. Samples count from 0 to num_samples - 1, turns from 1 (0 where
             unknown); samples that one trajectory fanned out into share its id.
-        staleness: int64 [N], rollouts that the weights were trained on before this one, minus tokens that the weights
+        staleness: int64 [N], rollouts that the weights were trained on before this one, minus rollouts that the weights
             which sampled the token were trained on; -1 where masked or unknown.
         join: adds [num_samples] sums up over the ranks that hold parts of the same samples, and their gradients too.
         entropy: [N] of the model's next-token distribution, with gradient.

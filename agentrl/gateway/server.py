@@ -1,7 +1,7 @@
 """The gateway's two servers: agents reach `/s/TOKEN`, the owner of sessions reaches `/sessions` with a key.
 
-1. Both listen on loopback and refuse what `agentrl.serving` refuses. A session's token is in the path; no log has it.
-2. A request is refused with a status as long as its stream has not begun. Keep-alives are sent while the model works.
+1. By default both listen on loopback. Both refuse what `agentrl.serving` refuses. No log has a session's token.
+2. A refusal is an HTTP status, or an event if the stream has begun. Keep-alives are sent while the model works.
 3. The client's disconnect ends its request.
 """
 
@@ -49,14 +49,14 @@ class Gateway:
 
     Args:
         chat: the model's tokenizer, template and parsers.
-        engine: samples; an engine pool, for example.
+        engine: the object that samples, for example an engine pool.
         context_length: most tokens of a trajectory.
         model: the name in the list of models.
-        owner_key: the owner's key.
+        owner_key: the key that `owner_app` asks for; "" refuses all its requests.
 
     Attributes:
         agent_app, owner_app: the ASGI applications.
-        roles: the fold of roles that the template needs.
+        roles: the rules that put messages into roles that the template shows.
         base, socket: the agents' address and Unix socket, known once `serving` runs.
     """
 
@@ -83,8 +83,8 @@ class Gateway:
 
     @asynccontextmanager
     async def serving(self, host: str = "127.0.0.1", listener: socket | None = None) -> AsyncIterator[str]:
-        """Serve agents in this event loop for the length of the context, at an address and at a Unix socket; gives the
-        address. Sessions that are still open at the context's end fail."""
+        """Serve agents in this event loop until the block ends, at the yielded address and at a Unix socket. Sessions that
+        are open at the end fail."""
         async with AsyncExitStack() as stack:
             folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="agentrl-gateway-"))
             self.base = await stack.enter_async_context(served(self.agent_app, listener or listen(host, 0), host))
@@ -115,7 +115,7 @@ class Gateway:
         return session
 
     def close(self, token: str, rewards: Mapping[int, float] | float | None = None) -> list[Sample]:
-        """Close a session and return its Samples; see `Session.close`. Raises KeyError: it is not known."""
+        """Close a session and return its Samples; see `Session.close`. Raises KeyError: the session is not known."""
         return self._sessions.pop(token).close(rewards)
 
     def url(self, session: Session) -> str:

@@ -32,8 +32,8 @@ _MOST_IGNORED: Final = 100
 
 
 WorkRunner = Callable[..., Awaitable[Any]]
-"""`run(work, *args, size=None)` returns `work(*args)`; in a thread if `size` characters (default: the request's body) are
-slow to tokenize."""
+"""`run(work, *args, size=None)` returns `work(*args)`. It uses a thread if tokenizing `size` characters is slow; `size` is
+by default that of the request's body."""
 
 
 class TurnSampler(Protocol):
@@ -51,7 +51,7 @@ class TurnSampler(Protocol):
 
 
 class Limits(BaseModel):
-    """Limits of one session. A request beyond a limit gets status 429 and the limit's name."""
+    """Limits of one session. A request beyond a limit gets status 429 and the limit's name; beyond `images`, status 400."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
@@ -106,7 +106,7 @@ class Session:
         counts: numbers of requests and tokens, by name; `figures` adds the numbers of nodes.
         refusals: the last messages of refused requests.
         record: after `close`, the tree in the form that a Sample keeps.
-        failure: the engines' failure, if the last request ended with it; the gateway's end, if the session was open then.
+        failure: the engine failure that ended the last request, or the gateway's end during the session; else None.
     """
 
     chat: Chat
@@ -188,7 +188,7 @@ class Session:
         return samples
 
     def fail(self, failure: EngineFailure) -> None:
-        """End the session by a failure, and cancel its requests in flight; `close` is still to be called."""
+        """End the session with a failure, and cancel its requests in flight. The owner still calls `close`."""
         self.failure = failure
         self._end()
 
@@ -213,7 +213,7 @@ class Session:
         if self._closed:
             raise Refusal("there is no such session", "not_found")
         if reason := next((name for name, holds in beyond.items() if holds), ""):
-            raise Refusal(f"the session takes no more requests: {reason}", "limit", reason)
+            raise Refusal(f"the request exceeds a limit of the session: {reason}", "limit", reason)
         self._last = now
         counts.update(requests=1, bytes=size)
         with anyio.CancelScope() as scope:
@@ -233,8 +233,8 @@ class Session:
                 self.counts[name] += 1
 
     async def _with_references(self, request: AgentRequest, size: int, run: WorkRunner) -> AgentRequest:
-        """Return `request` with references in place of images, which the session keeps. Raises Refusal: an image is refused,
-        or the model sees none."""
+        """Return `request` with a reference in place of each image; the session keeps the images. Raises Refusal: an image
+        is refused, or the model sees no images."""
         if not has_images(request.messages):
             return request
         if self.chat.placeholders is None:
@@ -257,7 +257,7 @@ class Session:
         return replace(request, messages=[*own, *before, *new])
 
     async def _read(self, request: AgentRequest, size: int, run: WorkRunner) -> Reading:
-        """Read a request of `size` bytes. That takes about a sixteenth of the time of tokenizing them."""
+        """Read a request of `size` bytes. Reading takes about a sixteenth of the time of tokenizing."""
         reading: Reading = await run(self._blamed, self.tree.read, request, size=size // 16)
         return reading
 

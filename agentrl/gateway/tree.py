@@ -1,4 +1,4 @@
-"""The tree of a session: it finds the model turn that a request continues, and turns the finished tree into Samples.
+"""The tree of a session's model turns: `SessionTree` finds the turn that a request continues, and makes the Samples.
 
 1. Pure code. `read` finds the node that a request extends, and `place` adds a pending node. A session calls both under
    one lock, so that parallel requests are placed in the order of their arrival. `sampled` completes the node, `discard` removes it.
@@ -123,7 +123,7 @@ class Reading:
     """A request in the normal form.
 
     Attributes:
-        messages: the folded messages.
+        messages: the messages, in roles that the chat template shows.
         keys: a key for each prefix of the messages.
         tools, digest: the tools and their key.
         agent: the agent's name.
@@ -146,7 +146,7 @@ class Reading:
 
 
 class SessionTree:
-    """The model turns of one session. One task at a time uses it. `images` has those of its messages, by hash."""
+    """The model turns of one session. One task at a time uses it. `images`: the images of its messages, by hash."""
 
     def __init__(self, chat: Chat, roles: Roles) -> None:
         self._chat, self._roles = chat, roles
@@ -188,7 +188,7 @@ class SessionTree:
         return placed
 
     def measure(self, reading: Reading) -> int:
-        """Return the number of prompt tokens that a request would have. The tree stays as it is."""
+        """Return the number of prompt tokens that a request would have. The tree keeps no node for it."""
         node = self.place(reading)
         self.discard(node)
         return node.length
@@ -281,7 +281,7 @@ class SessionTree:
             node.parent.children.append(node)
 
     def overflowed(self, node: TurnNode) -> None:
-        """Note that the prompt of a pending node does not fit. If no turn of its conversation follows, this is its end."""
+        """Note that the prompt of a pending node does not fit. Unless a later turn is sampled, the conversation ends there."""
         if node.parent is not None:
             self._full[node.family_root] = node.parent
 
@@ -295,7 +295,7 @@ class SessionTree:
     # ---- the model's turn -------------------------------------------------------------------------------------
 
     def sampled(self, node: TurnNode, got: Generation) -> ParsedTurn:
-        """Complete `node` with the engine's answer, and return the turn; if a call is broken, as text without calls."""
+        """Complete `node` with the engine's answer, and return the turn. A turn with a broken call becomes plain text."""
         self._full.pop(node.family_root, None)
         parsed = node.chat.append_model_turn(got.ids)
         node.ids, node.log_probs = array("i", got.ids), array("d", got.log_probs)
@@ -427,7 +427,7 @@ def _hash(before: Key, part: bytes) -> Key:
 
 
 def _part(message: Message, result: int = 0) -> bytes:
-    """Return the compared part of a message; `result` is the position of a tool result's call in its turn."""
+    """Return the compared part of a message. `result`: for a tool's result, the position of the call in its turn."""
     calls = [[c["function"]["name"], _canonical(c["function"]["arguments"])] for c in message.get("tool_calls", ())]
     content = message["content"].strip() if message["role"] == "assistant" else message["content"]
     return orjson.dumps([message["role"], content, calls, result], option=orjson.OPT_SORT_KEYS)

@@ -1,10 +1,10 @@
 """The coordinator of rollouts: leases groups of the store to a worker, records each result, and hands batches over.
 
 1. A run has one coordinator, in one process. It owns admission and the store (the ledger). It tells the worker when to
-   pause and which weights the engines have. The worker reports the result of each lease. They share nothing else
+   pause and which weights the engines have. The worker reports the result of each lease. The two share nothing else
    (`agentrl.rollout.worker`).
 2. A group is kept, dropped with a reason, or given back, always as a whole. The store records this before another group
-   starts. Writes to the store are durable and therefore slow, so they run in threads of their own. Results that arrive
+   takes its place. Writes to the store are durable and therefore slow, so they run in threads of their own. Results that arrive
    during a write are recorded together, so that the store can make them durable with one write.
 3. `Admission` decides how many groups may start and if a batch is full. One task, the pump, leases all groups. It leases
    while a batch is filled and, in an asynchronous run, while the trainer works on the previous batch.
@@ -58,7 +58,7 @@ class Rollout(NamedTuple):
 
 @dataclass(slots=True)
 class _InFlight:
-    """A lease in flight, with the progress that the worker reported last; `lost` if the worker died."""
+    """A lease in flight, with the progress that the worker reported last. `lost`: the worker died."""
 
     lease: Lease
     lost: bool = False
@@ -68,7 +68,7 @@ class _InFlight:
 
 
 class RolloutCoordinator:
-    """The link between a store of groups and the player that generates them; `running` creates it."""
+    """The link between a store of groups and the player (one or more workers) that generates them; see `running`."""
 
     def __init__(
         self, player: Player, store: GroupStore, settings: RolloutSettings, filter_name: str, tasks: TaskGroup
@@ -255,7 +255,7 @@ class RolloutCoordinator:
             with anyio.CancelScope(shield=True):
                 self._results.append((flight, played))
                 async with self._recording, anyio.create_task_group() as tasks:
-                    results, self._results = self._results, []  # none, if another task has recorded this one
+                    results, self._results = self._results, []  # empty if another task recorded them
                     for result in results:
                         tasks.start_soon(self._record, *result)
                 self._notify()
@@ -321,4 +321,4 @@ def _hopeless(stats: RolloutStats, dropped: int, filter_name: str) -> str:
     if filter_name and rewards:
         saw = f"from {min(rewards):g} to {max(rewards):g}" if min(rewards) < max(rewards) else f"all {rewards[0]:g}"
         last += f"; {filter_name} was asked about {len(rewards)} trajectories, whose rewards were {saw}"
-    return f"{dropped} groups in a row were dropped and none was kept, for: {reasons}{last}"
+    return f"{dropped} groups in a row were dropped; reasons: {reasons}{last}"

@@ -2,10 +2,10 @@
 
 1. A worker owns all that playing needs: chat, environments, tools, graders, teacher, connections to the engines, limits on
    trajectories in flight, and the check of the first groups. It knows no ledger, no batch and no other worker.
-2. The coordinator sends a `Lease`; the worker answers with one `Played`, after a `LeaseProgress` for each trajectory that ended.
+2. The coordinator sends a `Lease`. The worker sends a `LeaseProgress` as trajectories end, and answers with one `Played`.
    Messages are values: neither side changes a message that it got or sent.
-3. The group filter runs in the worker, beside the samples. The verdict says too if the group may be kept when groups are
-   scarce. Only the coordinator knows that, and decides; a group that it may keep is therefore taught and encoded.
+3. The group filter runs in the worker, beside the samples. Its verdict also says if the group may be kept when groups
+   are scarce. Only the coordinator knows if they are, so the worker finishes each such group (`teach`, `encode_group`).
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -26,7 +26,7 @@ from agentrl.rollout.teacher import teach
 
 
 class WorkerLost(AgentRLError):
-    """The process of a worker died; its groups can be played by another one."""
+    """The death of a worker's process. Another worker can play its groups."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +34,7 @@ class Lease:
     """A group to play.
 
     Attributes:
-        number: of this lease; a group that is leased again gets another one.
+        number: the lease's number. A group that is leased again gets a new number.
         group_id: the ledger's number of the group.
         version: weight version under which the group was leased.
         group: its pending samples.
@@ -48,7 +48,7 @@ class Lease:
 
 @dataclass(frozen=True, slots=True)
 class LeaseProgress:
-    """Counts of a lease so far, also of a lease that is cancelled; `ended` trajectories gave up their places."""
+    """Counts of a lease so far, even a cancelled one. `ended`: number of trajectories that gave up their places."""
 
     lease: int
     ended: int
@@ -62,8 +62,8 @@ class Played:
     Attributes:
         lease: the lease's number. The coordinator discards the result of an old lease.
         verdict: kept, or dropped with a reason.
-        group: the finished samples; none if a failure dropped the group, or if another process played it and it can be
-            kept.
+        group: the finished samples. Empty if a failure ended the group early, or if another process played it and the
+            verdict keeps it.
         data: the group as the ledger stores it, encoded once; empty if the group cannot be kept.
         trained: tokens with mask 1.
     """
@@ -95,15 +95,15 @@ class Player(Protocol):
     """
 
     async def play(self, lease: Lease, report: Callable[[LeaseProgress], None]) -> Played:
-        """Play a group. Cancelling the call cancels the lease; the last `LeaseProgress` is reported in any case.
+        """Play a group. Cancelling the call cancels the lease; the last `LeaseProgress` is still reported.
 
         Raises:
-            WorkerLost: its process died; the group is to be given back.
+            WorkerLost: the worker's process died. The coordinator gives the group back.
             AgentRLError: the run cannot go on.
         """
 
     async def evaluate(self, number: int, group: Group, tally: Tally) -> Group:
-        """Play a group of evaluation set `number`, without a gradient; return it graded.
+        """Play a group of evaluation set `number`, and return it graded.
 
         Raises:
             DropGroup: a failure's policy drops the group.
@@ -111,7 +111,7 @@ class Player(Protocol):
         """
 
     async def pause(self) -> None:
-        """Stop generating until `resume`; returns when no engine generates. Groups in flight keep their tokens."""
+        """Stop generating until `resume`. Return when no engine generates. Groups in flight keep their tokens."""
 
     async def resume(self) -> None:
         """Continue generating."""
@@ -127,7 +127,7 @@ class RolloutWorker(Player):
     """Plays groups in this process.
 
     Args:
-        player: plays them, with the settings of training.
+        player: plays groups with the settings of training.
         group_filter: judges finished groups.
         sets: players of the evaluation sets.
         figures: returns metrics of this process since the last call.

@@ -109,9 +109,9 @@ _ENGINES: dict[Do, frozenset[str]] = {
 
 
 class DeviceSharing:
-    """Gives the devices' memory (`--colocate`) to the next part that needs it. While engines generate the trainer is away; while
-    it trains they are. A weight update needs the trainer and, of the engines, their weights; so does writing checkpoints
-    and the model, so that weights that were just sent are not lost."""
+    """Gives the devices' memory (`--colocate`) to the next part that needs it. Trainer memory is offloaded while engines
+    generate, and the reverse. A weight update needs the trainer and the engines' weights. Writing checkpoints and the model
+    needs both too, so that weights that were just sent are not lost."""
 
     def __init__(self, settings: ClusterSettings, parts: Components) -> None:
         self._settings, self._parts = settings, parts

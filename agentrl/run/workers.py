@@ -1,11 +1,11 @@
 """Several rollout workers in processes of their own: `WorkerServer` is in each, `RolloutWorkers` is with the coordinator.
 
 1. A worker has all that playing needs: tokenizer, environments, graders, gateway, connections to the engines. It gets its
-   share of `--rollout-max-concurrency` and of the engines' places. `setup` and limits of classes are per worker.
-2. Messages go in batches: what collects while the last batch is under way is the next one.
+   share of `--rollout-max-concurrency` and of the engines' places. `setup` and limits of tools are per worker.
+2. Messages go in batches: messages that collect while a batch is under way are the next batch.
 3. A worker that dies is replaced. Its calls raise `WorkerLost`: the coordinator gives the groups back to the ledger, and
    groups of evaluations are played again. Answers that still arrive for a lost call are discarded.
-4. Workers follow the pool of the coordinator (`EngineFollower`). A worker that does not stop for a weight update within
+4. Workers follow the coordinator's engine pool (`EngineFollower`). A worker that does not stop for a weight update within
    `engine_control_timeout` is replaced.
 5. `agentrl.cluster.workers` has the processes, as Ray actors.
 """
@@ -38,9 +38,9 @@ from agentrl.run.rollouts import Loaded, spare_loaded
 T = TypeVar("T")
 _log = logging.getLogger(__name__)
 _GATHER = 0.02
-"""Seconds between batches of messages, of all workers together: each batch costs the coordinator a millisecond."""
+"""Mean seconds from one worker's batch of answers to the next worker's. A batch costs the coordinator a millisecond."""
 _ATTEMPTS = 5
-"""Starts of a worker in a row that may fail while no other worker is ready; then the run ends."""
+"""Number of failed starts of a worker in a row that end the run, if no other worker is ready."""
 
 
 class Order(NamedTuple):
@@ -70,7 +70,7 @@ class CallProgress(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class EngineView:
-    """The workers' view of the engines. `held`: why they do not generate."""
+    """The workers' view of the engines. `held`: the reason why engines do not generate, or ""."""
 
     version: str | None = None
     folder: DiskUpdate | None = None
@@ -78,7 +78,7 @@ class EngineView:
 
 
 class RolloutProcess(Protocol):
-    """A worker as the pool calls it. Every call raises `ComponentLost` once the process is gone."""
+    """A worker as `RolloutWorkers` calls it. Every call raises `ComponentLost` once the process is gone."""
 
     async def serve(self) -> None:
         """Open everything and play until the process ends. Raises AgentRLError: it could not open."""
@@ -176,7 +176,7 @@ class WorkerServer:
             self._news.set()
 
         played = await self._worker.play(lease, report)
-        # The group travels as the ledger's bytes. Only the viewer reads a dropped group.
+        # The group travels encoded, as the ledger stores it; a dropped group too, for the viewer.
         return replace(played, group=[], data=played.data or (encode_group(played.group) if played.group else b""))
 
     async def _evaluate(self, order: Order, group: Group) -> Answer:
@@ -194,7 +194,7 @@ StartWorker = Callable[[int], RolloutProcess]
 
 @dataclass(slots=True, eq=False)
 class _Call:
-    """A call under way: `weight` trajectories. `answer` is its end; None once the worker is lost."""
+    """A call under way, with `weight` trajectories. `answer`: None until the call ends, or if its worker is lost."""
 
     weight: int
     report: Callable[[LeaseProgress], None] = lambda progress: None
@@ -204,7 +204,7 @@ class _Call:
 
 @dataclass(slots=True, eq=False)
 class _Worker:
-    """A worker's process as the pool sees it."""
+    """A worker's process as `RolloutWorkers` sees it."""
 
     process: RolloutProcess
     calls: dict[int, _Call] = field(default_factory=dict)
@@ -299,10 +299,10 @@ class RolloutWorkers(Player, EngineFollower):
             await self._tell(replace(self._view, held=""))
 
     async def updated(self, version: int) -> None:
-        """Nothing is left to do: `release` has told the workers."""
+        """Do nothing: `release` has told the workers."""
 
     async def figures(self) -> Mapping[str, float]:
-        """The sum over the workers; of shares of time and of delays the largest, of rates the mean."""
+        """Return each metric's sum over the workers; for event loops the maximum, for rates the mean."""
         own = self._pool.figures()
         asked = [self._reached(worker, worker.process.figures()) for worker in self._workers.values()]
         told = [one for one in await asyncio.gather(*asked) if one is not None]
@@ -334,7 +334,7 @@ class RolloutWorkers(Player, EngineFollower):
         await asyncio.gather(*(self._reached(worker, worker.process.follow(view)) for worker in workers))
 
     async def _reached(self, worker: _Worker, call: Coroutine[Any, Any, T]) -> T | None:
-        """Return the result of a call; None if the worker is lost, or does not answer in time and is given up."""
+        """Return the result of a call; None if the worker is lost. A worker that does not answer in time is lost."""
         try:
             with anyio.fail_after(self._settings.engine.engine_control_timeout):
                 return await call
@@ -345,7 +345,7 @@ class RolloutWorkers(Player, EngineFollower):
     # ---- calls ----------------------------------------------------------------------------------------------
 
     async def _ask(self, order: Order, call: _Call) -> Answer:
-        """The answer of the least busy worker. A cancelled call is over when its worker says so."""
+        """Return the answer of the least busy worker. A cancelled call ends when its worker confirms, or after a timeout."""
         while not self._workers:
             await self._changed.wait()
         worker = min(self._workers.values(), key=lambda one: one.busy)
@@ -416,7 +416,7 @@ class RolloutWorkers(Player, EngineFollower):
 
 
 async def _first(lasting: "asyncio.Future[None]", *awaited: Coroutine[Any, Any, Any]) -> None:
-    """Return when the first ends; raise if it raised. `lasting` is not cancelled."""
+    """Return when one of them ends; raise its error, if any. `lasting` is not cancelled."""
     tasks = [lasting, *map(asyncio.ensure_future, awaited)]
     try:
         await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)

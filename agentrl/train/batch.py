@@ -1,7 +1,7 @@
-"""`TrainBatch`: what crosses from rollout to training, as flat numpy arrays. All samples' tokens lie one after the
-other; offsets say where each begins. It is immutable, so Ray's object store shares it without copies. Routing, which
-can be most of its bytes, is one array a sample, and each image is a part of its own: a rank fetches those of its own
-samples only. `from_samples` refuses what a trainer cannot use, with the sample's index."""
+"""`TrainBatch`: the data that training gets from rollouts, as flat numpy arrays. The tokens of all samples lie one after
+the other; offsets say where each sample begins. The batch is immutable, so Ray's object store shares it without copies.
+Routing (one array per sample) and images can be most of its bytes. They are separate, so that a rank fetches only those
+of its own samples. For data that a trainer cannot use, `from_samples` raises an error with the sample's index."""
 
 from __future__ import annotations  # `_KINDS` reads annotations as text
 
@@ -26,7 +26,7 @@ PerToken = NDArray[K]
 PerResponseToken = NDArray[K]
 PerSample = NDArray[K]
 Routing = NDArray[np.int16] | Callable[[], NDArray[np.int16]]
-"""Of one sample; or what fetches it."""
+"""The routing of one sample, or a function that fetches it."""
 Pixels = Mapping[str, NDArray[Any]]
 """Arrays of one image for a model's `get_image_features`: `pixel_values`, `image_grid_thw`."""
 
@@ -36,7 +36,7 @@ class Picture(NamedTuple):
 
     Attributes:
         hash: equal for equal images.
-        held: the file; or the pixels that a sample brought itself (`multimodal_train_inputs`); or what fetches either.
+        held: the file, the pixels that the sample brought (`multimodal_train_inputs`), or a function that fetches either.
     """
 
     hash: str
@@ -45,40 +45,38 @@ class Picture(NamedTuple):
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False, kw_only=True)
 class TrainBatch:
-    """S samples with T tokens and R response tokens in all; an index is -1 where there is none.
+    """S samples with T tokens and R response tokens in all. A missing index is -1.
 
     Attributes:
         tokens: int32 [T], each sample's prompt and response.
-        offsets, response_offsets: int64 [S + 1]; sample i is `tokens[offsets[i]:offsets[i + 1]]`, and so in response
-            arrays.
+        offsets, response_offsets: int64 [S + 1]; sample i is `tokens[offsets[i]:offsets[i + 1]]`. In response
+            arrays, `response_offsets` has the bounds.
         loss_mask: uint8 [R], 1 where the token trains.
         rollout_log_probs: float32 [R], natural logs as the engine reported them, 0 where masked; None if unknown.
-        teacher_log_probs: float32 [R], natural logs as the samples have them; None if one that trains has none.
-        old_log_probs, ref_log_probs, values, advantages, chosen, returns: float32 [R], as in `TokenView`; the trainer adds
-            what its algorithm reads. `returns` are what a critic is to predict.
-        counted: uint8 [R], the mask by which tokens are weighed; None if it is `loss_mask`.
+        teacher_log_probs: float32 [R], natural logs as the samples have them; None if a trained sample lacks them.
+        old_log_probs, ref_log_probs, values, advantages, chosen, returns: float32 [R], as in `TokenView`. The trainer adds
+            the arrays that its algorithm reads. `returns` are the targets of a critic.
+        counted: uint8 [R], the mask from which token weights are computed; None if it is `loss_mask`.
         turns: int32 [R], the turn that each token belongs to, from 1; 0 where unknown.
-        staleness: int32 [R], rollouts that the weights were trained on before this batch, minus the rollouts that the weights
-            which sampled the token were trained on; -1 where masked or unknown.
-        step_rewards: float64 [R], what each turn earned on the turn's last model token, 0 elsewhere: all that the
-            sample earned, see `observations.credit_of`. None if no step gave a reward.
-        observation_ids: int32 [R], a number for what the model was shown right before the token's turn (before a
-            sample's first turn: its prompt); equal within a group where those tokens are equal. -1 where the turn is
-            unknown.
+        staleness: int32 [R], number of rollouts by which the weights that sampled the token are older than the weights
+            that this batch trains; -1 where masked or unknown.
+        step_rewards: float64 [R], the reward of each turn, at the turn's last model token; 0 elsewhere. The sum is all
+            that the sample earned, see `observations.credit_of`. None if no step gave a reward.
+        observation_ids: int32 [R], a number for the tokens that the model was shown just before the token's turn (for
+            the first turn: the prompt). Within a group, equal numbers mean equal tokens. -1 where the turn is unknown.
         loss_weights: float32 [R], the user's factor of a token's weight in the loss; None if no sample has one.
         rewards: float64 [S]; NaN for a removed sample without a reward.
         reward_parts: float64 [S, K], the entries of dict rewards that the run names; None if it names none.
         group_ids, trajectory_ids: int64 [S], numbers in the batch; fan-out siblings share a trajectory.
         group_indices, sample_indices: int64 [S], `Sample.group_index` and `Sample.index`.
-        support_ids: int32 [K], the kept sets of truncated sampling, one after the other; None if it was not.
+        support_ids: int32 [K], the kept sets of truncated sampling, one after the other; None if sampling was not truncated.
         support_offsets: int64 [R + 1]; token i was sampled from `support_ids[support_offsets[i]:support_offsets[i +
-            1]]`, or from all tokens where that is empty (it is not where the token trains).
+            1]]`, or from all tokens if this set is empty. The sets of trained tokens are not empty.
         routed_experts: for each sample int16 [tokens, layers x experts a token], the experts that the engine chose for
-            each token, -1 where not known: for a sample's last token, and others that no trained token follows; None if
-            nothing is replayed.
+            each token, or -1 if unknown (never for a token that a trained token follows). None if nothing is replayed.
         pictures: the images of all samples, each once.
         image_spans: int32 [K, 3], for each place of an image its number in `pictures`, and the bounds of its placeholder
-            ids in the sample's tokens; those of all samples one after the other.
+            ids in the sample's tokens. The rows of all samples lie one after the other.
         image_offsets: int64 [S + 1]; sample i has `image_spans[image_offsets[i]:image_offsets[i + 1]]`.
         metadata: bytes [S], the samples' `train_metadata` as JSON; None if no sample has any.
     """
@@ -137,22 +135,22 @@ class TrainBatch:
     ) -> Self:
         """Check the samples and lay them out, in the order given.
 
-        `train_metadata` may weigh what is trained: "weight" is the sample's, "turn_weights" has one a turn (entry k - 1
-        is turn k's). They multiply; 0 masks. A `remove_sample` keeps its tokens and reward (group statistics use it)
-        but its mask becomes all 0; it may lack its reward and log-probs. A sample without a `loss_mask` trains on its
-        whole response.
+        `train_metadata` may have weights for the loss: "weight" of the sample, and "turn_weights" (entry k - 1 is turn
+        k's). A token's weight is their product; 0 masks it. A sample with `remove_sample` keeps its tokens and reward
+        (group statistics use it), but its mask becomes all 0. Its reward and log-probs may be missing. A sample without
+        a `loss_mask` trains on its whole response.
 
         Args:
             groups: groups of samples; those of one group are compared with each other.
-            reward_key: picks from dict rewards.
+            reward_key: the entry of dict rewards to train on.
             reward_parts: entries of the dict rewards that become `reward_parts`.
             supervised: the batch is for sft_loss, so rewards (then 0), log-probs and kept sets may be missing.
             trained: rollouts that the weights have been trained on before this batch; None leaves the staleness
                 unknown.
-            truncated: every trained token must have its kept set, as it must where any sample has kept sets.
-            routed: the samples' routing is to be replayed: each must know it up to its last trained token.
-            rewards: [S], what is trained on in place of the samples' own.
-            image_tokens: the trained model's, by which the images of samples with `multimodal_train_inputs` are found.
+            truncated: every trained token must have its kept set. The same holds if any sample has kept sets.
+            routed: routing is replayed, so each sample must have its routing up to its last trained token.
+            rewards: [S], to train on in place of the samples' own rewards.
+            image_tokens: the trained model's image tokens, which mark the images of `multimodal_train_inputs`.
 
         Raises:
             SampleError: a sample is inconsistent, or lacks something that it must have.
@@ -286,7 +284,7 @@ class TrainBatch:
     # ---- splitting ----------------------------------------------------------------------------------------
 
     def select(self, indices: ArrayLike) -> Self:
-        """A new batch of the samples at `indices` [K], in that order; group and rollout numbers are kept."""
+        """A new batch of the samples at `indices` [K], in that order; group and trajectory numbers are kept."""
         chosen = np.asarray(indices, dtype=np.int64).reshape(-1)
         if chosen.size and (chosen.min() < 0 or chosen.max() >= len(self)):
             raise IndexError(f"sample indices must be in 0..{len(self) - 1}, got {chosen.min()}..{chosen.max()}")
@@ -307,9 +305,8 @@ class TrainBatch:
         return type(self)(**kept)
 
     def split(self, num_steps: int) -> Iterator[NDArray[np.int64]]:
-        """Sample indices of each of `num_steps` optimizer steps (or one a trajectory, if those are fewer): whole
-        trajectories in order, as even as they come. A group may lie in two steps, since advantages are computed before.
-        """
+        """Yield the sample indices of each optimizer step: `num_steps` steps, or one per trajectory if there are fewer. Steps
+        get whole trajectories in order, as evenly as possible. Advantages are known, so a group may lie in two steps."""
         trajectory_of_sample = np.unique(self.trajectory_ids, return_inverse=True)[1]
         trajectories = int(trajectory_of_sample.max()) + 1 if len(self) else 0
         for chunk in np.array_split(np.arange(trajectories), max(1, min(num_steps, trajectories))):
@@ -317,15 +314,15 @@ class TrainBatch:
 
 
 class Prepared(NamedTuple):
-    """Fields of a rollout's batch that the trainer computes before its first optimizer step; metrics of the advantages, and
-    of the critic before it learns."""
+    """The results of the passes before a rollout's first optimizer step. `arrays`: fields of its batch. `metrics`: those of
+    advantages and critic."""
 
     arrays: dict[str, Any]
     metrics: Mapping[str, float]
 
 
 _KINDS = {f.name: str(f.type).partition("[")[0] for f in fields(TrainBatch)}
-"""The layout of the arrays, as it is declared."""
+"""The declared layout of each field, for example `PerToken`."""
 
 
 def _check(sample: Sample, supervised: bool) -> None:
@@ -342,7 +339,7 @@ def _check(sample: Sample, supervised: bool) -> None:
         raise SampleError(f"{where}: token id {min(sample.tokens)} is negative")
     if sample.rollout_log_probs is None and not supervised and not sample.remove_sample:
         raise SampleError(
-            f"{where}: rollout_log_probs is missing; append tokens with append_model, or set it beside tokens"
+            f"{where}: rollout_log_probs is missing; append tokens with append_model, or set rollout_log_probs yourself"
         )
 
 
@@ -371,7 +368,7 @@ def _images(
 
 
 def _given(sample: Sample, image_tokens: ImageTokens | None, where: str) -> list[tuple[Picture, int, int]]:
-    """The images that a sample brings as pixels, at the runs of placeholders that are as long as they."""
+    """Return the images that a sample brings as pixels, each at the next run of placeholders that is as long."""
     if image_tokens is None:
         raise SampleError(f"{where}: the model of --hf-checkpoint sees no images")
     given: Any = sample.multimodal_train_inputs
@@ -382,7 +379,7 @@ def _given(sample: Sample, image_tokens: ImageTokens | None, where: str) -> list
     patches = grids.prod(-1) if grids.ndim == 2 and grids.shape[1] == 3 else np.zeros(0, int)
     if values.ndim != 2 or len(values) != patches.sum():
         raise SampleError(
-            f"{where}: pixel_values {values.shape} has no row for each patch of image_grid_thw {grids.shape}"
+            f"{where}: pixel_values {values.shape} needs one row for each patch of image_grid_thw {grids.shape}"
         )
     runs = iter(image_tokens.runs(sample.tokens))
     placed: list[tuple[Picture, int, int]] = []
@@ -390,8 +387,8 @@ def _given(sample: Sample, image_tokens: ImageTokens | None, where: str) -> list
         wanted = len(own) // image_tokens.patches
         if (run := next((run for run in runs if run[1] - run[0] == wanted), None)) is None:
             raise SampleError(
-                f"{where}: image {len(placed)} has {len(own)} patches, and tokens have no run of {wanted} ids "
-                f"{image_tokens.id} for it"
+                f"{where}: image {len(placed)} has {len(own)} patches, but tokens have no run of {wanted} "
+                f"placeholders {image_tokens.id}"
             )
         pixels = {"pixel_values": own, "image_grid_thw": grid[None].astype(np.int64)}
         digest = hashlib.sha256(b"".join([*(array.tobytes() for array in pixels.values())])).hexdigest()
@@ -424,8 +421,8 @@ def _kept(samples: Sequence[Sample], masks: Sequence[NDArray[np.uint8]]) -> dict
         if missing := int((mask > found).sum()):
             raise SampleError(
                 f"sample index={sample.index}: {missing} of its trained tokens are not in the sets that truncated sampling "
-                "kept for them; append them with append_model(..., kept=...), from an engine asked for its "
-                "return_sampling_mask, or train with a bias: --allow-truncated-sampling"
+                "kept; ask the engine for return_sampling_mask and append tokens with append_model(..., kept=...), or accept "
+                "a bias with --allow-truncated-sampling"
             )
         sets.append((ids, sizes))
     return {
@@ -435,7 +432,7 @@ def _kept(samples: Sequence[Sample], masks: Sequence[NDArray[np.uint8]]) -> dict
 
 
 def _routed(samples: Sequence[Sample], masks: Sequence[NDArray[np.uint8]]) -> tuple[Routing, ...] | None:
-    """`routed_experts`; None where no sample trains or says any."""
+    """Return `routed_experts`; None if no sample has routing."""
     rows = [np.zeros((0, 0), np.int16) if (found := sample.routing()) is None else found for sample in samples]
     widths = {found.shape[1] for found in rows if len(found)}
     if len(widths) > 1:
@@ -448,8 +445,8 @@ def _routed(samples: Sequence[Sample], masks: Sequence[NDArray[np.uint8]]) -> tu
         if len(trained) and len(found) < (needed := sample.prompt_length + int(trained[-1])):
             raise SampleError(
                 f"sample index={sample.index}: rollout_routed_experts has {len(found)} rows, and {needed} tokens come before "
-                "its last trained one; append tokens with append_model(..., routed=...), from an engine asked with "
-                "routed_experts_start_len, or leave --use-rollout-routing-replay out"
+                "its last trained one; ask the engine with routed_experts_start_len and append tokens with "
+                "append_model(..., routed=...), or leave out --use-rollout-routing-replay"
             )
         part = np.full((len(sample.tokens), *widths), -1, np.int16) if widths else None
         if part is not None:
@@ -468,7 +465,7 @@ def _metadata(samples: Sequence[Sample]) -> NDArray[np.bytes_] | None:
 
 
 def _mask(sample: Sample, weights: NDArray[np.float32]) -> NDArray[np.uint8]:
-    """1 where a token trains, by the user's `weights` too."""
+    """Return 1 for each response token that trains; a weight of 0 masks a token."""
     if sample.remove_sample:
         return np.zeros(sample.response_length, np.uint8)
     mask = np.ones(sample.response_length, np.uint8) if sample.loss_mask is None else sample.loss_mask
@@ -476,7 +473,7 @@ def _mask(sample: Sample, weights: NDArray[np.float32]) -> NDArray[np.uint8]:
 
 
 def _staleness(sample: Sample, mask: NDArray[np.uint8], trained: int | None) -> NDArray[np.int32]:
-    """The staleness of each response token; without segments, by the sample's weight version where it has only one."""
+    """Return the staleness of each response token. Without segments it is known if the sample has one weight version."""
     ages = np.full(sample.response_length, -1, np.int32)
     spans = [(segment.version, segment.start, segment.end) for segment in sample.segments]
     if not sample.segments and len(sample.weight_versions) == 1:
@@ -507,7 +504,7 @@ def _reward_parts(samples: Sequence[Sample], keys: Sequence[str]) -> NDArray[np.
 
 
 def _number_rollouts(groups: Sequence[Sequence[Sample]]) -> NDArray[np.int64]:
-    """Samples of a group that share a rollout id are one trajectory; those without one are each their own."""
+    """Number the trajectories: samples of a group that share a rollout id, or one sample without a rollout id."""
     keys = [
         (g, sample.rollout_id is None, i if sample.rollout_id is None else sample.rollout_id)
         for g, group in enumerate(groups)

@@ -1,9 +1,9 @@
 """From a `TrainBatch` and a packing plan to the tensors of one microbatch.
 
-1. Samples are laid out as a tree (`agentrl.train.tree`), so a shared beginning is there once. Position j predicts j +
-   1. Nodes are padded to the plan's alignment.
+1. Samples are laid out as a tree (`agentrl.train.tree`), so that a shared prefix is computed once. Position j predicts
+   token j + 1. Nodes are padded to the plan's alignment.
 2. `rows` are the positions with an output on this rank, `targets` the tokens that follow, `response_index` their index
-   among the batch's response tokens [R]. The last token of a shared prefix has one output a continuation.
+   among the batch's response tokens [R]. The last token of a shared prefix has one output for each continuation.
 3. Under context parallelism a rank takes chunks r and 2n-1-r of each node's 2n chunks (zigzag).
 """
 
@@ -38,14 +38,14 @@ class MicrobatchTensors:
 
     Attributes:
         tokens, positions: int64 [1, t].
-        parts: blocks of this rank's queries and of all keys in the tree's order; see `kernels`.
-        order: int64 [T], where these keys lie in those gathered from the context-parallel ranks; None on one rank.
+        parts: attention blocks: this rank's queries, and keys of all ranks in the tree's order; see `kernels`.
+        order: int64 [T], places of these keys among the keys of all context-parallel ranks; None on one rank.
         rows, targets, response_index: int64 [n], places of the outputs among the t tokens, token ids that follow there,
             and their indices in flat response arrays [R].
         computed: tokens that go through the layers on all context-parallel ranks, padding not counted.
-        samples: the microbatch's, by their numbers in the batch.
+        samples: the numbers in the batch of the microbatch's samples.
         routing: int16 [t, layers x experts a token], -1 where not known; None if the batch has none.
-        seen: what a model that sees images gets; None if no rank's microbatch has an image.
+        seen: the inputs of a model that sees images; None if no rank's microbatch has an image.
     """
 
     tokens: Tensor
@@ -67,7 +67,7 @@ class SeenImages:
 
     Attributes:
         pixels: what the model's `get_image_features` takes.
-        rows: int64 [t], the token's row among the features of all images; -1 where the token is no image's.
+        rows: int64 [t], the token's row among the features of all images; -1 for all other tokens.
         positions: int64 [3, 1, t], the model's positions in time, height and width.
     """
 
@@ -77,16 +77,16 @@ class SeenImages:
 
 
 def inputs_of(batch: TrainBatch) -> list[NDArray[np.int32]]:
-    """The input of the model for each sample: `keys` of all tokens but the last, of which nothing is predicted."""
+    """Return the model's input for each sample: `keys` of all tokens but the last, which predicts nothing."""
     keys = batch.keys
     return [keys[start : max(start + 1, end - 1)] for start, end in itertools.pairwise(batch.offsets)]
 
 
 @dataclass(frozen=True, slots=True)
 class Packer:
-    """Makes the microbatches of one rank, on its device; each has a multiple of `multiple` tokens. `routed`: for a
-    model that replays the engine's routing. `see`: for a model that sees images, makes those of a microbatch of the given
-    samples."""
+    """The maker of one rank's microbatches, on its device. The number of tokens of each is a multiple of `multiple`.
+    `routed`: the model replays the engine's routing. `see`: makes the `SeenImages` of a microbatch from the numbers of its
+    samples; None if the model sees no images."""
 
     ranks: Ranks
     device: torch.device
@@ -95,7 +95,7 @@ class Packer:
     see: Callable[[TrainBatch, Sequence[int], PackedLayout, torch.device], SeenImages] | None = None
 
     def microbatches(self, batch: TrainBatch, plan: PackingPlan, rows: OutputPositions) -> Iterator[MicrobatchTensors]:
-        """In the plan's order; an empty one becomes a padding-only sequence without outputs."""
+        """Yield microbatches in the plan's order. A microbatch without samples has only padding and no outputs."""
         inputs = inputs_of(batch)
         for place, samples in enumerate(plan.ranks[self.ranks.dp_rank]):
             # A model that is sharded runs its vision tower on all ranks or on none.
@@ -140,8 +140,8 @@ def _outputs(batch: TrainBatch, sample: int, rows: OutputPositions) -> Ints:
 
 
 class PackedLayout:
-    """A tree laid out over the context-parallel ranks, padding included; `rank` is the one that asks. Places among all
-    tokens of the pack are global, those among one rank's are local."""
+    """A tree laid out over the context-parallel ranks, padding included, for rank `rank`. Global places count all
+    tokens of the pack; local places count the tokens of this rank."""
 
     def __init__(self, tree: Tree, alignment: int, cp: int, rank: int, pad: int) -> None:
         self.tree, self.cp, self.rank = tree, cp, rank
@@ -173,7 +173,7 @@ class PackedLayout:
         return np.concatenate([np.arange(a, b) for a, b in chunks])
 
     def order(self) -> Ints:
-        """For each global place where it lies among the tokens of all ranks, rank after rank."""
+        """Return for each global place its place in the concatenated tokens of all ranks."""
         order = np.empty(self.total, np.int64)
         order[np.concatenate([self._held(rank) for rank in range(self.cp)])] = np.arange(self.total)
         return order
@@ -186,7 +186,7 @@ class PackedLayout:
         return self.laid_out(sequences, 0), np.concatenate(positions)[self.held]
 
     def laid_out(self, sequences: Sequence[NDArray[Any]], padding: int) -> Ints:
-        """Int64 [..., t], this rank's part of numbers [..., n] of each token of the sequences."""
+        """Return this rank's part, int64 [..., t], of the sequences' arrays [..., n], which have one entry per token."""
         found = np.full((*(sequences[0].shape[:-1] if sequences else ()), self.total), padding, np.int64)
         for node, start in zip(self.nodes, self.starts, strict=False):
             if node.of >= 0:
@@ -194,7 +194,7 @@ class PackedLayout:
         return found[..., self.held]
 
     def routing(self, rows: Sequence[NDArray[np.int16]]) -> NDArray[np.int16]:
-        """The rows of this rank's tokens; where sequences share one it is the first one's that knows it."""
+        """Return the rows of this rank's tokens. A shared token has the row of the first sequence that knows it."""
         found = np.full((self.total, rows[0].shape[1] if rows else 0), -1, np.int16)
         for own, path in zip(reversed(rows), reversed(self.tree.paths), strict=True):
             for number in path:
@@ -205,7 +205,7 @@ class PackedLayout:
         return found[self.held]
 
     def outputs(self, sequence: int, found: Ints) -> Ints:
-        """Return those of a sequence's outputs [3, n] that this rank computes, at their local places."""
+        """Return the part of a sequence's outputs [3, n] that this rank computes, at local places."""
         path = np.array(self.tree.paths[sequence])
         nodes = path[np.searchsorted([self.nodes[n].end for n in path], found[0], side="right")]
         shift = np.array(self.starts[:-1]) - [node.start for node in self.nodes]

@@ -229,8 +229,8 @@ async def test_settings_that_cannot_be_played_are_refused() -> None:
         ({"select": {"skip": 50}}, "the taskset has no tasks, or --env-args select=... selects none"),
         ({"agent": {"retries": {"max_retries": 2}}}, "leave out interception and retries"),
         ({"interception": {"type": "elastic"}}, "leave out interception and retries"),
-        ({"agent": {"harness": {"id": "bash"}}}, "the harness bash runs commands of the model; say where: agent="),
-        ({"id": "user-sim"}, "the model plays one of assistant, user; give each other one a client"),
+        ({"agent": {"harness": {"id": "bash"}}}, "the harness bash runs commands of the model; choose a runtime: "),
+        ({"id": "user-sim"}, "the model plays one of assistant, user; give all others a client"),
     ):
         with pytest.raises(PluginError, match=re.escape(message)):
             async with opened(**arguments):

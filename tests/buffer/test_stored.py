@@ -168,7 +168,7 @@ class Foreign:
 
 def test_slimes_dumps_run_no_code(tmp_path: Path) -> None:
     torch.save({"samples": [{**SLIME, "label": Foreign(tmp_path / "ran")}]}, tmp_path / "0.pt")
-    with pytest.raises(DataError, match="0.pt: nothing but plain values and tensors is read"):
+    with pytest.raises(DataError, match="0.pt: only plain values and tensors are read"):
         read_groups(tmp_path / "0.pt")
     assert not (tmp_path / "ran").exists()
 

@@ -394,9 +394,9 @@ def test_images_that_no_model_can_read_are_refused() -> None:
     ("grids", "rows", "reason"),
     [
         ([[1, 2, 6]], 12, ""),
-        ([[1, 2, 6], [1, 2, 4]], 20, "image 1 has 8 patches, and tokens have no run of 2 ids 9"),
-        ([[1, 2, 6]], 8, "has no row for each patch"),
-        ([1, 2, 6], 12, "has no row for each patch"),
+        ([[1, 2, 6], [1, 2, 4]], 20, "image 1 has 8 patches, but tokens have no run of 2 placeholders 9"),
+        ([[1, 2, 6]], 8, "needs one row for each patch"),
+        ([1, 2, 6], 12, "needs one row for each patch"),
         (None, 12, "expected pixel_values and image_grid_thw, and no videos"),
     ],
 )
