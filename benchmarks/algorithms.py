@@ -40,9 +40,9 @@ RECIPES: Mapping[str, Mapping[str, Any]] = {
     # No bound from below, and a wide one from above: weights are clipped there, gradients never.
     "cispo": {"advantage_estimator": "cispo", "eps_clip": 1.0, "eps_clip_high": 4.0},
     "rloo": {"advantage_estimator": "rloo"},
-    "sapo": {"advantage_estimator": "sapo"},
-    "dppo": {"advantage_estimator": "dppo"},
-    "gmpo": {"advantage_estimator": "gmpo", "eps_clip": 0.4, "eps_clip_high": 0.4},  # the paper's bounds
+    "sapo": {"advantage_estimator": "sapo", "eps_clip": None, "eps_clip_high": None},
+    "dppo": {"advantage_estimator": "dppo", "eps_clip": None, "eps_clip_high": None},
+    "gmpo": {"advantage_estimator": "gmpo", "eps_clip": 0.4, "eps_clip_high": None},  # the paper's bounds
     "pass_at_k": {"advantage_estimator": "pass_at_k", "pass_k": 2},
     "reinforce_plus_plus": {"advantage_estimator": "reinforce_plus_plus"},
     "reinforce_plus_plus_baseline": {"advantage_estimator": "reinforce_plus_plus_baseline"},

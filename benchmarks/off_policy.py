@@ -26,8 +26,8 @@ FORMS: dict[str, Form] = {
     "tis": {"use_tis": True},
     "mis": {"use_tis": True, "tis_mode": "mask", "tis_clip_low": 0.5},
     "tis+opsm": {"use_tis": True, "use_opsm": True},
-    "dppo": {"advantage_estimator": "dppo"},
-    "sapo": {"advantage_estimator": "sapo"},
+    "dppo": {"advantage_estimator": "dppo", "eps_clip": None, "eps_clip_high": None},
+    "sapo": {"advantage_estimator": "sapo", "eps_clip": None, "eps_clip_high": None},
     "mis+opsm": {"use_tis": True, "tis_mode": "mask", "tis_clip_low": 0.5, "use_opsm": True},
 }
 """S = 0; stale with the ratio to the trainer's own log-probs; with the ratio to the engine's (the default); corrected."""

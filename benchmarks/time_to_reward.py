@@ -91,14 +91,16 @@ def demo(options: argparse.Namespace, folder: Path, seed: int, form: Form) -> Ti
 
 
 def run_form(folder: str, seed: int, steps: int, form: Form) -> None:
-    """What the demo does, with some settings changed."""
+    """What the demo does, with some settings changed, and those that are None in `form` left out."""
     from agentrl.cluster.launch import train
     from agentrl.config import RunSettings
     from agentrl.demo.run import DEMO
     from agentrl.observability.report import write_report
 
     settings = RunSettings.from_cli(DEMO.argv(Path(folder), shipped("calculator"), seed))
-    train(settings.replace(**{"num_rollout": steps, **form}))
+    given = {name: value for name, value in settings.flat().items() if name in settings.given()}
+    changed = {**given, "num_rollout": steps, **form}
+    train(RunSettings.from_flat({name: value for name, value in changed.items() if value is not None}))
     write_report(Path(folder), title=f"Calculator demo, seed {seed}")
 
 
