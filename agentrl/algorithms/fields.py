@@ -14,8 +14,8 @@ class AlgorithmFields(Settings):
 
     loss_type: Literal["policy_loss", "sft_loss", "custom_loss"] = Field(
         "policy_loss",
-        description="policy_loss is the estimator's own (the clipped policy gradient), sft_loss the negative "
-        "log-likelihood of the response, custom_loss that of custom_loss_function_path.",
+        description="policy_loss: the loss of the estimator (the clipped policy gradient). sft_loss: the negative "
+        "log-likelihood of the response. custom_loss: the loss of custom_loss_function_path.",
     )
     custom_loss_function_path: str | None = Field(
         None, description="pkg.mod:function (TokenView, settings) -> TokenLoss, the loss of custom_loss."
@@ -36,9 +36,9 @@ class AlgorithmFields(Settings):
     )
     turn_credit: Literal["none", "returns", "gigpo"] = Field(
         "none",
-        description="Advantages of turns, with estimators that compare within groups. `returns`: a turn's discounted return "
-        "is compared with the same turn of the others. `gigpo`: adds the turn's advantage among all turns that "
-        "answer the same observation.",
+        description="Advantages of turns, with estimators that compare within groups. `returns`: compares a turn's "
+        "discounted return with the same turn of the prompt's other trajectories. `gigpo`: adds the turn's "
+        "advantage among all turns that answer the same observation.",
     )
     turn_credit_weight: float = Field(1.0, ge=0, description="Weight of the turn's advantage with turn_credit gigpo.")
     gamma: float = Field(1.0, ge=0, le=1, description="Discount factor per token, or per turn with turn_credit.")
@@ -57,20 +57,19 @@ class AlgorithmFields(Settings):
     sapo_tau_negative: float = Field(1.05, gt=0, description="Temperature of sapo's gate for other advantages.")
     dppo_divergence: Literal["tv", "kl"] = Field("tv", description="Divergence of dppo: total variation, or KL.")
     dppo_threshold: float | None = Field(
-        None, gt=0, description="Divergence from which on dppo masks a token; default: 0.15 for tv, 0.05 for kl."
+        None, gt=0, description="Divergence above which dppo masks a token; default: 0.15 for tv, 0.05 for kl."
     )
     gdpo_weights: dict[str, float] = Field(
         {},
-        description="Entries of a dict reward that gdpo compares, each with its weight. reward_key still says which entry "
-        "is reported and filtered by.",
+        description="Entries of a dict reward that gdpo compares, each with its weight. Metrics and filters still "
+        "use the entry of reward_key.",
     )
     pass_k: int = Field(4, ge=1, description="Trajectories in a set of pass_at_k.")
     pass_threshold: float = Field(0.5, description="Reward above which a trajectory is a success for pass_at_k.")
     use_rollout_logprobs: bool | None = Field(
         None,
         description="Take the old log-probs from the engine. Off takes the trainer's own before the step; the first "
-        "step's ratio is then 1. Default: on with dppo, and where max_staleness allows older tokens, if neither "
-        "use_tis nor use_rs is set.",
+        "step's ratio is then 1. Default: on with dppo or max_staleness above 0, unless use_tis or use_rs is set.",
     )
     calculate_per_token_loss: bool = Field(
         False,
@@ -78,14 +77,14 @@ class AlgorithmFields(Settings):
     )
     loss_denominator: Literal["live", "all", "constant"] = Field(
         "live",
-        description="Divisor of a step's sum of trajectories' mean losses. `live`: trajectories with a trained token. `all`: "
-        "all trajectories (slime; GRPO's 1/G). `constant`: all trajectories times loss_max_length, for every "
-        "token's loss (as Dr. GRPO).",
+        description="Divisor of a step's loss, a sum of the trajectories' mean losses. `live`: trajectories with a "
+        "trained token. `all`: all trajectories (slime; GRPO's 1/G). `constant`: divides the sum of all token "
+        "losses by all trajectories times loss_max_length (Dr. GRPO).",
     )
     loss_max_length: int | None = Field(
         None,
         gt=0,
-        description="Length that loss_denominator constant divides by, and overlong_buffer_len counts back from; default: "
+        description="Maximum length for loss_denominator constant and overlong_buffer_len; default: "
         "rollout_max_response_len.",
     )
     custom_pg_loss_reducer_function_path: str | None = Field(
@@ -96,8 +95,8 @@ class AlgorithmFields(Settings):
     overlong_buffer_len: int | None = Field(
         None,
         gt=0,
-        description="DAPO's overlong reward shaping: over this many tokens before loss_max_length, a penalty on the "
-        "reward grows linearly from 0 to overlong_penalty_factor.",
+        description="DAPO's overlong reward shaping: number of tokens before loss_max_length in which a penalty "
+        "grows linearly from 0 to overlong_penalty_factor.",
     )
     overlong_penalty_factor: float = Field(1.0, gt=0, description="Maximum penalty of overlong_buffer_len.")
     value_clip: float = Field(
@@ -106,8 +105,8 @@ class AlgorithmFields(Settings):
 
     use_tis: bool = Field(
         False,
-        description="Multiply each token's policy term by the trainer's probability before the step over the engine's "
-        "(truncated importance sampling); the old log-probs are then the trainer's.",
+        description="Truncated importance sampling: multiply each token's policy term by the ratio of the trainer's "
+        "probability before the step to the engine's. The old log-probs are then the trainer's.",
     )
     tis_clip: float = Field(2.0, gt=0, description="Upper bound of the importance weights.")
     tis_clip_low: float = Field(0.0, ge=0, description="Lower bound of the importance weights.")
@@ -123,10 +122,10 @@ class AlgorithmFields(Settings):
     rs_lower_bound: float | None = Field(None, gt=0, description="Least ratio; by default 1 / rs_upper_bound.")
     rs_upper_bound: float = Field(2.0, gt=0, description="Greatest ratio.")
     rs_veto_threshold: float | None = Field(
-        None, gt=0, lt=1, description="Train no sample that holds a token with a ratio below this, such as 1e-4."
+        None, gt=0, lt=1, description="Train no sample that has a token with a ratio below this; for example 1e-4."
     )
     use_opsm: bool = Field(
-        False, description="Drop the policy term of negative samples that the policy moved away from (opsm_delta)."
+        False, description="Drop the policy term of tokens with negative advantage in samples beyond opsm_delta."
     )
     opsm_delta: float = Field(
         1e-4,
@@ -137,8 +136,8 @@ class AlgorithmFields(Settings):
     kl_coef: float = Field(
         0.0,
         ge=0,
-        description="Subtract kl_coef times the KL to the reference model from the reward: of each token with ppo and "
-        "reinforce_plus_plus, else of the sample.",
+        description="Subtract kl_coef times the KL to the reference model from the reward: per token with ppo and "
+        "reinforce_plus_plus, else per sample.",
     )
     use_kl_loss: bool = Field(False, description="Compute the KL to the reference model and add it to the loss.")
     kl_loss_coef: float = Field(0.0, ge=0, description="Weight of the KL term in the loss.")
@@ -149,20 +148,21 @@ class AlgorithmFields(Settings):
         False, description="Multiply the KL term by the ratio to the old policy, so that its gradient is the KL's."
     )
     entropy_coef: float = Field(
-        0.0, description="Weight of the entropy bonus (subtracted from the loss); with entropy_target the first one."
+        0.0, description="Weight of the entropy bonus (subtracted from the loss); its start with entropy_target."
     )
     entropy_target: float | None = Field(
         None,
         gt=0,
-        description="Adapt entropy_coef to this entropy, in nats a token: it rises by entropy_coef_step after a rollout "
-        "whose entropy is below, falls after others, and applies only where the entropy is not above.",
+        description="Target entropy in nats per token. entropy_coef rises by entropy_coef_step after a rollout below "
+        "the target, and falls after others. It applies only in rollouts that are not above the target.",
     )
-    entropy_coef_step: float = Field(1e-4, gt=0, description="Change of entropy_coef a rollout with entropy_target.")
+    entropy_coef_step: float = Field(1e-4, gt=0, description="Change of entropy_coef per rollout, with entropy_target.")
     entropy_coef_max: float = Field(5e-3, gt=0, description="Maximum of entropy_coef with entropy_target.")
     entropy_control: Literal["none", "clip", "kl"] = Field(
         "none",
-        description="Keep tokens whose log-prob and advantage covary most from lowering the entropy. `clip` (clip-cov): some "
-        "of them have no policy term. `kl` (kl-cov): covariance_kl_coef times |log ratio| is added to theirs.",
+        description="Control of the tokens with high covariance of log-prob and advantage, which lower the entropy. "
+        "`clip` (clip-cov): some of them have no policy term. `kl` (kl-cov): covariance_kl_coef times |log ratio| is "
+        "added to their loss.",
     )
     covariance_ratio: float = Field(
         2e-4, gt=0, le=1, description="Share of a rollout's trained tokens that entropy_control acts on; at least one."
@@ -185,6 +185,6 @@ class AlgorithmFields(Settings):
 
     @property
     def old_is_trainers(self) -> bool:
-        """Return true if a correction compares the engine's log-probs with the trainer's, which the old ones are
-        then."""
+        """Return true if a correction compares the engine's log-probs with the trainer's. The old log-probs are then
+        the trainer's."""
         return self.use_tis or self.use_rs

@@ -1,5 +1,5 @@
 """`PolicyGradient`: the clipped policy gradient with KL and entropy terms, which most algorithms share. A subclass
-gives `advantages`, and its own `surrogate` where the policy term is another one."""
+defines `advantages`, and `surrogate` if its policy term differs."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -28,9 +28,9 @@ ENTROPY_CONTROL = frozenset(
 
 
 class PolicyGradient(Algorithm):
-    """surrogate * importance weight + kl_loss_coef * KL(policy || reference) - entropy_coef * entropy, a token. With
-    `use_unbiased_kl` the KL is multiplied by the ratio to the old policy, through which its gradient goes too
-    (DeepSeek-V3.2, arXiv:2512.02556)."""
+    """Loss per token: surrogate * importance weight + kl_loss_coef * KL(policy || reference) - entropy_coef * entropy.
+    `use_unbiased_kl` multiplies the KL by the ratio to the old policy, which has a gradient, too (DeepSeek-V3.2,
+    arXiv:2512.02556)."""
 
     takes = frozenset(
         {"normalize_advantages", "eps_clip", "eps_clip_high", "eps_clip_c", "use_rollout_logprobs"}
@@ -42,7 +42,7 @@ class PolicyGradient(Algorithm):
     )
 
     highest_eps_clip: ClassVar[float] = 1.0
-    """`eps_clip` must be below it."""
+    """`eps_clip` must be below this number."""
 
     @property
     def distills(self) -> bool:
@@ -61,19 +61,19 @@ class PolicyGradient(Algorithm):
         found, s = super().unused_settings(), self.settings
         if not self.distills:
             lonely = {"opd_type": s.opd_type, "opd_kl_coef": None if s.opd_kl_coef == 1 else s.opd_kl_coef}
-            why = "has no effect without use_opd; set that too, or leave it out"
+            why = "has no effect without use_opd; set use_opd, or leave this setting out"
             found += [f"{name} {value} {why}" for name, value in lonely.items() if value is not None]
         return found
 
     def problems(self) -> list[str]:
         if self.settings.custom_loss_function_path:
             return []  # it may read any setting
-        wide = f"eps_clip {self.settings.eps_clip} would bound the ratio by a negative number; use less than 1"
+        wide = f"eps_clip {self.settings.eps_clip} would not bound the ratio from below; use less than 1"
         return self.unused_settings() + ([wide] if self.settings.eps_clip >= self.highest_eps_clip else [])
 
     def adapted(self, metrics: Mapping[str, float]) -> tuple[Self, Self]:
-        """c rises by a step after a rollout whose `sampled_entropy` is below the target, and falls by it after another; it
-        applies in a rollout whose entropy is not above the target (Skywork-OR1, arXiv:2505.22312, 3.2.5)."""
+        """See `Algorithm.adapted`. `entropy_coef` rises by a step after a rollout whose `sampled_entropy` is below
+        `entropy_target`, else falls. It is 0 in rollouts above the target (Skywork-OR1, arXiv:2505.22312, 3.2.5)."""
         s, entropy = self.settings, metrics.get("sampled_entropy")
         if s.entropy_target is None or entropy is None:
             return self, self
@@ -92,8 +92,8 @@ class PolicyGradient(Algorithm):
         return ops.clipping.policy_loss(view.log_probs, view.old_log_probs, view.advantages, **clips)
 
     def token_loss(self, view: TokenView) -> TokenLoss:
-        """The statistics are those of `surrogate` and `correct`, `pg_loss`, and where they apply `kl_loss` and
-        `entropy`. With `custom_loss_function_path` loss and statistics are that function's alone."""
+        """Statistics: those of `surrogate` and `correct`, `pg_loss`, `entropy`, and `kl_loss` with `use_kl_loss`. With
+        `custom_loss_function_path`, that function alone computes loss and statistics."""
         if self.settings.custom_loss_function_path:
             return own_loss(view, self.settings)
         settings, corrected = self.settings, ops.corrections.correct(view, self.settings)
@@ -126,7 +126,7 @@ class PolicyGradient(Algorithm):
 
 
 Estimator = Callable[[SampleView, "AlgorithmFields"], Tensor]
-"""A function of one's own: advantages [N] of the whole rollout's response tokens."""
+"""A user's function that returns the advantages [N] of a whole rollout's response tokens."""
 
 
 @dataclass(frozen=True)
@@ -187,5 +187,5 @@ class OnPolicyDistillation(PolicyGradient):
         return True
 
     def advantages(self, inputs: SampleView) -> Tensor:
-        """0: the teacher's part is added to every distilling algorithm's."""
+        """Return zeros. `compute_advantages` adds the teacher's term, as for every algorithm that `distills`."""
         return inputs.loss_mask.double() * 0

@@ -5,9 +5,9 @@
 2. Every move is one transaction, together with its event (group, from, to, step, version, run, time).
 3. `assign_batch` assigns groups to a training step before the step is trained. A step that is repeated after a resume
    therefore trains on the same samples.
-4. `recover` resets the rows to a checkpoint of step c. Groups trained after c become completed again. If the samples of
-   such a group were pruned, it becomes waiting, and so does every completed group of a version above the group's step.
-   Leased groups become waiting.
+4. `recover` resets the rows to a checkpoint of step c. Groups trained after c become completed again, or waiting if
+   their samples were pruned. After the first step with pruned samples the weights will differ, so completed groups of
+   later versions become waiting, too. Leased groups become waiting.
 5. The position in the prompt data is the number of rows; it is stored nowhere else.
 6. `step` is a training step, from 0. A checkpoint of step c covers every group trained at a step <= c. `version` is the
    version of the weights under which a group was leased: the number of rollouts that the weights were trained on.
@@ -36,11 +36,11 @@ from agentrl.groups import Group, Kept
 from agentrl.sample import Sample
 
 SUCCESS = 0.5
-"""Least reward of a trajectory that counts as a success of its prompt."""
+"""Least reward of a successful trajectory."""
 
 PlaceOf = Callable[[int], tuple[int, int | None] | None]
-"""Number of a new group -> its epoch and prompt row, or None at the end of the data. The row is None if only the caller
-knows the prompt."""
+"""Number of a new group -> its epoch and prompt row, or None at the end of the data. The row is None if the
+prompt comes from the caller."""
 
 
 class State(StrEnum):
@@ -65,8 +65,8 @@ MOVES: Mapping[State, frozenset[State]] = {
 
 @dataclass(frozen=True, slots=True)
 class LedgerLease:
-    """A group to generate. `place` is the prompt's place in the data, or None if only the caller knows the prompt. `start`
-    then has the samples to start from."""
+    """A group to generate. `place` is the prompt's place in the data, or None if the prompt comes from the caller.
+    `start` then has the caller's samples."""
 
     group_id: int
     place: DataPosition | None
@@ -84,7 +84,7 @@ def waiting_ids(db: sqlite3.Connection, n: int = -1) -> list[int]:
 
 
 def read_lease(db: sqlite3.Connection, group_id: int) -> LedgerLease:
-    """Read a group in the form in which it is leased."""
+    """Read the lease of a group."""
     epoch, prompt_index, data = db.execute(
         "SELECT epoch, prompt_index, data FROM groups LEFT JOIN starts USING (group_id) WHERE group_id=?", (group_id,)
     ).fetchone()
@@ -172,7 +172,7 @@ class Ledger(LedgerFile):
             return [read_lease(db, group_id) for group_id in self._create(db, n, version, place)]
 
     def lease_given(self, groups: Sequence[Group], version: int) -> list[LedgerLease]:
-        """Make and lease new groups whose prompts only the caller knows; the samples are stored to start from."""
+        """Make and lease new groups from the caller's samples, and store these samples."""
         with self._write() as db:
             ids = self._create(db, len(groups), version, lambda group_id: (0, None))
             for group_id, samples in zip(ids, groups, strict=True):
@@ -199,8 +199,8 @@ class Ledger(LedgerFile):
     def complete(
         self, group_id: int, samples: Sequence[Sample], data: bytes | None = None, rewards: Sequence[float] = ()
     ) -> None:
-        """Move a group: leased -> completed. The same transaction stores the samples, or `data`, their encoded form, and the
-        result: the rewards of the group's trajectories. Raises SampleError: a sample cannot be stored."""
+        """Move a group: leased -> completed. The same transaction stores the samples and the result (`record_result`).
+        `data` is the encoded form of the samples. Raises SampleError: a sample cannot be stored."""
         if not samples:
             raise LedgerError(f"group {group_id} was completed with no samples; drop it with a reason instead")
         data = data or encode_group(samples)
@@ -221,8 +221,8 @@ class Ledger(LedgerFile):
             self._move(db, group_id, State.WAITING, reason=reason, only=State.LEASED)
 
     def expire(self, oldest: int, reason: str, *, again: bool) -> dict[int, int]:
-        """Move groups: completed -> waiting (with `again`) or dropped. It moves each group that was leased under a version
-        below `oldest` and is assigned to no step. Returns: group -> its number of tokens with mask 1."""
+        """Move groups: completed -> waiting (with `again`) or dropped. Only groups that were leased under a version
+        below `oldest` and have no training step move. Returns: group -> number of its tokens with mask 1."""
         with self._write() as db:
             query = "SELECT group_id, tokens FROM groups WHERE state='completed' AND train_step IS NULL AND version < ?"
             found = dict(db.execute(query, (oldest,)).fetchall())
@@ -232,7 +232,7 @@ class Ledger(LedgerFile):
         return found
 
     def drop(self, group_id: int, reason: str, rewards: Sequence[float] = ()) -> None:
-        """Move a group from any state except trained: -> dropped. The caller leases another group in its place. The same
+        """Move a group: waiting, leased or completed -> dropped. The caller leases another group in its place. The same
         transaction stores the result, as `complete` does."""
         with self._write() as db:
             self._move(db, group_id, State.DROPPED, reason=reason)
@@ -281,7 +281,7 @@ class Ledger(LedgerFile):
                 self._move(db, group_id, State.TRAINED, step=step)
                 (fixed,) = db.execute("SELECT train_step FROM groups WHERE group_id=?", (group_id,)).fetchone()
                 if fixed not in (None, step):
-                    raise LedgerError(f"group {group_id} is fixed for training step {fixed}, not {step}")
+                    raise LedgerError(f"group {group_id} is assigned to training step {fixed}, not {step}")
                 db.execute("UPDATE groups SET train_step=? WHERE group_id=?", (step, group_id))
 
     def checkpointed(self, step: int) -> None:
@@ -309,7 +309,7 @@ class Ledger(LedgerFile):
             if rows and covered > last:
                 raise LedgerError(
                     f"the checkpoint is of step {covered} but ledger {self.path} knows steps up to {last} only; "
-                    "load this run's own checkpoint, or move the ledger away to start its data afresh"
+                    "load this run's own checkpoint, or move the ledger away to start from the first prompt"
                 )
             self._event(db, None, None, "recover", None, step=covered)
             self._each(db, "state='completed' AND train_step<=?", (covered,), State.TRAINED, "the checkpoint")
@@ -319,7 +319,7 @@ class Ledger(LedgerFile):
             (first,) = db.execute(gone, (last, covered)).fetchone()
             remade = self._each(db, late.format("NOT IN"), (covered,), State.WAITING, "samples pruned")
             if remade:
-                # From that step on, the weights differ from those that the earlier process trained.
+                # From step `first` on, the weights differ from the weights that the earlier process trained.
                 remade += self._each(
                     db, "state='completed' AND version>?", (first,), State.WAITING, "weights of another life"
                 )
@@ -344,7 +344,7 @@ class Ledger(LedgerFile):
     # ---- asking -------------------------------------------------------------------------------------------
 
     def kept(self, step: int) -> Kept:
-        """Return the completed groups, by version, that wait to be trained at `step` or later."""
+        """Count the completed groups, by version, and their tokens that wait for training at `step` or later."""
         waits = "state='completed' AND (train_step IS NULL OR train_step >= ?)"
         query = f"SELECT version, count(*), coalesce(sum(tokens), 0) FROM groups WHERE {waits} GROUP BY version"
         with self.transaction() as db:
@@ -352,8 +352,8 @@ class Ledger(LedgerFile):
         return Kept(Counter({version: count for version, count, _ in rows}), sum(tokens for *_, tokens in rows))
 
     def results(self, prompts: Sequence[int]) -> list[tuple[int, int, int, int]]:
-        """Return (row, version, successes, trials) of each group of these prompt rows that has a result. The function that
-        `lease_new` asks for a place may call it, and `busy_prompts`."""
+        """Return (row, version, successes, trials) of each group of these prompt rows that has a result. The
+        `place` of `lease_new` may call this method and `busy_prompts`."""
         marks = ", ".join("?" * len(prompts))
         query = f"""SELECT prompt_index, version, successes, trials FROM results
             WHERE prompt_index IN ({marks}) ORDER BY prompt_index, group_id"""
@@ -409,7 +409,7 @@ class Ledger(LedgerFile):
     ) -> int:
         row = db.execute("SELECT state, version, reason FROM groups WHERE group_id=?", (group_id,)).fetchone()
         if row is None:
-            raise LedgerError(f"there is no group {group_id} to make {to}; lease it first")
+            raise LedgerError(f"group {group_id} does not exist, so it cannot become {to}; lease it first")
         state = State(row[0])
         if to not in MOVES[state] or state is not (only or state):
             why = f" ({row[2]})" if row[2] else ""

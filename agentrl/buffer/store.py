@@ -1,12 +1,12 @@
-"""The trajectory store: what a run has played, in one SQLite file for people to look at while it is written and after.
+"""The trajectory store: the trajectories of a run in one SQLite file, to look at during the run and after it.
 
-1. A group is kept as the ledger's own bytes (`codec`) without routing, encoded once. Each of its samples has a row of
-   plain columns to filter and sort by; the trainer's figures of a step's tokens are one more compressed row.
-2. One writer, who holds the run's folder; one transaction a step. Any number of readers meanwhile (WAL). What was
-   committed survives a kill; a power cut may cost the last steps, as nothing is trained from here.
-3. Bounded by `keep_trajectories`: the oldest training rollouts go first.
-4. A step that is written again takes the place of the old one; of training also of all later ones, which belong to a life
-   that no checkpoint proves. Numbers (`id`, `key`) are never used twice.
+1. A group is stored as the bytes of the ledger (`codec`), without routing. Each sample has a row of plain columns to
+   filter and sort by. The trainer's numbers for all tokens of a step are one compressed row.
+2. One process writes, one transaction per step. Any number of processes read at the same time (WAL). Committed steps
+   survive a kill. A power cut may lose the last steps; training does not need this file.
+3. `keep_trajectories` limits the number of trajectories. The oldest training groups are deleted first.
+4. A step that is written again replaces the old one. A training step also replaces all later steps, because the run has
+   resumed before them. Numbers (`id`, `key`) are never used twice.
 """
 
 from __future__ import annotations
@@ -36,28 +36,28 @@ from agentrl.sample import Sample, content_text, version_number
 
 Kind = Literal["train", "eval", "rollout"]
 LAYOUT = 4
-"""Of the file, in its `user_version`."""
+"""Version of the file's layout, stored as `user_version`."""
 
 
 @dataclass(frozen=True, slots=True)
 class TrajectoryRow:
-    """One trajectory as the table shows it; a column is None where it does not apply, or is not known.
+    """A row of the table of trajectories. A column is None if it does not apply or is not known.
 
     Attributes:
         key, place: the row is the sample at `place` of the group `key`, see `StoreReader.group`.
-        kind: what it was played for: `train`, `eval` or `rollout`.
+        kind: `train`, `eval` or `rollout`.
         name: the evaluation set's, else "".
-        step: the training step; rollouts done before an evaluation; the number of a rollout, or of an `agentrl eval`.
+        step: number of the training step or rollout; for `eval`, of the rollouts before it, or of the `agentrl eval`.
         dropped: why the group was not trained on, or "".
-        prompt: the same text for the same prompt.
+        prompt: a hash of the prompt.
         reward: the number that `--reward-key` picks.
         failure: `<blame>/<kind>`, or "".
-        tools: what the model called, in order of first use.
-        length, response, sampled: all tokens, those after the prompt, and of these the ones with mask 1.
-        oldest: the first weight version that wrote it, where that is a number.
-        seconds: in tools and environment.
-        role, branch: of an agent program's session, the conversation's role and the reason of the branch, see
-            docs/gateway.md; else "".
+        tools: names of the called tools, in order of first use.
+        length, response, sampled: numbers of all tokens, of response tokens, and of tokens with mask 1.
+        oldest, newest: first and last weight version of its tokens, if versions are numbers.
+        seconds: time in tools and environment.
+        role, branch: role of the conversation and reason of the branch, if an agent program played (see
+            docs/gateway.md); else "".
         question, answer: the first words of the prompt's last user message, and of the model's last message.
         staleness: step - oldest, in training.
     """
@@ -115,9 +115,9 @@ _INSERT = f"INSERT INTO trajectories ({_STORED}) VALUES ({', '.join('?' * (len(C
 
 
 class TrajectoryStore(AbstractContextManager["TrajectoryStore"]):
-    """The writer; it makes the file at `path` when something is first written. Methods may be called from any thread;
-    each blocks for the time of its write. `keep` is how many trajectories it holds at most (the step written last stays
-    whole); 0 writes none, and no file. `reward_key` picks from dict rewards."""
+    """The writer of a store. The first write creates the file at `path`. Methods may be called from any thread; each
+    blocks for the time of its write. `keep` is the maximum number of trajectories, but the newest step stays whole; 0
+    writes no file. `reward_key` picks from dict rewards."""
 
     def __init__(self, path: Path, keep: int, reward_key: str | None = None) -> None:
         self.path, self.keep, self._reward_key = path, keep, reward_key
@@ -130,7 +130,7 @@ class TrajectoryStore(AbstractContextManager["TrajectoryStore"]):
             self._db.close()
 
     def drop(self, group: Sequence[Sample], reason: str) -> None:
-        """A group was played and will not be trained on; it is written with the next step. Raises SampleError: a sample
+        """Record a group that is not trained; `add` writes it with the next step. Raises SampleError: a sample
         cannot be stored."""
         if self.keep and group:
             played = _Played(
@@ -149,9 +149,9 @@ class TrajectoryStore(AbstractContextManager["TrajectoryStore"]):
         reward_key: str | None = None,
         encoded: Callable[[Group], bytes] = encode_group,
     ) -> None:
-        """Write a step's groups, and except with an evaluation's what was dropped since the step before. `reward_key`
-        is by default the store's; `encoded` gives a group's bytes where they exist already. Raises DataError: the file
-        cannot be written. SampleError: a sample cannot be stored."""
+        """Write a step's groups. Unless `kind` is `eval`, also write the groups dropped since the last step.
+        `reward_key` is by default the store's; `encoded` returns the bytes of a group, if they exist already. Raises
+        DataError: the file cannot be written. SampleError: a sample cannot be stored."""
         if not self.keep:
             return
         key_of = reward_key or self._reward_key
@@ -173,9 +173,9 @@ class TrajectoryStore(AbstractContextManager["TrajectoryStore"]):
             self._trim(db, len(found))
 
     def add_details(self, step: int, arrays: Mapping[str, NDArray[np.float16]]) -> None:
-        """The trainer's figures of the response tokens of training step `step`: float16 [R] each by name, in the order
-        of the step's groups and samples; NaN where not trained. Raises DataError: the file cannot be written, or the
-        arrays have not as many entries as the step has tokens."""
+        """Write the trainer's numbers for the response tokens of training step `step`: float16 [R] by name, in the
+        order of the step's groups and samples; NaN for untrained tokens. Raises DataError: the file cannot be written,
+        or an array's length is not the step's number of response tokens."""
         if not (self.keep and arrays):
             return
         with self._transaction() as db:
@@ -183,18 +183,18 @@ class TrajectoryStore(AbstractContextManager["TrajectoryStore"]):
             samples = db.execute(query, (step,)).fetchall()
             size = sum(length for _, length in samples)
             if not samples:
-                return  # they were let go already: `keep` is less than a step
+                return  # deleted already: a step has more than `keep` trajectories
             if any(len(array) != size for array in arrays.values()):
-                raise DataError(f"{self.path}: step {step} has {size} response tokens, but not the trainer's figures")
+                raise DataError(f"{self.path}: step {step} has {size} response tokens, unlike the trainer's arrays")
             header = orjson.dumps({"names": list(arrays), "samples": samples})
-            # High bytes, then low bytes: what repeats then lies together, and is quick to squeeze.
+            # High bytes, then low bytes: repeated bytes are then adjacent and compress fast.
             raw = [np.ascontiguousarray(a, "<f2").view(np.uint8).reshape(-1, 2).T.tobytes() for a in arrays.values()]
             squeeze = zlib.compressobj(1, strategy=zlib.Z_RLE)
             data = squeeze.compress(b"".join([struct.pack("<I", len(header)), header, *raw])) + squeeze.flush()
             db.execute("INSERT OR REPLACE INTO details VALUES (?, ?)", (step, data))
 
     def _trim(self, db: sqlite3.Connection, newest: int) -> None:
-        """Let go of the oldest groups; the `newest` that were written last stay."""
+        """Delete the oldest groups, but not the last `newest` groups."""
         (count,) = db.execute("SELECT count(*) FROM trajectories").fetchone()
         if (excess := count - self.keep) <= 0:
             return
@@ -222,7 +222,7 @@ class TrajectoryStore(AbstractContextManager["TrajectoryStore"]):
             except (sqlite3.Error, OSError) as error:
                 raise DataError(
                     f"{self.path}: the trajectories cannot be written: {error}; free space and check that the folder is "
-                    "writable, or do without them: --keep-trajectories 0"
+                    "writable, or write none: --keep-trajectories 0"
                 ) from error
 
 
@@ -250,7 +250,7 @@ def has_tables(db: sqlite3.Connection, path: Path) -> bool:
 
 
 class _Played(NamedTuple):
-    """A group on its way into the file: its bytes, its samples' columns, and why it was dropped."""
+    """A group to write: its bytes, the columns of its samples, and the reason if it was dropped."""
 
     data: bytes
     samples: list[tuple[Any, ...]]
@@ -276,7 +276,7 @@ def _columns(sample: Sample, reward_key: str | None) -> tuple[Any, ...]:
 
 
 def _branch(gateway: Any) -> tuple[str, str]:
-    """Return the role of an agent's conversation, and the reason that opened the sample's branch of it."""
+    """Return the role of an agent's conversation, and the reason of the sample's branch."""
     if not isinstance(gateway, Mapping) or not isinstance(reasons := gateway.get("reasons"), list):
         return "", ""
     opened = next((reason for reason in reversed(reasons) if reason != "extend"), "")
@@ -309,7 +309,7 @@ def _reward(sample: Sample, key: str | None) -> float | None:
 
 
 def called_tools(messages: Any) -> Iterator[str]:
-    """Names of the tools that a conversation's assistant called, as far as it has the usual form; in one line each."""
+    """Yield the tools that the assistant called, each name in one line. Calls of an unusual form are skipped."""
     for message in messages if isinstance(messages, list) else ():
         calls = message.get("tool_calls") if isinstance(message, dict) else None
         for call in calls if isinstance(calls, list) else ():

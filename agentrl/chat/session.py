@@ -1,7 +1,7 @@
 """A conversation as token ids: it takes the ids of each model turn and returns the ids that follow.
 
 1. `prompt_ids` is rendered once. `append_model_turn` takes the sampled ids; `extend` returns the ids that come next:
-   `close` (a turn's end that the model left out), then `env` (new messages, generation prompt).
+   `close` (the end of the turn, if the model did not end it), then `env` (new messages, generation prompt).
 2. Work per turn is proportional to the turn, except for a restart under policy `split`.
 3. One task at a time uses a session.
 """
@@ -39,7 +39,7 @@ class Delta:
 
 @dataclass(slots=True)
 class _Turn:
-    """The last model turn, as far as `extend` needs it."""
+    """The parts of the last model turn that `extend` needs."""
 
     ids: list[int]
     stop_at: int | None
@@ -146,7 +146,7 @@ class ChatSession:
 
 
 def name_results(new: list[Message], calls: Sequence[ToolCall]) -> list[Message]:
-    """Give tool messages in the normal form the ids and names of the calls that they answer, in order."""
+    """Add the ids and names of the answered calls, in order, to tool messages in the normal form."""
     names = {call.id: call.name for call in calls}
     taken = {message.get("tool_call_id") for message in new}
     free = iter([call for call in calls if call.id not in taken])

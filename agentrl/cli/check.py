@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from agentrl.config import RunSettings
 
 _MOST = 4000
-"""Characters of a text that are shown."""
+"""Maximum characters of a text that are shown."""
 
 
 @click.command(
@@ -35,13 +35,13 @@ _MOST = 4000
     params=[
         click.Argument(["targets"], nargs=-1, metavar="[TARGET...]"),
         click.Option(["--config"], metavar="FILE", help="The run's YAML or TOML file of settings; flags override it."),
-        click.Option(["--seconds"], type=click.FloatRange(1), default=6.0, help="To spend on episodes. [default: 6]"),
+        click.Option(["--seconds"], type=click.FloatRange(1), default=6.0, help="Seconds for episodes. [default: 6]"),
         click.Option(
             ["--play"],
             is_flag=False,
             flag_value="",
             metavar="[FILE]",
-            help="Be the model: what you type is its turn. FILE has the turns, and the rewards that they must earn.",
+            help="Type the model's turns. A FILE has the turns, and the rewards that they must earn.",
         ),
         click.Option(["--model"], metavar="URL", help="Have a model play: an OpenAI-compatible server's address."),
         click.Option(["--schemas"], is_flag=True, help="Print the schemas of the tools."),
@@ -49,7 +49,7 @@ _MOST = 4000
             ["--hook"],
             multiple=True,
             metavar="NAME[=PATH]",
-            help="Call one of slime's hooks as a run does (docs/slime-hooks.md); without a path, the one of the settings.",
+            help="Call one of slime's hooks as a run does (docs/slime-hooks.md); without PATH, the settings' one.",
         ),
     ],
 )
@@ -62,11 +62,11 @@ def command(
     schemas: bool,
     hook: tuple[str, ...],
 ) -> int:
-    """Play episodes before a run does, without a model: a script writes the turns (or you do, or a served model).
+    """Play episodes without training. A script writes the model's turns, or you do, or a served model does.
 
-    A TARGET is an environment (pkg.mod:Name or path/file.py:Name, the same as --env), or a model folder: its chat
-    template is looked at, and episodes are played with it; without one, with a small template of agentrl's own. The
-    agent loop, the parser, the tools and the graders are the run's.
+    A TARGET is an environment (pkg.mod:Name or path/file.py:Name, the same as --env) or a model folder. The folder's
+    chat template is checked and used in the episodes; without a folder, a small template of agentrl's own. The agent
+    loop, the parser, the tools and the graders are the run's.
     """
     from agentrl.cli.settings_command import given_settings
 
@@ -98,7 +98,7 @@ def command(
 
 def check_hooks(settings: "RunSettings", hooks: tuple[str, ...]) -> int:
     if (found := compat()) is None:
-        raise SettingsError("--hook: slime's hooks are those of agentrl.compat, which this installation does not have")
+        raise SettingsError("--hook: slime's hooks need agentrl.compat, which this installation does not have")
     for hook in hooks:
         name, _, path = hook.partition("=")
         click.echo(found.check_hook(name, path or None, settings))
@@ -127,7 +127,7 @@ def check_model(folder: str) -> None:
 def _live(play: str | None, model: str | None) -> "Live | Sequence[Lines] | None":
     """Return the player in place of the scripts: a person, a file's episodes, or a served model."""
     if play is not None and model:
-        raise SettingsError("--play and --model: one of them can be the model; leave one out")
+        raise SettingsError("--play and --model cannot be combined; leave one out")
     from agentrl.check.policy import Endpoint, Person
     from agentrl.check.script import read_lines
 
@@ -137,7 +137,7 @@ def _live(play: str | None, model: str | None) -> "Live | Sequence[Lines] | None
 
 
 def check_agent(settings: "RunSettings", live: "Live | Sequence[Lines] | None") -> int:
-    """Have the agent of `--agent` or `--env` play one session, and print its tree; 1 if it failed, or if ids are wrong."""
+    """Have the agent of `--agent` or `--env` play a session. Print its tree; return 1 if it fails or ids are wrong."""
     import anyio
 
     from agentrl.check.agent import OneAnswer, play_session
@@ -147,18 +147,16 @@ def check_agent(settings: "RunSettings", live: "Live | Sequence[Lines] | None") 
     environments, chat = Plugins.load(settings).environments, _chat(settings)
     assert environments is not None
     if live is not None and not callable(live):
-        raise SettingsError(
-            "--play FILE plays other environments; an agent is played with --model URL, or without either"
-        )
+        raise SettingsError("--play FILE cannot play an agent; use --model URL, or neither of the two")
     if environments.names:
-        raise SettingsError(f"an agent is played alone; name one of {', '.join(environments.names)} by its path")
+        raise SettingsError(f"an agent is checked alone; give the path of one of {', '.join(environments.names)}")
     policy = live(chat, []) if live else OneAnswer(chat)
     sample = first_rows(settings)[0][0]
     click.secho(f"{settings.rollout.agent or settings.rollout.env}", bold=True)
     played = anyio.run(play_session, settings, chat, environments.of(sample), sample, policy)
     for line in played.lines(chat):
         click.echo(f"  {line}")
-    proved = "" if played.error or played.wrong else ", ids and masks are those of the model"
+    proved = "" if played.error or played.wrong else ", ids and masks are right"
     click.secho(f"{len(played.samples)} samples in {played.seconds:.1f} s{proved}", bold=True)
     return int(bool(played.error or played.wrong))
 
@@ -166,19 +164,19 @@ def check_agent(settings: "RunSettings", live: "Live | Sequence[Lines] | None") 
 def check_env(
     settings: "RunSettings", seconds: float, schemas: bool, live: "Live | Sequence[Lines] | None" = None
 ) -> int:
-    """Play and print; 1 if there is a problem."""
+    """Play and print. Returns 1 if there is a problem."""
     import anyio
 
     from agentrl.check.play import CheckedPlay, play
     from agentrl.run.preflight import Plugins
 
-    plugins = Plugins.load(settings)  # imported here, not in the event loop: Ctrl-C ends it at once
+    plugins = Plugins.load(settings)  # outside the event loop, so that Ctrl-C ends an import at once
     if plugins.agents and plugins.generate is None:
         return check_agent(settings, live)
     played = CheckedPlay()
 
     def leave() -> None:
-        """End the process although something of the user's goes on in it."""
+        """End the process although the user's code still runs in it."""
         _show_end(played)
         sys.stdout.flush()
         os._exit(1)
@@ -205,7 +203,7 @@ def _chat(settings: "RunSettings") -> "Chat":
 
 
 def _show(stage: "Harness", episode: "Episode | None", schemas: bool) -> None:
-    """Print who plays, and what the model reads and writes in one episode."""
+    """Print the environment, and what the model reads and writes in one episode."""
     from agentrl.check.observer import own_methods
 
     if (kind := stage.kind) is not None:
@@ -234,7 +232,7 @@ def _show_episode(stage: "Harness", episode: "Episode") -> None:
         _quote(stage.chat.decode(wrote), "green" if model else None)
     click.echo(f"  {sample.status.value} ({sample.stop_reason}), reward {sample.reward}")
     if "calls" in episode.name:
-        click.secho("  arguments are guesses from prompt and schema; --play FILE plays turns of yours", dim=True)
+        click.secho("  arguments are guesses from prompt and schema; --play FILE plays your turns", dim=True)
 
 
 def _quote(text: str, colour: str | None = None) -> None:

@@ -1,7 +1,7 @@
-"""Health of a pool's engines: probes, and weight updates that an engine may miss.
+"""Health of a pool's engines: probes, recovery of lost engines, and weight updates.
 
 1. An engine that misses two probes in a row is lost: it gets no requests. If it answers again, it recovers
-   (`EngineRegistry.regain`). An update cancels recoveries: it gives these engines the new weights itself.
+   (`EngineRegistry.regain`). An update cancels recoveries, because it updates these engines itself.
 2. An engine whose HTTP server answers, but that generates nothing for `engine_hang_timeout`, is lost, too. It recovers when
    it generates again.
 3. An update pauses the engines that answer, empties their caches, writes the weights, and resumes the engines. After a
@@ -9,7 +9,7 @@
 4. Weights come as a folder or as a broadcast. An engine that misses a folder loads it later; the update fails only if all
    engines miss it. A broadcast fails if one engine of the group misses it.
 5. If no engine answers, an update waits up to `engine_absence_timeout` for the restart of an engine.
-6. Pools of other processes may generate at the same engines. They follow this pool: it tells them to stop and to go on.
+6. Pools of other processes may generate at the same engines. This pool tells them when to pause and when to resume.
 """
 
 import logging
@@ -42,15 +42,15 @@ class EngineFollower(Protocol):
     """Another process that generates at the engines of a pool."""
 
     async def hold(self, *, idle: bool) -> None:
-        """Send no requests until `release`; requests that an update aborts will continue. With `idle`, abort the requests
-        in flight and return when none is left."""
+        """Send no requests until `release`; then continue the requests that an update aborted. With `idle`, abort the
+        requests in flight and return when none is left."""
 
     async def release(self, version: str | None, folder: DiskUpdate | None) -> None:
-        """Go on with the weights of this version; `folder`: where they were loaded from."""
+        """Resume with the weights of this version. `folder` has these weights, if they were sent as a folder."""
 
 
 class HealthMonitor:
-    """The part of a pool that probes engines and updates their weights; nothing else writes weights meanwhile.
+    """The part of a pool that probes engines and updates their weights. Updates and recoveries never overlap.
 
     Attributes:
         followers: other processes that generate at these engines.
@@ -74,8 +74,8 @@ class HealthMonitor:
         self._offers, self._offered = anyio.create_memory_object_stream[tuple[str, str, anyio.Event]](0)
 
     async def _watch(self) -> None:
-        """Probe all engines as long as the pool is open. Waits for the probe interval or for `trouble` of the
-        registry; unblocks requests that wait for an engine."""
+        """Probe all engines as long as the pool is open: after each probe interval, and at once if the registry
+        reports `trouble`."""
         async with anyio.create_task_group() as group:
             while True:
                 with anyio.move_on_after(self.settings.engine_probe_interval):
@@ -93,11 +93,11 @@ class HealthMonitor:
         self._looking.discard(member)
         said = str(failures.get(member, ""))
         if said and said != self._said.get(member):
-            _log.warning("%s answers, but cannot be brought back: %s", shown(member.url), said)
+            _log.warning("%s answers, but cannot recover: %s", shown(member.url), said)
         self._said[member] = said
 
     async def _look(self, member: EngineClient) -> None:
-        """Probe one engine. If it answers, recover it if it was lost; if not, count a miss."""
+        """Probe one engine. Recover it if it answers after a loss; count a miss if it does not answer."""
         path = "/model_info" if self._updating else "/health"  # a paused server has no /health
         path = "/health_generate" if member in self._hung else path
         if await member.answers(path, self.settings.engine_probe_interval):
@@ -110,13 +110,13 @@ class HealthMonitor:
                         await member.set_resident_memory(self._memory)
                     if "weights" in self._memory:
                         await self._registry.regain(member, follows=self._follows)
-        elif not self._updating or path != "/health":  # otherwise an update paused it after the request: no miss
+        elif not self._updating or path != "/health":  # no miss if an update paused the engine after the probe began
             self._misses[member] += 1
             if self._misses[member] >= _MISSES:
                 self._registry.lost(member)
 
     async def _try_once(self, member: EngineClient) -> None:
-        """Lose an engine that generates nothing, unless an update paused it meanwhile."""
+        """Mark an engine as lost if it generates nothing, unless an update paused it meanwhile."""
         blocks = self._blocks
         hangs = await member.hangs(self.settings.engine_hang_timeout)
         self._trying.discard(member)
@@ -151,14 +151,14 @@ class HealthMonitor:
         await self._registry.all(lambda member: member.leave_group(name), still)
 
     async def receive(self, update: WeightUpdate, version: str) -> None:
-        """Give the engines new weights under the label `version`. Generation continues, even if it was paused before.
+        """Give the engines new weights under the label `version`. Generation resumes then, even if paused before.
 
         A broadcast returns only if the trainer sends its part at the same time.
 
         Raises:
             EngineFailure: no engine took the folder, or an engine of the group missed the broadcast. The kind is
-                `weight_group_broken` if the engine was lost after it joined. All engines continue with the weights
-                that they have.
+                `weight_group_broken` if the engine was lost after it joined. Engines resume with the weights that they
+                have; an engine with incomplete weights gets no requests.
         """
         async with self._alone():
             if isinstance(update, BroadcastUpdate):
@@ -175,7 +175,7 @@ class HealthMonitor:
 
     @asynccontextmanager
     async def _alone(self, *, idle: bool = False) -> AsyncIterator[None]:
-        """Block requests and cancel the recovery of engines during the block; with `idle`, also end all requests."""
+        """Pause requests and cancel recoveries inside the context. With `idle`, also abort the requests in flight."""
         async with self._lock:
             try:
                 self._block()
@@ -232,8 +232,8 @@ class HealthMonitor:
                 raise refused[0]
 
     async def lacks_weights(self) -> bool:
-        """Return true if engines answer, but no engine has the current weights or a folder to load them from. This happens
-        if all engines are restarted after a broadcast. The trainer must then send the weights again."""
+        """Return true if engines answer, but none has the current weights and no folder has them. This happens if all
+        engines are restarted after a broadcast. The trainer must then send the weights again."""
         states = {member.weights for member in self._registry.members}
         return self._registry.folder is None and "stale" in states and "current" not in states
 
@@ -276,7 +276,7 @@ class HealthMonitor:
                 except TimeoutError:
                     said = f"the trainer shared no weights for {limit:g} s (--engine-control-timeout)"
                     raise EngineTimeout(said) from None
-                if key == update.key:  # otherwise its update has failed
+                if key == update.key:  # a bucket with another key is of an update that failed
                     take = partial(EngineClient.receive_shared, handle=handle, version=version)
                     await self._registry.all(take, members)
                     left -= 1
@@ -329,7 +329,7 @@ class HealthMonitor:
             # External engines outlive this process: an engine that stays paused would never answer again.
             with anyio.move_on_after(_RESUME_TIMEOUT, shield=True):
                 for failure in (await self._registry.each(EngineClient.resume, members))[1].values():
-                    error.add_note(f"and it could not be resumed: {failure}")
+                    error.add_note(f"an engine could not be resumed: {failure}")
             raise
         for member in (await self._registry.each(EngineClient.resume, members))[1]:
             self._registry.lost(member)
@@ -372,12 +372,12 @@ class HealthMonitor:
 def _left_out(failures: Mapping[EngineClient, EngineFailure]) -> None:
     for member, failure in failures.items():
         _log.warning(
-            "%s misses a weight update, and gets no requests until it has caught up: %s", shown(member.url), failure
+            "%s missed a weight update and gets no requests until it has the weights: %s", shown(member.url), failure
         )
 
 
 def _broken(name: str, who: Sequence[str]) -> EngineFailure:
     return EngineUnreachable(
-        f"weight group {name}: no longer there: {', '.join(who)}; a new group has to be made",
+        f"weight group {name} has lost {', '.join(who)}; make a new group",
         kind="weight_group_broken",
     )

@@ -1,10 +1,10 @@
 """`EnginePool`: all engines of a run behind one interface: generate, control, update weights.
 
-1. One call of `generate` returns exactly one answer, or raises. Its deadline covers places, retries and the answer, and
-   stands still while generating is paused. A cancelled call sends `abort_request`.
-2. Engines may come and go: the pool probes them and updates one that comes back (`health`). A request that fails at one
-   engine is retried at another (`requests`, `load_balancer`).
-3. A call to all engines returns when all have succeeded, in the order of `urls`, or raises the first engine's error.
+1. One call of `generate` returns exactly one answer, or raises. Its deadline covers queueing, retries and the answer,
+   and does not run while generation is paused. A cancelled call sends `abort_request`.
+2. The pool probes its engines and updates engines that recover (`health`). A request that fails at one engine is
+   retried at another (`requests`, `load_balancer`).
+3. A call to all engines returns all answers in the order of `urls`, or raises the first error.
 """
 
 import logging
@@ -34,16 +34,15 @@ class EnginePool(HealthMonitor):
 
     Args:
         urls: the engines, as `host:port` or `http://host:port`.
-        settings: limits and patience.
-        vocab_size: how many ids the model's embedding has. Prompts with other ids are refused before they are sent,
-            because such an id ends a real SGLang server, and so are answers with other ids. None, where it cannot be
-            known, leaves both to the engine.
-        transport: how the engines are reached, open as long as the pool; default HTTP connections of its own.
-        temperatures: those of the run. Sampling otherwise is noted, once; without any it is not.
+        settings: limits and timeouts.
+        vocab_size: number of ids in the model's embedding. Prompts and answers with other ids are refused: such an id
+            in a prompt would crash an SGLang server. None if unknown: ids are not checked.
+        transport: HTTP connections, open as long as the pool is used; by default the pool opens its own.
+        temperatures: the run's temperatures. The pool warns once if a request uses others; empty: never.
         follows: another process updates and repairs the engines; it calls `hold` and `release`.
 
     Attributes:
-        pause_gate: whether generating is held, by `hold` or while an update runs.
+        pause_gate: closed while generation is paused, by `pause`, `hold` or an update.
     """
 
     def __init__(
@@ -92,8 +91,8 @@ class EnginePool(HealthMonitor):
         return self._registry.version
 
     async def join(self, url: str) -> None:
-        """Take a new engine in; it gets requests once it answers and has the current weights. Raises EngineFailure: it
-        does not serve what the others serve (see `check`), or refuses the weights."""
+        """Add an engine; it gets requests once it answers and has the current weights. Raises EngineFailure: it does
+        not serve the model of the others (see `check`), or refuses the weights."""
         member = self._registry.join(url)
         try:
             await self.check()
@@ -108,22 +107,22 @@ class EnginePool(HealthMonitor):
 
     async def check(self) -> None:
         """Make sure that every engine is an SGLang server, and serves the same kind of model as the first. Raises
-        EngineUnreachable, EngineTimeout: one does not answer. EngineRejected: kind `not_sglang`, or `other_model`:
-        another architecture or size of the vocabulary."""
+        EngineUnreachable, EngineTimeout: an engine does not answer. EngineRejected: an engine is no SGLang server (kind
+        `not_sglang`), or its model has another architecture or vocabulary size (`other_model`)."""
         _check_alike(dict(zip(self.urls, await self.model_info(), strict=True)))
 
     async def check_sees_images(self) -> None:
-        """Make sure that no engine says that it sees no images. Raises as `model_info`; EngineRejected: kind `blind`."""
+        """Check that no engine reports a model without vision. Raises as `model_info`; EngineRejected: kind `blind`."""
         for url, info in zip(self.urls, await self.model_info(), strict=True):
             if info.get("has_image_understanding") is False:
                 raise EngineRejected(
-                    f"{url} sees no images, and the prompts have some; serve a model that sees images, with its vision tower",
+                    f"{url} serves a model without vision, but prompts have images; serve it with its vision tower",
                     kind="blind",
                 )
 
     async def check_present(self) -> dict[str, Any]:
-        """Check the engines that answer, as soon as one does, and return the `/model_info` of the first. The others are out
-        of reach until a probe finds them. Raises EngineUnreachable: none answered for `engine_absence_timeout`.
+        """Wait for an engine, check all that answer, and return the `/model_info` of the first. The others get no
+        requests until a probe finds them. Raises EngineUnreachable: no engine answered for `engine_absence_timeout`.
         EngineRejected: as `check`."""
         found, failures = await self._registry.each(EngineClient.model_info, await self._answering())
         if not found:
@@ -154,18 +153,18 @@ class EnginePool(HealthMonitor):
                 whose id merely starts with an aborted one, so ids should not be prefixes of each other.
             session_id: turns of one conversation share it and stay on one engine.
             deadline: seconds for the whole call; default `engine_request_timeout`.
-            scored: of so many of the last `input_ids` the log-probs are asked for as well.
-            extra: more fields of SGLang's request; the answers are then kept as they came (`Generation.raw`).
-            sink: takes the engine's events before the last as JSON, each with all tokens so far. It takes no more after a
-                weight update. After the first event a failed request is not sent again.
+            scored: number of last `input_ids` whose log-probs are returned as well.
+            extra: more fields for SGLang's request; `Generation.raw` then has the raw answers.
+            sink: receives the engine's events except the last, as JSON with all tokens so far, until a weight
+                update. After the first event a failed request is not sent again.
             images: the prompt's images.
 
         Raises:
             EngineTimeout: the deadline passed.
             EngineUnreachable: no engine gave an answer within `engine_max_retries` retries.
             EngineRejected: the engine refused the request (`status`), or its answer is malformed or does not fit the
-                request; kind `context_overflow` where the prompt or the answer does not fit the context, `other_prompt`
-                where the engine read the images otherwise.
+                request; kind `context_overflow` if the prompt or the answer exceeds the context, `other_prompt` if the
+                engine read the images differently.
         """
         name = rid or uuid.uuid4().hex
         if self.temperatures and params.max_new_tokens != 0:
@@ -177,8 +176,8 @@ class EnginePool(HealthMonitor):
         if otherwise and not self._told:
             self._told = True
             _log.warning(
-                f"the engines are asked to sample with {otherwise}, and the run's temperature is {self.temperatures[0]:g}: training "
-                "computes other log-probs for such tokens; give them loss mask 0"
+                f"a request samples with {otherwise}, unlike the run (temperature {self.temperatures[0]:g}): training "
+                "computes other log-probs for its tokens; give these tokens loss mask 0"
             )
         self._registry.counts["sampled_otherwise"] += bool(otherwise)
 
@@ -192,10 +191,10 @@ class EnginePool(HealthMonitor):
         deadline: float | None = None,
         sink: Sink = None,
     ) -> Reply:
-        """Return an engine's answer to POST `path` (GET without a body), with any status but the ones after which the
-        pool asks another engine (408, 429, 5xx). What an update interrupts is asked again from its start; all else is as
-        with `generate`. Where there is a `sink`, it takes an answer of status 200 in parts, as they come. After the first
-        part nothing is asked again: an update or a failure ends the answer."""
+        """Return an engine's answer to POST `path`, or to GET if there is no body. After status 408, 429 or 5xx the
+        pool asks another engine; other statuses are returned. A request that an update interrupts starts again. `sink`
+        receives an answer of status 200 in parts. After the first part, the request is not sent again: an update or a
+        failure ends the answer. All else is as with `generate`."""
         with self._within(deadline, path):
             return await self._requests.relay(rid or uuid.uuid4().hex, path, body, session_id, sink)
 
@@ -216,27 +215,29 @@ class EnginePool(HealthMonitor):
         session_id: str | None = None,
         images: ImageInputs | None = None,
     ) -> list[float]:
-        """Natural-log probabilities of the last `count` of `ids`, each behind all ids before it. Nothing is sampled.
-        They are of the model's own distribution, at temperature 1: SGLang scales none that it has not sampled. Raises
-        EngineTimeout, EngineUnreachable, EngineRejected: as `generate`."""
+        """Return natural log-probs of the last `count` of `ids`, each given all ids before it. Nothing is sampled. The
+        temperature is 1: SGLang scales only the log-probs of sampled tokens. Raises EngineTimeout, EngineUnreachable,
+        EngineRejected: as `generate`."""
         if not 0 < count < len(ids):
-            raise ValueError(f"log-probs of {count} of {len(ids)} tokens: expected at least one, and one before them")
+            raise ValueError(
+                f"log-probs of the last {count} of {len(ids)} tokens: expected 1 or more, after at least 1 token"
+            )
         params = SamplingParams(temperature=1.0, max_new_tokens=0)
         got = await self.generate(ids, params, session_id=session_id, scored=count, images=images)
         return got.prompt_log_probs
 
     async def abort(self, rid: str) -> None:
-        """End the request that was started as `rid`; its `generate` returns what there is, finish type `abort`. An
-        unknown or finished id does nothing."""
+        """Abort the request `rid`: its `generate` returns the tokens so far, with finish type `abort`. An unknown or
+        finished id does nothing."""
         if rid in self._requests.live:
             await self._requests.abort(rid)
         else:
             await self._registry.all(lambda member: member.abort(rid), self.members)
 
     def figures(self) -> dict[str, float]:
-        """Return figures since the last call: engines that are `ready`, requests `in_flight` on average, the times that an
-        engine was `lost`, attempts at a request that `failed`, answers that were `sampled_otherwise`, and the
-        `prefix_cache_hit_rate`, the share of the prompts' tokens found in a cache."""
+        """Return metrics since the last call. Numbers: engines `ready`, mean requests `in_flight`, times an engine was
+        `lost`, `failed` attempts, and requests `sampled_otherwise`. `prefix_cache_hit_rate`: share of prompt tokens
+        that were cached."""
         counts, self._registry.counts = self._registry.counts, Counter()
         return {
             "engines/ready": float(sum(member.weights == "current" for member in self.members)),
@@ -248,13 +249,13 @@ class EnginePool(HealthMonitor):
         }
 
     async def pause(self) -> None:
-        """Generate nothing until `release`; calls under way keep their tokens and go on then. Returns when nothing is
-        generated any more."""
+        """Pause generation until `resume` or the next update. Calls in flight keep their tokens and then continue.
+        Returns when all engines are idle."""
         self.pause_gate.close(between_rollouts=True)
         await self._requests.interrupt()
 
     async def resume(self) -> None:
-        """Go on generating."""
+        """Resume generation, unless an update or freed memory prevents it."""
         if self.generates:
             self.pause_gate.open()
 
@@ -271,7 +272,7 @@ class EnginePool(HealthMonitor):
         return await self._registry.all(EngineClient.server_info, self.members)
 
     async def encode(self, text: str) -> list[list[int]]:
-        """`text` as the ids of every engine's own tokenizer, special tokens around it included."""
+        """Return the ids of `text` by each engine's tokenizer, special tokens included."""
         return await self._registry.all(lambda member: member.encode(text), self.members)
 
 

@@ -6,14 +6,14 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 WHOLE = frozenset({"weights", "kv_cache"})
-"""All that an engine can give back of its memory, by SGLang's names; it needs all of it to generate."""
+"""Parts of an engine's memory that can be freed, by SGLang's names. To generate, an engine needs all parts."""
 
 
 _BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "float8_e4m3fn": 1}
 
 
 class TensorSpec(NamedTuple):
-    """A tensor's Hugging Face name, its dtype (as `bfloat16`) and its whole shape."""
+    """A tensor's Hugging Face name, its dtype (such as `bfloat16`) and its unsharded shape."""
 
     name: str
     dtype: str
@@ -48,14 +48,14 @@ def buckets(specs: Sequence[TensorSpec], limit: int) -> list[list[TensorSpec]]:
 
 @dataclass(frozen=True, slots=True)
 class WeightGroup:
-    """A process group in which one trainer process broadcasts weights: it is rank 0, the engines' ranks follow.
+    """A process group in which one trainer process broadcasts weights. This process is rank 0 of the group.
 
     Attributes:
-        sender: the trainer process, by its rank.
+        sender: rank of this process in the trainer.
         size: bytes of the largest bucket.
-        address, port: where the sender's store listens.
+        address, port: address of the sender's TCP store.
         world_size: all ranks, the sender's included.
-        name: the group's; an engine refuses one that it knows already.
+        name: name of the group; an engine refuses a name that it knows already.
         backend: `nccl`, `gloo`, or `shared_memory` of the built-in engine.
         ranks_per_engine: engine i takes ranks from 1 + i * ranks_per_engine.
         members: the engines, as `EnginePool.epoch` names them.
@@ -77,7 +77,7 @@ class DiskUpdate:
     """Weights in a Hugging Face folder that every engine can read.
 
     Attributes:
-        adapter: where the folder is PEFT's, a name for it that no engine has had before; requests ask for it.
+        adapter: if the folder has a PEFT adapter, its name: new to all engines, and sent with requests.
     """
 
     folder: str
@@ -93,7 +93,7 @@ class BroadcastUpdate:
 
 @dataclass(frozen=True, slots=True)
 class SharedUpdate:
-    """Weights in memory that the trainer shares with engines: so many buckets, offered under this key."""
+    """Weights in memory that the trainer shares with engines: a number of buckets, offered under one key."""
 
     key: str
     buckets: int

@@ -1,4 +1,4 @@
-"""Machines: a file system of its own for a trajectory, and commands that run in it.
+"""Machines: each has its own file system for one trajectory, and runs commands in it.
 
 `BubblewrapMachine` needs bubblewrap, `ContainerMachine` Docker or Podman. Both keep the contract of `Machine`:
 
@@ -71,7 +71,7 @@ class Machine(ABC):
 
     @abstractmethod
     async def _open(self, image: str, network: bool, workdir: str) -> None:
-        """Make the machine, so that `_guard` removes it, finished or not."""
+        """Make the machine, after `_guard`, which also removes an unfinished machine."""
 
     @abstractmethod
     async def snapshot(self) -> str:
@@ -85,7 +85,7 @@ class Machine(ABC):
 
     @abstractmethod
     async def _execute(self, stdin: bytes, seconds: float, most: int) -> CommandResult:
-        """Run `SHELL`; keep `most` bytes of each output. No process of it is left, also if this is cancelled."""
+        """Run `SHELL`; keep `most` bytes of each output. No process is left, also if the call is cancelled."""
 
     async def __aenter__(self) -> Self:
         return self
@@ -105,7 +105,7 @@ class Machine(ABC):
     async def run(
         self, command: str, *, timeout: float | None = None, input: bytes = b"", most: int = 0
     ) -> CommandResult:
-        """Run a command of `/bin/sh`. Commands that are asked for at once run one after another. Raises SandboxFailure:
+        """Run a command with `/bin/sh`. Concurrent calls run one after another. Raises SandboxFailure:
         the machine failed; the command may have run or not. Raises SandboxUnavailable: the machine is closed.
 
         Args:
@@ -127,7 +127,7 @@ class Machine(ABC):
         return await self._must(f"cat -- {shlex.quote(path)}")
 
     async def write(self, path: str, data: bytes) -> None:
-        """Write a file, atomically, and the folders above it. Raises OSError: the file cannot be written."""
+        """Write a file atomically, after making the folders above it. Raises OSError: the file cannot be written."""
         new = 'new=$(mktemp -p "$folder") && cat > "$new" && chmod 644 -- "$new" && mv -fT -- "$new" "$file"'
         await self._must(
             f'file={shlex.quote(path)} && folder=$(dirname -- "$file") && mkdir -p -- "$folder" && {new}', data

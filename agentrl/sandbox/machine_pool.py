@@ -17,8 +17,8 @@ class MachinePool:
     async with MachinePool(warm=4) as pool, await pool.start(BubblewrapMachine, workdir="/app") as machine:
         await machine.run("true")
 
-    After it gave a machine away, the pool has at least one with the same kind, image and options, and `warm` in all. For
-    that it closes the oldest one with others.
+    After each call of `start`, `warm` machines wait in the pool, at least one of them with the arguments of this call.
+    For that the pool closes the oldest machine with other arguments.
 
     Args:
         warm: number of machines that wait. With 0 a machine starts when it is needed.
@@ -93,7 +93,7 @@ class _Start:
 
     async def close(self) -> None:
         """End the start, and close its machine if there is one."""
-        self._scope.cancel()  # not the task: a start has sections that are shielded from a scope
+        self._scope.cancel()  # cancelling the task would break into shielded sections of the start
         with anyio.CancelScope(shield=True):
             await asyncio.wait([self.task])
             if not self.failed and (machine := self.task.result()) is not None:

@@ -104,7 +104,7 @@ def test_models_compute_what_it_reads() -> None:
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        ({"opd_kl_coef": 0.5}, "opd_kl_coef 0.5 has no effect without use_opd; set that too"),
+        ({"opd_kl_coef": 0.5}, "opd_kl_coef 0.5 has no effect without use_opd; set use_opd"),
         ({"opd_type": "sglang"}, "opd_type sglang has no effect without use_opd"),
         ({"use_opd": True, "loss_type": "sft_loss"}, "use_opd True has no effect with sft_loss"),
         ({"kl_coef": 0.1, "advantage_estimator": OPD}, "kl_coef 0.1 has no effect with on_policy_distillation"),

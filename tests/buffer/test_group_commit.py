@@ -83,7 +83,9 @@ def test_those_that_wait_share_a_transaction_and_one_that_fails_fails_alone(tmp_
         ledger._db.set_trace_callback(None)
         assert len(commits) == 2  # that of this thread, and one of all nine
         assert ledger.counts()[State.COMPLETED] == 8
-        assert [str(error) for error in refused] == ["there is no group 99 to make completed; lease it first"]
+        assert [str(error) for error in refused] == [
+            "group 99 does not exist, so it cannot become completed; lease it first"
+        ]
         assert all(ledger.samples(group_id) for group_id in ids[:-1])
     assert audit_ledger(tmp_path / "l.sqlite").ok
     with pytest.raises(LedgerError, match="was closed; open it again"):

@@ -48,7 +48,7 @@ def test_a_batch_is_fixed_once(path: Path) -> None:
         assert ledger.assign_batch(2, 0) == [0, 1]
         assert ledger.assign_batch(2, 1) == [2]
         assert ledger.assign_batch(3, 0) == [0, 1]
-        with pytest.raises(LedgerError, match="group 2 is fixed for training step 1, not 0"):
+        with pytest.raises(LedgerError, match="group 2 is assigned to training step 1, not 0"):
             ledger.mark_trained([0, 1, 2], 0)
         assert ledger.counts()[State.TRAINED] == 0, "all or none"
 
@@ -77,7 +77,7 @@ def test_illegal_moves_say_what_is_allowed(path: Path) -> None:
         ledger.drop(2, "all rewards equal")
         with pytest.raises(LedgerError, match=r"group 2 is dropped \(all rewards equal\) and cannot become trained"):
             ledger.mark_trained([2], 1)
-        with pytest.raises(LedgerError, match="there is no group 9"):
+        with pytest.raises(LedgerError, match="group 9 does not exist"):
             ledger.drop(9, "unknown")
         lease(ledger, 1, 1)
         with pytest.raises(LedgerError, match="group 3 is leased and cannot become trained; it may become completed"):

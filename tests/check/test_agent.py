@@ -86,7 +86,7 @@ def test_an_environment_of_an_agent_plays_one_session_and_its_masks_are_proved(
     assert "reward: 0.25" in said
     assert "teardown" in said
     assert "1 samples in" in said
-    assert "ids and masks are those of the model" in said
+    assert "ids and masks are right" in said
 
 
 def test_a_wrong_mask_is_named_also_in_a_session_of_several_samples(tmp_path: Path) -> None:

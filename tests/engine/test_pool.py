@@ -88,10 +88,10 @@ async def test_sampling_that_training_cannot_compute_is_counted_and_told_once(
         for _ in range(2):
             await pool.generate([1, 2, 3], params)
         figures = pool.figures()
-    told = [record.getMessage() for record in caplog.records if "sample with" in record.getMessage()]
+    told = [record.getMessage() for record in caplog.records if "samples with" in record.getMessage()]
     assert figures["engines/sampled_otherwise"] == (2 if said else 0)
     assert len(told) == bool(said)
-    assert all(f"sample with {said}, and the run's temperature is 1:" in line for line in told)
+    assert all(f"samples with {said}, unlike the run (temperature 1):" in line for line in told)
 
 
 async def test_figures_are_of_what_happened_since_the_last_ones(closed_url: str) -> None:
@@ -238,7 +238,7 @@ async def test_log_probs_that_an_engine_gets_wrong_are_asked_of_another() -> Non
 @pytest.mark.parametrize("count", [0, 3])
 async def test_log_probs_need_a_token_before_them(count: int) -> None:
     async with EnginePool(["http://nowhere"], FAST, vocab_size=None) as pool:
-        with pytest.raises(ValueError, match="expected at least one, and one before them"):
+        with pytest.raises(ValueError, match="after at least 1 token"):
             await pool.log_probs([4, 5, 6], count)
 
 
