@@ -37,8 +37,8 @@ class AlgorithmFields(Settings):
     turn_credit: Literal["none", "returns", "gigpo"] = Field(
         "none",
         description="Advantages of turns, with estimators that compare within groups. `returns`: compares a turn's "
-        "discounted return with the same turn of the prompt's other trajectories. `gigpo`: adds the turn's "
-        "advantage among all turns that answer the same observation.",
+        "discounted return with the same turn of the prompt's other trajectories. `gigpo`: adds to the "
+        "sample's advantage the turn's advantage among all turns that answer the same observation.",
     )
     turn_credit_weight: float = Field(1.0, ge=0, description="Weight of the turn's advantage with turn_credit gigpo.")
     gamma: float = Field(1.0, ge=0, le=1, description="Discount factor per token, or per turn with turn_credit.")

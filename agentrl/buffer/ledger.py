@@ -221,8 +221,8 @@ class Ledger(LedgerFile):
             self._move(db, group_id, State.WAITING, reason=reason, only=State.LEASED)
 
     def expire(self, oldest: int, reason: str, *, again: bool) -> dict[int, int]:
-        """Move groups: completed -> waiting (with `again`) or dropped. Only groups that were leased under a version
-        below `oldest` and have no training step move. Returns: group -> number of its tokens with mask 1."""
+        """Move groups: completed -> waiting (with `again`) or dropped. Moves only groups that were leased under a
+        version below `oldest` and are assigned to no step. Returns: group -> number of its tokens with mask 1."""
         with self._write() as db:
             query = "SELECT group_id, tokens FROM groups WHERE state='completed' AND train_step IS NULL AND version < ?"
             found = dict(db.execute(query, (oldest,)).fetchall())

@@ -49,7 +49,7 @@ _MOST = 4000
             ["--hook"],
             multiple=True,
             metavar="NAME[=PATH]",
-            help="Call one of slime's hooks as a run does (docs/slime-hooks.md); without PATH, the settings' one.",
+            help="Call a hook of slime as a run does (docs/slime-hooks.md); without PATH, the hook of the settings.",
         ),
     ],
 )

@@ -6,8 +6,8 @@
    it generates again.
 3. An update pauses the engines that answer, empties their caches, writes the weights, and resumes the engines. After a
    failure it resumes them, too.
-4. Weights come as a folder or as a broadcast. An engine that misses a folder loads it later; the update fails only if all
-   engines miss it. A broadcast fails if one engine of the group misses it.
+4. Weights come as a folder, by broadcast or in shared memory. An engine that misses a folder loads it later; the update
+   fails only if all engines miss it. Other updates fail if one engine misses them.
 5. If no engine answers, an update waits up to `engine_absence_timeout` for the restart of an engine.
 6. Pools of other processes may generate at the same engines. This pool tells them when to pause and when to resume.
 """
@@ -153,10 +153,10 @@ class HealthMonitor:
     async def receive(self, update: WeightUpdate, version: str) -> None:
         """Give the engines new weights under the label `version`. Generation resumes then, even if paused before.
 
-        A broadcast returns only if the trainer sends its part at the same time.
+        Except for a folder, the call returns only if the trainer sends its part at the same time.
 
         Raises:
-            EngineFailure: no engine took the folder, or an engine of the group missed the broadcast. The kind is
+            EngineFailure: no engine took the folder, or an engine missed another update. The kind is
                 `weight_group_broken` if the engine was lost after it joined. Engines resume with the weights that they
                 have; an engine with incomplete weights gets no requests.
         """
@@ -311,7 +311,7 @@ class HealthMonitor:
             self._requests.mark_interrupted()
 
         async def pause(member: EngineClient) -> None:
-            await member.set_resident_memory(self._memory)  # it may have been out of reach when it was told
+            await member.set_resident_memory(self._memory)  # an engine out of reach missed the last call of this
             await member.pause(mode)
 
         try:

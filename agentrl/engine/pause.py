@@ -23,7 +23,7 @@ class PauseGate:
         self._left: dict[anyio.CancelScope, float] = {}
 
     def close(self, *, between_rollouts: bool = False) -> None:
-        """PauseGate generating, for a weight update or until the next rollout; closing twice is harmless."""
+        """Pause generating, for a weight update or until the next rollout; closing twice is harmless."""
         if between_rollouts:
             self._between.set()
         if not self.closed:

@@ -220,7 +220,7 @@ class EnginePool(HealthMonitor):
         EngineRejected: as `generate`."""
         if not 0 < count < len(ids):
             raise ValueError(
-                f"log-probs of the last {count} of {len(ids)} tokens: expected 1 or more, after at least 1 token"
+                f"log-probs of the last {count} of {len(ids)} tokens: expected at least 1, and another token before"
             )
         params = SamplingParams(temperature=1.0, max_new_tokens=0)
         got = await self.generate(ids, params, session_id=session_id, scored=count, images=images)

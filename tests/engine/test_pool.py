@@ -238,7 +238,7 @@ async def test_log_probs_that_an_engine_gets_wrong_are_asked_of_another() -> Non
 @pytest.mark.parametrize("count", [0, 3])
 async def test_log_probs_need_a_token_before_them(count: int) -> None:
     async with EnginePool(["http://nowhere"], FAST, vocab_size=None) as pool:
-        with pytest.raises(ValueError, match="after at least 1 token"):
+        with pytest.raises(ValueError, match="expected at least 1, and another token before"):
             await pool.log_probs([4, 5, 6], count)
 
 
