@@ -257,6 +257,7 @@ def check_model_folder(settings: RunSettings, purpose: Purpose) -> None:
         raise CheckpointError(f"{folder}: no weights in it; expected files like model.safetensors")
     if purpose == "train":
         train, reads = settings.train, settings.algorithm.reads
+        _other_model("--load", foreign(train.load))
         _other_model("--ref-load", train.ref_load if "ref_log_probs" in reads else None)
         _other_model("--opd-teacher-load", train.opd_teacher_load if "teacher_log_probs" in reads else None)
         _other_model("--critic-load", train.critic_load if "values" in reads else None)
@@ -288,7 +289,7 @@ def has_tokenizer(flag: str, folder: Path) -> None:
         raise SettingsError(f"{flag} {folder}: no tokenizer.json in it, {there}")
 
 
-def _other_model(flag: str, folder: str | None) -> None:
+def _other_model(flag: str, folder: str | Path | None) -> None:
     try:
         if folder is not None and torch_dist(folder) is None:
             check_weights(Path(folder))

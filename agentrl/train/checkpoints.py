@@ -103,8 +103,11 @@ def torch_dist(root: str | Path) -> Path | None:
 
 
 def foreign(root: str | None) -> Path | None:
-    """The checkpoint of another trainer in a folder where none of ours is: its weights can be read."""
-    return None if root is None or latest(Path(root).expanduser()) else torch_dist(Path(root).expanduser())
+    """The checkpoint of another trainer in a folder where none of ours is, or a Hugging Face folder: its weights can be
+    read."""
+    if root is None or latest(folder := Path(root).expanduser()):
+        return None
+    return torch_dist(folder) or (folder if (folder / "config.json").is_file() else None)
 
 
 def read_manifest(path: Path) -> dict[str, Any]:

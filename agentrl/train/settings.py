@@ -42,8 +42,8 @@ class TrainSettings(Settings):
     )
     load: str | None = Field(
         None,
-        description="Folder of checkpoints to resume from; default: --save. From checkpoints of another trainer "
-        "(torch_dist) only the weights are read.",
+        description="Folder of checkpoints to resume from; default: --save. A Hugging Face folder, and checkpoints of "
+        "another trainer (torch_dist), give the weights to start from.",
     )
     save: str | None = Field(None, description="Folder to write checkpoints to; default: checkpoints in --output-dir.")
     save_interval: int | None = Field(

@@ -180,6 +180,7 @@ def refused(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> str:
         ),
         ({"tool_call_parser": "llama3"}, ["--tool-call-parser llama3", "does not read", "<tool_call>"]),
         ({"engine": "external"}, ["--rollout-external-engine-addrs HOST:PORT"]),
+        ({"load": "no_weights"}, ["--load no_weights: expected model.safetensors"]),
         ({"load": "nowhere"}, ["--load nowhere: no complete checkpoint", "--hf-checkpoint model"]),
         (
             {"load": "others", "save": "others"},

@@ -172,6 +172,8 @@ def test_a_run_starts_from_foreign_weights(
         (tmp_path / "stored" / name).unlink()  # as slime's converter leaves it
     want, batch = HFFolder(other), make_batch(groups=1, per_group=2)
     loss = AlgorithmSettings(use_kl_loss=True)
+    with backend(settings(source.path, load=str(other), train_backend=kind)) as made:
+        assert all(torch.equal(tensor.cpu(), want.tensor(name)) for name, tensor in made.export_weights())
     with backend(settings(source.path, load=stored, ref_load=stored, train_backend=kind), loss) as made:
         assert all(torch.equal(tensor.cpu(), want.tensor(name)) for name, tensor in made.export_weights())
         np.testing.assert_array_equal(made.log_probs(batch), made.log_probs(batch, "ref"))
