@@ -22,7 +22,7 @@ EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
 """The keys of config.json for the number of experts."""
 STATEFUL = {"qwen3_next", "qwen3_5_text", "qwen3_5_moe_text", "lfm2", "lfm2_moe"}
 """Model types that may have layers with a state (gated delta nets, short convolutions) of which `is_stateful` finds each."""
-SEEING = {"qwen2_5_vl", "qwen3_vl"}
+SEEING = {"qwen2_5_vl", "qwen3_vl", "qwen3_5", "qwen3_5_moe"}
 """Model types that see images; trainer and built-in engine give them pixels."""
 VISION = ("model.visual.", "visual.")
 """The beginnings of the names of weights for images, in transformers and in folders."""

@@ -15,7 +15,7 @@ from tests.compat.test_images import write_rows
 from tests.support.audit import audit_ledger
 from tests.support.checkout import import_path
 from tests.support.runs import RunKit
-from tests.support.vision import picture, tiny_vlm
+from tests.support.vision import Kind, picture, tiny_vlm
 
 SLIME = Path(os.environ.get("AGENTRL_SLIME", "nowhere"))
 pytestmark = [
@@ -85,9 +85,9 @@ def teach(folder: Path, file: bytes, feedback: str) -> None:
     model.save_pretrained(folder)
 
 
-@pytest.mark.parametrize("env", ["geo3k", "showing"])
-def test_the_example_runs_as_it_is(env: str, tmp_path: Path) -> None:
-    folder = tiny_vlm(tmp_path / "model", "qwen3_vl")
+@pytest.mark.parametrize(("env", "kind"), [("geo3k", "qwen3_vl"), ("showing", "qwen3_5")])
+def test_the_example_runs_as_it_is(env: str, kind: Kind, tmp_path: Path) -> None:
+    folder = tiny_vlm(tmp_path / "model", kind)
     write_rows(tmp_path, 4, label="3")
     right = "calc_score result: 1.0. Parsed answer '3' matches the reference. "
     right += "You can now stop reasoning and provide the final solution in \\boxed{}."

@@ -19,10 +19,11 @@ from tests.support.real_shapes import real_folder, real_shapes
 from tests.support.tiny_models import make_tiny_model
 
 NO_FAMILY, IMAGES = "expected a model_type among", "has parts for more than text"
+SEES = "models see images; megatron trains text models alone"
 STATES, UNKNOWN = "samples are packed, and it has layers", "transformers makes no causal language model of it"
 REFUSED = {
-    "Qwen3.5-27B": (NO_FAMILY, ""),
-    "Qwen3.5-35B-A3B": (NO_FAMILY, ""),
+    "Qwen3.5-27B": (SEES, ""),
+    "Qwen3.5-35B-A3B": (SEES, ""),
     "MiMo-7B-Base": ("", UNKNOWN),
     "DeepSeek-V3.2": (NO_FAMILY, STATES),
     "gemma-4-26B-A4B": (NO_FAMILY, IMAGES),

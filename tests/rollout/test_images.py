@@ -36,7 +36,7 @@ class Gallery(Environment):
         return 1.0
 
 
-@pytest.mark.parametrize("kind", ["qwen2_5_vl", "qwen3_vl"])
+@pytest.mark.parametrize("kind", ["qwen2_5_vl", "qwen3_vl", "qwen3_5"])
 async def test_a_trajectory_with_images(kind: Any, tmp_path: Path) -> None:
     folder = tiny_vlm(tmp_path, kind, tie_word_embeddings=False)
     image = Image.from_bytes(FIRST)

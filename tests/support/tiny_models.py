@@ -67,7 +67,7 @@ _LINEAR: dict[str, Any] = {
 }
 _SHARED: dict[str, Any] = {"num_experts": 4, "shared_expert_intermediate_size": 64, **_EXPERTS}
 _CONV: dict[str, Any] = {"layer_types": ["conv", "full_attention"], "conv_L_cache": 3}
-_MORE: dict[str, dict[str, Any]] = {
+FAMILY: dict[str, dict[str, Any]] = {
     "mistral": {"sliding_window": None},
     "glm": {"attention_bias": True},
     "glm4": {"attention_bias": False},
@@ -181,12 +181,12 @@ def make_tiny_model(
         pad_token_id=PAD_ID,
         tie_word_embeddings=tie_word_embeddings,
         initializer_range=0.1,
-        **(sizes | _MORE.get(arch, {}) | changes),
+        **(sizes | FAMILY.get(arch, {}) | changes),
     )
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model = transformers.AutoModelForCausalLM.from_config(config)
-        if arch in _MORE:
+        if arch in FAMILY:
             biases = [bias for name, bias in model.named_buffers() if name.endswith("e_score_correction_bias")]
             for tensor in (*model.parameters(), *biases):
                 if tensor.dim() == 1:

@@ -2,7 +2,7 @@
 
 1. `tiny_vlm` writes config, weights, tokenizer, chat template and the image processor's settings. AutoTokenizer and
    AutoImageProcessor read the folder without a network. AutoProcessor needs torchvision, for its videos.
-2. An image of 56 x 56 (qwen2_5_vl) or 64 x 64 pixels (qwen3_vl) is 4 tokens; `unit` is the side of one token.
+2. An image of 56 x 56 (qwen2_5_vl) or 64 x 64 pixels (others) is 4 tokens; `unit` is the side of one token.
 """
 
 from __future__ import annotations
@@ -15,20 +15,19 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from tests.support.tiny_models import EOS_ID, PAD_ID, VOCAB_SIZE, make_tokenizer
+from tests.support.tiny_models import EOS_ID, FAMILY, PAD_ID, VOCAB_SIZE, make_tokenizer
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
-Kind = Literal["qwen2_5_vl", "qwen3_vl"]
+Kind = Literal["qwen2_5_vl", "qwen3_vl", "qwen3_5", "qwen3_5_moe"]
 
 VISION_START, VISION_END, IMAGE_PAD, VIDEO_PAD = range(VOCAB_SIZE, VOCAB_SIZE + 4)
 VISION_TOKENS = ("<|vision_start|>", "<|vision_end|>", "<|image_pad|>", "<|video_pad|>")
 ROWS = VOCAB_SIZE + 16
 """Rows of the embedding: as in the published models, more than the tokenizer has ids."""
-_MEAN = {"qwen2_5_vl": [0.48145466, 0.4578275, 0.40821073], "qwen3_vl": [0.5, 0.5, 0.5]}
-_STD = {"qwen2_5_vl": [0.26862954, 0.26130258, 0.27577711], "qwen3_vl": [0.5, 0.5, 0.5]}
-_SIDE = {"qwen2_5_vl": 14, "qwen3_vl": 16}
+_MEAN, _STD = {"qwen2_5_vl": [0.48145466, 0.4578275, 0.40821073]}, {"qwen2_5_vl": [0.26862954, 0.26130258, 0.27577711]}
+_SIDE = {"qwen2_5_vl": 14}
 
 CHAT_TEMPLATE = """\
 {%- macro shown(content) %}
@@ -79,19 +78,19 @@ CHAT_TEMPLATE = """\
 
 def unit(kind: Kind) -> int:
     """Return the side in pixels of the square that becomes one token."""
-    return 2 * _SIDE[kind]
+    return 2 * _SIDE.get(kind, 16)
 
 
 def tiny_vlm(folder: str | Path, kind: Kind = "qwen2_5_vl", seed: int = 0, *, tie_word_embeddings: bool = True) -> Path:
     """Write a tiny random model that sees images into `folder`, with tokenizer and image processor; returns the folder.
 
     Two layers of width 64 and two blocks of the vision tower. qwen2_5_vl's first block has windows, its second attends to
-    the whole image; qwen3_vl's blocks both end in deepstack features.
+    the whole image; qwen3_vl's blocks both end in deepstack features; qwen3_5's first layer has a state.
     """
     import torch
     import transformers
 
-    folder, side = Path(folder), _SIDE[kind]
+    folder, side = Path(folder), unit(kind) // 2
     tokenizer_with_images().save_pretrained(folder)
     text: dict[str, Any] = {
         "vocab_size": ROWS,
@@ -122,6 +121,10 @@ def tiny_vlm(folder: str | Path, kind: Kind = "qwen2_5_vl", seed: int = 0, *, ti
     else:
         text |= {"head_dim": 16, "rope_parameters": rope | {"mrope_section": [4, 2, 2], "mrope_interleaved": True}}
         vision |= {"deepstack_visual_indexes": [0, 1], "num_position_embeddings": 64}
+    if kind.startswith("qwen3_5"):
+        text |= FAMILY[f"{kind}_text"]
+        text["rope_parameters"] |= {"mrope_section": [2, 1, 1], "partial_rotary_factor": 0.5}
+        del vision["deepstack_visual_indexes"]
     config = transformers.AutoConfig.for_model(
         kind,
         text_config=text,
@@ -148,8 +151,8 @@ def tiny_vlm(folder: str | Path, kind: Kind = "qwen2_5_vl", seed: int = 0, *, ti
         "patch_size": side,
         "temporal_patch_size": 2,
         "merge_size": 2,
-        "image_mean": _MEAN[kind],
-        "image_std": _STD[kind],
+        "image_mean": _MEAN.get(kind, [0.5, 0.5, 0.5]),
+        "image_std": _STD.get(kind, [0.5, 0.5, 0.5]),
     }
     (folder / "preprocessor_config.json").write_text(json.dumps(settings, indent=2))
     videos: dict[str, Any] = {"video_processor_type": f"{'Qwen2' if kind == 'qwen2_5_vl' else 'Qwen3'}VLVideoProcessor"}

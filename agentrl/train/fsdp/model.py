@@ -29,8 +29,6 @@ from agentrl.train.ranks import Ranks, started
 from agentrl.train.settings import TrainSettings
 
 _ATTENTION = {"full_attention", "sliding_attention"}
-_TEXT_ALONE = {"qwen3_5", "qwen3_5_moe"}
-"""Model types with images of which the text model alone is trained; the remainder is neither loaded nor changed."""
 _BY_PART = {"text_config": PACKED, "vision_config": "sdpa"}
 """The attention of a model that sees images: its vision tower is not causal and keeps its own."""
 
@@ -81,9 +79,6 @@ def config_of(folder: HFFolder) -> Any:
 
     try:
         config = type(AutoConfig.from_pretrained(folder.path, trust_remote_code=False)).from_dict(dict(folder.config))
-        if config.model_type in _TEXT_ALONE:
-            tied, config = config.tie_word_embeddings, config.get_text_config()
-            config.tie_word_embeddings |= tied
         if config.get_text_config() is not config and config.model_type not in SEEING:
             kind = type(config).__name__
             seen = ", ".join(sorted(SEEING))
@@ -93,7 +88,7 @@ def config_of(folder: HFFolder) -> Any:
         cls = _class_of(config, values=False)
     except (ValueError, KeyError, OSError, StrictDataclassError) as error:
         raise TrainError(f"{folder.path}: transformers makes no causal language model of it: {error}") from error
-    known = config.model_type in STATEFUL
+    known = config.get_text_config().model_type in STATEFUL
     other = sorted({*(getattr(config.get_text_config(), "layer_types", None) or ())} - _ATTENTION) if not known else []
     if not known and (other or cls._is_stateful or not cls._supports_attention_backend):
         what = f"layers of {', '.join(other)}" if other else f"no attention that can be replaced ({cls.__name__})"

@@ -81,7 +81,8 @@ class SeeingReference(Reference):
     """transformers' own forward pass of each sample, with eager attention."""
 
     def __init__(self, folder: Path, train: TrainSettings, dtype: torch.dtype = torch.float32) -> None:
-        self.model = AutoModelForImageTextToText.from_pretrained(folder, dtype=dtype, attn_implementation="eager")
+        plain: dict[str, Any] = dict.fromkeys(("attn_implementation", "experts_implementation"), "eager")
+        self.model = AutoModelForImageTextToText.from_pretrained(folder, dtype=dtype, **plain)
         self.vision, self.train_settings, self.algorithm = Vision.load(folder), train, AlgorithmSettings()
         with torch.no_grad():
             embedding = self.model.get_input_embeddings().weight

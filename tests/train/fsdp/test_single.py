@@ -117,39 +117,6 @@ def test_a_packed_sample_leaves_no_state_to_the_others(tmp_path: Path, arch: NoT
             np.testing.assert_array_equal(after[~own], before[~own])
 
 
-@pytest.mark.parametrize("arch", ["qwen3_5", pytest.param("qwen3_5_moe", marks=pytest.mark.slow)])
-def test_of_a_model_with_images_the_text_part_is_trained(tmp_path: Path, arch: str) -> None:
-    """Under the folder's own names, also where rank 0 alone has read it; weights for images stay in the output as they were."""
-    import transformers
-
-    text: Any = f"{arch}_text"
-    inner = transformers.AutoConfig.from_pretrained(make_tiny_model(tmp_path / "text", text, tie_word_embeddings=False))
-    vision = {"depth": 1, "hidden_size": 32, "intermediate_size": 64, "num_heads": 2, "out_hidden_size": 64}
-    config = transformers.AutoConfig.for_model(arch, text_config=inner.to_dict(), vision_config=vision)
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        transformers.AutoModelForImageTextToText.from_config(config).save_pretrained(tmp_path / "whole")
-    train, batch = settings(tmp_path / "whole", train_backend="fsdp", adam_eps=1e-3, clip_grad=0.0), make_batch()
-    reference, stored = Reference(tmp_path / "whole", train, AlgorithmSettings()), HFFolder(tmp_path / "whole")
-    with backend(train) as made:
-        np.testing.assert_allclose(
-            made.log_probs(batch), reference.log_probs(batch).detach().numpy(), rtol=0, atol=1e-5
-        )
-        want = reference.step(batch)
-        assert made.train(batch, 0)["grad_norm"] == pytest.approx(want["grad_norm"], rel=2e-5)
-        made.save_hf(tmp_path / "out")
-    found, trained = HFFolder(tmp_path / "out"), reference.model.state_dict()
-    assert found.files.keys() == stored.files.keys()
-    for name in ("norm.weight", "layers.0.linear_attn.A_log", "layers.1.self_attn.q_proj.weight"):
-        learned = found.tensor(f"model.language_model.{name}")
-        torch.testing.assert_close(learned, trained[f"model.{name}"], rtol=0, atol=1e-5)
-    kept = [name for name in stored.files if ".visual." in name]
-    assert kept
-    assert all(found.tensor(name).equal(stored.tensor(name)) for name in kept)
-    with backend(settings(tmp_path / "whole", train_backend="fsdp", bf16=True)) as sharded:
-        assert sorted(spec.name for spec in sharded.weight_specs()[0]) == sorted(stored.files.keys() - kept)
-
-
 def test_what_cannot_be_packed_or_read_is_refused_by_name(tmp_path: Path) -> None:
     import transformers
 

@@ -24,7 +24,7 @@ from tests.support.vision import IMAGE_PAD, Kind, picture, tiny_vlm, unit
 from tests.train.fsdp.seeing import DOUBLE, SeeingReference, image, make_batch, make_samples
 from tests.train.megatron.helpers import PPO, backend, settings, timeless
 
-KINDS: list[Kind] = ["qwen2_5_vl", "qwen3_vl"]
+KINDS: list[Kind] = ["qwen3_5", "qwen2_5_vl", "qwen3_vl", "qwen3_5_moe"]
 KL = AlgorithmSettings(use_kl_loss=True)
 RECOMPUTED = {"recompute_granularity": "full", "recompute_method": "uniform", "recompute_num_layers": 1}
 
@@ -91,7 +91,8 @@ def test_gradients_are_those_of_float64(kind: Kind, folder: Path, changes: dict[
             if name.endswith("embed_tokens.weight"):
                 parameter.grad[IMAGE_PAD] += parameter.grad[DOUBLE]
                 parameter.grad[DOUBLE] = 0
-            most = 1e-5 * max(float(parameter.grad.abs().max()), 0.01)
+            bound = 3e-5 if ".linear_attn." in name else 1e-5  # transformers decays a state in float32, in any dtype
+            most = bound * max(float(parameter.grad.abs().max()), 0.01)
             torch.testing.assert_close(found[name].grad.double(), parameter.grad, rtol=0, atol=most, msg=name)
         assert want["grad_norm"] > 0.1
         assert len(list(reference.model.parameters())) == len(found)
@@ -247,7 +248,7 @@ def in_two_processes(rank: int, root: str, kind: Kind, names: tuple[str, ...]) -
 @pytest.mark.parametrize("which", KINDS)
 def test_two_processes_are_one(tmp_path: Path, which: Kind) -> None:
     """Also where one of them has no image in its microbatch: sharded weights are gathered by both."""
-    names = tuple(CASES)
+    names = tuple(name for name in CASES if (which, name) != ("qwen3_5_moe", "bf16"))  # which chooses other experts
     tiny_vlm(tmp_path / "model", which)
     found, other = run_ranks(in_two_processes, 2, str(tmp_path), which, names)
     for name in names:
