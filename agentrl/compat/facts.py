@@ -23,9 +23,9 @@ def _rope(config: Config, name: str) -> Any:
 
 
 def _spec(config: Config, given: str) -> str:
-    """slime names a module for each family that Megatron's arguments cannot describe."""
+    """slime names a module for each family that Megatron's arguments cannot describe; one that ends with _vl sees images."""
     package, _, module = given.split()[0].rpartition(".")
-    fits = package == "slime_plugins.models" and config["model_type"].startswith(module)
+    fits = package == "slime_plugins.models" and config["model_type"].startswith(module.removesuffix("_vl"))
     return given if fits else "of config.json"
 
 

@@ -161,6 +161,8 @@ class Flags:
             self._take_file(str(path), values, origins)
         if values.get("custom_rm_path") == f"{_DISTILLATION}.reward_func":
             _distil(values)
+        if str(own.get("spec")).startswith(_SEEING):
+            values.setdefault("train_vision", True)
         if not values.get("slime_defaults"):
             return values, origins
         low = dict(defaults(ours=True))
@@ -218,7 +220,8 @@ def _assigned(words: Sequence[str], text: str) -> dict[str, Any]:
     return {name: json_or_text(value) if equals else text for name, equals, value in pairs}
 
 
-_DISTILLATION = "slime.rollout.on_policy_distillation"
+_DISTILLATION, _SEEING = "slime.rollout.on_policy_distillation", "slime_plugins.models.qwen3_5_vl"
+"""slime's reward function that asks a teacher, and its model that trains weights for images too."""
 
 
 def _distil(values: dict[str, Any]) -> None:

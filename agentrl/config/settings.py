@@ -33,8 +33,9 @@ class RunSettings(Sections):
         if self.engine.rollout_external_engine_addrs and "engine" not in self.engine.model_fields_set:
             self._fill("engine", engine="external")
         model = read_model_info(self.train.hf_checkpoint)
-        if self.train.train_backend == "auto":
-            known = model is None or model.model_type in (None, *(family.model_type for family in FAMILIES))
+        known = model is None or model.model_type in (None, *(family.model_type for family in FAMILIES))
+        # slime's scripts may say megatron, because slime has no other.
+        if self.train.train_backend == "auto" or (self.compat.slime_defaults and not known):
             self._fill("train", train_backend="megatron" if known and self.cluster.backend != "local" else "fsdp")
         if self.algorithm.needs_length and self.algorithm.loss_max_length is None:
             self._fill("algorithm", loss_max_length=self.rollout.rollout_max_response_len)

@@ -15,8 +15,10 @@ import pytest
 from agentrl.cli.main import run
 from agentrl.config import RunSettings
 from agentrl.errors import SettingsError
+from agentrl.media import Image
 from tests.support.embedded_server import embedded_server
 from tests.support.tiny_models import Arch, make_tiny_model
+from tests.support.vision import picture
 
 HERE = Path(__file__).parent / "scripts"
 LLAMA = (HERE / "llama3.2-3B.args").read_text().splitlines()
@@ -176,14 +178,16 @@ def argv(name: str, folder: Path, *, shape: list[str] | None = None, whole: bool
     title, *lines = (HERE / f"{name}.txt").read_text().splitlines()
     if shape is not None:
         lines = [*shape, *(line for line in lines if line.split()[0] not in SHAPES)]
-    start = str(model(folder / "model", lines, whole=whole))
+    start, said = str(model(folder / "model", lines, whole=whole)), claimed(lines)
     row: dict[str, Any] = {
         "prompt": "1+1?",
         "label": "2",
         "index": "Hello",
         "reward_model": {"ground_truth": "2"},
-        "question": "1+1?",
+        **dict.fromkeys(("question", "problem"), "1+1?"),
     }
+    if "--multimodal-keys" in said:
+        row |= {"answer": "2", "images": [Image.from_bytes(picture(32, 32)).url]}
     taught = "sft_rollout" in "".join(lines)
     row["messages"] = [{"role": "user", "content": "1+1?"}, {"role": "assistant", "content": "2"}][: 1 + taught]
     (folder / "rows.jsonl").write_text((json.dumps(row) + "\n") * 128)
@@ -201,6 +205,8 @@ def argv(name: str, folder: Path, *, shape: list[str] | None = None, whole: bool
         "--custom-generate-function-path": f"{folder}/f.py:f",
         "--custom-tis-function-path": f"{folder}/f.py:tis",
     }
+    if "--load" in said and said["--load"] == said.get("--hf-checkpoint"):
+        put["--load"] = start
     out = ["--slime-defaults", "--output-dir", f"{folder}/out", "--engine-python", sys.executable]
     if title.endswith("train_async.py") and not taught:
         out.append("--train-async")

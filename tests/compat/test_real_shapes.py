@@ -155,14 +155,13 @@ UNTRAINED = {
     "run-glm5.2-744B-A40B": "--allgather-cp: models with linear or sparse attention are not trained here",
     "run-kimi-k2-Instruct": "--global-batch-size 16 gives 256 data-parallel ranks",
     "run-qwen3-30b-a3b-fp8": "--fp8-format",
-    "run_geo3k_qwen35": "--spec slime_plugins.models.qwen3_5_vl",
 }
 """Scripts that are refused, and a reason. Megatron too refuses the layouts of both 30B and of Instruct."""
 
 
 def test_no_script_is_left_out() -> None:
     assert SHAPES.keys() == {path.stem for path in HERE.glob("*.txt")}
-    assert len(SHAPES) - len(WORLDS) - len(UNTRAINED) == 35
+    assert len(SHAPES) - len(WORLDS) - len(UNTRAINED) == 36
 
 
 @pytest.mark.slow
@@ -197,3 +196,17 @@ def test_a_model_that_fsdp_alone_trains_is_given_to_it_and_its_layout_named(tmp_
     real_folder(tmp_path / "model", "Qwen3-0.6B")
     kept = RunSettings.from_flat({"hf_checkpoint": str(tmp_path / "model")})
     assert kept.train.train_backend == "megatron"
+
+
+def test_a_script_for_images_trains_weights_for_them_and_its_megatron_means_any_backend(tmp_path: Path) -> None:
+    line = argv("run_geo3k_qwen35", tmp_path)
+    folder = real_folder(tmp_path / "model", "Qwen3.5-35B-A3B")
+    settings = RunSettings.from_cli(line).check_complete("train")
+    assert (settings.train.train_backend, settings.train.train_vision, settings.data.image_key) == (
+        "fsdp",
+        True,
+        "images",
+    )
+    assert not RunSettings.from_cli([*line, "--no-train-vision"]).train.train_vision
+    own = RunSettings.from_flat({"hf_checkpoint": str(folder), "train_backend": "megatron"})
+    assert own.train.train_backend == "megatron"
