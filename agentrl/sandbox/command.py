@@ -119,6 +119,7 @@ async def run_command(
     user: int | None = None,
     inherited: Sequence[int] = (),
     started: Callable[[], Coroutine[Any, Any, None]] | None = None,
+    stop: Callable[[Process], Coroutine[Any, Any, None]] | None = None,
 ) -> CommandResult:
     """Run a command line in `folder` to its end, with no variables but those of `environment`; a cancelled call kills
     it. Raises SandboxUnavailable: the command cannot be started.
@@ -129,6 +130,7 @@ async def run_command(
         user: user and group id of the command, if the caller is root.
         inherited: file descriptors that the command gets.
         started: is called when the process exists.
+        stop: is called before the process is killed.
     """
     kept = bytearray(), bytearray()
 
@@ -163,10 +165,10 @@ async def run_command(
                         tasks.start_soon(read, stream, into)
                     await process.wait()
         except BaseException:
-            await _kill(process)
+            await _kill(process, stop)
             raise
         if timed_out := limit.cancelled_caught:
-            await _kill(process)
+            await _kill(process, stop)
     output, errors = (bytes(each[:most]) for each in kept)
     code = _TIMED_OUT if timed_out else process.returncode or 0
     return CommandResult(code, output, errors, timed_out, truncated=max(map(len, kept)) > most)
@@ -181,8 +183,12 @@ async def call(*line: str, user: int | None = None, seconds: float = math.inf) -
     return result.stdout.strip().rpartition("\n")[2]
 
 
-async def _kill(process: Process) -> None:
+async def _kill(process: Process, stop: Callable[[Process], Coroutine[Any, Any, None]] | None) -> None:
     with anyio.CancelScope(shield=True):
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-        await process.wait()
+        try:
+            if stop is not None:
+                await stop(process)
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            await process.wait()

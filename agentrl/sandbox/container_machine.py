@@ -4,12 +4,15 @@ import os
 import secrets
 
 import anyio
+from anyio.abc import Process
 
 from agentrl.sandbox.command import CommandResult, call, run_command
 from agentrl.sandbox.limits import SandboxFailure, SandboxUnavailable
 from agentrl.sandbox.machine import SHELL, Machine, start_guard
 
 _ANSWER_SECONDS = 120.0
+_REMOVE = 'for attempt in 1 2 3; do "$1" rm --force --volumes "$2" && exit; done'
+"""Podman may refuse once, if the container ends at that moment."""
 
 
 class ContainerMachine(Machine):
@@ -37,9 +40,10 @@ class ContainerMachine(Machine):
         options = ["--memory", size, "--memory-swap", size, "--ulimit", file, "--ulimit", "core=0"]
         options += ["--pids-limit", str(self.limits.processes), "--network", "bridge" if network else "none"]
         options += ["--security-opt", "no-new-privileges", "--label", "agentrl", "--interactive", "--pull", "never"]
+        options += ["--stop-timeout", "0"]  # Podman would wait 10 s, also in `rm --force`
         script = f'mkdir -p -- "$0" && cd -- "$0" || exit; {SHELL[2]}' if workdir else SHELL[2]
         entry = ("--entrypoint", SHELL[0], image, SHELL[1], script, workdir)
-        self._guard = await start_guard('"$1" rm --force --volumes "$2"', self._command, self._name)
+        self._guard = await start_guard(_REMOVE, self._command, self._name)
         with anyio.CancelScope(shield=True):  # the service would go on, and make it after it was removed
             await _ask(self._command, "create", "--name", self._name, *options, *entry)
 
@@ -63,20 +67,23 @@ class ContainerMachine(Machine):
 
     async def _execute(self, stdin: bytes, seconds: float, most: int) -> CommandResult:
         line = [self._command, "start", "--attach", "--interactive", self._name]
-        ended = False
-        try:
-            result = await run_command(line, os.environ, stdin=stdin, seconds=seconds, most=most)
-            ended = not result.timed_out
-        finally:
-            if not ended:
-                with anyio.CancelScope(shield=True):
-                    await _ask(self._command, "stop", "-t", "0", self._name)
-        if ended and result.exit_code:  # of the command, or because it could not run
+        result = await run_command(line, os.environ, stdin=stdin, seconds=seconds, most=most, stop=self._stop)
+        if result.exit_code and not result.timed_out:  # of the command, or because it could not run
             state = await _ask(self._command, "inspect", "--format", "{{.State.ExitCode}} {{.State.Error}}", self._name)
             code, _, error = state.partition(" ")
             if error or code != str(result.exit_code):
                 raise SandboxFailure(f"{self._command} start: {error or result.stderr[-1000:].strip()}")
         return result
+
+    async def _stop(self, process: Process) -> None:
+        """Stop the container until `process` ends, which starts it. Podman, if killed at a start, would leave processes."""
+        with anyio.move_on_after(_ANSWER_SECONDS):
+            while process.returncode is None:
+                await _ask(self._command, "stop", self._name)
+                for stream in filter(None, (process.stdout, process.stderr)):
+                    with anyio.move_on_after(0.1):
+                        async for _ in stream:  # a full pipe would delay the end
+                            pass
 
 
 async def _find() -> tuple[str, str]:

@@ -435,7 +435,7 @@ anyio.run(main)
 
 async def test_it_ends_with_a_killed_owner(start: Start, request: pytest.FixtureRequest, place: Path) -> None:
     kind, image = request.node.callspec.params["start"], image_of(request)
-    line = [sys.executable, "-c", _KILLED, kind, image, named("orphan")]
+    line, before = [sys.executable, "-c", _KILLED, kind, image, named("orphan")], traces(place)
     owner = subprocess.Popen(line, env={**os.environ, "TMPDIR": str(place)}, cwd=ROOT)  # noqa: ASYNC220
     try:
         await until(lambda: processes_called("orphan") == 1 or owner.poll() is not None)
@@ -443,7 +443,7 @@ async def test_it_ends_with_a_killed_owner(start: Start, request: pytest.Fixture
     finally:
         owner.kill()
         owner.wait()
-    await until(lambda: processes_called("orphan") == 0 and os.listdir(place) == [])
+    await until(lambda: processes_called("orphan") == 0 and traces(place) == before)
 
 
 def traces(place: Path) -> tuple[object, ...]:
@@ -454,10 +454,11 @@ def traces(place: Path) -> tuple[object, ...]:
         with contextlib.suppress(OSError):
             commands.append(path.read_text())
     machines = [command for command in commands if f"{place}/agentrl-machine-" in command]
+    mounts = Path("/proc/self/mountinfo").read_text().splitlines()
     return (
         children,
         machines,
-        Path("/proc/self/mountinfo").read_text(),
+        [mount for mount in mounts if "/storage/overlay " not in mount],  # Podman's, which comes and goes
         len(os.listdir("/proc/self/fd")),
         os.listdir(place),
     )
@@ -540,6 +541,7 @@ echo "$@" >> "$CALLS"
 [ "$1" = "${FAULT%:*}" ] && case "${FAULT#*:}" in
     hang) exec sleep 1000 ;;
     fail) echo "Error response from daemon: out of space" >&2; exit 1 ;;
+    slow) until grep -q ^stop "$CALLS"; do sleep 0.01; done; echo started >> "$CALLS"; exit 137 ;;
 esac
 case "$1" in
     version) echo 28.2 ;;
@@ -551,9 +553,10 @@ esac
 
 @pytest.fixture
 def service(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Callable[[], list[str]]]:
-    """Put a `docker` with a fault on the path; returns what it was asked."""
-    (tmp_path / "docker").write_text(FAKE)
-    (tmp_path / "docker").chmod(0o755)
+    """Put a `docker` with a fault on the path, and a `podman` that fails; returns what `docker` was asked."""
+    for name, script in (("docker", FAKE), ("podman", "#!/bin/sh\nexit 1\n")):
+        (tmp_path / name).write_text(script)
+        (tmp_path / name).chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
     monkeypatch.setenv("CALLS", str(tmp_path / "calls"))
 
@@ -585,6 +588,12 @@ async def test_a_service_that_fails_later_is_no_result_of_the_command(service: A
     assert calls()[-1].startswith("rm --force")
 
 
+async def test_a_container_is_removed_at_a_second_attempt(service: Any) -> None:
+    calls = service("rm:fail")
+    await (await ContainerMachine.start("image")).close()
+    assert [call.split()[0] for call in calls()] == ["version", "image", "create", "start", "rm", "rm", "rm"]
+
+
 async def test_a_service_that_hangs_is_given_up(service: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     service("version:hang")
     monkeypatch.setattr("agentrl.sandbox.container_machine._ANSWER_SECONDS", 0.05)
@@ -593,12 +602,11 @@ async def test_a_service_that_hangs_is_given_up(service: Any, monkeypatch: pytes
         await ContainerMachine.start("image")
 
 
-async def test_a_cancelled_start_removes_its_container(service: Any) -> None:
-    calls = service("start:hang")
+async def test_a_cancelled_start_ends_by_itself_and_removes_its_container(service: Any) -> None:
+    calls = service("start:slow")
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(ContainerMachine.start, "image")
-        await until(
-            lambda: any(call.startswith("start") for call in calls()) if Path(os.environ["CALLS"]).exists() else False
-        )
+        await until(lambda: Path(os.environ["CALLS"]).exists() and "start" in {call.split()[0] for call in calls()})
         tasks.cancel_scope.cancel()
-    assert [call.split()[0] for call in calls()] == ["version", "image", "create", "start", "stop", "rm"]
+    steps = dict.fromkeys(call.split()[0] for call in calls())
+    assert list(steps) == ["version", "image", "create", "start", "stop", "started", "rm"]
