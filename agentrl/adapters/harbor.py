@@ -5,18 +5,15 @@ The model gets the tool `bash` in a machine of its own. After its last turn no p
 to /tests, and test.sh writes the reward to /logs/verifier/reward.json or reward.txt.
 """
 
-import json
 import logging
-import math
 import shlex
-import time
 import tomllib
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 import anyio
-from pydantic import NonNegativeInt
+from pydantic import FiniteFloat, NonNegativeInt, TypeAdapter
 
 from agentrl.envs.base import Environment, Step, Turn
 from agentrl.errors import GraderFailure, PluginError
@@ -29,6 +26,7 @@ _Kind = Literal["auto", "container", "bubblewrap"]
 _WORKDIR = "/app"
 _EMPTY = 'cd /; rm -rf tests logs/verifier; mkdir -p tests logs/verifier; [ -z "$(ls -A tests; ls -A logs/verifier)" ]'
 _SECONDS, _MEMORY_MB, _LONGEST_COMMAND = 600.0, 4096, 86_400.0
+_REWARD = TypeAdapter[float | dict[str, float]](FiniteFloat | dict[str, FiniteFloat])
 _NOTE = "harbor: no Docker or Podman (%s), so tasks get this computer's programs; what Dockerfiles install is missing"
 
 
@@ -85,7 +83,6 @@ class HarborEnvironment(Environment):
         number = sample.metadata.get("task", sample.group_index or 0)
         self.task = self.tasks[number % len(self.tasks)]
         self._left = self.task.setting("agent", "timeout_sec", _SECONDS)
-        self._test_seconds = self.task.setting("verifier", "timeout_sec", _SECONDS)
         with anyio.fail_after(self.task.setting("environment", "build_timeout_sec", _SECONDS)):
             self.machine = await self._start()
         if isinstance(self.machine, BubblewrapMachine) and (self.task.folder / "environment").is_dir():
@@ -95,8 +92,7 @@ class HarborEnvironment(Environment):
 
     async def _start(self) -> Machine:
         task, cls = self.task, type(self)
-        memory = int(task.setting("environment", "memory_mb", _MEMORY_MB))
-        limits = MachineLimits(seconds=max(self._left, self._test_seconds), memory_mb=memory)
+        limits = MachineLimits(_LONGEST_COMMAND, int(task.setting("environment", "memory_mb", _MEMORY_MB)))
         if self._kind == "auto" and cls.refusal is None:
             cls.refusal = await ContainerMachine.refusal()
             if cls.refusal:
@@ -113,9 +109,9 @@ class HarborEnvironment(Environment):
         Args:
             command: text for bash.
         """
-        start = time.perf_counter()
+        start = anyio.current_time()
         result = await self.machine.run(f"exec bash -c {shlex.quote(command)} 2>&1", timeout=max(self._left, 0.0))
-        self._left -= time.perf_counter() - start
+        self._left -= anyio.current_time() - start
         if result.timed_out:
             raise ToolError(f"{result.stdout}\n[the time of the task is over]")
         return (result.stdout or "[no output]") + (f"\n[exit status {result.exit_code}]" if result.exit_code else "")
@@ -129,13 +125,17 @@ class HarborEnvironment(Environment):
         """Run the task's tests. The reward is 0 if they write none. Raises GraderFailure: they write no number."""
         if (await self.machine.run(_EMPTY)).exit_code:
             return 0.0  # the model's commands left something there that cannot be removed
-        await self.machine.upload(self.task.folder / "tests", "/tests")
-        result = await self.machine.run("bash /tests/test.sh 2>&1", timeout=self._test_seconds)
+        try:
+            await self.machine.upload(self.task.folder / "tests", "/tests")
+        except OSError:
+            return 0.0  # the model's commands removed tar, or left no place
+        seconds = self.task.setting("verifier", "timeout_sec", _SECONDS)
+        result = await self.machine.run("bash /tests/test.sh 2>&1", timeout=seconds)
         sample.metadata["harbor"] |= {"exit_code": result.exit_code, "output": result.stdout[-4000:]}
         read = await self.machine.run("cd /logs/verifier && { cat reward.json || cat reward.txt; } 2>/dev/null")
         try:
             return 0.0 if result.timed_out or read.exit_code else _number(read.stdout)
-        except (LookupError, ValueError, TypeError) as error:
+        except (LookupError, ValueError) as error:
             raise GraderFailure(f"task {self.task.folder.name}: {read.stdout!r:.200} is no reward: {error}") from error
 
     async def close(self) -> None:
@@ -144,12 +144,9 @@ class HarborEnvironment(Environment):
 
 
 def _number(text: str) -> float:
-    found = json.loads(text)
-    if isinstance(found, dict):
-        found = next(iter(found.values())) if len(found) == 1 else found["reward"]
-    if not math.isfinite(number := float(found)):
-        raise ValueError("expected a finite number")
-    return number
+    found = _REWARD.validate_json(text)
+    rewards = found if isinstance(found, dict) else {"reward": found}
+    return rewards["reward"] if len(rewards) != 1 else next(iter(rewards.values()))
 
 
 def environment(name: str) -> type[Environment]:
@@ -157,8 +154,7 @@ def environment(name: str) -> type[Environment]:
     folder = Path(name).expanduser().resolve()
     if str(folder).startswith(tuple(f"{path}/" for path in SYSTEM_PATHS)):
         raise PluginError(f"move the tasks: programs in a sandbox can read {folder}")
-    found = list(folder.glob("task.toml")) or sorted(folder.glob("*/task.toml"))
+    found = [file.parent for file in list(folder.glob("task.toml")) or sorted(folder.glob("*/task.toml"))]
     if not found:
         raise PluginError(f"no task.toml in {folder}, nor in a folder in it")
-    tasks = tuple(Task.load(each.parent) for each in found)
-    return type("Harbor", (HarborEnvironment,), {"__module__": __name__, "tasks": tasks})
+    return type("Harbor", (HarborEnvironment,), {"__module__": __name__, "tasks": tuple(map(Task.load, found))})

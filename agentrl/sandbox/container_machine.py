@@ -1,6 +1,7 @@
 """`ContainerMachine`: a container of Docker or Podman, through its command line."""
 
 import os
+import re
 import secrets
 
 import anyio
@@ -13,6 +14,9 @@ from agentrl.sandbox.machine import SHELL, Machine, start_guard
 _ANSWER_SECONDS = 120.0
 _REMOVE = 'for attempt in 1 2 3; do "$1" rm --force --volumes "$2" && exit; done'
 """Podman may refuse once, if the container ends at that moment."""
+
+_NO_SHELL = re.compile(f"[\"'`]{SHELL[0]}[\"'`]")
+"""In an error of the service: an earlier command removed the shell."""
 
 
 class ContainerMachine(Machine):
@@ -71,8 +75,9 @@ class ContainerMachine(Machine):
         if result.exit_code and not result.timed_out:  # of the command, or because it could not run
             state = await _ask(self._command, "inspect", "--format", "{{.State.ExitCode}} {{.State.Error}}", self._name)
             code, _, error = state.partition(" ")
-            if error or code != str(result.exit_code):
-                raise SandboxFailure(f"{self._command} start: {error or result.stderr[-1000:].strip()}")
+            said = error or result.stderr[-1000:].strip()
+            if (error or code != str(result.exit_code)) and not _NO_SHELL.search(said):
+                raise SandboxFailure(f"{self._command} start: {said}")
         return result
 
     async def _stop(self, process: Process) -> None:

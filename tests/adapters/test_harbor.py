@@ -129,6 +129,13 @@ async def test_what_the_model_plants_earns_nothing(tmp_path: Path, kind: str, co
         assert await play.reward() == 0.0
 
 
+async def test_a_machine_without_programs_earns_nothing(tmp_path: Path, kind: str) -> None:
+    for program in ("sh", "tar"):
+        async with Play(write_task(tmp_path, test=PASSES), kind) as play:
+            said = await play.bash(f"rm /bin/{program}")
+            assert await play.reward() == (0.0 if said == "[no output]" else 1.0)
+
+
 async def test_no_process_of_the_model_sees_the_tests(tmp_path: Path, kind: str) -> None:
     spy = (
         "ln -s /bin/bash /tmp/harborspy; cat > /tmp/spy <<'END'\n"

@@ -259,6 +259,16 @@ async def test_commands_at_once_run_one_after_another(machine: Machine) -> None:
     assert await machine.read("/app/done") == b"x\n" * 5
 
 
+async def test_without_its_shell_a_machine_runs_nothing(machine: Machine) -> None:
+    if (await machine.run("rm /bin/sh")).exit_code:
+        pytest.skip("programs are read-only")
+    result = await machine.run("true")
+    assert result.exit_code
+    assert "/bin/sh" in result.stderr
+    with pytest.raises(OSError, match="/bin/sh"):
+        await machine.read("/etc/hosts")
+
+
 async def test_a_snapshot_restores_the_files(start: Start, machine: Machine) -> None:
     await machine.run("mkdir -p deep; echo one > deep/file; ln -s deep link; chmod 700 deep/file")
     image = await machine.snapshot()
