@@ -14,7 +14,6 @@ from agentrl.sandbox.machine import SHELL, Machine, start_guard
 _ANSWER_SECONDS = 120.0
 _REMOVE = 'for attempt in 1 2 3; do "$1" rm --force --volumes "$2" && exit; done'
 """Podman may refuse once, if the container ends at that moment."""
-
 _NO_SHELL = re.compile(f"[\"'`]{SHELL[0]}[\"'`]")
 """In an error of the service: an earlier command removed the shell."""
 
@@ -44,6 +43,7 @@ class ContainerMachine(Machine):
         options = ["--memory", size, "--memory-swap", size, "--ulimit", file, "--ulimit", "core=0"]
         options += ["--pids-limit", str(self.limits.processes), "--network", "bridge" if network else "none"]
         options += ["--security-opt", "no-new-privileges", "--label", "agentrl", "--interactive", "--pull", "never"]
+        options += ["--log-driver", "none"]  # a log would fill the host's disk
         options += ["--stop-timeout", "0"]  # Podman would wait 10 s, also in `rm --force`
         script = f'mkdir -p -- "$0" && cd -- "$0" || exit; {SHELL[2]}' if workdir else SHELL[2]
         entry = ("--entrypoint", SHELL[0], image, SHELL[1], script, workdir)
