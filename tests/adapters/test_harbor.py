@@ -1,5 +1,6 @@
 """Harbor's task folders, played in every machine that works here."""
 
+import json
 import logging
 import os
 import shutil
@@ -12,6 +13,7 @@ import anyio.lowlevel
 import pytest
 
 from agentrl.adapters.harbor import HarborEnvironment
+from agentrl.chat import Chat
 from agentrl.chat.messages import ToolCall
 from agentrl.envs.base import Turn
 from agentrl.envs.load import load_environment
@@ -20,6 +22,7 @@ from agentrl.sample import Sample
 from agentrl.sandbox.bubblewrap_machine import BubblewrapMachine
 from agentrl.sandbox.container_machine import ContainerMachine
 from agentrl.sandbox.machine import Machine
+from tests.adapters.played import play
 from tests.sandbox.test_machines import place
 from tests.sandbox.watch import processes_called, until
 
@@ -89,6 +92,21 @@ async def test_the_oracle_earns_1_and_nothing_earns_0(tmp_path: Path, kind: str)
         assert await play.bash("bash /solution/solve.sh") == "[no output]"
         assert await play.reward() == 1.0
         assert play.sample.metadata["harbor"] == {"task": tmp_path.name, "exit_code": 0, "output": ""}
+
+
+@needs_bubblewrap
+@pytest.mark.parametrize("episodes", [4, pytest.param(200, marks=pytest.mark.slow)])
+async def test_episodes_have_the_models_tokens_and_the_verifiers_rewards(
+    chat: Chat, tmp_path: Path, episodes: int
+) -> None:
+    kind = load_environment(f"harbor:{write_task(tmp_path)}")
+    for group in range(episodes):
+        word = ("hello", "help")[group % 2]
+        call = {"name": "bash", "arguments": {"command": f"echo {word} > out.txt; seq {group}"}}
+        answers = [f"<tool_call>\n{json.dumps(call)}\n</tool_call>", "Done."]
+        sample, _ = await play(chat, kind, group, answers, machine="bubblewrap")
+        assert sample.reward == (word == "hello")
+        assert sample.metadata["harbor"]["exit_code"] == 0
 
 
 @needs_bubblewrap
