@@ -14,7 +14,7 @@ from agentrl.errors import DataError
 from agentrl.media import reference_hash, references
 from agentrl.rm_hub import grade
 from agentrl.tools import ToolError
-from examples.geo3k_vlm.scenes import GRID
+from examples.geo3k_vlm.scenes import GRID, cropped
 
 
 class CropEnv(Environment):
@@ -28,18 +28,15 @@ class CropEnv(Environment):
         return await super().reset(sample)
 
     @tool
-    def crop(self, row: int, column: int) -> Image.Image:
+    def crop(self, field: int) -> Image.Image:
         """Show one of the 3 x 3 fields of the picture.
 
         Args:
-            row: 1 at the top
-            column: 1 at the left
+            field: 1 to 9, row by row
         """
-        if not (1 <= row <= GRID and 1 <= column <= GRID):
-            raise ToolError(f"row and column are 1 to {GRID}, got {row} and {column}")
-        width, height = self.picture.width / GRID, self.picture.height / GRID
-        left, top = (column - 1) * width, (row - 1) * height
-        return self.picture.crop((round(left), round(top), round(left + width), round(top + height)))
+        if not 1 <= field <= GRID**2:
+            raise ToolError(f"field is 1 to {GRID**2}, got {field}")
+        return cropped(self.picture, field)
 
 
 class Geo3kEnv(Environment):

@@ -2,7 +2,8 @@
 
 python -m examples.geo3k_vlm.scenes --output-dir data/scenes
 
-1. The picture is a grid of `GRID` by `GRID` fields; 2 to 5 fields have a shape, each of another colour.
+1. The picture is a grid of `GRID` by `GRID` fields. One field has a shape, or with `--shapes` 2 to 5 fields, each of
+   another colour.
 2. Questions ask for the number, the colour or the side of the dots.
 3. The seed alone decides pictures and questions. No test picture occurs in training.
 """
@@ -13,6 +14,7 @@ import json
 import random
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any, Literal
 
@@ -58,6 +60,11 @@ class Thing:
     side: str
     shift: tuple[int, int]
 
+    @property
+    def field(self) -> int:
+        """Number of the field, from 1, row by row."""
+        return GRID * self.row + self.column + 1
+
 
 @dataclass(frozen=True, slots=True)
 class Question:
@@ -69,9 +76,8 @@ class Question:
     answer: str
 
 
-def make_scene(rng: random.Random, count: int | None = None) -> tuple[Thing, ...]:
-    """Draw lots for a picture's shapes; `count` is their number, by default 2 to 5."""
-    count = count or rng.randint(2, 5)
+def make_scene(rng: random.Random, count: int) -> tuple[Thing, ...]:
+    """Draw lots for a picture's `count` shapes."""
     fields = rng.sample([(row, column) for row in range(GRID) for column in range(GRID)], count)
     colours = rng.sample(list(COLOURS), count)
     return tuple(_thing(rng, *field, colour) for field, colour in zip(fields, colours, strict=True))
@@ -84,12 +90,13 @@ def _thing(rng: random.Random, row: int, column: int, colour: str) -> Thing:
 
 
 def ask(rng: random.Random, things: tuple[Thing, ...], about: Thing) -> Question:
-    """Ask for the number, the colour or the side of the dots of `about`."""
+    """Ask for the number, the colour or the side of the dots of `about`; its colour is named if there are others."""
+    shape = f"{about.colour} shape" if len(things) > 1 else "shape"
     text, answer = rng.choice(
         (
-            (f"How many dots are on the {about.colour} shape?", str(about.dots)),
-            (f"What colour are the dots on the {about.colour} shape?", about.dot_colour),
-            (f"On which side of the {about.colour} shape are the dots?", about.side),
+            (f"How many dots are on the {shape}?", str(about.dots)),
+            (f"What colour are the dots on the {shape}?", about.dot_colour),
+            (f"On which side of the {shape} are the dots?", about.side),
         )
     )
     return Question(things, about, text, answer)
@@ -105,20 +112,13 @@ def choices(question: Question) -> tuple[str, ...]:
     return tuple(SIDES)
 
 
-def make_question(rng: random.Random) -> Question:
-    """Make a picture and a question about one of its shapes."""
-    things = make_scene(rng)
-    return ask(rng, things, rng.choice(things))
-
-
-def questions(count: int, split: Split, seed: int) -> Iterator[Question]:
-    """Yield `count` questions; pictures of the two splits have different shapes or dots."""
-    rng, made = random.Random(f"{split} {seed}"), 0
-    while made < count:
-        question = make_question(rng)
-        if held_out(question.things) == (split == "test"):
-            made += 1
-            yield question
+def questions(split: Split, seed: int, shapes: int = 1) -> Iterator[Question]:
+    """Yield questions without end; `shapes`: most shapes of a picture. No picture occurs in both splits."""
+    rng = random.Random(f"{split} {seed}")
+    while True:
+        things = make_scene(rng, rng.randint(min(shapes, 2), shapes))
+        if held_out(things) == (split == "test"):
+            yield ask(rng, things, rng.choice(things))
 
 
 def held_out(things: tuple[Thing, ...]) -> bool:
@@ -143,6 +143,13 @@ def draw(things: tuple[Thing, ...]) -> Image.Image:
     return picture
 
 
+def cropped(picture: Image.Image, field: int) -> Image.Image:
+    """Return one field of a picture; `field`: 1 to 9, row by row."""
+    width, height = picture.width / GRID, picture.height / GRID
+    left, top = (field - 1) % GRID * width, (field - 1) // GRID * height
+    return picture.crop((round(left), round(top), round(left + width), round(top + height)))
+
+
 def _shape(pen: Any, thing: Thing, x: float, y: float, half: float) -> None:
     fill = COLOURS[thing.colour]
     match thing.shape:
@@ -162,22 +169,23 @@ def _square(x: float, y: float, half: float) -> tuple[float, float, float, float
     return x - half, y - half, x + half, y + half
 
 
-def write_data(folder: Path, seed: int) -> tuple[Path, Path]:
-    """Write `train.jsonl` and `test.jsonl`; the test questions are the same for every seed."""
+def write_data(folder: Path, seed: int, shapes: int = 1, blank: bool = False) -> tuple[Path, Path]:
+    """Write `train.jsonl` and `test.jsonl`; the test questions are the same for every seed. See `main`."""
     folder.mkdir(parents=True, exist_ok=True)
     files = []
     splits: tuple[tuple[Split, int, int], ...] = (("train", TRAIN_QUESTIONS, seed), ("test", TEST_QUESTIONS, 0))
     for split, count, own_seed in splits:
-        lines = (json.dumps(row(question)) + "\n" for question in questions(count, split, own_seed))
+        asked = islice(questions(split, own_seed, shapes), count)
+        lines = (json.dumps(row(question, blank)) + "\n" for question in asked)
         (file := folder / f"{split}.jsonl").write_text("".join(lines), encoding="utf-8")
         files.append(file)
     return files[0], files[1]
 
 
-def row(question: Question) -> dict[str, Any]:
+def row(question: Question, blank: bool = False) -> dict[str, Any]:
     """Return the prompt row of a question; the picture is a part of the message, in OpenAI's form."""
-    picture = {"type": "image_url", "image_url": {"url": data_url(draw(question.things))}}
-    content = [picture, {"type": "text", "text": question.text}]
+    picture = draw(() if blank else question.things)
+    content = [{"type": "image_url", "image_url": {"url": data_url(picture)}}, {"type": "text", "text": question.text}]
     return {"prompt": [{"role": "user", "content": content}], "label": question.answer}
 
 
@@ -191,9 +199,11 @@ def data_url(picture: Image.Image) -> str:
 @click.command()
 @click.option("--output-dir", required=True, type=click.Path(path_type=Path), help="For train.jsonl and test.jsonl.")
 @click.option("--seed", default=0, help="Of the training questions.")
-def main(output_dir: Path, seed: int) -> None:
+@click.option("--shapes", default=1, type=click.IntRange(1, len(COLOURS)), help="Most shapes of a picture.")
+@click.option("--blank", is_flag=True, help="Show empty pictures, to measure what guesses earn.")
+def main(output_dir: Path, seed: int, shapes: int, blank: bool) -> None:
     """Write the prompts."""
-    click.echo("\n".join(map(str, write_data(output_dir, seed))))
+    click.echo("\n".join(map(str, write_data(output_dir, seed, shapes, blank))))
 
 
 if __name__ == "__main__":

@@ -3,22 +3,27 @@
 import json
 import random
 from collections import Counter, defaultdict
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from agentrl import Sample
 from agentrl.chat import Chat
 from agentrl.chat.demonstration import to_sample
 from agentrl.chat.messages import ToolCall
 from agentrl.config import Args, RunSettings
+from agentrl.demo.example import run_example
 from agentrl.envs import Environment, Turn, load_environment
 from agentrl.errors import DataError
 from agentrl.media import take_images
 from agentrl.rm_hub.settings import RmHubSettings
+from examples.geo3k_vlm import make_model
 from examples.geo3k_vlm.env import CropEnv, Geo3kEnv
+from examples.geo3k_vlm.run import EXAMPLE
 from examples.geo3k_vlm.scenes import (
     COLOURS,
     DOT_COLOURS,
@@ -28,6 +33,7 @@ from examples.geo3k_vlm.scenes import (
     Split,
     Thing,
     choices,
+    cropped,
     draw,
     held_out,
     questions,
@@ -36,7 +42,7 @@ from examples.geo3k_vlm.scenes import (
 )
 from tests.support.vision import tiny_vlm
 
-EXAMPLE = Path("examples/geo3k_vlm")
+FOLDER = Path("examples/geo3k_vlm")
 ARGS = Args({**RmHubSettings(grader_timeout=600).model_dump(), "rm_type": "exact_match"})
 
 
@@ -56,21 +62,23 @@ def test_the_seed_alone_decides_the_questions(tmp_path: Path) -> None:
     splits: tuple[tuple[Path, Split, int], ...] = ((train, "train", 3), (test, "test", 0))
     for file, split, seed in splits:
         lines = file.read_text(encoding="utf-8").splitlines()
-        again = list(questions(20, split, seed))
+        again = list(islice(questions(split, seed), 20))
         assert [json.loads(line) for line in lines[:20]] == [row(question) for question in again]
-        assert list(questions(20, split, seed + 1)) != again
+        assert list(islice(questions(split, seed + 1), 20)) != again
     assert train.stat().st_size < 3_000_000
 
 
-def test_no_held_out_picture_occurs_in_training() -> None:
-    train, test = list(questions(300, "train", 0)), list(questions(200, "test", 0))
+@pytest.mark.parametrize(("shapes", "least"), [(1, 1), (5, 2)])
+def test_no_held_out_picture_occurs_in_training(shapes: int, least: int) -> None:
+    train, test = (list(islice(questions(split, 0, shapes), 300)) for split in ("train", "test"))
     assert not any(held_out(question.things) for question in train)
     assert all(held_out(question.things) for question in test)
     for question in train + test:
         assert question.about in question.things
         assert question.answer in choices(question)
         colours = [thing.colour for thing in question.things]
-        assert 2 <= len(set(colours)) == len(colours) <= 5
+        assert least <= len(set(colours)) == len(colours) <= shapes
+        assert (question.about.colour in question.text) == (shapes > 1)
 
 
 @pytest.mark.parametrize(
@@ -90,23 +98,23 @@ def test_the_picture_shows_the_shape_and_its_dots_in_the_field(side: str, right:
 
 
 async def test_crop_shows_the_field_that_is_asked_for() -> None:
-    (question,) = questions(1, "train", 5)
+    question = next(questions("train", 5))
     picture, env = draw(question.things), load_environment("examples.geo3k_vlm.env:CropEnv").create()
     sample = sample_of(row(question)["prompt"])
     assert await env.reset(sample) == sample.prompt
-    for at_row in range(GRID):
-        for at_column in range(GRID):
-            outcome = await env.toolbox.run("crop", {"row": at_row + 1, "column": at_column + 1}, state=env)
-            assert outcome.ok
-            assert isinstance(outcome.content, list)
-            (part,) = outcome.content
-            left, top = at_column * FIELD, at_row * FIELD
-            field = picture.crop((left, top, left + FIELD, top + FIELD))
-            assert part["image"].tobytes() == field.tobytes()
-    for outside in ({"row": 0, "column": 1}, {"row": 1, "column": GRID + 1}):
-        refused = await env.toolbox.run("crop", outside, state=env)
+    for at in range(GRID**2):
+        outcome = await env.toolbox.run("crop", {"field": at + 1}, state=env)
+        assert outcome.ok
+        assert isinstance(outcome.content, list)
+        (part,) = outcome.content
+        left, top = at % GRID * FIELD, at // GRID * FIELD
+        assert part["image"].tobytes() == picture.crop((left, top, left + FIELD, top + FIELD)).tobytes()
+        empty = part["image"].tobytes() == cropped(draw(()), 1).tobytes()
+        assert empty != (at + 1 == question.about.field)
+    for outside in (0, GRID**2 + 1):
+        refused = await env.toolbox.run("crop", {"field": outside}, state=env)
         assert not refused.ok
-        assert "1 to 3" in refused.text
+        assert "1 to 9" in refused.text
 
 
 async def test_a_prompt_without_an_image_is_refused_by_name() -> None:
@@ -115,7 +123,7 @@ async def test_a_prompt_without_an_image_is_refused_by_name() -> None:
 
 
 async def test_geo3k_says_if_an_answer_is_right() -> None:
-    picture = draw(next(questions(1, "train", 0)).things)
+    picture = draw(next(questions("train", 0)).things)
     content = [{"type": "image", "image": picture}, {"type": "text", "text": "Find x."}]
     env = Geo3kEnv.create()
     messages = await env.reset(sample_of([{"role": "user", "content": content}], "2\\sqrt{3}"))
@@ -129,8 +137,7 @@ async def answered(env: Environment, chat: Chat, question: Question, answer: str
     messages = list(row(question)["prompt"])
     await env.reset(sample_of(messages))
     if look:
-        arguments = {"row": question.about.row + 1, "column": question.about.column + 1}
-        call = ToolCall(id="call_0", name="crop", arguments=json.dumps(arguments))
+        call = ToolCall(id="call_0", name="crop", arguments=json.dumps({"field": question.about.field}))
         step = await env.step(Turn(1, "", "", tool_calls=[call]))
         assert not step.done
         messages += [{"role": "assistant", "content": "", "tool_calls": [call.to_message()]}, *step.messages]
@@ -143,7 +150,7 @@ async def answered(env: Environment, chat: Chat, question: Question, answer: str
 async def test_an_oracle_earns_everything_and_guesses_what_chance_gives(chat: Chat) -> None:
     rng, env = random.Random(7), CropEnv.create(ARGS)
     guessed: list[float] = []
-    for question in questions(40, "test", 0):
+    for question in islice(questions("test", 0), 40):
         sample = await answered(env, chat, question, question.answer, look=True)
         assert len(sample.images) == len(sample.image_spans) == 2
         assert await env.reward(sample) == 1.0
@@ -158,17 +165,43 @@ async def test_an_oracle_earns_everything_and_guesses_what_chance_gives(chat: Ch
 def test_a_guess_without_the_picture_stays_at_chance() -> None:
     """The best constant answer to each question, learned from 4,000 questions, on 1,000 held-out ones."""
     seen = defaultdict[str, Counter[str]](Counter)
-    for question in questions(4000, "train", 0):
+    for question in islice(questions("train", 0), 4000):
         seen[question.text][question.answer] += 1
     right: dict[str, list[bool]] = defaultdict(list)
-    for question in questions(1000, "test", 0):
+    for question in islice(questions("test", 0), 1000):
         right[question.text.split()[0]].append(seen[question.text].most_common(1)[0][0] == question.answer)
     chance = {"How": 1 / 3, "What": 1 / 3, "On": 1 / 4}
     assert {form: float(np.mean(hits)) for form, hits in right.items()} == pytest.approx(chance, abs=0.07)
 
 
-def test_the_settings_hold_together() -> None:
-    settings = RunSettings.from_file(EXAMPLE / "qwen2.5-vl-3b-8gpu.yaml")
+@pytest.mark.parametrize("name", ["cpu", "qwen2.5-vl-3b-8gpu"])
+def test_the_settings_hold_together(name: str) -> None:
+    settings = RunSettings.from_file(FOLDER / f"{name}.yaml")
     assert isinstance(settings.rollout.env, str)
     assert issubclass(load_environment(settings.rollout.env), Environment)
     assert settings.train.train_backend == "fsdp"
+
+
+async def test_lessons_show_what_the_environment_shows(tmp_path: Path) -> None:
+    folder = make_model.create(tmp_path, 0)
+    lessons, seen, env = make_model.Lessons(folder, 0), Chat.load(str(folder)), CropEnv.create(ARGS)
+    question = next(questions("test", 0))
+    sample = await answered(env, seen, question, question.answer, look=True)
+    messages = make_model.conversation(question, question.about.field, question.answer)
+    assert sample.tokens == to_sample(seen, messages, env.toolbox.schemas).tokens
+    assert [span.end - span.start for span in sample.image_spans] == [9, 9]
+    for right in (True, False):
+        _, pixels = lessons.batch(float(right), tools=True)
+        assert [torch.equal(crop, lessons.empty) for crop in pixels[1::2]] == [not right] * make_model.BATCH
+    assert not any(torch.equal(picture, blank) for picture, blank in zip(pixels[::2], pixels[1::2], strict=True))
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize(("seed", "blank"), [(0, False), (1, False), (2, False), (0, True)])
+def test_it_learns_if_it_sees_the_pictures(seed: int, blank: bool, tmp_path: Path) -> None:
+    train, test = write_data(tmp_path, seed, blank=blank)
+    flags = ["--prompt-data", str(train), "--eval-prompt-data", "held_out", str(test)]
+    success = run_example(EXAMPLE, tmp_path / "run", seed=seed, flags=flags, say=print)
+    assert success[0] <= 0.6
+    assert success[-1] <= 0.45 if blank else success[-1] >= EXAMPLE.goal

@@ -1,0 +1,29 @@
+"""`python -m examples.geo3k_vlm.run`: a tiny model that sees learns to look at the right field, on a laptop."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from agentrl.demo.example import Example, Say
+from examples.geo3k_vlm.scenes import write_data
+
+
+@contextmanager
+def taught(folder: Path, say: Say) -> Iterator[Sequence[str]]:
+    """Make the model in the run's folder. It is not among the shipped models; its flag wins over theirs."""
+    from examples.geo3k_vlm.make_model import teach
+
+    yield ["--hf-checkpoint", str(teach(folder / "start", say=say))]
+
+
+EXAMPLE = Example(
+    name="geo3k_vlm",
+    config=Path("examples/geo3k_vlm/cpu.yaml"),
+    model="calculator",
+    write_data=write_data,
+    goal=0.9,
+    others=taught,
+)
+
+if __name__ == "__main__":
+    EXAMPLE.main()
