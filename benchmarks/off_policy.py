@@ -11,11 +11,13 @@
 import argparse
 import json
 import os
+import random
 import statistics
 import tempfile
 from pathlib import Path
 from typing import Any
 
+from agentrl import Sample
 from agentrl.demo.example import held_out
 from benchmarks.time_to_reward import Form, demo
 
@@ -23,6 +25,7 @@ FORMS: dict[str, Form] = {
     "fresh": {"max_staleness": 0},
     "none": {"use_rollout_logprobs": False},
     "engine": {},
+    "noise": {"dynamic_sampling_filter_path": "benchmarks.off_policy:add_noise"},
     "tis": {"use_tis": True},
     "mis": {"use_tis": True, "tis_mode": "mask", "tis_clip_low": 0.5},
     "tis+opsm": {"use_tis": True, "use_opsm": True},
@@ -30,7 +33,18 @@ FORMS: dict[str, Form] = {
     "sapo": {"advantage_estimator": "sapo", "eps_clip": None, "eps_clip_high": None},
     "mis+opsm": {"use_tis": True, "tis_mode": "mask", "tis_clip_low": 0.5, "use_opsm": True},
 }
-"""S = 0; stale with the ratio to the trainer's own log-probs; with the ratio to the engine's (the default); corrected."""
+"""S = 0; stale with the ratio to the trainer's own log-probs; with the ratio to the engine's (the default), also with noise on
+them; corrected; other algorithms."""
+
+
+def add_noise(args: object, samples: list[Sample]) -> bool:
+    """Add N(0, .1) to the engine's log-prob of each trained token, as an engine that computes otherwise would. A group filter that
+    keeps every group."""
+    for sample in samples:
+        noise = random.Random(sample.index)
+        pairs = zip(sample.rollout_log_probs or (), sample.loss_mask or (), strict=True)
+        sample.rollout_log_probs = [value + noise.gauss(0, 0.1) * mask for value, mask in pairs]
+    return True
 
 
 def measured(options: argparse.Namespace, name: str, seed: int, folder: Path) -> dict[str, Any]:

@@ -3,6 +3,8 @@
 import json
 import random
 from collections import Counter, defaultdict
+from dataclasses import replace
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -200,8 +202,7 @@ async def test_lessons_show_what_the_environment_shows(tmp_path: Path) -> None:
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize(("seed", "blank"), [(0, False), (1, False), (2, False), (0, True)])
 def test_it_learns_if_it_sees_the_pictures(seed: int, blank: bool, tmp_path: Path) -> None:
-    train, test = write_data(tmp_path, seed, blank=blank)
-    flags = ["--prompt-data", str(train), "--eval-prompt-data", "held_out", str(test)]
-    success = run_example(EXAMPLE, tmp_path / "run", seed=seed, flags=flags, say=print)
+    example = replace(EXAMPLE, write_data=partial(write_data, blank=blank))
+    success = run_example(example, tmp_path / "run", seed=seed, say=print)
     assert success[0] <= 0.6
-    assert success[-1] <= 0.45 if blank else success[-1] >= EXAMPLE.goal
+    assert success[-1] <= 0.45 if blank else success[-1] >= EXAMPLE.goal, success
