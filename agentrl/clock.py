@@ -6,8 +6,7 @@
    is overdue when the code returns.
 3. `Watchdog` sends callbacks to the loop from a thread. While a callback is late, it looks at the task that is running, the
    line, and the cause (`stalls`), so that an await costs nothing. Of a task that user code starts itself only the line is
-   known. Without a watchdog, the loop counts as never blocked.
-"""
+   known. Without a watchdog, the loop counts as never blocked."""
 
 from __future__ import annotations
 
@@ -72,8 +71,7 @@ class Deadline:
 
     Attributes:
         outer: the call around it.
-        at_end: called when it has ended.
-    """
+        at_end: called when it has ended."""
 
     def __init__(
         self,
@@ -220,8 +218,7 @@ class Watchdog:
     Attributes:
         stalls: how often the loop stood still for `patience` seconds or longer, by whose code it was.
         heard: when it answered last.
-        calls: what each task runs, innermost.
-    """
+        calls: what each task runs, innermost."""
 
     def __init__(self, patience: float, tell: Tell = _warn) -> None:
         self.stalls: Counter[str] = Counter()

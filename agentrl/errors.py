@@ -3,8 +3,7 @@
 Two families:
 
 1. `AgentRLError` and its plain subclasses: the run cannot go on as asked (settings, data, plug-ins, checkpoints).
-2. `Failure`: one trajectory went wrong. It says who is to blame, so that a policy table can decide what follows.
-"""
+2. `Failure`: one trajectory went wrong. It says who is to blame, so that a policy table can decide what follows."""
 
 import errno
 import os
@@ -54,8 +53,7 @@ class AgentRLError(Exception):
     """Base of all errors raised on purpose. The message says what was expected, what came, and what to do.
 
     Attributes:
-        place: the group, sample and turn that it happened in; in front of the message where there is one.
-    """
+        place: the group, sample and turn that it happened in; in front of the message where there is one."""
 
     place: TrajectoryPlace | None = None
 
@@ -68,8 +66,7 @@ class SettingsError(AgentRLError):
     """A setting is unknown, of the wrong type, or contradicts another one.
 
     Attributes:
-        parts: the problems of a message that lists several.
-    """
+        parts: the problems of a message that lists several."""
 
     parts: tuple[str, ...] = ()
 
@@ -173,8 +170,7 @@ class Blame(StrEnum):
 class Failure(AgentRLError):
     """One trajectory's failure: `blame` says whose fault, `kind` is a short stable slug for metrics.
 
-    A class may have a `usual_kind`; without one it is the blame's name.
-    """
+    A class may have a `usual_kind`; without one it is the blame's name."""
 
     blame: Blame = Blame.ENV
     usual_kind: str = ""

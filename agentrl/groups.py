@@ -33,8 +33,7 @@ class GroupStore(Protocol):
 
         for group in store.lease(8, version=0):
             store.complete(group_id(group), played(group))
-        groups = store.next_batch(8, step=0)
-    """
+        groups = store.next_batch(8, step=0)"""
 
     def lease(self, n: int, version: int) -> list[Group]:
         """At most `n` groups of pending samples, to be played under `version`; fewer when the data has ended."""
@@ -62,8 +61,7 @@ class GroupStore(Protocol):
     def expire(self, oldest: int, reason: str, again: bool) -> int:
         """Completed groups of versions before `oldest` are not trained on: made `again`, or dropped.
 
-        Groups that are fixed for a batch stay. Returns the number of their tokens.
-        """
+        Groups that are fixed for a batch stay. Returns the number of their tokens."""
 
     def next_batch(self, n: int, step: int) -> list[Group]:
         """The `n` groups of batch `step`, oldest first, the same at every call; fewer when there are no more."""

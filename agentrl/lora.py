@@ -2,8 +2,7 @@
 
 1. An adapter's folder is PEFT's: `adapter_config.json` and `adapter_model.safetensors`.
 2. `attach` is where an adapter of a plain linear layer is computed, in the trainer and in the built-in engine alike.
-3. B is 0 before the first step, so that the model is at first as it was.
-"""
+3. B is 0 before the first step, so that the model is at first as it was."""
 
 import json
 import zlib
@@ -30,8 +29,7 @@ class LoraShape:
     """Size and places of adapters; names are the settings'.
 
     Attributes:
-        targets: ends of layers' names, or `all-linear`: all but the layer to the vocabulary.
-    """
+        targets: ends of layers' names, or `all-linear`: all but the layer to the vocabulary."""
 
     rank: int
     alpha: float
@@ -105,8 +103,7 @@ def write_adapter(folder: Path, tensors: Mapping[str, Tensor], shape: LoraShape,
 
     Args:
         tensors: `<layer>.lora_A.weight` [rank, in] and `<layer>.lora_B.weight` [out, rank].
-        base: the folder of the model that it is for.
-    """
+        base: the folder of the model that it is for."""
     save_file({_PREFIX + name: tensor.cpu().contiguous() for name, tensor in tensors.items()}, folder / _WEIGHTS)
     config = {
         "peft_type": "LORA",

@@ -2,8 +2,7 @@
 
 1. An `Image` holds the file as it came and its hash. Equal files are one image.
 2. In messages of the normal form an image is a reference: a part with hash, width and height. Messages stay JSON.
-3. `take_images` replaces the image parts of OpenAI's, Anthropic's and Hugging Face's form by references.
-"""
+3. `take_images` replaces the image parts of OpenAI's, Anthropic's and Hugging Face's form by references."""
 
 import base64
 import binascii
@@ -32,8 +31,7 @@ class ImageLimits:
         pixels: most pixels of an image, width times height.
         file_bytes: most bytes of an image's file.
         count: most images of a trajectory.
-        root: folder below which image paths lie; None refuses paths.
-    """
+        root: folder below which image paths lie; None refuses paths."""
 
     pixels: int = 4096 * 4096
     file_bytes: int = 20 << 20
@@ -50,8 +48,7 @@ class Image:
         data: the file's bytes, in one of `FORMATS`.
         width: pixels.
         height: pixels.
-        form: the format, one of `FORMATS`.
-    """
+        form: the format, one of `FORMATS`."""
 
     hash: str
     data: bytes
@@ -161,8 +158,7 @@ def take_images(
         The messages, and their images that `known` lacks, by hash.
 
     Raises:
-        MediaError: an image is refused; names the message and the part.
-    """
+        MediaError: an image is refused; names the message and the part."""
     limits = limits or ImageLimits()
     taken: dict[str, Image] = {}
     out: list[Message] = []

@@ -1,6 +1,5 @@
 """A Hugging Face model folder, looked at before anything is built from it: whatever is damaged in it, or contradicts the
-rest of it, raises `CheckpointError` with file and field. Of weights the headers alone are read.
-"""
+rest of it, raises `CheckpointError` with file and field. Of weights the headers alone are read."""
 
 import json
 import math

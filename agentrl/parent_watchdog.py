@@ -4,8 +4,7 @@
 2. When the watched process is gone, the command gets SIGTERM, `GRACE` seconds to end, and then the whole process group
    gets SIGKILL. Otherwise the watchdog exits with the command's status. It passes SIGTERM to the command alone.
 3. The kernel's parent-death signal alone fires when the parent's thread ends. It is set too, in case the watchdog is
-   killed.
-"""
+   killed."""
 
 import ctypes
 import os

@@ -25,8 +25,7 @@ class Compat(Protocol):
     """All that another trainer's forms add to the core. `agentrl.compat` implements it; an installation may lack it.
 
     found = compat()
-    hooks = RolloutHooks() if found is None else found.rollout_hooks(args)
-    """
+    hooks = RolloutHooks() if found is None else found.rollout_hooks(args)"""
 
     def install(self) -> None:
         """Let the trainer's module names resolve; called before a user's file is loaded."""
@@ -62,8 +61,7 @@ def compat() -> Compat | None:
 def load_object(path: str, *, what: str, default_names: tuple[str, ...] = ()) -> Any:
     """Load the object that `path` names; one of another trainer's form is made to fit (`Compat`).
 
-    Args, raises: as of `find_object`.
-    """
+    Args, raises: as of `find_object`."""
     if (foreign := compat()) is None:
         return find_object(path, what=what, default_names=default_names)
     foreign.install()
@@ -79,8 +77,7 @@ def find_object(path: str, *, what: str, default_names: tuple[str, ...] = ()) ->
         default_names: names to try when the path gives none.
 
     Raises:
-        PluginError: the module or file is missing, fails to import, or has no such name.
-    """
+        PluginError: the module or file is missing, fails to import, or has no such name."""
     source, name = _split(path, what, default_names)
     module = _load_file(source, what) if source.endswith(".py") else _load_module(source, what)
     names = (name,) if name else default_names

@@ -2,8 +2,7 @@
 
 1. JSONL costs 8 bytes a row (its byte offset); a row is read and parsed when asked for.
 2. Parquet keeps the row-group boundaries and a few decoded row groups.
-3. Every error is a `DataError` that names the file, and the line or row; a name that is given twice is one.
-"""
+3. Every error is a `DataError` that names the file, and the line or row; a name that is given twice is one."""
 
 import codecs
 import json
@@ -64,8 +63,7 @@ def open_rows(path: str, what: str = "prompt data", parse: Callable[[bytes], Any
         parse: reads a line of JSONL and raises `ValueError`; default `read_json`.
 
     Raises:
-        DataError: missing, not a file, empty, unreadable, or of another suffix.
-    """
+        DataError: missing, not a file, empty, unreadable, or of another suffix."""
     file = Path(os.path.expanduser(path))
     if not os.path.exists(file):
         raise DataError(f"{what} {file} does not exist; check the path (looked from {Path.cwd()})")

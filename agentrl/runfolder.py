@@ -2,8 +2,7 @@
 
 1. Every file name of a run is in this module. A training run lives in `--output-dir` itself; `agentrl rollout` and
    `agentrl eval` write into folders of their own below it, so that they never touch a run.
-2. One process at a time: the folder is locked before anything is written.
-"""
+2. One process at a time: the folder is locked before anything is written."""
 
 import errno
 import fcntl
@@ -56,8 +55,7 @@ class RunFolder:
             save, load: folders of checkpoints; default those in the run's own folder.
 
         Raises:
-            SettingsError: it cannot be made or written, or another process is using it.
-        """
+            SettingsError: it cannot be made or written, or another process is using it."""
         path = _absolute(output_dir) / BELOW[command]
         checkpoints = _absolute(save) if save else path / "checkpoints"
         try:

@@ -16,8 +16,7 @@
    through it, from the first on. It lags behind: the row of an answer's last token, and those of what the model is shown
    then, come with the next answer. A row that is there stays: the tokens behind it were sampled with it.
 8. Images are files (`images`) and the places of their placeholder ids (`image_spans`). An id outside these places is
-   never an image, also if the model sampled the placeholder's id.
-"""
+   never an image, also if the model sampled the placeholder's id."""
 
 from __future__ import annotations
 
@@ -123,8 +122,7 @@ class Origin(StrEnum):
 class Segment:
     """One contiguous run of response tokens with one author; `start` and `end` index into the response.
 
-    A turn that a weight update interrupted is several model segments of that turn, one a version.
-    """
+    A turn that a weight update interrupted is several model segments of that turn, one a version."""
 
     origin: Origin
     start: int
@@ -177,8 +175,7 @@ class Sample:
         segments: who wrote which part of the response; empty if user code set `tokens` itself.
         stop_reason: why it ended: a key of `STOPS`, or the environment's own word. `status` says how far it came.
         images: the images of the prompt and of observations, by hash; samples of a group share them.
-        image_spans: the images' places in `tokens`, in order.
-    """
+        image_spans: the images' places in `tokens`, in order."""
 
     group_index: int | None = None
     index: int | None = None
@@ -283,8 +280,7 @@ class Sample:
 
         Raises:
             SampleError: `ids`, `log_probs` and `kept` differ in length, a log-prob is not a finite number, the spans do not
-                cover `ids` one after the other, or `routed` does not fit.
-        """
+                cover `ids` one after the other, or `routed` does not fit."""
         if len(ids) != len(log_probs):
             raise SampleError(
                 f"append_model got {len(ids)} ids but {len(log_probs)} log-probs; pass one log-prob an id"
@@ -524,8 +520,7 @@ class Sample:
     def compact(self) -> Self:
         """Keep the numbers as arrays of int32, uint8 and float32 from here on; returns the sample.
 
-        For samples that no user code sees any more: an array is not equal to a list, and cannot be added to one.
-        """
+        For samples that no user code sees any more: an array is not equal to a list, and cannot be added to one."""
         for name in _COMPACT:
             setattr(self, name, self._numbers(name))
         return self
@@ -536,8 +531,7 @@ class Sample:
         Returns:
             arrays: `tokens` int32 [T], `loss_mask` uint8 [R], `rollout_log_probs` and `teacher_log_probs` float32 [R], the
                 kept sets, int32 [K] and [R + 1], the routing, and each of `multimodal_train_inputs`; absent if None.
-            rest: `to_dict` without those, and without the images, which a group stores once.
-        """
+            rest: `to_dict` without those, and without the images, which a group stores once."""
         import numpy as np
 
         held = {**{name: self._numbers(name) for name in _COMPACT}, _ROUTED: self.routing()}

@@ -2,8 +2,7 @@
 
 `agentrl/<package>/settings.py` holds one frozen `Settings` subclass. Field names are flag names, unique over all
 packages, and slime's names if slime has them. Each field's description is its flag's help. `shown(value)` hides
-secrets. Numbers are finite and whole numbers fit into 64 bits; text holds no lone surrogates.
-"""
+secrets. Numbers are finite and whole numbers fit into 64 bits; text holds no lone surrogates."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any, Final

@@ -33,8 +33,7 @@ class ThreadTimes:
         cpu, delay: on a processor, and ready but without one.
         switches: how often it went to sleep.
         process: on a processor, all threads of the process together.
-        others: on a processor or ready for one, each other thread that runs now, by name.
-    """
+        others: on a processor or ready for one, each other thread that runs now, by name."""
 
     now: float
     cpu: float

@@ -30,8 +30,7 @@ class GymnasiumEnvironment(Environment):
 
     Attributes:
         env_id: the environment's id.
-        max_turns: the id's step limit.
-    """
+        max_turns: the id's step limit."""
 
     env_id: ClassVar[str]
 
@@ -42,8 +41,7 @@ class GymnasiumEnvironment(Environment):
             instructions: the rules, for the first message; default: the environment's docstring. A row's prompt replaces
                 them.
             arguments: of `gymnasium.make`, for example `is_slippery=false`. With `render_mode=ansi` the model reads the
-                rendered text below each observation.
-        """
+                rendered text below each observation."""
         self.instructions, self.arguments = instructions, arguments
         self.game: gymnasium.Env[Any, Any] | None = None
         self._one_call = threading.Lock()

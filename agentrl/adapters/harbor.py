@@ -2,8 +2,7 @@
 
 A task is a folder with task.toml, instruction.md, environment/ and tests/test.sh. DIR is one task, or a folder of tasks.
 The model gets the tool `bash` in a machine of its own. After its last turn no process of it is left; then tests/ is copied
-to /tests, and test.sh writes the reward to /logs/verifier/reward.json or reward.txt.
-"""
+to /tests, and test.sh writes the reward to /logs/verifier/reward.json or reward.txt."""
 
 import logging
 import shlex
@@ -107,8 +106,7 @@ class HarborEnvironment(Environment):
         """Run a command in the task's machine. Its files stay for the next command; its processes end with it.
 
         Args:
-            command: text for bash.
-        """
+            command: text for bash."""
         start = anyio.current_time()
         result = await self.machine.run(f"exec bash -c {shlex.quote(command)} 2>&1", timeout=max(self._left, 0.0))
         self._left -= anyio.current_time() - start

@@ -29,8 +29,7 @@ class OpenEnvEnvironment(Environment):
     Attributes:
         url: the server's address.
         action: JSON schema of the server's actions; known after `setup`.
-        field: the action's only field if it is a text. The model's answer is then this text, else a JSON object.
-    """
+        field: the action's only field if it is a text. The model's answer is then this text, else a JSON object."""
 
     max_turns = 32
     url: ClassVar[str]
@@ -42,8 +41,7 @@ class OpenEnvEnvironment(Environment):
 
         Args:
             instructions: the rules, for the first message; a row's prompt replaces them.
-            timeout: seconds for each answer of the server.
-        """
+            timeout: seconds for each answer of the server."""
         self.instructions, self.timeout = instructions, timeout
         self.socket: ClientConnection | None = None
 

@@ -2,8 +2,7 @@
 `--rm-type reasoning_gym` gives the library's own scores. Each row of `--prompt-data` names one dataset:
 
     {"input": "chain_sum", "metadata": {"weight": 2, "config": {"max_terms": 4}}}
-    {"input": "leg_counting"}
-"""
+    {"input": "leg_counting"}"""
 
 import ast
 import functools
@@ -67,8 +66,7 @@ def grade(response: str, label: Any, metadata: Mapping[str, Any]) -> Grade:
     for which this function raises has score 0.
 
     Raises:
-        GraderFailure: the row is not one of `ReasoningGymSource`.
-    """
+        GraderFailure: the row is not one of `ReasoningGymSource`."""
     if not isinstance(kept := metadata.get(_ENTRY), str):
         what = "--rm-type reasoning_gym grades rows of agentrl.adapters.reasoning_gym:ReasoningGymSource"
         raise GraderFailure(what, kind="grader_no_entry")

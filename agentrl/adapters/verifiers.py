@@ -60,8 +60,7 @@ class VerifiersEnvironment(AgentEnvironment):
         taskset: the taskset's id.
         env, tasks, role: the library's environment, the tasks to play, and the name of the agent that the model plays;
             known after `setup`.
-        trace: the library's record of the episode; known after `act`.
-    """
+        trace: the library's record of the episode; known after `act`."""
 
     taskset: ClassVar[str]
     env: ClassVar[Any]
@@ -78,8 +77,7 @@ class VerifiersEnvironment(AgentEnvironment):
 
         Args:
             select: the library's `SelectConfig`: which tasks to play.
-            config: fields of the library's `EnvConfig`, for example `taskset` and `agent`.
-        """
+            config: fields of the library's `EnvConfig`, for example `taskset` and `agent`."""
 
     @classmethod
     async def setup(cls, args: Any) -> None:

@@ -2,8 +2,7 @@
 
 `--advantage-estimator` takes a built-in name or the path `pkg.mod:Name` of one's own: a function
 `(SampleView, AlgorithmSettings) -> Tensor[N]` that gives the advantages of the clipped policy gradient, or a
-subclass of `Algorithm` (`algorithm.py` has the contract) or `PolicyGradient` that gives its loss as well.
-"""
+subclass of `Algorithm` (`algorithm.py` has the contract) or `PolicyGradient` that gives its loss as well."""
 
 from agentrl.algorithms.algorithm import Algorithm
 from agentrl.algorithms.base import AdvantageInputs, Estimate, SampleView, TokenLoss, TokenView, WeightInputs

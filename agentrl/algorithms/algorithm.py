@@ -2,8 +2,7 @@
 
 1. `advantages` sees the whole rollout, so groups and global statistics need no communication.
 2. `token_loss` and `value_loss` map a microbatch's tokens to one loss each; nothing is reduced. `token_weights` gives
-   the weight of a token in its step, so a step's loss is `(loss * weights).sum()` in every layout.
-"""
+   the weight of a token in its step, so a step's loss is `(loss * weights).sum()` in every layout."""
 
 from __future__ import annotations
 

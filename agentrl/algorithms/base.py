@@ -3,8 +3,7 @@
 1. The steps of the policy are the tokens whose mask is 1. Arrays that models computed hold 0 at the others, so returns
    that run along tokens must pass over what the model was shown.
 2. A token's loss sees the rest of its sample through `TokenView.sum_over_sample` and `mean_over_sample` only: context
-   parallelism cuts samples apart, so a rank may hold some of a sample's tokens, or none.
-"""
+   parallelism cuts samples apart, so a rank may hold some of a sample's tokens, or none."""
 
 from __future__ import annotations
 
@@ -43,8 +42,7 @@ class SampleView:
         step_rewards: [N] float64, what each turn earned on the turn's last model token: the whole of a sample's reward.
             None if no step gave one.
         observation_ids: [N] int, what the model was shown right before the token's turn; equal within a group where it was shown
-            the same, -1 where unknown.
-    """
+            the same, -1 where unknown."""
 
     group_ids: Tensor
     trajectory_ids: Tensor
@@ -89,8 +87,7 @@ class Estimate:
         metrics: `advantages/mean`, `std` (biased), `max` and `min` over trained tokens, where there are any;
             `opd_reverse_kl`, the mean log-ratio of student and teacher; `critic/explained_variance`, see `ops.returns`;
             with `entropy_target` `sampled_entropy`.
-        chosen: [N], 1 at the tokens of `entropy_control`, see `ops.entropy`; None without it.
-    """
+        chosen: [N], 1 at the tokens of `entropy_control`, see `ops.entropy`; None without it."""
 
     advantages: Tensor
     returns: Tensor | None
@@ -128,8 +125,7 @@ class TokenView:
         ref_log_probs, teacher_log_probs, values: [N], where `Algorithm.reads` names them.
         chosen: [N], `Estimate.chosen`.
         amend: gives for a view and its policy term [N] the term and the view (without the tokens that it rejects) as code in
-            another trainer's form has them, and its statistics [N].
-    """
+            another trainer's form has them, and its statistics [N]."""
 
     log_probs: Tensor
     loss_mask: Tensor

@@ -62,8 +62,7 @@ class GRPO(GroupRelative):
 
     A = (reward - mean) / (std + 1e-6) over the sample's group; without `grpo_std_normalization` only the mean is
     subtracted (Dr. GRPO, arXiv:2503.20783); without `rewards_normalization` the reward is used as it is. The reward is
-    that of the environment less `kl_coef` times the sample's KL.
-    """
+    that of the environment less `kl_coef` times the sample's KL."""
 
     name = "grpo"
     takes = GroupRelative.takes | {"rewards_normalization", "grpo_std_normalization"}

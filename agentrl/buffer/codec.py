@@ -7,8 +7,7 @@
    change.
 3. Images and routing hardly compress and follow the zlib part as they are: each image of the group once, then numbers
    of experts, uint8 if all are below 256, else int16. Such bytes begin with `_LONG` and the lengths of the first two
-   parts. `split_group` takes the routing away.
-"""
+   parts. `split_group` takes the routing away."""
 
 from __future__ import annotations
 

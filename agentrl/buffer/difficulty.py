@@ -13,8 +13,7 @@
 4. Every `IN_TURN`-th draw takes the next prompt of the data's own order instead. Bound: with n prompts, each prompt is
    drawn at least once in each `IN_TURN` * n draws, counted from the first draw.
 5. A draw is a function of the seed, its position, its version, and the groups and results in the ledger, which has the
-   prompt of each group too. A resumed run therefore draws what the killed run would have drawn.
-"""
+   prompt of each group too. A resumed run therefore draws what the killed run would have drawn."""
 
 from collections.abc import Sequence
 from statistics import fmean

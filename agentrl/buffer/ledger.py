@@ -10,8 +10,7 @@
    later versions become waiting, too. Leased groups become waiting.
 5. The position in the prompt data is the number of rows; it is stored nowhere else.
 6. `step` is a training step, from 0. A checkpoint of step c covers every group trained at a step <= c. `version` is the
-   version of the weights under which a group was leased: the number of rollouts that the weights were trained on.
-"""
+   version of the weights under which a group was leased: the number of rollouts that the weights were trained on."""
 
 from __future__ import annotations
 
@@ -247,8 +246,7 @@ class Ledger(LedgerFile):
 
         Groups that earlier calls assigned to the step stay. Missing groups come from the completed groups without a step,
         lowest version first. Ids are in the order of version, then of completion. They are fewer than `n` if not enough
-        groups are completed; a later call adds the others.
-        """
+        groups are completed; a later call adds the others."""
         completed = "SELECT group_id FROM groups WHERE state='completed' AND train_step {} ORDER BY version, completed"
         with self._write() as db:
             fixed = select_ids(db, completed.format("= ?"), step)
@@ -301,8 +299,7 @@ class Ledger(LedgerFile):
             checkpoint_step: last step that the loaded checkpoint covers; None if training starts without a checkpoint.
 
         Raises:
-            LedgerError: the checkpoint is newer than every step of this ledger, so it is another run's.
-        """
+            LedgerError: the checkpoint is newer than every step of this ledger, so it is another run's."""
         covered = -1 if checkpoint_step is None else checkpoint_step
         with self.transaction() as db:
             rows, last = db.execute("SELECT count(*), coalesce(max(train_step), -1) FROM groups").fetchone()

@@ -7,8 +7,7 @@
    overrides `get_samples` or `add_samples`, its `add_samples` gets every completed group, except groups that it gave
    finished. Its `save` writes a file beside the ledger; a resume loads this file.
 4. The ledger alone decides which groups a step trains and in which order. This process keeps the samples that it
-   completed, compact, until they are handed over. Other samples are read from the ledger.
-"""
+   completed, compact, until they are handed over. Other samples are read from the ledger."""
 
 from __future__ import annotations
 
@@ -40,8 +39,7 @@ class GroupQueue(GroupStore):
         copy: file that gets a copy of the ledger with each checkpoint, if the ledger is another file.
 
     Raises:
-        LedgerError: the ledger was made with other data, or belongs to another run.
-    """
+        LedgerError: the ledger was made with other data, or belongs to another run."""
 
     def __init__(
         self,

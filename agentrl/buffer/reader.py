@@ -1,7 +1,6 @@
 """Reading trajectory stores: from any process, also while the run writes them.
 
-Nothing is ever written to a store here. Each call sees what was committed when it began.
-"""
+Nothing is ever written to a store here. Each call sees what was committed when it began."""
 
 from __future__ import annotations
 
@@ -43,8 +42,7 @@ class Filter:
         equal: values of columns ("" is one: no failure, not dropped).
         within: ranges of columns; rows without a value are in none.
         tool: called at least once.
-        keys: only these groups. ids: only these rows.
-    """
+        keys: only these groups. ids: only these rows."""
 
     equal: Mapping[str, str | int] = field(default_factory=dict)
     within: Mapping[str, Range] = field(default_factory=dict)

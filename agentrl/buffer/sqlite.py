@@ -4,8 +4,7 @@
 2. One writer: an exclusive `flock` on `<file>.lock`, held while the file is open and released by the kernel if the
    process dies. Readers need no lock.
 3. Every statement runs inside `transaction()`: all of it, or none of it. SQLite's errors become `LedgerError`.
-4. Group commit: moves that wait while another thread commits share the next transaction, and so its one fsync.
-"""
+4. Group commit: moves that wait while another thread commits share the next transaction, and so its one fsync."""
 
 from __future__ import annotations
 

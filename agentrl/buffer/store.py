@@ -6,8 +6,7 @@
    survive a kill. A power cut may lose the last steps; training does not need this file.
 3. `keep_trajectories` limits the number of trajectories. The oldest training groups are deleted first.
 4. A step that is written again replaces the old one. A training step also replaces all later steps, because the run has
-   resumed before them. Numbers (`id`, `key`) are never used twice.
-"""
+   resumed before them. Numbers (`id`, `key`) are never used twice."""
 
 from __future__ import annotations
 
@@ -59,8 +58,7 @@ class TrajectoryRow:
         role, branch: role of the conversation and reason of the branch, if an agent program played (see
             docs/gateway.md); else "".
         question, answer: the first words of the prompt's last user message, and of the model's last message.
-        staleness: step - oldest, in training.
-    """
+        staleness: step - oldest, in training."""
 
     id: int
     key: int

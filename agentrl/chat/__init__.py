@@ -4,8 +4,7 @@
    trajectory: `append_model_turn(ids, ...)` and `append_messages(messages)` in turns. `ChatSession` is its part that knows ids alone.
 2. Sampled ids are never re-tokenised; text from users, tools and data never becomes a control token.
 3. `print(chat.report)` says what the template does to history; `template_rewrite_policy` says what to do about it.
-4. This package imports neither torch nor ray; transformers only when a tokenizer is loaded.
-"""
+4. This package imports neither torch nor ray; transformers only when a tokenizer is loaded."""
 
 from agentrl.chat.chat import Chat
 from agentrl.chat.conversation import AppendResult, Conversation

@@ -2,8 +2,7 @@
 
 1. Immutable but for a small cache, and thread-safe; one a process is enough. Everything slow happens in `load`.
 2. Training and evaluation use the same object, so they have the same template, deltas and parser.
-3. transformers is imported inside `load`; torch is never needed.
-"""
+3. transformers is imported inside `load`; torch is never needed."""
 
 from collections import OrderedDict
 from collections.abc import Iterable, Mapping, Sequence
@@ -60,8 +59,7 @@ class Chat:
 
         Raises:
             TemplateError: there is no template, or it does not compile.
-            SettingsError: an unknown policy or parser.
-        """
+            SettingsError: an unknown policy or parser."""
         if template_rewrite_policy not in ("keep", "split", "fail"):
             raise SettingsError(f"--template-rewrite-policy {template_rewrite_policy!r}: expected keep, split or fail")
         source = chat_template if chat_template is not None else _own_template(tokenizer)
@@ -101,8 +99,7 @@ class Chat:
 
         Raises:
             SettingsError: the folder has no tokenizer, or an option is unknown.
-            TemplateError: there is no template, or it does not compile.
-        """
+            TemplateError: there is no template, or it does not compile."""
         tokenizer = load_tokenizer(path, trust_remote_code=trust_remote_code)
         options |= {
             "placeholders": ImagePlaceholders.load(path, tokenizer),

@@ -5,8 +5,7 @@
    sibling with the same `rollout_id`. `earlier` holds the closed samples.
 3. `restart` does the same with other messages in place of the conversation.
 4. A client that sends its whole conversation each time is recognised by content (`continued`).
-5. One task at a time uses a conversation.
-"""
+5. One task at a time uses a conversation."""
 
 import copy
 import sys
@@ -51,8 +50,7 @@ class Conversation:
         messages: the whole conversation as it was given and parsed.
         turns: how many turns the model has had.
         length: tokens of the conversation, those included that `append_messages` found not to fit.
-        context_length: most tokens of prompt and response together.
-    """
+        context_length: most tokens of prompt and response together."""
 
     def __init__(
         self,
@@ -73,8 +71,7 @@ class Conversation:
         Raises:
             ContextOverflow: the prompt leaves no room for an answer; the sample is as it was.
             TemplateError: the template cannot render the messages.
-            MediaError: an image is refused.
-        """
+            MediaError: an image is refused."""
         messages, images = chat.take_images(messages, sample.images)
         most = min(prompt_limit or context_length, context_length - 2)
         if (least := chat.least_tokens(messages)) > most:
@@ -191,8 +188,7 @@ class Conversation:
 
         Args:
             same_list: `messages` is the list object that the conversation began with. It is the client's own record
-                then: it may hold the model's turns in any form or leave them out.
-        """
+                then: it may hold the model's turns in any form or leave them out."""
         known, told = self.messages, self._told
         if same_list:
             messages, known = _without_assistant(messages), _without_assistant(known)

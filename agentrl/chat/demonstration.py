@@ -42,8 +42,7 @@ def to_sample(
     Raises:
         MediaError: an image of `messages` is refused.
         TemplateError: see `learned`; or one that is not last is missing its answer, or the template writes an
-            assistant's turn in another way than it asks for one, or would split the demonstration.
-    """
+            assistant's turn in another way than it asks for one, or would split the demonstration."""
     learns = learned(messages, turns)
     plain = [{key: value for key, value in message.items() if key not in _MARKS} for message in messages]
     taken, new = chat.take_images(plain, images or {})

@@ -3,8 +3,7 @@
 1. `mark` brackets each control string in untrusted text by private-use marks; `encode_rendered` encodes each bracketed
    string as ordinary text. Text without control strings gets the tokenizer's own ids.
 2. Control strings are special tokens, added tokens that the template writes, and text of the form `<|...|>`.
-3. Assistant messages may carry markers that a model writes (`<think>`, `<tool_call>`), but no special tokens.
-"""
+3. Assistant messages may carry markers that a model writes (`<think>`, `<tool_call>`), but no special tokens."""
 
 import re
 from collections.abc import Iterable

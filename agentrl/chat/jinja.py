@@ -2,8 +2,7 @@
 
 1. Every loop's turn, macro, output and operation that makes text longer is counted. A rendering that counts to
    `MOST_WORK`, or computes for `SECONDS`, ends with a `TemplateError`. So does compiling, which computes nothing.
-2. Filters and functions that only web pages need, and that can take for ever, are missing.
-"""
+2. Filters and functions that only web pages need, and that can take for ever, are missing."""
 
 import re
 import threading

@@ -48,8 +48,7 @@ class ParsedTurn:
         reasoning: the reasoning, or None where the turn has none.
         tool_calls: the calls that are complete and well formed, in order.
         broken: the raw text of each call that is not; nothing is guessed from them.
-        reasoning_open: the turn ended inside its reasoning.
-    """
+        reasoning_open: the turn ended inside its reasoning."""
 
     content: str
     reasoning: str | None = None

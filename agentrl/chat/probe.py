@@ -3,8 +3,7 @@
 1. `probe` answers with a `TemplateReport`, in some 30 ms.
 2. A boundary's verdict compares `prompt ids + completion ids + delta ids` with the ids of the template's own full
    rendering, where the completion is what the template writes for that turn, with or without its reasoning block.
-3. `choose_history_kwargs` tries the arguments by which known templates keep their history.
-"""
+3. `choose_history_kwargs` tries the arguments by which known templates keep their history."""
 
 import re
 from collections.abc import Iterator, Mapping, Sequence

@@ -17,8 +17,7 @@ def render_turn(chat: Chat, message: Message, tools: Sequence[ToolSchema] | None
         tools: schemas of what it may call.
 
     Raises:
-        TemplateError: the template cannot render the message.
-    """
+        TemplateError: the template cannot render the message."""
     before, schemas = [user(1)], normalise_tools(tools)
     prompt = chat.template.render(before, schemas, generation_prompt=True)
     whole = chat.template.render([*before, *normalise_messages([message])], schemas, generation_prompt=False)
@@ -55,8 +54,7 @@ def check_calls_are_read(chat: Chat, parser: str) -> list[str]:
         What a person should know: that no format was found.
 
     Raises:
-        SettingsError: no parser reads what the template writes for a tool call; shows it.
-    """
+        SettingsError: no parser reads what the template writes for a tool call; shows it."""
     if parser == "none":
         return []
     if (text := unread_call(chat)) is not None:

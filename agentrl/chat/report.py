@@ -3,8 +3,7 @@
 1. A `TemplateReport` is frozen and says what the template shows, how turns open and close, and what each kind of turn
    boundary does to the ids that the model sampled.
 2. `predict` is the one question that sessions ask: is `previous ids + delta` what the template itself would render?
-   It answers for the worst boundary of that kind, so "exact" is a promise and anything else a possibility.
-"""
+   It answers for the worst boundary of that kind, so "exact" is a promise and anything else a possibility."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -72,8 +71,7 @@ class TemplateReport:
         closers: those of them that close a turn in the template's history; a stop that opens the next turn is none.
         history_kwargs: template arguments that were chosen because they keep history as the model wrote it.
         uses_date: the prompt depends on today's date.
-        boundaries: the probed turn boundaries.
-    """
+        boundaries: the probed turn boundaries."""
 
     can: Capabilities
     generation_prompt: str
@@ -89,8 +87,7 @@ class TemplateReport:
 
         Args:
             thoughts: the kinds of turns that the model has written so far.
-            beside: one of them may have had text beside its calls.
-        """
+            beside: one of them may have had text beside its calls."""
         role = "tool" if next_role == "tool" else "user"
         return max((self._worst(role, thought, beside) for thought in thoughts), key=_ORDER.__getitem__)
 

@@ -3,8 +3,7 @@
 1. `prompt_ids` is rendered once. `append_model_turn` takes the sampled ids; `extend` returns the ids that come next:
    `close` (the end of the turn, if the model did not end it), then `env` (new messages, generation prompt).
 2. Work per turn is proportional to the turn, except for a restart under policy `split`.
-3. One task at a time uses a session.
-"""
+3. One task at a time uses a session."""
 
 import copy
 from collections.abc import Mapping, Sequence
@@ -27,8 +26,7 @@ class Delta:
         env: ids of the new messages and the next generation prompt (loss mask 0, `Origin.ENV`).
         new: the new messages, in the normal form.
         verdict: difference between these ids and the template's full rendering of the conversation.
-        restart: under policy `split`, the full prompt ids of a new sample; `close` and `env` are then empty.
-    """
+        restart: under policy `split`, the full prompt ids of a new sample; `close` and `env` are then empty."""
 
     close: list[int] = field(default_factory=list)
     env: list[int] = field(default_factory=list)
@@ -51,8 +49,7 @@ class ChatSession:
 
     Attributes:
         prompt_ids: the first prompt: int token ids, generation prompt included.
-        messages: the conversation so far, in normal form.
-    """
+        messages: the conversation so far, in normal form."""
 
     def __init__(
         self, chat: Chat, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] | None = None

@@ -138,8 +138,7 @@ class DeltaRenderer:
     delta (without one: right behind the anchor): the turn's end, the new messages as the template merges them, the
     generation prompt. Its cost depends on the new messages alone. Before tool results the assistant message carries the
     calls with their real names and ids, because templates read them; tools and system prompt are left out, because no
-    template repeats them.
-    """
+    template repeats them."""
 
     def __init__(self, template: Template, capabilities: Capabilities, stops: Sequence[str]) -> None:
         self._template = template

@@ -3,8 +3,7 @@
 1. A template writes a short mark for each image. The processor's own text replaces it, and has a number of placeholder
    tokens that follows from the image's width and height.
 2. The text is found by processing a blank image of the same size, once a size. No pixels of real images are read here.
-3. transformers, and torch with it, is imported in `load`, for models that see only.
-"""
+3. transformers, and torch with it, is imported in `load`, for models that see only."""
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
@@ -25,8 +24,7 @@ class ImagePlaceholders:
     """The placeholders of one model's images.
 
     Attributes:
-        token_id: the id that is repeated for an image.
-    """
+        token_id: the id that is repeated for an image."""
 
     def __init__(self, processor: Any) -> None:
         tokenizer = processor.tokenizer

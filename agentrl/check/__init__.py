@@ -2,5 +2,4 @@
 
 1. `Stage.opened` is what a run plays on, without an engine; `play` plays on it and says what is wrong.
 2. A `Policy` stands where the engine does: ids in, ids out. What it writes is the template's own text of a turn.
-3. What is found is a `Finding`: what, where, and what to do about it.
-"""
+3. What is found is a `Finding`: what, where, and what to do about it."""

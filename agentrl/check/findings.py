@@ -53,8 +53,7 @@ class Prover:
     Attributes:
         user: the environment's class or the generate function, as messages name it; `methods` is true for a class.
         grades: what gives the reward, as messages name it.
-        patience: seconds that an environment may take between two turns.
-    """
+        patience: seconds that an environment may take between two turns."""
 
     chat: Chat
     user: str

@@ -53,8 +53,7 @@ class Episode:
         samples: what was finished; their failures are in `metadata["failure"]`.
         error: what ended it otherwise.
         stuck: the line at which the episode made no more progress.
-        lost: the same line, if the episode did not end when it was cancelled.
-    """
+        lost: the same line, if the episode did not end when it was cancelled."""
 
     name: str
     policy: Policy
@@ -81,8 +80,7 @@ class Harness:
         rows: samples to play, the first of as many groups.
         made_up: the settings name no prompts, and `rows` are an invented one.
         ungraded: the reason why nothing grades; "" if something does. Every reward is 0 then.
-        patience: seconds that environment and grader may take between two turns.
-    """
+        patience: seconds that environment and grader may take between two turns."""
 
     settings: RunSettings
     chat: Chat

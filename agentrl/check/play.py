@@ -65,8 +65,7 @@ async def play(
         seconds: to spend on episodes; between two turns an environment may take a third of it.
         stuck: called in a thread if the user's code stops the event loop for as long.
         show: called for each environment, with the episode to show, while it is still set up.
-        live: plays one episode of each row, in the scripts' stead; or the episodes of a `--play` file.
-    """
+        live: plays one episode of each row, in the scripts' stead; or the episodes of a `--play` file."""
     lines = live if isinstance(live, Sequence) else ()
     try:
         async with Harness.opened(settings, chat, seconds / 3, most=len(lines) or None) as stages:

@@ -37,8 +37,7 @@ class Policy(Generator):
     Attributes:
         asked: the turns so far, by session.
         since: when it last answered (`time.monotonic`); later than anything while it writes.
-        waiting: set when it was asked for the turn that it never answers.
-    """
+        waiting: set when it was asked for the turn that it never answers."""
 
     def __init__(self, chat: Chat) -> None:
         self.chat, self.pause_gate = chat, PauseGate()

@@ -3,8 +3,7 @@
 1. The model's turns are the stored ids; the environment, its tools and the grader are today's, behind the real agent loop.
 2. The trajectory has diverged where the environment now gives other tokens than before. What the model wrote after this
    place was an answer to the earlier tokens.
-3. Nothing is written to the store.
-"""
+3. Nothing is written to the store."""
 
 from collections.abc import Sequence
 from copy import deepcopy
@@ -32,8 +31,7 @@ class ReplayedTrajectory:
         reward: what it has now; None if it failed.
         diverged: where the environment said something else, in words; "" if nowhere.
         failure: what went wrong now; "" if nothing.
-        stop_reason: why it ends now.
-    """
+        stop_reason: why it ends now."""
 
     stored: Group
     reward: float | None

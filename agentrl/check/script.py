@@ -26,8 +26,7 @@ class Script:
         cut: its turns end at the length limit instead of with an end token.
         waits: the turn, from 1, that it never answers; 0 for none.
         holds: the turn, from 1, before which generating is held as between two rollouts; 0 for none.
-        ordered: that the same is to come of it whenever it is played; calls at once may run in any order.
-    """
+        ordered: that the same is to come of it whenever it is played; calls at once may run in any order."""
 
     name: str
     turns: tuple[str, ...]

@@ -42,8 +42,7 @@ def command(
 
     \b
         agentrl fetch Qwen/Qwen3-0.6B models/qwen3-0.6b
-        agentrl fetch --data openai/gsm8k data/gsm8k --include 'main/*.parquet'
-    """
+        agentrl fetch --data openai/gsm8k data/gsm8k --include 'main/*.parquet'"""
     folder = folder.absolute()
     asked = {"name": name, "data": data, "revision": revision, "include": list(include), "exclude": list(exclude)}
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):

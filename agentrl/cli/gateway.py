@@ -35,8 +35,7 @@ def command(host: str, port: int, owner_port: int, sglang_api_key: str | None, *
     """Serve unmodified agents: their requests become token-exact trajectories.
 
     Agents speak OpenAI's chat completions or responses, or Anthropic's messages. Runs until SIGINT or SIGTERM.
-    The owner is the program that opens and closes sessions. Without --owner-key the gateway prints a new key.
-    """
+    The owner is the program that opens and closes sessions. Without --owner-key the gateway prints a new key."""
     import anyio
 
     from agentrl.engine.settings import EngineSettings

@@ -72,8 +72,7 @@ def command(answers: str, rm_type: str, out: str | None, **options: Any) -> int:
     \b
         agentrl grade --rm-type math answers.jsonl --label-key gold --explain 5
         agentrl grade --rm-type llm_judge answers.parquet \\
-            --judge-url http://localhost:30000 --out graded.parquet
-    """
+            --judge-url http://localhost:30000 --out graded.parquet"""
     settings = settings_of(SimpleNamespace(**{name: value for name, value in options.items() if value is not None}))
     spec = check_rm_type(rm_type, settings)
     rows = open_rows(answers, "answers", json.loads)  # not stricter: what models write holds lone surrogates

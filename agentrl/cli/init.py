@@ -33,8 +33,7 @@ def command(path: Path, skilled: bool, force: bool, **shape: str | int) -> None:
 
     It knows nothing yet, but every part of a run works with it, on a laptop and without a network. With --skilled it
     is a model that ships with agentrl: it calls the tool that its prompt offers, if that has one text argument, and
-    answers with what was found. An environment of your own then earns rewards.
-    """
+    answers with what was found. An environment of your own then earns rewards."""
     if path.exists() and (not path.is_dir() or any(path.iterdir())) and not force:
         raise SettingsError(f"{path} is there and not empty; choose another PATH or pass --force")
     if skilled:

@@ -114,8 +114,7 @@ _HELD_OUT = ("Oslo", "Dublin", "Rome", "Madrid")
 def command(path: Path) -> None:
     """Write a small project into PATH: an environment with a tool, prompts, settings, a test.
 
-    It runs as it is, on a laptop; then make it yours.
-    """
+    It runs as it is, on a laptop; then make it yours."""
     module = re.sub(r"\W", "_", path.resolve().name)
     if not module.isidentifier() or keyword.iskeyword(module) or not module.isascii():
         raise SettingsError(f"{path}: the folder's name becomes a Python module's; begin it with a letter, as my_env")

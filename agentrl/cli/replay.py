@@ -34,8 +34,7 @@ def command(folder: str, kind: str | None, limit: int) -> int:
     """Score the trajectories of a run again, with a changed grader or environment, and compare.
 
     FOLDER is a run's. Its settings are taken, and flags change them: --rm-type or --custom-rm-path for another grader;
-    an environment is played again as its code is now, with what the model wrote then. Nothing in FOLDER is changed.
-    """
+    an environment is played again as its code is now, with what the model wrote then. Nothing in FOLDER is changed."""
     settings = given_settings(None, presets=stored_settings(Path(folder)))
     groups = stored_groups(Path(folder), kind, limit)
     from agentrl.check.replay import replay

@@ -33,8 +33,7 @@ def command(
     \b
     The first of these builds the index and serves it, the second only serves it:
         agentrl retrieval --corpus wiki.jsonl --index wiki-index
-        agentrl retrieval --index wiki-index
-    """
+        agentrl retrieval --index wiki-index"""
     if corpus is None and index is None:
         raise SettingsError("nothing to serve; give --corpus FILE, --index DIR, or both to keep the index")
     from agentrl.serving import server as serving

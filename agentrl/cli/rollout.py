@@ -20,8 +20,7 @@ def command(settings: RunSettings) -> int:
     """Generate and grade trajectories without training: to try an environment, or to collect data.
 
     A second command with the same --output-dir adds rollouts up to --num-rollout, and overwrites nothing. A hosted model
-    (--engine openai) plays without token ids; its conversations are also written for `agentrl sft`.
-    """
+    (--engine openai) plays without token ids; its conversations are also written for `agentrl sft`."""
     from pathlib import Path
 
     from agentrl.cluster.launch import workers_of

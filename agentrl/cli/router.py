@@ -25,8 +25,7 @@ def command(middleware: tuple[str, ...], sglang_api_key: str | None, **options: 
     """Serve the engines at these addresses as one: /generate, OpenAI's API, exact ids for texts.
 
     Stays until a signal comes. Waits for the first engine that answers; others may still be loading. Engines come and go
-    by /add_worker and /remove_worker.
-    """
+    by /add_worker and /remove_worker."""
     import anyio
 
     from agentrl.engine.settings import EngineSettings

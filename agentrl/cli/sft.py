@@ -34,8 +34,7 @@ def command(settings: RunSettings) -> int:
     over the data (--num-epoch), in steps of --rollout-batch-size conversations. The same --output-dir given again resumes.
 
     Defaults that are not those of `agentrl train`: --input-key messages, --lr 1e-5, --rollout-shuffle,
-    --calculate-per-token-loss, and what makes it learn from conversations.
-    """
+    --calculate-per-token-loss, and what makes it learn from conversations."""
     from agentrl.cluster.launch import train
 
     return train(settings)

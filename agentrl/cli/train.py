@@ -16,8 +16,7 @@ from agentrl.config.settings import RunSettings
 def command(settings: RunSettings) -> int:
     """Train a model: generate trajectories, grade them, learn from them, and repeat.
 
-    The same --output-dir given again resumes the run from its newest checkpoint.
-    """
+    The same --output-dir given again resumes the run from its newest checkpoint."""
     from agentrl.cluster.launch import train, workers_of
 
     if settings.cluster.debug_rollout_only:

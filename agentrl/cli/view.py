@@ -19,8 +19,7 @@ import click
 def command(folders: tuple[Path, ...], host: str, port: int, browser: bool | None) -> int:
     """Look at runs in a browser: curves side by side, and every trajectory token by token, also while they are written.
 
-    FOLDER is the --output-dir of a run, or a folder that has such folders in it; `runs` if none is given.
-    """
+    FOLDER is the --output-dir of a run, or a folder that has such folders in it; `runs` if none is given."""
     from agentrl.serving.server import listen, serve
     from agentrl.viewer.access import TokenGate
     from agentrl.viewer.app import application

@@ -2,8 +2,7 @@
 
 1. A bundle is the room of one trainer process, or of one engine on one machine. With `--colocate` engines have none of
    their own: they are placed beside trainer processes, on whose devices they take turns.
-2. What is counted are GPUs where models run on them, else CPU slots, one a process.
-"""
+2. What is counted are GPUs where models run on them, else CPU slots, one a process."""
 
 import math
 from collections.abc import Mapping, Sequence

@@ -17,8 +17,7 @@ ours differs, or we have none; why it is refused and what to do. Targets may beg
 - `called`: refused as unknown, with the target as the proposal.
 
 One principle for what has no effect: our own command lines are refused with it; slime's (`--slime-defaults`,
-`--slime-script`) go on as they do there, and a note says it.
-"""
+`--slime-script`) go on as they do there, and a note says it."""
 
 import functools
 import json

@@ -57,8 +57,7 @@ async def post(
 ) -> Any:
     """The JSON that a server answers; one that cannot be reached, or fails, is asked again after a second.
 
-    The trajectory's deadline ends it, as it ends all that a generate function awaits.
-    """
+    The trajectory's deadline ends it, as it ends all that a generate function awaits."""
     for left in range(max_retries - 1, -1, -1):
         try:
             answer = await _client().post(url, json=payload or {}, headers=headers)

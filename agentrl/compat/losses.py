@@ -7,8 +7,7 @@
    with `--loss-denominator all` it is slime's.
 4. A `RolloutBatch` is a dict of lists with one entry a sample, under slime's keys. Per-token entries are float32 tensors
    over the response (`loss_masks`: int32). Log-probs and values are 0 where a token does not train. `rewards` are as
-   slime's trainer sees them: with an estimator that compares within groups, relative to the group.
-"""
+   slime's trainer sees them: with an estimator that compares within groups, relative to the group."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace

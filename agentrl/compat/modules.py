@@ -5,8 +5,7 @@
 2. The names resolve from the moment at which a first user's file is loaded, so that imports inside functions work too;
    ours win over an installed slime, whose classes the run would not know.
 3. A function is slime's if its file imports slime. It is called with slime's args and samples (`calls.adapted`); every
-   other function with ours.
-"""
+   other function with ours."""
 
 import ast
 import functools

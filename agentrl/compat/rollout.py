@@ -4,8 +4,7 @@
    (`data_source.add_samples`) waits to be played again, and what it does neither with is dropped, with that reason.
    Groups of its own making are taken up by the ledger. So it needs max_staleness 0.
 2. The sample filter is called with the groups of every batch, also after a resume; it marks samples by `remove_sample`.
-3. All samples are those played by this process since the batch before, groups that were dropped included.
-"""
+3. All samples are those played by this process since the batch before, groups that were dropped included."""
 
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager

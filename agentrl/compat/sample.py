@@ -3,8 +3,7 @@
 1. A slime function gets one (`Sample.of`) and may set any attribute on it. What it leaves comes back into ours
    (`plain`); attributes that ours lacks lie in `metadata[ATTRIBUTES]` and are there again for the next slime function.
 2. Where it set tokens or mask itself and the segments do not say so, they are left out (as for any custom generate).
-3. Images are Pillow's in its `multimodal_inputs`. Ours names them there by hash, and has their files in `images`.
-"""
+3. Images are Pillow's in its `multimodal_inputs`. Ours names them there by hash, and has their files in `images`."""
 
 import io
 import json

@@ -4,8 +4,7 @@
    `pwd`, `dirname`, `basename` and `cd`. Nothing is started, and no file is read but the ones that the script sources.
 2. What only running it would tell (what another command prints, what a loop makes) is a `Field` without text that says
    where and why; a setting that needs its value is refused.
-3. The caller's environment counts only where the script reads a variable that it has not set.
-"""
+3. The caller's environment counts only where the script reads a variable that it has not set."""
 
 import ast
 import operator

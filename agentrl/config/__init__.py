@@ -3,8 +3,7 @@ them.
 
 settings = RunSettings.from_cli(["--config", "run.yaml", "--lr", "1e-5"])
 settings.rollout.rollout_batch_size     # typed sections
-settings.args.rollout_batch_size        # for user functions: a read-only flat view under slime's names
-"""
+settings.args.rollout_batch_size        # for user functions: a read-only flat view under slime's names"""
 
 from agentrl.config.args import Args
 from agentrl.config.settings import Purpose, RunSettings

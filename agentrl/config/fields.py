@@ -2,8 +2,7 @@
 
 1. `Sections` is the one list of sections; `SECTIONS` maps a section's name to its settings model.
 2. `all_fields()` is the one flat list; two sections that use one name are a programming error and raise at once.
-3. `FieldRef.expected()` says in words what a value must be; error messages and help share it.
-"""
+3. `FieldRef.expected()` says in words what a value must be; error messages and help share it."""
 
 import functools
 import types

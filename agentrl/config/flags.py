@@ -4,8 +4,7 @@
 2. `read_flags` returns only the given flags, as plain values; pydantic checks them later. All errors are one
    `SettingsError`.
 3. slime's spellings work: underscores, `--flag true`, `--eval-prompt-data name path ...`, and `--sglang-*`.
-4. Flags of other trainers mean what `foreign` says. A number that such a flag implies is a minimum.
-"""
+4. Flags of other trainers mean what `foreign` says. A number that such a flag implies is a minimum."""
 
 import json
 from collections.abc import Collection, Iterator, Mapping, Sequence

@@ -133,8 +133,7 @@ class RunSettings(Sections):
             origins: field name to where the value was written, for messages; the flag's name if not given.
             problems: gets what would be raised; a setting that is wrong then has its default.
 
-        Raises SettingsError: unknown names, wrong types, contradictions.
-        """
+        Raises SettingsError: unknown names, wrong types, contradictions."""
         known, wrong = all_fields(), list[str]()
         values = {RENAMED.get(name, name): value for name, value in values.items()}
         for name, value in values.items():
@@ -196,8 +195,7 @@ class RunSettings(Sections):
     ) -> Self:
         """Build from flags already read, an optional file below them, and what a command presets below that.
 
-        Args, raises: as of `from_flat`.
-        """
+        Args, raises: as of `from_flat`."""
         low: Part = (presets or {}, {})
         if config is not None:
             low = merged(low, read_file(config, problems))
@@ -219,8 +217,7 @@ class RunSettings(Sections):
     def replace(self, **changes: Any) -> Self:
         """A copy with some settings changed, by flat name, checked again.
 
-        A batch size and a number of steps that were not given follow the change.
-        """
+        A batch size and a number of steps that were not given follow the change."""
         given = self.given()
         return type(self).from_flat({**{n: v for n, v in self.flat().items() if n in given}, **changes})
 

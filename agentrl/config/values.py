@@ -5,8 +5,7 @@ Scalars stay text (pydantic converts and judges them); only containers and union
 1. a list is a repeated flag, or one JSON list (a text such as `[/INST]` that is not JSON is itself, in a list of texts);
 2. a mapping is `key=value` (repeatable), or one JSON object;
 3. `none` is None where the field allows it and is not plain text;
-4. one text or several by name is `PATH`, or `NAME=PATH` repeated.
-"""
+4. one text or several by name is `PATH`, or `NAME=PATH` repeated."""
 
 import csv
 import json

@@ -2,8 +2,7 @@
 
 1. Position p of the run is row `shuffle(p % n)` of epoch `p // n`: a pure function of (seed, epoch, n).
 2. Any position costs the same time and no memory, so a run resumes anywhere without replaying the draw.
-3. The result depends on nothing but this file: no library's random stream can change it under a running job.
-"""
+3. The result depends on nothing but this file: no library's random stream can change it under a running job."""
 
 from dataclasses import dataclass
 from typing import NamedTuple

@@ -3,8 +3,7 @@
 1. The prompt under `input_key` is non-empty text or a list of chat messages; the last message is not the assistant's.
    For `sft_turns` it is a whole conversation that ends with the assistant.
 2. Images are parts of messages, or a list under `image_key`; the row's messages hold references to them.
-3. Label, metadata and tools are optional. The file is indexed, not loaded. A bad row raises `DataError`.
-"""
+3. Label, metadata and tools are optional. The file is indexed, not loaded. A bad row raises `DataError`."""
 
 import copy
 import json
@@ -42,8 +41,7 @@ class PromptRow:
         tools: the row's own tool schemas; None leaves the choice to the environment.
         env: the name of its environment, where the run has several.
         has_unread_label: the row has a field `label`, and no setting names the label's field.
-        images: the images that the prompt refers to, by hash.
-    """
+        images: the images that the prompt refers to, by hash."""
 
     index: int
     prompt: str | list[Message]

@@ -2,8 +2,7 @@
 
 1. It is built as `(dataset, args)`, `(args)` or `()`, or is a ready object. It needs `get_samples(n)` and
    `add_samples(groups)`; `save`, `load`, `commit` and `__len__` are optional.
-2. `get_samples` may return groups or single samples; a single sample becomes a group of independent copies.
-"""
+2. `get_samples` may return groups or single samples; a single sample becomes a group of independent copies."""
 
 import copy
 import inspect

@@ -5,5 +5,4 @@
 2. The shipped model was taught by `examples.tiny_models.calculator`: first correct tool use (`skill`), then deliberately
    imperfect behaviour (`habit`), so that reinforcement learning has something to improve.
 3. `example` runs a learning example: a shipped model, then the training run. `run` is the calculator's, and
-   `python -m agentrl.demo` its command.
-"""
+   `python -m agentrl.demo` its command."""

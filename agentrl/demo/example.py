@@ -45,8 +45,7 @@ class Example:
         write_data: writes the prompts.
         goal: success on held-out prompts to end at.
         others: has the other models of the run ready in the run's folder, for as long as it lasts; gives their flags.
-        explain: the phrase of a failed trajectory's question, and the mistake.
-    """
+        explain: the phrase of a failed trajectory's question, and the mistake."""
 
     name: str
     config: Path

@@ -3,8 +3,7 @@
 1. An answer counts only as `<answer>N</answer>` in the last turn, exactly once, with N exactly right.
 2. Operands are two-digit numbers. Those in `HELD_OUT_OPERANDS` occur in no training problem, all others in no
    held-out problem.
-3. Some phrases mention the tool or care, the others do not. The shipped model rarely uses the tool for the others.
-"""
+3. Some phrases mention the tool or care, the others do not. The shipped model rarely uses the tool for the others."""
 
 import ast
 import json

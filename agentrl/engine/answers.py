@@ -56,8 +56,7 @@ def read(answer: Any, asked: RequestExpectations) -> Generation:
         EngineRejected: kind `malformed_answer`: a field is missing, has the wrong type, or disagrees with another one or
             with what was asked; `context_overflow`: the engine had no room for a single token; `no_sampling_mask`,
             `no_routed_experts`: kept sets or experts were asked for and are not there; `other_prompt`: the engine read
-            another prompt; `engine_error`, `engine_rejected`: the engine ended the request with an error.
-    """
+            another prompt; `engine_error`, `engine_rejected`: the engine ended the request with an error."""
     meta = _get(answer, "meta_info", dict, "")
     finish = _finish_reason(_get(meta, "finish_reason", dict, "meta_info."))
     for old, name in _NOW_CALLED.items():

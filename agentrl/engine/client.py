@@ -35,8 +35,7 @@ class EngineClient(EngineState):
 
     Attributes:
         places: its requests that may be in flight at once.
-        incarnation: how many times it was out of reach: whatever it had joined before is gone.
-    """
+        incarnation: how many times it was out of reach: whatever it had joined before is gone."""
 
     def __init__(self, url: str, transport: HttpTransport, settings: EngineSettings) -> None:
         super().__init__(url)

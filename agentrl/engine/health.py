@@ -9,8 +9,7 @@
 4. Weights come as a folder, by broadcast or in shared memory. An engine that misses a folder loads it later; the update
    fails only if all engines miss it. Other updates fail if one engine misses them.
 5. If no engine answers, an update waits up to `engine_absence_timeout` for the restart of an engine.
-6. Pools of other processes may generate at the same engines. This pool tells them when to pause and when to resume.
-"""
+6. Pools of other processes may generate at the same engines. This pool tells them when to pause and when to resume."""
 
 import logging
 from collections import Counter
@@ -53,8 +52,7 @@ class HealthMonitor:
     """The part of a pool that probes engines and updates their weights. Updates and recoveries never overlap.
 
     Attributes:
-        followers: other processes that generate at these engines.
-    """
+        followers: other processes that generate at these engines."""
 
     def __init__(
         self, registry: EngineRegistry, settings: EngineSettings, vocab_size: int | None, follows: bool
@@ -158,8 +156,7 @@ class HealthMonitor:
         Raises:
             EngineFailure: no engine took the folder, or an engine missed another update. The kind is
                 `weight_group_broken` if the engine was lost after it joined. Engines resume with the weights that they
-                have; an engine with incomplete weights gets no requests.
-        """
+                have; an engine with incomplete weights gets no requests."""
         async with self._alone():
             if isinstance(update, BroadcastUpdate):
                 await self._broadcast(update, version)
@@ -221,8 +218,7 @@ class HealthMonitor:
         When freed weights are allocated again, the built-in engine restores their values. SGLang needs an update then.
 
         Raises:
-            EngineFailure: no engine answers, or an engine refuses: kinds `no_memory_saver`, `no_weights_backup`.
-        """
+            EngineFailure: no engine answers, or an engine refuses: kinds `no_memory_saver`, `no_weights_backup`."""
         async with self._alone(idle=True):
             self._memory = memory
             _, failures = await self._registry.each(

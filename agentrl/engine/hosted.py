@@ -4,8 +4,7 @@
    `engine_max_retries` times. A retry waits at least Retry-After. Other statuses raise at once, in the server's words.
 2. The deadline is `engine_request_timeout`: it covers all attempts and the waits between them.
 3. The API key is read from the environment and sent as a bearer token. An answer that repeats it is read without it.
-4. There are no token ids: `generate`, which asks for some, raises.
-"""
+4. There are no token ids: `generate`, which asks for some, raises."""
 
 import random
 from collections import Counter
@@ -61,8 +60,7 @@ class HostedTurn:
     Attributes:
         generation: how it ended, and the server's counts; without ids.
         parsed: what the server says it holds. A call whose arguments are no JSON object is broken.
-        message: the turn as the server is shown it again.
-    """
+        message: the turn as the server is shown it again."""
 
     generation: Generation
     parsed: ParsedTurn
@@ -74,8 +72,7 @@ class HostedModel:
 
     Attributes:
         name: the model and its address, as they may be shown.
-        pause_gate: whether generating is paused.
-    """
+        pause_gate: whether generating is paused."""
 
     def __init__(self, settings: EngineSettings, transport: HttpTransport | None = None) -> None:
         self.name, self.pause_gate = settings.hosted_name or "", PauseGate()
@@ -117,8 +114,7 @@ class HostedModel:
             EngineUnreachable: no answer came, also not to the retries.
             EngineRejected: the server refused the request, or its answers could not be read.
             ContextOverflow: the conversation does not fit the model's context.
-            ModelFailure: the server's content filter ended the turn.
-        """
+            ModelFailure: the server's content filter ended the turn."""
         body, seconds = orjson.dumps(self._body(messages, tools, params)), self._settings.engine_request_timeout
         try:
             with self.pause_gate.patience(seconds):

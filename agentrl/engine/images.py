@@ -3,8 +3,7 @@
 1. SGLang (from May 2026 on) keeps the ids of a prompt with one placeholder for each image, and puts in the others itself. A
    prompt with all placeholders fails there. So one is sent, and the engine's prompt is compared with ours.
 2. SGLang takes each placeholder for an image. The built-in engine reads `image_spans` instead: it can be told of a
-   placeholder's id that the model sampled.
-"""
+   placeholder's id that the model sampled."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -33,8 +32,7 @@ class ImageInputs:
             reads_spans: the engine reads `image_spans`.
 
         Raises:
-            EngineRejected: kind `sampled_placeholder`: an id outside the spans would be taken for an image.
-        """
+            EngineRejected: kind `sampled_placeholder`: an id outside the spans would be taken for an image."""
         sent, places, read = list[int](), list[list[int]](), 0
         for span in self.spans:
             sent += ids[read : span.start + 1]

@@ -50,8 +50,7 @@ async def launch(
 
     Raises:
         EngineUnreachable: an engine did not come up; kinds `port_taken`, `engine_exited`, `engine_start_timeout`.
-        SettingsError: kind `external` without addresses.
-    """
+        SettingsError: kind `external` without addresses."""
     if settings.engine == "external":
         engines = _external(settings)
         await _all_healthy(engines, settings)
@@ -91,8 +90,7 @@ async def check_launch(
     Raises:
         SettingsError: kind `external` without addresses or kept sets, or an interpreter that is not there.
         EngineUnreachable: nothing listens at an external address, or a port is taken.
-        EngineRejected: a hosted model's server wants another key.
-    """
+        EngineRejected: a hosted model's server wants another key."""
     if settings.engine == "openai":
         async with HostedModel(settings) as hosted:
             await hosted.check()

@@ -3,8 +3,7 @@
 1. A session stays on its engine unless the engine rests or has stale weights. Others go to the least loaded engine.
 2. An engine that fails rests 1 s, doubled with every failure in a row up to 32 s, and then gets one request at a time
    until it succeeds. Requests that were in flight when the rest began do not count again.
-3. A `stale` engine is never chosen; if no engine is left, a resting one is. At most `max_sessions` are remembered.
-"""
+3. A `stale` engine is never chosen; if no engine is left, a resting one is. At most `max_sessions` are remembered."""
 
 from collections import OrderedDict
 from dataclasses import dataclass

@@ -12,8 +12,7 @@ class PauseGate:
     """Open at first; `close` holds generating, `open` lets it go on.
 
     Attributes:
-        closed: generating is held.
-    """
+        closed: generating is held."""
 
     def __init__(self) -> None:
         self.closed = False

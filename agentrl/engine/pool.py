@@ -4,8 +4,7 @@
    and does not run while generation is paused. A cancelled call sends `abort_request`.
 2. The pool probes its engines and updates engines that recover (`health`). A request that fails at one engine is
    retried at another (`requests`, `load_balancer`).
-3. A call to all engines returns all answers in the order of `urls`, or raises the first error.
-"""
+3. A call to all engines returns all answers in the order of `urls`, or raises the first error."""
 
 import logging
 import uuid
@@ -42,8 +41,7 @@ class EnginePool(HealthMonitor):
         follows: another process updates and repairs the engines; it calls `hold` and `release`.
 
     Attributes:
-        pause_gate: closed while generation is paused, by `pause`, `hold` or an update.
-    """
+        pause_gate: closed while generation is paused, by `pause`, `hold` or an update."""
 
     def __init__(
         self,
@@ -164,8 +162,7 @@ class EnginePool(HealthMonitor):
             EngineUnreachable: no engine gave an answer within `engine_max_retries` retries.
             EngineRejected: the engine refused the request (`status`), or its answer is malformed or does not fit the
                 request; kind `context_overflow` if the prompt or the answer exceeds the context, `other_prompt` if the
-                engine read the images differently.
-        """
+                engine read the images differently."""
         name = rid or uuid.uuid4().hex
         if self.temperatures and params.max_new_tokens != 0:
             self._check_sampling(params.sampled_otherwise(self.temperatures))

@@ -26,8 +26,7 @@ class EngineRegistry(LoadBalancer[EngineClient]):
         folder: these weights, if they were sent as a folder.
         lost_at: when a member was last lost, on the event loop's clock.
         counts: what happened, by name.
-        trouble: set when a member should be looked at before the next probe.
-    """
+        trouble: set when a member should be looked at before the next probe."""
 
     def __init__(self, transport: HttpTransport, settings: EngineSettings) -> None:
         super().__init__()

@@ -7,8 +7,7 @@
 3. Answers of stale weights are discarded.
 4. Requests that `interrupt` ended continue; `abort` returns the tokens so far. If another client aborts a request, the
    request continues if it has tokens. Otherwise it counts as failed.
-5. An answer that is also streamed is not sent to another engine once a part of it was passed on.
-"""
+5. An answer that is also streamed is not sent to another engine once a part of it was passed on."""
 
 import re
 import time

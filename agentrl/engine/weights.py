@@ -58,8 +58,7 @@ class WeightGroup:
         name: name of the group; an engine refuses a name that it knows already.
         backend: `nccl`, `gloo`, or `shared_memory` of the built-in engine.
         ranks_per_engine: engine i takes ranks from 1 + i * ranks_per_engine.
-        members: the engines, as `EnginePool.epoch` names them.
-    """
+        members: the engines, as `EnginePool.epoch` names them."""
 
     sender: int
     size: int
@@ -77,8 +76,7 @@ class DiskUpdate:
     """Weights in a Hugging Face folder that every engine can read.
 
     Attributes:
-        adapter: if the folder has a PEFT adapter, its name: new to all engines, and sent with requests.
-    """
+        adapter: if the folder has a PEFT adapter, its name: new to all engines, and sent with requests."""
 
     folder: str
     adapter: str | None = None

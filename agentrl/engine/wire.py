@@ -32,8 +32,7 @@ class SamplingParams:
             that is interrupted right behind one goes on.
         sampling_seed: same seed, prompt and weights give the same tokens.
         return_sampling_mask: ask for the kept sets too; a field of the request, beside its `sampling_params`.
-        routed_experts_start_len: ask for the experts of the tokens from this one on; a field of the request too.
-    """
+        routed_experts_start_len: ask for the experts of the tokens from this one on; a field of the request too."""
 
     temperature: float | None = None
     top_p: float | None = None
@@ -122,8 +121,7 @@ class Generation:
             not asked for.
         routed: int16 [tokens, layers x experts a token], the experts of each token from the one that was asked for to the
             last but one of `ids`, the ones that went through the model; None if not asked for, or none did.
-        raw: the engine's answers as they came, one a part, where fields of a caller's own were sent along.
-    """
+        raw: the engine's answers as they came, one a part, where fields of a caller's own were sent along."""
 
     ids: list[int]
     log_probs: list[float]
@@ -145,8 +143,7 @@ def join(parts: Sequence[Generation], prompt_tokens: int) -> Generation:
 
     Ids, log-probs and texts follow each other, version spans are shifted, and touching spans of one version are one.
     Finish reason, version and everything in `meta_info` are the last part's, but the counts of `_SUMMED` are sums. What
-    was found in the cache is the first part's: later ones find mostly what this answer itself has put there.
-    """
+    was found in the cache is the first part's: later ones find mostly what this answer itself has put there."""
     if not parts:
         return Generation([], [], "", FinishReason("abort"), "", (), prompt_tokens, 0, {})
     if len(parts) == 1:

@@ -2,8 +2,7 @@
 
 Subclass `Environment`, name its `tools`, and override `reset`, `step` or `reward` as needed. An instance lives for one
 trajectory; `setup` and `teardown` open and close resources of a process. A tool's failure is an observation; an
-exception of the environment's code passes through. `load_environment` checks a class at start-up.
-"""
+exception of the environment's code passes through. `load_environment` checks a class at start-up."""
 
 from agentrl.envs.agent import AgentEnvironment, CommandEnvironment, command_environment
 from agentrl.envs.base import Environment, Step, Turn

@@ -28,8 +28,7 @@ class AgentEnvironment(Environment):
                 await client.chat.completions.create(model="policy", messages=messages)
 
     Attributes:
-        socket: the gateway as a Unix socket, for programs without a network.
-    """
+        socket: the gateway as a Unix socket, for programs without a network."""
 
     socket: Path | None = None
 
@@ -58,8 +57,7 @@ class CommandEnvironment(AgentEnvironment):
         readable: more paths that a sandboxed command may read.
         variables: more environment variables.
         folder: the command's folder; it is removed with the trajectory.
-        result: exit code and output of the command, when it has ended.
-    """
+        result: exit code and output of the command, when it has ended."""
 
     command: ClassVar[str] = ""
     sandbox: ClassVar[Literal["bubblewrap", "none"]] = "bubblewrap"

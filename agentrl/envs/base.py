@@ -27,8 +27,7 @@ class Turn:
         broken: one sentence for each call that could not be read.
         ids: the sampled token ids.
         finish_reason: why sampling stopped: `stop`, `length` or `abort`.
-        sample: the trajectory so far, this turn included.
-    """
+        sample: the trajectory so far, this turn included."""
 
     index: int
     text: str
@@ -54,8 +53,7 @@ class Step:
         restart: messages with which the conversation begins anew, in place of `messages`: a summary of it, say, when it
             gets long. What was played so far trains as a sample of its own, with the same reward.
         info: numbers to sum over the trajectory and report.
-        stop_reason: the environment's word for why the trajectory ends, `Sample.stop_reason`; "done" if it has none.
-    """
+        stop_reason: the environment's word for why the trajectory ends, `Sample.stop_reason`; "done" if it has none."""
 
     messages: Sequence[Message] = ()
     reward: float | None = None
@@ -104,8 +102,7 @@ class Environment:
             instances of this class are made with (`--env-args`: the keyword parameters of its `__init__`).
         evaluating: whether this trajectory is played to evaluate, and not to be trained on.
         engine_group: `await self.engine_group("opponent").reply(messages)` asks other engines of the run (`--engine-groups`)
-            for the text of a turn.
-    """
+            for the text of a turn."""
 
     tools: ClassVar[Sequence[Callable[..., Any] | Tool | ToolSource]] = ()
     max_turns: ClassVar[int] = 8
@@ -141,8 +138,7 @@ class Environment:
         Args:
             with_sources: include those of the tool sources, which must be open then.
 
-        Raises PluginError: an entry of `tools` cannot be a tool, or a source is not open.
-        """
+        Raises PluginError: an entry of `tools` cannot be a tool, or a source is not open."""
         found: list[Tool] = []
         for entry in cls.tools:
             if not isinstance(entry, ToolSource):
@@ -181,8 +177,7 @@ class Environment:
             sums `tool_seconds`.
 
         Raises:
-            ToolFailure: a tool failed, and its `on_failure` is "fail".
-        """
+            ToolFailure: a tool failed, and its `on_failure` is "fail"."""
         outcomes: list[ToolOutcome | None] = [None] * len(turn.tool_calls)
 
         async def run(position: int, call: ToolCall) -> None:
@@ -212,8 +207,7 @@ class Environment:
         the steps (`Step.reward`); of a dict reward they are added to the entry that trains. Without a grader, a
         trajectory that a limit cut off before any step gave a reward has 0. A method of your own, or
         `--custom-rm-path`, decides alone: rewards of steps then say only which turns earned it. Raises SettingsError:
-        there is no grader, and no step gave a reward. Raises GraderFailure: it cannot be graded.
-        """
+        there is no grader, and no step gave a reward. Raises GraderFailure: it cannot be graded."""
         from agentrl.rm_hub import async_rm, rm_type_of
 
         steps = [reward for reward in sample.metadata.get("step_rewards", ()) if reward is not None]

@@ -28,8 +28,7 @@ def load_environment(path: str, *, what: str = "--env") -> type[Environment]:
 
     Raises:
         PluginError: nothing is there, it is no environment class, the class is badly defined, or a scheme's library is
-            not installed.
-    """
+            not installed."""
     label = f"{what} {path!r}"
     scheme, _, name = path.partition(":")
     found = _of_scheme(scheme, name, label) if scheme in SCHEMES else load_object(path, what=what)

@@ -2,8 +2,7 @@
 
 class Shop(UserEnvironment):
     async def make_user(self, sample):
-        return ScriptedUser([(r"which order", "Order 17.")])
-"""
+        return ScriptedUser([(r"which order", "Order 17.")])"""
 
 import os
 import re
@@ -48,8 +47,7 @@ class ModelUser:
         leaves: a text with this word ends the conversation.
         model: the server's name of the model.
         timeout: seconds for an answer.
-        api_key_env: environment variable with the server's key.
-    """
+        api_key_env: environment variable with the server's key."""
 
     def __init__(
         self,
@@ -90,8 +88,7 @@ class UserEnvironment(Environment):
     """A task in which the model talks to a simulated user. Tools answer tool calls; other turns go to the user.
 
     Attributes:
-        user: the trajectory's user.
-    """
+        user: the trajectory's user."""
 
     user: SimulatedUser
 

@@ -4,8 +4,7 @@ A wire format (`Wire`) is pure code without tasks or clients. For example, the f
 
     request = wire.read(body, headers)           # raises Refusal
     turn = await session.turn(request)           # raises Refusal
-    response = wire.answer(request, turn)        # or, if request.stream: the parts of wire.events(request, turn)
-"""
+    response = wire.answer(request, turn)        # or, if request.stream: the parts of wire.events(request, turn)"""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -26,8 +25,7 @@ class Refusal(AgentRLError):
         kind: `invalid` (400), `not_found` (404), `context` (400: the prompt does not fit, such that agents compact; the
             message is "prompt is too long: N tokens > M maximum"), `limit` (429: a limit of the session), `overloaded`
             (503: no engine answers), `failed` (502: the engines failed).
-        reason: for `limit`, the limit's name, for example `requests`.
-    """
+        reason: for `limit`, the limit's name, for example `requests`."""
 
     def __init__(self, message: str, kind: RefusalKind = "invalid", reason: str = "") -> None:
         super().__init__(message)
@@ -92,8 +90,7 @@ class AgentTurn:
         parsed: content, reasoning and calls; the ids of the calls are unique in the session. A broken call is text in
             `content`, so that the agent sees it.
         finish: `stop`, `calls` (the turn has tool calls) or `length`.
-        prompt_tokens, cached_tokens, completion_tokens: counts for the agent's usage display.
-    """
+        prompt_tokens, cached_tokens, completion_tokens: counts for the agent's usage display."""
 
     id: str
     created: int

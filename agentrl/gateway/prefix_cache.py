@@ -3,8 +3,7 @@
 1. A text that continues an earlier prompt or answer begins with the ids used or sampled there; only the rest is
    encoded.
 2. A request that continues an answer gets its session. One that repeats or forks a conversation gets a new session.
-3. Texts lie in a radix tree, so a look-up costs about as much as reading. The longest unused is evicted first.
-"""
+3. Texts lie in a radix tree, so a look-up costs about as much as reading. The longest unused is evicted first."""
 
 from __future__ import annotations
 

@@ -1,7 +1,6 @@
 """The record of a session's tree, which the first Sample of the session keeps; bounded in size.
 
-It has the turns that no Sample has: the dropped ones, each with its reason and the beginning of its text.
-"""
+It has the turns that no Sample has: the dropped ones, each with its reason and the beginning of its text."""
 
 from collections.abc import Container, Iterable
 from itertools import islice, pairwise
@@ -21,8 +20,7 @@ class TurnRecord(BaseModel):
 
     Attributes:
         dropped, text: the reason not to train the turn, and its text; both are empty for a trained turn.
-        role, agent: of a root's conversation; empty for other turns.
-    """
+        role, agent: of a root's conversation; empty for other turns."""
 
     model_config = ConfigDict(frozen=True, strict=True)
 
@@ -62,8 +60,7 @@ class SessionRecord(BaseModel):
 
         Args:
             rewarded: numbers of the roots that got a reward.
-            refused: the last messages of refused requests.
-        """
+            refused: the last messages of refused requests."""
         roles = tree.roots()
         turns = [
             TurnRecord(

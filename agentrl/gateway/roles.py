@@ -4,8 +4,7 @@
    lose their text without a word.
 2. `Roles.probe` renders a few conversations once and takes the first fold under which the template shows every text, in
    order. No text is lost: what cannot be shown in a role is shown in another one.
-3. A fold changes nothing across an assistant's message, so that a longer history folds to a longer history.
-"""
+3. A fold changes nothing across an assistant's message, so that a longer history folds to a longer history."""
 
 import re
 from collections.abc import Iterator, Sequence
@@ -37,8 +36,7 @@ class Roles:
         join_results: a user message behind a tool's result is appended to the result.
         retold: turns that a history of others shows in another form: calls (`all`, those `beside` text, `several` in one
             message) as text, and `twice` the assistant as one message.
-        lost: pairs of roles, one behind the other, that the template cannot show under any fold.
-    """
+        lost: pairs of roles, one behind the other, that the template cannot show under any fold."""
 
     first: str = "system"
     later: str = "system"

@@ -4,8 +4,7 @@
 2. `/generate` with one prompt goes on with its tokens after an update. Its stream then ends with one event that has all
    tokens.
 3. Everything else is an engine's own answer, a stream too. A stream that has begun is not asked again.
-4. Only the run controls pauses, caches, weights and memory: such requests are refused.
-"""
+4. Only the run controls pauses, caches, weights and memory: such requests are refused."""
 
 import asyncio
 import math

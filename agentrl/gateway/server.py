@@ -2,8 +2,7 @@
 
 1. By default both listen on loopback. Both refuse what `agentrl.serving` refuses. No log has a session's token.
 2. A refusal is an HTTP status, or an event if the stream has begun. Keep-alives are sent while the model works.
-3. The client's disconnect ends its request.
-"""
+3. The client's disconnect ends its request."""
 
 import asyncio
 import hmac
@@ -57,8 +56,7 @@ class Gateway:
     Attributes:
         agent_app, owner_app: the ASGI applications.
         roles: the rules that put messages into roles that the template shows.
-        base, socket: the agents' address and Unix socket, known once `serving` runs.
-    """
+        base, socket: the agents' address and Unix socket, known once `serving` runs."""
 
     def __init__(
         self, chat: Chat, engine: TurnSampler, *, context_length: int, model: str = "policy", owner_key: str = ""

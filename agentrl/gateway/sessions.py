@@ -106,8 +106,7 @@ class Session:
         counts: numbers of requests and tokens, by name; `figures` adds the numbers of nodes.
         refusals: the last messages of refused requests.
         record: after `close`, the tree in the form that a Sample keeps.
-        failure: the engine failure that ended the last request, or the gateway's end during the session; else None.
-    """
+        failure: the engine failure that ended the last request, or the gateway's end during the session; else None."""
 
     chat: Chat
     engine: TurnSampler

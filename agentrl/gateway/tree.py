@@ -4,8 +4,7 @@
    one lock, so that parallel requests are placed in the order of their arrival. `sampled` completes the node, `discard` removes it.
 2. Messages are compared by a chain of hashes over their normal form. The form leaves out what a client may change: ids
    of calls, reasoning, the spelling of arguments, and white space around an assistant's text.
-3. Each leaf becomes a Sample. The leaves below a node share its sampled tokens; only the first leaf trains them.
-"""
+3. Each leaf becomes a Sample. The leaves below a node share its sampled tokens; only the first leaf trains them."""
 
 from __future__ import annotations
 
@@ -55,8 +54,7 @@ class TurnNode:
         length: number of tokens of the prompt, including all nodes above.
         rows: number of rows of routed experts that the nodes above have.
         chat: the conversation's state before the turn; after `sampled`, the state after the turn.
-        delivered: the answer reached the agent: it was sent, or the agent repeated it.
-    """
+        delivered: the answer reached the agent: it was sent, or the agent repeated it."""
 
     number: int
     parent: TurnNode | None
@@ -127,8 +125,7 @@ class Reading:
         keys: a key for each prefix of the messages.
         tools, digest: the tools and their key.
         agent: the agent's name.
-        found: the node that the request continues, and the number of messages that it repeats; None for a new root.
-    """
+        found: the node that the request continues, and the number of messages that it repeats; None for a new root."""
 
     messages: list[Message]
     keys: tuple[Key, ...]
@@ -338,8 +335,7 @@ class SessionTree:
 
         Args:
             origin: the common fields of all Samples; each Sample is a changed copy.
-            rewards: number of a root -> its reward, or None to set the reward later. Other roots are dropped.
-        """
+            rewards: number of a root -> its reward, or None to set the reward later. Other roots are dropped."""
         counts, trained = Counter[str](), set[TurnNode]()
         roles, found = self.roots(), list[Sample]()
         for node, reason in self.dropped(rewards).items():

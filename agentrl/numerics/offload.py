@@ -20,8 +20,7 @@ class OffloadedTensors:
         emptied: tensors that come back as zeros, where `kept` does not share their memory.
 
     Raises:
-        OSError: the file could not be written; nothing was taken away.
-    """
+        OSError: the file could not be written; nothing was taken away."""
 
     def __init__(self, kept: Iterable[Tensor], emptied: Iterable[Tensor] = ()) -> None:
         self._kept = _storages(kept)

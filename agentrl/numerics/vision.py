@@ -1,8 +1,7 @@
 """Pixels of images for models that see them, made by the model's own image processor.
 
 The processor is always transformers' form of it for Pillow and numpy, also if torchvision is installed: trainer and
-built-in engine compute the same pixels on every machine.
-"""
+built-in engine compute the same pixels on every machine."""
 
 import io
 from collections.abc import Sequence

@@ -2,8 +2,7 @@
 
 1. The x axis counts rollouts done: a row of step s is at s + 1, an evaluation before training at 0.
 2. A value that is not finite is a gap in the line, never a point.
-3. SVG takes its colours from the page's CSS classes, so it follows light and dark.
-"""
+3. SVG takes its colours from the page's CSS classes, so it follows light and dark."""
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence

@@ -2,8 +2,7 @@
 
 1. `metrics.jsonl` is always written: one flushed JSON object a `log` call with `step` and `time`. A value that is not
    finite is null and named under `nonfinite`. TensorBoard, Weights & Biases and those of `sinks` are further sinks.
-2. Resuming at a step atomically drops the rows of that step and later ones.
-"""
+2. Resuming at a step atomically drops the rows of that step and later ones."""
 
 import math
 import secrets

@@ -7,8 +7,7 @@ A sink of your own:
     def to_queue(run: MetricsRun) -> Iterator[Sink]:
         queue = connect(run.folder.name)
         yield lambda step, at, metrics: queue.send(step, metrics)
-        queue.close()
-"""
+        queue.close()"""
 
 import re
 import time
@@ -30,8 +29,7 @@ class MetricsRun:
 
     Attributes:
         folder: the run's folder. A sink may keep the id of its own run in it.
-        resume_step: the first step of this life; above 0 if the run goes on. Steps from it on may be logged again.
-    """
+        resume_step: the first step of this life; above 0 if the run goes on. Steps from it on may be logged again."""
 
     folder: Path
     resume_step: int

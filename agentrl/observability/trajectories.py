@@ -2,8 +2,7 @@
 
 1. A trajectory is parts: what comes before the last prompt message, that message, and then what the model wrote and what
    it was shown, turn by turn. Parts joined are the sample's tokens, each once and in order.
-2. The first of them, and long answers of the environment, are folded: there, but closed until the reader opens them.
-"""
+2. The first of them, and long answers of the environment, are folded: there, but closed until the reader opens them."""
 
 import math
 from bisect import bisect_right

@@ -5,8 +5,7 @@
 2. If the outcome is "got worse" or "did not learn", the verdict names the first of `CAUSES` that holds. In this list, a
    cause comes before its consequences.
 3. A missing `rollout/` metric counts as 0. Rollouts without another metric are left out of its trend. If all rollouts
-   lack the metric, the trend is NaN, and every comparison with it is false.
-"""
+   lack the metric, the trend is NaN, and every comparison with it is false."""
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -50,8 +49,7 @@ class Trend(NamedTuple):
         start, end, top: mean over the first, the last and the highest window of rollouts.
         mean: mean over all rollouts.
         peak: largest absolute value.
-        noise: standard error of the difference of two windows.
-    """
+        noise: standard error of the difference of two windows."""
 
     start: float
     end: float

@@ -2,8 +2,7 @@
 
 1. `grade(rm_type, response, label)` grades one answer here; `grade_many` a list on all cores. In async code a
    `GraderRunner` never blocks the event loop.
-2. `async_rm(args, sample)` and `batched_async_rm(args, samples)` serve rollouts.
-"""
+2. `async_rm(args, sample)` and `batched_async_rm(args, samples)` serve rollouts."""
 
 from typing import Any
 

@@ -6,8 +6,7 @@
 3. Each test has a deadline. After an overrun or a crash the submission is loaded afresh.
 4. A test that cannot run, or that passes without using the submission, is a `grader_bad_label`.
 5. Limits: if tests use a class by name, its operators are the submission's code. Arguments are passed by value, but the
-   test sees in-place changes of a list, dict or set. Coroutines run before they are awaited.
-"""
+   test sees in-place changes of a list, dict or set. Coroutines run before they are awaited."""
 
 import math
 import re

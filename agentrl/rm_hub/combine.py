@@ -5,8 +5,7 @@
    reward is a dict of them and of itself ("score").
 2. The weighted sum of the graders' scores is the trajectory's reward. Those of its steps (`metadata["step_rewards"]`) are
    added with their weight. Gates act on the whole.
-3. Each turn's credit is written to `metadata["step_credit"]`, for estimators that credit turns or tokens.
-"""
+3. Each turn's credit is written to `metadata["step_credit"]`, for estimators that credit turns or tokens."""
 
 import inspect
 import math
@@ -40,8 +39,7 @@ class Verifier:
         check: `sample -> bool`, plain or async; or a grader's name, which must find the answer correct.
         otherwise: "zero" (the graders are then not asked), "multiply" by `amount`, or "subtract" it.
         amount: the factor or the penalty.
-        name: what it is called among the parts, with `verifier_` before it; default the function's name.
-    """
+        name: what it is called among the parts, with `verifier_` before it; default the function's name."""
 
     check: Check | str
     otherwise: Otherwise = "zero"
@@ -72,8 +70,7 @@ class Weighted:
         grader: a grader's name, or `sample -> float` (or a `Grade`), plain or async.
         weight: its factor; negative for a penalty.
         part: which of the grade's `parts` counts instead of its score.
-        name: what it is called among the parts; default the grader's or function's name.
-    """
+        name: what it is called among the parts; default the grader's or function's name."""
 
     grader: Scorer | str
     weight: float = 1.0
@@ -96,8 +93,7 @@ class StepRewards:
 
     Attributes:
         distribution: which steps get the trajectory's reward: the "last", "all" of them (each the whole), or "average".
-        weight: factor of the steps' own rewards.
-    """
+        weight: factor of the steps' own rewards."""
 
     distribution: CreditStrategy = "last"
     weight: float = 1.0
@@ -126,8 +122,7 @@ class Combined:
         gate: checks that guard the whole reward, applied in order.
         steps: whether and how the environment's step rewards count.
 
-    Raises SettingsError: an unknown grader, two parts of one name, or nothing to combine.
-    """
+    Raises SettingsError: an unknown grader, two parts of one name, or nothing to combine."""
 
     def __init__(
         self, *parts: Weighted, gate: Verifier | Sequence[Verifier] = (), steps: StepRewards | None = None

@@ -18,8 +18,7 @@ class Grade:
         reason: one sentence that says why, for people.
         parts: named partial scores, for graders that have several (`--reward-key` picks one).
         unjudged: "" for a judged answer; else why the answer could not be judged: "no_box", "grader_timeout",
-            "grader_out_of_memory" or "grader_crashed". Its score is a wrong answer's.
-    """
+            "grader_out_of_memory" or "grader_crashed". Its score is a wrong answer's."""
 
     score: float
     correct: bool
@@ -39,8 +38,7 @@ class Grade:
 GraderFunction = Callable[[str, Any, Mapping[str, Any]], Grade]
 """A grader: `(response, label, metadata) -> Grade`; pure, so that it can run in another process.
 
-Where the data is at fault it raises a `GraderFailure` of kind "grader_bad_label" or "grader_bad_metadata".
-"""
+Where the data is at fault it raises a `GraderFailure` of kind "grader_bad_label" or "grader_bad_metadata"."""
 
 
 class GraderService(ABC):

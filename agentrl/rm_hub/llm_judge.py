@@ -3,8 +3,7 @@
 1. Each text stands between tags with a digest of the texts, so no text can hold its own closing tag.
 2. The verdict is requested as JSON, by schema if the server supports it, else it is read from text (`reading.verdict`). An
    answer without one is requested once more, then it is a `judge_nonsense` failure, never a zero.
-3. Verdicts are cached by model, rubric and texts. The API key comes from the environment only.
-"""
+3. Verdicts are cached by model, rubric and texts. The API key comes from the environment only."""
 
 import hashlib
 import json
@@ -138,8 +137,7 @@ class JudgeCache:
 
     An async context manager; a thread reads and writes the file, which is made if it is not there. It keeps the rollback
     journal: SQLite refuses the switch to the write-ahead log while another process opens the file. Raises SettingsError:
-    the file cannot be opened, or is something else.
-    """
+    the file cannot be opened, or is something else."""
 
     def __init__(self, path: str) -> None:
         self.path = Path(path).expanduser()

@@ -3,8 +3,7 @@
 `answers.find_answer` finds the answer; `metadata["reader"]` is "strict" (default) or "lenient". `equality.compare`
 compares numbers, expressions, sets, tuples, intervals, matrices and equations; the last resort is math-verify. A label
 is a number, text, LaTeX, a boxed or `####` solution, or a list. `gsm8k`, `deepscaler` and `dapo` compare in the same
-way.
-"""
+way."""
 
 import math
 import re
@@ -43,8 +42,7 @@ def grade_gsm8k(response: str, label: Any, metadata: Mapping[str, Any]) -> Grade
     """`gsm8k`: 1 if the one number that the response gives is the label's, else 0 (Cobbe et al. 2021, arXiv:2110.14168).
 
     Numbers are exact: 18, 18.00, $18, 18 dollars, "eighteen" are equal, 17.99 is not. A label with at least two decimals
-    accepts a longer number that rounds to it. A label is a number, GSM8K's solution text with `#### 18`, or a list.
-    """
+    accepts a longer number that rounds to it. A label is a number, GSM8K's solution text with `#### 18`, or a list."""
     wanted = [gold.rpartition("####")[2].strip() for gold in texts_of(label, "gsm8k")]
     if not all(numbers.read(clean(gold)) is not None for gold in wanted):
         raise bad_label("gsm8k", "one number, or a solution that ends with '#### number'", label)
@@ -72,8 +70,7 @@ def grade_dapo(response: str, label: Any, metadata: Mapping[str, Any]) -> Grade:
 
     Only the last `WINDOW` characters are read. `metadata["dapo_form"]` chooses what counts: "answer" (default) is an
     `Answer:` in the window; "strict" wants it on the very last line; "boxed" reads a box instead. Which of several counts,
-    and what makes one no answer, is `answers`'. `parts` has `score` (+1 or -1) and `acc` (1 or 0).
-    """
+    and what makes one no answer, is `answers`'. `parts` has `score` (+1 or -1) and `acc` (1 or 0)."""
     form = one_of(metadata, "dapo_form", ("answer", "strict", "boxed"), "dapo")
     golds = read_labels("dapo", label)
     asked = asked_for(golds)._replace(announced=NOTHING if form == "boxed" else _LINE, called=NOTHING)

@@ -1,8 +1,7 @@
 """Graders by their `--rm-type` names, each imported on first use. `boxed_NAME` grades the content of the last box.
 `package.module:function` or `path/file.py:function` names a user's grader. A missing label is an error, never a zero.
 A built-in grader that exhausts time, memory or stack gives a wrong answer's score, because the answer could drop its
-group otherwise; a user's grader fails.
-"""
+group otherwise; a user's grader fails."""
 
 import difflib
 import functools
@@ -40,8 +39,7 @@ class GraderSpec:
         needs_label: whether a label is required.
         boxable: whether `boxed_NAME` exists.
         conversation: whether it reads `metadata["messages"]`; else a recorded conversation is not sent to its process.
-        zero: the score of an answer that exhausted its grader; None for graders that fail instead.
-    """
+        zero: the score of an answer that exhausted its grader; None for graders that fail instead."""
 
     path: str
     packages: tuple[str, ...] = ()

@@ -3,8 +3,7 @@
 1. The server gets `{"prompt", "response", "label", "metadata"}` by POST and answers a number, or an object with
    `score` or `reward` and optionally `correct`, `extracted`, `reason`; its other numbers become the grade's parts.
 2. `prompt` is the metadata's `prompt`, which the rollout sets to the sample's prompt; null if there is none.
-3. Without `correct` in the answer a positive score counts as right.
-"""
+3. Without `correct` in the answer a positive score counts as right."""
 
 from collections.abc import Mapping
 from typing import Any

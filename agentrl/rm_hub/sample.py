@@ -3,8 +3,7 @@
 1. The grader is the sample's own `metadata["rm_type"]`, else `args.rm_type`.
 2. The reward is the grade's score; with `--reward-key` (or `--eval-reward-key`) it is the dict `{"score": ..., **parts}`
    from which the key picks.
-3. The whole grade stays in `sample.metadata["grade"]`.
-"""
+3. The whole grade stays in `sample.metadata["grade"]`."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any

@@ -5,8 +5,7 @@
 3. The structure is (think, search, information)*, think, answer; in `metadata["messages"]` all turns but the last call
    tools that answer, and the last turn has one answer.
 4. Format scores (s, f, r): right answer 1, or 1 - s without structure; wrong or missing answer with structure s, or s +
-   r if an accepted answer was retrieved; wrong answer without structure f; no answer without structure 0.
-"""
+   r if an accepted answer was retrieved; wrong answer without structure f; no answer without structure 0."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -42,8 +41,7 @@ def grade_search_r1(response: str, label: Any, metadata: Mapping[str, Any]) -> G
     Args:
         label: the accepted answers (`reading.common.golds`), as Search-R1's `{"target": [...]}`.
         metadata: `structure_format_score`, `final_format_score`, `retrieval_score` (default 0 each; the second paper
-            uses 0.2, 0.1 and 0), `sub_em` (default false), `messages` (default none, see the module's third point).
-    """
+            uses 0.2, 0.1 and 0), `sub_em` (default false), `messages` (default none, see the module's third point)."""
     accepted = golds(label, "search_r1")
     structure = number(metadata, "structure_format_score", 0.0, "search_r1")
     final = number(metadata, "final_format_score", 0.0, "search_r1")

@@ -5,8 +5,7 @@
    unwrapped.
 2. Normalisation is SQuAD's, with three differences: punctuation of all scripts goes; a decimal point between digits and
    a minus sign before a number stay; an answer of which nothing is left is compared as it is.
-3. The best of several accepted answers counts.
-"""
+3. The best of several accepted answers counts."""
 
 import json
 import re

@@ -41,8 +41,7 @@ def grade_tool_call(response: str, label: Any, metadata: Mapping[str, Any]) -> G
     Args:
         response: what the model wrote.
         label: `{"name", "arguments"}`, a list of such, or `{"any_of": [...]}`; also as JSON text.
-        metadata: the flags `ordered`, `accepted_values`, `loose_strings`, `coerce`; `messages`; `tools` (schemas).
-    """
+        metadata: the flags `ordered`, `accepted_values`, `loose_strings`, `coerce`; `messages`; `tools` (schemas)."""
     accepted = flag(metadata, "accepted_values", "tool_call")
     loose = flag(metadata, "loose_strings", "tool_call") if "loose_strings" in metadata else accepted
     rules = Rules(flag(metadata, "ordered", "tool_call"), accepted, loose, flag(metadata, "coerce", "tool_call"))

@@ -13,8 +13,7 @@
    longest delay. A batch should leave a quarter of a batch of finished groups over. If groups are missing when the
    trainer asks for a batch, fewer starts are delayed: by the number of missing groups and the quarter. After `WINDOW`
    batches without a missing group, the delay changes by the least surplus over the quarter. Soon no start is delayed if
-   engines are slower than the trainer.
-"""
+   engines are slower than the trainer."""
 
 from collections import Counter
 from dataclasses import dataclass, field
@@ -47,8 +46,7 @@ class Admission:
         dropped_in_row: number of groups that were dropped since the last kept group.
         held: number of groups whose start is delayed although staleness allows it.
         spare: for each batch since `held` changed, the number of finished groups that the batch left over a quarter of a
-            batch; negative if they were fewer.
-    """
+            batch; negative if they were fewer."""
 
     batch: int
     surplus: int = 0

@@ -4,8 +4,7 @@
 2. Each turn: engine -> `Conversation.sampled` -> `Environment.step` -> `Conversation.show`.
 3. It ends when the environment says so, when the turns or the context are used up, or when the model ran into its
    token limit.
-4. With a hosted model the conversation is in messages, and the sample has no ids (`hosted`).
-"""
+4. With a hosted model the conversation is in messages, and the sample has no ids (`hosted`)."""
 
 import math
 import time
@@ -39,8 +38,7 @@ async def run_environment(
 
     Raises:
         Failure: typed by who is to blame.
-        Restarted: generating was held, and the environment says that the trajectory then begins again.
-    """
+        Restarted: generating was held, and the environment says that the trajectory then begins again."""
     if context.environments is None:
         raise EnvFailure("no environment is set; pass --env or --custom-generate-function-path")
     if context.hosted:
@@ -167,8 +165,7 @@ async def sample_turn(
 
     Raises:
         ContextOverflow: prompt or answer are too long for the engine.
-        EngineFailure: no answer, one that contradicts itself, or one that was aborted.
-    """
+        EngineFailure: no answer, one that contradicts itself, or one that was aborted."""
     note_turn(talk.turns + 1)
     params = context.turn_params(params, talk.sample, talk.turns + 1, talk.room)
     try:

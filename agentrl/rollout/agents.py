@@ -1,7 +1,6 @@
 """Trajectories of agent programs: a session of the gateway for each, and its Samples.
 
-`async def agent(base_url, sample)` is a generate function; it may return a reward. An `AgentEnvironment` has `act`.
-"""
+`async def agent(base_url, sample)` is a generate function; it may return a reward. An `AgentEnvironment` has `act`."""
 
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
@@ -23,8 +22,7 @@ async def play_agent(
     Raises:
         AgentFailure: the agent sent no request that was answered.
         ContextOverflow: the agent's first prompt does not fit into the context.
-        EngineFailure: the engines failed and the agent gave up, or the gateway was closed.
-    """
+        EngineFailure: the engines failed and the agent gave up, or the gateway was closed."""
     gateway = context.gateway
     if gateway is None:
         raise EnvFailure("agents need the gateway of a run", kind="env_no_gateway")

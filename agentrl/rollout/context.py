@@ -1,8 +1,7 @@
 """The surroundings that a trajectory needs, and the way in which user code reaches them.
 
 `RolloutContext` is built once per process. While a generate function runs, `helpers.current()` returns it, so that a
-custom function that got only `(args, samples)` can still call the engine and the chat room.
-"""
+custom function that got only `(args, samples)` can still call the engine and the chat room."""
 
 import hashlib
 from collections.abc import Mapping, Sequence
@@ -96,8 +95,7 @@ class RolloutContext:
         evaluating: whether what is played now is evaluated, and not trained on.
         tallies: where the tokens that engines sample are counted: of this attempt, and of its group.
         hooks: told what happens.
-        engine_groups: those of `--engine-groups`.
-    """
+        engine_groups: those of `--engine-groups`."""
 
     settings: RolloutSettings
     args: Any

@@ -9,8 +9,7 @@
 3. `Admission` decides how many groups may start and if a batch is full. One task, the pump, leases all groups. It leases
    while a batch is filled and, in an asynchronous run, while the trainer works on the previous batch.
 4. If a lease is cancelled, its group is given back to the store. A result that still arrives is discarded.
-5. If a group raises an error, or the caller of `batch` is cancelled, all groups in flight are given back.
-"""
+5. If a group raises an error, or the caller of `batch` is cancelled, all groups in flight are given back."""
 
 import time
 from collections import Counter
@@ -105,8 +104,7 @@ class RolloutCoordinator:
 
         Args:
             filter_name: name of the group filter, for messages.
-            carried: number of tokens in finished groups that an earlier process left in the store.
-        """
+            carried: number of tokens in finished groups that an earlier process left in the store."""
         with ungrouped():
             async with anyio.create_task_group() as tasks:
                 coordinator = cls(player, store, settings, filter_name, tasks)
@@ -127,8 +125,7 @@ class RolloutCoordinator:
 
         Raises:
             Failure: a failure's policy stops the run.
-            AgentRLError: too many groups in a row were dropped, or the store, the filter or the grader failed.
-        """
+            AgentRLError: too many groups in a row were dropped, or the store, the filter or the grader failed."""
         self._dry = False
         try:
             if self._error is None:
@@ -215,8 +212,7 @@ class RolloutCoordinator:
         """Lease groups as long as the coordinator runs.
 
         After each attempt it waits for a change: a batch was begun or handed over, a trajectory or group ended, weights
-        were updated. It unblocks `batch`, which waits for groups or for the end of the data.
-        """
+        were updated. It unblocks `batch`, which waits for groups or for the end of the data."""
         while True:
             changed = self._changed
             try:

@@ -4,8 +4,7 @@
 2. What the environment answers is checked; whatever goes wrong in it is an `EnvFailure` with its name.
 3. Between two rollouts (`--partial-rollout`) generating is held. `generating` then does what the class says in
    `when_interrupted`: keep the instance; close it, and replay the turns so far on a fresh one when it is needed again;
-   or raise `Restarted`. A weight update changes nothing.
-"""
+   or raise `Restarted`. A weight update changes nothing."""
 
 import math
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
@@ -38,8 +37,7 @@ def make_environment(entry: EnvSpec, context: RolloutContext) -> Environment:
     """A fresh instance for one trajectory.
 
     Raises:
-        EnvFailure: the class's own code raised.
-    """
+        EnvFailure: the class's own code raised."""
     try:
         made = entry.make(evaluating=context.evaluating)
         made.engine_group = context.engine_group
@@ -55,8 +53,7 @@ async def closing(live: Callable[[], Environment | None], sample: Sample) -> Asy
     """Close the instance that there is at the end, however it comes.
 
     Raises:
-        EnvFailure: the end was a good one, and closing failed.
-    """
+        EnvFailure: the end was a good one, and closing failed."""
     try:
         yield
     except BaseException:
@@ -82,8 +79,7 @@ class LiveEnvironment:
     """The environment of one trajectory.
 
     Attributes:
-        env: the instance; None while it is put away.
-    """
+        env: the instance; None while it is put away."""
 
     def __init__(self, context: RolloutContext, entry: EnvSpec) -> None:
         self.env: Environment | None = make_environment(entry, context)
@@ -98,8 +94,7 @@ class LiveEnvironment:
         """Await a model call, beside which generating may be held until the next rollout.
 
         Raises:
-            Restarted: it was held, and the trajectory is to begin again.
-        """
+            Restarted: it was held, and the trajectory is to begin again."""
         if self._kind.when_interrupted == "keep":
             return await call
         with ungrouped():
@@ -134,8 +129,7 @@ class LiveEnvironment:
         """The instance; one that was put away is made again and replayed. Nothing is counted for `sample` then.
 
         Raises:
-            EnvFailure: it answers otherwise than before (kind `replay_differs`), or fails.
-        """
+            EnvFailure: it answers otherwise than before (kind `replay_differs`), or fails."""
         if self.env is None:
             self.env = make_environment(self._entry, self._context)
             before, sample.metadata = sample.metadata, deepcopy(self._metadata)

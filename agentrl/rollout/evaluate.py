@@ -21,8 +21,7 @@ class EvalResult:
     Attributes:
         metrics: mean reward, pass@k, lengths, truncation, tool use, all of whole trajectories; names without the data
             set's.
-        groups: the graded samples, one group a prompt.
-    """
+        groups: the graded samples, one group a prompt."""
 
     name: str
     metrics: dict[str, float]
@@ -37,8 +36,7 @@ class Evaluated:
         name: the set's name, for the metrics.
         settings: the settings that it is played with.
         environments: names of its environments.
-        startup_check: watches the first groups of all evaluations of the set.
-    """
+        startup_check: watches the first groups of all evaluations of the set."""
 
     name: str
     settings: RolloutSettings
@@ -57,8 +55,7 @@ async def evaluate(
         prompts: groups of pending samples, `n_samples_per_eval_prompt` each.
 
     Raises:
-        AgentRLError: no prompt fitted, or the reward failed for all of them, and no evaluation graded any before.
-    """
+        AgentRLError: no prompt fitted, or the reward failed for all of them, and no evaluation graded any before."""
     stats = RolloutStats()
     graded: list[Group] = [[] for _ in prompts]
 

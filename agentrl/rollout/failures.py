@@ -58,8 +58,7 @@ async def guarded(
         work_only: the time that tools inside wait for a free place does not count.
         place: what `call` plays; errors get it in front of their message.
         held: seconds for which generating was held so far; they do not count.
-        flag: which setting says `timeout`.
-    """
+        flag: which setting says `timeout`."""
     late = late or failure
     try:
         with Deadline(timeout, what, place=place, work_only=work_only, held=held) as limit:
@@ -109,8 +108,7 @@ def mark_failed(sample: Sample, failure: Failure) -> Sample:
 def trainable(sample: Sample) -> bool:
     """Return true if what a failed trajectory left behind says which of its tokens the model wrote.
 
-    User code may have been interrupted between tokens and mask: a mask that is missing or does not fit is no mask.
-    """
+    User code may have been interrupted between tokens and mask: a mask that is missing or does not fit is no mask."""
     return bool(sample.response_length) and sample.loss_mask is not None and _whole(sample)
 
 

@@ -1,7 +1,6 @@
 """The fate of a finished group: dropped with a reason, or kept, and which of its samples are trained.
 
-A group filter is `fn(args, samples) -> bool` (or an object with `keep` and `reason`), asked once a finished group.
-"""
+A group filter is `fn(args, samples) -> bool` (or an object with `keep` and `reason`), asked once a finished group."""
 
 import inspect
 from collections.abc import Callable
@@ -18,8 +17,7 @@ from agentrl.sample import Sample, version_number
 class FilterOutput:
     """A filter's verdict; `reason` goes into the ledger and the metrics when the group is dropped.
 
-    `keep_when_insufficient`: keep it all the same where another group would have to be played in its stead.
-    """
+    `keep_when_insufficient`: keep it all the same where another group would have to be played in its stead."""
 
     keep: bool
     reason: str | None = None
@@ -44,8 +42,7 @@ def load_filter(path: str) -> GroupFilter:
     """Load `--dynamic-sampling-filter-path`.
 
     Raises:
-        PluginError: not found or not a plain function of `(args, samples)`.
-    """
+        PluginError: not found or not a plain function of `(args, samples)`."""
     flag = "--dynamic-sampling-filter-path"
     found = load_object(path, what=flag, default_names=("filter", "keep"))
     if not callable(found) or inspect.iscoroutinefunction(found):
@@ -64,8 +61,7 @@ def judged(group: Group, group_filter: GroupFilter | None, args: Any) -> FilterO
     """Returns the verdict on a group; a reason is given for each group that is dropped.
 
     Raises:
-        PluginError: the group filter's own code failed.
-    """
+        PluginError: the group filter's own code failed."""
     if all(not (sample.response_length or sample.hosted) or sample.remove_sample for sample in group):
         return FilterOutput(False, "nothing_to_train")
     if group_filter is None:

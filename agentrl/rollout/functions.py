@@ -10,8 +10,7 @@ A class is accepted too: its async method `generate` has one of these forms, and
 
 Reward, accepted forms (async or plain):
     `(args, sample, **kwargs)`; with `--group-rm` `(args, samples, **kwargs)`; `(samples, **kwargs)`.
-A plain function runs in a worker thread, never on the event loop.
-"""
+A plain function runs in a worker thread, never on the event loop."""
 
 import asyncio
 import inspect
@@ -56,8 +55,7 @@ class GenerateFunction:
         """Load and inspect `--custom-generate-function-path`.
 
         Raises:
-            PluginError: not found, not async, or with a signature that is none of the accepted forms.
-        """
+            PluginError: not found, not async, or with a signature that is none of the accepted forms."""
         flag = "--custom-generate-function-path"
         function = load_object(path, what=flag, default_names=("generate", "custom_generate"))
         if not inspect.isclass(function):
@@ -90,8 +88,7 @@ class GenerateFunction:
         """The function that a sample names itself (`generate_function_path`), which plays one trajectory.
 
         Raises:
-            PluginError: as of `load`; or it plays whole groups.
-        """
+            PluginError: as of `load`; or it plays whole groups."""
         found = cls.load(path)
         if not found.per_sample:
             raise PluginError(f"generate_function_path {path}: expected (args, sample, sampling_params)")
@@ -165,8 +162,7 @@ def normalize_outputs(generated: list[Sample], origin: Sample, name: str) -> lis
     whole response trains; `PENDING` becomes `COMPLETED`; a missing stop reason follows from the status.
 
     Raises:
-        EnvFailure: tokens, mask or log-probs are missing or misaligned.
-    """
+        EnvFailure: tokens, mask or log-probs are missing or misaligned."""
     for member in generated:
         member.group_index = origin.group_index
         if len(generated) > 1 and member.rollout_id is None:
@@ -204,8 +200,7 @@ class RewardFunction:
         """Load and inspect `--custom-rm-path`.
 
         Raises:
-            PluginError: not found, not callable, or with a signature that is none of the accepted forms.
-        """
+            PluginError: not found, not callable, or with a signature that is none of the accepted forms."""
         flag = "--custom-rm-path"
         names = ("batched_custom_rm", "reward_func", "custom_rm", "compute_reward")
         function = load_object(path, what=flag, default_names=names if group else names[1:])

@@ -3,8 +3,7 @@
 1. Structured: a group's trajectories are tasks of its task group. Leaving it, by success, error or cancellation,
    leaves nothing running.
 2. Failures follow the policy table of the settings and are counted by blame and kind.
-3. Finished samples that a data source gives (replay from its own buffer) are used as they are, not generated again.
-"""
+3. Finished samples that a data source gives (replay from its own buffer) are used as they are, not generated again."""
 
 import math
 from collections.abc import Awaitable, Callable
@@ -70,8 +69,7 @@ class GroupPlayer:
         Raises:
             DropGroup: a failure's policy drops the group.
             Failure: a failure's policy stops the run.
-            AgentRLError: every one of the first groups failed alike.
-        """
+            AgentRLError: every one of the first groups failed alike."""
         settings, tally = self.context.settings, tally or Tally()
         async with self.next_group:
             pass
@@ -256,8 +254,7 @@ class _Play:
 def _fresh(sample: Sample, attempt: int) -> Sample:
     """A pending copy of a leased sample; it shares nothing with the sample or with an earlier attempt.
 
-    A finished sample, which a data source gives to be used once more, stays as it is.
-    """
+    A finished sample, which a data source gives to be used once more, stays as it is."""
     copy = deepcopy(sample)
     if sample.finished:
         return copy

@@ -7,8 +7,7 @@ the ids, log-probs and weight versions are recorded. A conversation is known by 
 what is new appended to it, or a copy that also has the assistant's turns as they were returned. When the function returns, samples that it left without
 tokens get the recorded ones; `build_loss_mask(sample)` does so at once. With the tokens come what the default loop
 leaves too, unless the function left its own: `metadata["messages"]`, from which graders take the final answer, and
-what `execute_tool` counted for the conversation in `metadata["counters"]` and `non_generation_time`.
-"""
+what `execute_tool` counted for the conversation in `metadata["counters"]` and `non_generation_time`."""
 
 import time
 from collections.abc import AsyncIterator, Sequence
@@ -116,8 +115,7 @@ class Recorder:
         no other sample has.
 
         Raises:
-            EnvFailure: several conversations could be its own.
-        """
+            EnvFailure: several conversations could be its own."""
         free = [r for r in self.records if r.owner is None or r.owner is sample]
         mine = [r for r in free if r.owner is sample or r.given is sample.prompt] or free
         if not mine:
@@ -148,8 +146,7 @@ def _only(records: list[_Record]) -> _Record:
     """The one of several conversations with the same messages that a call without its list can mean.
 
     Raises:
-        EnvFailure: they differ in their tokens, and none of them is the one that this task continued last.
-    """
+        EnvFailure: they differ in their tokens, and none of them is the one that this task continued last."""
     last, first = _RECORD.get(), records[0]
     if last in records:
         return last
@@ -207,8 +204,7 @@ def current() -> RolloutContext:
     """The context of the rollout that is running this code.
 
     Raises:
-        AgentRLError: called outside a generate function.
-    """
+        AgentRLError: called outside a generate function."""
     return _recorder().context
 
 
@@ -221,8 +217,7 @@ async def generate_single(conversation: list[Message]) -> str:
             earlier point is a new conversation.
 
     Returns:
-        The turn's text, control tokens left out.
-    """
+        The turn's text, control tokens left out."""
     return await _recorder().turn(conversation)
 
 
@@ -240,8 +235,7 @@ async def execute_tool(call: ToolCall) -> str:
     Tools that keep state (variables of a Python session) keep it for one call of the generate function.
 
     Raises:
-        ToolFailure: the tool failed, and its `on_failure` is "fail".
-    """
+        ToolFailure: the tool failed, and its `on_failure` is "fail"."""
     recorder = _recorder()
     record, started = _RECORD.get(), time.monotonic()
     try:
@@ -258,8 +252,7 @@ def build_loss_mask(sample: Sample) -> list[int]:
     """The loss mask of the sample's recorded conversation; its tokens and log-probs are set on the sample too.
 
     Raises:
-        EnvFailure: nothing was generated for it.
-    """
+        EnvFailure: nothing was generated for it."""
     if not _recorder().claim(sample) or sample.loss_mask is None:
         raise _bad_call("build_loss_mask: nothing was generated with generate_single yet")
     return list(sample.loss_mask)

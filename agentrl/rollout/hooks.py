@@ -13,8 +13,7 @@ class RolloutHooks:
     """Every method of this one does nothing; what raises ends the rollout.
 
     Attributes:
-        alone: setting of a function that needs all trajectories in the coordinator's process; "" if there is none.
-    """
+        alone: setting of a function that needs all trajectories in the coordinator's process; "" if there is none."""
 
     alone = ""
 
@@ -58,7 +57,6 @@ def rollout_hooks(args: Any) -> RolloutHooks:
 
     Raises:
         PluginError: a function is not found, or cannot be called as it must.
-        SettingsError: the settings contradict each other.
-    """
+        SettingsError: the settings contradict each other."""
     found = compat()
     return RolloutHooks() if found is None else found.rollout_hooks(args)

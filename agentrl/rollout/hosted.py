@@ -1,8 +1,7 @@
 """Trajectories that a hosted model plays: conversations in messages, samples without token ids.
 
 A `HostedConversation` takes the place of a `Conversation`, so that environments and tools are the same. Its sample names the
-model (`Sample.hosted`), and a train batch refuses it.
-"""
+model (`Sample.hosted`), and a train batch refuses it."""
 
 import sys
 from collections.abc import Mapping, Sequence
@@ -47,8 +46,7 @@ class HostedConversation:
         sample: it gets the texts, the tools and the server's count of tokens.
         earlier: always empty: a conversation in messages is not split.
         messages: the whole conversation, as graders and `agentrl sft` read it.
-        room: no limit is known; the server refuses what is too long.
-    """
+        room: no limit is known; the server refuses what is too long."""
 
     room: Final = sys.maxsize
 

@@ -2,8 +2,7 @@
 
 Built-in graders have the deadlines of their own room (`grader_timeout` an answer, from when it starts): the wait for a
 free process, when a whole rollout ends at once, is not a slow grader. `reward_timeout` is for code of the user; it
-starts when a plain function has a thread.
-"""
+starts when a plain function has a thread."""
 
 import math
 from collections.abc import Sequence
@@ -33,8 +32,7 @@ class Grader:
     Attributes:
         function: a custom reward function; it takes the place of `Environment.reward`.
         runner: runs the built-in graders, also for user code that calls `async_rm`; without one, they run in the
-            event loop's own.
-    """
+            event loop's own."""
 
     settings: RolloutSettings
     args: Any
@@ -54,8 +52,7 @@ class Grader:
             giver: may have given rewards itself.
 
         Raises:
-            GraderFailure: the function raised, timed out, or returned something that is not a finite number.
-        """
+            GraderFailure: the function raised, timed out, or returned something that is not a finite number."""
         pending = [sample for sample in samples if sample.reward is None]
         for path in dict.fromkeys(sample.custom_rm_path for sample in pending):
             function = self.function if path is None else RewardFunction.load(path, group=False)
@@ -95,8 +92,7 @@ def check_reward(sample: Sample, giver: str) -> None:
     """A reward is a finite number, or a dict whose numbers are finite; what is none is taken away.
 
     Raises:
-        GraderFailure: names the giver, where it is known, the value and the sample.
-    """
+        GraderFailure: names the giver, where it is known, the value and the sample."""
     values = sample.reward.values() if isinstance(sample.reward, dict) else [sample.reward]
     numbers = [v for v in values if isinstance(v, (int, float)) and not isinstance(v, bool)]
     plain = not isinstance(sample.reward, dict)

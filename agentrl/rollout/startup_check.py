@@ -3,8 +3,7 @@
 1. The first `FIRST_GROUPS` that are started count, not the first that end: an answer that is short, or a prompt that is
    too long, ends soon.
 2. If the reward failed in every one of them and graded no trajectory, or if no prompt of theirs fitted, the next ones
-   would fail as well. Where one was graded, later failures follow the policy.
-"""
+   would fail as well. Where one was graded, later failures follow the policy."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -30,8 +29,7 @@ class StartupCheck:
         """Watch one group, whose own counts are in `tally`.
 
         Raises:
-            AgentRLError: it was the last of the first groups, and all of them failed alike.
-        """
+            AgentRLError: it was the last of the first groups, and all of them failed alike."""
         if not self._places:
             yield
             return
@@ -56,8 +54,7 @@ class StartupCheck:
         """Take the groups so far for the first ones: there are no more, or enough.
 
         Raises:
-            AgentRLError: all of them failed alike.
-        """
+            AgentRLError: all of them failed alike."""
         causes = set(self._ended)
         if causes in ({_REWARD}, {_PROMPT}):
             raise AgentRLError(f"{causes.pop().format(len(self._ended))}: {self._last}")

@@ -25,8 +25,7 @@ class Tokens:
 
     Attributes:
         generated: tokens that engines sampled.
-        lost: those of them that will never be trained on, by reason.
-    """
+        lost: those of them that will never be trained on, by reason."""
 
     generated: int = 0
     lost: Counter[str] = field(default_factory=Counter)
@@ -57,8 +56,7 @@ class TokenBalance:
         generated: tokens that engines sampled, and tokens of groups that waited when the process began.
         trained: tokens that were handed to the trainer.
         waiting: tokens of groups in flight as last reported, and of groups that wait for a batch.
-        lost: tokens that will never be trained on, by reason.
-    """
+        lost: tokens that will never be trained on, by reason."""
 
     generated: int = 0
     trained: int = 0
@@ -76,8 +74,7 @@ class RolloutStats:
         failures: by `<blame>/<kind>`.
         dropped: groups by reason.
         seconds: duration of the rollout. A sum has none.
-        account: where all tokens so far went. A sum has none.
-    """
+        account: where all tokens so far went. A sum has none."""
 
     offered: tuple[Row, ...] = ()
     graded: int = 0
@@ -114,8 +111,7 @@ class Tally:
     """The sum of the counts of one group while a worker plays it.
 
     Args:
-        report: gets the number of trajectories that ended and the sum, each time a trajectory ends.
-    """
+        report: gets the number of trajectories that ended and the sum, each time a trajectory ends."""
 
     def __init__(self, report: Callable[[int, RolloutStats], None] = lambda ended, stats: None) -> None:
         self.stats, self._ended, self._report = RolloutStats(), 0, report

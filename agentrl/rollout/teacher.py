@@ -5,8 +5,7 @@
 2. With `opd_privileged_key` the teacher sees a longer prompt than the student: a user message follows with what the sample's
    metadata holds there. The teacher may then be the model itself, as the engines have it (arXiv:2601.18734).
 3. Every SGLang server with the student's vocabulary will do. It says log-probs at temperature 1.
-4. A teacher that fails is an engine's failure: the run ends, or with another policy for those the group is dropped.
-"""
+4. A teacher that fails is an engine's failure: the run ends, or with another policy for those the group is dropped."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
@@ -33,8 +32,7 @@ async def teach(group: Group, context: RolloutContext, tally: Tally) -> None:
 
     Raises:
         EngineFailure: the teacher failed, and the policy says that this ends the run.
-        DropGroup: the policy says anything else.
-    """
+        DropGroup: the policy says anything else."""
     if (teacher := context.teacher) is None:
         return
 
@@ -66,8 +64,7 @@ def seen_by_teacher(sample: Sample, context: RolloutContext) -> list[int]:
 
     Raises:
         SampleError: the sample has no such text.
-        SettingsError: its prompt does not end as the chat template ends a prompt.
-    """
+        SettingsError: its prompt does not end as the chat template ends a prompt."""
     key, ids = context.settings.opd_privileged_key, list(sample.tokens)
     if key is None:
         return ids
@@ -99,8 +96,7 @@ async def check_teacher(teacher: "EnginePool", tokenizer: Any, longest: int | No
 
     Raises:
         EngineFailure: one does not answer, or is no SGLang server.
-        SettingsError: one has another vocabulary, or too small a context.
-    """
+        SettingsError: one has another vocabulary, or too small a context."""
     try:
         await teacher.check()
     except EngineFailure as failure:

@@ -2,8 +2,7 @@
 
 1. A task that raises `SystemExit` or `KeyboardInterrupt` would end the event loop. Here it ends the call that started it.
 2. A task that still runs after its trajectory is cancelled, counted, and named once. Tasks that a `setup` starts are the
-   run's, and end with it. Libraries end their own tasks: a client that all trajectories share may need them.
-"""
+   run's, and end with it. Libraries end their own tasks: a client that all trajectories share may need them."""
 
 import asyncio
 import logging

@@ -37,8 +37,7 @@ class Lease:
         number: the lease's number. A group that is leased again gets a new number.
         group_id: the ledger's number of the group.
         version: weight version under which the group was leased.
-        group: its pending samples.
-    """
+        group: its pending samples."""
 
     number: int
     group_id: int
@@ -65,8 +64,7 @@ class Played:
         group: the finished samples. Empty if a failure ended the group early, or if another process played it and the
             verdict keeps it.
         data: the group as the ledger stores it, encoded once; empty if the group cannot be kept.
-        trained: tokens with mask 1.
-    """
+        trained: tokens with mask 1."""
 
     lease: int
     verdict: FilterOutput
@@ -91,24 +89,21 @@ class Player(Protocol):
             async def resume(self): ...
             async def updated(self, version): ...
             async def figures(self):
-                return {}
-    """
+                return {}"""
 
     async def play(self, lease: Lease, report: Callable[[LeaseProgress], None]) -> Played:
         """Play a group. Cancelling the call cancels the lease; the last `LeaseProgress` is still reported.
 
         Raises:
             WorkerLost: the worker's process died. The coordinator gives the group back.
-            AgentRLError: the run cannot go on.
-        """
+            AgentRLError: the run cannot go on."""
 
     async def evaluate(self, number: int, group: Group, tally: Tally) -> Group:
         """Play a group of evaluation set `number`, and return it graded.
 
         Raises:
             DropGroup: a failure's policy drops the group.
-            AgentRLError: the run cannot go on.
-        """
+            AgentRLError: the run cannot go on."""
 
     async def pause(self) -> None:
         """Stop generating until `resume`. Return when no engine generates. Groups in flight keep their tokens."""
@@ -133,8 +128,7 @@ class RolloutWorker(Player):
         figures: returns metrics of this process since the last call.
 
     Attributes:
-        player, sets: as given.
-    """
+        player, sets: as given."""
 
     def __init__(
         self,

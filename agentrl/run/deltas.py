@@ -3,8 +3,7 @@
 1. `write_delta` compares a version with the one before. A block that differs is stored as the compressed XOR of old and new
    bytes. The index has the place of each block, and the size and hash of each file.
 2. `fetch` makes the copy of a version from the copy before and the delta. If a hash differs or a file is damaged, it
-   copies the whole version instead.
-"""
+   copies the whole version instead."""
 
 import fcntl
 import hashlib

@@ -3,8 +3,7 @@
 1. A row of the prompt data is a conversation. Its ids and mask are those of `chat.demonstration`: where a rollout would
    show the model something the mask is 0, and what it would have sampled is what the template writes.
 2. Data source, ledger, checkpoints and resume are those of any run, so that no conversation is trained twice.
-3. A conversation that is longer than the context is left out: the ledger has it as dropped, and a metric counts it.
-"""
+3. A conversation that is longer than the context is left out: the ledger has it as dropped, and a metric counts it."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager

@@ -31,8 +31,7 @@ def train(settings: RunSettings, start: Start) -> int:
     If the run is finished and its model is written, nothing is started.
 
     Args:
-        start: starts the parts of the run: `agentrl.cluster.start` or `agentrl.run.local.start`.
-    """
+        start: starts the parts of the run: `agentrl.cluster.start` or `agentrl.run.local.start`."""
     with Progress(settings.observability, total=settings.rollout.num_rollout) as progress:
         began = time.monotonic()
         # Prints no line: if the check fails, its error is the only output.
@@ -141,8 +140,7 @@ class Driver:
     """The executor of a schedule, action by action.
 
     Args:
-        parts: the parts of the run, already started. The driver does not stop them.
-    """
+        parts: the parts of the run, already started. The driver does not stop them."""
 
     def __init__(
         self, settings: RunSettings, parts: Components, folder: RunFolder, logger: MetricsLogger, progress: Progress

@@ -5,8 +5,7 @@
    trains it has a process of its own, as one interpreter runs one of them at a time; so do other kinds of engine.
 3. The trainer is one rank in a thread of its own: its calls block, and some of torch's settings belong to a thread. A
    call cannot be broken off, so a deadline is noticed, and Ctrl-C heeded, when the call is over.
-4. Weights travel by disk: a process cannot broadcast to itself.
-"""
+4. Weights travel by disk: a process cannot broadcast to itself."""
 
 import asyncio
 import os

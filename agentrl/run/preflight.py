@@ -5,8 +5,7 @@
 2. The models of trainer and engine are built on the meta device, without weights.
 3. All errors are raised together. A check that rests on a failed one is left out, and so are the slow checks: tokenizer and
    models come last, if nothing else is wrong.
-4. Of a user's code nothing but the import runs: no `setup`, no `reset`, no reward, no data source is built.
-"""
+4. Of a user's code nothing but the import runs: no `setup`, no `reset`, no reward, no data source is built."""
 
 import os
 from collections.abc import Collection, Iterator, Sequence

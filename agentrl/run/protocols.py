@@ -49,8 +49,7 @@ class Rollouts(Protocol):
 
     batch = await rollouts.next_batch(0)  # waits until the batch is full
     await trainer.train(batch, 0)
-    await rollouts.trained(batch.group_ids, 0)  # the ledger does not give these groups out again
-    """
+    await rollouts.trained(batch.group_ids, 0)  # the ledger does not give these groups out again"""
 
     async def next_batch(self, step: int) -> Batch | None:
         """The batch of training step `step`; None when the data has come to its end before it was full."""
@@ -145,8 +144,7 @@ class WeightSink(Protocol):
     """The engines' side of a weight update.
 
     await sink.receive(DiskUpdate("weights/3"), "3")  # engines are paused meanwhile
-    await rollouts.updated(3)  # groups are leased under version 3 from now on
-    """
+    await rollouts.updated(3)  # groups are leased under version 3 from now on"""
 
     async def epoch(self) -> tuple[str, ...]:
         """Names of the engines that would take an update now; an engine that was away has a new one."""

@@ -1,8 +1,7 @@
 """Conversations of `agentrl rollout` with a hosted model, as `agentrl sft` reads them: `demonstrations.jsonl`.
 
 A row has `messages` up to the assistant's last one, `tools` if there were any, `reward`, and where it is from: `rollout`,
-`group_index`, `index`. Trajectories that failed or were cut off are left out.
-"""
+`group_index`, `index`. Trajectories that failed or were cut off are left out."""
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path

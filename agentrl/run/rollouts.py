@@ -257,8 +257,7 @@ class LedgerRollouts(Rollouts):
 
     async def play(self, step: int) -> tuple[list[Group], Mapping[str, float], bool]:
         """Return the groups of step `step` in the data's order, their metrics, and false if the data ended before the batch
-        was full. Groups are dumped if the settings ask for it.
-        """
+        was full. Groups are dumped if the settings ask for it."""
         hooks, began = self.generation.plugins.hooks, time.monotonic()
         hooks.begin(step)
         played = await run_in_daemon_thread(partial(hooks.play, step, self._queue))

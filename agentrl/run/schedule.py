@@ -35,8 +35,7 @@ class Cadence:
         send: weights to the engines. They also go there before every evaluation and after the last step.
         evaluate: evaluations; one more follows the last step, so that the model that is written was evaluated.
         evaluate_first: also before the first step of a fresh run.
-        save: checkpoints; one more covers the last step.
-    """
+        save: checkpoints; one more covers the last step."""
 
     steps: int
     send: int | None = 1

@@ -7,8 +7,7 @@
    groups of evaluations are played again. Answers that still arrive for a lost call are discarded.
 4. Workers follow the coordinator's engine pool (`EngineFollower`). A worker that does not stop for a weight update within
    `engine_control_timeout` is replaced.
-5. `agentrl.cluster.workers` has the processes, as Ray actors.
-"""
+5. `agentrl.cluster.workers` has the processes, as Ray actors."""
 
 import asyncio
 import logging
@@ -255,8 +254,7 @@ class RolloutWorkers(Player, EngineFollower):
         """Start the workers with `start`, and end them with the block.
 
         Raises:
-            AgentRLError: a worker could not open, because of the user's code for example, or died at each start.
-        """
+            AgentRLError: a worker could not open, because of the user's code for example, or died at each start."""
         with Watchdog.watching(settings.rollout.event_loop_block_warning) as watchdog, ungrouped():
             async with anyio.create_task_group() as tasks:
                 workers = cls(settings, start, pool, watchdog)

@@ -38,8 +38,7 @@ class Sandbox:
         preload: modules that are imported once and are there without a wait; those not installed are left out.
         warm: how many confined processes wait for the next stateless run.
         max_concurrency: how many runs go on at once; more wait. Default: twice the processors.
-        queue_seconds: how long a run waits for its turn before it is refused with `SandboxBusy`.
-    """
+        queue_seconds: how long a run waits for its turn before it is refused with `SandboxBusy`."""
 
     def __init__(
         self,
@@ -262,8 +261,7 @@ class SandboxSession:
 def try_backends() -> dict[Backend, tuple[bool, str]]:
     """For every safe backend, the preferred one first: whether it works here, and which Python it runs or why not.
 
-    Takes about a second, in an event loop of its own.
-    """
+    Takes about a second, in an event loop of its own."""
 
     async def tried() -> dict[Backend, tuple[bool, str]]:
         found: dict[Backend, tuple[bool, str]] = {}

@@ -36,8 +36,7 @@ class BubblewrapMachine(Machine):
 
     `image` is a folder with a root file system, which is copied. Without an image, the machine has the host's system
     folders, read-only; /app, /home, /tmp and other usual folders are its own and writable. Commands run as an
-    unprivileged user. If the caller is root, this is user 65534 of the host.
-    """
+    unprivileged user. If the caller is root, this is user 65534 of the host."""
 
     _folder: Path
     _host: bool

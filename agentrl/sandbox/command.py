@@ -4,8 +4,7 @@
    home and an empty /tmp. Other processes, other files and the network are out of reach.
 2. `inside/bridge.py` starts the command. It listens on 127.0.0.1 inside and forwards each connection to one Unix socket,
    so that the command reaches that server and nothing else.
-3. The command ends with this process, at its deadline and with a cancelled call.
-"""
+3. The command ends with this process, at its deadline and with a cancelled call."""
 
 import contextlib
 import math
@@ -45,8 +44,7 @@ class CommandResult:
         output: beginning of the standard output. `stdout` is the same as text.
         errors: beginning of standard error. `stderr` is the same as text.
         timed_out: the command was killed at its time limit.
-        truncated: an output was longer than its limit.
-    """
+        truncated: an output was longer than its limit."""
 
     exit_code: int
     output: bytes
@@ -130,8 +128,7 @@ async def run_command(
         user: user and group id of the command, if the caller is root.
         inherited: file descriptors that the command gets.
         started: is called when the process exists.
-        stop: is called before the process is killed.
-    """
+        stop: is called before the process is killed."""
     kept = bytearray(), bytearray()
 
     async def feed(stream: ByteSendStream, data: bytes) -> None:

@@ -22,8 +22,7 @@ class ContainerMachine(Machine):
     """A machine of Docker or Podman: a container is the file system, and each command is one start of the container.
 
     `image` is the name of an image, or a folder with a Dockerfile, from which the image is built. The image needs
-    `/bin/sh`. Containers have the label `agentrl`.
-    """
+    `/bin/sh`. Containers have the label `agentrl`."""
 
     _command: str
     _name: str

@@ -2,8 +2,7 @@
 
 The caller's own environment is taken if the sandbox's user can read it. A process of root runs the code as an
 unprivileged user, and that one cannot read, for example, what lies under /root; then a system Python of the same version
-serves, with the environment's packages if those are readable, and `Interpreter.note` says so.
-"""
+serves, with the environment's packages if those are readable, and `Interpreter.note` says so."""
 
 import os
 import shutil
@@ -30,8 +29,7 @@ class Interpreter:
         executable: the interpreter, symbolic links resolved.
         readable: files and folders that it needs: its standard library, shared libraries, packages.
         site: folders with packages, for `sys.path`.
-        note: why it is not the caller's own, or "".
-    """
+        note: why it is not the caller's own, or ""."""
 
     executable: str
     readable: tuple[str, ...]

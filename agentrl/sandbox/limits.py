@@ -43,8 +43,7 @@ class SandboxLimits:
         file_mb: size of one file.
         disk_mb: all files together, which live in memory and are gone with the run. With backend `landlock` nothing can
             be written at all.
-        output_bytes: standard output and standard error together; the first byte more ends the run. At most 8 MiB.
-    """
+        output_bytes: standard output and standard error together; the first byte more ends the run. At most 8 MiB."""
 
     wall_seconds: float = 10.0
     cpu_seconds: float = 10.0
@@ -67,8 +66,7 @@ class MachineLimits:
         memory_mb: under bubblewrap, the address space of one process; in a container, the memory of all processes.
         processes: processes and threads at once.
         file_mb: size of one file. The sum of all files has no limit.
-        output_bytes: number of bytes kept of a command's standard output, and of its standard error. At most 8 MiB.
-    """
+        output_bytes: number of bytes kept of a command's standard output, and of its standard error. At most 8 MiB."""
 
     seconds: float = 600.0
     memory_mb: int = 4096
@@ -102,8 +100,7 @@ class RunResult:
             `killed` (ended by a signal, by the machine's lack of memory, or because it broke the sandbox's protocol).
         returncode: the exit status, -N for signal N, None where no process ended (a session that goes on).
         seconds: from the start of the code to its end, without waiting for a free place.
-        note: what happened to a session besides: that it started afresh, or that it is over.
-    """
+        note: what happened to a session besides: that it started afresh, or that it is over."""
 
     stdout: str
     stderr: str

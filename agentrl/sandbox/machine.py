@@ -4,8 +4,7 @@
 
 1. A command ends with all processes that it started. Nothing runs between two commands.
 2. A command reaches no file of the host, and no network except with `network=True`.
-3. A machine ends with `close` and with this process, also if this process is killed.
-"""
+3. A machine ends with `close` and with this process, also if this process is killed."""
 
 import io
 import shlex
@@ -57,8 +56,7 @@ class Machine(ABC):
         Args:
             image: a folder or an image, as the implementation says, or a result of `snapshot`.
             network: the machine gets a network.
-            workdir: folder in which commands start; it is created.
-        """
+            workdir: folder in which commands start; it is created."""
         machine = cls(limits)
         try:
             await machine._open(image, network, workdir)
@@ -111,8 +109,7 @@ class Machine(ABC):
         Args:
             timeout: time limit in seconds, if less than `limits.seconds`.
             input: standard input.
-            most: number of bytes kept of each output; 0 is `limits.output_bytes`.
-        """
+            most: number of bytes kept of each output; 0 is `limits.output_bytes`."""
         line = command.replace("\\", "\\\\").replace("\n", "\\n").replace("\0", "").encode("utf-8", "replace")
         seconds = self.limits.seconds if timeout is None else min(timeout, self.limits.seconds)
         async with self._turn:

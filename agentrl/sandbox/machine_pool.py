@@ -21,8 +21,7 @@ class MachinePool:
     For that the pool closes the oldest machine with other arguments.
 
     Args:
-        warm: number of machines that wait. With 0 a machine starts when it is needed.
-    """
+        warm: number of machines that wait. With 0 a machine starts when it is needed."""
 
     def __init__(self, warm: int = 0) -> None:
         self._warm = warm

@@ -3,8 +3,7 @@
 1. `{"error": {"message"}}`: the request was understood and refused.
 2. `{"error": "text"}`: the sampling parameters could not be decoded.
 3. `{"object": "error", "message", "type", "param", "code"}`: the JSON body did not fit the endpoint.
-4. `{"success": false, "message"}`: weights could not be updated, and are as before.
-"""
+4. `{"success": false, "message"}`: weights could not be updated, and are as before."""
 
 import asyncio
 import inspect

@@ -5,8 +5,7 @@
    no way around. A body that is not declared as JSON is refused.
 2. A client cannot make it hold or do more than the constants below say, nor hold others up: what is too large gets 413,
    what comes too slowly 408, JSON that nests too deeply 400. Each names its limit.
-3. SIGTERM and SIGINT end the process within `GRACE` seconds, whatever its threads are doing.
-"""
+3. SIGTERM and SIGINT end the process within `GRACE` seconds, whatever its threads are doing."""
 
 import asyncio
 import gc
@@ -211,8 +210,7 @@ def serve(
 
     Args:
         ready: the line for stdout when it listens, with {url}.
-        on_signal: called at once when the signal comes, so that what waits for an answer can get one.
-    """
+        on_signal: called at once when the signal comes, so that what waits for an answer can get one."""
     server = _Server(_config(app, host, log_level="warning"))
     server.on_signal = on_signal
     # A busy thread must let the event loop run soon, and garbage collection must skip what was loaded before.

@@ -5,8 +5,7 @@
 2. `shipped` gives the folder of a model that was taught a task; `examples.tiny_models.make` makes these again.
 3. The template is ChatML with Hermes tool calls. Its markup tags, every digit and every operator are single tokens,
    so that a model of under a million parameters can learn to copy numbers within minutes on a laptop.
-4. torch and transformers are imported when `create` runs, not before.
-"""
+4. torch and transformers are imported when `create` runs, not before."""
 
 from pathlib import Path
 

@@ -62,8 +62,7 @@ def create(
             model that is not taught first samples that token now and then, and the gradient of RMSNorm at zero is
             a thousand times too large.
 
-    Raises SettingsError: the sizes do not fit together, or the folder cannot be made.
-    """
+    Raises SettingsError: the sizes do not fit together, or the folder cannot be made."""
     if arch not in get_args(Arch):
         raise SettingsError(f"arch: expected one of {', '.join(get_args(Arch))}, got {arch!r}")
     if hidden % heads or heads % kv_heads or (hidden // heads) % 2:

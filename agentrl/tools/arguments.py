@@ -58,8 +58,7 @@ class ToolOutcome:
     Attributes:
         content: text to show the model, or a list of parts if there are images.
         kind: the way in which the call ended.
-        seconds: its duration.
-    """
+        seconds: its duration."""
 
     content: Content
     kind: OutcomeKind
@@ -99,8 +98,7 @@ class Arguments:
         schema: JSON Schema of an object.
         check: a call's arguments to the function's keyword arguments; arguments that the model left out keep the function's
             defaults. Raises `ToolError` of kind `bad_arguments`, one sentence for each mistake.
-        injected: parameters that the environment fills.
-    """
+        injected: parameters that the environment fills."""
 
     schema: dict[str, Any]
     check: Callable[[Mapping[str, Any]], dict[str, Any]]

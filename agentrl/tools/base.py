@@ -69,8 +69,7 @@ class Tool:
         on_failure: "observe" shows the model that the tool raised, hung or returned nonsense; "fail" raises a
             `ToolFailure` instead, and the run's failure policy decides. The model's own mistakes, and a `ToolError`
             that the tool raises to answer them, are always shown.
-        stray: names that the docstring describes as arguments and that are no parameters.
-    """
+        stray: names that the docstring describes as arguments and that are no parameters."""
 
     def __init__(
         self,
@@ -89,8 +88,7 @@ class Tool:
             function: sync or async; sync ones run in a thread of their own.
             arguments: the parameters, where they do not come from the function's type hints.
 
-        Raises PluginError: the function cannot become a tool; names the tool and the parameter.
-        """
+        Raises PluginError: the function cannot become a tool; names the tool and the parameter."""
         self.name = name or getattr(function, "__name__", "") or type(function).__name__
         if not _NAME.fullmatch(self.name):
             raise PluginError(f"tool {self.name!r}: a name has 1-64 letters, digits, '_' or '-'; use @tool(name=...)")
@@ -143,8 +141,7 @@ class Tool:
             arguments: the model's arguments, already parsed from JSON.
             state: handed to parameters annotated `Annotated[..., Injected]`.
 
-        Raises ToolError: anything that went wrong; the message is written for the model, `kind` says what it was.
-        """
+        Raises ToolError: anything that went wrong; the message is written for the model, `kind` says what it was."""
         keywords = self._arguments.check(arguments)
         keywords.update(dict.fromkeys(self._arguments.injected, state))
         # Waiting for a free place or thread is not the tool's fault, so it is outside the deadline, and outside the
@@ -291,8 +288,7 @@ class Toolbox:
             arguments: its arguments, parsed or as JSON text.
             state: handed to parameters annotated `Annotated[..., Injected]`.
 
-        Raises ToolFailure: the tool failed, and its `on_failure` is "fail".
-        """
+        Raises ToolFailure: the tool failed, and its `on_failure` is "fail"."""
         start = time.perf_counter()
         try:
             entry = self._find(name)

@@ -5,8 +5,7 @@
 2. Arguments are checked against the server's own schemas before a call leaves, with a message that the model can act on.
    Names, descriptions and schemas come from outside: their size is bounded, and `SchemaCheck` checks by them.
 3. A call is made once: if the connection is lost the call fails, and the next call opens it anew.
-4. A server that was started here ends with this process, however that ends.
-"""
+4. A server that was started here ends with this process, however that ends."""
 
 import asyncio
 import json
@@ -59,8 +58,7 @@ class MCPTools(ToolSource):
             include: names of the server's tools to take; all if None.
             prefix: put before each tool's name, to keep the tools of several servers apart.
             start_timeout: seconds that connecting may take.
-            options: `timeout`, `max_output_chars`, `max_concurrency` (for each tool) and `on_failure`, as of `Tool`.
-        """
+            options: `timeout`, `max_output_chars`, `max_concurrency` (for each tool) and `on_failure`, as of `Tool`."""
         self._connect, self._what = connect, what
         self._include, self._prefix, self._start_timeout = include, prefix, start_timeout
         self._options = options
@@ -84,8 +82,7 @@ class MCPTools(ToolSource):
             arguments: of the program.
             env: environment variables, besides a minimal set.
             cwd: its working directory.
-            options: as of `MCPTools`.
-        """
+            options: as of `MCPTools`."""
         what = f"MCP server `{' '.join((command, *arguments))}`"
 
         def connect() -> "Client":
@@ -104,8 +101,7 @@ class MCPTools(ToolSource):
 
         Args:
             headers: sent with every request, for example an authorisation.
-            options: as of `MCPTools`.
-        """
+            options: as of `MCPTools`."""
 
         @asynccontextmanager
         async def connect() -> AsyncIterator["Client"]:

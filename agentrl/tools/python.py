@@ -37,8 +37,7 @@ class PythonTool(Tool):
             box: an open sandbox; without one the environment's attribute `sandbox` is used (`WithPython`).
             stateful: whether variables stay within a trajectory.
             timeout: seconds for the code of one call, at most the sandbox's `wall_seconds`.
-            max_output_chars: of longer outputs the middle is left out.
-        """
+            max_output_chars: of longer outputs the middle is left out."""
 
         async def python(code: str, state: Annotated[Any, Injected]) -> str:
             return await self._run(code, state)
@@ -90,8 +89,7 @@ class WithPython:
 
     Attributes:
         python: the tool; a subclass may make another one, `python = python_tool(stateful=False)`.
-        sandbox: the sandbox that all instances share, open between `setup` and `teardown`.
-    """
+        sandbox: the sandbox that all instances share, open between `setup` and `teardown`."""
 
     python: ClassVar[PythonTool] = python_tool()
     sandbox: ClassVar[Sandbox | None] = None

@@ -4,8 +4,7 @@
    `[path, message]`, or a text that says why the schema cannot be used.
 2. A pattern or a reference may take for ever, and no exception ends it. After SECONDS of CPU time for a line the kernel
    ends this process.
-3. References lead into the schema alone: nothing is fetched.
-"""
+3. References lead into the schema alone: nothing is fetched."""
 
 import json
 import resource

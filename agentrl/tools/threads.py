@@ -5,8 +5,7 @@
 2. Sync tools have `PLACES` of their own in an event loop, so that no other work queues behind them. A call keeps its place
    until its thread ends, also if it was cancelled. One that outlives its deadline, cancelled or not, gives it to others,
    and is counted as hung until its thread ends; with `MOST_HUNG` of those every other call fails at once. So threads are
-   bounded.
-"""
+   bounded."""
 
 import asyncio
 import contextvars

@@ -78,8 +78,7 @@ class TrainBatch:
         image_spans: int32 [K, 3], for each place of an image its number in `pictures`, and the bounds of its placeholder
             ids in the sample's tokens. The rows of all samples lie one after the other.
         image_offsets: int64 [S + 1]; sample i has `image_spans[image_offsets[i]:image_offsets[i + 1]]`.
-        metadata: bytes [S], the samples' `train_metadata` as JSON; None if no sample has any.
-    """
+        metadata: bytes [S], the samples' `train_metadata` as JSON; None if no sample has any."""
 
     tokens: PerToken[np.int32]
     offsets: NDArray[np.int64]
@@ -154,8 +153,7 @@ class TrainBatch:
 
         Raises:
             SampleError: a sample is inconsistent, or lacks something that it must have.
-            TrainError: there are no samples.
-        """
+            TrainError: there are no samples."""
         samples = [sample for group in groups for sample in group]
         if not samples:
             raise TrainError("a train batch needs at least one sample; all groups were dropped or empty")

@@ -1,8 +1,7 @@
 """ForwardBackward over a batch: from what a model says of each microbatch to log-probs, a step's loss and its statistics.
 
 The loss of a step is `sum(weight * token loss)` over the whole step, with weights fixed beforehand. Gradients are plain sums
-over microbatches, data-parallel and context-parallel ranks, under every layout: a backend divides by nothing.
-"""
+over microbatches, data-parallel and context-parallel ranks, under every layout: a backend divides by nothing."""
 
 from abc import ABC, abstractmethod
 from collections import defaultdict

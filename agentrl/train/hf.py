@@ -27,8 +27,7 @@ class HFFolder:
 
     Attributes:
         config: `config.json`, without the quantization that `tensor` undoes.
-        quantization: this quantization; None if there is none.
-    """
+        quantization: this quantization; None if there is none."""
 
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)

@@ -4,8 +4,7 @@
    No query is in two blocks of a set, so one call may compute them all.
 2. A kernel returns output and log-sum-exp; `merge` joins two blocks (arXiv:2205.14135, arXiv:2310.01889). A block's
    backward pass takes the merged values.
-3. `kernel_for` chooses torch's flash attention where it can be had, else plain products.
-"""
+3. `kernel_for` chooses torch's flash attention where it can be had, else plain products."""
 
 from __future__ import annotations
 

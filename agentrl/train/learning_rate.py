@@ -2,8 +2,7 @@
 
 1. Same shapes and same numbers as Megatron-LM's `OptimizerParamScheduler`, so curves can be compared: step 0 of a
    warm-up has the rate `lr_warmup_init`, and the peak is reached at step `lr_warmup_iters`.
-2. No state: resuming needs only the number of steps taken.
-"""
+2. No state: resuming needs only the number of steps taken."""
 
 import math
 from collections.abc import Callable

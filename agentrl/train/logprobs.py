@@ -6,8 +6,7 @@
 3. Under truncated sampling the softmax is over each row's support alone (DeepSeek-V3.2, arXiv:2512.02556, section 3.1).
 
 With p = softmax(z / T): log-prob of y is z_y/T - logsumexp(z/T), entropy logsumexp(z/T) - E_p[z/T]; their gradients in
-z/T are onehot(y) - p and -p (z/T - E_p[z/T]).
-"""
+z/T are onehot(y) - p and -p (z/T - E_p[z/T])."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -29,8 +28,7 @@ class SamplingSupport:
 
     Attributes:
         ids: int64 [K], token ids of the whole vocabulary, on the logits' device.
-        offsets: int64 [n + 1], on the CPU.
-    """
+        offsets: int64 [n + 1], on the CPU."""
 
     ids: Tensor
     offsets: Tensor
@@ -64,8 +62,7 @@ def token_log_probs(
         group: the ranks that the vocabulary is cut over; None: it is whole.
         vocab: real size of the whole vocabulary; columns that pad it to a multiple of the ranks have probability 0.
         temperature: the sampling temperature (above 0).
-        kept: what the rows' tokens were sampled from, each row's target among it; None: from the whole vocabulary.
-    """
+        kept: what the rows' tokens were sampled from, each row's target among it; None: from the whole vocabulary."""
     start = group.rank() * logits.size(-1) if group else 0
     width = max(0, min(logits.size(-1), vocab - start))
     log_probs, entropies = _TokenLogProbs.apply(logits, targets, group, start, width, temperature, kept)

@@ -4,8 +4,7 @@
    token j + 1. Nodes are padded to the plan's alignment.
 2. `rows` are the positions with an output on this rank, `targets` the tokens that follow, `response_index` their index
    among the batch's response tokens [R]. The last token of a shared prefix has one output for each continuation.
-3. Under context parallelism a rank takes chunks r and 2n-1-r of each node's 2n chunks (zigzag).
-"""
+3. Under context parallelism a rank takes chunks r and 2n-1-r of each node's 2n chunks (zigzag)."""
 
 from __future__ import annotations
 
@@ -45,8 +44,7 @@ class MicrobatchTensors:
         computed: tokens that go through the layers on all context-parallel ranks, padding not counted.
         samples: the numbers in the batch of the microbatch's samples.
         routing: int16 [t, layers x experts a token], -1 where not known; None if the batch has none.
-        seen: the inputs of a model that sees images; None if no rank's microbatch has an image.
-    """
+        seen: the inputs of a model that sees images; None if no rank's microbatch has an image."""
 
     tokens: Tensor
     positions: Tensor
@@ -68,8 +66,7 @@ class SeenImages:
     Attributes:
         pixels: what the model's `get_image_features` takes.
         rows: int64 [t], the token's row among the features of all images; -1 for all other tokens.
-        positions: int64 [3, 1, t], the model's positions in time, height and width.
-    """
+        positions: int64 [3, 1, t], the model's positions in time, height and width."""
 
     pixels: Mapping[str, Tensor]
     rows: Tensor

@@ -4,8 +4,7 @@
    `Network`.
 2. The random state is restored only under the layout that saved it; elsewhere the seed's stands.
 3. The critic's part is a checkpoint in the actor's, so that it does not matter which processes wrote it. A reference that
-   has followed the actor is in the actor's checkpoint; before, it is what `--ref-load` says.
-"""
+   has followed the actor is in the actor's checkpoint; before, it is what `--ref-load` says."""
 
 from __future__ import annotations
 
@@ -120,8 +119,7 @@ class TrainedModel(ModelState):
     """A model that learns; `total_steps` as the backend's.
 
     Attributes:
-        seen: the log-probs [R] of the last step's tokens before the step, 0 where masked, on every rank.
-    """
+        seen: the log-probs [R] of the last step's tokens before the step, 0 where masked, on every rank."""
 
     learns = True
     seen: NDArray[np.float32]

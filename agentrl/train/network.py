@@ -30,8 +30,7 @@ class CostShape:
 
     Attributes:
         matrices: matrix weights that a token is multiplied with; in a mixture, those of the experts that it goes to.
-        channels: of keys and of values, over all heads and layers.
-    """
+        channels: of keys and of values, over all heads and layers."""
 
     vocab: int
     matrices: int

@@ -2,8 +2,7 @@
 
 Advantages are computed over the whole rollout before its first step, so a step may hold part of a group. Weights are
 computed over the samples of one step. The step's loss is therefore the weighted sum of its tokens' losses in every
-parallel layout. The user's own factors (`loss_weights`) multiply the weights.
-"""
+parallel layout. The user's own factors (`loss_weights`) multiply the weights."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
@@ -35,8 +34,7 @@ class StepInputs:
     Attributes:
         weights: float32 [R], each token's weight in the loss.
         total_weight: sum of `weights`, or 1 if the sum is 0. Statistics are weighted sums divided by it.
-        per_token: field of `TokenView` -> its values [R]; with a critic also `returns`, the targets of its values.
-    """
+        per_token: field of `TokenView` -> its values [R]; with a critic also `returns`, the targets of its values."""
 
     batch: TrainBatch
     algorithm: Algorithm

@@ -27,8 +27,7 @@ def credit_of(sample: Sample, reward: float) -> list[float]:
     beyond their sum on the last turn. Both have an entry for each turn of the trajectory so far. Of samples that one
     trajectory was split into each has its own turns': what was earned before its first turn is an earlier sibling's,
     and its last turn has all that was earned from then on, so that returns are as without the split. Without turns all
-    of `reward` stands at the end.
-    """
+    of `reward` stands at the end."""
     out = [0.0] * sample.response_length
     last = {s.turn: s.end - 1 for s in sample.segments if s.origin is Origin.MODEL and s.turn > 0}
     if not out or math.isnan(reward):

@@ -1,8 +1,7 @@
 """Common parts of all backends' optimizers.
 
 1. A step is in two halves: the gradients' global norm is taken, and only if it is finite are they clipped and applied.
-2. Learning rates are set on every step from the schedule; nothing is kept in the optimizer that the schedule owns.
-"""
+2. Learning rates are set on every step from the schedule; nothing is kept in the optimizer that the schedule owns."""
 
 import math
 from abc import ABC, abstractmethod
@@ -27,8 +26,7 @@ class Optimizer(ABC):
     """Steps a model's weights; `inner` is the framework's optimizer, as hooks get it.
 
     Attributes:
-        parts: torch's optimizers in it.
-    """
+        parts: torch's optimizers in it."""
 
     inner: Any
     parts: Sequence[torch.optim.Optimizer]

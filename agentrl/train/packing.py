@@ -4,8 +4,7 @@
    runs a dummy sequence.
 2. Samples with a common prefix stay together if memory and balance allow it: `tree` then computes the prefix once.
 3. Token counts include the padding to `alignment`. Memory limits the tokens of a microbatch. Work is quadratic in
-   length and balanced over ranks.
-"""
+   length and balanced over ranks."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -30,8 +29,7 @@ class PackingPlan:
         alignment: every node of a microbatch's tree is padded to a multiple of this.
         shares: true if common prefixes are computed once.
         tokens: number of tokens of all samples.
-        distinct: number of tokens if all samples were in one tree, with every common prefix once.
-    """
+        distinct: number of tokens if all samples were in one tree, with every common prefix once."""
 
     ranks: tuple[tuple[Microbatch, ...], ...]
     alignment: int = 1
@@ -69,8 +67,7 @@ def make_plan(
             attention costs nothing: work is the number of tokens.
 
     Raises:
-        TrainError: no samples, or a sample without tokens.
-    """
+        TrainError: no samples, or a sample without tokens."""
     if not lengths or min(lengths) < 1:
         raise TrainError(f"packing needs samples with at least one token each, got lengths {list(lengths)[:8]}")
     known = prefixes or SharedPrefixes.none(len(lengths))
@@ -157,8 +154,7 @@ def balanced_partition(sizes: Sequence[int], parts: int, *, equal_size: bool = F
     `equal_size` the lists' lengths differ by at most one. Ties are broken deterministically.
 
     Returns:
-        `parts` lists of item indices, each ascending; lists may be empty.
-    """
+        `parts` lists of item indices, each ascending; lists may be empty."""
     order = sorted(range(len(sizes)), key=lambda i: (-sizes[i], i))
     per_start = parts if equal_size else 1
     number = count()

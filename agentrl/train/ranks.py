@@ -26,8 +26,7 @@ class Ranks:
     Attributes:
         dp_cp_group: the processes that have different tokens of a batch.
         owns_default_group: whether `started` started torch.distributed.
-        before: the groups that there were before this backend's.
-    """
+        before: the groups that there were before this backend's."""
 
     rank: int
     world: int

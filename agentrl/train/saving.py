@@ -45,8 +45,7 @@ class Saving:
         partial: the folder that is written into.
         folder: renames `partial` to `path` when it closes.
         files: what is left to do: to write the files, or to wait for the thread that does.
-        critic: the critic's checkpoint: under way, or a folder for rank 0 to move into this one.
-    """
+        critic: the critic's checkpoint: under way, or a folder for rank 0 to move into this one."""
 
     path: Path
     partial: Path

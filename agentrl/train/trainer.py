@@ -7,8 +7,7 @@
    own pass before the first of them; with one step the policy itself (the ratio is 1 by definition, and a pass is
    saved).
 5. Values are the critic's before the first step. It takes its step on the same samples as the actor, before it.
-6. The reference, and a teacher of any size, are models of their own that stay on the device.
-"""
+6. The reference, and a teacher of any size, are models of their own that stay on the device."""
 
 import dataclasses
 import gc
@@ -69,8 +68,7 @@ class TrainBackend(ABC):
         total_steps: optimizer steps of the whole run, where the learning rate's decay ends by default.
         device: `cuda`, `cpu`, or whichever this machine has.
         learners: the models that learn in this process; one of the critic alone knows values, training and checkpoints.
-        hooks: code in another trainer's form; by default there is none.
-    """
+        hooks: code in another trainer's form; by default there is none."""
 
     network: ClassVar[type[Network]]
     actor: TrainedModel  # not there in a process of the critic alone
@@ -233,8 +231,7 @@ class TrainBackend(ABC):
 
         Raises:
             TrainError: a token id outside the vocabulary; or a non-finite loss or gradient, and the weights are then
-                as before the failed step.
-        """
+                as before the failed step."""
         with memory_recorded(self.settings, self.ranks.rank), profiled(self.settings, step, self.ranks.rank):
             metrics = self._train(batch, step, prepared)
         if self.settings.reset_optimizer_states:

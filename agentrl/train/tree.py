@@ -4,8 +4,7 @@
    prompt. Causal attention computes the same for a common beginning whatever follows, so it is computed once.
 2. A node is a run of tokens. Its sequence is the nodes from the root to it; nodes lie in depth-first order, so that what
    descends from a node follows it without a gap.
-3. A common beginning of less than `LEAST` tokens is not worth a node: it stays copied.
-"""
+3. A common beginning of less than `LEAST` tokens is not worth a node: it stays copied."""
 
 import itertools
 from collections.abc import Iterator, Sequence
@@ -28,8 +27,7 @@ class SharedPrefixes:
     Attributes:
         order: [S] numbers of the sequences.
         shared: [S] tokens that the sequence at this place has in common with the one before it; 0 at the first place, and
-            where it is less than `LEAST`.
-    """
+            where it is less than `LEAST`."""
 
     order: tuple[int, ...]
     shared: tuple[int, ...]

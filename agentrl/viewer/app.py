@@ -2,8 +2,7 @@
 
 1. A page is HTML made here, in a thread, and sent as a whole; links in it are followed without loading the page again.
 2. Pages look every second whether a file behind them has changed, and send what is new then.
-3. What a browser may load comes from here alone (Content-Security-Policy), so that nothing can leave by a page.
-"""
+3. What a browser may load comes from here alone (Content-Security-Policy), so that nothing can leave by a page."""
 
 import secrets
 import webbrowser

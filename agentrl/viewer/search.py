@@ -4,8 +4,7 @@
    store since is indexed at the next search. Until it is done a search finds what is indexed so far.
 2. It is a cache: one file beside the store, or in the user's cache folder where that one cannot be written. It may be
    deleted at any time. It has the words, not the texts.
-3. Words are found by how they begin, in any order, without regard to case and accents.
-"""
+3. Words are found by how they begin, in any order, without regard to case and accents."""
 
 import hashlib
 import os

@@ -38,8 +38,7 @@ def policy_loss(
 
     The statistics are `ratio`, `ppo_kl` (the k1 estimate of KL(old || new)), `pg_clipfrac_low`, `pg_clipfrac_high`,
     `pg_clipfrac` (either of them, as in slime) and apart from these `pg_clipfrac_dual` (1 where that bound is in
-    force); each marks tokens without a gradient.
-    """
+    force); each marks tokens without a gradient."""
     high = eps_clip if eps_clip_high is None else eps_clip_high
     log_ratio = log_ratio_of(log_probs, old_log_probs)
     ratio = log_ratio.exp()
@@ -101,8 +100,7 @@ def divergence_masked_loss(
 
     With p and q the old and new probability of the token, the divergence is |p - q| (`tv`, total variation), or
     p log(p / q) + (1 - p) log((1 - p) / (1 - q)) (`kl`). The statistics are `ratio`, `ppo_kl`, `dppo_divergence` and
-    `pg_clipfrac` (1 where the loss is 0).
-    """
+    `pg_clipfrac` (1 where the loss is 0)."""
     log_ratio = log_ratio_of(log_probs, old_log_probs)
     ratio, moved = log_ratio.exp(), log_ratio.detach()
     old, new = old_log_probs.detach().double().exp(), log_probs.detach().double().exp()
@@ -125,8 +123,7 @@ def value_loss(values: Tensor, old_values: Tensor, returns: Tensor, *, clip: flo
 
     Clipping of values is that of PPO's code (OpenAI baselines; not in arXiv:1707.06347); as in slime there is no factor
     1/2. A value that moved further than `clip` towards its return has no gradient. The statistics are `value_loss` and
-    `value_clipfrac` (1 where a value moved further than `clip`).
-    """
+    `value_clipfrac` (1 where a value moved further than `clip`)."""
     old, target = old_values.detach(), returns.detach()
     held = old + (values - old).clamp(-clip, clip)
     loss = torch.maximum((values - target).square(), (held - target).square())

@@ -7,8 +7,7 @@
 2. Weights are constants: no gradient runs through them. They multiply the policy term; KL and entropy keep their own.
 3. A rejected token is masked: no term of the loss sees it, and it stays in the mean that the loss is.
 4. Levels: `token` is the token's own ratio, `sequence` the product over its sample's trained tokens, `geometric` their
-   geometric mean. Logarithms are bounded by `MAX_LOG_RATIO` before exp.
-"""
+   geometric mean. Logarithms are bounded by `MAX_LOG_RATIO` before exp."""
 
 from __future__ import annotations
 
@@ -128,8 +127,7 @@ def token_weights(
     Args:
         denominator: `live`: trajectories without a trained token do not count. `all`: they count in the mean (GRPO's
             1/G, arXiv:2402.03300), so the weights may sum to less than 1. `constant`: every token weighs 1 /
-            (trajectories * max_length), whatever the outcome (Dr. GRPO, arXiv:2503.20783).
-    """
+            (trajectories * max_length), whatever the outcome (Dr. GRPO, arXiv:2503.20783)."""
     mask = loss_mask.double()
     if per_token:
         return mask / mask.sum().clamp(min=1)
@@ -154,8 +152,7 @@ def mismatch_sums(view: TokenView, *, engine_is_old: bool) -> dict[str, Tensor]:
     """Sums over the view's trained tokens, float64, of which `mismatch_metrics` makes metrics.
 
     Args:
-        engine_is_old: `old_log_probs` are the engine's, so that the trainer's are those of the model itself.
-    """
+        engine_is_old: `old_log_probs` are the engine's, so that the trainer's are those of the model itself."""
     old = view.log_probs.detach() if engine_is_old else view.old_log_probs
     logs = (old - need(view.rollout_log_probs, "rollout_log_probs", "the mismatch")).double()
     ratio = logs.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp()
@@ -173,8 +170,7 @@ def mismatch_metrics(steps: Iterable[Mapping[str, float]]) -> dict[str, float]:
     Names: `train_rollout_logprob_abs_diff` of all tokens; `mismatch_kl` (mean of log engine - log trainer),
     and `mismatch_ess`, of the ratios trainer / engine the effective sample size (sum of ratios)^2 / (tokens * sum of
     squares), 1 where both agree; `mismatch_numerics_...` over the tokens of staleness 0 and `mismatch_staleness_...` over
-    the older ones, `abs_diff` among them.
-    """
+    the older ones, `abs_diff` among them."""
     total: dict[str, float] = defaultdict(float)
     for step in steps:
         for name, value in step.items():

@@ -26,8 +26,7 @@ def chosen_tokens(
 
     `kl`: the share `ratio` of the trained tokens with the highest covariance (eq. 13). `clip`: as many, drawn from those
     with a covariance in [low, high] (eq. 11). At least one token, where there is one. The draw is seeded by the rollout's
-    tokens, so every rank and every repetition draws the same.
-    """
+    tokens, so every rank and every repetition draws the same."""
     old = need(inputs.old_log_probs, "old_log_probs", "entropy_control")
     trained = inputs.loss_mask.nonzero().flatten()
     chosen = torch.zeros_like(inputs.loss_mask, dtype=torch.float32)

@@ -49,8 +49,7 @@ def reverse_kl(inputs: SampleView) -> Tensor:
 
     Over tokens that the student sampled this is in the mean KL(student || teacher) of the next token, the reverse KL
     (K. Lu et al., "On-Policy Distillation", Thinking Machines Lab 2025; GKD, arXiv:2306.13649). Subtracted from the
-    advantage of its own token, it moves no token for what comes after it.
-    """
+    advantage of its own token, it moves no token for what comes after it."""
     student = need(inputs.old_log_probs, "old_log_probs", "on-policy distillation").double()
     teacher = need(inputs.teacher_log_probs, "teacher_log_probs", "on-policy distillation").double()
     return torch.where(inputs.loss_mask > 0, student - teacher, 0.0)

@@ -24,8 +24,7 @@ def group_normalize(
     mean, so a trajectory that fanned out does not outvote its siblings; each sample's own reward is then compared with
     the members' mean (with `leave_one_out` that of the other members) and (n - 1) standard deviation. A group whose
     members all have the same reward, or that has only one, gives zeros. Samples with a NaN reward are left out of the
-    statistics and get zero.
-    """
+    statistics and get zero."""
     known, filled = _known(rewards)
     group = Members.of(filled, known, group_ids, trajectory_ids)
     size, mean = group.size, group.per_group(group.rewards * group.counted) / group.size.clamp(min=1)
@@ -60,8 +59,7 @@ def pass_at_k_advantages(
 
     With f the share of sets without a success, a success gets f / s and a failure (f - g) / s. s is sqrt(f (1 - f)), and g
     the share of sets without a success among the sets that hold a given failure. 0 where s is 0. A group of fewer than `k`
-    is one set. Split trajectories and NaN are as in `group_normalize`.
-    """
+    is one set. Split trajectories and NaN are as in `group_normalize`."""
     known, filled = _known(rewards)
     group = Members.of(filled, known, group_ids, trajectory_ids)
     failed = (group.rewards <= threshold) & (group.counted > 0)
@@ -88,8 +86,7 @@ class Members:
     Attributes:
         group_of_sample, member_of_sample: int64 [S]. group_of_member: int64 [M].
         rewards: float64 [M], the mean of the samples' known rewards. counted: float64 [M], 0 where none is known.
-        size: float64 [G], the members that are counted.
-    """
+        size: float64 [G], the members that are counted."""
 
     group_of_sample: Tensor
     member_of_sample: Tensor

@@ -133,8 +133,7 @@ class Turns:
         of_token: int64 [N], the turn [0..K) that each token belongs to.
         sample, number, state: int64 [K], its sample, its number in the trajectory, and what it was an answer to (see
             `SampleView.observation_ids`).
-        rewards: float64 [K], what it earned; NaN where the sample's reward is unknown.
-    """
+        rewards: float64 [K], what it earned; NaN where the sample's reward is unknown."""
 
     of_token: Tensor
     sample: Tensor

@@ -2,8 +2,7 @@
 
 1. `TurnParser` splits a turn's text into reasoning, content, calls and broken calls; it is immutable and cheap.
 2. `make_parser` picks the formats by name, by the user's own path (`pkg.mod:function`), or from the template ("auto").
-3. Parsers never raise on a model's text and never guess.
-"""
+3. Parsers never raise on a model's text and never guess."""
 
 from __future__ import annotations
 
@@ -51,8 +50,7 @@ class TurnParser:
     Attributes:
         family: the format of tool calls.
         reasoning: the format of reasoning: its tags, or a function that splits it off.
-        opens_reasoning: the generation prompt already opened the reasoning.
-    """
+        opens_reasoning: the generation prompt already opened the reasoning."""
 
     family: OutputFormat
     reasoning: ReasoningTags | ReasoningParser | None

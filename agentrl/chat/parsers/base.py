@@ -41,8 +41,7 @@ class Splitter:
         begin: opens a section of calls; text in it that belongs to no call is dropped.
         end: closes the section.
         drop: marks around the answer that say nothing.
-        more: begins another call directly behind one.
-    """
+        more: begins another call directly behind one."""
 
     def __init__(
         self, call: str, until: str, *, begin: str = "", end: str = "", drop: str = "", more: str = ""
@@ -161,8 +160,7 @@ def split_reasoning(text: str, tags: ReasoningTags | None, *, opened: bool, begi
     Args:
         tags: None if the model has no reasoning format.
         opened: the generation prompt ended inside the reasoning.
-        begins: the texts that end reasoning without a closing tag.
-    """
+        begins: the texts that end reasoning without a closing tag."""
     if tags is None:
         return Split(None, text)
     body = text.lstrip()

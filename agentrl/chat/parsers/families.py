@@ -22,8 +22,7 @@ class OutputFormat:
         begins: texts with which calls begin; none if a call has no mark.
         known_by: texts that stand in a template of this format, all of them.
         aliases: further names: those of SGLang and vLLM.
-        answers: texts with which the answer itself begins.
-    """
+        answers: texts with which the answer itself begins."""
 
     name: str
     parse: ToolCallParser

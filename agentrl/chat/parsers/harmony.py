@@ -4,8 +4,7 @@
 
 1. `analysis` is reasoning, `final` and `commentary` are text, and a message to `functions.name` is a call whose body is
    JSON. A message to anybody else (the built-in tools of a hosted model) is neither.
-2. An end mark inside a body is text where no message follows it.
-"""
+2. An end mark inside a body is text where no message follows it."""
 
 import re
 from collections.abc import Iterator, Mapping, Sequence

@@ -2,8 +2,7 @@
 
 1. The mark's pattern may capture the tool's `name`; then the value is its arguments. Else the value is a call
    `{"name": ..., "arguments": {...}}` or a list of calls, of which all are well formed or none is read.
-2. The value is read as a whole, so a closing mark inside an argument does not end the call.
-"""
+2. The value is read as a whole, so a closing mark inside an argument does not end the call."""
 
 import json
 import re
@@ -37,8 +36,7 @@ def marked(
         optional: models may leave `close` out.
         read: the value that begins at a position of the text, and where it ends.
         raw: strings are not escaped, so a broken call may hold what reads like another one.
-        marks: further ones of `Splitter`.
-    """
+        marks: further ones of `Splitter`."""
     ends = [close, *([] if raw else [f"(?={mark})" for mark in (call, marks.get("end")) if mark])]
     splitter = Splitter(call, "|".join(filter(None, ends)), **marks)
     opening = re.compile(f"(?:{call}|{marks['more']}){head}" if "more" in marks else f"(?:{call}){head}")

@@ -3,8 +3,7 @@
 1. What a value means says its own type (`type` captured: "string" and "true" are text, others JSON), else the tool's
    schema (`_coerce`).
 2. A closing tag ends a value only where another tag follows: a value may talk about tags. One that holds a closing tag
-   at the end of a line or before a tag, or an opening one, has lost its own end or swallowed what follows: broken.
-"""
+   at the end of a line or before a tag, or an opening one, has lost its own end or swallowed what follows: broken."""
 
 import json
 import re
@@ -42,8 +41,7 @@ def tagged(
         lost: pattern that no value holds, for it would be another argument's; `key` if None.
         until: pattern that ends a broken call; `close` if None.
         decode: what names and keys mean.
-        marks: further ones of `Splitter`.
-    """
+        marks: further ones of `Splitter`."""
     splitter = Splitter(call or head.replace("?P<name>", ""), until or close, **marks)
     swallowed = re.compile(rf"{lost or key}|(?:{value_end})(?=\n|\s*(?:<|\Z))")
     ends = re.compile(rf"(?:{value_end})(?=\s*(?:{key}|{close}))" + (f"|(?P<unclosed>{unclosed})" if unclosed else ""))

@@ -47,8 +47,7 @@ class EnvironmentBridge(_Kept):
 
     Args:
         environment: the class, or `pkg.mod:Name` or `path/file.py:Name` of it.
-        config: its keyword arguments (`env_specific_config`); `max_steps` among them limits the turns, too.
-    """
+        config: its keyword arguments (`env_specific_config`); `max_steps` among them limits the turns, too."""
 
     max_turns: ClassVar[int] = 20
 
@@ -108,8 +107,7 @@ class FastMCPEnv(_Kept):
 
     Args:
         server_url: the server's streamable HTTP endpoint (`http://host:port/mcp`).
-        initial_prompt_template: the prompt where the run's prompts are the environment's.
-    """
+        initial_prompt_template: the prompt where the run's prompts are the environment's."""
 
     max_turns: ClassVar[int] = 10
 

@@ -30,8 +30,7 @@ class SlimeTrainerAdapter:
 
     Args:
         config: the settings file.
-        settings: settings of ours by flat name, which win over it.
-    """
+        settings: settings of ours by flat name, which win over it."""
 
     def __init__(self, config: TrainingConfig, **settings: Any) -> None:
         self.settings = config.settings(**settings).check_complete("train")
@@ -88,8 +87,7 @@ class RolloutBridge:
     Args:
         environment: the class with retrain's form, or its path.
         rewards: without it the reward is the sum of what the environment's steps gave.
-        config: the class's keyword arguments.
-    """
+        config: the class's keyword arguments."""
 
     def __init__(self, environment: Any, rewards: RewardBridge | None = None, config: dict[str, Any] | None = None):
         self._arguments, self._rewards = {"environment": environment, "config": config}, rewards

@@ -3,5 +3,4 @@
 1. It answers as SGLang 0.5.23; `tests/conformance/sglang` replays recorded exchanges and lists every intended
    difference.
 2. Layers, lowest first: `attention`, `sampling` and `stopping`, `core`, `worker`, `request` and `results`, `weights`,
-   `service`, `generate` and `control`, `server`. Each imports only earlier layers, `http` and `errors`.
-"""
+   `service`, `generate` and `control`, `server`. Each imports only earlier layers, `http` and `errors`."""

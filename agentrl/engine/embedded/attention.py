@@ -5,8 +5,7 @@
 3. Layers with a state (gated delta nets, short convolutions) keep it in a cache of transformers for each slot. A state
    goes on after the slot's last token only.
 4. `slot_attention` is registered with transformers as `ATTENTION`. It serves causal attention and sliding windows; soft
-   caps and sinks raise `AgentRLError`.
-"""
+   caps and sinks raise `AgentRLError`."""
 
 import copy
 import functools

@@ -5,8 +5,7 @@
    shares a prefix copies it, and waits for it if it is still being read. A model with states reuses whole slots only.
 3. A weight update starts a new epoch. Prefixes of older epochs are never reused; running sequences keep their KV, and
    each token carries the weight version that sampled it.
-4. Exclusive actions run between steps if nothing runs or generation is paused; nothing is admitted before them.
-"""
+4. Exclusive actions run between steps if nothing runs or generation is paused; nothing is admitted before them."""
 
 import itertools
 import math

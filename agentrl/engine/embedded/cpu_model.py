@@ -3,8 +3,7 @@
 1. Names and shapes of tensors stay, so weight updates and checksums work unchanged.
 2. Linear maps of up to `_FEW` rows use our kernel, up to 1.9 times as fast as MKL's (AVX-512).
 3. A decoder of the common form (norms, rope by halves, MLP) runs as a `CpuModel` with fused products. The form is
-   tested by parts and by numbers; other models run unchanged.
-"""
+   tested by parts and by numbers; other models run unchanged."""
 
 from collections.abc import Callable
 from functools import partial

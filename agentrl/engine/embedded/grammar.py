@@ -3,8 +3,7 @@
 1. `json_schema`, `regex`, `ebnf` (llama.cpp's GBNF, or llguidance's Lark) and `structural_tag`.
 2. A forbidden token has the logit -inf after penalties and biases, so reported log-probs are those within the grammar.
 3. As in SGLang, a schema allows no unnamed property unless it says so. White space is at most that of `json.dumps`.
-4. Clients send grammars: they are compiled one at a time beside the event loop, and a slow one ends its request.
-"""
+4. Clients send grammars: they are compiled one at a time beside the event loop, and a slow one ends its request."""
 
 import json
 import re

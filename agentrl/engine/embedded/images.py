@@ -3,8 +3,7 @@
 1. `ImageReader.read` gives the images of one prompt. A placeholder that stands alone becomes as many as its image needs.
 2. `PromptImages` has the positions of the tokens (M-RoPE), and the prompt as the prefix cache compares it: a hash of the
    image in each place of a placeholder.
-3. `ImageEncoder` runs the vision tower, an image at a time, and keeps the results until the weights change.
-"""
+3. `ImageEncoder` runs the vision tower, an image at a time, and keeps the results until the weights change."""
 
 import threading
 from collections import OrderedDict
@@ -91,8 +90,7 @@ class ImageReader:
             spans: start and end of each image in `ids`; None if all placeholders in `ids` are images.
 
         Raises:
-            RequestError: an image is refused, or the placeholders are not those of the images.
-        """
+            RequestError: an image is refused, or the placeholders are not those of the images."""
         if len(urls) > (most := ImageLimits().count):
             raise refused(f"image_data: a prompt may have {most} images, this one has {len(urls)}")
         places = self._vision.tokens.runs(ids) if spans is None else _checked(spans, len(ids))

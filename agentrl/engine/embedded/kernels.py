@@ -3,8 +3,7 @@
 1. Compiled once a machine: the code is kept beside this file or, where that cannot be written, in the user's cache folder.
 2. All arrays are float32 and changed in place; sums may be taken in any order, a NaN stays one.
 3. `where`, int64 [4, T], says of each token its slot, its position, and the slot (`root`) in which its first `shared` keys
-   and values are read: what siblings have in common is so in the processor's cache after the first of them.
-"""
+   and values are read: what siblings have in common is so in the processor's cache after the first of them."""
 
 from collections.abc import Callable
 from typing import Any, TypeVar

@@ -4,8 +4,7 @@
    its vision tower if it sees images.
 2. `Vocabulary` reads `tokenizer.json` with the `tokenizers` library (no transformers import); a folder without one is
    served ids in, ids out: `decode` gives "" and text prompts are refused.
-3. Code from the model folder runs only with `trust_remote_code`.
-"""
+3. Code from the model folder runs only with `trust_remote_code`."""
 
 import os
 import re

@@ -2,8 +2,7 @@
 
 1. `parse_generate` raises `RequestError` with SGLang's status and body. Ids that the model cannot embed are refused.
 2. Unknown top-level fields are ignored; fields in `UNSERVED` are refused. `MAX_SEQUENCES` and the like bound a request.
-3. A batch or `n > 1` returns an array in batch order. Sample i of n uses `sampling_seed + i`.
-"""
+3. A batch or `n > 1` returns an array in batch order. Sample i of n uses `sampling_seed + i`."""
 
 import uuid
 from collections import Counter

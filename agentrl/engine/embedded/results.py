@@ -1,8 +1,7 @@
 """The answers of POST /generate: `text`, `output_ids`, `meta_info`, as SGLang writes them.
 
 1. `answer(job, ...)` may be called while the job runs (a stream's chunk): it takes one consistent length of the lists.
-2. `weight_version` is the version at the time of writing; `weight_versions` says which tokens came from which.
-"""
+2. `weight_version` is the version at the time of writing; `weight_versions` says which tokens came from which."""
 
 import base64
 import time

@@ -5,8 +5,7 @@
 2. Reported log-probs are of the temperature-scaled distribution after penalties and bias, before filters. On request
    the answer also holds the support and the log-prob within it.
 3. Filters read the unfiltered probabilities: the first `top_k`; a token while the mass before it is at most `top_p`; a
-   token with at least `min_p` times the largest probability.
-"""
+   token with at least `min_p` times the largest probability."""
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass

@@ -2,8 +2,7 @@
 
 1. The engine's thread alone writes a `SequenceState`. Its lists only grow, so another thread may read what is there.
 2. `on_token` and `on_finish` run in the engine's thread: they must only hand over and return.
-3. A sequence is `prompt + output`; `filled` of its tokens have keys and values in `slot`.
-"""
+3. A sequence is `prompt + output`; `filled` of its tokens have keys and values in `slot`."""
 
 import functools
 import time

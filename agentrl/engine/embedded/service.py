@@ -2,8 +2,7 @@
 
 1. `EngineService.start(request)` makes a `RequestInFlight`: the jobs of one HTTP request, already queued.
 2. `RequestInFlight` is used on the event loop only; jobs wake it through `call_soon_threadsafe`.
-3. `abort(rid)` follows SGLang: the rid must be live, then every live rid that begins with it is aborted too.
-"""
+3. `abort(rid)` follows SGLang: the rid must be live, then every live rid that begins with it is aborted too."""
 
 import asyncio
 import threading

@@ -269,8 +269,7 @@ def _expert_view(own: Mapping[str, Tensor], name: str) -> Tensor | None:
 
     Checkpoints and trainers name `...mlp.experts.3.gate_proj.weight` (or `w1`); transformers 5 holds all experts of a layer in
     `...mlp.experts.gate_up_proj` [experts, 2 * intermediate, hidden] and `...mlp.experts.down_proj`
-    [experts, hidden, intermediate].
-    """
+    [experts, hidden, intermediate]."""
     found = _EXPERT.fullmatch(name)
     if found is None:
         return None

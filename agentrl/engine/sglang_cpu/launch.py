@@ -8,8 +8,7 @@ Three gaps of the public wheels are filled before SGLang is imported:
    `stubs/sgl_kernel` has the names.
 3. Capturing routed experts pins host memory through CUDA's runtime even on CPU: that becomes a no-op.
 
-SGLang's child processes import this file again as their main module and so get the same.
-"""
+SGLang's child processes import this file again as their main module and so get the same."""
 
 import os
 import runpy

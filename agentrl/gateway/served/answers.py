@@ -2,8 +2,7 @@
 
 1. A chat's reasoning and text are streamed as they are written, up to what may turn out to be a tag or a stop string;
    calls come at the end. What was sent is how the whole answer's reasoning and content begin.
-2. Log-probs come with the next chunk, those of tokens without text (a tag's, the end's) too.
-"""
+2. Log-probs come with the next chunk, those of tokens without text (a tag's, the end's) too."""
 
 import re
 from collections import Counter

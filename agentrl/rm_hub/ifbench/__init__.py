@@ -4,8 +4,7 @@
 2. Strict reads the answer as it is; loose also without its first line, its last line, both, and each of these without
    asterisks (Zhou et al. 2023, arXiv:2311.07911).
 3. `ifbench_mode` ("strict" or "loose") and `ifbench_aggregate` ("all" or "mean") in the metadata choose the score.
-4. Text before a closing `</think>` is not part of the answer. Answers longer than `LONGEST` meet nothing.
-"""
+4. Text before a closing `</think>` is not part of the answer. Answers longer than `LONGEST` meet nothing."""
 
 import difflib
 from collections import Counter

@@ -3,8 +3,7 @@
 1. A check is a function of a passage and its parameters that answers its faults: what was found instead of what the
    constraint asks for, in a few words. Without faults the constraint is met. Only the first one is ever asked for.
 2. Parameters come from JSON, where every number may be a float and every absent field a null; a name means the same in
-   every kind. What cannot be the parameter is the data's fault: a `GraderFailure`, never a refusal of the answer.
-"""
+   every kind. What cannot be the parameter is the data's fault: a `GraderFailure`, never a refusal of the answer."""
 
 import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -70,8 +69,7 @@ class Check(NamedTuple):
     Attributes:
         says: the constraint in words, with the parameters in braces.
         run: the check itself, called with the passage and the parameters by name.
-        needs: the parameters it takes, each with its reader.
-    """
+        needs: the parameters it takes, each with its reader."""
 
     says: str
     run: Callable[..., Faults]

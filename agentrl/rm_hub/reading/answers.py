@@ -7,8 +7,7 @@ r"""The final answer of a response: one list of candidates, one rule of choice, 
    Candidates that follow it with nothing said between are one answer with several values.
 3. There is no answer if that one is hedged ("5, or maybe 6"), is taken back without another one, is a box that was cut
    off, or is the last of several guesses (what is announced changed `MOST_CLAIMS` times).
-4. What is a value depends on what is asked for (`Value`): a number or formula, words, or a choice.
-"""
+4. What is a value depends on what is asked for (`Value`): a number or formula, words, or a choice."""
 
 import re
 from bisect import bisect_left
@@ -70,8 +69,7 @@ class AnswerPattern(NamedTuple):
     Attributes:
         value: what can be an answer, see `Value`.
         announced: what announces one; a match ends where the value begins.
-        called: what calls one the answer; its group `value` is the value.
-    """
+        called: what calls one the answer; its group `value` is the value."""
 
     value: Value
     announced: re.Pattern[str] = re.compile(rf"(?i){any_of('answer')}{_LINKED}|(?m:^A:)|{_HEADING}")

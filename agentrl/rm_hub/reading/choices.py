@@ -2,8 +2,7 @@
 
 1. `Choices` knows the valid letters and, where the data gives them, the texts.
 2. `read_choice` reads "(B)", "**B**", "option b.", "\\text{B}", "C) 42 nm", "42 nm". A letter counts only where it stands
-   for itself: "A photon" is no answer A.
-"""
+   for itself: "A photon" is no answer A."""
 
 import re
 from collections.abc import Mapping, Sequence

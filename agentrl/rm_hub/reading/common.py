@@ -2,8 +2,7 @@
 
 1. Reasoning between tags is no part of the answer; reasoning that never ends leaves no answer.
 2. A label may be one accepted answer or several; a label that holds none is an error of the data, never a zero.
-3. Everything takes time linear in the text.
-"""
+3. Everything takes time linear in the text."""
 
 import json
 import math

@@ -2,8 +2,7 @@ r"""Compares an answer with a label: numbers exactly, words as words, structures
 
 1. The cheap paths come first: equal spelling, equal numbers, equal words. Grade-school answers never load sympy.
 2. Order matters in tuples and intervals, not in sets and lists; brackets matter where the label is an interval.
-3. An answer that names several different values is not equal to a label with one.
-"""
+3. An answer that names several different values is not equal to a label with one."""
 
 import re
 from collections.abc import Callable, Mapping

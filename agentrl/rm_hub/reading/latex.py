@@ -2,8 +2,7 @@ r"""One spelling for mathematics that was written in LaTeX, plain text, Unicode 
 
 1. `clean(text)` rewrites spelling only: `\dfrac12`, `½` and `\frac{1}{2}` come out alike, and so do `−`, `×`, full-width
    digits, `\left(`, `\text{cm}` and dollar signs. It never evaluates anything.
-2. Every step is linear in the text's length, or works on a text already cut to `LONGEST` characters.
-"""
+2. Every step is linear in the text's length, or works on a text already cut to `LONGEST` characters."""
 
 import re
 import unicodedata

@@ -2,8 +2,7 @@ r"""Numbers as people and models write them, read exactly and without a computer
 
 1. `read(text)` takes a cleaned text (`latex.clean`) that is one number with, perhaps, a unit; None if it is anything else.
 2. `same(label, answer)` says whether two such numbers are the same answer. Equal values are; a rounded decimal is the
-   same as an exact value only where the LABEL is the rounded one.
-"""
+   same as an exact value only where the LABEL is the rounded one."""
 
 import re
 from fractions import Fraction

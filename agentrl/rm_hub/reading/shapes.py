@@ -3,8 +3,7 @@ r"""The outer form of an answer: one thing, a list, a set, a tuple, an interval,
 1. `shape(text)` looks only at brackets, separators and equals signs at the top level of a cleaned text.
 2. `\pm` becomes two items. `a = b = c` is named `a` and worth `c`. A matrix keeps its rows.
 3. `without_frame` drops what may be left unsaid around an answer: `k \in Z` behind it, a modulus. What two texts say
-   differently there (`k \in Z` and `k \in N`, two moduli) is a difference.
-"""
+   differently there (`k \in Z` and `k \in N`, two moduli) is a difference."""
 
 import re
 from itertools import accumulate
@@ -37,8 +36,7 @@ class AnswerShape(NamedTuple):
         items: the parts; empty for "one".
         fence: the brackets of "brackets" ("(]") and the environment of a matrix.
         name: what the answer was said to be the value of ("x", "f(x)"); "" if nothing.
-        columns: the width of a matrix, whose items go row by row.
-    """
+        columns: the width of a matrix, whose items go row by row."""
 
     kind: Kind
     text: str

@@ -3,8 +3,7 @@
 1. Asked for is one JSON object. Read is also one with fences or prose around it, single quotes or a cut-off end, `Verdict:
    correct` on a line, or the bare word. Several must agree, or the last must end the text as a JSON object.
 2. What occurs in the graded answer as well is a quotation, unless it is all that the judge wrote. A guess would be a silent
-   wrong reward: anything else is no verdict (None).
-"""
+   wrong reward: anything else is no verdict (None)."""
 
 import math
 import re

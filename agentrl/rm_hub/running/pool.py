@@ -7,8 +7,7 @@
    bounds the wait before it.
 3. Nothing blocks the event loop. The pool works in its callers' tasks and belongs to one event loop. `close` ends all
    processes; so does the end of the process that uses it.
-4. The standard library's pools and Pebble's pickle what workers answer, and import the user's main module.
-"""
+4. The standard library's pools and Pebble's pickle what workers answer, and import the user's main module."""
 
 import contextlib
 import json
@@ -191,8 +190,7 @@ class WorkerProcess:
     """One worker process: send it a request, read its reply, kill it. Its first reply says why graders cannot be loaded.
 
     It is in a session of its own. It is reaped only after its session was killed: until then no other process can have
-    its number.
-    """
+    its number."""
 
     def __init__(self, names: Sequence[str], memory_mb: int) -> None:
         self.loaded = frozenset(names)

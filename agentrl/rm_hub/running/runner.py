@@ -3,8 +3,7 @@
 1. Graders that compute run in worker processes (`WorkerPool`); graders that wait are awaited, and their services are
    opened at first use and closed with the runner.
 2. `runner_for(args)` returns the runner of the enclosing rollout (`entered`), else one of the running event loop.
-3. `grade_many` serves plain scripts: all cores, a deadline for each answer.
-"""
+3. `grade_many` serves plain scripts: all cores, a deadline for each answer."""
 
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, contextmanager
@@ -38,8 +37,7 @@ class GraderRunner:
 
     Args:
         settings: of the pool and of the servers; default: the defaults.
-        preload: graders to load at the start.
-    """
+        preload: graders to load at the start."""
 
     def __init__(self, settings: RmHubSettings | None = None, *, preload: Sequence[str] = ()) -> None:
         self.settings = settings or RmHubSettings()
@@ -158,8 +156,7 @@ def grade_many(
         In the order of `items`, a grade, or the failure where one could not be graded (not raised).
 
     Raises:
-        SettingsError: no such grader, or a setting that it needs is missing.
-    """
+        SettingsError: no such grader, or a setting that it needs is missing."""
     own = (settings or RmHubSettings()).model_copy(update={"grader_processes": processes, "grader_timeout": timeout})
     # The loop is in a thread of its own, so that it works where one is running already (a notebook).
     with start_blocking_portal() as portal:

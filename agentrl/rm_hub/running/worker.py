@@ -4,8 +4,7 @@
    models write them. Tuples arrive as lists, and keys of mappings as text.
 2. Nothing is pickled: neither side can be made to run code by the bytes that it receives.
 3. A worker is in a session of its own with a limit on memory and no core dumps. It dies with the process that started
-   it, however that one ends (Linux). Nothing of the user's main module is imported.
-"""
+   it, however that one ends (Linux). Nothing of the user's main module is imported."""
 
 import ctypes
 import json

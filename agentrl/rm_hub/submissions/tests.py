@@ -10,8 +10,7 @@ Accepted as the label, as JSON text of it, or as fields of the metadata:
     [{"input": ..., "output": ..., "testtype": "stdin" or "functional"}, ...]
     {"input_output": one of these}
 
-Lines for the answer to begin with are given as `preamble`, beside the tests or in the metadata.
-"""
+Lines for the answer to begin with are given as `preamble`, beside the tests or in the metadata."""
 
 import re
 import textwrap

@@ -7,5 +7,4 @@ cannot be read. They import nothing but each other and the standard library.
 - `jailer`: watches one child: deadline, output, end. The only one that talks to the parent.
 - `child`: how the child is made and ended.
 - `jail`: what the child does to itself before it sees the model's code; `kernel`, `filters`, `syscalls` serve it.
-- `runner`: runs the model's code.
-"""
+- `runner`: runs the model's code."""

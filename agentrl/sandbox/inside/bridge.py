@@ -2,8 +2,7 @@
 
     python -I -S bridge.py SOCKET PORT COMMAND ...
 
-It uses the standard library alone. It exits as the command does.
-"""
+It uses the standard library alone. It exits as the command does."""
 
 import contextlib
 import socket

@@ -4,8 +4,7 @@
 2. With `own_view` (namespaces) a process may fork, execute and write files. Without it: no fork, no exec, no file
    changes, no signals to others, no questions about others.
 3. Sockets are connected pairs of Unix streams only, which carry bytes alone.
-4. A file lock is granted and does nothing, because a real lock would be visible to others.
-"""
+4. A file lock is granted and does nothing, because a real lock would be visible to others."""
 
 import struct
 from collections.abc import Sequence

@@ -3,8 +3,7 @@
 1. Between the parent and a jailer, and from the jailer to the confined process: a length (4 bytes, big-endian) and a
    JSON object. Who writes these is trusted.
 2. From a confined process to its jailer: single bytes, `READY` once, then one of `ANSWERS` for each request. There is
-   nothing in them to parse, to forge or to hoard: whatever else the model's code writes there ends its process.
-"""
+   nothing in them to parse, to forge or to hoard: whatever else the model's code writes there ends its process."""
 
 import json
 import struct

@@ -7,8 +7,7 @@ Three ways, by `Jail.kind`:
   only place where it can write.
 - `landlock`: no namespaces. It may read the interpreter's files and nothing else, write nothing, start nothing,
   signal no process. Where the zygote is root, the child takes an unprivileged user id that no other call has.
-- `none`: limits only. For `unsafe_subprocess`.
-"""
+- `none`: limits only. For `unsafe_subprocess`."""
 
 import os
 import platform

@@ -6,8 +6,7 @@
 2. Deadline, CPU time and output are watched here, outside the child, between requests too: the loop waits for nothing
    but `poll`. The end is SIGKILL and a wait until the child and all that it started are gone; only then does the parent
    hear the result.
-3. If the parent hangs up, the child is killed. If the jailer dies, the kernel kills the child.
-"""
+3. If the parent hangs up, the child is killed. If the jailer dies, the kernel kills the child."""
 
 import contextlib
 import os

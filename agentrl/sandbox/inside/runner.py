@@ -2,8 +2,7 @@
 
 1. One program: like `python main.py`, with the given standard input; then the process ends.
 2. A session: cells that share one `__main__`; the value of a cell's last expression is shown, as in a notebook.
-3. Tracebacks start at the model's own frames and show its own lines.
-"""
+3. Tracebacks start at the model's own frames and show its own lines."""
 
 import ast
 import atexit

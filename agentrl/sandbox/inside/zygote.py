@@ -2,8 +2,7 @@
 
 1. It takes `{"jail": {...}}` messages, each with one socket, and forks a jailer that serves that socket.
 2. It ends when the parent closes the control socket or dies (a process descriptor tells), and its children with it.
-3. A folder that was made for its children alone is removed at its end: a parent that was killed cannot do that.
-"""
+3. A folder that was made for its children alone is removed at its end: a parent that was killed cannot do that."""
 
 import gc
 import importlib

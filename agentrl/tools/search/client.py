@@ -3,8 +3,7 @@
 1. `POST url` with `{"queries": [...], "topk": k, "return_scores": true}`; the answer is `{"result": [[{"document":
    {"id", "contents"}, "score"}, ...], ...]}`, one list a query (without scores the documents stand there bare).
 2. Queries that are asked at the same time travel in one request; answers are kept in a cache.
-3. Every question has a deadline. A refused connection is tried again, as nothing was asked yet; nothing else is.
-"""
+3. Every question has a deadline. A refused connection is tried again, as nothing was asked yet; nothing else is."""
 
 import asyncio
 from collections import OrderedDict
@@ -46,8 +45,7 @@ class RetrievalClient:
     """An async context manager.
 
     async with RetrievalClient("http://127.0.0.1:8000/retrieve") as client:
-        [hits] = await client.search(["who wrote Emma?"], k=3)
-    """
+        [hits] = await client.search(["who wrote Emma?"], k=3)"""
 
     def __init__(self, url: str, *, timeout: float = 30.0, cache_size: int = 10_000) -> None:
         """
@@ -56,8 +54,7 @@ class RetrievalClient:
             timeout: seconds that one question may take, waiting included.
             cache_size: answers kept, the least recently used go first; 0 keeps none.
 
-        Raises PluginError: `url` is no http address.
-        """
+        Raises PluginError: `url` is no http address."""
         scheme, _, rest = url.partition("://")
         if scheme not in ("http", "https") or not rest:
             raise PluginError(f"retrieval server: expected an address like http://127.0.0.1:8000/retrieve, got {url!r}")

@@ -3,8 +3,7 @@
 1. `Encoder.load(folder)` is a Hugging Face encoder with mean pooling and normalised vectors (Reimers and Gurevych
    2019), such as all-MiniLM-L6-v2; a model that wants prefixes ("query: ", "passage: ") is given them.
 2. `DenseIndex` searches by vectors; it has the same `build`, `save`, `load` and `search` as `BM25Index`.
-3. It needs the `dense` extra. torch is used through transformers only, and only once an encoder is loaded.
-"""
+3. It needs the `dense` extra. torch is used through transformers only, and only once an encoder is loaded."""
 
 from __future__ import annotations
 

@@ -51,8 +51,7 @@ def load_corpus(path: str | Path) -> Iterator[Passage]:
 
     A row has `text` (or `contents`), and may have `id` (else its number) and `title`. In the form that Search-R1's
     corpora have, the first line of `contents` is the title in quotation marks. Raises DataError: the file is missing,
-    empty or malformed, or a row has no text; names file, line and field.
-    """
+    empty or malformed, or a row has no text; names file, line and field."""
     rows = open_rows(str(path), what="corpus")
     for index in range(len(rows)):
         yield _passage(rows.read(index), index, rows.where(index))

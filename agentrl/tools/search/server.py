@@ -2,8 +2,7 @@
 
 1. `POST /retrieve` with `{"queries": [...], "topk": 3, "return_scores": false}`; `GET /health` says how many passages
    there are. A request that cannot be used gets 422 and one sentence.
-2. Searches run in threads, at most `concurrency` at once; the event loop only reads and writes.
-"""
+2. Searches run in threads, at most `concurrency` at once; the event loop only reads and writes."""
 
 from typing import Any
 
@@ -28,8 +27,7 @@ def application(index: BM25Index | DenseIndex, *, topk: int = 3, concurrency: in
     Args:
         index: what is searched.
         topk: passages a query where the request does not say.
-        concurrency: requests that are searched at once.
-    """
+        concurrency: requests that are searched at once."""
     limiter = anyio.CapacityLimiter(concurrency)
 
     async def retrieve(request: Request) -> Response:

@@ -34,8 +34,7 @@ def search_tool(
         description: what the model reads about it.
         max_passage_chars: each passage's text is cut to this.
         options: `timeout` and the like, as of `Tool`; `on_failure="fail"` keeps a search server that is down out of
-            what the model learns from.
-    """
+            what the model learns from."""
 
     def asked(query: str) -> Any:
         if not query.strip():
@@ -65,8 +64,7 @@ class RemoteSearch(ToolSource):
         """
         Args:
             client: a client, or the server's address.
-            options: as of `search_tool`.
-        """
+            options: as of `search_tool`."""
         self._client = RetrievalClient(client) if isinstance(client, str) else client
         self._tool = search_tool(self._client, **options)
 

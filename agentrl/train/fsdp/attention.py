@@ -4,8 +4,7 @@
    model's forward. It is computed in blocks by `kernels`, which knows plain causal attention.
 2. Whatever a layer asks for beyond that (a window shorter than a sample, sinks, soft caps) its architecture's own plain
    function computes, under a mask of all tokens with all: right, and slow for long microbatches.
-3. `by_sequence` runs layers with a state (linear attention, short convolutions) over one sequence after another.
-"""
+3. `by_sequence` runs layers with a state (linear attention, short convolutions) over one sequence after another."""
 
 import re
 import sys
@@ -47,8 +46,7 @@ class FsdpPack:
     def sequences(self) -> list[tuple[Tensor, int]]:
         """For each sequence the places [n] of its tokens, and how many of its last ones no sequence before it has.
 
-        A shared prefix belongs to the first of its sequences. In depth-first order the remainder is without a gap.
-        """
+        A shared prefix belongs to the first of its sequences. In depth-first order the remainder is without a gap."""
         nodes, *above = self.mb.parts
         shared = [block for part in above for block in part.blocks]
         inner, found, done = {start for _, _, start, _ in shared}, [], 0
@@ -160,8 +158,7 @@ def _forward(forward: Callable[..., Any], replay: Replay, experts: int, *args: A
 def by_sequence(model: Any) -> None:
     """Have each stateful module of a model start every sequence of a microbatch from a state of zeros, from now on.
 
-    The module alone computes a shared prefix anew for each sequence: no module takes the state of another's prefix.
-    """
+    The module alone computes a shared prefix anew for each sequence: no module takes the state of another's prefix."""
     for name, module in model.named_modules():
         if is_stateful(name):
             module.forward = partial(_by_sequence, module.forward)

@@ -2,8 +2,7 @@
 
 1. One process without half precision or offload has transformers' own model. Otherwise FSDP2 shards each layer and what is
    around them; rank 0 alone reads the weights and the others receive their shards.
-2. Weights are kept in float32 where they learn, and computed with in bfloat16 if `bf16` is set.
-"""
+2. Weights are kept in float32 where they learn, and computed with in bfloat16 if `bf16` is set."""
 
 import itertools
 from dataclasses import dataclass
@@ -39,8 +38,7 @@ class Mesh(Ranks):
 
     Attributes:
         mesh: over which FSDP shards and, in its first dimension if it has two, copies; None where nothing is sharded.
-        shard_group: the processes that have different shards.
-    """
+        shard_group: the processes that have different shards."""
 
     device: torch.device
     mesh: Any

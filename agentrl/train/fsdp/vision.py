@@ -2,8 +2,7 @@
 
 1. A token is an image's if a sample's span says so, not because of its id: the model may have sampled the placeholder's id.
 2. Each image goes through the vision tower once a microbatch. Tokens of several samples may take their features from it.
-3. Positions are the model's own (`get_rope_index`), of each sample by itself.
-"""
+3. Positions are the model's own (`get_rope_index`), of each sample by itself."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -30,8 +29,7 @@ class ModelSight:
     Attributes:
         vision: the model's image processor.
         body: transformers' model without its layer to the vocabulary.
-        made: pixels by the hash of their image.
-    """
+        made: pixels by the hash of their image."""
 
     vision: Vision
     body: Any

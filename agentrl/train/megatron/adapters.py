@@ -3,8 +3,7 @@
 1. Where tensor-parallel ranks cut a layer's outputs, B is cut with them; where they cut its inputs, A. The other one is whole
    on every rank, and so are the few channels between the two.
 2. Experts get none, as in transformers, which keeps them in one tensor.
-3. Checkpoints have PEFT's names and whole shapes, so that they load in any layout.
-"""
+3. Checkpoints have PEFT's names and whole shapes, so that they load in any layout."""
 
 from __future__ import annotations
 
@@ -63,8 +62,7 @@ class Adapter(torch.nn.Module):
         inward: whether the inputs of the layer are cut over the tensor-parallel ranks, and not its outputs.
         a: [rank, in], of inputs that are cut this rank's.
         b: [parts, out / parts, rank], of outputs that are cut this rank's of each part; 2 parts where gate and up are one layer.
-        columns: this layer's among the outputs of megatron's; None: all.
-    """
+        columns: this layer's among the outputs of megatron's; None: all."""
 
     def __init__(
         self, layer: Any, a: Tensor, scale: float, weights: WeightMap, entry: WeightEntry, number: int

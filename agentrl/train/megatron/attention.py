@@ -4,8 +4,7 @@
    it in its own node and all of the nodes above; `kernels` computes that in blocks, without masks.
 2. Rotary positions are applied here (latent attention has done it), because a token's place in the pack is not its position.
 3. Context parallelism: every rank holds chunks r and 2n-1-r of the 2n chunks of each node (the zigzag layout); keys and
-   values are gathered over the group, the queries stay where they are.
-"""
+   values are gathered over the group, the queries stay where they are."""
 
 from __future__ import annotations
 
@@ -42,8 +41,7 @@ class Rope:
     Attributes:
         frequencies: float32 [rotated channels / 2], angle per position.
         factor: of cosines and sines.
-        reach: see `Network.reach`.
-    """
+        reach: see `Network.reach`."""
 
     frequencies: Tensor
     factor: float

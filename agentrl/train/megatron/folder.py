@@ -2,8 +2,7 @@
 
 A rule's megatron tensor, as it is without parallelism, lies in the checkpoint under its name, or with its layers and its
 experts stacked under the name without their numbers, or, of a norm that Transformer Engine computes within the linear layer
-behind it, under that layer's name. All are looked for; what is written has Transformer Engine's names.
-"""
+behind it, under that layer's name. All are looked for; what is written has Transformer Engine's names."""
 
 import functools
 import re

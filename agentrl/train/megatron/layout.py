@@ -29,8 +29,7 @@ class Cut:
     """The cut of a kind of parameters on a pipeline stage: over `size` ranks, of which this is `rank`.
 
     Attributes:
-        first: whether this rank is of the first replica.
-    """
+        first: whether this rank is of the first replica."""
 
     size: int
     rank: int

@@ -5,8 +5,7 @@
    tests themselves have used by its name, so that its operators are part of the task. The same holds for arguments of
    methods that plain data has as well: it would be told the expected value, and could say that this is right.
 2. An object of a subclass of a plain type is that plain data; only what the type does not have is asked for.
-3. What libraries look up to read an object's memory (`__array_interface__` and the like) is not asked for.
-"""
+3. What libraries look up to read an object's memory (`__array_interface__` and the like) is not asked for."""
 
 import builtins
 import operator

@@ -5,8 +5,7 @@
    whatever the submission.
 2. Names of the submission are found where built-ins are: they shadow neither these nor modules nor what tests define.
 3. A text runs as `__main__`; then its `check(candidate)`, doctests, functions and classes do. One that passed without
-   having asked the submission anything is broken.
-"""
+   having asked the submission anything is broken."""
 
 import ast
 import builtins
