@@ -153,6 +153,11 @@ class TrainSettings(Settings):
     expert_tensor_parallel_size: int | None = Field(
         None, ge=1, description="Devices that share each expert's matrices; by default tensor_model_parallel_size."
     )
+    moe_grouped_gemm: bool = Field(
+        False,
+        description="Multiply the tokens of all experts of a layer in one grouped product; by default Megatron computes one "
+        "expert after another, and FSDP always computes so.",
+    )
     sequence_parallel: bool = Field(False, description="Also split norms and dropout along the sequence over TP.")
     use_distributed_optimizer: bool = Field(False, description="Shard the optimizer state over data-parallel ranks.")
     dist_ckpt_optim_fully_reshardable: bool = Field(
@@ -274,6 +279,11 @@ class TrainSettings(Settings):
         yield full and lacks, f"recompute_granularity full needs {' and '.join(how)}"
         for name in how:
             yield not full and getattr(self, name) is not None, f"{name} needs recompute_granularity full"
+        exact = self.moe_grouped_gemm and self.true_on_policy_mode
+        yield (
+            exact,
+            "moe_grouped_gemm and true_on_policy_mode: grouped products differ in the last bits; leave one of them out",
+        )
         always = "attention_softmax_in_fp32 cannot be turned off: torch's attention always works so; leave it out"
         yield not self.attention_softmax_in_fp32, always
 

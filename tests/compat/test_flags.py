@@ -229,9 +229,9 @@ def test_a_shape_that_only_running_the_script_would_tell_is_left_to_the_model(tm
 
 
 def test_hints_with_one_reason_are_one_note() -> None:
-    said = list(FLAGS.notes(build("--moe-grouped-gemm --mtp-num-layers 1 --moe-permute-fusion --enable-mtp-training")))
+    said = list(FLAGS.notes(build("--moe-enable-deepep --mtp-num-layers 1 --moe-permute-fusion --enable-mtp-training")))
     assert [note.partition(":")[0] for note in said] == [
-        "--moe-grouped-gemm, --moe-permute-fusion",
+        "--moe-enable-deepep, --moe-permute-fusion",
         "--mtp-num-layers, --enable-mtp-training",
     ]
     assert "a draft model made of them grows stale" in said[1]

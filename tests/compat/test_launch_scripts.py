@@ -286,7 +286,7 @@ def test_scripts_pass_the_dry_run(
     said = capsys.readouterr()
     assert "All checks that precede a run have passed." in said.out
     if name in MIXTURES:
-        assert "--moe-grouped-gemm" in said.out + said.err
+        assert "--moe-token-dispatcher-type" in said.out + said.err
         assert "they choose kernels, overlap or memory, and change no result" in said.out + said.err
 
 

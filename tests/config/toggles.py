@@ -471,6 +471,7 @@ ELSEWHERE: dict[str, tuple[str, str]] = {
     "deterministic_mode": ("train/megatron/test_single.py", "deterministic_mode"),
     "balance_data": ("train/test_packing.py", "balance"),
     "recompute_granularity": ("train/megatron/test_single.py", "recompute_granularity"),
+    "moe_grouped_gemm": ("train/megatron/test_mixtures.py", "moe_grouped_gemm"),
     "sglang_server_concurrency": ("engine/test_pool.py", "sglang_server_concurrency"),
     "engine_max_retries": ("engine/test_pool.py", "engine_max_retries"),
     "engine_retry_backoff": ("engine/test_pool.py", "engine_retry_backoff"),

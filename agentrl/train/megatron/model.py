@@ -23,6 +23,7 @@ from torch import Tensor
 from agentrl.errors import TrainError
 from agentrl.train.forward_backward import ModelContext
 from agentrl.train.megatron.attention import LatentAttention, PackedAttention
+from agentrl.train.megatron.experts import SPEC as GROUPED_EXPERTS
 from agentrl.train.megatron.families import Mixture, ModelFamily, ModelShape
 from agentrl.train.megatron.layout import ParallelLayout, alike
 from agentrl.train.routing import Replay
@@ -93,6 +94,7 @@ def _of_experts(mixture: Mixture | None, family: ModelFamily, settings: TrainSet
         "moe_layer_freq": mixture.layers,
         "moe_shared_expert_intermediate_size": mixture.shared_ffn or None,
         "moe_shared_expert_gate": family.has("shared_experts.gate_weight"),
+        "moe_grouped_gemm": False,  # megatron's own form needs packages for CUDA: see `GroupedExperts`
         "moe_router_topk": mixture.topk,
         "moe_router_score_function": "sigmoid" if sigmoid else "softmax",
         "moe_router_pre_softmax": not sigmoid and not mixture.normalised,
@@ -123,13 +125,18 @@ def _check_cuts(shape: ModelShape, settings: TrainSettings) -> None:
     if mixture:
         cuts.append(("expert_model_parallel_size", ep, "number of experts", mixture.experts))
         cuts.append(("expert_tensor_parallel_size", etp, "width of an expert", mixture.ffn))
+        if settings.moe_grouped_gemm:  # torch's kernels read 16 bytes at a time
+            of = 8 if settings.bf16 else 4
+            cuts += [("moe_grouped_gemm: numbers in 16 bytes,", of, "hidden_size", shape.hidden)]
+            cuts += [("moe_grouped_gemm: numbers in 16 bytes,", of * etp, "width of an expert", mixture.ffn)]
     stages = settings.stage_sizes(shape.layers)
     for name, by, what, size in cuts:
         if size % by:
             raise TrainError(f"{name} {by} must divide the model's {what} {size}")
     if mixture is None:
-        if ep > 1:
-            raise TrainError("expert_model_parallel_size needs a model with experts, and this one is dense")
+        for name, used in (("expert_model_parallel_size", ep > 1), ("moe_grouped_gemm", settings.moe_grouped_gemm)):
+            if used:
+                raise TrainError(f"{name} needs a model with experts, and this one is dense")
         return
     if tp > 1 and not settings.sequence_parallel:
         raise TrainError(f"a mixture of experts with tensor_model_parallel_size {tp} needs sequence_parallel")
@@ -178,8 +185,8 @@ class FixedBiasRouter(TopKRouter):
         return
 
 
-def block_spec(config: Any, family: ModelFamily) -> TransformerBlockSubmodules:
-    """The layers of this pipeline stage and the final norm, for a `TransformerConfig`."""
+def block_spec(config: Any, family: ModelFamily, *, grouped: bool) -> TransformerBlockSubmodules:
+    """The layers of this pipeline stage and the final norm, for a `TransformerConfig`; `grouped`: with `GroupedExperts`."""
     block = get_gpt_decoder_block_spec(config, use_transformer_engine=False, normalization="RMSNorm")
     block.layer_norm = RMSNorm
     for spec in block.layer_specs:  # one object for all layers of a kind
@@ -191,6 +198,8 @@ def block_spec(config: Any, family: ModelFamily) -> TransformerBlockSubmodules:
         attention.core_attention = PackedAttention
         if hasattr(layer.mlp.submodules, "router"):
             layer.mlp.submodules.router = FixedBiasRouter
+            if grouped:
+                layer.mlp.submodules.experts = GROUPED_EXPERTS
         if config.multi_latent_attention:
             layer.self_attention.module = LatentAttention
             attention.q_layernorm = attention.kv_layernorm = LatentNorm
@@ -227,7 +236,7 @@ def build_model(
     build = partial(
         GPTModel,
         config,
-        block_spec(config, family),
+        block_spec(config, family, grouped=place.settings.moe_grouped_gemm),
         vocab_size=vocab,
         max_sequence_length=shape.max_positions,
         share_embeddings_and_output_weights=shape.tied,

@@ -12,11 +12,12 @@ import torch
 from agentrl.errors import TrainError
 from agentrl.train.contracts import RankInfo
 from agentrl.train.hf import HFFolder
+from agentrl.train.megatron.experts import GroupedExperts, grouped_product
 from agentrl.train.megatron.families import family_of, shape_of
 from agentrl.train.megatron.model import transformer_config
 from tests.support.distributed import run_ranks
 from tests.support.tiny_models import Arch, make_tiny_model
-from tests.train.megatron.helpers import backend, make_batch, settings
+from tests.train.megatron.helpers import backend, gradients, make_batch, settings
 
 STEPS = 2
 TP = {"tensor_model_parallel_size": 2, "sequence_parallel": True}
@@ -30,6 +31,7 @@ LAYOUTS: dict[str, tuple[int, dict[str, Any]]] = {
     "tp2": (2, TP),
     "tp2_ep2": (2, TP | EP | ETP1),
     "tp2_etp1": (2, TP | ETP1),
+    "tp2_ep2_grouped": (2, TP | EP | ETP1 | {"moe_grouped_gemm": True}),
     "pp2": (2, PP),
     "cp2_ep2": (2, EP | {"context_parallel_size": 2}),
     "ep2_etp2": (4, TP | EP),
@@ -99,7 +101,7 @@ def check(root: Path, arch: Arch, names: list[str]) -> None:
 
 @pytest.mark.timeout(900)
 def test_experts_over_two_processes_are_as_on_one(tmp_path: Path) -> None:
-    check(tmp_path, "deepseek_v3", ["tp2_ep2"])
+    check(tmp_path, "deepseek_v3", ["tp2_ep2", "tp2_ep2_grouped"])
 
 
 @pytest.mark.slow
@@ -107,6 +109,35 @@ def test_experts_over_two_processes_are_as_on_one(tmp_path: Path) -> None:
 @pytest.mark.parametrize("arch", ["qwen2_moe", "qwen3_moe", "glm4_moe", "deepseek_v3"])
 def test_every_layout_is_as_one_process(tmp_path: Path, arch: Arch) -> None:
     check(tmp_path, arch, list(LAYOUTS))
+
+
+@pytest.mark.parametrize("arch", ["qwen3_moe", "deepseek_v3"])
+def test_grouped_products_are_as_one_expert_after_another(tmp_path: Path, arch: Arch) -> None:
+    folder, found = make_tiny_model(tmp_path / "m", arch), []
+    for grouped in (False, True):
+        with backend(settings(folder, clip_grad=0.0, moe_grouped_gemm=grouped)) as made:
+            assert grouped == any(isinstance(m, GroupedExperts) for m in made.actor.network.model.modules())
+            log_probs, _ = made.log_probs(make_batch()), made.train(make_batch(), 0)
+            found.append((log_probs, {name: gradient.clone() for name, gradient in gradients(made)}))
+    (log_probs, wanted), (others, got) = found
+    np.testing.assert_allclose(others, log_probs, rtol=0, atol=1e-6)
+    assert got.keys() == wanted.keys()
+    for name, gradient in wanted.items():
+        torch.testing.assert_close(got[name], gradient, rtol=1e-6, atol=1e-6, msg=f"{name}: {{}}".format)
+
+
+def test_an_expert_without_tokens_has_a_gradient_of_zero() -> None:
+    rows, weights = torch.randn(6, 8, requires_grad=True), [torch.randn(4, 8, requires_grad=True) for _ in range(3)]
+    out = grouped_product(rows, torch.tensor([2, 2, 6], dtype=torch.int32), weights)
+    want = torch.cat([rows[:2] @ weights[0].T, rows[2:] @ weights[2].T])
+    torch.testing.assert_close(out, want)
+    along = torch.randn_like(out)
+    got = torch.autograd.grad(out, [rows, *weights], along)
+    wanted = torch.autograd.grad(want, [rows, weights[0], weights[2]], along)
+    torch.testing.assert_close([got[0], got[1], got[3]], list(wanted))
+    assert not got[2].any()
+    none = grouped_product(rows[:0], torch.zeros(3, dtype=torch.int32), weights)
+    assert not any(g.any() for g in torch.autograd.grad(none.sum(), weights))
 
 
 def test_experts_in_groups_are_chosen_as_by_transformers(tmp_path: Path) -> None:
