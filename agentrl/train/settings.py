@@ -155,8 +155,8 @@ class TrainSettings(Settings):
     )
     moe_grouped_gemm: bool = Field(
         False,
-        description="Multiply the tokens of all experts of a layer in one grouped product; by default Megatron computes one "
-        "expert after another, and FSDP always computes so.",
+        description="Compute all experts of a layer in one grouped product, as FSDP always does. By default Megatron computes one "
+        "expert after another.",
     )
     sequence_parallel: bool = Field(False, description="Also split norms and dropout along the sequence over TP.")
     use_distributed_optimizer: bool = Field(False, description="Shard the optimizer state over data-parallel ranks.")
