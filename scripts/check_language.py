@@ -5,6 +5,7 @@ Run by `make lint`. `--count` prints the number of findings by kind and exits wi
 
 import argparse
 import ast
+import itertools
 import re
 import sys
 from collections import Counter, defaultdict
@@ -22,6 +23,7 @@ WORDS = re.compile(
 )
 ALLOWED = re.compile(r"`[^`]*`|\[[^\]]*\]\([^)]*\)|\$[^$\n]+\$")
 BREAK = re.compile(r"(?<=[.!?:])(?:\*\*)?\s+(?=[A-Z`\[\"'x(*])|(?<=[.!?])\s+(?=\d|agentrl|slime)")
+HELP = {"description", "help", "short_help"}
 LIST = re.compile(r"\bx(?:, x)+(?:,? (?:and|or) x)?\b")
 """A list of code names, which counts as one word."""
 ABBREVIATIONS = re.compile(r"\b(?:e\.g|i\.e|cf|vs|etc|et al|no|fig|eq)\.", re.IGNORECASE)
@@ -104,21 +106,33 @@ def check_help() -> Iterator[Finding]:
     """Yields texts of `--help` (settings' descriptions, options, summaries) that break the guide."""
     for file in [
         *sorted(PACKAGE.rglob("settings.py")),
+        PACKAGE / "algorithms/fields.py",
         *sorted((PACKAGE / "cli").glob("*.py")),
         PACKAGE / "config/placement.py",
     ]:
-        for node in ast.walk(ast.parse(file.read_text())):
-            if not isinstance(node, ast.keyword) or node.arg not in {"description", "help", "short_help"}:
-                continue
-            if isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
-                text, place = node.value.value, f"{file.relative_to(ROOT)}:{node.value.lineno}"
-                if OPENINGS.match(text):
-                    yield Finding("opening", place, text)
-                for word in WORDS.findall(text):
-                    yield Finding("word", place, word)
-                for sentence in sentences(text):
-                    if len(sentence.split()) > MOST_WORDS:
-                        yield Finding("long sentence", place, f"{len(sentence.split())} words: {sentence}")
+        for line, text in help_texts(ast.parse(file.read_text())):
+            place = f"{file.relative_to(ROOT)}:{line}"
+            if OPENINGS.match(text):
+                yield Finding("opening", place, text)
+            for word in WORDS.findall(text):
+                yield Finding("word", place, word)
+            for sentence in sentences(" ".join(text.split())):
+                if len(sentence.split()) > MOST_WORDS:
+                    yield Finding("long sentence", place, f"{len(sentence.split())} words: {sentence}")
+
+
+def help_texts(tree: ast.Module) -> Iterator[tuple[int, str]]:
+    """Yields the line and the text of each `description`, `help` and `short_help`, and of the texts below fields."""
+    for node in ast.walk(tree):
+        found = [node.value] if isinstance(node, ast.keyword) and node.arg in HELP else []
+        if isinstance(node, ast.ClassDef):
+            pairs = itertools.pairwise(node.body)
+            found = [
+                text.value for field, text in pairs if isinstance(field, ast.AnnAssign) and isinstance(text, ast.Expr)
+            ]
+        for value in found:
+            if isinstance(value, ast.Constant) and isinstance(value.value, str):
+                yield value.lineno, value.value
 
 
 def check_classes() -> Iterator[Finding]:

@@ -19,105 +19,73 @@ WsdDecayStyle = Literal["exponential", "linear", "cosine", "minus_sqrt"]
 class TrainSettings(Settings):
     """Training of the model. Names are slime's and Megatron's flags."""
 
-    train_backend: Literal["auto", "megatron", "fsdp"] = Field(
-        "auto",
-        description="The training backend: megatron, or fsdp for any causal language model of transformers; auto: megatron "
-        "with Ray and a model of its families, else fsdp.",
-    )
+    train_backend: Literal["auto", "megatron", "fsdp"] = "auto"
+    """The training backend: megatron, or fsdp for any causal language model of transformers; auto: megatron with Ray
+    and a model of its families, else fsdp."""
 
-    hf_checkpoint: str | None = Field(
-        None, description="Hugging Face folder of config, tokenizer and starting weights."
-    )
-    ref_load: str | None = Field(
-        None,
-        description="Folder of the reference model: Hugging Face's, or torch_dist; by default the starting weights.",
-    )
-    opd_teacher_load: str | None = Field(
-        None,
-        description="Hugging Face folder of a teacher with the student's vocabulary, of any size, for use_opd: the trainer "
-        "holds it beside the trained model.",
-    )
-    ref_update_interval: int | None = Field(
-        None, ge=1, description="Rollouts between two copies of the weights to the reference model; default: never."
-    )
-    load: str | None = Field(
-        None,
-        description="Folder of checkpoints to resume from; default: --save. A Hugging Face folder, and checkpoints of "
-        "another trainer (torch_dist), give the weights to start from.",
-    )
+    hf_checkpoint: str | None = None
+    """Hugging Face folder of config, tokenizer and starting weights."""
+    ref_load: str | None = None
+    """Folder of the reference model: Hugging Face's, or torch_dist; by default the starting weights."""
+    opd_teacher_load: str | None = None
+    """Hugging Face folder of a teacher with the student's vocabulary, of any size, for use_opd: the trainer holds it
+    beside the trained model."""
+    ref_update_interval: int | None = Field(None, ge=1)
+    """Rollouts between two copies of the weights to the reference model; default: never."""
+    load: str | None = None
+    """Folder of checkpoints to resume from; default: --save. A Hugging Face folder, and checkpoints of another trainer
+    (torch_dist), give the weights to start from."""
     save: str | None = Field(None, description="Folder to write checkpoints to; default: checkpoints in --output-dir.")
-    save_interval: int | None = Field(
-        10, ge=1, description="Write a checkpoint every this many rollouts, and at the end."
-    )
-    save_hf: str | None = Field(
-        None,
-        description="Folder to write the model to, as a Hugging Face folder, with each checkpoint; {rollout_id} in "
-        "its name is replaced.",
-    )
-    async_save: bool = Field(
-        False,
-        description="Write checkpoints while the run goes on, from a copy of the trainer's state in host memory. A resume "
-        "begins from the last one that is complete.",
-    )
-    no_save_optim: bool = Field(
-        False, description="Leave the optimizer's state out of checkpoints; a resume starts with an empty state."
-    )
+    save_interval: int | None = Field(10, ge=1)
+    """Write a checkpoint every this many rollouts, and at the end."""
+    save_hf: str | None = None
+    """Folder to write the model to, as a Hugging Face folder, with each checkpoint; {rollout_id} in its name is
+    replaced."""
+    async_save: bool = False
+    """Write checkpoints while the run goes on, from a copy of the trainer's state in host memory. A resume begins from
+    the last one that is complete."""
+    no_save_optim: bool = False
+    """Leave the optimizer's state out of checkpoints; a resume starts with an empty state."""
     reset_optimizer_states: bool = Field(False, description="Forget the optimizer's state after each rollout.")
-    keep_checkpoints: int | None = Field(
-        None, ge=1, description="Keep only this many of the newest checkpoints; default: all."
-    )
+    keep_checkpoints: int | None = Field(None, ge=1)
+    """Keep only this many of the newest checkpoints; default: all."""
 
-    global_batch_size: int | None = Field(
-        None, ge=1, description="Trajectories per optimizer step; default: a rollout's / num_steps_per_rollout."
-    )
+    global_batch_size: int | None = Field(None, ge=1)
+    """Trajectories per optimizer step; default: a rollout's / num_steps_per_rollout."""
     num_steps_per_rollout: int = Field(1, ge=1, description="Optimizer steps that a rollout's batch is split into.")
     micro_batch_size: int = Field(1, ge=1, description="Samples per microbatch when use_dynamic_batch_size is off.")
     use_dynamic_batch_size: bool = Field(False, description="Pack samples into microbatches by number of tokens.")
-    max_tokens_per_gpu: int | None = Field(
-        None, ge=1, description="Maximum tokens of a packed microbatch on one device; a longer sample is packed alone."
-    )
-    share_prefixes: bool = Field(
-        True,
-        description="Compute the common prefixes of a microbatch's samples once: a group's prompt, earlier turns.",
-    )
+    max_tokens_per_gpu: int | None = Field(None, ge=1)
+    """Maximum tokens of a packed microbatch on one device; a longer sample is packed alone."""
+    share_prefixes: bool = True
+    """Compute the common prefixes of a microbatch's samples once: a group's prompt, earlier turns."""
     balance_data: bool = Field(True, description="Spread samples over data-parallel ranks by estimated work.")
-    true_on_policy_mode: bool = Field(
-        False,
-        description="Trainer and built-in engine compute the same log-probs to the bit, and a difference ends the run; several "
-        "times slower.",
-    )
-    ci_train_rollout_logprob_abs_diff_threshold: float | None = Field(
-        None,
-        ge=0,
-        description="End the run before a step if the log-probs of engine and trainer differ by more than this, in the mean over "
-        "its trained tokens. Default: never, and 0 with true_on_policy_mode.",
-    )
+    true_on_policy_mode: bool = False
+    """Trainer and built-in engine compute the same log-probs to the bit, and a difference ends the run; several times
+    slower."""
+    ci_train_rollout_logprob_abs_diff_threshold: float | None = Field(None, ge=0)
+    """End the run before a step if the log-probs of engine and trainer differ by more than this, in the mean over its
+    trained tokens. Default: never, and 0 with true_on_policy_mode."""
 
-    optimizer: Literal["adam", "muon"] = Field(
-        "adam", description="AdamW; or Muon for matrices and AdamW for the rest."
-    )
+    optimizer: Literal["adam", "muon"] = "adam"
+    """AdamW; or Muon for matrices and AdamW for the rest."""
     lr: float = Field(1e-6, ge=0, description="Peak learning rate.")
     min_lr: float = Field(0.0, ge=0, description="Learning rate at the end of the decay.")
     muon_lr: float | None = Field(None, ge=0, description="Peak learning rate of the matrices under Muon; default lr.")
     lr_decay_style: DecayStyle = Field("constant", description="Shape of the learning rate after the warm-up.")
-    lr_decay_iters: int | None = Field(
-        None, ge=1, description="Optimizer step where the decay ends; default: the last one."
-    )
+    lr_decay_iters: int | None = Field(None, ge=1)
+    """Optimizer step where the decay ends; default: the last one."""
     lr_warmup_iters: int = Field(0, ge=0, description="Optimizer steps of linear warm-up.")
-    lr_warmup_fraction: float | None = Field(
-        None, ge=0, lt=1, description="Warm-up as a share of lr_decay_iters, in place of lr_warmup_iters."
-    )
+    lr_warmup_fraction: float | None = Field(None, ge=0, lt=1)
+    """Warm-up as a share of lr_decay_iters, in place of lr_warmup_iters."""
     lr_warmup_init: float = Field(0.0, ge=0, description="Learning rate of the first step of the warm-up.")
     lr_wsd_decay_iters: int | None = Field(None, ge=1, description="Steps of the final decay of the WSD style.")
     lr_wsd_decay_style: WsdDecayStyle = Field("exponential", description="Shape of the final decay of the WSD style.")
-    critic_load: str | None = Field(
-        None,
-        description="Hugging Face folder that PPO's critic starts from, with its value head (score.weight) if it has one. "
-        "Default: the actor's starting weights, with a value head of zeros.",
-    )
-    critic_lr: float | None = Field(
-        None, ge=0, description="Peak learning rate of the critic, on the actor's curve; by default 10 times lr."
-    )
+    critic_load: str | None = None
+    """Hugging Face folder that PPO's critic starts from, with its value head (score.weight) if it has one. Default: the
+    actor's starting weights, with a value head of zeros."""
+    critic_lr: float | None = Field(None, ge=0)
+    """Peak learning rate of the critic, on the actor's curve; by default 10 times lr."""
     critic_lr_warmup_iters: int = Field(0, ge=0, description="Optimizer steps of the critic's linear warm-up.")
     num_critic_only_steps: int = Field(0, ge=0, description="Number of first rollouts that train only the critic.")
     weight_decay: float = Field(0.01, ge=0, description="Decoupled weight decay of matrices.")
@@ -126,94 +94,68 @@ class TrainSettings(Settings):
     adam_eps: float = Field(1e-8, gt=0, description="Adam's epsilon.")
     clip_grad: float = Field(1.0, ge=0, description="Clip the global gradient norm to this; 0 is off.")
 
-    only_train_params_name_list: tuple[str, ...] = Field(
-        (), description="Train only parameters with one of these patterns in their name, megatron's or Hugging Face's."
-    )
-    freeze_params_name_list: tuple[str, ...] = Field(
-        (), description="Leave parameters with one of these patterns in their name as they are."
-    )
+    only_train_params_name_list: tuple[str, ...] = Field(())
+    """Train only parameters with one of these patterns in their name, megatron's or Hugging Face's."""
+    freeze_params_name_list: tuple[str, ...] = Field(())
+    """Leave parameters with one of these patterns in their name as they are."""
 
-    lora_rank: int | None = Field(
-        None, ge=1, description="Train LoRA adapters of this rank in place of the weights; default: train the weights."
-    )
+    lora_rank: int | None = Field(None, ge=1)
+    """Train LoRA adapters of this rank in place of the weights; default: train the weights."""
     lora_alpha: float = Field(32.0, gt=0, description="Adapters are scaled by lora_alpha / lora_rank.")
-    target_modules: tuple[str, ...] = Field(
-        ("all-linear",),
-        description="Linear layers that get an adapter, by the ends of their names (q_proj v_proj); all-linear: all.",
-    )
+    target_modules: tuple[str, ...] = Field(("all-linear",))
+    """Linear layers that get an adapter, by the ends of their names (q_proj v_proj); all-linear: all."""
 
     tensor_model_parallel_size: int = Field(1, ge=1, description="Devices that share each layer's matrices.")
     pipeline_model_parallel_size: int = Field(1, ge=1, description="Devices that share the layers.")
-    decoder_first_pipeline_num_layers: int | None = Field(
-        None, ge=1, description="Layers of the first pipeline stage; the other stages share the rest evenly."
-    )
+    decoder_first_pipeline_num_layers: int | None = Field(None, ge=1)
+    """Layers of the first pipeline stage; the other stages share the rest evenly."""
     decoder_last_pipeline_num_layers: int | None = Field(None, ge=1, description="Layers of the last pipeline stage.")
     context_parallel_size: int = Field(1, ge=1, description="Devices that share each sequence.")
     expert_model_parallel_size: int = Field(1, ge=1, description="Devices that share a mixture's experts.")
-    expert_tensor_parallel_size: int | None = Field(
-        None, ge=1, description="Devices that share each expert's matrices; by default tensor_model_parallel_size."
-    )
-    moe_grouped_gemm: bool = Field(
-        False,
-        description="Compute all experts of a layer in one grouped product, as FSDP always does. By default Megatron computes one "
-        "expert after another.",
-    )
+    expert_tensor_parallel_size: int | None = Field(None, ge=1)
+    """Devices that share each expert's matrices; by default tensor_model_parallel_size."""
+    moe_grouped_gemm: bool = False
+    """Compute all experts of a layer in one grouped product, as FSDP always does. By default Megatron computes one
+    expert after another."""
     sequence_parallel: bool = Field(False, description="Also split norms and dropout along the sequence over TP.")
     use_distributed_optimizer: bool = Field(False, description="Shard the optimizer state over data-parallel ranks.")
-    dist_ckpt_optim_fully_reshardable: bool = Field(
-        False,
-        description="With the distributed optimizer: save its state so that it also loads under other tensor, pipeline and "
-        "expert parallelism. Saving then takes several times the state's memory.",
-    )
-    train_vision: bool = Field(
-        False, description="With fsdp: train the weights for images as well; by default they stay as they are."
-    )
-    fsdp_cpu_offload: bool = Field(
-        False, description="With fsdp: keep weights, gradients and optimizer state in host memory, and step on the CPU."
-    )
-    data_parallel_replicate_degree: int = Field(
-        1, ge=1, description="With fsdp: copies of the sharded model; gradients are summed over them (HSDP)."
-    )
+    dist_ckpt_optim_fully_reshardable: bool = False
+    """With the distributed optimizer: save its state so that it also loads under other tensor, pipeline and expert
+    parallelism. Saving then takes several times the state's memory."""
+    train_vision: bool = False
+    """With fsdp: train the weights for images as well; by default they stay as they are."""
+    fsdp_cpu_offload: bool = False
+    """With fsdp: keep weights, gradients and optimizer state in host memory, and step on the CPU."""
+    data_parallel_replicate_degree: int = Field(1, ge=1)
+    """With fsdp: copies of the sharded model; gradients are summed over them (HSDP)."""
 
-    deterministic_mode: bool = Field(
-        False, description="Use only kernels of PyTorch whose result does not depend on timing; fail if there is none."
-    )
-    bf16: bool | None = Field(
-        None,
-        description="Compute in bfloat16 with fp32 master weights; off computes in fp32. Default: on with CUDA, off without.",
-    )
+    deterministic_mode: bool = False
+    """Use only kernels of PyTorch whose result does not depend on timing; fail if there is none."""
+    bf16: bool | None = None
+    """Compute in bfloat16 with fp32 master weights; off computes in fp32. Default: on with CUDA, off without."""
     attention_softmax_in_fp32: bool = Field(True, description="Compute the attention softmax in fp32.")
-    recompute_granularity: Literal["full", "selective"] | None = Field(
-        None, description="Recompute activations in the backward pass: whole layers, or attention only."
-    )
-    recompute_method: Literal["uniform", "block"] | None = Field(
-        None, description="For full recomputation: equal units of layers (uniform), or only the first layers (block)."
-    )
-    recompute_num_layers: int | None = Field(
-        None, ge=1, description="Layers per unit (uniform), or number of recomputed layers (block)."
-    )
+    recompute_granularity: Literal["full", "selective"] | None = None
+    """Recompute activations in the backward pass: whole layers, or attention only."""
+    recompute_method: Literal["uniform", "block"] | None = None
+    """For full recomputation: equal units of layers (uniform), or only the first layers (block)."""
+    recompute_num_layers: int | None = Field(None, ge=1)
+    """Layers per unit (uniform), or number of recomputed layers (block)."""
 
     use_pytorch_profiler: bool = Field(False, description="Write torch's profile of some rollouts' training.")
     profile_step_start: int = Field(10, ge=0, description="The first rollout that is profiled, counted from 0.")
     profile_step_end: int = Field(12, ge=1, description="The rollout before which profiling ends.")
     profile_dir: str | None = Field(None, description="Folder of the profiles; default: profile in --output-dir.")
 
-    record_memory_history: bool = Field(
-        False, description="Record CUDA allocations; if training fails, the error names a snapshot of the memory."
-    )
-    memory_snapshot_dir: str | None = Field(
-        None, description="Folder of the snapshots; default: memory in --output-dir."
-    )
+    record_memory_history: bool = False
+    """Record CUDA allocations; if training fails, the error names a snapshot of the memory."""
+    memory_snapshot_dir: str | None = None
+    """Folder of the snapshots; default: memory in --output-dir."""
 
     seed: int = Field(1234, ge=0, description="Seed of the trainer's random numbers.")
-    train_threads: int | None = Field(
-        None,
-        ge=1,
-        description="CPU threads of each trainer process; default: an equal share of the cores that nothing else uses.",
-    )
-    distributed_backend: Literal["auto", "nccl", "gloo"] = Field(
-        "auto", description="Collectives between trainer processes; auto is nccl with CUDA and gloo without."
-    )
+    train_threads: int | None = Field(None, ge=1)
+    """CPU threads of each trainer process; default: an equal share of the cores that nothing else uses."""
+    distributed_backend: Literal["auto", "nccl", "gloo"] = "auto"
+    """Collectives between trainer processes; auto is nccl with CUDA and gloo without."""
     distributed_timeout_minutes: int = Field(10, ge=1, description="Minutes after which a collective fails a trainer.")
 
     @field_validator("hf_checkpoint", "ref_load", "critic_load", "opd_teacher_load")
