@@ -109,8 +109,7 @@ class Algorithm(ABC):
 
     def value_loss(self, values: Tensor, old_values: Tensor, returns: Tensor) -> TokenLoss:
         """The critic's loss [N] of each token, where `reads` names "values"; by default `ops.clipping.value_loss`.
-        `values` [N] have a gradient; `old_values` are those before the rollout's first step, `returns` of
-        `Estimate`."""
+        `values` [N] have a gradient; `old_values` are of before the first step, `returns` of `Estimate`."""
         return ops.clipping.value_loss(values, old_values, returns, clip=self.settings.value_clip)
 
     @property

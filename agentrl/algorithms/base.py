@@ -39,10 +39,8 @@ class SampleView:
         values, old_log_probs, ref_log_probs, teacher_log_probs: [N], where `Algorithm.reads` names them.
         tokens: [N] int, ids of the response; what the model was shown tells an environment's states apart.
         turns: [N] int, the turn of each token, from 1; 0 where unknown.
-        step_rewards: [N] float64, what each turn earned on the turn's last model token: the whole of a sample's reward.
-            None if no step gave one.
-        observation_ids: [N] int, what the model was shown right before the token's turn; equal within a group where it was shown
-            the same, -1 where unknown."""
+        step_rewards: [N] float64, a turn's part of the sample's reward on its last model token; None if no step gave
+            one. observation_ids: [N] int, what the model was shown right before the token's turn; -1 where unknown."""
 
     group_ids: Tensor
     trajectory_ids: Tensor

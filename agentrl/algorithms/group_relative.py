@@ -20,16 +20,14 @@ class GroupRelative(PolicyGradient):
        discounted return, compared with those of the group's turns that were an answer to the same tokens: what the
        model was shown since its last turn, at first the prompt. A turn that is alone in that has 0.
 
-    Rewards of turns are `SampleView.step_rewards`; where there are none a sample's reward is its last turn's. They
-    are lessened by `kl_coef` times the KL of the sample, or of the turn. Turns that do not train are compared with too.
-    """
+    Rewards of turns are `SampleView.step_rewards`; where there are none a sample's reward is its last turn's. They are
+    lessened by `kl_coef` times the KL of the sample, or of the turn. Untrained turns are compared too."""
 
     takes = PolicyGradient.takes | {"turn_credit"}
 
     @abstractmethod
     def compare(self, rewards: Tensor, group_ids: Tensor, trajectory_ids: Tensor) -> Tensor:
-        """Rewards [K] relative to their group, float64; 0 where they are NaN. Rewards of one rollout id are one
-        member of their group."""
+        """Rewards [K] relative to their group, float64; 0 where they are NaN. A rollout id's rewards are one member."""
 
     @property
     def compares_within_group(self) -> bool:
@@ -112,8 +110,7 @@ class CISPO(GRPO):
 
 class RLOO(GroupRelative):
     """The baseline does not contain the sample itself, so the gradient has no bias; the same for all its tokens. The
-    reward is the environment's less `kl_coef` times the sample's KL. The paper's loss is REINFORCE, which the clipped
-    ratio is as long as it is 1."""
+    reward is the environment's less `kl_coef` times the sample's KL. The loss is REINFORCE's while the ratio is 1."""
 
     name = "rloo"
 
@@ -125,8 +122,7 @@ class RLOO(GroupRelative):
 
 class ReinforcePlusPlusBaseline(GroupRelative):
     """A sample's reward less its group's mean, the same for all its tokens, whitened over the rollout's trained tokens.
-    The reward is the environment's less `kl_coef` times the sample's KL. (slime subtracts the token's own KL
-    instead.)"""
+    The reward is the environment's less `kl_coef` times the sample's KL. (slime subtracts the token's own.)"""
 
     name = "reinforce_plus_plus_baseline"
     whitened = True

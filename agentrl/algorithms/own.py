@@ -18,8 +18,7 @@ TIS = "--custom-tis-function-path"
 
 
 def load_function(path: str | None, flag: str) -> Callable[..., Any]:
-    """The function of two arguments at `path`, or a class. Raises PluginError: it cannot be loaded. SettingsError: it
-    cannot be called so."""
+    """The function of two arguments at `path`, or a class. Raises PluginError or SettingsError: it is no such thing."""
     found = load_object(path or "", what=flag)
     if not callable(found):
         raise SettingsError(f"{flag} {path}: expected a function, got {found!r}")
@@ -92,8 +91,7 @@ def _weights(found: Any, mask: Tensor, what: str) -> Tensor:
 
 
 def finite(found: Any, mask: Tensor, what: str) -> Tensor:
-    """`found`, a floating-point tensor [N] that is finite where `mask` [N] is 1. Raises PluginError: it is something
-    else; `what` says whose."""
+    """`found`, a floating-point tensor [N] that is finite where `mask` [N] is 1. Raises PluginError: it is not."""
     values = _like(found, mask, what)
     wrong = (~values.isfinite() & (mask != 0)).nonzero().flatten().tolist()
     if wrong:

@@ -7,9 +7,8 @@ from agentrl.algorithms.policy import PolicyGradient
 
 class PassAtK(PolicyGradient):
     """The reward of a set of `pass_k` trajectories of a prompt is 1 if one of them earned more than `pass_threshold`. A
-    trajectory's advantage is the expected one of the sets that hold it, in closed form; the same for all its tokens. Prompts
-    that are solved often give little of it, so the policy keeps several ways to an answer. The reward is the environment's
-    less `kl_coef` times the sample's KL."""
+    trajectory's advantage is the expected one of the sets that hold it, in closed form; the same for all its tokens.
+    Prompts that are often solved give little. The reward is the environment's less `kl_coef` times the sample's KL."""
 
     name = "pass_at_k"
     takes = PolicyGradient.takes | {"pass_k", "pass_threshold"}

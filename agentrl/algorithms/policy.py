@@ -29,8 +29,7 @@ ENTROPY_CONTROL = frozenset(
 
 class PolicyGradient(Algorithm):
     """Loss per token: surrogate * importance weight + kl_loss_coef * KL(policy || reference) - entropy_coef * entropy.
-    `use_unbiased_kl` multiplies the KL by the ratio to the old policy, which has a gradient, too (DeepSeek-V3.2,
-    arXiv:2512.02556)."""
+    `use_unbiased_kl` multiplies the KL by the ratio to the old policy, with its gradient (arXiv:2512.02556)."""
 
     takes = frozenset(
         {"normalize_advantages", "eps_clip", "eps_clip_high", "eps_clip_c", "use_rollout_logprobs"}
@@ -160,8 +159,7 @@ class PPO(PolicyGradient):
 
 
 class ReinforcePlusPlus(PolicyGradient):
-    """Discounted returns of token rewards (`ops.returns`), whitened over the rollout's trained tokens. One sample a
-    prompt is enough."""
+    """Discounted returns of token rewards (`ops.returns`), whitened over the rollout. One sample a prompt suffices."""
 
     name = "reinforce_plus_plus"
     takes = PolicyGradient.takes | {"gamma"}

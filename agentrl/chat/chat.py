@@ -92,8 +92,7 @@ class Chat:
         """Load from a Hugging Face model folder.
 
         Args:
-            path: folder with `tokenizer.json` and `tokenizer_config.json`; `generation_config.json` is read for
-                end tokens if it is there.
+            path: folder with `tokenizer.json`, `tokenizer_config.json`, and perhaps `generation_config.json`.
             chat_template: a file (`*.jinja`) or the template's text; the folder's own if None.
             options: the others of `Chat`.
 
@@ -130,8 +129,7 @@ class Chat:
         return self._codec.encode(text)
 
     def least_tokens(self, messages: Sequence[Mapping[str, Any]]) -> int:
-        """Return how many tokens the contents of messages have at least, from their length alone: every token is as long as
-        the longest one."""
+        """Return the least number of tokens of the messages' contents: their length over the longest token's."""
         contents = (message.get("content") for message in messages)
         return sum(len(content) for content in contents if isinstance(content, str)) // self._codec.longest_token
 

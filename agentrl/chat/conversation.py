@@ -103,9 +103,8 @@ class Conversation:
         kept: Sequence[Sequence[int]] | None = None,
         routed: "NDArray[np.int16] | None" = None,
     ) -> ParsedTurn:
-        """Append a model turn, exactly as the engine returned it; the arguments are those of `Sample.append_model`.
-        Raises SampleError: ids, log-probs, versions, kept sets and experts disagree. TemplateError: two turns without
-        `append_messages` between them."""
+        """Append a model turn, as the engine returned it; the arguments are those of `Sample.append_model`. Raises
+        SampleError: they disagree. TemplateError: two turns without `append_messages` between them."""
         self.sample.append_model(ids, log_probs, version, text=text, turn=self.turns + 1, kept=kept, routed=routed)
         self.turns += 1
         self.length += len(ids)

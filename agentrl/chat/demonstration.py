@@ -1,6 +1,5 @@
 """A conversation as a `Sample` for a supervised loss. The assistant's turns have loss mask 1, end token included. A
-message's own `loss` (or `train`, `weight`, `step_loss_mask`) takes a turn out. The assistant's text is taken from the
-template's own rendering."""
+message's own `loss` (or `train`, `weight`, `step_loss_mask`) takes a turn out. The template renders all text."""
 
 import re
 from collections.abc import Mapping, Sequence

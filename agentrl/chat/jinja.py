@@ -20,8 +20,7 @@ from jinja2.visitor import NodeTransformer
 from agentrl.errors import TemplateError
 
 MOST_WORK: Final = 1 << 27
-"""Characters that one rendering may make, those in between included; a loop's turn, or a part of a list, counts as
-`_TURN`."""
+"""Characters that one rendering may make, intermediate too; a loop's turn or a list's part counts as `_TURN`."""
 SECONDS: Final = 5.0
 """CPU time of one rendering."""
 _TURN = 500

@@ -190,8 +190,7 @@ def _arguments(arguments: Any) -> Any:
 
 
 def normalise_tools(tools: Sequence[Mapping[str, Any]] | None) -> list[ToolSchema] | None:
-    """Fresh schemas in OpenAI's function form; None and an empty list both mean no tools. Raises TemplateError: a
-    schema has no name."""
+    """Fresh schemas in OpenAI's function form; None means no tools. Raises TemplateError: a schema has no name."""
     if not tools:
         return None
     return [_tool(tool, index) for index, tool in enumerate(tools)]

@@ -52,8 +52,7 @@ class Template:
     def render(
         self, messages: Sequence[Message], tools: Sequence[ToolSchema] | None = None, *, generation_prompt: bool = True
     ) -> str:
-        """The rendered text of normal-form messages. Raises TemplateError: the template refuses the conversation or
-        fails on it."""
+        """The rendered text of normal-form messages. Raises TemplateError: the template refuses or fails."""
         try:
             return self._environment.rendered(
                 self._compiled,
@@ -134,11 +133,10 @@ class Capabilities:
 class DeltaRenderer:
     """The text that new messages add to a conversation, rendered without the conversation; immutable, thread-safe.
 
-    `[user, assistant(ANCHOR)] + new messages` is rendered, and the text from the first stop token after the anchor is the
-    delta (without one: right behind the anchor): the turn's end, the new messages as the template merges them, the
+    `[user, assistant(ANCHOR)] + new messages` is rendered, and the text from the first stop token after the anchor is
+    the delta (without one: right behind the anchor): the turn's end, the new messages as the template merges them, the
     generation prompt. Its cost depends on the new messages alone. Before tool results the assistant message carries the
-    calls with their real names and ids, because templates read them; tools and system prompt are left out, because no
-    template repeats them."""
+    calls with their real names and ids, because templates read them; tools and system prompt are never repeated."""
 
     def __init__(self, template: Template, capabilities: Capabilities, stops: Sequence[str]) -> None:
         self._template = template

@@ -1,8 +1,7 @@
 """Batch-invariant arithmetic: bits depend on a row's own numbers alone, so trainer and engine agree to the last bit.
 
 1. Numbers are rounded to a grid so coarse that float64 holds every sum of their products exactly: the first slice of
-   Ozaki's error-free matrix product (Numerical Algorithms 59, 2012). A number keeps some 20 bits below its row's
-   largest.
+   Ozaki's error-free matrix product (Numerical Algorithms 59, 2012). A number keeps 20 bits below its row's largest.
 2. `exp` and `log` consist of additions and multiplications. Only the forward pass needs this."""
 
 import math

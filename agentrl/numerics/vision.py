@@ -28,8 +28,7 @@ class Vision:
 
     @classmethod
     def load(cls, folder: Path) -> Self | None:
-        """Read the processor's settings; None if the model sees no images. Raises CheckpointError: they are missing or
-        cannot be read."""
+        """Read the processor's settings; None if it sees no images. Raises CheckpointError: they are not readable."""
         if (tokens := ImageTokens.of(folder)) is None:
             return None
         from transformers import AutoImageProcessor

@@ -1,8 +1,7 @@
 """A process group beside the default one, in which a trainer process sends weights to engines.
 
 1. Weights travel in buckets. The tensors of a bucket are views of one flat buffer of bytes, without gaps.
-2. A group of the backend `shared_memory` is for processes of one machine. Its buckets lie in memory that all members map.
-"""
+2. A group of the backend `shared_memory` is for processes of one machine. Its buckets lie in memory that all map."""
 
 import itertools
 import math
@@ -82,8 +81,7 @@ class _SharedBuffers:
 
 
 class _Member:
-    """One side of a group. All buckets of an update share one flat buffer, since fresh memory takes several times as long
-    as the copy into it."""
+    """One side of a group. All buckets share one flat buffer: fresh memory is slower than the copy."""
 
     group: Any
     _shared: _SharedBuffers | None = None

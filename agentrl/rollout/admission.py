@@ -3,8 +3,7 @@
 1. Callers report events (`begin`, `started`, `ended`, `finished`, `handed`, `wait`, `updated`) and ask for decisions
    (`wanted`, `full`, `stale`). The state machine has no tasks and no clients.
 2. A group's version is the number of rollouts that the engines' weights had been trained on when the group started.
-   Before batch n is trained, the trainer's weights have been trained on n rollouts. A group of version v in batch n is
-   therefore at most n - v rollouts stale.
+   Batch n is trained from weights of version n, so a group of version v in it is at most n - v stale.
 3. Under version v, groups may start as long as the batches up to v + staleness have a place for them. A batch takes the
    oldest finished groups. It is full under two conditions: enough groups are finished, and later batches have a
    place for each group in flight before the group is too stale. `surplus` groups need no such place. Without surplus
@@ -12,8 +11,7 @@
 4. If groups start between batches, starts can be delayed: these groups then sample newer weights. A run begins with the
    longest delay. A batch should leave a quarter of a batch of finished groups over. If groups are missing when the
    trainer asks for a batch, fewer starts are delayed: by the number of missing groups and the quarter. After `WINDOW`
-   batches without a missing group, the delay changes by the least surplus over the quarter. Soon no start is delayed if
-   engines are slower than the trainer."""
+   batches without a missing group, the delay changes by the least surplus over the quarter."""
 
 from collections import Counter
 from dataclasses import dataclass, field
@@ -44,9 +42,8 @@ class Admission:
         playing: version -> number of groups in flight.
         busy: number of trajectories in flight.
         dropped_in_row: number of groups that were dropped since the last kept group.
-        held: number of groups whose start is delayed although staleness allows it.
-        spare: for each batch since `held` changed, the number of finished groups that the batch left over a quarter of a
-            batch; negative if they were fewer."""
+        held: number of groups whose start is delayed although staleness allows it. spare: for each batch since `held`
+            changed, the finished groups that the batch left beyond a quarter of a batch; may be negative."""
 
     batch: int
     surplus: int = 0

@@ -2,8 +2,7 @@
 
 1. Ids go in and ids come out; what the model sampled is never decoded and encoded again.
 2. Each turn: engine -> `Conversation.sampled` -> `Environment.step` -> `Conversation.show`.
-3. It ends when the environment says so, when the turns or the context are used up, or when the model ran into its
-   token limit.
+3. It ends when the environment says so, when turns or context are used up, or at the model's token limit.
 4. With a hosted model the conversation is in messages, and the sample has no ids (`hosted`)."""
 
 import math

@@ -1,8 +1,7 @@
 """The coordinator of rollouts: leases groups of the store to a worker, records each result, and hands batches over.
 
 1. A run has one coordinator, in one process. It owns admission and the store (the ledger). It tells the worker when to
-   pause and which weights the engines have. The worker reports the result of each lease. The two share nothing else
-   (`agentrl.rollout.worker`).
+   pause and which weights the engines have. The worker reports each lease's result. They share nothing else.
 2. A group is kept, dropped with a reason, or given back, always as a whole. The store records this before another group
    takes its place. Writes to the store are durable and therefore slow, so they run in threads of their own. Results that arrive
    during a write are recorded together, so that the store can make them durable with one write.

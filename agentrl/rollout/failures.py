@@ -1,9 +1,7 @@
 """Turning whatever goes wrong in one trajectory into a typed failure, and a failure into a marked sample.
 
-1. User code is called through `guarded`: a deadline, and every exception it raises becomes a `Failure` that says whose
-   code it was, where it raised and why.
-2. The outermost call of a trajectory has a `TrajectoryPlace`; every error that leaves it says which group, sample and turn.
-"""
+1. User code is called through `guarded`: a deadline, and exceptions become `Failure`s that name code, place and cause.
+2. The outermost call of a trajectory has a `TrajectoryPlace`; errors that leave it name group, sample and turn."""
 
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
@@ -124,8 +122,7 @@ def mask_out(sample: Sample) -> Sample:
     """Keep the sample for statistics and baselines with reward 0, and train on none of its tokens.
 
     One that failed before its prompt was rendered, or while user code was half-way through its lists, gets a single
-    prompt token: a train batch has no place for none, nor for lists that disagree. A hosted model's sample gets none.
-    """
+    prompt token: a train batch has no place for none, nor for lists that disagree. A hosted model's gets none."""
     sample.remove_sample = True
     if not _whole(sample) and not sample.hosted:
         sample.set_prompt_tokens(sample.tokens[:1] or [0])

@@ -1,7 +1,6 @@
 """Playing one group: its trajectories side by side, failures typed and settled by policy, rewards given.
 
-1. Structured: a group's trajectories are tasks of its task group. Leaving it, by success, error or cancellation,
-   leaves nothing running.
+1. Structured: a group's trajectories are tasks of its task group. Nothing runs after it.
 2. Failures follow the policy table of the settings and are counted by blame and kind.
 3. Finished samples that a data source gives (replay from its own buffer) are used as they are, not generated again."""
 

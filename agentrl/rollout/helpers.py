@@ -111,8 +111,7 @@ class Recorder:
     def claim(self, sample: Sample) -> bool:
         """Give `sample` the tokens of its conversation; False if none was recorded for it.
 
-        Its conversation is the one it was given before, the one whose list is `sample.prompt`, or the only one that
-        no other sample has.
+        Its conversation is its earlier one, the one whose list is `sample.prompt`, or the only one that is free.
 
         Raises:
             EnvFailure: several conversations could be its own."""
@@ -213,8 +212,7 @@ async def generate_single(conversation: list[Message]) -> str:
 
     Args:
         conversation: all messages so far: the list that the conversation began with (the assistant's turns may be left
-            out of it), or a copy in which they stand with the text that was returned. What differs from it at an
-            earlier point is a new conversation.
+            out), or a copy with them as returned. What differs from it earlier is a new conversation.
 
     Returns:
         The turn's text, control tokens left out."""

@@ -100,8 +100,7 @@ class HostedConversation:
         return new
 
     def _taken(self, messages: Sequence[Mapping[str, Any]]) -> list[Message]:
-        """Return messages with references in place of images; the sample gets the images. Raises MediaError: one is
-        refused."""
+        """Return messages with references in place of images; the sample gets the images. Raises MediaError."""
         taken, new = take_images(messages, self.sample.images)
         self.sample.images = {**self.sample.images, **new}
         return taken

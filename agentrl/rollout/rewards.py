@@ -30,9 +30,8 @@ class Grader:
     """Grades samples that have no reward yet: the custom reward function, else the built-in `rm_type`.
 
     Attributes:
-        function: a custom reward function; it takes the place of `Environment.reward`.
-        runner: runs the built-in graders, also for user code that calls `async_rm`; without one, they run in the
-            event loop's own."""
+        function: a custom reward function; it takes the place of `Environment.reward`. runner: runs built-in graders,
+            also for `async_rm` in user code; by default the event loop's own."""
 
     settings: RolloutSettings
     args: Any

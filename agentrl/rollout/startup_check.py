@@ -1,7 +1,6 @@
 """The first groups of a process: a mistake that every group will meet stops the run, whatever the failure policy says.
 
-1. The first `FIRST_GROUPS` that are started count, not the first that end: an answer that is short, or a prompt that is
-   too long, ends soon.
+1. The first `FIRST_GROUPS` that are started count, not the first that end: short answers and too long prompts end soon.
 2. If the reward failed in every one of them and graded no trajectory, or if no prompt of theirs fitted, the next ones
    would fail as well. Where one was graded, later failures follow the policy."""
 

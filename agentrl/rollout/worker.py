@@ -5,8 +5,7 @@
 2. The coordinator sends a `Lease`. The worker sends a `LeaseProgress` as trajectories end, and answers with one `Played`.
    Messages are values: neither side changes a message that it got or sent.
 3. The group filter runs in the worker, beside the samples. Its verdict also says if the group may be kept when groups
-   are scarce. Only the coordinator knows if they are, so the worker finishes each such group (`teach`, `encode_group`).
-"""
+   are scarce. Only the coordinator knows if they are, so the worker finishes each such group (`teach`)."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -61,8 +60,7 @@ class Played:
     Attributes:
         lease: the lease's number. The coordinator discards the result of an old lease.
         verdict: kept, or dropped with a reason.
-        group: the finished samples. Empty if a failure ended the group early, or if another process played it and the
-            verdict keeps it.
+        group: the finished samples. Empty if a failure ended the group, or another process played it and it is kept.
         data: the group as the ledger stores it, encoded once; empty if the group cannot be kept.
         trained: tokens with mask 1."""
 

@@ -1,2 +1,1 @@
-"""Training: batches, packing, schedules, and the backends behind one protocol. Importing this package or its `settings`
-loads neither torch nor megatron."""
+"""Training: batches, packing, schedules, and the backends behind one protocol. Importing it loads no torch."""

@@ -35,9 +35,8 @@ class Picture(NamedTuple):
     """An image of the batch.
 
     Attributes:
-        hash: equal for equal images.
-        held: the file, the pixels that the sample brought (`multimodal_train_inputs`), or a function that fetches either.
-    """
+        hash: equal for equal images. held: the file, the pixels that the sample brought (`multimodal_train_inputs`), or
+            a function that fetches it."""
 
     hash: str
     held: Image | Pixels | Callable[[], Image | Pixels]
@@ -312,8 +311,7 @@ class TrainBatch:
 
 
 class Prepared(NamedTuple):
-    """The results of the passes before a rollout's first optimizer step. `arrays`: fields of its batch. `metrics`: those of
-    advantages and critic."""
+    """The results of the passes before a rollout's first step: fields of its batch, and metrics."""
 
     arrays: dict[str, Any]
     metrics: Mapping[str, float]

@@ -22,8 +22,7 @@ TRACKER = "latest_checkpointed_iteration.txt"
 """Megatron's file that names the newest checkpoint of a folder: `release`, or the number of `iter_0000010`."""
 
 _DIGESTED = 2**26
-"""Bytes of the largest file that is checked by a digest. Of larger files, which hold tensors, only the size is checked:
-reading them takes as long as saving."""
+"""Bytes of the largest file that is checked by a digest. Of larger files only the size is checked, for speed."""
 _ENTRIES = {"step": int, "stepped": bool, "layout": dict, "model": dict, "optimizer": dict}
 
 
@@ -103,8 +102,7 @@ def torch_dist(root: str | Path) -> Path | None:
 
 
 def foreign(root: str | None) -> Path | None:
-    """The checkpoint of another trainer in a folder where none of ours is, or a Hugging Face folder: its weights can be
-    read."""
+    """A folder without a checkpoint of ours: its checkpoint of another trainer, or the Hugging Face folder itself."""
     if root is None or latest(folder := Path(root).expanduser()):
         return None
     return torch_dist(folder) or (folder if (folder / "config.json").is_file() else None)

@@ -71,8 +71,7 @@ class ForwardBackward(ABC):
         self, batch: TrainBatch, plan: PackingPlan, rows: OutputPositions, on_output: OnOutput, *, learns: bool
     ) -> list[Any]:
         """Take this rank's microbatches through the model; returns what `on_output` makes of each where the model ends
-        here. If it `learns`, `on_output` gives `Learned`: the loss's gradients are added up over all ranks into the
-        model's, and the sums are returned."""
+        here. If it `learns`, `on_output` gives `Learned`: gradients are summed over all ranks into the model's."""
 
     @property
     def vocab_group(self) -> dist.ProcessGroup | None:

@@ -2,8 +2,7 @@
 
 1. `AttentionBlocks` is a set of blocks: some queries that see all of some keys, or (causal) each those up to its own.
    No query is in two blocks of a set, so one call may compute them all.
-2. A kernel returns output and log-sum-exp; `merge` joins two blocks (arXiv:2205.14135, arXiv:2310.01889). A block's
-   backward pass takes the merged values.
+2. A kernel returns output and log-sum-exp; `merge` joins two blocks (arXiv:2205.14135, arXiv:2310.01889).
 3. `kernel_for` chooses torch's flash attention where it can be had, else plain products."""
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """Log-probabilities and entropies over a vocabulary that may be cut over ranks.
 
 1. The result is the full softmax's on every rank, in float32; logits are divided by the sampling temperature first.
-2. Rows are processed in chunks and the backward pass recomputes the softmax, so no second [rows, vocabulary] tensor
-   lives.
+2. Rows are processed in chunks and the backward pass recomputes the softmax, so no second [rows, vocabulary] lives.
 3. Under truncated sampling the softmax is over each row's support alone (DeepSeek-V3.2, arXiv:2512.02556, section 3.1).
 
 With p = softmax(z / T): log-prob of y is z_y/T - logsumexp(z/T), entropy logsumexp(z/T) - E_p[z/T]; their gradients in
@@ -23,8 +22,7 @@ FAR = -1e4
 
 @dataclass(frozen=True, slots=True)
 class SamplingSupport:
-    """The tokens that rows were sampled from: row i from `ids[offsets[i]:offsets[i + 1]]`, or from everything where
-    that is empty.
+    """The tokens that rows were sampled from: row i from `ids[offsets[i]:offsets[i + 1]]`, or all if that is empty.
 
     Attributes:
         ids: int64 [K], token ids of the whole vocabulary, on the logits' device.

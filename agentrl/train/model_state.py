@@ -1,7 +1,6 @@
 """Models in one trainer process: a slot is one model with everything that belongs to it.
 
-1. Slots share the `ModelContext` and nothing else, so another model is another slot. What a framework makes of a model is its
-   `Network`.
+1. Slots share the `ModelContext` and nothing else, so another model is another slot. `Network` is the framework's.
 2. The random state is restored only under the layout that saved it; elsewhere the seed's stands.
 3. The critic's part is a checkpoint in the actor's, so that it does not matter which processes wrote it. A reference that
    has followed the actor is in the actor's checkpoint; before, it is what `--ref-load` says."""
@@ -58,8 +57,7 @@ class ModelState:
         self.shape, self.forward_backward = self.network.shape, self.network.forward_backward
 
     def plan(self, batch: TrainBatch) -> PackingPlan:
-        """The assignment of the samples of `batch` to ranks, the same on every rank. Raises TrainError: a token id is
-        outside the vocabulary."""
+        """Assign samples to ranks, on every rank alike. Raises TrainError: a token id is outside the vocabulary."""
         if (highest := int(batch.tokens.max(initial=0))) >= self.shape.vocab:
             raise TrainError(
                 f"the samples hold token id {highest}, but the vocabulary of {self.folder.path} has {self.shape.vocab}; "
@@ -134,8 +132,7 @@ class TrainedModel(ModelState):
 
     def step(self, inputs: StepInputs, number: int) -> dict[str, float]:
         """Take optimizer step `number` (from 0) on the inputs' batch; returns the loss and its statistics. Raises
-        TrainError: the loss or gradient is not finite, or the engine's log-probs are too far away; the weights are as
-        before."""
+        TrainError: the loss or gradient is not finite, or the engine's log-probs differ too much; the weights stay."""
         self.network.zero_grad()
         self.optimizer.inner.zero_grad()
         before = 0 if self.ends_in_values else self.place.settings.actor_starts
@@ -207,10 +204,9 @@ class TrainedModel(ModelState):
         reference: ModelState | None = None,
         algorithm: Mapping[str, float] | None = None,
     ) -> Saving:
-        """Begin a checkpoint at `path`, replacing one of that name, with the critic's in it or moved into it. `algorithm` is
-        `Algorithm.state`. With
-        `async_save` the weights may change before it is finished. Collective. Raises CheckpointError: it could not be
-        written; earlier ones are as they were."""
+        """Begin a checkpoint at `path`, replacing one of that name, with the critic's in it or moved into it.
+        `algorithm` is `Algorithm.state`. With `async_save` the weights may change before it is finished. Collective.
+        Raises CheckpointError: it could not be written; others stay."""
         ranks, settings = self.place.ranks, self.place.settings
         stepped = self.optimizer.stepped and not settings.no_save_optim
         reshardable = not settings.use_distributed_optimizer or settings.dist_ckpt_optim_fully_reshardable

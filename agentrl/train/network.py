@@ -56,8 +56,7 @@ class Network(ABC):
     Attributes:
         model: as hooks get it.
         sizes: plain values by name, by which a model is told from another.
-        reach: the longest sequence for which the trainer computes the model right, and the reason; None without a limit.
-    """
+        reach: the longest sequence for which the trainer computes the model right, and the reason, or None."""
 
     model: Any
     forward_backward: ForwardBackward
@@ -112,8 +111,7 @@ class Network(ABC):
 
     @abstractmethod
     def export(self, *, by_stage: bool = False) -> Iterator[tuple[str, Tensor]]:
-        """Full tensors under HF names on rank 0, an empty stream elsewhere; `by_stage`: a pipeline stage's on its own first
-        rank. Collective."""
+        """Full tensors under HF names on rank 0, none elsewhere; `by_stage`: on each stage's first. Collective."""
 
     @abstractmethod
     def unadapted(self) -> AbstractContextManager[None]:

@@ -52,8 +52,7 @@ class StepInputs:
 
 
 def sample_view(batch: TrainBatch, algorithm: Algorithm, mask: NDArray[np.uint8]) -> SampleView:
-    """Return the algorithm's view of the batch with `mask` as loss mask. It has only those computed fields that the
-    algorithm `reads`."""
+    """Return the algorithm's view of the batch with this mask, and the computed fields that it `reads`."""
     names = _SAME - (set(COMPUTED) - algorithm.reads)
     found = {name: tensor_of(array) for name, array in batch.arrays().items() if name in names}
     tokens, lengths = tensor_of(batch.response_tokens), tensor_of(batch.response_lengths)
@@ -61,8 +60,7 @@ def sample_view(batch: TrainBatch, algorithm: Algorithm, mask: NDArray[np.uint8]
 
 
 def estimate(batch: TrainBatch, algorithm: Algorithm, given: tuple[Tensor, Tensor] | None = None) -> Estimate:
-    """Return advantages [R] of a whole rollout's response tokens, returns if there is a critic, and metrics. For `given`
-    see `compute_advantages`."""
+    """Return advantages [R] of a whole rollout, a critic's returns, and metrics; `given`: see `compute_advantages`."""
     seen, settings = sample_view(batch, algorithm, batch.loss_mask), algorithm.settings
     if settings.kl_coef:
         old, reference = (need(getattr(seen, name), name, "kl_coef") for name in ("old_log_probs", "ref_log_probs"))

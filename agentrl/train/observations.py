@@ -20,8 +20,7 @@ def turns_of(sample: Sample) -> list[int]:
 
 
 def credit_of(sample: Sample, reward: float) -> list[float]:
-    """The reward that each turn of a sample earned, at the turn's last model token; 0 elsewhere, and everywhere if
-    `reward` is NaN.
+    """The reward that each turn of a sample earned, at the turn's last model token; else 0; all 0 if `reward` is NaN.
 
     Exactly `metadata["step_credit"]` where a combined reward wrote it; else the steps' rewards, and what `reward` has
     beyond their sum on the last turn. Both have an entry for each turn of the trajectory so far. Of samples that one
@@ -89,8 +88,7 @@ _READ = ("weight", "turn_weights")
 
 def weights_of(sample: Sample) -> list[float]:
     """The user's factor of each response token: the sample's "weight" times its turn's of the "turn_weights"; 1 if it
-    is removed. Raises SampleError: one is no finite number or negative, or missing; or an unread name is near to
-    theirs."""
+    is removed. Raises SampleError: one is missing, negative or not finite, or a name is misspelt."""
     given, where = sample.train_metadata or {}, f"sample index={sample.index}: train_metadata"
     for name in set(given) - set(_READ):
         if close := difflib.get_close_matches(str(name), _READ, n=1, cutoff=0.85):

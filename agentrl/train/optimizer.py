@@ -23,10 +23,7 @@ def decay_groups(parameters: Iterable[Any], **common: Any) -> list[dict[str, Any
 
 
 class Optimizer(ABC):
-    """Steps a model's weights; `inner` is the framework's optimizer, as hooks get it.
-
-    Attributes:
-        parts: torch's optimizers in it."""
+    """Steps a model's weights; `inner` is the framework's optimizer, as hooks get it, `parts` torch's optimizers in it."""
 
     inner: Any
     parts: Sequence[torch.optim.Optimizer]

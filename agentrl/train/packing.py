@@ -1,10 +1,8 @@
 """The packing plan: samples spread over data-parallel ranks and packed into microbatches, the same on all ranks.
 
-1. Every sample is in one microbatch of one rank. All ranks have the same number of microbatches; an empty microbatch
-   runs a dummy sequence.
+1. Every sample is in one microbatch of one rank. Ranks have equal numbers of microbatches; an empty one runs a dummy.
 2. Samples with a common prefix stay together if memory and balance allow it: `tree` then computes the prefix once.
-3. Token counts include the padding to `alignment`. Memory limits the tokens of a microbatch. Work is quadratic in
-   length and balanced over ranks."""
+3. Token counts include the padding to `alignment`. Memory limits the tokens of a microbatch. Work is balanced."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

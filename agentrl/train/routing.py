@@ -28,8 +28,7 @@ class Replay:
 
 
 def routing_of(rows: Tensor, sparse: Sequence[Any], experts: int, topk: int) -> Tensor:
-    """Rows [t, layers x topk] as [t, layers, topk]; `sparse` says which layers have experts. Raises TrainError: they
-    are not of this model."""
+    """Rows [t, layers x topk] as [t, layers, topk]; `sparse`: has a layer experts? Raises TrainError: another model."""
     if not topk or rows.shape[1] != len(sparse) * topk:
         raise TrainError(
             f"the samples say {rows.shape[1]} experts a token, and the model has {len(sparse)} layers with {topk} each; does "

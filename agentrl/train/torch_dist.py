@@ -125,8 +125,7 @@ class TorchDist:
             raise CheckpointError(f"{path / _INDEX}: not a torch_dist checkpoint's ({error!r:.200})") from error
 
     def read(self, key: str, index: tuple[int, ...] = ()) -> Tensor:
-        """The tensor, or the stacked one at `index`, in its stored dtype. Raises CheckpointError: it is missing or
-        damaged."""
+        """The tensor, or the stacked one at `index`, as stored. Raises CheckpointError: it is missing or damaged."""
         try:
             return self._read(key, index)
         except Exception as error:

@@ -4,8 +4,7 @@
 2. A batch goes in whole on every rank (it is shared memory); each takes its own part by the same plan (`packing`).
 3. Weights leave under Hugging Face names and in Hugging Face layout, whatever the parallel layout inside.
 4. Old log-probs: the engine's with `use_rollout_logprobs`; else, with several optimizer steps a rollout, the trainer's
-   own pass before the first of them; with one step the policy itself (the ratio is 1 by definition, and a pass is
-   saved).
+   own pass before the first of them; with one step the policy itself (the ratio is 1 by definition).
 5. Values are the critic's before the first step. It takes its step on the same samples as the actor, before it.
 6. The reference, and a teacher of any size, are models of their own that stay on the device."""
 
@@ -195,8 +194,7 @@ class TrainBackend(ABC):
         self, batch: TrainBatch, model: ModelRole = "actor", rows: OutputPositions = "response"
     ) -> NDArray[np.float32]:
         """Natural-log probabilities [R] of all response tokens of `batch` (0 for tokens that `rows` leaves out), on
-        every rank, under the rollout temperature, as the engine's are. Collective. Raises TrainError: the run has no
-        such model."""
+        every rank, under the rollout temperature. Collective. Raises TrainError: the run has no such model."""
         slot = {"actor": self.actor, "ref": self.reference, "teacher": self.teacher}[model]
         if slot is None:
             what, remedy = _ABSENT[model]
@@ -229,9 +227,7 @@ class TrainBackend(ABC):
             in all; `steps`; `perf/actor_train_tflops`, the operations a second of one device if nothing were shared;
             `perf/..._time`, seconds of the parts; `perf/...memory`.
 
-        Raises:
-            TrainError: a token id outside the vocabulary; or a non-finite loss or gradient, and the weights are then
-                as before the failed step."""
+        Raises TrainError: a token id outside the vocabulary; or a loss or gradient that is not finite: the weights stay."""
         with memory_recorded(self.settings, self.ranks.rank), profiled(self.settings, step, self.ranks.rank):
             metrics = self._train(batch, step, prepared)
         if self.settings.reset_optimizer_states:
@@ -279,8 +275,7 @@ class TrainBackend(ABC):
 
     def details(self) -> Mapping[str, NDArray[np.float16]]:
         """Figures of each response token in the last `train`, [R] each, to look at: `log_probs` before its step,
-        `advantages`, and what models computed for the objective. NaN where the token did not train. The same on every
-        rank."""
+        `advantages`, and what models computed. NaN where the token did not train. The same on every rank."""
         return self._details
 
     def prepare(self, batch: TrainBatch, values: NDArray[np.float32] | None = None) -> Prepared:
@@ -376,8 +371,7 @@ class TrainBackend(ABC):
     # ---- turns on one device ----------------------------------------------------------------------------
 
     def offload(self) -> None:
-        """Give back the memory of models, gradients and optimizer states; twice is once. Raises TrainError: no room for
-        it."""
+        """Give back the memory of models, gradients and optimizer states; idempotent. Raises TrainError: no room."""
         if self._offloaded is not None:
             return
         parts = [slot.memory() for slot in self._models()]

@@ -68,8 +68,7 @@ def clipped_weight_loss(
     log_probs: Tensor, old_log_probs: Tensor, advantages: Tensor, *, eps_clip: float, eps_clip_high: float
 ) -> TokenLoss:
     """CISPO's loss [N] per token: -clip(ratio, 1 - eps_clip, 1 + eps_clip_high) * A * log_probs, the weight detached.
-    The statistics are `ratio`, `ppo_kl` and `pg_clipfrac` (1 where the weight is a bound; the token has a gradient
-    nevertheless)."""
+    The statistics are `ratio`, `ppo_kl` and `pg_clipfrac` (1 where the weight is a bound; there is a gradient too)."""
     log_ratio = log_ratio_of(log_probs.detach(), old_log_probs)
     ratio = log_ratio.exp()
     weight = ratio.clamp(max(1 - eps_clip, 0.0), 1 + eps_clip_high)
@@ -118,8 +117,7 @@ def divergence_masked_loss(
 
 
 def value_loss(values: Tensor, old_values: Tensor, returns: Tensor, *, clip: float) -> TokenLoss:
-    """The larger of (value - return)^2 and the same with the value held within `clip` of its old one, [N]; `values` [N]
-    have a gradient.
+    """The larger of (value - return)^2 and the same with the value held within `clip` of its old one, [N].
 
     Clipping of values is that of PPO's code (OpenAI baselines; not in arXiv:1707.06347); as in slime there is no factor
     1/2. A value that moved further than `clip` towards its return has no gradient. The statistics are `value_loss` and

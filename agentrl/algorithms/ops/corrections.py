@@ -2,8 +2,7 @@
 
 1. Three policies meet in a token: the one that sampled it (`rollout_log_probs`, as the engine reported them), the one
    that clipping keeps the update near (`old_log_probs`, the trainer's own before the rollout's first step), and the one
-   being trained. The importance weight is old / rollout, so that with the ratio new / old the product is new / rollout
-   (decoupled PPO, arXiv:2110.00641).
+   being trained. Importance weight old / rollout times ratio new / old is new / rollout (arXiv:2110.00641).
 2. Weights are constants: no gradient runs through them. They multiply the policy term; KL and entropy keep their own.
 3. A rejected token is masked: no term of the loss sees it, and it stays in the mean that the loss is.
 4. Levels: `token` is the token's own ratio, `sequence` the product over its sample's trained tokens, `geometric` their
@@ -41,8 +40,7 @@ class Correction:
 
 def correct(view: TokenView, settings: AlgorithmFields) -> Correction:
     """The corrections that the settings ask for: importance weights, rejection, off-policy sequence masking. Raises
-    TrainError: they need log-probs or advantages that the view lacks. PluginError: a function of one's own gave no
-    weights."""
+    TrainError: they need log-probs or advantages that the view lacks. PluginError: an own function's fault."""
     found = Correction(view, torch.ones_like(view.log_probs))
     path = settings.custom_tis_function_path
     here = path is None or is_own(path, TIS)
@@ -69,9 +67,8 @@ def at_level(view: TokenView, logs: Tensor, level: str) -> Tensor:
 
 
 def _weigh(found: Correction, settings: AlgorithmFields) -> None:
-    """The weights [N] that `tis_mode` makes of the ratios [N] old / rollout at `tis_level`. truncate: clamped to
-    [tis_clip_low, tis_clip] (TIS, https://fengyao.notion.site/off-policy-rl). mask: 0 outside of these bounds (MIS;
-    IcePop, arXiv:2510.18855)."""
+    """Weights [N] of the ratios [N] old / rollout at `tis_level`. truncate: clamped to [tis_clip_low, tis_clip] (TIS,
+    https://fengyao.notion.site/off-policy-rl). mask: 0 outside of these bounds (MIS; IcePop, arXiv:2510.18855)."""
     if settings.custom_tis_function_path:
         found.weights = own_importance(found.view, settings)
         found.stats["tis"] = found.weights

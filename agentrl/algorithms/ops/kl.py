@@ -7,8 +7,7 @@ Estimators of KL(policy || reference): J. Schulman, "Approximating KL divergence
 2. k2 = log_ratio^2 / 2: biased, low variance; its gradient is an unbiased gradient of the KL on-policy.
 3. k3 = exp(-log_ratio) - 1 + log_ratio: unbiased, low variance, never negative. The log-ratio is bounded by -20 from
    below, where it would be 5e8 and soon infinite.
-4. low_var_kl = k3 clamped to [-10, 10], so that one outlier cannot dominate a batch; a clamped token's gradient is 0.
-"""
+4. low_var_kl = k3 clamped to [-10, 10], so that no outlier dominates a batch; a clamped token's gradient is 0."""
 
 from collections.abc import Callable
 from typing import Final
@@ -36,16 +35,14 @@ def approximate_kl(
     log_probs: Tensor, reference_log_probs: Tensor, kind: str = "k1", *, weight: Tensor | None = None
 ) -> Tensor:
     """Per-token estimate of KL(policy || reference), in nats, from natural-log probabilities of the sampled tokens;
-    differentiable in both. `kind` is k1, k2, k3 or low_var_kl; `weight` multiplies the estimate, before low_var_kl's
-    clamp as in slime."""
+    differentiable in both. `kind` is k1, k2, k3 or low_var_kl; `weight` multiplies it before the clamp."""
     kl = _ESTIMATORS[kind](log_probs - reference_log_probs)
     kl = kl if weight is None else weight * kl
     return kl.clamp(-10.0, 10.0) if kind == "low_var_kl" else kl
 
 
 def reverse_kl(inputs: SampleView) -> Tensor:
-    """log p_student - log p_teacher of the sampled tokens [N] float64, in nats; 0 where the mask is 0. The student's
-    are the old log-probs.
+    """log p_student - log p_teacher of the sampled tokens [N] float64, in nats; 0 if masked. The student's are the old.
 
     Over tokens that the student sampled this is in the mean KL(student || teacher) of the next token, the reverse KL
     (K. Lu et al., "On-Policy Distillation", Thinking Machines Lab 2025; GKD, arXiv:2306.13649). Subtracted from the

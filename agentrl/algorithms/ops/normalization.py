@@ -23,8 +23,7 @@ def group_normalize(
     The members of a group are its trajectories. Samples that share a trajectory are one member, whose reward is their
     mean, so a trajectory that fanned out does not outvote its siblings; each sample's own reward is then compared with
     the members' mean (with `leave_one_out` that of the other members) and (n - 1) standard deviation. A group whose
-    members all have the same reward, or that has only one, gives zeros. Samples with a NaN reward are left out of the
-    statistics and get zero."""
+    members all have the same reward, or that has only one, gives zeros. NaN rewards are left out and get zero."""
     known, filled = _known(rewards)
     group = Members.of(filled, known, group_ids, trajectory_ids)
     size, mean = group.size, group.per_group(group.rewards * group.counted) / group.size.clamp(min=1)

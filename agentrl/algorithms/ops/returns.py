@@ -20,8 +20,7 @@ def sample_rewards(inputs: SampleView, kl_coef: float = 0.0) -> Tensor:
 
 def token_rewards(inputs: SampleView, kl_coef: float = 0.0) -> Tensor:
     """The reward of each step, [N] float64: the sample's reward on its last step, less kl_coef times KL at every step.
-    Where there are `step_rewards` they are the whole credit of a sample, and its reward is not added. A reward that is
-    unknown (NaN) is 0."""
+    `step_rewards` are, if given, all of a sample's credit. A NaN reward is 0."""
     if inputs.step_rewards is None:
         last, sample = _last_steps(inputs)
         own = inputs.rewards.double().nan_to_num(nan=0.0)[sample]
@@ -32,9 +31,8 @@ def token_rewards(inputs: SampleView, kl_coef: float = 0.0) -> Tensor:
 
 
 def overlong_shaped(inputs: SampleView, buffer: int, limit: int, factor: float) -> SampleView:
-    """The same with less reward for long samples (DAPO's overlong shaping, arXiv:2503.14476, eq. 13). A sample of n
-    steps loses factor * (n - (limit - buffer)) / buffer, at least nothing and at most `factor`; on its last step, where
-    there are step rewards."""
+    """Give long samples less reward (DAPO, arXiv:2503.14476, eq. 13). A sample of n steps loses factor * (n - (limit -
+    buffer)) / buffer, at least nothing and at most `factor`; on its last step, where there are step rewards."""
     written = _per_sample((inputs.loss_mask > 0).double(), inputs)
     penalty = factor * ((written - (limit - buffer)) / buffer).clamp(0, 1)
     credit = inputs.step_rewards
@@ -45,8 +43,7 @@ def overlong_shaped(inputs: SampleView, buffer: int, limit: int, factor: float) 
 
 
 def discounted_returns(rewards: Tensor, inputs: SampleView, gamma: float) -> Tensor:
-    """Of each step the sum over it and its sample's later steps of gamma^(steps between) * reward; [N] float64.
-    `rewards` [N] are read at steps only."""
+    """Sum gamma^(steps between) * reward over each step and its sample's later ones; [N] float64."""
     steps, sample = _steps(inputs)
     return _onto_tokens(discounted(rewards.double()[steps], sample, gamma), steps, inputs)
 
@@ -143,9 +140,8 @@ class Turns:
 
     @classmethod
     def of(cls, inputs: SampleView, kl_coef: float = 0.0) -> Self:
-        """The turns of a rollout; a sample's reward is its last turn's where there are no `step_rewards`. With
-        `kl_coef` each turn's reward is lessened by that times the KL of its trained tokens. Raises TrainError: no
-        token's turn is known."""
+        """The turns of a rollout; a sample's reward is its last turn's where there are no `step_rewards`. It is
+        lessened by `kl_coef` times the KL of its trained tokens. Raises TrainError: no turn is known."""
         numbers = need(inputs.turns, "turns", "turn_credit").long()
         if not (numbers > 0).any():
             raise TrainError(

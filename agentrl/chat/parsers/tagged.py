@@ -1,7 +1,6 @@
 """Calls as a tag with a name and a tag for each argument, whose value is text that is not escaped.
 
-1. What a value means says its own type (`type` captured: "string" and "true" are text, others JSON), else the tool's
-   schema (`_coerce`).
+1. What a value means says its own type (`type` captured: "string" and "true" are text, others JSON), else the schema.
 2. A closing tag ends a value only where another tag follows: a value may talk about tags. One that holds a closing tag
    at the end of a line or before a tag, or an opening one, has lost its own end or swallowed what follows: broken."""
 

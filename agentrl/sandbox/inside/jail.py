@@ -3,8 +3,7 @@
 Three ways, by `Jail.kind`:
 
 - `namespaces`: inside bubblewrap's file view. A user, process and mount namespace for this one child; it is process 1
-  there, so that the kernel kills whatever it started when it ends. A temporary file system of limited size is the
-  only place where it can write.
+  there, so that the kernel kills whatever it started when it ends. It can write to a small temporary file system only.
 - `landlock`: no namespaces. It may read the interpreter's files and nothing else, write nothing, start nothing,
   signal no process. Where the zygote is root, the child takes an unprivileged user id that no other call has.
 - `none`: limits only. For `unsafe_subprocess`."""

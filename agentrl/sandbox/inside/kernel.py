@@ -72,8 +72,7 @@ def filter_calls(program: bytes) -> None:
 
 def restrict_files(rules: dict[str, int]) -> None:
     """Allow this process the file access in `rules` (path -> LANDLOCK_ bits) and none else. Where the kernel can, TCP,
-    signals to others and abstract sockets are forbidden too. Paths that do not exist are left out. Needs
-    SET_NO_NEW_PRIVS."""
+    signals to others and abstract sockets are forbidden too. Missing paths are left out. Needs SET_NO_NEW_PRIVS."""
     abi = _checked("landlock", _LIBC.syscall(ctypes.c_long(_SYS_LANDLOCK_CREATE), None, ctypes.c_size_t(0), 1))
     files = (1 << {1: 13, 2: 14, 3: 15, 4: 15}.get(abi, 16)) - 1
     attributes = struct.pack("=QQQ", files, 3, 3)[: 24 if abi >= 6 else 16 if abi >= 4 else 8]

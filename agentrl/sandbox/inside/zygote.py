@@ -26,8 +26,7 @@ _FIRST_USER, _LAST_USER = 61184, 65519
 
 def main(control: socket.socket, lifeline: int, settings: dict[str, Any]) -> None:
     """Serve until the parent is gone. `settings`: `site` (folders for sys.path), `preload` (module names), `own_users`
-    (whether each child gets a user id of its own), `to_remove` (a folder that goes at the end; left out if there is
-    none)."""
+    (whether each child gets a user id of its own), `to_remove` (a folder that goes at the end, if any)."""
     zygote = os.getpid()
     try:
         _serve(control, lifeline, settings)

@@ -30,8 +30,7 @@ _PLAIN = {"dropout", "sliding_window", "is_causal", "position_ids", "use_cache",
 
 @dataclass
 class FsdpPack:
-    """The microbatch as the layers of a forward pass see it; `routing` [t, layers, experts a token] if it is
-    replayed."""
+    """The microbatch as the layers of a forward pass see it; `routing` [t, layers, experts a token] or None."""
 
     mb: MicrobatchTensors
     routing: Tensor | None = None

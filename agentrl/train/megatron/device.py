@@ -51,9 +51,8 @@ def prepare() -> None:
 
 
 def run_without_cuda() -> None:
-    """Replace only behaviour that would raise without CUDA. That is literal `device="cuda"` arguments and pinned memory
-    in a few megatron modules, `torch.cuda.current_device` and the stream calls, `.cuda()`, checks of dtypes by type
-    string, and the random-state tracker."""
+    """Replace only behaviour that would raise without CUDA. That is `device="cuda"` and pinned memory in a few modules,
+    calls of devices and streams, `.cuda()`, dtypes by type string, and the random-state tracker."""
     cuda: Any = torch.cuda
     tensor: Any = torch.Tensor
     cuda.synchronize = cuda.current_stream = cuda.default_stream = lambda *_, **__: None

@@ -97,8 +97,7 @@ class MegatronFolder(HFFolder):
 
 def parts(folder: HFFolder) -> tuple[list[tuple[str, ...]], Iterator[TensorPiece], dict[str, Any]]:
     """A folder as megatron has it: the Hugging Face names of each part, the parts one by one, and `write`'s `said`.
-    Layers are stacked, but not a mixture's: its scripts give Megatron a list of layers, and for those it stacks
-    none."""
+    Layers are stacked, but not a mixture's, because Megatron stacks none for a list of layers."""
     shape = shape_of(folder.config)
     entries = list(unrolled(family_of(folder.config), shape))
     names = {entry.called[0] for entry in entries}

@@ -1,6 +1,5 @@
 """The process layout: process groups, ranks and sizes of tensor, pipeline, context and data parallelism. Only
-`ParallelLayout.join` reads megatron's global parallel state. `leave` undoes it, so that a process can join again with
-another layout."""
+`ParallelLayout.join` reads megatron's global parallel state. `leave` undoes it, so a process can join again."""
 
 import inspect
 from collections.abc import Callable, Mapping

@@ -76,8 +76,7 @@ class ModelShape:
 
 
 class ShardLayout(Enum):
-    """The cut of a parameter over the tensor-parallel ranks, and the way in which HF's tensors are joined in
-    megatron's."""
+    """The cut of a parameter over the tensor-parallel ranks, and the way in which it joins HF's tensors."""
 
     WHOLE = "whole"
     ROWS = "rows"
@@ -194,8 +193,7 @@ class Mixture:
         shared_ffn: width of the expert that every token goes to, 0 if there is none.
         layers: for each layer 1 if it has experts, 0 if it is dense.
         normalised: whether the weights of a token's experts add up to `scaling`.
-        groups, group_topk: experts are in so many groups, of which a token's are in the best so many; 1 and 1 for all.
-    """
+        groups, group_topk: experts are in so many groups, of which a token's are in the best so many; 1, 1 for all."""
 
     experts: int
     topk: int
