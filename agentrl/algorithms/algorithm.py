@@ -20,9 +20,8 @@ if TYPE_CHECKING:
     from agentrl.algorithms.fields import AlgorithmFields
 
 
-WEIGHTS = frozenset(
-    {"calculate_per_token_loss", "loss_denominator", "loss_max_length", "custom_pg_loss_reducer_function_path"}
-)
+_REDUCER = "custom_pg_loss_reducer_function_path"
+WEIGHTS = frozenset({"calculate_per_token_loss", "loss_denominator", "loss_max_length", _REDUCER})
 """The settings of `Algorithm.token_weights`."""
 
 

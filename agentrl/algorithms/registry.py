@@ -60,9 +60,8 @@ def compute_advantages(
         limit = settings.loss_max_length
         if limit is None:
             raise SettingsError("overlong_buffer_len needs loss_max_length, the length that it counts back from")
-        inputs = ops.returns.overlong_shaped(
-            inputs, settings.overlong_buffer_len, limit, settings.overlong_penalty_factor
-        )
+        buffer, factor = settings.overlong_buffer_len, settings.overlong_penalty_factor
+        inputs = ops.returns.overlong_shaped(inputs, buffer, limit, factor)
     what = f"--advantage-estimator {settings.advantage_estimator}: the advantages"
     found = finite(algorithm.advantages(inputs) if given is None else given[0], inputs.loss_mask, what)
     metrics: dict[str, float] = {}

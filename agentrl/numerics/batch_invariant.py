@@ -85,9 +85,7 @@ def attention(
 
 
 class _BatchInvariant(TorchDispatchMode):
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
-    ) -> Any:
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         numbers = any(isinstance(a, Tensor) and a.is_floating_point() for a in args)
         return (_INSTEAD.get(func, func) if numbers else func)(*args, **(kwargs or {}))
 

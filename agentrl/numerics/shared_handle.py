@@ -39,11 +39,8 @@ def flattened_bucket(flat: Tensor, specs: Sequence[tuple[str, str, list[int]]]) 
     tensors, end = [], 0
     for name, view in views(flat, specs):
         start, end = end, end + view.nbytes
-        tensors.append(
-            SimpleNamespace(
-                name=name, shape=view.shape, dtype=view.dtype, start_idx=start, end_idx=end, numel=end - start
-            )
-        )
+        bounds = {"start_idx": start, "end_idx": end, "numel": end - start}
+        tensors.append(SimpleNamespace(name=name, shape=view.shape, dtype=view.dtype, **bounds))
     before, out = mp.get_sharing_strategy(), io.BytesIO()
     mp.set_sharing_strategy("file_system")  # a file has a name, which processes of other parents can open
     try:

@@ -35,9 +35,7 @@ class Vision:
 
         file = next((folder / name for name in _SETTINGS if (folder / name).is_file()), None)
         if file is None:
-            raise CheckpointError(
-                f"{folder}: expected {_SETTINGS[0]} beside the weights of a model that sees; fetch it too"
-            )
+            raise CheckpointError(f"{folder}: expected {_SETTINGS[0]} beside the weights; fetch it too")
         try:
             processor = AutoImageProcessor.from_pretrained(folder, backend="pil", trust_remote_code=False)
         except (OSError, ValueError, TypeError, ImportError) as error:
@@ -54,7 +52,5 @@ class Vision:
             found = self._processor(images=opened, return_tensors="pt")
         except (OSError, ValueError) as error:
             sizes = ", ".join(f"{image.width} x {image.height}" for image in images)
-            raise MediaError(
-                f"the model's image processor refuses one of {len(images)} images ({sizes}): {error}"
-            ) from error
+            raise MediaError(f"the image processor refuses one of {len(images)} images ({sizes}): {error}") from error
         return {"pixel_values": found["pixel_values"].to(torch.float32), "image_grid_thw": found["image_grid_thw"]}

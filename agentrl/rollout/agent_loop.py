@@ -54,12 +54,8 @@ async def _run_agent(
 ) -> list[Sample]:
     """Have an agent program play; its session's samples share the reward of the main conversation."""
     env.socket = context.gateway.socket if context.gateway else None
-    act = guarded(
-        play_agent(context, sample, params, env.act),
-        what=f"{type(env).__name__}.act",
-        timeout=math.inf,
-        failure=EnvFailure,
-    )
+    playing, what = play_agent(context, sample, params, env.act), f"{type(env).__name__}.act"
+    act = guarded(playing, what=what, timeout=math.inf, failure=EnvFailure)
     samples = await act
     if grade:
         await _grade(context, env, first := leader(samples))

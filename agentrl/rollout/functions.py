@@ -139,9 +139,7 @@ class GenerateFunction:
         """Refuse one sample object in two places: it would be trained twice, and its group would be one opinion."""
         members = [id(member) for item in generated for member in item]
         if len(set(members)) < len(members):
-            raise bad_result(
-                f"{self.name} returned the same Sample object more than once; return one of its own for each trajectory"
-            )
+            raise bad_result(f"{self.name} returned the same Sample object twice; return one for each trajectory")
         return generated
 
     def _members(self, item: Any) -> list[Sample]:
@@ -232,9 +230,7 @@ class RewardFunction:
         rewards = await _invoke(partial(self.function, *given))
         if not isinstance(rewards, (list, tuple)) or len(rewards) != len(samples):
             size = len(rewards) if isinstance(rewards, (list, tuple)) else _kind(rewards)
-            raise AgentRLError(
-                f"{self.name} returned {size} rewards for {len(samples)} samples; return a list with one each"
-            )
+            raise AgentRLError(f"{self.name} returned {size} rewards for {len(samples)} samples; return one each")
         return list(rewards)
 
     async def _each(self, args: Any, samples: Sequence[Sample]) -> list[Any]:
@@ -268,6 +264,6 @@ async def _invoke(call: partial[Any]) -> Any:
 
 
 def _kind(value: Any) -> str:
-    return (
-        f"the plain function {value.__name__}" if inspect.isfunction(value) else f"{type(value).__name__} {value!r:.80}"
-    )
+    if inspect.isfunction(value):
+        return f"the plain function {value.__name__}"
+    return f"{type(value).__name__} {value!r:.80}"

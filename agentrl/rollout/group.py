@@ -48,9 +48,8 @@ class GroupPlayer:
         self.context, self.grader, self.generate = context, grader, generate
         self.startup_check = StartupCheck()
         # Two players side by side share the places and the event loop.
-        self.limit: anyio.CapacityLimiter = (
-            beside.limit if beside else anyio.CapacityLimiter(context.settings.rollout_max_concurrency)
-        )
+        limit = beside.limit if beside else anyio.CapacityLimiter(context.settings.rollout_max_concurrency)
+        self.limit: anyio.CapacityLimiter = limit
         # One group and one trajectory begin in a step of the event loop, so that the first request leaves before the last
         # prompt is rendered.
         self.next_group: anyio.Lock = beside.next_group if beside else anyio.Lock()

@@ -76,11 +76,7 @@ class Process:
     async def end(self) -> None:
         """Let go of it; if it may still run, wait until it and all that it started are gone."""
         if not self.ended:
-            with (
-                anyio.CancelScope(shield=True),
-                anyio.move_on_after(_GRACE_SECONDS),
-                contextlib.suppress(_Closed, OSError),
-            ):
+            with anyio.move_on_after(_GRACE_SECONDS, shield=True), contextlib.suppress(_Closed, OSError):
                 self._socket.shutdown(socket.SHUT_WR)
                 while True:
                     await self._receive()

@@ -25,6 +25,7 @@ K = TypeVar("K", bound=np.generic)
 PerToken = NDArray[K]
 PerResponseToken = NDArray[K]
 PerSample = NDArray[K]
+Ints = NDArray[np.int64]
 Routing = NDArray[np.int16] | Callable[[], NDArray[np.int16]]
 """The routing of one sample, or a function that fetches it."""
 Pixels = Mapping[str, NDArray[Any]]
@@ -260,9 +261,8 @@ class TrainBatch:
         """The kept sets of the response tokens at `response_index` [N]: ids [K'] and bounds [N + 1]; None if there are none."""
         if self.support_ids is None or self.support_offsets is None:
             return None
-        return self.support_ids[_ranges(self.support_offsets, response_index)], _offsets(
-            np.diff(self.support_offsets)[response_index]
-        )
+        offsets = _offsets(np.diff(self.support_offsets)[response_index])
+        return self.support_ids[_ranges(self.support_offsets, response_index)], offsets
 
     def response_slice(self, i: int) -> slice:
         """The place of sample i's response in flat response arrays [R]."""
@@ -334,9 +334,7 @@ def _check(sample: Sample, supervised: bool) -> None:
     if min(sample.tokens) < 0:
         raise SampleError(f"{where}: token id {min(sample.tokens)} is negative")
     if sample.rollout_log_probs is None and not supervised and not sample.remove_sample:
-        raise SampleError(
-            f"{where}: rollout_log_probs is missing; append tokens with append_model, or set rollout_log_probs yourself"
-        )
+        raise SampleError(f"{where}: rollout_log_probs is missing; append tokens with append_model, or set it yourself")
 
 
 def _images(
@@ -392,9 +390,7 @@ def _given(sample: Sample, image_tokens: ImageTokens | None, where: str) -> list
     return placed
 
 
-def _keys(
-    tokens: NDArray[np.int32], offsets: NDArray[np.int64], spans: NDArray[np.int32], span_offsets: NDArray[np.int64]
-) -> NDArray[np.int32]:
+def _keys(tokens: NDArray[np.int32], offsets: Ints, spans: NDArray[np.int32], span_offsets: Ints) -> NDArray[np.int32]:
     """`TrainBatch.keys`."""
     if not len(spans):
         return tokens
@@ -421,10 +417,8 @@ def _kept(samples: Sequence[Sample], masks: Sequence[NDArray[np.uint8]]) -> dict
                 "a bias with --allow-truncated-sampling"
             )
         sets.append((ids, sizes))
-    return {
-        "support_ids": np.concatenate([ids for ids, _ in sets]),
-        "support_offsets": _offsets(np.concatenate([n for _, n in sets])),
-    }
+    kept, sizes = map(np.concatenate, zip(*sets, strict=True))
+    return {"support_ids": kept, "support_offsets": _offsets(sizes)}
 
 
 def _routed(samples: Sequence[Sample], masks: Sequence[NDArray[np.uint8]]) -> tuple[Routing, ...] | None:
@@ -432,9 +426,7 @@ def _routed(samples: Sequence[Sample], masks: Sequence[NDArray[np.uint8]]) -> tu
     rows = [np.zeros((0, 0), np.int16) if (found := sample.routing()) is None else found for sample in samples]
     widths = {found.shape[1] for found in rows if len(found)}
     if len(widths) > 1:
-        raise SampleError(
-            f"rollout_routed_experts has rows of {sorted(widths)} numbers; all samples need the same model's"
-        )
+        raise SampleError(f"rollout_routed_experts has rows of {sorted(widths)} numbers; all need the same model's")
     parts = []
     for sample, found, mask in zip(samples, rows, masks, strict=True):
         trained = np.flatnonzero(mask)

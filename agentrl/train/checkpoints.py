@@ -50,7 +50,7 @@ class Identity:
             raise CheckpointError(f"{path}: a checkpoint of another model: {differ}")
         if differ := _differences(manifest["optimizer"], self.optimizer):
             raise CheckpointError(
-                f"{path}: its optimizer state is of another kind: {differ}; use its settings to load it"
+                f"{path}: its optimizer state is of another kind: {differ}; load it with its settings"
             )
 
 
@@ -119,9 +119,7 @@ def read_manifest(path: Path) -> dict[str, Any]:
         raise CheckpointError(f"{path}: expected a checkpoint of format {FORMAT}, got {manifest!r:.80}")
     for name, kind in _ENTRIES.items():
         if type(value := manifest.get(name)) is not kind:
-            raise CheckpointError(
-                f"{path}: {name} in {MANIFEST} is no {kind.__name__} but {value!r:.80}; it is damaged"
-            )
+            raise CheckpointError(f"{path}: {name} in {MANIFEST} is no {kind.__name__} but {value!r:.80}: damaged")
     return manifest
 
 

@@ -123,9 +123,7 @@ class ForwardBackward(ABC):
                 loss, sums = self._hooked(inputs, mb, logits)
             else:
                 loss, sums = _weighted(algorithm.token_loss(view), inputs, mb.response_index)
-            sums["computed_tokens"] = torch.tensor(
-                mb.computed / self.place.ranks.cp, dtype=torch.float64, device=loss.device
-            )
+            sums["computed_tokens"] = loss.new_tensor(mb.computed / self.place.ranks.cp, dtype=torch.float64)
             if view.rollout_log_probs is not None:
                 sums |= mismatch_sums(view, engine_is_old=bool(algorithm.settings.use_rollout_logprobs))
             return loss, sums

@@ -195,9 +195,8 @@ class FlashOnCuda(Kernel):
     def forward(self, q: Tensor, k: Tensor, v: Tensor, part: AttentionBlocks, scale: float) -> Outputs:
         at, seen = part.on(q.device)
         shape = (at.bounds, seen.bounds, at.most, seen.most)
-        out, lse, *_ = torch.ops.aten._flash_attention_forward(
-            q[at.rows], k[seen.rows], v[seen.rows], *shape, 0.0, part.causal, False, scale=scale
-        )
+        tensors, how = (q[at.rows], k[seen.rows], v[seen.rows]), (0.0, part.causal, False)
+        out, lse, *_ = torch.ops.aten._flash_attention_forward(*tensors, *shape, *how, scale=scale)
         yield at.rows, out, lse.transpose(0, 1)
 
     def backward(self, saved: Saved, part: AttentionBlocks, scale: float) -> Gradients:
@@ -206,9 +205,8 @@ class FlashOnCuda(Kernel):
         tensors = (grad[at.rows].contiguous(), q[at.rows], k[seen.rows], v[seen.rows], out[at.rows])
         lse, shape = lse[at.rows].transpose(0, 1).contiguous(), (at.bounds, seen.bounds, at.most, seen.most)
         seed = torch.zeros(2, dtype=torch.uint64, device=q.device)  # of a dropout that is not there
-        dq, dk, dv = torch.ops.aten._flash_attention_backward(
-            *tensors, lse, *shape, 0.0, part.causal, seed, seed, scale=scale
-        )
+        how = (0.0, part.causal, seed, seed)
+        dq, dk, dv = torch.ops.aten._flash_attention_backward(*tensors, lse, *shape, *how, scale=scale)
         yield at.rows, seen.rows, dq, dk, dv
 
 

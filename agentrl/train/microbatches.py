@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from agentrl.errors import TrainError
-from agentrl.train.batch import TrainBatch
+from agentrl.train.batch import Ints, TrainBatch
 from agentrl.train.kernels import AttentionBlocks
 from agentrl.train.packing import PackingPlan, padded
 from agentrl.train.ranks import Ranks
@@ -28,7 +28,6 @@ from agentrl.train.tree import Node, SharedPrefixes, Tree
 
 OutputPositions = Literal["trained", "response"]
 """The positions that have an output: those of trained tokens, or of all response tokens."""
-Ints = NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)

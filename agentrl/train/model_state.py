@@ -256,10 +256,8 @@ class TrainedModel(ModelState):
 
     def _check_cuts(self, path: Path, saved: dict[str, int]) -> None:
         """Raise CheckpointError if this run cuts the model in another way: the optimizer's parts would not fit."""
-        cuts = [
-            {name: size for name, size in layout.items() if name not in ("dp", "cp")}
-            for layout in (saved, self.place.ranks.describe())
-        ]
+        both = saved, self.place.ranks.describe()
+        cuts = [{name: size for name, size in layout.items() if name not in ("dp", "cp")} for layout in both]
         if cuts[0] != cuts[1]:
             raise CheckpointError(
                 f"{path}: its optimizer state is for the layout {cuts[0]}, and this run has {cuts[1]}. Resume with that layout "

@@ -221,11 +221,10 @@ class TrainSettings(Settings):
         yield full and lacks, f"recompute_granularity full needs {' and '.join(how)}"
         for name in how:
             yield not full and getattr(self, name) is not None, f"{name} needs recompute_granularity full"
-        exact = self.moe_grouped_gemm and self.true_on_policy_mode
-        yield (
-            exact,
-            "moe_grouped_gemm and true_on_policy_mode: grouped products differ in the last bits; leave one of them out",
+        inexact = (
+            "moe_grouped_gemm and true_on_policy_mode: grouped products differ in the last bits; leave one of them out"
         )
+        yield self.moe_grouped_gemm and self.true_on_policy_mode, inexact
         always = "attention_softmax_in_fp32 cannot be turned off: torch's attention always works so; leave it out"
         yield not self.attention_softmax_in_fp32, always
 

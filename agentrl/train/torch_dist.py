@@ -58,12 +58,7 @@ class _Unread(dict[Any, Any]):
     def __setstate__(self, _state: Any) -> None: ...
 
 
-_BUILT: tuple[Any, ...] = (
-    _Unread,
-    *(kind for kind in _DESCRIPTIONS.values() if is_dataclass(kind)),
-    OrderedDict,
-    defaultdict,
-)
+_BUILT: tuple[Any, ...] = (_Unread, OrderedDict, defaultdict, *filter(is_dataclass, _DESCRIPTIONS.values()))
 
 
 class _Unpickler(pickle._Unpickler):  # not C's, which asks for all the memory that a damaged file names

@@ -425,14 +425,11 @@ class TrainBackend(ABC):
         layout; returns its step. Collective. Raises CheckpointError: nothing complete is there, or it is damaged, of
         another model, or it lacks a critic or has one too many."""
         if (newest := latest(path)) is None:
-            raise CheckpointError(
-                f"{path}: no complete checkpoint here (a folder with {MANIFEST}, or one of such folders)"
-            )
+            raise CheckpointError(f"{path}: no complete checkpoint here (a folder with {MANIFEST}, or of such folders)")
         check_critic(newest.path, wanted="values" in self.algorithm.reads)
         adapted = read_manifest(newest.path).get("algorithm", {})
-        self.algorithm = self.algorithm.with_settings(
-            {name: adapted[name] for name in self.algorithm.state if name in adapted}
-        )
+        kept = {name: adapted[name] for name in self.algorithm.state if name in adapted}
+        self.algorithm = self.algorithm.with_settings(kept)
         if self.critic is not None:
             self.critic.load(newest.path / CRITIC)
         if self.learners != "critic":

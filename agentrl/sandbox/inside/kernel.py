@@ -77,10 +77,8 @@ def restrict_files(rules: dict[str, int]) -> None:
     files = (1 << {1: 13, 2: 14, 3: 15, 4: 15}.get(abi, 16)) - 1
     attributes = struct.pack("=QQQ", files, 3, 3)[: 24 if abi >= 6 else 16 if abi >= 4 else 8]
     buffer = ctypes.create_string_buffer(attributes, len(attributes))
-    ruleset = _checked(
-        "landlock_create_ruleset",
-        _LIBC.syscall(ctypes.c_long(_SYS_LANDLOCK_CREATE), buffer, ctypes.c_size_t(len(attributes)), 0),
-    )
+    made = _LIBC.syscall(ctypes.c_long(_SYS_LANDLOCK_CREATE), buffer, ctypes.c_size_t(len(attributes)), 0)
+    ruleset = _checked("landlock_create_ruleset", made)
     for path, access in rules.items():
         try:
             handle = os.open(path, os.O_PATH | os.O_CLOEXEC)

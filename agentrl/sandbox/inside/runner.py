@@ -77,14 +77,10 @@ def _execute(code: str, name: str, main: types.ModuleType, *, show_last: bool) -
 
 def _compiled(code: str, name: str, show_last: bool) -> list[types.CodeType]:
     tree = ast.parse(code, name)
-    last = tree.body[-1] if show_last and tree.body else None
-    if not isinstance(last, ast.Expr):
-        return [compile(tree, name, "exec", dont_inherit=True)]
-    tree.body.pop()
-    return [
-        compile(tree, name, "exec", dont_inherit=True),
-        compile(ast.Interactive([last]), name, "single", dont_inherit=True),
-    ]
+    parts: list[tuple[Any, str]] = [(tree, "exec")]
+    if show_last and tree.body and isinstance(tree.body[-1], ast.Expr):
+        parts.append((ast.Interactive([tree.body.pop()]), "single"))
+    return [compile(part, name, mode, dont_inherit=True) for part, mode in parts]
 
 
 def _exit_status(code: object) -> int:

@@ -43,10 +43,8 @@ _CHECKED = """
 def _read(table: str) -> dict[str, dict[str, int]]:
     entries = [entry.partition("=")[::2] for entry in table.split()]
     numbers = [(name, list(map(int, pair.split(",")))) for name, pair in entries]
-    return {
-        machine: {name: found[at] for name, found in numbers if at < len(found)}
-        for at, machine in enumerate(("x86_64", "aarch64"))
-    }
+    by_machine = ({name: found[at] for name, found in numbers if at < len(found)} for at in (0, 1))
+    return dict(zip(("x86_64", "aarch64"), by_machine, strict=True))
 
 
 BASE, OWN_VIEW, CHECKED = map(_read, (_BASE, _OWN_VIEW, _CHECKED))

@@ -8,7 +8,7 @@
 
 import re
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from typing import Any
@@ -112,9 +112,7 @@ class _Choosing(TorchFunctionMode):
         super().__init__()
         self.replay, self.experts, self.used = replay, experts, False
 
-    def __torch_function__(
-        self, func: Any, _types: Any, args: Iterable[Any] = (), kwargs: Mapping[str, Any] | None = None
-    ) -> Any:
+    def __torch_function__(self, func: Any, _types: Any, args: Any = (), kwargs: Any = None) -> Any:
         scores, *_ = args = tuple(args) or (None,)
         out = func(*args, **(kwargs or {}))
         chosen = self.replay.chosen

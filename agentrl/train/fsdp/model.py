@@ -80,9 +80,7 @@ def config_of(folder: HFFolder) -> Any:
         if config.get_text_config() is not config and config.model_type not in SEEING:
             kind = type(config).__name__
             seen = ", ".join(sorted(SEEING))
-            raise TrainError(
-                f"{folder.path} has parts for more than text ({kind}); fsdp trains {seen}, and text models"
-            )
+            raise TrainError(f"{folder.path} has parts for more than text ({kind}); fsdp trains {seen} and text models")
         cls = _class_of(config, values=False)
     except (ValueError, KeyError, OSError, StrictDataclassError) as error:
         raise TrainError(f"{folder.path}: transformers makes no causal language model of it: {error}") from error

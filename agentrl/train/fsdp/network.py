@@ -113,9 +113,7 @@ class FsdpOptimizer(Optimizer):
             for p in self.learning.values():
                 zeros = {name: torch.zeros_like(p.detach()) for name in ("exp_avg", "exp_avg_sq")}
                 self.inner.state[p] = {"step": torch.zeros((), device=p.device), **zeros}
-        return {
-            f"{name}.{key}": value for name, p in self.learning.items() for key, value in self.inner.state[p].items()
-        }
+        return {f"{name}.{key}": v for name, p in self.learning.items() for key, v in self.inner.state[p].items()}
 
     def take(self, state: dict[str, Any] | None) -> None:
         if state is None:
@@ -146,10 +144,8 @@ class FsdpNetwork(Network):
     def sizes_of(folder: HFFolder) -> Mapping[str, Any]:
         config = config_of(folder)
         parts = {"": config.get_text_config(), "vision_": getattr(config, "vision_config", None)}
-        found = {
-            prefix + name: value for prefix, part in parts.items() if part for name, value in part.to_dict().items()
-        }
-        sizes = {name: value for name, value in found.items() if isinstance(value, int) and _SIZE.search(name)}
+        found = {prefix + name: n for prefix, part in parts.items() if part for name, n in part.to_dict().items()}
+        sizes = {name: n for name, n in found.items() if isinstance(n, int) and _SIZE.search(name)}
         return {"train_backend": "fsdp", "model_type": config.model_type, **sizes}
 
     @classmethod
@@ -162,7 +158,7 @@ class FsdpNetwork(Network):
             )
         if settings.true_on_policy_mode and kind in SEEING:
             raise TrainError(
-                f"--true-on-policy-mode: {kind} sees images, and their features are not equal to the bit; leave it out"
+                f"--true-on-policy-mode: {kind} sees images, whose features differ in the last bits; leave it out"
             )
         if settings.train_vision and kind not in SEEING:
             raise TrainError(f"--train-vision: {folder.path} is a {kind}, of which no weights for images are trained")
@@ -275,13 +271,10 @@ def _freeze(model: Any, settings: TrainSettings) -> None:
     """Leave to learn what the settings choose, and of the vision tower nothing unless they say `train_vision`."""
     parameters = dict(model.named_parameters())
     chosen = learning(settings, [(name,) for name in parameters]) if frozen(settings) else [True] * len(parameters)
-    chosen = [
-        one and (settings.train_vision or not n.startswith(VISION)) for n, one in zip(parameters, chosen, strict=True)
-    ]
-    if not any(chosen):
+    for (name, parameter), one in zip(parameters.items(), chosen, strict=True):
+        parameter.requires_grad_(one and (settings.train_vision or not name.startswith(VISION)))
+    if not any(parameter.requires_grad for parameter in parameters.values()):
         raise idle(settings, "the model")
-    for parameter, learns in zip(parameters.values(), chosen, strict=True):
-        parameter.requires_grad_(learns)
 
 
 def _adapter_of(parameters: Mapping[str, Any]) -> dict[str, Any]:

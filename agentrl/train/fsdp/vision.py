@@ -56,8 +56,8 @@ class ModelSight:
         grids = dict(zip(own, (each["image_grid_thw"] for each in pixels), strict=False))
         rows, positions = [], []
         for i in samples:
-            spans, row = batch.sample_images(i), np.full(int(batch.lengths[i]), -1, np.int64)
-            for number, start, end in spans.tolist():
+            spans, row = batch.sample_images(i).tolist(), np.full(int(batch.lengths[i]), -1, np.int64)
+            for number, start, end in spans:
                 if (made := self._tokens(grids[number])) != end - start:
                     raise TrainError(
                         f"sample index={batch.sample_indices[i]}: an image has {end - start} placeholder ids, and its pixels make "
@@ -65,9 +65,7 @@ class ModelSight:
                     )
                 row[start:end] = first[number] + np.arange(end - start)
             rows.append(row)
-            positions.append(
-                self._positions(batch.sample_tokens(i), row >= 0, [grids[n] for n in spans[:, 0].tolist()])
-            )
+            positions.append(self._positions(batch.sample_tokens(i), row >= 0, [grids[n] for n, *_ in spans]))
         return SeenImages(
             pixels={name: torch.cat([each[name] for each in pixels]).to(device) for name in pixels[0]},
             rows=torch.from_numpy(laid.laid_out(rows, -1)).to(device),

@@ -16,10 +16,8 @@ def _named(names: str, kind: str) -> str:
     return " ".join(f"self_attn.{name}_proj.{kind}" for name in names.split())
 
 
-NORMS = (
-    rule("input_layernorm.weight", "input_layernorm.weight"),
-    rule("pre_mlp_layernorm.weight", "post_attention_layernorm.weight"),
-)
+_NAMES = {"input": "input", "pre_mlp": "post_attention"}
+NORMS = tuple(rule(f"{name}_layernorm.weight", f"{hf}_layernorm.weight") for name, hf in _NAMES.items())
 AFTER = tuple(rule(f"{name}.weight", f"{name}.weight") for name in ("post_self_attn_layernorm", "post_mlp_layernorm"))
 """Norms of what attention and MLP give, before it is added."""
 ATTENTION = (
@@ -52,12 +50,9 @@ def qkv_bias(when: str = "") -> tuple[Rule, ...]:
 
 
 def _gated(megatron: str, hf: str) -> tuple[Rule, ...]:
-    return (
-        rule(
-            f"mlp.{megatron}.linear_fc1.weight", f"mlp.{hf}.gate_proj.weight mlp.{hf}.up_proj.weight", ShardLayout.GATED
-        ),
-        rule(f"mlp.{megatron}.linear_fc2.weight", f"mlp.{hf}.down_proj.weight", ShardLayout.COLUMNS),
-    )
+    gate, up, down = (f"mlp.{hf}.{name}_proj.weight" for name in ("gate", "up", "down"))
+    first = rule(f"mlp.{megatron}.linear_fc1.weight", f"{gate} {up}", ShardLayout.GATED)
+    return first, rule(f"mlp.{megatron}.linear_fc2.weight", down, ShardLayout.COLUMNS)
 
 
 EXPERTS = (rule("mlp.router.weight", "mlp.gate.weight"), *_gated("experts.local_experts.{expert}", "experts.{expert}"))
