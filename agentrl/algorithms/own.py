@@ -84,7 +84,9 @@ def own_importance(view: TokenView, settings: AlgorithmFields) -> Tensor:
 def _weights(found: Any, mask: Tensor, what: str) -> Tensor:
     values = finite(found, mask, f"{what}: the weights")
     if ((values < 0) & (mask != 0)).any():
-        raise PluginError(f"{what}: weights of trained tokens must not be negative, got {values[mask != 0].min():g}")
+        raise PluginError(
+            f"{what}: the weights of trained tokens must not be negative, got {values[mask != 0].min():g}"
+        )
     return values
 
 

@@ -89,16 +89,13 @@ class Chat:
     def load(
         cls, path: str, *, chat_template: str | None = None, trust_remote_code: bool = False, **options: Any
     ) -> Self:
-        """Load from a Hugging Face model folder.
+        """Load from a Hugging Face model folder. Raises SettingsError: the folder has no tokenizer, or an option is
+        unknown. TemplateError: there is no template, or it does not compile.
 
         Args:
             path: folder with `tokenizer.json`, `tokenizer_config.json`, and perhaps `generation_config.json`.
             chat_template: a file (`*.jinja`) or the template's text; the folder's own if None.
-            options: the others of `Chat`.
-
-        Raises:
-            SettingsError: the folder has no tokenizer, or an option is unknown.
-            TemplateError: there is no template, or it does not compile."""
+            options: the others of `Chat`."""
         tokenizer = load_tokenizer(path, trust_remote_code=trust_remote_code)
         options |= {
             "placeholders": ImagePlaceholders.load(path, tokenizer),

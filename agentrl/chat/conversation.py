@@ -62,16 +62,13 @@ class Conversation:
         context_length: int = sys.maxsize,
         prompt_limit: int | None = None,
     ) -> None:
-        """Begin `sample` with the prompt that `messages` render to.
+        """Begin `sample` with the prompt that `messages` render to. Raises ContextOverflow: the prompt leaves no room
+        for an answer; the sample is as it was. TemplateError: the template cannot render the messages. MediaError: an
+        image is refused.
 
         Args:
             tools: schemas of what the model may call.
-            prompt_limit: most tokens of the prompt, if fewer than the context has room for.
-
-        Raises:
-            ContextOverflow: the prompt leaves no room for an answer; the sample is as it was.
-            TemplateError: the template cannot render the messages.
-            MediaError: an image is refused."""
+            prompt_limit: most tokens of the prompt, if fewer than the context has room for."""
         messages, images = chat.take_images(messages, sample.images)
         most = min(prompt_limit or context_length, context_length - 2)
         if (least := chat.least_tokens(messages)) > most:

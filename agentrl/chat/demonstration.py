@@ -28,7 +28,9 @@ def to_sample(
     turns: Turns = "all",
     images: Mapping[str, Image] | None = None,
 ) -> Sample:
-    """The conversation as a completed sample with reward 0 and log-probs 0.
+    """The conversation as a completed sample with reward 0 and log-probs 0. Raises MediaError: an image of `messages`
+    is refused. TemplateError: see `learned`; or one that is not last is missing its answer, or the template writes an
+    assistant's turn in another way than it asks for one, or would split the demonstration.
 
     Args:
         chat: renders it.
@@ -36,12 +38,7 @@ def to_sample(
         tools: schemas of the tools that the prompt offers.
         index: the sample's `index` and `group_index`.
         turns: which of the assistant's turns are learned, where no message of the conversation says it itself.
-        images: images that `messages` refer to, by hash.
-
-    Raises:
-        MediaError: an image of `messages` is refused.
-        TemplateError: see `learned`; or one that is not last is missing its answer, or the template writes an
-            assistant's turn in another way than it asks for one, or would split the demonstration."""
+        images: images that `messages` refer to, by hash."""
     learns = learned(messages, turns)
     plain = [{key: value for key, value in message.items() if key not in _MARKS} for message in messages]
     taken, new = chat.take_images(plain, images or {})

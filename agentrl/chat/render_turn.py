@@ -11,13 +11,8 @@ from agentrl.sample import Message
 
 
 def render_turn(chat: Chat, message: Message, tools: Sequence[ToolSchema] | None = None) -> str:
-    """The text of an assistant's `message` as its template writes it behind a user's, without the end token.
-
-    Args:
-        tools: schemas of what it may call.
-
-    Raises:
-        TemplateError: the template cannot render the message."""
+    """The text of an assistant's `message` as its template writes it behind a user's, without the end token. `tools`:
+    schemas of what it may call. Raises TemplateError: the template cannot render the message."""
     before, schemas = [user(1)], normalise_tools(tools)
     prompt = chat.template.render(before, schemas, generation_prompt=True)
     whole = chat.template.render([*before, *normalise_messages([message])], schemas, generation_prompt=False)
@@ -45,16 +40,9 @@ def unread_call(chat: Chat) -> str | None:
 
 
 def check_calls_are_read(chat: Chat, parser: str) -> list[str]:
-    """Refuse a chat whose model's tool calls would not be read.
-
-    Args:
-        parser: `--tool-call-parser`; "none" says that another program reads the calls.
-
-    Returns:
-        What a person should know: that no format was found.
-
-    Raises:
-        SettingsError: no parser reads what the template writes for a tool call; shows it."""
+    """Refuse a chat whose model's tool calls would not be read. `parser`: `--tool-call-parser`; "none" says that
+    another program reads the calls. Returns what a person should know: that no format was found. Raises SettingsError:
+    no parser reads what the template writes for a tool call; shows it."""
     if parser == "none":
         return []
     if (text := unread_call(chat)) is not None:

@@ -21,10 +21,7 @@ _FILES = ("processor_config.json", "preprocessor_config.json", "tokenizer_config
 
 
 class ImagePlaceholders:
-    """The placeholders of one model's images.
-
-    Attributes:
-        token_id: the id that is repeated for an image."""
+    """The placeholders of one model's images. `token_id`: the id that is repeated for an image."""
 
     def __init__(self, processor: Any) -> None:
         tokenizer = processor.tokenizer

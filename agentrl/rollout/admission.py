@@ -42,8 +42,9 @@ class Admission:
         playing: version -> number of groups in flight.
         busy: number of trajectories in flight.
         dropped_in_row: number of groups that were dropped since the last kept group.
-        held: number of groups whose start is delayed although staleness allows it. spare: for each batch since `held`
-            changed, the finished groups that the batch left beyond a quarter of a batch; may be negative."""
+        held: number of groups whose start is delayed although staleness allows it.
+        spare: for each batch since `held` changed, the finished groups that the batch left beyond a quarter of a batch;
+            may be negative."""
 
     batch: int
     surplus: int = 0

@@ -30,14 +30,9 @@ from agentrl.sample import Sample
 async def run_environment(
     context: RolloutContext, sample: Sample, params: SamplingParams, *, grade: bool = True
 ) -> list[Sample]:
-    """Play one trajectory of the context's environment into `sample`.
-
-    Returns:
-        The sample; more than one where the history policy or a step's `restart` splits it (they share `rollout_id`).
-
-    Raises:
-        Failure: typed by who is to blame.
-        Restarted: generating was held, and the environment says that the trajectory then begins again."""
+    """Play one trajectory of the context's environment into `sample`. Returns the sample; more than one where the
+    history policy or a step's `restart` splits it (they share `rollout_id`). Raises Failure: typed by who is to blame.
+    Restarted: generating was held, and the environment says that the trajectory then begins again."""
     if context.environments is None:
         raise EnvFailure("no environment is set; pass --env or --custom-generate-function-path")
     if context.hosted:
@@ -156,11 +151,8 @@ async def _grade(context: RolloutContext, env: Environment, sample: Sample) -> N
 async def sample_turn(
     context: RolloutContext, talk: Conversation, params: SamplingParams, session_id: str | None
 ) -> tuple[Generation, ParsedTurn]:
-    """Have the engine write the conversation's next turn.
-
-    Raises:
-        ContextOverflow: prompt or answer are too long for the engine.
-        EngineFailure: no answer, one that contradicts itself, or one that was aborted."""
+    """Have the engine write the conversation's next turn. Raises ContextOverflow: prompt or answer are too long for the
+    engine. EngineFailure: no answer, one that contradicts itself, or one that was aborted."""
     note_turn(talk.turns + 1)
     params = context.turn_params(params, talk.sample, talk.turns + 1, talk.room)
     try:

@@ -17,12 +17,9 @@ from agentrl.sample import Sample
 async def play_agent(
     context: RolloutContext, sample: Sample, params: SamplingParams, act: Callable[[str, Sample], Awaitable[Any]]
 ) -> list[Sample]:
-    """Run an agent to its end and return the session's Samples; all but those of side tasks.
-
-    Raises:
-        AgentFailure: the agent sent no request that was answered.
-        ContextOverflow: the agent's first prompt does not fit into the context.
-        EngineFailure: the engines failed and the agent gave up, or the gateway was closed."""
+    """Run an agent to its end and return the session's Samples; all but those of side tasks. Raises AgentFailure: the
+    agent sent no request that was answered. ContextOverflow: the agent's first prompt does not fit into the context.
+    EngineFailure: the engines failed and the agent gave up, or the gateway was closed."""
     gateway = context.gateway
     if gateway is None:
         raise EnvFailure("agents need the gateway of a run", kind="env_no_gateway")

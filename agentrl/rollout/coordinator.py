@@ -120,11 +120,9 @@ class RolloutCoordinator:
         """Return the groups of training step `step`.
 
         Waits until the batch is full, the data has ended, or a group failed. Unblocks the pump: groups of this step may
-        start. Groups come in the data's order, so that gradients are summed in the same order in every run.
-
-        Raises:
-            Failure: a failure's policy stops the run.
-            AgentRLError: too many groups in a row were dropped, or the store, the filter or the grader failed."""
+        start. Groups come in the data's order, so that gradients are summed in the same order in every run. Raises
+        Failure: a failure's policy stops the run. AgentRLError: too many groups in a row were dropped, or the store,
+        the filter or the grader failed."""
         self._dry = False
         try:
             if self._error is None:

@@ -34,10 +34,7 @@ class Restarted(AgentRLError):
 
 
 def make_environment(entry: EnvSpec, context: RolloutContext) -> Environment:
-    """A fresh instance for one trajectory.
-
-    Raises:
-        EnvFailure: the class's own code raised."""
+    """A fresh instance for one trajectory. Raises EnvFailure: the class's own code raised."""
     try:
         made = entry.make(evaluating=context.evaluating)
         made.engine_group = context.engine_group
@@ -50,10 +47,8 @@ def make_environment(entry: EnvSpec, context: RolloutContext) -> Environment:
 
 @asynccontextmanager
 async def closing(live: Callable[[], Environment | None], sample: Sample) -> AsyncIterator[None]:
-    """Close the instance that there is at the end, however it comes.
-
-    Raises:
-        EnvFailure: the end was a good one, and closing failed."""
+    """Close the instance that there is at the end, however it comes. Raises EnvFailure: the end was a good one, and
+    closing failed."""
     try:
         yield
     except BaseException:
@@ -76,10 +71,7 @@ async def _close(env: Environment | None) -> None:
 
 
 class LiveEnvironment:
-    """The environment of one trajectory.
-
-    Attributes:
-        env: the instance; None while it is put away."""
+    """The environment of one trajectory. `env`: the instance; None while it is put away."""
 
     def __init__(self, context: RolloutContext, entry: EnvSpec) -> None:
         self.env: Environment | None = make_environment(entry, context)
@@ -91,10 +83,8 @@ class LiveEnvironment:
         self._answers: list[tuple[Turn, Sequence[Message]]] = []
 
     async def generating(self, call: Awaitable[T]) -> T:
-        """Await a model call, beside which generating may be held until the next rollout.
-
-        Raises:
-            Restarted: it was held, and the trajectory is to begin again."""
+        """Await a model call, beside which generating may be held until the next rollout. Raises Restarted: it was
+        held, and the trajectory is to begin again."""
         if self._kind.when_interrupted == "keep":
             return await call
         with ungrouped():
@@ -126,10 +116,8 @@ class LiveEnvironment:
         return step
 
     async def ready(self, sample: Sample) -> Environment:
-        """The instance; one that was put away is made again and replayed. Nothing is counted for `sample` then.
-
-        Raises:
-            EnvFailure: it answers otherwise than before (kind `replay_differs`), or fails."""
+        """The instance; one that was put away is made again and replayed. Nothing is counted for `sample` then. Raises
+        EnvFailure: it answers otherwise than before (kind `replay_differs`), or fails."""
         if self.env is None:
             self.env = make_environment(self._entry, self._context)
             before, sample.metadata = sample.metadata, deepcopy(self._metadata)

@@ -47,15 +47,13 @@ class Evaluated:
 async def evaluate(
     play: Callable[[Group, Tally], Awaitable[Group]], of: Evaluated, prompts: Sequence[Group]
 ) -> EvalResult:
-    """Play every prompt's group and count.
+    """Play every prompt's group and count. Raises AgentRLError: no prompt fitted, or the reward failed for all of them,
+    and no evaluation graded any before.
 
     Args:
         play: plays a group; see `Player.evaluate`.
         of: the evaluation set.
-        prompts: groups of pending samples, `n_samples_per_eval_prompt` each.
-
-    Raises:
-        AgentRLError: no prompt fitted, or the reward failed for all of them, and no evaluation graded any before."""
+        prompts: groups of pending samples, `n_samples_per_eval_prompt` each."""
     stats = RolloutStats()
     graded: list[Group] = [[] for _ in prompts]
 

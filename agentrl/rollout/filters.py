@@ -39,10 +39,8 @@ def nonzero_std(args: Any, samples: list[Sample]) -> FilterOutput:
 
 
 def load_filter(path: str) -> GroupFilter:
-    """Load `--dynamic-sampling-filter-path`.
-
-    Raises:
-        PluginError: not found or not a plain function of `(args, samples)`."""
+    """Load `--dynamic-sampling-filter-path`. Raises PluginError: not found or not a plain function of `(args,
+    samples)`."""
     flag = "--dynamic-sampling-filter-path"
     found = load_object(path, what=flag, default_names=("filter", "keep"))
     if not callable(found) or inspect.iscoroutinefunction(found):
@@ -58,10 +56,8 @@ def named_filter(group_filter: GroupFilter) -> str:
 
 
 def judged(group: Group, group_filter: GroupFilter | None, args: Any) -> FilterOutput:
-    """Returns the verdict on a group; a reason is given for each group that is dropped.
-
-    Raises:
-        PluginError: the group filter's own code failed."""
+    """Returns the verdict on a group; a reason is given for each group that is dropped. Raises PluginError: the group
+    filter's own code failed."""
     if all(not (sample.response_length or sample.hosted) or sample.remove_sample for sample in group):
         return FilterOutput(False, "nothing_to_train")
     if group_filter is None:

@@ -52,10 +52,8 @@ class GenerateFunction:
 
     @classmethod
     def load(cls, path: str) -> "GenerateFunction":
-        """Load and inspect `--custom-generate-function-path`.
-
-        Raises:
-            PluginError: not found, not async, or with a signature that is none of the accepted forms."""
+        """Load and inspect `--custom-generate-function-path`. Raises PluginError: not found, not async, or with a
+        signature that is none of the accepted forms."""
         flag = "--custom-generate-function-path"
         function = load_object(path, what=flag, default_names=("generate", "custom_generate"))
         if not inspect.isclass(function):
@@ -85,10 +83,8 @@ class GenerateFunction:
 
     @classmethod
     def of_sample(cls, path: str) -> "GenerateFunction":
-        """The function that a sample names itself (`generate_function_path`), which plays one trajectory.
-
-        Raises:
-            PluginError: as of `load`; or it plays whole groups."""
+        """The function that a sample names itself (`generate_function_path`), which plays one trajectory. Raises
+        PluginError: as of `load`; or it plays whole groups."""
         found = cls.load(path)
         if not found.per_sample:
             raise PluginError(f"generate_function_path {path}: expected (args, sample, sampling_params)")
@@ -156,11 +152,9 @@ _REASONS = {Status.COMPLETED: "done", Status.TRUNCATED: "length", Status.ABORTED
 def normalize_outputs(generated: list[Sample], origin: Sample, name: str) -> list[Sample]:
     """Check samples where they leave user code, and complete what user code may leave out.
 
-    Samples that one trajectory fanned out into get a common `rollout_id`; a missing loss mask means that the
-    whole response trains; `PENDING` becomes `COMPLETED`; a missing stop reason follows from the status.
-
-    Raises:
-        EnvFailure: tokens, mask or log-probs are missing or misaligned."""
+    Samples that one trajectory fanned out into get a common `rollout_id`; a missing loss mask means that the whole
+    response trains; `PENDING` becomes `COMPLETED`; a missing stop reason follows from the status. Raises EnvFailure:
+    tokens, mask or log-probs are missing or misaligned."""
     for member in generated:
         member.group_index = origin.group_index
         if len(generated) > 1 and member.rollout_id is None:
@@ -195,10 +189,8 @@ class RewardFunction:
 
     @classmethod
     def load(cls, path: str, *, group: bool) -> "RewardFunction":
-        """Load and inspect `--custom-rm-path`.
-
-        Raises:
-            PluginError: not found, not callable, or with a signature that is none of the accepted forms."""
+        """Load and inspect `--custom-rm-path`. Raises PluginError: not found, not callable, or with a signature that is
+        none of the accepted forms."""
         flag = "--custom-rm-path"
         names = ("batched_custom_rm", "reward_func", "custom_rm", "compute_reward")
         function = load_object(path, what=flag, default_names=names if group else names[1:])

@@ -56,18 +56,9 @@ class GroupPlayer:
         self.next_trajectory: anyio.Lock = beside.next_trajectory if beside else anyio.Lock()
 
     async def group(self, samples: Group, *, evaluation: bool, tally: Tally | None = None) -> Group:
-        """Play all samples of a group and grade them.
-
-        Args:
-            tally: sums up the group's counts.
-
-        Returns:
-            The finished samples, fan-out flattened, in order.
-
-        Raises:
-            DropGroup: a failure's policy drops the group.
-            Failure: a failure's policy stops the run.
-            AgentRLError: every one of the first groups failed alike."""
+        """Play all samples of a group and grade them. `tally`: sums up the group's counts. Returns the finished
+        samples, fan-out flattened, in order. Raises DropGroup: a failure's policy drops the group. Failure: a failure's
+        policy stops the run. AgentRLError: every one of the first groups failed alike."""
         settings, tally = self.context.settings, tally or Tally()
         async with self.next_group:
             pass

@@ -109,10 +109,8 @@ class Recorder:
     def claim(self, sample: Sample) -> bool:
         """Give `sample` the tokens of its conversation; False if none was recorded for it.
 
-        Its conversation is its earlier one, the one whose list is `sample.prompt`, or the only one that is free.
-
-        Raises:
-            EnvFailure: several conversations could be its own."""
+        Its conversation is its earlier one, the one whose list is `sample.prompt`, or the only one that is free. Raises
+        EnvFailure: several conversations could be its own."""
         free = [r for r in self.records if r.owner is None or r.owner is sample]
         mine = [r for r in free if r.owner is sample or r.given is sample.prompt] or free
         if not mine:
@@ -140,10 +138,8 @@ class Recorder:
 
 
 def _only(records: list[_Record]) -> _Record:
-    """The one of several conversations with the same messages that a call without its list can mean.
-
-    Raises:
-        EnvFailure: they differ in their tokens, and none of them is the one that this task continued last."""
+    """The one of several conversations with the same messages that a call without its list can mean. Raises EnvFailure:
+    they differ in their tokens, and none of them is the one that this task continued last."""
     last, first = _RECORD.get(), records[0]
     if last in records:
         return last
@@ -198,10 +194,7 @@ def _recorder() -> Recorder:
 
 
 def current() -> RolloutContext:
-    """The context of the rollout that is running this code.
-
-    Raises:
-        AgentRLError: called outside a generate function."""
+    """The context of the rollout that is running this code. Raises AgentRLError: called outside a generate function."""
     return _recorder().context
 
 
@@ -227,11 +220,9 @@ def extract_tool_call(response: str) -> ToolCall | None:
 async def execute_tool(call: ToolCall) -> str:
     """Run a call against the tools of `--env`; what goes wrong in the tool comes back as text for the model.
 
-    It is counted for the conversation that `generate_single` continued last in the same task.
-    Tools that keep state (variables of a Python session) keep it for one call of the generate function.
-
-    Raises:
-        ToolFailure: the tool failed, and its `on_failure` is "fail"."""
+    It is counted for the conversation that `generate_single` continued last in the same task. Tools that keep state
+    (variables of a Python session) keep it for one call of the generate function. Raises ToolFailure: the tool failed,
+    and its `on_failure` is "fail"."""
     recorder = _recorder()
     record, started = _RECORD.get(), time.monotonic()
     try:
@@ -245,10 +236,8 @@ async def execute_tool(call: ToolCall) -> str:
 
 
 def build_loss_mask(sample: Sample) -> list[int]:
-    """The loss mask of the sample's recorded conversation; its tokens and log-probs are set on the sample too.
-
-    Raises:
-        EnvFailure: nothing was generated for it."""
+    """The loss mask of the sample's recorded conversation; its tokens and log-probs are set on the sample too. Raises
+    EnvFailure: nothing was generated for it."""
     if not _recorder().claim(sample) or sample.loss_mask is None:
         raise _bad_call("build_loss_mask: nothing was generated with generate_single yet")
     return list(sample.loss_mask)

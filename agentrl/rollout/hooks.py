@@ -10,10 +10,8 @@ from agentrl.plugins import compat
 
 
 class RolloutHooks:
-    """Every method of this one does nothing; what raises ends the rollout.
-
-    Attributes:
-        alone: setting of a function that needs all trajectories in the coordinator's process; "" if there is none."""
+    """Every method of this one does nothing; what raises ends the rollout. `alone`: setting of a function that needs
+    all trajectories in the coordinator's process; "" if there is none."""
 
     alone = ""
 
@@ -53,10 +51,7 @@ class RolloutHooks:
 
 
 def rollout_hooks(args: Any) -> RolloutHooks:
-    """Those of the run with these settings.
-
-    Raises:
-        PluginError: a function is not found, or cannot be called as it must.
-        SettingsError: the settings contradict each other."""
+    """Those of the run with these settings. Raises PluginError: a function is not found, or cannot be called as it
+    must. SettingsError: the settings contradict each other."""
     found = compat()
     return RolloutHooks() if found is None else found.rollout_hooks(args)

@@ -30,8 +30,8 @@ class Grader:
     """Grades samples that have no reward yet: the custom reward function, else the built-in `rm_type`.
 
     Attributes:
-        function: a custom reward function; it takes the place of `Environment.reward`. runner: runs built-in graders,
-            also for `async_rm` in user code; by default the event loop's own."""
+        function: a custom reward function; it takes the place of `Environment.reward`.
+        runner: runs built-in graders, also for `async_rm` in user code; by default the event loop's own."""
 
     settings: RolloutSettings
     args: Any
@@ -45,13 +45,8 @@ class Grader:
         return self.function is not None and self.function.group
 
     async def grade(self, samples: Sequence[Sample], giver: GenerateFunction | None = None) -> None:
-        """Set the reward of every sample that lacks one, and check all of them.
-
-        Args:
-            giver: may have given rewards itself.
-
-        Raises:
-            GraderFailure: the function raised, timed out, or returned something that is not a finite number."""
+        """Set the reward of every sample that lacks one, and check all of them. `giver`: may have given rewards itself.
+        Raises GraderFailure: the function raised, timed out, or returned something that is not a finite number."""
         pending = [sample for sample in samples if sample.reward is None]
         for path in dict.fromkeys(sample.custom_rm_path for sample in pending):
             function = self.function if path is None else RewardFunction.load(path, group=False)
@@ -88,10 +83,8 @@ async def reward_by_row(args: Any, sample: Sample) -> Any:
 
 
 def check_reward(sample: Sample, giver: str) -> None:
-    """A reward is a finite number, or a dict whose numbers are finite; what is none is taken away.
-
-    Raises:
-        GraderFailure: names the giver, where it is known, the value and the sample."""
+    """A reward is a finite number, or a dict whose numbers are finite; what is none is taken away. Raises
+    GraderFailure: names the giver, where it is known, the value and the sample."""
     values = sample.reward.values() if isinstance(sample.reward, dict) else [sample.reward]
     numbers = [v for v in values if isinstance(v, (int, float)) and not isinstance(v, bool)]
     plain = not isinstance(sample.reward, dict)

@@ -25,10 +25,8 @@ class StartupCheck:
 
     @contextmanager
     def playing(self, tally: Tally) -> Iterator[None]:
-        """Watch one group, whose own counts are in `tally`.
-
-        Raises:
-            AgentRLError: it was the last of the first groups, and all of them failed alike."""
+        """Watch one group, whose own counts are in `tally`. Raises AgentRLError: it was the last of the first groups,
+        and all of them failed alike."""
         if not self._places:
             yield
             return
@@ -50,10 +48,8 @@ class StartupCheck:
             self.judge()
 
     def judge(self) -> None:
-        """Take the groups so far for the first ones: there are no more, or enough.
-
-        Raises:
-            AgentRLError: all of them failed alike."""
+        """Take the groups so far for the first ones: there are no more, or enough. Raises AgentRLError: all of them
+        failed alike."""
         causes = set(self._ended)
         if causes in ({_REWARD}, {_PROMPT}):
             raise AgentRLError(f"{causes.pop().format(len(self._ended))}: {self._last}")

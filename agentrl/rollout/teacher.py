@@ -28,11 +28,9 @@ _PIECES = 200
 
 
 async def teach(group: Group, context: RolloutContext, tally: Tally) -> None:
-    """Give every sample of the group the teacher's log-probs of its response, if there is a teacher.
-
-    Raises:
-        EngineFailure: the teacher failed, and the policy says that this ends the run.
-        DropGroup: the policy says anything else."""
+    """Give every sample of the group the teacher's log-probs of its response, if there is a teacher. Raises
+    EngineFailure: the teacher failed, and the policy says that this ends the run. DropGroup: the policy says anything
+    else."""
     if (teacher := context.teacher) is None:
         return
 
@@ -60,11 +58,8 @@ async def teach(group: Group, context: RolloutContext, tally: Tally) -> None:
 
 
 def seen_by_teacher(sample: Sample, context: RolloutContext) -> list[int]:
-    """The sample's ids, with the privileged message after the prompt where the settings ask for it.
-
-    Raises:
-        SampleError: the sample has no such text.
-        SettingsError: its prompt does not end as the chat template ends a prompt."""
+    """The sample's ids, with the privileged message after the prompt where the settings ask for it. Raises SampleError:
+    the sample has no such text. SettingsError: its prompt does not end as the chat template ends a prompt."""
     key, ids = context.settings.opd_privileged_key, list(sample.tokens)
     if key is None:
         return ids
@@ -89,14 +84,9 @@ def seen_by_teacher(sample: Sample, context: RolloutContext) -> list[int]:
 
 
 async def check_teacher(teacher: "EnginePool", tokenizer: Any, longest: int | None) -> None:
-    """Make sure that the teacher's servers are there and read ids as the student's tokenizer writes them.
-
-    Args:
-        longest: what their context must hold, where that is known.
-
-    Raises:
-        EngineFailure: one does not answer, or is no SGLang server.
-        SettingsError: one has another vocabulary, or too small a context."""
+    """Make sure that the teacher's servers are there and read ids as the student's tokenizer writes them. `longest`:
+    what their context must hold, where that is known. Raises EngineFailure: one does not answer, or is no SGLang
+    server. SettingsError: one has another vocabulary, or too small a context."""
     try:
         await teacher.check()
     except EngineFailure as failure:

@@ -90,18 +90,13 @@ class Player(Protocol):
                 return {}"""
 
     async def play(self, lease: Lease, report: Callable[[LeaseProgress], None]) -> Played:
-        """Play a group. Cancelling the call cancels the lease; the last `LeaseProgress` is still reported.
-
-        Raises:
-            WorkerLost: the worker's process died. The coordinator gives the group back.
-            AgentRLError: the run cannot go on."""
+        """Play a group. Cancelling the call cancels the lease; the last `LeaseProgress` is still reported. Raises
+        WorkerLost: the worker's process died. The coordinator gives the group back. AgentRLError: the run cannot go
+        on."""
 
     async def evaluate(self, number: int, group: Group, tally: Tally) -> Group:
-        """Play a group of evaluation set `number`, and return it graded.
-
-        Raises:
-            DropGroup: a failure's policy drops the group.
-            AgentRLError: the run cannot go on."""
+        """Play a group of evaluation set `number`, and return it graded. Raises DropGroup: a failure's policy drops the
+        group. AgentRLError: the run cannot go on."""
 
     async def pause(self) -> None:
         """Stop generating until `resume`. Return when no engine generates. Groups in flight keep their tokens."""

@@ -36,8 +36,9 @@ class Picture(NamedTuple):
     """An image of the batch.
 
     Attributes:
-        hash: equal for equal images. held: the file, the pixels that the sample brought (`multimodal_train_inputs`), or
-            a function that fetches it."""
+        hash: equal for equal images.
+        held: the file, the pixels that the sample brought (`multimodal_train_inputs`), or a function that fetches
+            it."""
 
     hash: str
     held: Image | Pixels | Callable[[], Image | Pixels]
@@ -137,7 +138,8 @@ class TrainBatch:
         `train_metadata` may have weights for the loss: "weight" of the sample, and "turn_weights" (entry k - 1 is turn
         k's). A token's weight is their product; 0 masks it. A sample with `remove_sample` keeps its tokens and reward
         (group statistics use it), but its mask becomes all 0. Its reward and log-probs may be missing. A sample without
-        a `loss_mask` trains on its whole response.
+        a `loss_mask` trains on its whole response. Raises SampleError: a sample is inconsistent, or lacks something
+        that it must have. TrainError: there are no samples.
 
         Args:
             groups: groups of samples; those of one group are compared with each other.
@@ -149,11 +151,7 @@ class TrainBatch:
             truncated: every trained token must have its kept set. The same holds if any sample has kept sets.
             routed: routing is replayed, so each sample must have its routing up to its last trained token.
             rewards: [S], to train on in place of the samples' own rewards.
-            image_tokens: the trained model's image tokens, which mark the images of `multimodal_train_inputs`.
-
-        Raises:
-            SampleError: a sample is inconsistent, or lacks something that it must have.
-            TrainError: there are no samples."""
+            image_tokens: the trained model's image tokens, which mark the images of `multimodal_train_inputs`."""
         samples = [sample for group in groups for sample in group]
         if not samples:
             raise TrainError("a train batch needs at least one sample; all groups were dropped or empty")

@@ -114,10 +114,8 @@ class UnadaptedModel(ModelState):
 
 
 class TrainedModel(ModelState):
-    """A model that learns; `total_steps` as the backend's.
-
-    Attributes:
-        seen: the log-probs [R] of the last step's tokens before the step, 0 where masked, on every rank."""
+    """A model that learns; `total_steps` as the backend's. `seen`: the log-probs [R] of the last step's tokens before
+    the step, 0 where masked, on every rank."""
 
     learns = True
     seen: NDArray[np.float32]

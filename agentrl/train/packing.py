@@ -52,7 +52,8 @@ def make_plan(
     balance: bool = True,
     attention_crossover: int | None = None,
 ) -> PackingPlan:
-    """Spread samples over ranks and pack each rank's samples into microbatches.
+    """Spread samples over ranks and pack each rank's samples into microbatches. Raises TrainError: no samples, or a
+    sample without tokens.
 
     Args:
         lengths: [S] tokens of each sample.
@@ -62,10 +63,7 @@ def make_plan(
         alignment: see `PackingPlan`.
         balance: balance the work over the ranks; if false, the ranks take bundles in turn.
         attention_crossover: the length at which a sample's attention costs as much as everything else. With None,
-            attention costs nothing: work is the number of tokens.
-
-    Raises:
-        TrainError: no samples, or a sample without tokens."""
+            attention costs nothing: work is the number of tokens."""
     if not lengths or min(lengths) < 1:
         raise TrainError(f"packing needs samples with at least one token each, got lengths {list(lengths)[:8]}")
     known = prefixes or SharedPrefixes.none(len(lengths))
@@ -149,10 +147,8 @@ def balanced_partition(sizes: Sequence[int], parts: int, *, equal_size: bool = F
 
     The largest differencing method (Karmarkar and Karp 1982, UCB/CSD 82/113): start with one partial solution per item,
     and keep merging the two with the largest spread, the heaviest part of one with the lightest of the other. With
-    `equal_size` the lists' lengths differ by at most one. Ties are broken deterministically.
-
-    Returns:
-        `parts` lists of item indices, each ascending; lists may be empty."""
+    `equal_size` the lists' lengths differ by at most one. Ties are broken deterministically. Returns `parts` lists of
+    item indices, each ascending; lists may be empty."""
     order = sorted(range(len(sizes)), key=lambda i: (-sizes[i], i))
     per_start = parts if equal_size else 1
     number = count()

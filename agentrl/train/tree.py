@@ -25,8 +25,9 @@ class SharedPrefixes:
     """Sequences in an order in which sequences that begin alike are neighbours.
 
     Attributes:
-        order: [S] numbers of the sequences. shared: [S] tokens that the sequence at this place has in common with the
-            one before it; 0 at the first place, and below `LEAST`."""
+        order: [S] numbers of the sequences.
+        shared: [S] tokens that the sequence at this place has in common with the one before it; 0 at the first place,
+            and below `LEAST`."""
 
     order: tuple[int, ...]
     shared: tuple[int, ...]

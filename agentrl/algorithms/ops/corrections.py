@@ -146,10 +146,8 @@ _SUMS = ("tokens", "abs_diff", "kl", "ratio", "square")
 
 
 def mismatch_sums(view: TokenView, *, engine_is_old: bool) -> dict[str, Tensor]:
-    """Sums over the view's trained tokens, float64, of which `mismatch_metrics` makes metrics.
-
-    Args:
-        engine_is_old: `old_log_probs` are the engine's, so that the trainer's are those of the model itself."""
+    """Sums over the view's trained tokens, float64, of which `mismatch_metrics` makes metrics. `engine_is_old`:
+    `old_log_probs` are the engine's, so that the trainer's are those of the model itself."""
     old = view.log_probs.detach() if engine_is_old else view.old_log_probs
     logs = (old - need(view.rollout_log_probs, "rollout_log_probs", "the mismatch")).double()
     ratio = logs.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp()

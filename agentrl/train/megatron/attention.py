@@ -85,8 +85,8 @@ class MegatronPack(PackedSeqParams):
     """The layers' view of a microbatch with t tokens on this rank, T on all ranks of the context-parallel group.
 
     Attributes:
-        cos, sin: [t, 1, rotated channels / 2], of the angles of the tokens' positions. routing: int16 [tokens that this
-            rank routes, layers, experts a token], see `routing`; None without replay."""
+        cos, sin: [t, 1, rotated channels / 2], of the angles of the tokens' positions.
+        routing: int16 [tokens that this rank routes, layers, experts a token], see `routing`; None without replay."""
 
     mb: MicrobatchTensors
     cos: Tensor

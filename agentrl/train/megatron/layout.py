@@ -25,10 +25,8 @@ def alike(settings: TrainSettings, taker: Callable[..., Any]) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """The cut of a kind of parameters on a pipeline stage: over `size` ranks, of which this is `rank`.
-
-    Attributes:
-        first: whether this rank is of the first replica."""
+    """The cut of a kind of parameters on a pipeline stage: over `size` ranks, of which this is `rank`. `first`: whether
+    this rank is of the first replica."""
 
     size: int
     rank: int
