@@ -78,20 +78,17 @@ AdvantageInputs = WeightInputs = SampleView
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """Advantages [N] of a rollout's N response tokens, float32, as the loss reads them.
-
-    Attributes:
-        returns: [N] float32, what a critic is to predict: the advantages before whitening plus the old values; None
-            without a critic.
-        metrics: `advantages/mean`, `std` (biased), `max` and `min` over trained tokens, where there are any;
-            `opd_reverse_kl`, the mean log-ratio of student and teacher; `critic/explained_variance`, see `ops.returns`;
-            with `entropy_target` `sampled_entropy`.
-        chosen: [N], 1 at the tokens of `entropy_control`, see `ops.entropy`; None without it."""
+    """Advantages [N] of a rollout's N response tokens, float32, as the loss reads them."""
 
     advantages: Tensor
     returns: Tensor | None
+    """[N] float32, what a critic is to predict: the advantages before whitening plus the old values; None without a
+    critic."""
     metrics: Mapping[str, float]
-    chosen: Tensor | None = None
+    """`advantages/mean`, `std` (biased), `max` and `min` over trained tokens, where there are any; `opd_reverse_kl`,
+    the mean log-ratio of student and teacher; `critic/explained_variance`, see `ops.returns`; with `entropy_target`
+    `sampled_entropy`."""
+    chosen: Tensor | None = None  # [N], 1 at the tokens of `entropy_control`, see `ops.entropy`; None without it
 
 
 @dataclass(frozen=True, slots=True)

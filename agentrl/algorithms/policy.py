@@ -19,8 +19,6 @@ CORRECTIONS = frozenset(
     | {"use_rs", "rs_level", "rs_lower_bound", "rs_upper_bound", "rs_veto_threshold", "use_opsm", "opsm_delta"}
 )
 """The settings of `ops.corrections`."""
-
-
 ENTROPY_CONTROL = frozenset(
     {"entropy_control", "covariance_ratio", "covariance_low", "covariance_high", "covariance_kl_coef"}
 )

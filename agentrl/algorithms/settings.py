@@ -34,7 +34,6 @@ class AlgorithmSettings(AlgorithmFields):
         return self
 
     def _problems(self) -> Iterator[str]:
-        """Yield mistakes that do not depend on the algorithm."""
         own_loss = self.custom_loss_function_path
         if (self.loss_type == "custom_loss") != bool(own_loss):
             yield "loss_type custom_loss and custom_loss_function_path go together; set both or none"

@@ -24,7 +24,6 @@ from agentrl.modelfolder import read_json
 from agentrl.sample import Message
 
 HistoryPolicy = Literal["keep", "split", "fail"]
-
 _PROMPTS = 32
 """Prompts whose ids are kept: a group's trajectories begin one after the other."""
 

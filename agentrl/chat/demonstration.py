@@ -14,7 +14,6 @@ from agentrl.sample import Message, Sample
 
 Turns = Literal["all", "last"]
 """The assistant's turns that are learned."""
-
 _MARKS = ("loss", "train", "weight", "step_loss_mask")
 """Names under which data sets say whether a message is learned: ours, axolotl's, OpenAI's, slime's."""
 

@@ -14,10 +14,8 @@ from agentrl.sample import Message
 
 ToolSchema = dict[str, Any]
 """A tool as OpenAI writes it: `{"type": "function", "function": {"name", "description", "parameters"}}`."""
-
 REASONING_KEYS = ("reasoning_content", "reasoning", "thinking")
 """Names under which peers keep a message's reasoning, in order of preference."""
-
 _JSON_TYPES = {"dict": "object", "list": "array", "tuple": "array", "str": "string", "none": "null"}
 _JSON_TYPES |= {"float": "number", "int": "integer", "bool": "boolean"}
 _MOST_NESTED = 100
@@ -41,20 +39,13 @@ class ToolCall:
 
 @dataclass(frozen=True, slots=True)
 class ParsedTurn:
-    """One model turn, parsed.
+    """One model turn, parsed."""
 
-    Attributes:
-        content: the text for the user, without reasoning and calls, edge whitespace removed.
-        reasoning: the reasoning, or None where the turn has none.
-        tool_calls: the calls that are complete and well formed, in order.
-        broken: the raw text of each call that is not; nothing is guessed from them.
-        reasoning_open: the turn ended inside its reasoning."""
-
-    content: str
-    reasoning: str | None = None
-    tool_calls: tuple[ToolCall, ...] = ()
-    broken: tuple[str, ...] = ()
-    reasoning_open: bool = False
+    content: str  # the text for the user, without reasoning and calls, edge whitespace removed
+    reasoning: str | None = None  # the reasoning, or None where the turn has none
+    tool_calls: tuple[ToolCall, ...] = ()  # the calls that are complete and well formed, in order
+    broken: tuple[str, ...] = ()  # the raw text of each call that is not; nothing is guessed from them
+    reasoning_open: bool = False  # the turn ended inside its reasoning
 
     def to_message(self) -> Message:
         message: Message = {"role": "assistant", "content": self.content}

@@ -29,7 +29,6 @@ HISTORY_KWARGS: Mapping[str, bool] = {
     "drop_thinking": False,
 }
 """Arguments, and the values of them, by which templates keep reasoning in history."""
-
 _PARAMETERS = {"type": "object", "properties": {"a": {"type": "string", "description": "A value."}}, "required": ["a"]}
 TOOL = {"type": "function", "function": {"name": "zqtool", "description": "A tool.", "parameters": _PARAMETERS}}
 

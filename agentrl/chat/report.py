@@ -61,26 +61,18 @@ class Boundary:
 
 @dataclass(frozen=True, slots=True)
 class TemplateReport:
-    """The probe's findings.
+    """The probe's findings."""
 
-    Attributes:
-        can: what the template shows.
-        generation_prompt: what comes after the last message, before the model writes.
-        opens_reasoning: the generation prompt ends inside reasoning.
-        stops: the tokens that end generation, as text.
-        closers: those of them that close a turn in the template's history; a stop that opens the next turn is none.
-        history_kwargs: template arguments that were chosen because they keep history as the model wrote it.
-        uses_date: the prompt depends on today's date.
-        boundaries: the probed turn boundaries."""
-
-    can: Capabilities
-    generation_prompt: str
-    opens_reasoning: bool
-    stops: tuple[str, ...]
+    can: Capabilities  # what the template shows
+    generation_prompt: str  # what comes after the last message, before the model writes
+    opens_reasoning: bool  # the generation prompt ends inside reasoning
+    stops: tuple[str, ...]  # the tokens that end generation, as text
     closers: tuple[str, ...]
+    """Those of them that close a turn in the template's history; a stop that opens the next turn is none."""
     history_kwargs: Mapping[str, Any]
-    uses_date: bool
-    boundaries: tuple[Boundary, ...]
+    """Template arguments that were chosen because they keep history as the model wrote it."""
+    uses_date: bool  # the prompt depends on today's date
+    boundaries: tuple[Boundary, ...]  # the probed turn boundaries
 
     def predict(self, next_role: str, thoughts: Iterable[Thought] = Thought, *, beside: bool = True) -> Verdict:
         """The worst verdict for a boundary before `next_role` ("tool", else a user).

@@ -19,20 +19,17 @@ from agentrl.sample import Message
 
 @dataclass(frozen=True, slots=True)
 class Delta:
-    """The ids that follow a model turn.
-
-    Attributes:
-        close: ids that end the turn if the model did not end it (loss mask 0, `Origin.CLOSE`).
-        env: ids of the new messages and the next generation prompt (loss mask 0, `Origin.ENV`).
-        new: the new messages, in the normal form.
-        verdict: difference between these ids and the template's full rendering of the conversation.
-        restart: under policy `split`, the full prompt ids of a new sample; `close` and `env` are then empty."""
+    """The ids that follow a model turn."""
 
     close: list[int] = field(default_factory=list)
+    """Ids that end the turn if the model did not end it (loss mask 0, `Origin.CLOSE`)."""
     env: list[int] = field(default_factory=list)
-    new: list[Message] = field(default_factory=list)
+    """Ids of the new messages and the next generation prompt (loss mask 0, `Origin.ENV`)."""
+    new: list[Message] = field(default_factory=list)  # the new messages, in the normal form
     verdict: Verdict = Verdict.EXACT
+    """Difference between these ids and the template's full rendering of the conversation."""
     restart: list[int] | None = None
+    """Under policy `split`, the full prompt ids of a new sample; `close` and `env` are then empty."""
 
 
 @dataclass(slots=True)

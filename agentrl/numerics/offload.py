@@ -64,7 +64,6 @@ _C = ctypes.CDLL(None, use_errno=True)
 
 
 def _storages(tensors: Iterable[Tensor]) -> dict[int, Any]:
-    """By address, each once."""
     found = (tensor.untyped_storage() for tensor in tensors)
     return {storage.data_ptr(): storage for storage in found if storage.nbytes()}
 

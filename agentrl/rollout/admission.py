@@ -25,44 +25,27 @@ WINDOW = 8
 
 @dataclass(slots=True)
 class Admission:
-    """State machine that keeps as many groups in flight as batches, staleness and places allow.
+    """State machine that keeps as many groups in flight as batches, staleness and places allow."""
 
-    Attributes:
-        batch: number of groups of a training step.
-        surplus: number of groups in flight beyond the need of the batches; as many may become too stale.
-        staleness: number of rollouts that a group may be stale when it is trained.
-        places: maximum number of trajectories in flight.
-        size: number of trajectories of a group.
-        steps: number of batches of the whole run; no group starts for later batches.
-        between: true if groups also start and continue between batches; never with staleness 0.
-        ageless: true if no group is ever too stale, because stale tokens are masked.
-        step: number of the batch that is filled now or next.
-        version: version of the engines' weights.
-        kept: version -> number of finished groups that wait for a batch.
-        playing: version -> number of groups in flight.
-        busy: number of trajectories in flight.
-        dropped_in_row: number of groups that were dropped since the last kept group.
-        held: number of groups whose start is delayed although staleness allows it.
-        spare: for each batch since `held` changed, the finished groups that the batch left beyond a quarter of a batch;
-            may be negative."""
-
-    batch: int
-    surplus: int = 0
-    staleness: int = 0
-    places: int = 1024
-    size: int = 1
-    steps: int | None = None
-    between: bool = False
-    ageless: bool = False
-    step: int = 0
-    version: int = 0
+    batch: int  # number of groups of a training step
+    surplus: int = 0  # number of groups in flight beyond the need of the batches; as many may become too stale
+    staleness: int = 0  # number of rollouts that a group may be stale when it is trained
+    places: int = 1024  # maximum number of trajectories in flight
+    size: int = 1  # number of trajectories of a group
+    steps: int | None = None  # number of batches of the whole run; no group starts for later batches
+    between: bool = False  # true if groups also start and continue between batches; never with staleness 0
+    ageless: bool = False  # true if no group is ever too stale, because stale tokens are masked
+    step: int = 0  # number of the batch that is filled now or next
+    version: int = 0  # version of the engines' weights
     open: bool = False
-    kept: Counter[int] = field(default_factory=Counter)
-    playing: Counter[int] = field(default_factory=Counter)
-    busy: int = 0
-    dropped_in_row: int = 0
-    held: int = field(init=False, default=0)
+    kept: Counter[int] = field(default_factory=Counter)  # version -> number of finished groups that wait for a batch
+    playing: Counter[int] = field(default_factory=Counter)  # version -> number of groups in flight
+    busy: int = 0  # number of trajectories in flight
+    dropped_in_row: int = 0  # number of groups that were dropped since the last kept group
+    held: int = field(init=False, default=0)  # number of groups whose start is delayed although staleness allows it
     spare: list[int] = field(init=False, default_factory=list)
+    """For each batch since `held` changed, the finished groups that the batch left beyond a quarter of a batch; may be
+    negative."""
 
     def __post_init__(self) -> None:
         self.held = self._most_held

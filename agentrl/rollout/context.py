@@ -85,30 +85,21 @@ class EngineGroup:
 
 @dataclass(frozen=True, slots=True)
 class RolloutContext:
-    """Everything that generating needs; immutable and shared by all trajectories of a process.
-
-    Attributes:
-        args: the run's settings as users see them, read-only and flat, under slime's names.
-        context_length: most tokens of a whole trajectory, prompt included.
-        gateway: the address of agent programs; None if none plays.
-        teacher: asked for its log-probs of what is kept for training.
-        evaluating: whether what is played now is evaluated, and not trained on.
-        tallies: where the tokens that engines sample are counted: of this attempt, and of its group.
-        hooks: told what happens.
-        engine_groups: those of `--engine-groups`."""
+    """Everything that generating needs; immutable and shared by all trajectories of a process."""
 
     settings: RolloutSettings
-    args: Any
+    args: Any  # the run's settings as users see them, read-only and flat, under slime's names
     chat: "Chat"
     client: Generator
-    context_length: int
+    context_length: int  # most tokens of a whole trajectory, prompt included
     environments: "Environments | None" = None
-    teacher: Scorer | None = None
-    gateway: "Gateway | None" = None
-    evaluating: bool = False
+    teacher: Scorer | None = None  # asked for its log-probs of what is kept for training
+    gateway: "Gateway | None" = None  # the address of agent programs; None if none plays
+    evaluating: bool = False  # whether what is played now is evaluated, and not trained on
     tallies: tuple[Tally, ...] = ()
-    hooks: RolloutHooks = field(default_factory=RolloutHooks)
-    engine_groups: Mapping[str, EngineGroup] = field(default_factory=dict)
+    """Counts of the tokens that engines sample: of this attempt, and of its group."""
+    hooks: RolloutHooks = field(default_factory=RolloutHooks)  # told what happens
+    engine_groups: Mapping[str, EngineGroup] = field(default_factory=dict)  # those of `--engine-groups`
 
     def engine_group(self, name: str) -> EngineGroup:
         """Return the engines of this name. Raises SettingsError: there are none."""

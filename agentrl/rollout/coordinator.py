@@ -32,16 +32,12 @@ from agentrl.rollout.worker import Lease, LeaseProgress, Played, Player, WorkerL
 
 T = TypeVar("T")
 Args = TypeVarTuple("Args")
-
 STALE = "too old"
 """The ledger's reason for a group that was dropped or is generated again because of its age."""
-
 BROKEN_OFF = "broken off"
 """The ledger's reason for a group that was in flight when the run stopped or failed."""
-
 _AT_ONCE = 64
 """Maximum number of results that are recorded at once."""
-
 LOST = "worker lost"
 """The ledger's reason for a group whose worker died."""
 
@@ -302,7 +298,6 @@ class RolloutCoordinator:
         self._notify()
 
     def _notify(self) -> None:
-        """Wake all tasks that wait for a change."""
         self._changed.set()
         self._changed = anyio.Event()
 

@@ -16,32 +16,23 @@ from agentrl.rollout.stats import SUMMARY, RolloutStats, Tally, by_environment, 
 
 @dataclass(frozen=True, slots=True)
 class EvalResult:
-    """One data set's evaluation.
-
-    Attributes:
-        metrics: mean reward, pass@k, lengths, truncation, tool use, all of whole trajectories; names without the data
-            set's.
-        groups: the graded samples, one group a prompt."""
+    """One data set's evaluation."""
 
     name: str
     metrics: dict[str, float]
-    groups: list[Group] = field(default_factory=list)
+    """Mean reward, pass@k, lengths, truncation, tool use, all of whole trajectories; names without the data set's."""
+    groups: list[Group] = field(default_factory=list)  # the graded samples, one group a prompt
 
 
 @dataclass(frozen=True, slots=True)
 class Evaluated:
-    """An evaluation set as its metrics see it.
+    """An evaluation set as its metrics see it."""
 
-    Attributes:
-        name: the set's name, for the metrics.
-        settings: the settings that it is played with.
-        environments: names of its environments.
-        startup_check: watches the first groups of all evaluations of the set."""
-
-    name: str
-    settings: RolloutSettings
-    environments: Sequence[str] = ()
+    name: str  # the set's name, for the metrics
+    settings: RolloutSettings  # the settings that it is played with
+    environments: Sequence[str] = ()  # names of its environments
     startup_check: StartupCheck = field(default_factory=StartupCheck)
+    """Watches the first groups of all evaluations of the set."""
 
 
 async def evaluate(

@@ -31,8 +31,6 @@ from agentrl.tools.threads import run_in_daemon_thread
 
 Generated = list[list[Sample]]
 """For each input sample the samples that its trajectory produced, at least one."""
-
-
 _OWNERS: dict[type, Any] = {}
 """The one object of each class that was given as a generate function: several evaluation sets may name it."""
 

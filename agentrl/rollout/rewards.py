@@ -27,16 +27,13 @@ _THREADS = 32
 
 @dataclass(frozen=True, slots=True)
 class Grader:
-    """Grades samples that have no reward yet: the custom reward function, else the built-in `rm_type`.
-
-    Attributes:
-        function: a custom reward function; it takes the place of `Environment.reward`.
-        runner: runs built-in graders, also for `async_rm` in user code; by default the event loop's own."""
+    """Grades samples that have no reward yet: the custom reward function, else the built-in `rm_type`."""
 
     settings: RolloutSettings
     args: Any
-    function: RewardFunction | None = None
+    function: RewardFunction | None = None  # a custom reward function; it takes the place of `Environment.reward`
     runner: GraderRunner | None = None
+    """Runs built-in graders, also for `async_rm` in user code; by default the event loop's own."""
     _threads: anyio.Semaphore = field(default_factory=lambda: anyio.Semaphore(_THREADS), repr=False, compare=False)
 
     @property

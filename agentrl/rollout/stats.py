@@ -14,21 +14,16 @@ from agentrl.sample import Sample, Status
 
 SUMMARY = ("reward", "response_length", "truncated", "failed", "tool_calls", "used_tool")
 """The numbers of a trajectory that tell most."""
-
 Row = Mapping[str, float]
 """One trajectory as numbers, by name."""
 
 
 @dataclass(frozen=True, slots=True)
 class Tokens:
-    """Counts of tokens by their fate; a value that is added up.
+    """Counts of tokens by their fate; a value that is added up."""
 
-    Attributes:
-        generated: tokens that engines sampled.
-        lost: those of them that will never be trained on, by reason."""
-
-    generated: int = 0
-    lost: Counter[str] = field(default_factory=Counter)
+    generated: int = 0  # tokens that engines sampled
+    lost: Counter[str] = field(default_factory=Counter)  # those of them that will never be trained on, by reason
 
     @property
     def left(self) -> int:
@@ -50,41 +45,27 @@ class Tokens:
 
 @dataclass(frozen=True, slots=True)
 class TokenBalance:
-    """Tokens since this process began: generated = trained + waiting + lost, each counted where it happens.
+    """Tokens since this process began: generated = trained + waiting + lost, each counted where it happens."""
 
-    Attributes:
-        generated: tokens that engines sampled, and tokens of groups that waited when the process began.
-        trained: tokens that were handed to the trainer.
-        waiting: tokens of groups in flight as last reported, and of groups that wait for a batch.
-        lost: tokens that will never be trained on, by reason."""
-
-    generated: int = 0
-    trained: int = 0
-    waiting: int = 0
-    lost: Mapping[str, int] = field(default_factory=dict)
+    generated: int = 0  # tokens that engines sampled, and tokens of groups that waited when the process began
+    trained: int = 0  # tokens that were handed to the trainer
+    waiting: int = 0  # tokens of groups in flight as last reported, and of groups that wait for a batch
+    lost: Mapping[str, int] = field(default_factory=dict)  # tokens that will never be trained on, by reason
 
 
 @dataclass(frozen=True, slots=True)
 class RolloutStats:
-    """Counts of one group, one rollout or one evaluation; a value that is added up.
+    """Counts of one group, one rollout or one evaluation; a value that is added up."""
 
-    Attributes:
-        offered: every trajectory that ended.
-        graded: trajectories that got a reward, also in groups that were dropped.
-        failures: by `<blame>/<kind>`.
-        dropped: groups by reason.
-        seconds: duration of the rollout. A sum has none.
-        account: where all tokens so far went. A sum has none."""
-
-    offered: tuple[Row, ...] = ()
-    graded: int = 0
-    failures: Counter[str] = field(default_factory=Counter)
+    offered: tuple[Row, ...] = ()  # every trajectory that ended
+    graded: int = 0  # trajectories that got a reward, also in groups that were dropped
+    failures: Counter[str] = field(default_factory=Counter)  # by `<blame>/<kind>`
     last_failure: str = ""
     retries: int = 0
-    dropped: Counter[str] = field(default_factory=Counter)
+    dropped: Counter[str] = field(default_factory=Counter)  # groups by reason
     tokens: Tokens = field(default_factory=Tokens)
-    seconds: float = 0.0
-    account: TokenBalance = field(default_factory=TokenBalance)
+    seconds: float = 0.0  # duration of the rollout. A sum has none
+    account: TokenBalance = field(default_factory=TokenBalance)  # where all tokens so far went. A sum has none
 
     def __add__(self, other: "RolloutStats") -> "RolloutStats":
         return RolloutStats(

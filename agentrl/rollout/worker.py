@@ -30,18 +30,12 @@ class WorkerLost(AgentRLError):
 
 @dataclass(frozen=True, slots=True)
 class Lease:
-    """A group to play.
+    """A group to play."""
 
-    Attributes:
-        number: the lease's number. A group that is leased again gets a new number.
-        group_id: the ledger's number of the group.
-        version: weight version under which the group was leased.
-        group: its pending samples."""
-
-    number: int
-    group_id: int
-    version: int
-    group: Group
+    number: int  # the lease's number. A group that is leased again gets a new number
+    group_id: int  # the ledger's number of the group
+    version: int  # weight version under which the group was leased
+    group: Group  # its pending samples
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,20 +49,14 @@ class LeaseProgress:
 
 @dataclass(frozen=True, slots=True)
 class Played:
-    """The result of a lease.
+    """The result of a lease."""
 
-    Attributes:
-        lease: the lease's number. The coordinator discards the result of an old lease.
-        verdict: kept, or dropped with a reason.
-        group: the finished samples. Empty if a failure ended the group, or another process played it and it is kept.
-        data: the group as the ledger stores it, encoded once; empty if the group cannot be kept.
-        trained: tokens with mask 1."""
-
-    lease: int
-    verdict: FilterOutput
+    lease: int  # the lease's number. The coordinator discards the result of an old lease
+    verdict: FilterOutput  # kept, or dropped with a reason
     group: Group = field(default_factory=list)
-    data: bytes = b""
-    trained: int = 0
+    """The finished samples. Empty if a failure ended the group, or another process played it and it is kept."""
+    data: bytes = b""  # the group as the ledger stores it, encoded once; empty if the group cannot be kept
+    trained: int = 0  # tokens with mask 1
 
 
 class Player(Protocol):

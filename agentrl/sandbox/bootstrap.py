@@ -5,7 +5,6 @@ from pathlib import Path
 PACKAGE = "agentrl.sandbox.inside"
 ORDER = ("frames", "kernel", "syscalls", "filters", "jail", "runner", "child", "jailer", "zygote")
 """Each module imports earlier ones only."""
-
 SCRIPT = f"""
 import json, os, socket, sys, types
 control, lifeline, source = socket.socket(fileno=int(sys.argv[1])), int(sys.argv[2]), int(sys.argv[3])

@@ -19,7 +19,6 @@ from agentrl.sandbox.process import NeverBegun, Process, check_confined, encode_
 
 _LOST = "the session was restarted after: {}; earlier variables are gone"
 _DEFAULT_LIMITS = SandboxLimits()
-
 BackendChoice = Literal["auto", "bubblewrap", "landlock", "unsafe_subprocess"]
 
 

@@ -161,7 +161,7 @@ def _kill(processes: list[int]) -> None:
 
 
 def _first_process(info: int) -> int:
-    """Return the first process of bubblewrap's namespace; 0 if bubblewrap has failed. The kernel kills it first."""
+    """Return the first process of bubblewrap's namespace, which the kernel shall kill first; 0 if bubblewrap has failed."""
     with open(info, "rb", closefd=False) as file:
         said = file.read()
     pid = int(json.loads(said)["child-pid"]) if said else 0

@@ -23,18 +23,12 @@ _SYSTEM_LIBRARIES = ("/lib", "/lib64", "/lib32", "/usr/lib", "/usr/lib64", "/etc
 
 @dataclass(frozen=True, slots=True)
 class Interpreter:
-    """A Python for the sandbox.
+    """A Python for the sandbox."""
 
-    Attributes:
-        executable: the interpreter, symbolic links resolved.
-        readable: files and folders that it needs: its standard library, shared libraries, packages.
-        site: folders with packages, for `sys.path`.
-        note: why it is not the caller's own, or ""."""
-
-    executable: str
-    readable: tuple[str, ...]
-    site: tuple[str, ...]
-    note: str = ""
+    executable: str  # the interpreter, symbolic links resolved
+    readable: tuple[str, ...]  # files and folders that it needs: its standard library, shared libraries, packages
+    site: tuple[str, ...]  # folders with packages, for `sys.path`
+    note: str = ""  # why it is not the caller's own, or ""
 
 
 def find_interpreter(*, by_others: bool) -> Interpreter:
@@ -69,7 +63,6 @@ def find_interpreter(*, by_others: bool) -> Interpreter:
 
 
 def _packages() -> list[str]:
-    """The environment's package folders, in the order of sys.path."""
     known = [sysconfig.get_path("purelib"), sysconfig.get_path("platlib")]
     named = [path for path in sys.path if Path(path).name in ("site-packages", "dist-packages")]
     return [path for path in dict.fromkeys([*known, *named]) if os.path.isdir(path)]

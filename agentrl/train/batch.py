@@ -33,15 +33,11 @@ Pixels = Mapping[str, NDArray[Any]]
 
 
 class Picture(NamedTuple):
-    """An image of the batch.
+    """An image of the batch."""
 
-    Attributes:
-        hash: equal for equal images.
-        held: the file, the pixels that the sample brought (`multimodal_train_inputs`), or a function that fetches
-            it."""
-
-    hash: str
+    hash: str  # equal for equal images
     held: Image | Pixels | Callable[[], Image | Pixels]
+    """The file, the pixels that the sample brought (`multimodal_train_inputs`), or a function that fetches it."""
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False, kw_only=True)

@@ -22,14 +22,10 @@ FAR = -1e4
 
 @dataclass(frozen=True, slots=True)
 class SamplingSupport:
-    """The tokens that rows were sampled from: row i from `ids[offsets[i]:offsets[i + 1]]`, or all if that is empty.
+    """The tokens that rows were sampled from: row i from `ids[offsets[i]:offsets[i + 1]]`, or all if that is empty."""
 
-    Attributes:
-        ids: int64 [K], token ids of the whole vocabulary, on the logits' device.
-        offsets: int64 [n + 1], on the CPU."""
-
-    ids: Tensor
-    offsets: Tensor
+    ids: Tensor  # int64 [K], token ids of the whole vocabulary, on the logits' device
+    offsets: Tensor  # int64 [n + 1], on the CPU
 
     def banned(self, rows: slice, start: int, width: int) -> Tensor:
         """bool [rows, width]: which of the columns from `start` on are outside of their row's set."""

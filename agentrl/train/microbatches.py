@@ -32,44 +32,32 @@ OutputPositions = Literal["trained", "response"]
 
 @dataclass(frozen=True, slots=True)
 class MicrobatchTensors:
-    """One microbatch of one rank with t tokens and n outputs.
+    """One microbatch of one rank with t tokens and n outputs."""
 
-    Attributes:
-        tokens, positions: int64 [1, t].
-        parts: attention blocks: this rank's queries, and keys of all ranks in the tree's order; see `kernels`.
-        order: int64 [T], places of these keys among the keys of all context-parallel ranks; None on one rank.
-        rows, targets, response_index: int64 [n], places of the outputs among the t tokens, token ids that follow there,
-            and their indices in flat response arrays [R].
-        computed: tokens that go through the layers on all context-parallel ranks, padding not counted.
-        samples: the numbers in the batch of the microbatch's samples.
-        routing: int16 [t, layers x experts a token], -1 where not known; None if the batch has none.
-        seen: the inputs of a model that sees images; None if no rank's microbatch has an image."""
-
-    tokens: Tensor
+    tokens: Tensor  # and positions: int64 [1, t]
     positions: Tensor
     parts: tuple[AttentionBlocks, ...]
+    """Attention blocks: this rank's queries, and keys of all ranks in the tree's order; see `kernels`."""
     order: Tensor | None
+    """int64 [T], places of these keys among the keys of all context-parallel ranks; None on one rank."""
     rows: Tensor
+    """int64 [n], places of the outputs among the t tokens; `targets` are the token ids that follow there,
+    `response_index` their indices in flat response arrays [R]."""
     targets: Tensor
     response_index: Tensor
-    computed: int
-    samples: tuple[int, ...]
-    routing: Tensor | None
-    seen: SeenImages | None = None
+    computed: int  # tokens that go through the layers on all context-parallel ranks, padding not counted
+    samples: tuple[int, ...]  # the numbers in the batch of the microbatch's samples
+    routing: Tensor | None  # int16 [t, layers x experts a token], -1 where not known; None if the batch has none
+    seen: SeenImages | None = None  # the inputs of a model that sees images; None if no rank's microbatch has an image
 
 
 @dataclass(frozen=True, slots=True)
 class SeenImages:
-    """The images of a microbatch, each once.
+    """The images of a microbatch, each once."""
 
-    Attributes:
-        pixels: what the model's `get_image_features` takes.
-        rows: int64 [t], the token's row among the features of all images; -1 for all other tokens.
-        positions: int64 [3, 1, t], the model's positions in time, height and width."""
-
-    pixels: Mapping[str, Tensor]
-    rows: Tensor
-    positions: Tensor
+    pixels: Mapping[str, Tensor]  # what the model's `get_image_features` takes
+    rows: Tensor  # int64 [t], the token's row among the features of all images; -1 for all other tokens
+    positions: Tensor  # int64 [3, 1, t], the model's positions in time, height and width
 
 
 def inputs_of(batch: TrainBatch) -> list[NDArray[np.int32]]:

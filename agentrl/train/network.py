@@ -26,15 +26,11 @@ from agentrl.train.settings import PATTERNS, TrainSettings
 
 @dataclass(frozen=True, slots=True)
 class CostShape:
-    """Of a model's sizes what planning and measuring need.
-
-    Attributes:
-        matrices: matrix weights that a token is multiplied with; in a mixture, those of the experts that it goes to.
-        channels: of keys and of values, over all heads and layers."""
+    """Of a model's sizes what planning and measuring need."""
 
     vocab: int
-    matrices: int
-    channels: int
+    matrices: int  # matrix weights that a token is multiplied with; in a mixture, those of the experts that it goes to
+    channels: int  # of keys and of values, over all heads and layers
 
 
 def attention_crossover(shape: CostShape) -> int:
@@ -51,18 +47,14 @@ def forward_flops(shape: CostShape, lengths: NDArray[np.int64]) -> float:
 class Network(ABC):
     """This rank's part of the model that lies in `folder`, with its weights; a part that `learns` has gradients.
 
-    With `values` it ends in one value a token in place of the vocabulary.
+    With `values` it ends in one value a token in place of the vocabulary."""
 
-    Attributes:
-        model: as hooks get it.
-        sizes: plain values by name, by which a model is told from another.
-        reach: the longest sequence for which the trainer computes the model right, and the reason, or None."""
-
-    model: Any
+    model: Any  # as hooks get it
     forward_backward: ForwardBackward
     shape: CostShape
-    sizes: Mapping[str, Any]
+    sizes: Mapping[str, Any]  # plain values by name, by which a model is told from another
     reach: tuple[int, str] | None
+    """The longest sequence for which the trainer computes the model right, and the reason, or None."""
 
     @abstractmethod
     def __init__(self, folder: HFFolder, place: ModelContext, *, values: bool, learns: bool) -> None: ...

@@ -29,19 +29,15 @@ _SAME = {f.name for f in fields(SampleView)} & {f.name for f in fields(TrainBatc
 
 @dataclass(frozen=True, slots=True)
 class StepInputs:
-    """Inputs of the loss of one optimizer step: the samples of `batch`, and arrays on the device for R response tokens.
-
-    Attributes:
-        weights: float32 [R], each token's weight in the loss.
-        total_weight: sum of `weights`, or 1 if the sum is 0. Statistics are weighted sums divided by it.
-        per_token: field of `TokenView` -> its values [R]; with a critic also `returns`, the targets of its values."""
+    """Inputs of the loss of one optimizer step: the samples of `batch`, and arrays on the device for R response tokens."""
 
     batch: TrainBatch
     algorithm: Algorithm
     ranks: Ranks
-    weights: Tensor
-    total_weight: float
+    weights: Tensor  # float32 [R], each token's weight in the loss
+    total_weight: float  # sum of `weights`, or 1 if the sum is 0. Statistics are weighted sums divided by it
     per_token: Mapping[str, Tensor]
+    """Field of `TokenView` -> its values [R]; with a critic also `returns`, the targets of its values."""
 
     def view(self, response_index: Tensor, log_probs: Tensor, entropy: Tensor, amend: Any = None) -> TokenView:
         """Return the tokens at `response_index` int64 [N] with the model's `log_probs` and `entropy` [N]; for `amend` see

@@ -20,20 +20,13 @@ Bundle = list[int]
 
 @dataclass(frozen=True, slots=True)
 class PackingPlan:
-    """The assignment of samples to ranks and microbatches.
+    """The assignment of samples to ranks and microbatches."""
 
-    Attributes:
-        ranks: `ranks[r][m]` is microbatch m of data-parallel rank r.
-        alignment: every node of a microbatch's tree is padded to a multiple of this.
-        shares: true if common prefixes are computed once.
-        tokens: number of tokens of all samples.
-        distinct: number of tokens if all samples were in one tree, with every common prefix once."""
-
-    ranks: tuple[tuple[Microbatch, ...], ...]
-    alignment: int = 1
-    shares: bool = False
-    tokens: int = 0
-    distinct: int = 0
+    ranks: tuple[tuple[Microbatch, ...], ...]  # `ranks[r][m]` is microbatch m of data-parallel rank r
+    alignment: int = 1  # every node of a microbatch's tree is padded to a multiple of this
+    shares: bool = False  # true if common prefixes are computed once
+    tokens: int = 0  # number of tokens of all samples
+    distinct: int = 0  # number of tokens if all samples were in one tree, with every common prefix once
 
     @property
     def num_microbatches(self) -> int:

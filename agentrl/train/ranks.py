@@ -21,12 +21,7 @@ from agentrl.train.settings import TrainSettings
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ranks:
-    """Sizes of data and context parallelism and this process's place in each; a backend adds its own kinds.
-
-    Attributes:
-        dp_cp_group: the processes that have different tokens of a batch.
-        owns_default_group: whether `started` started torch.distributed.
-        before: the groups that there were before this backend's."""
+    """Sizes of data and context parallelism and this process's place in each; a backend adds its own kinds."""
 
     rank: int
     world: int
@@ -34,10 +29,10 @@ class Ranks:
     dp_rank: int
     cp: int = 1
     cp_rank: int = 0
-    dp_cp_group: dist.ProcessGroup
+    dp_cp_group: dist.ProcessGroup  # the processes that have different tokens of a batch
     cp_group: dist.ProcessGroup
-    owns_default_group: bool
-    before: frozenset[dist.ProcessGroup]
+    owns_default_group: bool  # whether `started` started torch.distributed
+    before: frozenset[dist.ProcessGroup]  # the groups that there were before this backend's
 
     def leave(self) -> None:
         """Destroy the groups made since `started`, and torch.distributed's default one if that was."""

@@ -38,20 +38,13 @@ class Background:
 
 @dataclass(frozen=True, slots=True)
 class Saving:
-    """One model's checkpoint under way.
+    """One model's checkpoint under way."""
 
-    Attributes:
-        path: the checkpoint's folder.
-        partial: the folder that is written into.
-        folder: renames `partial` to `path` when it closes.
-        files: what is left to do: to write the files, or to wait for the thread that does.
-        critic: the critic's checkpoint: under way, or a folder for rank 0 to move into this one."""
-
-    path: Path
-    partial: Path
-    folder: ExitStack
-    files: WriteFiles | Future[Any]
-    critic: "Saving | Path | None"
+    path: Path  # the checkpoint's folder
+    partial: Path  # the folder that is written into
+    folder: ExitStack  # renames `partial` to `path` when it closes
+    files: WriteFiles | Future[Any]  # what is left to do: to write the files, or to wait for the thread that does
+    critic: "Saving | Path | None"  # the critic's checkpoint: under way, or a folder for rank 0 to move into this one
 
     def written(self) -> bool:
         """Return whether `finish` would not wait for this rank's thread."""

@@ -16,21 +16,17 @@ from numpy.typing import NDArray
 
 LEAST = 16
 """Tokens that must be in common; below this an attention call more costs as much as the copies."""
-
 Ids = NDArray[np.int32]
 
 
 @dataclass(frozen=True, slots=True)
 class SharedPrefixes:
-    """Sequences in an order in which sequences that begin alike are neighbours.
+    """Sequences in an order in which sequences that begin alike are neighbours."""
 
-    Attributes:
-        order: [S] numbers of the sequences.
-        shared: [S] tokens that the sequence at this place has in common with the one before it; 0 at the first place,
-            and below `LEAST`."""
-
-    order: tuple[int, ...]
+    order: tuple[int, ...]  # [S] numbers of the sequences
     shared: tuple[int, ...]
+    """[S] tokens that the sequence at this place has in common with the one before it; 0 at the first place, and below
+    `LEAST`."""
 
     @classmethod
     def of(cls, sequences: Sequence[Ids]) -> "SharedPrefixes":
@@ -110,7 +106,6 @@ def _branches(shared: Sequence[int], first: int, end: int, depth: int, parents: 
 
 
 def _common(a: Ids, b: Ids) -> int:
-    """The number of tokens that two sequences begin with in common."""
     n = min(len(a), len(b))
     differ = np.flatnonzero(a[:n] != b[:n])
     return int(differ[0]) if len(differ) else n

@@ -80,19 +80,14 @@ def _all_failed(failures: Tensor, size: Tensor, k: int) -> Tensor:
 
 @dataclass(frozen=True, slots=True)
 class Members:
-    """The trajectories of groups: M members of G groups, of S samples.
+    """The trajectories of groups: M members of G groups, of S samples."""
 
-    Attributes:
-        group_of_sample, member_of_sample: int64 [S]. group_of_member: int64 [M].
-        rewards: float64 [M], the mean of the samples' known rewards. counted: float64 [M], 0 where none is known.
-        size: float64 [G], the members that are counted."""
-
-    group_of_sample: Tensor
+    group_of_sample: Tensor  # and member_of_sample: int64 [S]. group_of_member: int64 [M]
     member_of_sample: Tensor
     group_of_member: Tensor
-    rewards: Tensor
+    rewards: Tensor  # float64 [M], the mean of the samples' known rewards. counted: float64 [M], 0 where none is known
     counted: Tensor
-    size: Tensor
+    size: Tensor  # float64 [G], the members that are counted
 
     @classmethod
     def of(cls, rewards: Tensor, known: Tensor, group_ids: Tensor, trajectory_ids: Tensor) -> Self:

@@ -124,19 +124,15 @@ def discounted(values: Tensor, sample: Tensor, factor: float) -> Tensor:
 
 @dataclass(frozen=True, slots=True)
 class Turns:
-    """K turns, sample by sample and in order; a turn is what the model wrote and what it was shown in answer.
+    """K turns, sample by sample and in order; a turn is what the model wrote and what it was shown in answer."""
 
-    Attributes:
-        of_token: int64 [N], the turn [0..K) that each token belongs to.
-        sample, number, state: int64 [K], its sample, its number in the trajectory, and what it was an answer to (see
-            `SampleView.observation_ids`).
-        rewards: float64 [K], what it earned; NaN where the sample's reward is unknown."""
-
-    of_token: Tensor
+    of_token: Tensor  # int64 [N], the turn [0..K) that each token belongs to
     sample: Tensor
+    """And number, state: int64 [K], its sample, its number in the trajectory, and what it was an answer to (see
+    `SampleView.observation_ids`)."""
     number: Tensor
     state: Tensor
-    rewards: Tensor
+    rewards: Tensor  # float64 [K], what it earned; NaN where the sample's reward is unknown
 
     @classmethod
     def of(cls, inputs: SampleView, kl_coef: float = 0.0) -> Self:

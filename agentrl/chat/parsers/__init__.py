@@ -45,16 +45,12 @@ REASONING: Mapping[str, ReasoningTags | ReasoningParser | None] = {
 
 @dataclass(frozen=True, slots=True)
 class TurnParser:
-    """Reads one model turn.
+    """Reads one model turn."""
 
-    Attributes:
-        family: the format of tool calls.
-        reasoning: the format of reasoning: its tags, or a function that splits it off.
-        opens_reasoning: the generation prompt already opened the reasoning."""
-
-    family: OutputFormat
+    family: OutputFormat  # the format of tool calls
     reasoning: ReasoningTags | ReasoningParser | None
-    opens_reasoning: bool = False
+    """The format of reasoning: its tags, or a function that splits it off."""
+    opens_reasoning: bool = False  # the generation prompt already opened the reasoning
 
     @property
     def tags(self) -> ReasoningTags | None:

@@ -12,7 +12,6 @@ from typing import Any
 
 MAX_BROKEN = 64
 """A turn with more broken calls than this is noise: the last one reported takes the rest of the text."""
-
 _DECODER = json.JSONDecoder(strict=False)
 """Not strict: models write raw newlines inside JSON strings, and the meaning is plain."""
 
@@ -28,7 +27,6 @@ class Parsed:
 
 Calls = tuple[list[tuple[str, dict[str, Any]]], int]
 """Names with arguments, and the position behind them."""
-
 ToolCallParser = Callable[[str, Sequence[Mapping[str, Any]]], Parsed]
 
 
@@ -141,7 +139,6 @@ class Split:
 
 ReasoningParser = Callable[[str], Split]
 """Splits a turn's text where tags cannot say it."""
-
 THINK = ReasoningTags("<think>", "</think>")
 BRACKET_THINK = ReasoningTags("[THINK]", "[/THINK]", other=THINK)
 TAGS = (

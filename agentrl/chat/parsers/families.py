@@ -14,22 +14,14 @@ from agentrl.chat.parsers.tagged import tagged
 
 @dataclass(frozen=True, slots=True)
 class OutputFormat:
-    """One output format.
+    """One output format."""
 
-    Attributes:
-        name: what `--tool-call-parser` calls it.
-        parse: reads a turn without its reasoning.
-        begins: texts with which calls begin; none if a call has no mark.
-        known_by: texts that stand in a template of this format, all of them.
-        aliases: further names: those of SGLang and vLLM.
-        answers: texts with which the answer itself begins."""
-
-    name: str
-    parse: ToolCallParser
-    begins: tuple[str, ...] = ()
-    known_by: tuple[str, ...] = ()
-    aliases: tuple[str, ...] = ()
-    answers: tuple[str, ...] = ()
+    name: str  # what `--tool-call-parser` calls it
+    parse: ToolCallParser  # reads a turn without its reasoning
+    begins: tuple[str, ...] = ()  # texts with which calls begin; none if a call has no mark
+    known_by: tuple[str, ...] = ()  # texts that stand in a template of this format, all of them
+    aliases: tuple[str, ...] = ()  # further names: those of SGLang and vLLM
+    answers: tuple[str, ...] = ()  # texts with which the answer itself begins
 
 
 def parse_none(text: str, tools: Sequence[Mapping[str, Any]] = ()) -> Parsed:
@@ -41,7 +33,6 @@ _FUNCTION = r"<function=(?P<name>[^<>\n]+)>"
 _PARAMETER = r"<parameter=(?P<key>[^<>\n]+)>\n?", "\n?</parameter>", "</function>"
 _PAIR = r"<arg_key>(?P<key>[^<]*)</arg_key>\s*<arg_value>", "</arg_value>", "</tool_call>"
 _SECTION_OF_DSML = "｜DSML｜ ?(?:function_calls|tool_calls|calls)>"
-
 _deepseek = marked(
     "<｜tool▁call▁begin｜>",
     r"(?P<v3>function<｜tool▁sep｜>(?=[^\s<{]+\n))?(?P<name>[^\s<{]+)(?(v3)\n```json\n|<｜tool▁sep｜>)",
@@ -109,7 +100,6 @@ _hermes = marked("<tool_call>", "", "</tool_call>")
 _ernie = marked("<tool_call>", "", "</tool_call>", drop=r"\A\s*<response>|</response>\s*(?=<tool_call>|\Z)")
 _command = marked(r"<\|START_ACTION\|>", "", r"<\|END_ACTION\|>", drop=r"<\|(?:START|END)_(?:RESPONSE|TEXT)\|>")
 _COMMAND_ANSWERS = ("<|START_RESPONSE|>", "<|START_TEXT|>")
-
 _ROWS = (
     OutputFormat("gpt-oss", parse_harmony, (), ("<|channel|>analysis", "<|message|>"), answers=("<|channel|>",)),
     OutputFormat("dsml", _dsml, ("<｜DSML｜",), ("｜DSML｜",), ("deepseekv32", "deepseekv4", "deepseekv41")),

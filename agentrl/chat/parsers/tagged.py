@@ -91,7 +91,6 @@ def _searcher(pattern: re.Pattern[str], text: str) -> Callable[[int], re.Match[s
 
 
 def _parameter_schemas(tools: Sequence[Mapping[str, Any]]) -> dict[str, Mapping[str, Any]]:
-    """The schema of each parameter, by tool and parameter name."""
     functions = [tool.get("function", tool) for tool in tools]
     return {f["name"]: (f.get("parameters") or {}).get("properties") or {} for f in functions if "name" in f}
 

@@ -125,7 +125,6 @@ def _limit(jail: Jail, space: int, tasks: int) -> None:
 
 
 def _address_space() -> int:
-    """Bytes of address space in use."""
     with open("/proc/self/statm", encoding="ascii") as file:
         return int(file.read().split()[0]) * resource.getpagesize()
 

@@ -34,15 +34,11 @@ _BY_PART = {"text_config": PACKED, "vision_config": "sdpa"}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mesh(Ranks):
-    """Data parallelism alone.
-
-    Attributes:
-        mesh: over which FSDP shards and, in its first dimension if it has two, copies; None where nothing is sharded.
-        shard_group: the processes that have different shards."""
+    """Data parallelism alone."""
 
     device: torch.device
-    mesh: Any
-    shard_group: dist.ProcessGroup
+    mesh: Any  # over which FSDP shards and, in its first dimension if it has two, copies; None where nothing is sharded
+    shard_group: dist.ProcessGroup  # the processes that have different shards
 
     @classmethod
     def join(cls, settings: TrainSettings, where: RankInfo, device: torch.device) -> Self:

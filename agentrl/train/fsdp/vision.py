@@ -24,16 +24,11 @@ from agentrl.train.microbatches import PackedLayout, SeenImages
 
 @dataclass(slots=True)
 class ModelSight:
-    """Makes the pixels of a rank's images, each once as long as batches have it.
+    """Makes the pixels of a rank's images, each once as long as batches have it."""
 
-    Attributes:
-        vision: the model's image processor.
-        body: transformers' model without its layer to the vocabulary.
-        made: pixels by the hash of their image."""
-
-    vision: Vision
-    body: Any
-    made: dict[str, Mapping[str, Tensor]] = field(default_factory=dict)
+    vision: Vision  # the model's image processor
+    body: Any  # transformers' model without its layer to the vocabulary
+    made: dict[str, Mapping[str, Tensor]] = field(default_factory=dict)  # pixels by the hash of their image
 
     @classmethod
     def of(cls, folder: HFFolder, model: Any) -> "ModelSight | None":

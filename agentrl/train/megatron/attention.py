@@ -36,16 +36,11 @@ from agentrl.train.network import rope_reach
 
 @dataclass(frozen=True, slots=True)
 class Rope:
-    """The rotation of a model's queries and keys by position.
+    """The rotation of a model's queries and keys by position."""
 
-    Attributes:
-        frequencies: float32 [rotated channels / 2], angle per position.
-        factor: of cosines and sines.
-        reach: see `Network.reach`."""
-
-    frequencies: Tensor
-    factor: float
-    reach: tuple[int, str] | None = None
+    frequencies: Tensor  # float32 [rotated channels / 2], angle per position
+    factor: float  # of cosines and sines
+    reach: tuple[int, str] | None = None  # see `Network.reach`
 
     @classmethod
     def of(cls, config: Mapping[str, Any]) -> Rope:
@@ -82,16 +77,13 @@ def rotated(x: Tensor, cos: Tensor, sin: Tensor, *, interleaved: bool = False) -
 
 @dataclass(kw_only=True)
 class MegatronPack(PackedSeqParams):
-    """The layers' view of a microbatch with t tokens on this rank, T on all ranks of the context-parallel group.
-
-    Attributes:
-        cos, sin: [t, 1, rotated channels / 2], of the angles of the tokens' positions.
-        routing: int16 [tokens that this rank routes, layers, experts a token], see `routing`; None without replay."""
+    """The layers' view of a microbatch with t tokens on this rank, T on all ranks of the context-parallel group."""
 
     mb: MicrobatchTensors
-    cos: Tensor
+    cos: Tensor  # and sin: [t, 1, rotated channels / 2], of the angles of the tokens' positions
     sin: Tensor
     routing: Tensor | None = None
+    """int16 [tokens that this rank routes, layers, experts a token], see `routing`; None without replay."""
     qkv_format: str = "thd"
 
 

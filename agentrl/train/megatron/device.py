@@ -12,9 +12,7 @@ import torch
 import torch.distributed as dist
 
 CPU = torch.device("cpu")
-
 _FACTORIES = frozenset({"zeros", "ones", "empty", "tensor", "full", "arange", "empty_like", "zeros_like"})
-
 _MODULES = """pipeline_parallel.schedules optimizer.optimizer optimizer.clip_grads optimizer.grad_scaler
     transformer.utils utils models.common.embeddings.rope_utils dist_checkpointing.strategies.state_dict_saver
     dist_checkpointing.exchange_utils tensor_parallel.data distributed.param_and_grad_buffer transformer.moe.moe_utils"""

@@ -118,7 +118,6 @@ class ShardLayout(Enum):
 
     @property
     def _axis(self) -> int:
-        """The axis that ranks cut."""
         return 1 if self is ShardLayout.COLUMNS else 0
 
     def _turns(self, ranks: int, shape: ModelShape) -> int:
@@ -185,24 +184,17 @@ VALUE_HEAD = Rule("output_layer.weight", ("score.weight",), ShardLayout.WHOLE)
 
 @dataclass(frozen=True, slots=True)
 class Mixture:
-    """The experts of a model.
+    """The experts of a model."""
 
-    Attributes:
-        experts, topk: how many a layer has, and how many of them a token goes to.
-        ffn: width of an expert.
-        shared_ffn: width of the expert that every token goes to, 0 if there is none.
-        layers: for each layer 1 if it has experts, 0 if it is dense.
-        normalised: whether the weights of a token's experts add up to `scaling`.
-        groups, group_topk: experts are in so many groups, of which a token's are in the best so many; 1, 1 for all."""
-
-    experts: int
+    experts: int  # and topk: how many a layer has, and how many of them a token goes to
     topk: int
-    ffn: int
-    shared_ffn: int
-    layers: list[int]
-    normalised: bool
+    ffn: int  # width of an expert
+    shared_ffn: int  # width of the expert that every token goes to, 0 if there is none
+    layers: list[int]  # for each layer 1 if it has experts, 0 if it is dense
+    normalised: bool  # whether the weights of a token's experts add up to `scaling`
     scaling: float
     groups: int
+    """Experts are in so many groups; a token's are in the best `group_topk`. 1 and 1 without groups."""
     group_topk: int
 
     @classmethod

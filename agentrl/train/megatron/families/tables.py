@@ -70,14 +70,12 @@ SIGMOID_EXPERTS = (
 """Scored by a sigmoid and chosen with a bias, which is not trained; with one more for all (DeepSeek-V3, arXiv:2412.19437)."""
 DENSE = (*NORMS, *ATTENTION, *MLP)
 """A pre-norm, gated, grouped-query decoder layer as Llama laid it out."""
-
 _QWEN2 = ModelFamily("qwen2", (*DENSE, *qkv_bias()))
 _GLM = ModelFamily(
     "glm", (*NORMS, *ATTENTION, *qkv_bias("attention_bias"), *JOINED_MLP), interleaved=True, partial=True
 )
 _GLM_MOE = (*DENSE, *(replace(rule, when="use_qk_norm") for rule in QK_NORM), *qkv_bias("attention_bias"))
 _DEEPSEEK = ModelFamily("deepseek_v3", (*NORMS, *LATENT, *MLP), ("attention_bias",), experts=SIGMOID_EXPERTS)
-
 FAMILIES: tuple[ModelFamily, ...] = (
     _QWEN2,  # Qwen2 and Qwen2.5
     replace(_QWEN2, model_type="mimo", like="qwen2"),  # MiMo, whose layers for several tokens are not trained
