@@ -11,16 +11,6 @@ from agentrl.algorithms.registry import algorithm_of, compute_advantages
 from agentrl.algorithms.settings import AlgorithmSettings
 
 __all__ = [
-    "AdvantageInputs",
-    "Algorithm",
-    "AlgorithmSettings",
-    "Estimate",
-    "Estimator",
-    "PolicyGradient",
-    "SampleView",
-    "TokenLoss",
-    "TokenView",
-    "WeightInputs",
-    "algorithm_of",
-    "compute_advantages",
-]
+    "AdvantageInputs", "Algorithm", "AlgorithmSettings", "Estimate", "Estimator", "PolicyGradient", "SampleView",
+    "TokenLoss", "TokenView", "WeightInputs", "algorithm_of", "compute_advantages",
+]  # fmt: skip

@@ -72,8 +72,7 @@ class SampleView:
         return self.observation_ids
 
 
-AdvantageInputs = WeightInputs = SampleView
-"""Former names of `SampleView`, kept for one release."""
+AdvantageInputs = WeightInputs = SampleView  # former names of `SampleView`, kept for one release
 
 
 @dataclass(frozen=True, slots=True)

@@ -164,10 +164,8 @@ class ReinforcePlusPlus(PolicyGradient):
     whitened = True
 
     def advantages(self, inputs: SampleView) -> Tensor:
-        settings = self.settings
-        return ops.returns.discounted_returns(
-            ops.returns.token_rewards(inputs, settings.kl_coef), inputs, settings.gamma
-        )
+        rewards = ops.returns.token_rewards(inputs, self.settings.kl_coef)
+        return ops.returns.discounted_returns(rewards, inputs, self.settings.gamma)
 
 
 class OnPolicyDistillation(PolicyGradient):

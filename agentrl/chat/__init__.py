@@ -14,14 +14,6 @@ from agentrl.chat.report import Thought, Verdict
 from agentrl.chat.session import ChatSession
 
 __all__ = [
-    "AppendResult",
-    "Chat",
-    "ChatSession",
-    "Conversation",
-    "ParsedTurn",
-    "Thought",
-    "ToolCall",
-    "Verdict",
-    "make_parser",
-    "normalise_messages",
-]
+    "AppendResult", "Chat", "ChatSession", "Conversation", "ParsedTurn", "Thought", "ToolCall", "Verdict",
+    "make_parser", "normalise_messages",
+]  # fmt: skip

@@ -24,8 +24,7 @@ from agentrl.modelfolder import read_json
 from agentrl.sample import Message
 
 HistoryPolicy = Literal["keep", "split", "fail"]
-_PROMPTS = 32
-"""Prompts whose ids are kept: a group's trajectories begin one after the other."""
+_PROMPTS = 32  # prompts whose ids are kept: a group's trajectories begin one after the other
 
 
 class Chat:
@@ -67,9 +66,8 @@ class Chat:
         self.template_rewrite_policy: HistoryPolicy = template_rewrite_policy
         self._codec = Codec(tokenizer)
         self._encoder = SafeEncoder(self._codec, source)
-        named = {
-            name: str(token) for name, token in tokenizer.special_tokens_map.items() if not isinstance(token, list)
-        }
+        special = tokenizer.special_tokens_map.items()
+        named = {name: str(token) for name, token in special if not isinstance(token, list)}
         template = Template(source, named, template_kwargs)
         stops = self._find_stops(template, stop_tokens)
         parser = make_parser(tool_call_parser, reasoning_parser, source)
@@ -96,10 +94,8 @@ class Chat:
             chat_template: a file (`*.jinja`) or the template's text; the folder's own if None.
             options: the others of `Chat`."""
         tokenizer = load_tokenizer(path, trust_remote_code=trust_remote_code)
-        options |= {
-            "placeholders": ImagePlaceholders.load(path, tokenizer),
-            "stop_tokens": _generation_stops(Path(path)),
-        }
+        options["placeholders"] = ImagePlaceholders.load(path, tokenizer)
+        options["stop_tokens"] = _generation_stops(Path(path))
         return cls(tokenizer, chat_template=_read_template(chat_template), **options)
 
     @property

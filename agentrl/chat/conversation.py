@@ -28,10 +28,8 @@ if TYPE_CHECKING:
 class AppendResult(Enum):
     """Outcome of appending messages."""
 
-    FITS = "fits"
-    """They were appended, and the model has room for a turn."""
-    SPLIT = "split"
-    """The sample was closed, and a sibling begins with the whole conversation as its prompt."""
+    FITS = "fits"  # they were appended, and the model has room for a turn
+    SPLIT = "split"  # the sample was closed, and a sibling begins with the whole conversation as its prompt
     OUT_OF_CONTEXT = "out_of_context"
     """They leave no room for another turn; the sample is as it was, and the conversation over."""
 
@@ -169,8 +167,6 @@ class Conversation:
 
     def _set_prompt(self, ids: list[int]) -> None:
         self.sample.set_prompt_tokens(ids, self._chat.image_spans(ids, self._session.messages))
-
-    # ---- clients that send everything each time -------------------------------------------------------------
 
     def record_shown_text(self, text: str) -> None:
         """Remember what the client was told that the last turn says; what comes back as that is the turn."""

@@ -12,8 +12,7 @@ from agentrl.errors import TemplateError
 from agentrl.media import Image
 from agentrl.sample import Message, Sample
 
-Turns = Literal["all", "last"]
-"""The assistant's turns that are learned."""
+Turns = Literal["all", "last"]  # the assistant's turns that are learned
 _MARKS = ("loss", "train", "weight", "step_loss_mask")
 """Names under which data sets say whether a message is learned: ours, axolotl's, OpenAI's, slime's."""
 

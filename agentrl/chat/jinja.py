@@ -21,11 +21,9 @@ from agentrl.errors import TemplateError
 
 MOST_WORK: Final = 1 << 27
 """Characters that one rendering may make, intermediate too; a loop's turn or a list's part counts as `_TURN`."""
-SECONDS: Final = 5.0
-"""CPU time of one rendering."""
+SECONDS: Final = 5.0  # CPU time of one rendering
 _TURN = 500
-_LOOK = 1 << 12
-"""Work between two looks at the clock."""
+_LOOK = 1 << 12  # work between two looks at the clock
 _MOST_BITS, _MOST_WIDTH = 100_000, 100_000
 _GROWING = """
     join replace format center ljust rjust zfill expandtabs translate indent tojson string batch slice round sum

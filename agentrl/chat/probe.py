@@ -42,14 +42,9 @@ def assistant(number: int, *, reasoning: bool = False, calls: Sequence[int] = ()
     if reasoning:
         message["reasoning_content"] = f"zqReason{number}zq"
     if calls:
-        message["tool_calls"] = [
-            {
-                "id": f"call{call:05d}",
-                "type": "function",
-                "function": {"name": "zqtool", "arguments": {"a": f"zqArg{call}zq"}},
-            }
-            for call in calls
-        ]
+        functions = {call: {"name": "zqtool", "arguments": {"a": f"zqArg{call}zq"}} for call in calls}
+        made = ({"id": f"call{call:05d}", "type": "function", "function": f} for call, f in functions.items())
+        message["tool_calls"] = list(made)
     return message
 
 

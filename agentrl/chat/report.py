@@ -16,18 +16,13 @@ from agentrl.chat.template import Capabilities
 class Verdict(StrEnum):
     """Effect of the template's own full rendering on a boundary, from best to worst."""
 
-    EXACT = "exact"
-    """The full rendering gives the same ids."""
-    MERGES = "tokens merge"
-    """The same text, but the tokenizer would merge tokens over the generation prompt's edge."""
-    REASONING_DROPPED = "reasoning dropped"
-    """The template removes earlier reasoning from the history."""
-    REWRITTEN = "history rewritten"
-    """The template writes an earlier turn in another way than the model did."""
+    EXACT = "exact"  # the full rendering gives the same ids
+    MERGES = "tokens merge"  # the same text, but the tokenizer would merge tokens over the generation prompt's edge
+    REASONING_DROPPED = "reasoning dropped"  # the template removes earlier reasoning from the history
+    REWRITTEN = "history rewritten"  # the template writes an earlier turn in another way than the model did
     DELTA_DIFFERS = "delta differs"
     """The new messages themselves render otherwise than they do alone: the template keeps state over turns."""
-    REFUSED = "refused"
-    """The template raises on this conversation."""
+    REFUSED = "refused"  # the template raises on this conversation
 
     @property
     def rewrites(self) -> bool:

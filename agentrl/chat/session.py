@@ -42,11 +42,8 @@ class _Turn:
 
 
 class ChatSession:
-    """A growing conversation. It keeps the messages and renders the next ids; the caller keeps the ids.
-
-    Attributes:
-        prompt_ids: the first prompt: int token ids, generation prompt included.
-        messages: the conversation so far, in normal form."""
+    """A growing conversation. It keeps the `messages` so far, in normal form, and renders the next ids; the caller keeps
+    the ids. `prompt_ids` is the first prompt, generation prompt included."""
 
     def __init__(
         self, chat: Chat, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] | None = None

@@ -118,16 +118,11 @@ def _named_id(id_: str, name: str) -> str:
 class Capabilities:
     """The parts of a conversation that a template shows."""
 
-    system: bool
-    """A system message is shown."""
-    tools: bool
-    """Tool schemas are shown; if not, the model never learns what it may call."""
-    tool_messages: bool
-    """Tool calls and tool results are shown."""
-    parallel_calls: bool
-    """Several calls in one turn are shown."""
-    reasoning: bool
-    """A message's reasoning is shown."""
+    system: bool  # a system message is shown
+    tools: bool  # tool schemas are shown; if not, the model never learns what it may call
+    tool_messages: bool  # tool calls and tool results are shown
+    parallel_calls: bool  # several calls in one turn are shown
+    reasoning: bool  # a message's reasoning is shown
 
 
 class DeltaRenderer:

@@ -13,10 +13,8 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-MOST_KEYS = 1 << 14
-"""Tokens that a query may see: attention's grid must not depend on how many there happen to be."""
-_SUM_BITS = 50
-"""Bits of a sum that float64 holds, with some to spare."""
+MOST_KEYS = 1 << 14  # tokens that a query may see: attention's grid must not depend on how many there happen to be
+_SUM_BITS = 50  # bits of a sum that float64 holds, with some to spare
 
 
 def batch_invariant(on: bool) -> AbstractContextManager[Any]:

@@ -14,8 +14,7 @@ from torch.multiprocessing import reductions
 
 from agentrl.numerics.weight_group import views
 
-_DEVICE = 6
-"""The place of the device among the arguments that rebuild a CUDA tensor."""
+_DEVICE = 6  # the place of the device among the arguments that rebuild a CUDA tensor
 
 
 class _Rebuilt:

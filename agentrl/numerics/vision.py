@@ -35,7 +35,9 @@ class Vision:
 
         file = next((folder / name for name in _SETTINGS if (folder / name).is_file()), None)
         if file is None:
-            raise CheckpointError(f"{folder}: expected {_SETTINGS[0]} beside the weights; fetch it too")
+            raise CheckpointError(
+                f"{folder}: expected {_SETTINGS[0]} beside the weights of a model that sees; fetch it too"
+            )
         try:
             processor = AutoImageProcessor.from_pretrained(folder, backend="pil", trust_remote_code=False)
         except (OSError, ValueError, TypeError, ImportError) as error:

@@ -24,8 +24,7 @@ from agentrl.errors import TrainError
 SHARED = "shared_memory"
 MEETING_TIMEOUT = timedelta(seconds=60)
 """Time in which all members must join: an engine that died meanwhile never does, and a new group has to be made."""
-TRANSFER_TIMEOUT = timedelta(seconds=300)
-"""Least time that one broadcast in the group may take."""
+TRANSFER_TIMEOUT = timedelta(seconds=300)  # least time that one broadcast in the group may take
 _FOLDER, _PAGE = Path("/dev/shm"), mmap.PAGESIZE
 
 

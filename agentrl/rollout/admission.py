@@ -19,8 +19,7 @@ from dataclasses import dataclass, field
 HOPELESS, HOPELESS_GROUPS = 10, 50
 """Dropped groups in a row that end a batch: `HOPELESS` times the batch, but at least `HOPELESS_GROUPS`."""
 
-WINDOW = 8
-"""Number of batches in a row that must leave groups over before more starts are delayed."""
+WINDOW = 8  # number of batches in a row that must leave groups over before more starts are delayed
 
 
 @dataclass(slots=True)

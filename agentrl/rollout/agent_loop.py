@@ -7,8 +7,7 @@
 
 import math
 import time
-from collections.abc import Coroutine, Mapping
-from typing import Any
+from collections.abc import Mapping
 
 from agentrl.chat import AppendResult, Conversation, ParsedTurn
 from agentrl.clock import note_turn
@@ -69,7 +68,11 @@ class _Trajectory:
         talk = await self._begin(sample)
         limit = self.context.settings.max_turns or (await self.live.ready(sample)).max_turns
         for index in range(1, limit + 1):
-            turn, started = self._turn(talk, sample.session_id), time.monotonic()
+            started = time.monotonic()
+            if isinstance(talk, HostedConversation):
+                turn = talk.turn(self.context, self.params)
+            else:
+                turn = sample_turn(self.context, talk, self.params, sample.session_id)
             generation, parsed = await self.live.generating(turn)
             _note(talk.sample, "generate_seconds", index, round(time.monotonic() - started, 4))
             _note(talk.sample, "step_rewards", index, None)
@@ -93,13 +96,6 @@ class _Trajectory:
         if grade:
             await self._grade(talk)
         return [*talk.earlier, talk.sample]
-
-    def _turn(
-        self, talk: Conversation | HostedConversation, session_id: str | None
-    ) -> Coroutine[Any, Any, tuple[Generation, ParsedTurn]]:
-        if isinstance(talk, HostedConversation):
-            return talk.turn(self.context, self.params)
-        return sample_turn(self.context, talk, self.params, session_id)
 
     async def _begin(self, sample: Sample) -> Conversation | HostedConversation:
         context = self.context

@@ -31,8 +31,7 @@ if TYPE_CHECKING:
 class Generator(TurnSampler, Protocol):
     """The part of the engine pool that generating needs."""
 
-    pause_gate: PauseGate
-    """True while generating is held, between two rollouts or by a weight update."""
+    pause_gate: PauseGate  # true while generating is held, between two rollouts or by a weight update
 
     async def pause(self) -> None:
         """Stop generating until `resume`; requests under way keep their tokens and go on then."""
@@ -96,8 +95,7 @@ class RolloutContext:
     teacher: Scorer | None = None  # asked for its log-probs of what is kept for training
     gateway: "Gateway | None" = None  # the address of agent programs; None if none plays
     evaluating: bool = False  # whether what is played now is evaluated, and not trained on
-    tallies: tuple[Tally, ...] = ()
-    """Counts of the tokens that engines sample: of this attempt, and of its group."""
+    tallies: tuple[Tally, ...] = ()  # counts of the tokens that engines sample: of this attempt, and of its group
     hooks: RolloutHooks = field(default_factory=RolloutHooks)  # told what happens
     engine_groups: Mapping[str, EngineGroup] = field(default_factory=dict)  # those of `--engine-groups`
 

@@ -32,14 +32,10 @@ from agentrl.rollout.worker import Lease, LeaseProgress, Played, Player, WorkerL
 
 T = TypeVar("T")
 Args = TypeVarTuple("Args")
-STALE = "too old"
-"""The ledger's reason for a group that was dropped or is generated again because of its age."""
-BROKEN_OFF = "broken off"
-"""The ledger's reason for a group that was in flight when the run stopped or failed."""
-_AT_ONCE = 64
-"""Maximum number of results that are recorded at once."""
-LOST = "worker lost"
-"""The ledger's reason for a group whose worker died."""
+STALE = "too old"  # the ledger's reason for a group that was dropped or is generated again because of its age
+BROKEN_OFF = "broken off"  # the ledger's reason for a group that was in flight when the run stopped or failed
+_AT_ONCE = 64  # maximum number of results that are recorded at once
+LOST = "worker lost"  # the ledger's reason for a group whose worker died
 
 
 class Rollout(NamedTuple):
@@ -144,8 +140,6 @@ class RolloutCoordinator:
         self._notify()
         await self._player.updated(version)
 
-    # ---- batches ------------------------------------------------------------------------------------------
-
     async def _begin(self, step: int) -> None:
         if self._settings.partial_rollout:
             await self._player.resume()
@@ -198,8 +192,6 @@ class RolloutCoordinator:
             self._flying[number].scope.cancel()
         while chosen & self._flying.keys():
             await self._changed.wait()
-
-    # ---- leases -------------------------------------------------------------------------------------------
 
     async def _pump(self) -> None:
         """Lease groups as long as the coordinator runs.
@@ -277,9 +269,8 @@ class RolloutCoordinator:
             stats = stats.lose(reason)
         self._stats += stats
         self._ended += stats.tokens
-        hopeless = self._admission.hopeless and _hopeless(
-            self._stats, self._admission.dropped_in_row, self._filter_name
-        )
+        dropped = self._admission.dropped_in_row
+        hopeless = self._admission.hopeless and _hopeless(self._stats, dropped, self._filter_name)
         try:
             await write
         except Exception as error:  # noqa: BLE001 - raised by `batch`

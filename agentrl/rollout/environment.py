@@ -24,8 +24,7 @@ from agentrl.rollout.failures import bad_result, describe, guarded
 from agentrl.sample import Message, Sample
 
 T = TypeVar("T")
-CLOSE_TIMEOUT = 10.0
-"""Seconds that an environment's `close` may take once its trajectory is over or cancelled."""
+CLOSE_TIMEOUT = 10.0  # seconds that an environment's `close` may take once its trajectory is over or cancelled
 
 
 class Restarted(AgentRLError):

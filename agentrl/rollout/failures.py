@@ -68,8 +68,8 @@ async def guarded(
         if stops_the_caller(raised):
             raise
         first = first_error(raised)
-        own = isinstance(first, AgentRLError)
-        error = first if own else failure(describe(what, first), kind=f"{failure.blame}_raised")
+        kind = f"{failure.blame}_raised"
+        error = first if isinstance(first, AgentRLError) else failure(describe(what, first), kind=kind)
         if place is not None:
             error.place = replace(place)
         raise error from None if error is first else first

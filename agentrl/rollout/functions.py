@@ -29,8 +29,7 @@ from agentrl.rollout.failures import bad_result, guarded
 from agentrl.sample import Sample, Status
 from agentrl.tools.threads import run_in_daemon_thread
 
-Generated = list[list[Sample]]
-"""For each input sample the samples that its trajectory produced, at least one."""
+Generated = list[list[Sample]]  # for each input sample the samples that its trajectory produced, at least one
 _OWNERS: dict[type, Any] = {}
 """The one object of each class that was given as a generate function: several evaluation sets may name it."""
 
@@ -43,10 +42,8 @@ class GenerateFunction:
     name: str
     per_sample: bool
     takes_evaluation: bool
-    agent: bool = False
-    """It is an agent: `(base_url, sample)`."""
-    owner: Any = None
-    """The object whose method it is, if it was given as a class."""
+    agent: bool = False  # it is an agent: `(base_url, sample)`
+    owner: Any = None  # the object whose method it is, if it was given as a class
 
     @classmethod
     def load(cls, path: str) -> "GenerateFunction":
@@ -133,7 +130,9 @@ class GenerateFunction:
         """Refuse one sample object in two places: it would be trained twice, and its group would be one opinion."""
         members = [id(member) for item in generated for member in item]
         if len(set(members)) < len(members):
-            raise bad_result(f"{self.name} returned the same Sample object twice; return one for each trajectory")
+            raise bad_result(
+                f"{self.name} returned the same Sample object more than once; return one of its own for each trajectory"
+            )
         return generated
 
     def _members(self, item: Any) -> list[Sample]:
@@ -220,7 +219,9 @@ class RewardFunction:
         rewards = await _invoke(partial(self.function, *given))
         if not isinstance(rewards, (list, tuple)) or len(rewards) != len(samples):
             size = len(rewards) if isinstance(rewards, (list, tuple)) else _kind(rewards)
-            raise AgentRLError(f"{self.name} returned {size} rewards for {len(samples)} samples; return one each")
+            raise AgentRLError(
+                f"{self.name} returned {size} rewards for {len(samples)} samples; return a list with one each"
+            )
         return list(rewards)
 
     async def _each(self, args: Any, samples: Sequence[Sample]) -> list[Any]:

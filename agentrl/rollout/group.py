@@ -228,10 +228,8 @@ class _Play:
 
     async def _grade_group(self, samples: Group) -> Group:
         try:
-            grading, place = (
-                self.player.grader.grade(samples, self.player.generate),
-                TrajectoryPlace(samples[0].group_index),
-            )
+            grading = self.player.grader.grade(samples, self.player.generate)
+            place = TrajectoryPlace(samples[0].group_index)
             await guarded(grading, what="grading", timeout=math.inf, failure=GraderFailure, place=place)
         except Failure as failure:
             self.tally.stats += RolloutStats.of(failure)

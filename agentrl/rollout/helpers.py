@@ -102,7 +102,9 @@ class Recorder:
             raise _bad_call("generate_single was called twice with nothing new in the conversation")
         shown = talk.append_messages(new)
         if shown is AppendResult.SPLIT:
-            raise _bad_call("generate_single cannot split a conversation; use --template-rewrite-policy keep")
+            raise _bad_call(
+                "generate_single keeps one sample a conversation and cannot split it; use --template-rewrite-policy keep"
+            )
         if shown is AppendResult.OUT_OF_CONTEXT:
             raise ContextOverflow(f"the conversation has {talk.length} tokens, {talk.context_length} fit")
 

@@ -29,7 +29,9 @@ class NoChat:
     stop_token_ids: Final = ()
 
     def __getattr__(self, name: str) -> Any:
-        raise EnvFailure(f"Chat.{name} is not available: {NO_TOKENS}, and its tokenizer is unknown", kind=KIND)
+        raise EnvFailure(
+            f"Chat.{name} is not available: {NO_TOKENS}, and no tokenizer is known to be its own", kind=KIND
+        )
 
     @classmethod
     def as_chat(cls) -> "Chat":

@@ -21,8 +21,7 @@ from agentrl.sample import Sample
 
 UNGRADED = f"{__name__}:reward_by_row"
 _NO_RETURN = "; every way through it ends in a return with the reward"
-_THREADS = 32
-"""Plain reward functions at work at once."""
+_THREADS = 32  # plain reward functions at work at once
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,16 +13,12 @@ from agentrl.settings import Settings
 class FailureAction(StrEnum):
     """Consequence of a failed trajectory."""
 
-    RETRY = "retry"
-    """Start the trajectory again from its prompt; after `rollout_max_retries` it is kept masked."""
+    RETRY = "retry"  # start the trajectory again from its prompt; after `rollout_max_retries` it is kept masked
     KEEP_MASKED = "keep_masked"
     """Keep it with reward 0 for statistics and the group baseline, but train on none of its tokens."""
-    SCORE = "score"
-    """Keep what the model wrote so far and train on it, with reward 0 if it was not graded yet."""
-    DROP_GROUP = "drop_group"
-    """Drop its whole group, with the reason in the ledger, and lease another prompt."""
-    RAISE = "raise"
-    """Stop the run with the failure's message."""
+    SCORE = "score"  # keep what the model wrote so far and train on it, with reward 0 if it was not graded yet
+    DROP_GROUP = "drop_group"  # drop its whole group, with the reason in the ledger, and lease another prompt
+    RAISE = "raise"  # stop the run with the failure's message
 
 
 DEFAULT_FAILURE_POLICY: dict[Blame, FailureAction] = {

@@ -14,8 +14,7 @@ from agentrl.sample import Sample, Status
 
 SUMMARY = ("reward", "response_length", "truncated", "failed", "tool_calls", "used_tool")
 """The numbers of a trajectory that tell most."""
-Row = Mapping[str, float]
-"""One trajectory as numbers, by name."""
+Row = Mapping[str, float]  # one trajectory as numbers, by name
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,20 +25,7 @@ from agentrl.sandbox.machine import Machine
 from agentrl.sandbox.machine_pool import MachinePool
 
 __all__ = [
-    "BubblewrapMachine",
-    "CommandResult",
-    "ContainerMachine",
-    "Machine",
-    "MachineLimits",
-    "MachinePool",
-    "Outcome",
-    "RunResult",
-    "Sandbox",
-    "SandboxBusy",
-    "SandboxFailure",
-    "SandboxInput",
-    "SandboxLimits",
-    "SandboxSession",
-    "SandboxUnavailable",
-    "try_backends",
-]
+    "BubblewrapMachine", "CommandResult", "ContainerMachine", "Machine", "MachineLimits", "MachinePool", "Outcome",
+    "RunResult", "Sandbox", "SandboxBusy", "SandboxFailure", "SandboxInput", "SandboxLimits", "SandboxSession",
+    "SandboxUnavailable", "try_backends",
+]  # fmt: skip

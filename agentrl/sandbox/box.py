@@ -153,10 +153,10 @@ class Sandbox:
 
     async def _choose(self) -> None:
         if self._asked == "unsafe_subprocess":
-            warnings.warn(
-                "sandbox backend unsafe_subprocess: model-written code runs with this user's rights, files and network",
-                stacklevel=3,
+            what = (
+                "sandbox backend unsafe_subprocess: model-written code runs with this user's rights, files and network"
             )
+            warnings.warn(what, stacklevel=3)
         names: tuple[Backend, ...] = SAFE_BACKENDS if self._asked == "auto" else (self._asked,)
         refused: dict[str, Exception] = {}
         for name in names:

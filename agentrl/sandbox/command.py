@@ -30,8 +30,7 @@ SYSTEM_PATHS = (
     "/usr", "/bin", "/sbin", "/lib", "/lib64", "/lib32", "/etc/alternatives", "/etc/ssl", "/etc/ld.so.cache",
 )  # fmt: skip
 _INSIDE, _FOLDER, _HOME = "/run/agentrl", "/workspace", "/home/agent"
-_USER = "1000"
-"""The user inside: an unprivileged one, also if the caller is root."""
+_USER = "1000"  # the user inside: an unprivileged one, also if the caller is root
 _TIMED_OUT = 124  # as of timeout(1)
 
 

@@ -14,8 +14,7 @@ from agentrl.sandbox.machine import SHELL, Machine, start_guard
 _ANSWER_SECONDS = 120.0
 _REMOVE = 'for attempt in 1 2 3; do "$1" rm --force --volumes "$2" && exit; done'
 """Podman may refuse once, if the container ends at that moment."""
-_NO_SHELL = re.compile(f"[\"'`]{SHELL[0]}[\"'`]")
-"""In an error of the service: an earlier command removed the shell."""
+_NO_SHELL = re.compile(f"[\"'`]{SHELL[0]}[\"'`]")  # in an error of the service: an earlier command removed the shell
 
 
 class ContainerMachine(Machine):

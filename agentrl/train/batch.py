@@ -113,8 +113,6 @@ class TrainBatch:
         for array in self.arrays().values():
             array.flags.writeable = False
 
-    # ---- building -----------------------------------------------------------------------------------------
-
     @classmethod
     def from_samples(
         cls,
@@ -200,8 +198,6 @@ class TrainBatch:
             metadata=_metadata(samples),
         )
 
-    # ---- reading ------------------------------------------------------------------------------------------
-
     def __len__(self) -> int:
         return len(self.rewards)
 
@@ -271,8 +267,6 @@ class TrainBatch:
         """The tokens of all responses, [R]."""
         shift = self.offsets[1:] - self.response_offsets[1:]
         return self.tokens[np.arange(len(self.loss_mask)) + np.repeat(shift, self.response_lengths)]
-
-    # ---- splitting ----------------------------------------------------------------------------------------
 
     def select(self, indices: ArrayLike) -> Self:
         """A new batch of the samples at `indices` [K], in that order; group and trajectory numbers are kept."""

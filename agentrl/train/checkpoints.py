@@ -49,7 +49,7 @@ class Identity:
             raise CheckpointError(f"{path}: a checkpoint of another model: {differ}")
         if differ := _differences(manifest["optimizer"], self.optimizer):
             raise CheckpointError(
-                f"{path}: its optimizer state is of another kind: {differ}; load it with its settings"
+                f"{path}: its optimizer state is of another kind: {differ}; use its settings to load it"
             )
 
 

@@ -12,8 +12,7 @@ from agentrl.train.megatron.folder import opened, parts
 from agentrl.train.torch_dist import write
 
 Form = Literal["hf", "torch_dist"]
-Shown = Callable[[Iterable[Any], int], Iterable[Any]]
-"""Goes through so many things and shows how far it is."""
+Shown = Callable[[Iterable[Any], int], Iterable[Any]]  # goes through so many things and shows how far it is
 
 
 def convert(source: Path, target: Path, form: Form, beside: Path | None, shown: Shown) -> list[str]:

@@ -17,17 +17,13 @@ from agentrl.errors import CheckpointError
 from agentrl.modelfolder import INDEX, SINGLE, VISION, is_float8, read_config, stored_tensors
 from agentrl.train.checkpoints import whole_folder
 
-SCALE = "_scale_inv"
-"""The ending of the name of a float8 weight's scales."""
+SCALE = "_scale_inv"  # the ending of the name of a float8 weight's scales
 _WEIGHT_SUFFIXES = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".msgpack", ".h5", INDEX)
 
 
 class HFFolder:
-    """A model folder on disk. Raises `CheckpointError` naming the folder and what is missing from it.
-
-    Attributes:
-        config: `config.json`, without the quantization that `tensor` undoes.
-        quantization: this quantization; None if there is none."""
+    """A model folder on disk. `config` is `config.json`, without the `quantization` that `tensor` undoes, if there is one.
+    Raises CheckpointError: something is missing from the folder."""
 
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)

@@ -17,14 +17,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-Rows = slice | Tensor
-"""Places of queries: a run of them, or int64 indices."""
-Outputs = Iterator[tuple[Rows, Tensor, Tensor]]
-"""Queries, their outputs [n, heads, dim] and log-sum-exps [n, heads]."""
+Rows = slice | Tensor  # places of queries: a run of them, or int64 indices
+Outputs = Iterator[tuple[Rows, Tensor, Tensor]]  # queries, their outputs [n, heads, dim] and log-sum-exps [n, heads]
 Gradients = Iterator[tuple[Rows, Rows, Tensor, Tensor, Tensor]]
 """Queries and keys, and what they add to the gradients of queries, keys and values."""
-CHUNK_ELEMENTS = 1 << 24
-"""Scores that the plain kernel computes at once."""
+CHUNK_ELEMENTS = 1 << 24  # scores that the plain kernel computes at once
 
 
 @dataclass(frozen=True)
@@ -73,8 +70,7 @@ class Saved(NamedTuple):
 class Kernel(ABC):
     """Computes the blocks of a part. Queries are [t, heads, dim], keys and values [T, groups, dim]."""
 
-    one_dim = True
-    """True if values must have the keys' dim."""
+    one_dim = True  # true if values must have the keys' dim
 
     @abstractmethod
     def forward(self, q: Tensor, k: Tensor, v: Tensor, part: AttentionBlocks, scale: float) -> Outputs:

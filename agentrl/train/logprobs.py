@@ -14,10 +14,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-CHUNK_ELEMENTS = 1 << 25
-"""Elements of float32 work space of one chunk of rows."""
-FAR = -1e4
-"""The most that a logit counts as below the mean: p is 0 long before, and 0 times -inf would be NaN."""
+CHUNK_ELEMENTS = 1 << 25  # elements of float32 work space of one chunk of rows
+FAR = -1e4  # the most that a logit counts as below the mean: p is 0 long before, and 0 times -inf would be NaN
 
 
 @dataclass(frozen=True, slots=True)

@@ -48,8 +48,7 @@ class ModelState:
 
     ends_in_values: ClassVar[bool] = False
     learns: ClassVar[bool] = False
-    divisor = 1
-    """The settings' size of microbatches over this one; more than 1 after memory ran out."""
+    divisor = 1  # the settings' size of microbatches over this one; more than 1 after memory ran out
 
     def __init__(self, folder: HFFolder, place: ModelContext) -> None:
         self.folder, self.place = folder, place
@@ -173,8 +172,6 @@ class TrainedModel(ModelState):
     def _gradients(self, inputs: StepInputs) -> dict[str, float]:
         metrics, self.seen = self.forward_backward.gradients(self.plan(inputs.batch), inputs)
         return metrics
-
-    # ---- its part of a checkpoint -------------------------------------------------------------------------
 
     @property
     def identity(self) -> Identity:

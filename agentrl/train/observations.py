@@ -82,8 +82,7 @@ def observation_ids_of(
     return np.concatenate(out)
 
 
-_READ = ("weight", "turn_weights")
-"""The keys of `train_metadata` that are read; the rest of it is the user's own."""
+_READ = ("weight", "turn_weights")  # the keys of `train_metadata` that are read; the rest of it is the user's own
 
 
 def weights_of(sample: Sample) -> list[float]:

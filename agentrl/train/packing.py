@@ -12,10 +12,8 @@ from itertools import count
 from agentrl.errors import TrainError
 from agentrl.train.tree import SharedPrefixes, Tree
 
-Microbatch = tuple[int, ...]
-"""Sample indices, in the order in which they are packed."""
-Bundle = list[int]
-"""Samples that are kept together."""
+Microbatch = tuple[int, ...]  # sample indices, in the order in which they are packed
+Bundle = list[int]  # samples that are kept together
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,8 +16,7 @@ from agentrl.errors import CheckpointError
 from agentrl.runfolder import CRITIC
 from agentrl.train.checkpoints import replace_folder
 
-WriteFiles = Callable[[], Any]
-"""Writes a rank's files. Collective."""
+WriteFiles = Callable[[], Any]  # writes a rank's files. Collective.
 
 
 class Background:

@@ -50,8 +50,7 @@ from agentrl.train.ranks import Ranks, memory, memory_recorded, pick, profiled
 from agentrl.train.saving import Saving
 from agentrl.train.settings import TrainSettings
 
-_ALLOCATIONS = 100_000
-"""Allocations that `record_memory_history` keeps, the newest."""
+_ALLOCATIONS = 100_000  # allocations that `record_memory_history` keeps, the newest
 
 
 class TrainBackend(ABC):
@@ -102,8 +101,6 @@ class TrainBackend(ABC):
         self.learners = learners
         self.folder = HFFolder(settings.hf_checkpoint)
         self.engine_form = EngineForm(self.folder)
-
-    # ---- start --------------------------------------------------------------------------------------------
 
     @abstractmethod
     def join(self, where: RankInfo) -> Ranks:
@@ -188,8 +185,6 @@ class TrainBackend(ABC):
             )
         return folder
 
-    # ---- log-probs ----------------------------------------------------------------------------------------
-
     def log_probs(
         self, batch: TrainBatch, model: ModelRole = "actor", rows: OutputPositions = "response"
     ) -> NDArray[np.float32]:
@@ -213,8 +208,6 @@ class TrainBackend(ABC):
             raise TrainError(f"there is no critic: {self.algorithm.name} learns none, or it is elsewhere")
         self.hooks.before_log_probs(self.critic.network.model, "")
         return self.critic.values(batch)
-
-    # ---- training -----------------------------------------------------------------------------------------
 
     def train(self, batch: TrainBatch, step: int, prepared: Prepared | None = None) -> Mapping[str, float]:
         """Train on the batch of training step `step` (from 0): `num_steps_per_rollout` optimizer steps. Collective.
@@ -312,8 +305,6 @@ class TrainBackend(ABC):
             )
         return found
 
-    # ---- weights out --------------------------------------------------------------------------------------
-
     def weight_specs(self) -> Mapping[int, list[TensorSpec]]:
         """The specs of all tensors, by the rank of the process that sends them in `broadcast_weights`; local and cheap."""
         return {rank: self.engine_form.specs(specs) for rank, specs in self.actor.network.specs().items()}
@@ -368,8 +359,6 @@ class TrainBackend(ABC):
             self._sender.close()
             self._sender = None
 
-    # ---- turns on one device ----------------------------------------------------------------------------
-
     def offload(self) -> None:
         """Give back the memory of models, gradients and optimizer states; idempotent. Raises TrainError: no room."""
         if self._offloaded is not None:
@@ -388,8 +377,6 @@ class TrainBackend(ABC):
         if self._offloaded is not None:
             self._offloaded.restore()
             self._offloaded = None
-
-    # ---- what lasts ---------------------------------------------------------------------------------------
 
     def save(self, path: str | Path, step: int, critic: str | Path | None = None) -> None:
         """Write model, optimizer, random state and `step` into the folder `path`, whole or not at all; the critic's
@@ -425,7 +412,9 @@ class TrainBackend(ABC):
         layout; returns its step. Collective. Raises CheckpointError: nothing complete is there, or it is damaged, of
         another model, or it lacks a critic or has one too many."""
         if (newest := latest(path)) is None:
-            raise CheckpointError(f"{path}: no complete checkpoint here (a folder with {MANIFEST}, or of such folders)")
+            raise CheckpointError(
+                f"{path}: no complete checkpoint here (a folder with {MANIFEST}, or one of such folders)"
+            )
         check_critic(newest.path, wanted="values" in self.algorithm.reads)
         adapted = read_manifest(newest.path).get("algorithm", {})
         kept = {name: adapted[name] for name in self.algorithm.state if name in adapted}
@@ -472,8 +461,7 @@ class TrainBackend(ABC):
 
 def with_computed(batch: TrainBatch, computed: Mapping[str, Any]) -> TrainBatch:
     """The batch with `Prepared.arrays`; the samples' own teacher is left out if the algorithm reads none."""
-    fields: dict[str, Any] = {"teacher_log_probs": None, **computed}
-    return dataclasses.replace(batch, **fields)
+    return dataclasses.replace(batch, **{"teacher_log_probs": None, **computed})
 
 
 def _details(batch: TrainBatch, log_probs: NDArray[np.float32]) -> dict[str, NDArray[np.float16]]:

@@ -14,8 +14,7 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-LEAST = 16
-"""Tokens that must be in common; below this an attention call more costs as much as the copies."""
+LEAST = 16  # tokens that must be in common; below this an attention call more costs as much as the copies
 Ids = NDArray[np.int32]
 
 

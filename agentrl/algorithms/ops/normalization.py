@@ -6,8 +6,7 @@ from typing import Self
 import torch
 from torch import Tensor
 
-STD_EPSILON = 1e-6
-"""Added to the group's standard deviation, as in slime."""
+STD_EPSILON = 1e-6  # added to the group's standard deviation, as in slime
 
 
 def group_normalize(

@@ -128,7 +128,7 @@ class Turns:
 
     of_token: Tensor  # int64 [N], the turn [0..K) that each token belongs to
     sample: Tensor
-    """And number, state: int64 [K], its sample, its number in the trajectory, and what it was an answer to (see
+    """`sample`, `number` and `state`: int64 [K], its sample, its number in the trajectory, and what it was an answer to (see
     `SampleView.observation_ids`)."""
     number: Tensor
     state: Tensor

@@ -10,8 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-MAX_BROKEN = 64
-"""A turn with more broken calls than this is noise: the last one reported takes the rest of the text."""
+MAX_BROKEN = 64  # a turn with more broken calls than this is noise: the last one reported takes the rest of the text
 _DECODER = json.JSONDecoder(strict=False)
 """Not strict: models write raw newlines inside JSON strings, and the meaning is plain."""
 
@@ -25,8 +24,7 @@ class Parsed:
     broken: list[str] = field(default_factory=list)
 
 
-Calls = tuple[list[tuple[str, dict[str, Any]]], int]
-"""Names with arguments, and the position behind them."""
+Calls = tuple[list[tuple[str, dict[str, Any]]], int]  # names with arguments, and the position behind them
 ToolCallParser = Callable[[str, Sequence[Mapping[str, Any]]], Parsed]
 
 
@@ -137,8 +135,7 @@ class Split:
     open: bool = False
 
 
-ReasoningParser = Callable[[str], Split]
-"""Splits a turn's text where tags cannot say it."""
+ReasoningParser = Callable[[str], Split]  # splits a turn's text where tags cannot say it
 THINK = ReasoningTags("<think>", "</think>")
 BRACKET_THINK = ReasoningTags("[THINK]", "[/THINK]", other=THINK)
 TAGS = (

@@ -28,8 +28,7 @@ _STRAY = re.compile(r"<\|(?:end|call|return)\|>\s*")
 @dataclass(frozen=True, slots=True)
 class _Message:
     raw: str
-    channel: str | None
-    """None: text outside of messages, or a message whose header is broken."""
+    channel: str | None  # none: text outside of messages, or a message whose header is broken
     recipient: str | None
     body: str
     closed: bool

@@ -13,8 +13,7 @@ from agentrl.chat.parsers.base import Calls, Parsed, Splitter, ToolCallParser, r
 
 _NAMES = ("name", "tool_name")
 _ARGUMENTS = ("arguments", "parameters")
-_BESIDES = {*_NAMES, "type", "id", "tool_call_id"}
-"""Other texts that a call without arguments may have."""
+_BESIDES = {*_NAMES, "type", "id", "tool_call_id"}  # other texts that a call without arguments may have
 
 
 def marked(

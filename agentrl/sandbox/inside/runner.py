@@ -111,10 +111,9 @@ def _show(error: BaseException) -> None:
 
 def _flush() -> None:
     for stream in (sys.stdout, sys.stderr):
-        try:
+        # Any object of the model's program may stand there, closed or broken: whatever it raises is no result of a run.
+        with contextlib.suppress(BaseException):
             stream.flush()
-        except BaseException:  # noqa: BLE001 - the model may have put anything there, or closed it
-            continue
 
 
 def _fresh_main(session: bool) -> types.ModuleType:

@@ -41,8 +41,7 @@ from agentrl.train.trainer import TrainBackend
 
 _SIZE = re.compile(r"(_size|_layers|_heads|_dim|_experts|_rank)$")
 """The sizes in a folder's config by which its model is told from another."""
-_LAYER = re.compile(r".*?\.\d+\.")
-"""The beginning of a parameter's name that its layer's others have as well."""
+_LAYER = re.compile(r".*?\.\d+\.")  # the beginning of a parameter's name that its layer's others have as well
 
 
 @dataclass(slots=True, kw_only=True)
@@ -158,7 +157,7 @@ class FsdpNetwork(Network):
             )
         if settings.true_on_policy_mode and kind in SEEING:
             raise TrainError(
-                f"--true-on-policy-mode: {kind} sees images, whose features differ in the last bits; leave it out"
+                f"--true-on-policy-mode: {kind} sees images, and their features are not equal to the bit; leave it out"
             )
         if settings.train_vision and kind not in SEEING:
             raise TrainError(f"--train-vision: {folder.path} is a {kind}, of which no weights for images are trained")

@@ -17,9 +17,8 @@ class GroupedExperts(SequentialMLP):
     def forward(self, hidden: Tensor, tokens_per_expert: Tensor, probs: Tensor) -> tuple[Tensor, None]:
         """Outputs [tokens, hidden] of tokens [tokens, hidden] in the order of their experts, each times its `probs` [tokens]."""
         ends = tokens_per_expert.to(hidden.device).cumsum(0, dtype=torch.int32)
-        gate, up = grouped_product(hidden, ends, [expert.linear_fc1.weight for expert in self.local_experts]).chunk(
-            2, -1
-        )
+        weights = [expert.linear_fc1.weight for expert in self.local_experts]
+        gate, up = grouped_product(hidden, ends, weights).chunk(2, -1)
         between = (self.config.activation_func(gate) * up * probs[:, None]).to(hidden.dtype)
         return grouped_product(between, ends, [expert.linear_fc2.weight for expert in self.local_experts]), None
 

@@ -81,6 +81,9 @@ class ParallelLayout(Ranks):
         found |= {f"{name}_rank": getattr(mpu, f"get_{kind}_parallel_rank")() for name, kind in kinds.items()}
         del kinds["dp"]  # of which the group with the context-parallel ranks is taken
         found |= {f"{name}_group": getattr(mpu, f"get_{kind}_parallel_group")() for name, kind in kinds.items()}
+        size, rank, group = (
+            getattr(mpu, f"get_expert_tensor_parallel_{what}")() for what in ("world_size", "rank", "group")
+        )
         return cls(
             rank=dist.get_rank(),
             world=dist.get_world_size(),
@@ -89,12 +92,7 @@ class ParallelLayout(Ranks):
             pp_ranks=tuple(dist.get_process_group_ranks(found["pp_group"])),
             ep_rank=mpu.get_expert_model_parallel_rank(),
             ep_ranks=tuple(dist.get_process_group_ranks(mpu.get_expert_model_parallel_group())),
-            experts=Cut(
-                mpu.get_expert_tensor_parallel_world_size(),
-                mpu.get_expert_tensor_parallel_rank(),
-                mpu.get_expert_tensor_parallel_group(),
-                mpu.get_expert_data_parallel_rank() == 0,
-            ),
+            experts=Cut(size, rank, group, mpu.get_expert_data_parallel_rank() == 0),
             **found,
             **groups,
         )

@@ -147,9 +147,7 @@ class MegatronNetwork(Network):
 
     def state(self, prefix: str = "") -> dict[str, Any]:
         if self.adapters:  # alone: the weights are those of the model's folder
-            return {
-                key: t for name, adapter in self.adapters.items() for key, t in adapter.sharded(prefix + name).items()
-            }
+            return {key: t for name, own in self.adapters.items() for key, t in own.sharded(prefix + name).items()}
         metadata = sharding(self.place.settings, self.place.ranks)
         state: dict[str, Any] = unwrap_model(self.model).sharded_state_dict(prefix=prefix, metadata=metadata)
         return state
@@ -159,9 +157,8 @@ class MegatronNetwork(Network):
             for name, adapter in self.adapters.items():
                 adapter.take(prefix + name, state)
             return
-        unwrap_model(self.model).load_state_dict(
-            {name.removeprefix(prefix): v for name, v in state.items()}, strict=True
-        )
+        weights = {name.removeprefix(prefix): value for name, value in state.items()}
+        unwrap_model(self.model).load_state_dict(weights, strict=True)
 
     @staticmethod
     def write(state: dict[str, Any], folder: Path, group: dist.ProcessGroup | None) -> WriteFiles:

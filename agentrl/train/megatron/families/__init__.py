@@ -59,11 +59,8 @@ def _unexpressed(family: ModelFamily, config: Mapping[str, Any]) -> Iterator[tup
         yield from mixture.unexpressed(sigmoid=family.has("router.expert_bias"))
     for key, expressed in _EXPRESSED.items():
         value = found.get(key)
-        if (
-            value is not None
-            and not (family.partial and key == "partial_rotary_factor")
-            and not set(value if isinstance(value, list) else [value]) <= expressed
-        ):
+        given = set(value if isinstance(value, list) else [] if value is None else [value])
+        if not (given <= expressed or (family.partial and key == "partial_rotary_factor")):
             yield key, value
 
 

@@ -133,8 +133,7 @@ class Rule:
     megatron: str
     hf: tuple[str, ...]
     layout: ShardLayout
-    when: str = ""
-    """A key of `config.json` that is true of models with this parameter; `!key`: that is false or absent."""
+    when: str = ""  # a key of `config.json` that is true of models with this parameter; `!key`: that is false or absent
 
     @property
     def of_expert(self) -> bool:
@@ -176,8 +175,7 @@ class ModelFamily:
 EMBEDDING = Rule("embedding.word_embeddings.weight", ("model.embed_tokens.weight",), ShardLayout.VOCAB)
 FINAL_NORM = Rule("decoder.final_layernorm.weight", ("model.norm.weight",), ShardLayout.WHOLE)
 HEAD = Rule("output_layer.weight", ("lm_head.weight",), ShardLayout.VOCAB)
-TIED_HEAD = replace(HEAD, hf=EMBEDDING.hf)
-"""Read from the embedding, and never exported."""
+TIED_HEAD = replace(HEAD, hf=EMBEDDING.hf)  # read from the embedding, and never exported
 VALUE_HEAD = Rule("output_layer.weight", ("score.weight",), ShardLayout.WHOLE)
 """Named as transformers' classifiers name it: a reward model of one score is a critic to start from."""
 
@@ -193,8 +191,7 @@ class Mixture:
     layers: list[int]  # for each layer 1 if it has experts, 0 if it is dense
     normalised: bool  # whether the weights of a token's experts add up to `scaling`
     scaling: float
-    groups: int
-    """Experts are in so many groups; a token's are in the best `group_topk`. 1 and 1 without groups."""
+    groups: int  # experts are in so many groups; a token's are in the best `group_topk`. 1 and 1 without groups.
     group_topk: int
 
     @classmethod

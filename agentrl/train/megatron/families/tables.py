@@ -68,8 +68,7 @@ SIGMOID_EXPERTS = (
     *_gated("shared_experts", "shared_experts"),
 )
 """Scored by a sigmoid and chosen with a bias, which is not trained; with one more for all (DeepSeek-V3, arXiv:2412.19437)."""
-DENSE = (*NORMS, *ATTENTION, *MLP)
-"""A pre-norm, gated, grouped-query decoder layer as Llama laid it out."""
+DENSE = (*NORMS, *ATTENTION, *MLP)  # a pre-norm, gated, grouped-query decoder layer as Llama laid it out
 _QWEN2 = ModelFamily("qwen2", (*DENSE, *qkv_bias()))
 _GLM = ModelFamily(
     "glm", (*NORMS, *ATTENTION, *qkv_bias("attention_bias"), *JOINED_MLP), interleaved=True, partial=True
