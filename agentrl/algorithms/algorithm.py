@@ -19,7 +19,6 @@ from agentrl.algorithms.own import is_own, own_weights
 if TYPE_CHECKING:
     from agentrl.algorithms.fields import AlgorithmFields
 
-
 _REDUCER = "custom_pg_loss_reducer_function_path"
 WEIGHTS = frozenset({"calculate_per_token_loss", "loss_denominator", "loss_max_length", _REDUCER})
 """The settings of `Algorithm.token_weights`."""

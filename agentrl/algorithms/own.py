@@ -56,9 +56,8 @@ def own_loss(view: TokenView, settings: AlgorithmFields) -> TokenLoss:
     found = load_function(settings.custom_loss_function_path, _LOSS)(view, settings)
     if not isinstance(found, TokenLoss):
         raise PluginError(f"{path}: expected a TokenLoss, got {type(found).__name__}")
-    stats = {
-        name: _like(value, view.log_probs, f"{path}: the statistic {name!r}") for name, value in found.stats.items()
-    }
+    what = f"{path}: the statistic"
+    stats = {name: _like(value, view.log_probs, f"{what} {name!r}") for name, value in found.stats.items()}
     loss = _like(found.loss, view.log_probs, f"{path}: the loss")
     if loss.dtype != view.log_probs.dtype:
         raise PluginError(f"{path}: the loss is {loss.dtype}, but the log-probs are {view.log_probs.dtype}")

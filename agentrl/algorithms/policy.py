@@ -13,7 +13,6 @@ from agentrl.algorithms.own import own_loss
 if TYPE_CHECKING:
     from agentrl.algorithms.fields import AlgorithmFields
 
-
 CORRECTIONS = frozenset(
     {"use_tis", "tis_clip", "tis_clip_low", "tis_level", "tis_mode", "custom_tis_function_path"}
     | {"use_rs", "rs_level", "rs_lower_bound", "rs_upper_bound", "rs_veto_threshold", "use_opsm", "opsm_delta"}
@@ -112,7 +111,7 @@ class PolicyGradient(Algorithm):
         if settings.use_kl_loss:
             reference = need(seen.ref_log_probs, "ref_log_probs", "use_kl_loss")
             unbiased = settings.use_unbiased_kl
-            weight = ops.clipping.ratio_of(seen.log_probs, seen.old_log_probs) if unbiased else None
+            weight = ops.clipping.log_ratio_of(seen.log_probs, seen.old_log_probs).exp() if unbiased else None
             kl = ops.kl.approximate_kl(seen.log_probs, reference, settings.kl_loss_type, weight=weight)
             loss = loss + settings.kl_loss_coef * kl
             stats["kl_loss"] = kl.detach()

@@ -19,10 +19,8 @@ class SAPO(GRPO):
     takes = (GRPO.takes - _CLIPS) | {"sapo_tau_positive", "sapo_tau_negative"}
 
     def surrogate(self, view: TokenView) -> TokenLoss:
-        positive, negative = self.settings.sapo_tau_positive, self.settings.sapo_tau_negative
-        return ops.clipping.soft_gate_loss(
-            view.log_probs, view.old_log_probs, view.advantages, positive=positive, negative=negative
-        )
+        taus = {"positive": self.settings.sapo_tau_positive, "negative": self.settings.sapo_tau_negative}
+        return ops.clipping.soft_gate_loss(view.log_probs, view.old_log_probs, view.advantages, **taus)
 
 
 class DPPO(GRPO):
@@ -38,9 +36,8 @@ class DPPO(GRPO):
     def surrogate(self, view: TokenView) -> TokenLoss:
         kind, given = self.settings.dppo_divergence, self.settings.dppo_threshold
         threshold = {"tv": 0.15, "kl": 0.05}[kind] if given is None else given
-        return ops.clipping.divergence_masked_loss(
-            view.log_probs, view.old_log_probs, view.advantages, kind=kind, threshold=threshold
-        )
+        tensors = view.log_probs, view.old_log_probs, view.advantages
+        return ops.clipping.divergence_masked_loss(*tensors, kind=kind, threshold=threshold)
 
 
 class GMPO(GRPO):

@@ -28,7 +28,8 @@ _PROMPTS = 32  # prompts whose ids are kept: a group's trajectories begin one af
 
 
 class Chat:
-    """A tokenizer with its chat template, probed and ready."""
+    """A tokenizer with its chat template, probed and ready. Raises TemplateError: there is no template, or it does not
+    compile. SettingsError: an unknown policy or parser."""
 
     def __init__(
         self,
@@ -53,11 +54,7 @@ class Chat:
             template_rewrite_policy: where the template would rewrite history: keep it as sampled, split samples, or fail.
             stop_tokens: ids or texts of tokens that end generation, besides the tokenizer's EOS and the template's.
             placeholders: of the model's images; None if it sees none.
-            image_limits: limits on the images of a trajectory.
-
-        Raises:
-            TemplateError: there is no template, or it does not compile.
-            SettingsError: an unknown policy or parser."""
+            image_limits: limits on the images of a trajectory."""
         if template_rewrite_policy not in ("keep", "split", "fail"):
             raise SettingsError(f"--template-rewrite-policy {template_rewrite_policy!r}: expected keep, split or fail")
         source = chat_template if chat_template is not None else _own_template(tokenizer)

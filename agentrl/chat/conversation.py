@@ -40,15 +40,7 @@ def _too_long(tokens: str, most: int) -> ContextOverflow:
 
 
 class Conversation:
-    """A trajectory in flight.
-
-    Attributes:
-        sample: the sample that grows.
-        earlier: the samples that it was split from, oldest first.
-        messages: the whole conversation as it was given and parsed.
-        turns: how many turns the model has had.
-        length: tokens of the conversation, those included that `append_messages` found not to fit.
-        context_length: most tokens of prompt and response together."""
+    """A trajectory in flight."""
 
     def __init__(
         self,
@@ -72,10 +64,12 @@ class Conversation:
         if (least := chat.least_tokens(messages)) > most:
             raise _too_long(f"at least {least}", most)
         self._chat, self._tools, self._session = chat, tools, ChatSession(chat, messages, tools)
-        self.sample, self.context_length = sample, context_length
-        self.earlier: list[Sample] = []
-        self.messages: list[Message] = []
-        self.turns, self.length = 0, len(self._session.prompt_ids)
+        self.sample = sample  # the sample that grows
+        self.context_length = context_length  # most tokens of prompt and response together
+        self.earlier: list[Sample] = []  # the samples that `sample` was split from, oldest first
+        self.messages: list[Message] = []  # the whole conversation as it was given and parsed
+        self.turns = 0  # turns that the model has had
+        self.length = len(self._session.prompt_ids)  # also of messages that `append_messages` found not to fit
         self._told: dict[int, str] = {}
         if self.length > most:
             raise _too_long(str(self.length), most)
@@ -177,10 +171,8 @@ class Conversation:
 
         Messages are compared in their normal form. A model's turn must be there: as the text of `record_shown_text`, or
         in its parsed form. The new part has no other turns, so only the conversation with the longest history continues.
-
-        Args:
-            same_list: `messages` is the list object that the conversation began with. It is the client's own record
-                then: it may hold the model's turns in any form or leave them out."""
+        `same_list`: `messages` is the list object that the conversation began with. It is the client's own record then:
+        it may hold the model's turns in any form or leave them out."""
         known, told = self.messages, self._told
         if same_list:
             messages, known = _without_assistant(messages), _without_assistant(known)

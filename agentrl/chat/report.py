@@ -70,11 +70,8 @@ class TemplateReport:
     boundaries: tuple[Boundary, ...]  # the probed turn boundaries
 
     def predict(self, next_role: str, thoughts: Iterable[Thought] = Thought, *, beside: bool = True) -> Verdict:
-        """The worst verdict for a boundary before `next_role` ("tool", else a user).
-
-        Args:
-            thoughts: the kinds of turns that the model has written so far.
-            beside: one of them may have had text beside its calls."""
+        """The worst verdict for a boundary before `next_role` ("tool", else a user). `thoughts`: the kinds of turns that
+        the model has written so far. `beside`: one of them may have had text beside its calls."""
         role = "tool" if next_role == "tool" else "user"
         return max((self._worst(role, thought, beside) for thought in thoughts), key=_ORDER.__getitem__)
 

@@ -106,10 +106,6 @@ def _matmul(a: Tensor, b: Tensor) -> Tensor:
     return product(a, b).to(a.dtype)
 
 
-def _linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    return _matmul(x, weight.mT) + (0.0 if bias is None else bias)
-
-
 def _sum(x: Tensor, dim: Sequence[int] | None, keepdim: bool = False, *, dtype: Any = None) -> Tensor:
     return total(x, dim or range(x.ndim), keepdim).to(dtype or x.dtype)
 
@@ -127,7 +123,7 @@ def _log_softmax(x: Tensor, dim: int, _dtype: Any = None) -> Tensor:
 _aten = torch.ops.aten
 _INSTEAD: Mapping[Any, Callable[..., Any]] = {
     **dict.fromkeys((_aten.mm.default, _aten.bmm.default, _aten.matmul.default), _matmul),
-    _aten.linear.default: _linear,
+    _aten.linear.default: lambda x, weight, bias=None: _matmul(x, weight.mT) + (0.0 if bias is None else bias),
     _aten.addmm.default: lambda bias, a, b: _matmul(a, b) + bias,
     _aten.mean.dim: _mean,
     _aten.sum.dim_IntList: _sum,

@@ -13,12 +13,8 @@ from torch import Tensor
 
 
 class OffloadedTensors:
-    """Takes the memory of tensors away until `restore`. Raises OSError: the file could not be written; nothing was
-    taken away.
-
-    Args:
-        kept: tensors whose bytes come back as they were.
-        emptied: tensors that come back as zeros, where `kept` does not share their memory."""
+    """Takes the memory of tensors away until `restore`. The bytes of `kept` come back as they were; `emptied` come back
+    as zeros, where `kept` does not share their memory. Raises OSError: the file could not be written; all is there."""
 
     def __init__(self, kept: Iterable[Tensor], emptied: Iterable[Tensor] = ()) -> None:
         self._kept = _storages(kept)

@@ -7,19 +7,28 @@
 
 import math
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 
 from agentrl.chat import AppendResult, Conversation, ParsedTurn
 from agentrl.clock import note_turn
 from agentrl.engine.images import ImageInputs
 from agentrl.engine.wire import Generation, SamplingParams
 from agentrl.envs import AgentEnvironment, Environment, Step, Turn
-from agentrl.errors import ContextOverflow, EngineFailure, EngineRejected, EnvFailure, GraderFailure, SampleError
+from agentrl.errors import (
+    ContextOverflow,
+    EngineFailure,
+    EngineRejected,
+    EnvFailure,
+    GraderFailure,
+    MediaError,
+    SampleError,
+)
 from agentrl.plugins import defined_at
 from agentrl.rollout.agents import leader, play_agent
 from agentrl.rollout.context import RolloutContext
 from agentrl.rollout.environment import LiveEnvironment, closing
-from agentrl.rollout.failures import guarded, images_refused
+from agentrl.rollout.failures import guarded
 from agentrl.rollout.hosted import HostedConversation
 from agentrl.rollout.rewards import check_reward
 from agentrl.rollout.stats import Tokens
@@ -132,6 +141,15 @@ class _Trajectory:
             sibling.reward = talk.sample.reward
             if credit := talk.sample.metadata.get("step_credit"):
                 sibling.metadata["step_credit"] = credit
+
+
+@contextmanager
+def images_refused() -> Iterator[None]:
+    """Name the environment if one of its images is refused."""
+    try:
+        yield
+    except MediaError as error:
+        raise EnvFailure(f"an image of the environment is refused: {error}", kind="env_image") from error
 
 
 async def _grade(context: RolloutContext, env: Environment, sample: Sample) -> None:

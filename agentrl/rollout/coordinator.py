@@ -91,11 +91,8 @@ class RolloutCoordinator:
     async def running(
         cls, player: Player, store: GroupStore, settings: RolloutSettings, filter_name: str = "", carried: int = 0
     ) -> AsyncIterator["RolloutCoordinator"]:
-        """Run a coordinator, with a task for each lease, until the block ends.
-
-        Args:
-            filter_name: name of the group filter, for messages.
-            carried: number of tokens in finished groups that an earlier process left in the store."""
+        """Run a coordinator, with a task for each lease, until the block ends. `filter_name`: the group filter, for
+        messages. `carried`: number of tokens in finished groups that an earlier process left in the store."""
         with ungrouped():
             async with anyio.create_task_group() as tasks:
                 coordinator = cls(player, store, settings, filter_name, tasks)

@@ -3,22 +3,12 @@
 1. User code is called through `guarded`: a deadline, and exceptions become `Failure`s that name code, place and cause.
 2. The outermost call of a trajectory has a `TrajectoryPlace`; errors that leave it name group, sample and turn."""
 
-from collections.abc import Awaitable, Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from typing import TypeVar
 
 from agentrl.clock import Deadline
-from agentrl.errors import (
-    AgentRLError,
-    Blame,
-    EnvFailure,
-    Failure,
-    MediaError,
-    SampleError,
-    TrajectoryPlace,
-    first_error,
-)
+from agentrl.errors import AgentRLError, Blame, EnvFailure, Failure, SampleError, TrajectoryPlace, first_error
 from agentrl.plugins import describe_error, stops_the_caller
 from agentrl.sample import Sample, Status
 
@@ -83,15 +73,6 @@ def describe(what: str, error: BaseException) -> str:
 def bad_result(message: str) -> EnvFailure:
     """User code returned what it must not."""
     return EnvFailure(message, kind="env_bad_result")
-
-
-@contextmanager
-def images_refused() -> Iterator[None]:
-    """Name the environment if one of its images is refused."""
-    try:
-        yield
-    except MediaError as error:
-        raise EnvFailure(f"an image of the environment is refused: {error}", kind="env_image") from error
 
 
 def mark_failed(sample: Sample, failure: Failure) -> Sample:

@@ -40,15 +40,10 @@ class NoChat:
 
 
 class HostedConversation:
-    """A trajectory in flight, with the attributes of a `Conversation` that the agent loop uses.
+    """A trajectory in flight, with the attributes of a `Conversation` that the agent loop uses. `sample` gets the texts,
+    the tools and the server's count of tokens. `earlier` is empty: a conversation in messages is not split."""
 
-    Attributes:
-        sample: it gets the texts, the tools and the server's count of tokens.
-        earlier: always empty: a conversation in messages is not split.
-        messages: the whole conversation, as graders and `agentrl sft` read it.
-        room: no limit is known; the server refuses what is too long."""
-
-    room: Final = sys.maxsize
+    room: Final = sys.maxsize  # no limit is known; the server refuses what is too long
 
     def __init__(
         self,

@@ -106,10 +106,7 @@ class RolloutWorker(Player):
         player: plays groups with the settings of training.
         group_filter: judges finished groups.
         sets: players of the evaluation sets.
-        figures: returns metrics of this process since the last call.
-
-    Attributes:
-        player, sets: as given."""
+        figures: returns metrics of this process since the last call."""
 
     def __init__(
         self,

@@ -34,7 +34,9 @@ class Interpreter:
 def find_interpreter(*, by_others: bool) -> Interpreter:
     """The Python to use. `by_others`: whether another user than the caller's must be able to read it. Raises
     SandboxUnavailable: there is none that could be read."""
-    site = tuple(path for path in _packages() if _readable(path, by_others))
+    known = [sysconfig.get_path("purelib"), sysconfig.get_path("platlib")]
+    named = [path for path in sys.path if Path(path).name in ("site-packages", "dist-packages")]
+    site = tuple(path for path in dict.fromkeys(known + named) if os.path.isdir(path) and _readable(path, by_others))
     own = os.path.realpath(getattr(sys, "_base_executable", None) or sys.executable)
     stdlib = [sysconfig.get_path("stdlib"), sysconfig.get_path("platstdlib")]
     if all(_readable(path, by_others) for path in (own, *stdlib)):
@@ -60,12 +62,6 @@ def find_interpreter(*, by_others: bool) -> Interpreter:
         f"no Python that the sandbox's user can read (looked at {', '.join(tried)}); install a system python3, "
         "or run as an ordinary user from an environment outside /root"
     )
-
-
-def _packages() -> list[str]:
-    known = [sysconfig.get_path("purelib"), sysconfig.get_path("platlib")]
-    named = [path for path in sys.path if Path(path).name in ("site-packages", "dist-packages")]
-    return [path for path in dict.fromkeys([*known, *named]) if os.path.isdir(path)]
 
 
 def _files(executable: str, prefix: str, stdlib: list[str], site: tuple[str, ...]) -> tuple[str, ...]:

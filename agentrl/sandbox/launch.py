@@ -148,18 +148,9 @@ def _popen(command: list[str], inherited: Sequence[int], errors: IO[bytes], as_n
     user = NOBODY if as_nobody else None
     try:
         return subprocess.Popen(
-            command,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            stderr=errors,
-            env=_ENVIRONMENT,
-            cwd="/",
-            pass_fds=inherited,
-            start_new_session=True,
-            user=user,
-            group=user,
-            extra_groups=None if user is None else [],
-        )
+            command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=errors, env=_ENVIRONMENT, cwd="/",
+            pass_fds=inherited, start_new_session=True, user=user, group=user, extra_groups=None if user is None else [],
+        )  # fmt: skip
     except OSError as error:
         raise SandboxUnavailable(f"{command[0]} cannot be started: {error.strerror}") from error
 

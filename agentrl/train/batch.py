@@ -42,72 +42,61 @@ class Picture(NamedTuple):
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False, kw_only=True)
 class TrainBatch:
-    """S samples with T tokens and R response tokens in all. A missing index is -1.
+    """S samples with T tokens and R response tokens in all: `PerToken` arrays are [T], `PerResponseToken` [R], `PerSample`
+    [S]. A missing index is -1."""
 
-    Attributes:
-        tokens: int32 [T], each sample's prompt and response.
-        offsets, response_offsets: int64 [S + 1]; sample i is `tokens[offsets[i]:offsets[i + 1]]`. In response
-            arrays, `response_offsets` has the bounds.
-        loss_mask: uint8 [R], 1 where the token trains.
-        rollout_log_probs: float32 [R], natural logs as the engine reported them, 0 where masked; None if unknown.
-        teacher_log_probs: float32 [R], natural logs as the samples have them; None if a trained sample lacks them.
-        old_log_probs, ref_log_probs, values, advantages, chosen, returns: float32 [R], as in `TokenView`. The trainer adds
-            the arrays that its algorithm reads. `returns` are the targets of a critic.
-        counted: uint8 [R], the mask from which token weights are computed; None if it is `loss_mask`.
-        turns: int32 [R], the turn that each token belongs to, from 1; 0 where unknown.
-        staleness: int32 [R], number of rollouts by which the weights that sampled the token are older than the weights
-            that this batch trains; -1 where masked or unknown.
-        step_rewards: float64 [R], the reward of each turn, at the turn's last model token; 0 elsewhere. The sum is all
-            that the sample earned, see `observations.credit_of`. None if no step gave a reward.
-        observation_ids: int32 [R], a number for the tokens that the model was shown just before the token's turn (for
-            the first turn: the prompt). Within a group, equal numbers mean equal tokens. -1 where the turn is unknown.
-        loss_weights: float32 [R], the user's factor of a token's weight in the loss; None if no sample has one.
-        rewards: float64 [S]; NaN for a removed sample without a reward.
-        reward_parts: float64 [S, K], the entries of dict rewards that the run names; None if it names none.
-        group_ids, trajectory_ids: int64 [S], numbers in the batch; fan-out siblings share a trajectory.
-        group_indices, sample_indices: int64 [S], `Sample.group_index` and `Sample.index`.
-        support_ids: int32 [K], the kept sets of truncated sampling, one after the other; None if sampling was not truncated.
-        support_offsets: int64 [R + 1]; token i was sampled from `support_ids[support_offsets[i]:support_offsets[i +
-            1]]`, or from all tokens if this set is empty. The sets of trained tokens are not empty.
-        routed_experts: for each sample int16 [tokens, layers x experts a token], the experts that the engine chose for
-            each token, or -1 if unknown (never for a token that a trained token follows). None if nothing is replayed.
-        pictures: the images of all samples, each once.
-        image_spans: int32 [K, 3], for each place of an image its number in `pictures`, and the bounds of its placeholder
-            ids in the sample's tokens. The rows of all samples lie one after the other.
-        image_offsets: int64 [S + 1]; sample i has `image_spans[image_offsets[i]:image_offsets[i + 1]]`.
-        metadata: bytes [S], the samples' `train_metadata` as JSON; None if no sample has any."""
-
-    tokens: PerToken[np.int32]
+    tokens: PerToken[np.int32]  # each sample's prompt and response
     offsets: NDArray[np.int64]
-    loss_mask: PerResponseToken[np.uint8]
+    """[S + 1]; sample i is `tokens[offsets[i]:offsets[i + 1]]`. `response_offsets` are the same of response arrays."""
+    loss_mask: PerResponseToken[np.uint8]  # 1 where the token trains
     rollout_log_probs: PerResponseToken[np.float32] | None = None
-    turns: PerResponseToken[np.int32]
+    """Natural logs as the engine reported them, 0 where masked; None if unknown."""
+    turns: PerResponseToken[np.int32]  # the turn that each token belongs to, from 1; 0 where unknown
     staleness: PerResponseToken[np.int32]
+    """Number of rollouts by which the weights that sampled the token are older than the weights that this
+    batch trains; -1 where masked or unknown."""
     step_rewards: PerResponseToken[np.float64] | None = None
+    """The reward of each turn, at the turn's last model token; 0 elsewhere. The sum is all that the sample
+    earned, see `observations.credit_of`. None if no step gave a reward."""
     observation_ids: PerResponseToken[np.int32]
+    """A number for the tokens that the model was shown just before the token's turn (for the first turn: the
+    prompt). Within a group, equal numbers mean equal tokens. -1 where the turn is unknown."""
     loss_weights: PerResponseToken[np.float32] | None = None
+    """The user's factor of a token's weight in the loss; None if no sample has one."""
     response_offsets: NDArray[np.int64]
-    rewards: PerSample[np.float64]
+    rewards: PerSample[np.float64]  # NaN for a removed sample without a reward
     reward_parts: PerSample[np.float64] | None = None
+    """[S, K], the entries of dict rewards that the run names; None if it names none."""
     group_ids: PerSample[np.int64]
-    trajectory_ids: PerSample[np.int64]
-    group_indices: PerSample[np.int64]
-    sample_indices: PerSample[np.int64]
+    trajectory_ids: PerSample[np.int64]  # as `group_ids`, numbers in the batch; fan-out siblings share a trajectory
+    group_indices: PerSample[np.int64]  # `Sample.group_index`
+    sample_indices: PerSample[np.int64]  # `Sample.index`
     teacher_log_probs: PerResponseToken[np.float32] | None = None
+    """Natural logs as the samples have them; None if a trained sample lacks them."""
     old_log_probs: PerResponseToken[np.float32] | None = None
+    """This and the next five are as in `TokenView`. The trainer adds the arrays that its algorithm reads."""
     ref_log_probs: PerResponseToken[np.float32] | None = None
     values: PerResponseToken[np.float32] | None = None
     advantages: PerResponseToken[np.float32] | None = None
     chosen: PerResponseToken[np.float32] | None = None
-    returns: PerResponseToken[np.float32] | None = None
+    returns: PerResponseToken[np.float32] | None = None  # the targets of a critic
     counted: PerResponseToken[np.uint8] | None = None
+    """The mask from which token weights are computed; None if it is `loss_mask`."""
     support_ids: NDArray[np.int32] | None = None
+    """[K], the kept sets of truncated sampling, one after the other; None if sampling was not truncated."""
     support_offsets: NDArray[np.int64] | None = None
+    """[R + 1]; token i was sampled from `support_ids[support_offsets[i]:support_offsets[i + 1]]`, or from all
+    tokens if this set is empty. The sets of trained tokens are not empty."""
     routed_experts: tuple[Routing, ...] | None = None
-    pictures: tuple[Picture, ...] = ()
+    """For each sample int16 [tokens, layers x experts a token], the experts that the engine chose for each token, or -1
+    if unknown (never for a token that a trained token follows). None if nothing is replayed."""
+    pictures: tuple[Picture, ...] = ()  # the images of all samples, each once
     image_spans: NDArray[np.int32] = field(default_factory=lambda: np.zeros((0, 3), np.int32))
+    """[K, 3], for each place of an image its number in `pictures`, and the bounds of its placeholder ids in the
+    sample's tokens. The rows of all samples lie one after the other."""
     image_offsets: NDArray[np.int64] | None = None
-    metadata: PerSample[np.bytes_] | None = None
+    """[S + 1]; sample i has `image_spans[image_offsets[i]:image_offsets[i + 1]]`."""
+    metadata: PerSample[np.bytes_] | None = None  # the samples' `train_metadata` as JSON; None if no sample has any
 
     def __post_init__(self) -> None:
         for array in self.arrays().values():

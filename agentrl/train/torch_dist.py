@@ -29,7 +29,6 @@ _DESCRIPTIONS = {
     ("torch", "Size"): torch.Size,
 }
 
-
 _WRITTEN: dict[tuple[str, str], Any] = {
     ("torch.serialization", "_get_layout"): _get_layout,
     **{("pathlib", name): PurePosixPath for name in ("Path", "PosixPath", "PurePosixPath")},

@@ -11,11 +11,6 @@ MAX_LOG_RATIO = 20.0
 """|log ratio| is bounded by this before exp: e^20 is far outside every clip range and still finite in fp32."""
 
 
-def ratio_of(log_probs: Tensor, old_log_probs: Tensor) -> Tensor:
-    """exp(log_probs - old_log_probs), with gradient in the first; the difference is bounded by `MAX_LOG_RATIO`."""
-    return log_ratio_of(log_probs, old_log_probs).exp()
-
-
 def log_ratio_of(log_probs: Tensor, old_log_probs: Tensor) -> Tensor:
     """log_probs - old_log_probs, with gradient in the first, bounded by `MAX_LOG_RATIO`."""
     return (log_probs - old_log_probs.detach()).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)

@@ -11,15 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from agentrl.chat.messages import ParsedTurn, ToolCall, too_deep, whole_text
-from agentrl.chat.parsers.base import (
-    TAGS,
-    Parsed,
-    ReasoningParser,
-    ReasoningTags,
-    Split,
-    ToolCallParser,
-    split_reasoning,
-)
+from agentrl.chat.parsers.base import TAGS, Parsed, ReasoningParser, ReasoningTags, Split, ToolCallParser, split_tags
 from agentrl.chat.parsers.families import FAMILIES, OutputFormat, detect_family
 from agentrl.chat.parsers.harmony import split_channels
 from agentrl.errors import SettingsError
@@ -66,7 +58,7 @@ class TurnParser:
         """Parse a turn's text (end token removed). Calls get the ids `call00001`, counted from `first_call`."""
         if self.reasoning is None or isinstance(self.reasoning, ReasoningTags):
             ends = (*self.family.begins, *self.family.answers)
-            split = split_reasoning(text, self.reasoning, opened=self.opens_reasoning, begins=ends)
+            split = split_tags(text, self.reasoning, opened=self.opens_reasoning, begins=ends)
         else:
             split = self.reasoning(text)
         parsed = self.family.parse(split.rest, tools or ())

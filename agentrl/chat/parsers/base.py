@@ -148,7 +148,7 @@ TAGS = (
 )
 
 
-def split_reasoning(text: str, tags: ReasoningTags | None, *, opened: bool, begins: Sequence[str]) -> Split:
+def split_tags(text: str, tags: ReasoningTags | None, *, opened: bool, begins: Sequence[str]) -> Split:
     """Split `text` at the reasoning's end.
 
     Args:

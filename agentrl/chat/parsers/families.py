@@ -1,10 +1,9 @@
 """The tool-call formats of known models: a row each. Where the rows come from: the models' published chat templates,
 and the notes on formats of SGLang and vLLM."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from html import unescape
-from typing import Any
 
 from agentrl.chat.parsers.base import Parsed, ToolCallParser
 from agentrl.chat.parsers.harmony import parse_harmony
@@ -22,11 +21,6 @@ class OutputFormat:
     known_by: tuple[str, ...] = ()  # texts that stand in a template of this format, all of them
     aliases: tuple[str, ...] = ()  # further names: those of SGLang and vLLM
     answers: tuple[str, ...] = ()  # texts with which the answer itself begins
-
-
-def parse_none(text: str, tools: Sequence[Mapping[str, Any]] = ()) -> Parsed:
-    """The parser of models that call no tools: everything is text."""
-    return Parsed(text)
 
 
 _FUNCTION = r"<function=(?P<name>[^<>\n]+)>"
@@ -129,7 +123,7 @@ _ROWS = (
     OutputFormat("hermes", _hermes, ("<tool_call>",), ("<tool_call>", '"arguments"'), ("qwen", "qwen25", "qwen3")),
     OutputFormat("llama4", _llama4, (), ("<|python_start|>",), ("pythonic",)),
     OutputFormat("llama3", _llama3, (), ('"parameters": ', "<|start_header_id|>"), ("llama3_json",)),
-    OutputFormat("none", parse_none),
+    OutputFormat("none", lambda text, tools: Parsed(text)),
 )
 FAMILIES: Mapping[str, OutputFormat] = {name: row for row in _ROWS for name in (row.name, *row.aliases)}
 """Tool-call formats by name."""

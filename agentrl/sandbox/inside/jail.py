@@ -8,6 +8,7 @@ Three ways, by `Jail.kind`:
   signal no process. Where the zygote is root, the child takes an unprivileged user id that no other call has.
 - `none`: limits only. For `unsafe_subprocess`."""
 
+import contextlib
 import os
 import platform
 import resource
@@ -53,7 +54,8 @@ def confine(jail: Jail) -> None:
     """The child's part. Afterwards nothing can be undone."""
     machine = platform.machine()
     _write("/proc/self/oom_score_adj", "1000")  # if memory runs out, this is what the kernel should kill
-    space = _address_space()
+    with open("/proc/self/statm", encoding="ascii") as file:
+        space = int(file.read().split()[0]) * resource.getpagesize()  # address space in use
     if jail.kind == "namespaces":
         flags = kernel.MS_NOSUID | kernel.MS_NODEV | kernel.MS_NOEXEC
         _make_work_folder(jail, flags)
@@ -124,28 +126,16 @@ def _limit(jail: Jail, space: int, tasks: int) -> None:
         limit(resource.RLIMIT_CPU, max(1, -int(-jail.cpu_seconds // 1)))
 
 
-def _address_space() -> int:
-    with open("/proc/self/statm", encoding="ascii") as file:
-        return int(file.read().split()[0]) * resource.getpagesize()
-
-
 def _tasks_of_user(user: int) -> int:
     """Count the threads that the user runs on this machine, as the kernel does for RLIMIT_NPROC."""
     total = 0
-    for name in os.listdir("/proc"):
-        if not name.isdigit():
-            continue
-        try:
+    for name in filter(str.isdigit, os.listdir("/proc")):
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError, PermissionError):  # it ended meanwhile
             if os.stat(f"/proc/{name}").st_uid == user:
                 total += len(os.listdir(f"/proc/{name}/task"))
-        except (FileNotFoundError, ProcessLookupError, PermissionError):
-            continue  # it ended meanwhile
     return total
 
 
 def _write(path: str, text: str) -> None:
-    handle = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
-    try:
-        os.write(handle, text.encode())
-    finally:
-        os.close(handle)
+    with open(path, "w", encoding="ascii") as file:
+        file.write(text)

@@ -227,11 +227,7 @@ class FsdpNetwork(Network):
         """Layer by layer under the names of the folder, in its form: transformers may have joined experts when it read it."""
         from transformers.core_model_loading import revert_weight_conversion
 
-        def layer(item: tuple[str, Tensor]) -> str:
-            found = _LAYER.match(item[0])
-            return found[0] if found else item[0]
-
-        for _, items in itertools.groupby(named, layer):
+        for _, items in itertools.groupby(named, lambda item: (_LAYER.match(item[0]) or item)[0]):
             yield from revert_weight_conversion(self.model, dict(items)).items()
 
     def state(self, prefix: str = "") -> dict[str, Any]:

@@ -74,8 +74,7 @@ class ModelSight:
         name, held = batch.pictures[number]
         if name not in self.made:
             found = held() if callable(held) else held
-            made = self.vision.pixels([found]) if isinstance(found, Image) else _tensors(found)
-            self.made[name] = made
+            self.made[name] = self.vision.pixels([found]) if isinstance(found, Image) else _tensors(found)
         return self.made[name]
 
     def _dummy(self) -> Mapping[str, Tensor]:
