@@ -30,8 +30,7 @@ class AppendResult(Enum):
 
     FITS = "fits"  # they were appended, and the model has room for a turn
     SPLIT = "split"  # the sample was closed, and a sibling begins with the whole conversation as its prompt
-    OUT_OF_CONTEXT = "out_of_context"
-    """They leave no room for another turn; the sample is as it was, and the conversation over."""
+    OUT_OF_CONTEXT = "out_of_context"  # they leave no room for a turn; the sample is as it was
 
 
 def _too_long(tokens: str, most: int) -> ContextOverflow:

@@ -19,8 +19,7 @@ from jinja2.visitor import NodeTransformer
 
 from agentrl.errors import TemplateError
 
-MOST_WORK: Final = 1 << 27
-"""Characters that one rendering may make, intermediate too; a loop's turn or a list's part counts as `_TURN`."""
+MOST_WORK: Final = 1 << 27  # characters that a rendering may make; a loop's turn or a list's part counts as `_TURN`
 SECONDS: Final = 5.0  # CPU time of one rendering
 _TURN = 500
 _LOOK = 1 << 12  # work between two looks at the clock
@@ -28,8 +27,7 @@ _MOST_BITS, _MOST_WIDTH = 100_000, 100_000
 _GROWING = """
     join replace format center ljust rjust zfill expandtabs translate indent tojson string batch slice round sum
 """
-_GROW = frozenset(_GROWING.split())
-"""Filters, and methods of texts, whose result may be longer than what they are given."""
+_GROW = frozenset(_GROWING.split())  # filters, and methods of texts, whose result may be longer than what they get
 _MISSING = ["lipsum", "striptags", "urlize", "wordwrap", "xmlattr", "pprint"]
 _WIDTH = re.compile(r"\d{5}|\*|:[^{}]*\{")
 

@@ -14,8 +14,7 @@ from agentrl.sample import Message
 
 ToolSchema = dict[str, Any]
 """A tool as OpenAI writes it: `{"type": "function", "function": {"name", "description", "parameters"}}`."""
-REASONING_KEYS = ("reasoning_content", "reasoning", "thinking")
-"""Names under which peers keep a message's reasoning, in order of preference."""
+REASONING_KEYS = ("reasoning_content", "reasoning", "thinking")  # names of a message's reasoning, preferred first
 _JSON_TYPES = {"dict": "object", "list": "array", "tuple": "array", "str": "string", "none": "null"}
 _JSON_TYPES |= {"float": "number", "int": "integer", "bool": "boolean"}
 _MOST_NESTED = 100

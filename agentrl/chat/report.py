@@ -20,8 +20,7 @@ class Verdict(StrEnum):
     MERGES = "tokens merge"  # the same text, but the tokenizer would merge tokens over the generation prompt's edge
     REASONING_DROPPED = "reasoning dropped"  # the template removes earlier reasoning from the history
     REWRITTEN = "history rewritten"  # the template writes an earlier turn in another way than the model did
-    DELTA_DIFFERS = "delta differs"
-    """The new messages themselves render otherwise than they do alone: the template keeps state over turns."""
+    DELTA_DIFFERS = "delta differs"  # new messages render otherwise than alone: the template keeps state over turns
     REFUSED = "refused"  # the template raises on this conversation
 
     @property
@@ -62,10 +61,8 @@ class TemplateReport:
     generation_prompt: str  # what comes after the last message, before the model writes
     opens_reasoning: bool  # the generation prompt ends inside reasoning
     stops: tuple[str, ...]  # the tokens that end generation, as text
-    closers: tuple[str, ...]
-    """Those of them that close a turn in the template's history; a stop that opens the next turn is none."""
-    history_kwargs: Mapping[str, Any]
-    """Template arguments that were chosen because they keep history as the model wrote it."""
+    closers: tuple[str, ...]  # those that close a turn in history; a stop that opens the next turn is none
+    history_kwargs: Mapping[str, Any]  # arguments that keep history as the model wrote it
     uses_date: bool  # the prompt depends on today's date
     boundaries: tuple[Boundary, ...]  # the probed turn boundaries
 

@@ -21,15 +21,11 @@ from agentrl.sample import Message
 class Delta:
     """The ids that follow a model turn."""
 
-    close: list[int] = field(default_factory=list)
-    """Ids that end the turn if the model did not end it (loss mask 0, `Origin.CLOSE`)."""
-    env: list[int] = field(default_factory=list)
-    """Ids of the new messages and the next generation prompt (loss mask 0, `Origin.ENV`)."""
+    close: list[int] = field(default_factory=list)  # ends a turn that the model did not end (mask 0, `Origin.CLOSE`)
+    env: list[int] = field(default_factory=list)  # new messages, next generation prompt (mask 0, `Origin.ENV`)
     new: list[Message] = field(default_factory=list)  # the new messages, in the normal form
-    verdict: Verdict = Verdict.EXACT
-    """Difference between these ids and the template's full rendering of the conversation."""
-    restart: list[int] | None = None
-    """Under policy `split`, the full prompt ids of a new sample; `close` and `env` are then empty."""
+    verdict: Verdict = Verdict.EXACT  # difference from the template's full rendering of the conversation
+    restart: list[int] | None = None  # under policy `split`, the prompt of a new sample; the others are then empty
 
 
 @dataclass(slots=True)

@@ -16,8 +16,7 @@
 from collections import Counter
 from dataclasses import dataclass, field
 
-HOPELESS, HOPELESS_GROUPS = 10, 50
-"""Dropped groups in a row that end a batch: `HOPELESS` times the batch, but at least `HOPELESS_GROUPS`."""
+HOPELESS, HOPELESS_GROUPS = 10, 50  # so many batches, and so many groups, dropped in a row end a batch
 
 WINDOW = 8  # number of batches in a row that must leave groups over before more starts are delayed
 

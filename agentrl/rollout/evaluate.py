@@ -31,8 +31,7 @@ class Evaluated:
     name: str  # the set's name, for the metrics
     settings: RolloutSettings  # the settings that it is played with
     environments: Sequence[str] = ()  # names of its environments
-    startup_check: StartupCheck = field(default_factory=StartupCheck)
-    """Watches the first groups of all evaluations of the set."""
+    startup_check: StartupCheck = field(default_factory=StartupCheck)  # watches the first groups of all evaluations
 
 
 async def evaluate(

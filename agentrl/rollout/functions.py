@@ -30,8 +30,7 @@ from agentrl.sample import Sample, Status
 from agentrl.tools.threads import run_in_daemon_thread
 
 Generated = list[list[Sample]]  # for each input sample the samples that its trajectory produced, at least one
-_OWNERS: dict[type, Any] = {}
-"""The one object of each class that was given as a generate function: several evaluation sets may name it."""
+_OWNERS: dict[type, Any] = {}  # the one object of each class; several evaluation sets may name it
 
 
 @dataclass(frozen=True, slots=True)

@@ -31,8 +31,7 @@ class Grader:
     settings: RolloutSettings
     args: Any
     function: RewardFunction | None = None  # a custom reward function; it takes the place of `Environment.reward`
-    runner: GraderRunner | None = None
-    """Runs built-in graders, also for `async_rm` in user code; by default the event loop's own."""
+    runner: GraderRunner | None = None  # for built-in graders and `async_rm`; by default the event loop's own
     _threads: anyio.Semaphore = field(default_factory=lambda: anyio.Semaphore(_THREADS), repr=False, compare=False)
 
     @property
@@ -57,10 +56,8 @@ class Grader:
     async def _own(self, function: RewardFunction, samples: Sequence[Sample]) -> list[Any]:
         # Hundreds of plain functions at once would share the processor and all miss their deadlines.
         async with self._threads if function.plain else nullcontext():
-            call, flag = function(self.args, samples), "--reward-timeout"
-            return await guarded(
-                call, what=function.name, timeout=self.settings.reward_timeout, failure=GraderFailure, flag=flag
-            )
+            call, timeout, flag = function(self.args, samples), self.settings.reward_timeout, "--reward-timeout"
+            return await guarded(call, what=function.name, timeout=timeout, failure=GraderFailure, flag=flag)
 
     async def _built_in(self, samples: Sequence[Sample]) -> list[Any]:
         if self.settings.rm_type is None and not all(sample.metadata.get("rm_type") for sample in samples):

@@ -14,8 +14,7 @@ class FailureAction(StrEnum):
     """Consequence of a failed trajectory."""
 
     RETRY = "retry"  # start the trajectory again from its prompt; after `rollout_max_retries` it is kept masked
-    KEEP_MASKED = "keep_masked"
-    """Keep it with reward 0 for statistics and the group baseline, but train on none of its tokens."""
+    KEEP_MASKED = "keep_masked"  # keep it with reward 0 for statistics and the group baseline; train none of its tokens
     SCORE = "score"  # keep what the model wrote so far and train on it, with reward 0 if it was not graded yet
     DROP_GROUP = "drop_group"  # drop its whole group, with the reason in the ledger, and lease another prompt
     RAISE = "raise"  # stop the run with the failure's message

@@ -27,8 +27,7 @@ _ETC = {
 }
 _HOST = "host:"
 _REMOVE = 'rm -rf -- "$1" || { chmod -R u+rwX -- "$1"; rm -rf -- "$1"; }'
-_USER = NOBODY if os.geteuid() == 0 else None
-"""The user of commands outside: the limit on processes does not apply to root."""
+_USER = NOBODY if os.geteuid() == 0 else None  # of commands outside: the limit on processes does not apply to root
 
 
 class BubblewrapMachine(Machine):

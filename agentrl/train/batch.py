@@ -26,10 +26,8 @@ PerToken = NDArray[K]
 PerResponseToken = NDArray[K]
 PerSample = NDArray[K]
 Ints = NDArray[np.int64]
-Routing = NDArray[np.int16] | Callable[[], NDArray[np.int16]]
-"""The routing of one sample, or a function that fetches it."""
-Pixels = Mapping[str, NDArray[Any]]
-"""Arrays of one image for a model's `get_image_features`: `pixel_values`, `image_grid_thw`."""
+Routing = NDArray[np.int16] | Callable[[], NDArray[np.int16]]  # of one sample, or a function that fetches it
+Pixels = Mapping[str, NDArray[Any]]  # arrays of an image for `get_image_features`: `pixel_values`, `image_grid_thw`
 
 
 class Picture(NamedTuple):
@@ -49,8 +47,7 @@ class TrainBatch:
     offsets: NDArray[np.int64]
     """[S + 1]; sample i is `tokens[offsets[i]:offsets[i + 1]]`. `response_offsets` are the same of response arrays."""
     loss_mask: PerResponseToken[np.uint8]  # 1 where the token trains
-    rollout_log_probs: PerResponseToken[np.float32] | None = None
-    """Natural logs as the engine reported them, 0 where masked; None if unknown."""
+    rollout_log_probs: PerResponseToken[np.float32] | None = None  # natural logs of the engine, 0 where masked; or None
     turns: PerResponseToken[np.int32]  # the turn that each token belongs to, from 1; 0 where unknown
     staleness: PerResponseToken[np.int32]
     """Number of rollouts by which the weights that sampled the token are older than the weights that this
@@ -61,18 +58,15 @@ class TrainBatch:
     observation_ids: PerResponseToken[np.int32]
     """A number for the tokens that the model was shown just before the token's turn (for the first turn: the
     prompt). Within a group, equal numbers mean equal tokens. -1 where the turn is unknown."""
-    loss_weights: PerResponseToken[np.float32] | None = None
-    """The user's factor of a token's weight in the loss; None if no sample has one."""
+    loss_weights: PerResponseToken[np.float32] | None = None  # the user's factors of token weights; or None
     response_offsets: NDArray[np.int64]
     rewards: PerSample[np.float64]  # NaN for a removed sample without a reward
-    reward_parts: PerSample[np.float64] | None = None
-    """[S, K], the entries of dict rewards that the run names; None if it names none."""
+    reward_parts: PerSample[np.float64] | None = None  # [S, K], the entries of dict rewards that the run names
     group_ids: PerSample[np.int64]
     trajectory_ids: PerSample[np.int64]  # as `group_ids`, numbers in the batch; fan-out siblings share a trajectory
     group_indices: PerSample[np.int64]  # `Sample.group_index`
     sample_indices: PerSample[np.int64]  # `Sample.index`
-    teacher_log_probs: PerResponseToken[np.float32] | None = None
-    """Natural logs as the samples have them; None if a trained sample lacks them."""
+    teacher_log_probs: PerResponseToken[np.float32] | None = None  # natural logs; None if a trained sample lacks them
     old_log_probs: PerResponseToken[np.float32] | None = None
     """This and the next five are as in `TokenView`. The trainer adds the arrays that its algorithm reads."""
     ref_log_probs: PerResponseToken[np.float32] | None = None
@@ -80,8 +74,7 @@ class TrainBatch:
     advantages: PerResponseToken[np.float32] | None = None
     chosen: PerResponseToken[np.float32] | None = None
     returns: PerResponseToken[np.float32] | None = None  # the targets of a critic
-    counted: PerResponseToken[np.uint8] | None = None
-    """The mask from which token weights are computed; None if it is `loss_mask`."""
+    counted: PerResponseToken[np.uint8] | None = None  # the mask of token weights, if not `loss_mask`
     support_ids: NDArray[np.int32] | None = None
     """[K], the kept sets of truncated sampling, one after the other; None if sampling was not truncated."""
     support_offsets: NDArray[np.int64] | None = None
@@ -94,8 +87,7 @@ class TrainBatch:
     image_spans: NDArray[np.int32] = field(default_factory=lambda: np.zeros((0, 3), np.int32))
     """[K, 3], for each place of an image its number in `pictures`, and the bounds of its placeholder ids in the
     sample's tokens. The rows of all samples lie one after the other."""
-    image_offsets: NDArray[np.int64] | None = None
-    """[S + 1]; sample i has `image_spans[image_offsets[i]:image_offsets[i + 1]]`."""
+    image_offsets: NDArray[np.int64] | None = None  # [S + 1], bounds of each sample's `image_spans`
     metadata: PerSample[np.bytes_] | None = None  # the samples' `train_metadata` as JSON; None if no sample has any
 
     def __post_init__(self) -> None:

@@ -20,8 +20,7 @@ from agentrl.train.settings import TrainSettings
 FORMAT = 1
 TRACKER = "latest_checkpointed_iteration.txt"
 """Megatron's file that names the newest checkpoint of a folder: `release`, or the number of `iter_0000010`."""
-_DIGESTED = 2**26
-"""Bytes of the largest file that is checked by a digest. Of larger files only the size is checked, for speed."""
+_DIGESTED = 2**26  # bytes of the largest file that is checked by a digest; of larger files only the size is checked
 _ENTRIES = {"step": int, "stepped": bool, "layout": dict, "model": dict, "optimizer": dict}
 
 

@@ -30,8 +30,7 @@ from agentrl.train.settings import TrainSettings
 
 OnOutput = Callable[[Tensor, MicrobatchTensors], Any]
 """Takes the model's output at a microbatch's rows: [n, vocabulary of this rank], of a critic [n, 1]."""
-Learned = tuple[Tensor, dict[str, Tensor]]
-"""A microbatch's loss, which is to be differentiated, and the sums of its statistics."""
+Learned = tuple[Tensor, dict[str, Tensor]]  # a microbatch's loss, to be differentiated, and the sums of its statistics
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,8 +26,7 @@ from agentrl.train.packing import PackingPlan, padded
 from agentrl.train.ranks import Ranks
 from agentrl.train.tree import Node, SharedPrefixes, Tree
 
-OutputPositions = Literal["trained", "response"]
-"""The positions that have an output: those of trained tokens, or of all response tokens."""
+OutputPositions = Literal["trained", "response"]  # the positions with an output: of trained or of all response tokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,10 +35,8 @@ class MicrobatchTensors:
 
     tokens: Tensor  # and positions: int64 [1, t]
     positions: Tensor
-    parts: tuple[AttentionBlocks, ...]
-    """Attention blocks: this rank's queries, and keys of all ranks in the tree's order; see `kernels`."""
-    order: Tensor | None
-    """int64 [T], places of these keys among the keys of all context-parallel ranks; None on one rank."""
+    parts: tuple[AttentionBlocks, ...]  # this rank's queries, and keys of all ranks in the tree's order; see `kernels`
+    order: Tensor | None  # int64 [T], places of these keys among those of all context-parallel ranks; None on one rank
     rows: Tensor
     """int64 [n], places of the outputs among the t tokens; `targets` are the token ids that follow there,
     `response_index` their indices in flat response arrays [R]."""
@@ -164,9 +161,7 @@ class PackedLayout:
 
     def local(self, sequences: Sequence[NDArray[np.int32]]) -> tuple[Ints, Ints]:
         """Token ids and positions of this rank's tokens."""
-        positions = [
-            np.arange(node.start, node.start + size) for node, size in zip(self.nodes, self.sizes, strict=True)
-        ]
+        positions = [node.start + np.arange(size) for node, size in zip(self.nodes, self.sizes, strict=True)]
         return self.laid_out(sequences, 0), np.concatenate(positions)[self.held]
 
     def laid_out(self, sequences: Sequence[NDArray[Any]], padding: int) -> Ints:

@@ -53,8 +53,7 @@ class Network(ABC):
     forward_backward: ForwardBackward
     shape: CostShape
     sizes: Mapping[str, Any]  # plain values by name, by which a model is told from another
-    reach: tuple[int, str] | None
-    """The longest sequence for which the trainer computes the model right, and the reason, or None."""
+    reach: tuple[int, str] | None  # the longest sequence that the trainer computes right, and the reason, or None
 
     @abstractmethod
     def __init__(self, folder: HFFolder, place: ModelContext, *, values: bool, learns: bool) -> None: ...

@@ -21,8 +21,7 @@ from agentrl.train.batch import TrainBatch
 from agentrl.train.ranks import Ranks
 
 _FROM_MODELS = ("rollout_log_probs", "old_log_probs", "ref_log_probs", "teacher_log_probs", "values")
-COMPUTED = (*_FROM_MODELS, "advantages", "chosen", "returns")
-"""The computed fields of a batch that losses read. A batch may lack some of them."""
+COMPUTED = (*_FROM_MODELS, "advantages", "chosen", "returns")  # the computed fields that losses read, if they are there
 _SAME = {f.name for f in fields(SampleView)} & {f.name for f in fields(TrainBatch)} - {"loss_mask", "tokens"}
 """The fields of `TrainBatch` that `SampleView` has unchanged."""
 
@@ -36,8 +35,7 @@ class StepInputs:
     ranks: Ranks
     weights: Tensor  # float32 [R], each token's weight in the loss
     total_weight: float  # sum of `weights`, or 1 if the sum is 0. Statistics are weighted sums divided by it
-    per_token: Mapping[str, Tensor]
-    """Field of `TokenView` -> its values [R]; with a critic also `returns`, the targets of its values."""
+    per_token: Mapping[str, Tensor]  # field of `TokenView` -> its values [R]; a critic's targets are `returns`
 
     def view(self, response_index: Tensor, log_probs: Tensor, entropy: Tensor, amend: Any = None) -> TokenView:
         """Return the tokens at `response_index` int64 [N] with the model's `log_probs` and `entropy` [N]; for `amend` see

@@ -11,8 +11,7 @@ from agentrl.errors import TrainError
 from agentrl.settings import Settings
 
 DecayStyle = Literal["constant", "linear", "cosine", "inverse-square-root", "WSD"]
-PATTERNS = ("only_train_params_name_list", "freeze_params_name_list")
-"""Settings that keep parameters of the actor from learning."""
+PATTERNS = ("only_train_params_name_list", "freeze_params_name_list")  # they keep parameters of the actor from learning
 WsdDecayStyle = Literal["exponential", "linear", "cosine", "minus_sqrt"]
 
 

@@ -7,8 +7,7 @@ from torch import Tensor
 
 from agentrl.algorithms.base import TokenLoss
 
-MAX_LOG_RATIO = 20.0
-"""|log ratio| is bounded by this before exp: e^20 is far outside every clip range and still finite in fp32."""
+MAX_LOG_RATIO = 20.0  # bound of |log ratio| before exp: far outside every clip range, and finite in fp32
 
 
 def log_ratio_of(log_probs: Tensor, old_log_probs: Tensor) -> Tensor:

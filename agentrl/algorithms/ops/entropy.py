@@ -9,8 +9,7 @@ from torch import Tensor
 from agentrl.algorithms.base import SampleView, need
 from agentrl.algorithms.ops.clipping import log_ratio_of
 
-NUMERICS = 1e-4
-"""Log-ratio of two passes over the same weights. Its sign is that of rounding, and must not be a gradient."""
+NUMERICS = 1e-4  # log-ratio of two passes over the same weights: its sign is rounding, and must not be a gradient
 
 
 def covariances(log_probs: Tensor, advantages: Tensor) -> Tensor:

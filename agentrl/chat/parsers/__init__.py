@@ -40,8 +40,7 @@ class TurnParser:
     """Reads one model turn."""
 
     family: OutputFormat  # the format of tool calls
-    reasoning: ReasoningTags | ReasoningParser | None
-    """The format of reasoning: its tags, or a function that splits it off."""
+    reasoning: ReasoningTags | ReasoningParser | None  # of the reasoning: its tags, or a function that splits it off
     opens_reasoning: bool = False  # the generation prompt already opened the reasoning
 
     @property

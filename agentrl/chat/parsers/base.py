@@ -11,8 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 MAX_BROKEN = 64  # a turn with more broken calls than this is noise: the last one reported takes the rest of the text
-_DECODER = json.JSONDecoder(strict=False)
-"""Not strict: models write raw newlines inside JSON strings, and the meaning is plain."""
+_DECODER = json.JSONDecoder(strict=False)  # models write raw newlines inside JSON strings, and the meaning is plain
 
 
 @dataclass(slots=True)

@@ -39,8 +39,7 @@ from agentrl.train.saving import WriteFiles
 from agentrl.train.settings import TrainSettings
 from agentrl.train.trainer import TrainBackend
 
-_SIZE = re.compile(r"(_size|_layers|_heads|_dim|_experts|_rank)$")
-"""The sizes in a folder's config by which its model is told from another."""
+_SIZE = re.compile(r"(_size|_layers|_heads|_dim|_experts|_rank)$")  # the sizes by which a model is told from another
 _LAYER = re.compile(r".*?\.\d+\.")  # the beginning of a parameter's name that its layer's others have as well
 
 

@@ -82,8 +82,7 @@ class MegatronPack(PackedSeqParams):
     mb: MicrobatchTensors
     cos: Tensor  # and sin: [t, 1, rotated channels / 2], of the angles of the tokens' positions
     sin: Tensor
-    routing: Tensor | None = None
-    """int16 [tokens that this rank routes, layers, experts a token], see `routing`; None without replay."""
+    routing: Tensor | None = None  # int16 [tokens that this rank routes, layers, experts a token], or None
     qkv_format: str = "thd"
 
 

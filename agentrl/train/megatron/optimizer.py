@@ -155,16 +155,14 @@ def _muon(model: torch.nn.Module, settings: TrainSettings, config: OptimizerConf
     if matrices:
         groups: list[dict[str, Any]] = [{"params": matrices, "wd_mult": 1.0, "muon": True, **common}]
         muon = Muon(groups, lr=settings.lr, weight_decay=0.0)
-        parts.append(_wrap(muon, config, layout, ("momentum_buffer",)))
+        parts.append(_wrap(muon, config, layout, "momentum_buffer"))
     adam_groups, betas = decay_groups(rest.values(), muon=False, **common), (settings.adam_beta1, settings.adam_beta2)
     adam = torch.optim.AdamW(adam_groups, lr=settings.lr, betas=betas, eps=settings.adam_eps, weight_decay=0.0)
-    parts.append(_wrap(adam, config, layout, ("exp_avg", "exp_avg_sq")))
+    parts.append(_wrap(adam, config, layout, "exp_avg", "exp_avg_sq"))
     return ChainedOptimizer(parts)
 
 
-def _wrap(
-    optimizer: torch.optim.Optimizer, config: OptimizerConfig, layout: ParallelLayout, state: tuple[str, ...]
-) -> Any:
+def _wrap(optimizer: torch.optim.Optimizer, config: OptimizerConfig, layout: ParallelLayout, *state: str) -> Any:
     from megatron.core import parallel_state as mpu
 
     def init_state(inner: torch.optim.Optimizer, _config: Any = None) -> None:
