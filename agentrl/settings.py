@@ -49,7 +49,11 @@ class Settings(BaseModel):
     @classmethod
     def __pydantic_init_subclass__(cls, **_: Any) -> None:
         """Describe each field by the text below it. Pydantic's `use_attribute_docstrings` takes 15 ms a class."""
-        for node in ast.parse(inspect.getsource(sys.modules[cls.__module__])).body:
+        try:
+            source = inspect.getsource(sys.modules[cls.__module__])
+        except (OSError, TypeError):
+            return  # code without a file has no descriptions
+        for node in ast.parse(source).body:
             if isinstance(node, ast.ClassDef) and node.name == cls.__name__:
                 for pair in itertools.pairwise(node.body):
                     match pair:
