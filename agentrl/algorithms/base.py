@@ -39,8 +39,7 @@ class SampleView:
         values, old_log_probs, ref_log_probs, teacher_log_probs: [N], where `Algorithm.reads` names them.
         tokens: [N] int, ids of the response; what the model was shown tells an environment's states apart.
         turns: [N] int, the turn of each token, from 1; 0 where unknown.
-        step_rewards: [N] float64, a turn's part of the sample's reward on its last model token; None if no step gave
-            one.
+        step_rewards: [N] float64, a turn's part of the sample's reward on its last model token; None if no step gave any.
         observation_ids: [N] int, what the model was shown right before the token's turn; -1 where unknown."""
 
     group_ids: Tensor

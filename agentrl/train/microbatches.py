@@ -33,8 +33,8 @@ OutputPositions = Literal["trained", "response"]  # the positions with an output
 class MicrobatchTensors:
     """One microbatch of one rank with t tokens and n outputs."""
 
-    tokens: Tensor  # and positions: int64 [1, t]
-    positions: Tensor
+    tokens: Tensor  # int64 [1, t]
+    positions: Tensor  # int64 [1, t]
     parts: tuple[AttentionBlocks, ...]  # this rank's queries, and keys of all ranks in the tree's order; see `kernels`
     order: Tensor | None  # int64 [T], places of these keys among those of all context-parallel ranks; None on one rank
     rows: Tensor

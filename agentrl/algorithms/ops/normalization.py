@@ -81,11 +81,11 @@ def _all_failed(failures: Tensor, size: Tensor, k: int) -> Tensor:
 class Members:
     """The trajectories of groups: M members of G groups, of S samples."""
 
-    group_of_sample: Tensor  # and member_of_sample: int64 [S]. group_of_member: int64 [M]
-    member_of_sample: Tensor
-    group_of_member: Tensor
-    rewards: Tensor  # float64 [M], the mean of the samples' known rewards. counted: float64 [M], 0 where none is known
-    counted: Tensor
+    group_of_sample: Tensor  # int64 [S]
+    member_of_sample: Tensor  # int64 [S]
+    group_of_member: Tensor  # int64 [M]
+    rewards: Tensor  # float64 [M], the mean of the samples' known rewards
+    counted: Tensor  # float64 [M], 0 where none is known
     size: Tensor  # float64 [G], the members that are counted
 
     @classmethod

@@ -127,17 +127,15 @@ class Turns:
     """K turns, sample by sample and in order; a turn is what the model wrote and what it was shown in answer."""
 
     of_token: Tensor  # int64 [N], the turn [0..K) that each token belongs to
-    sample: Tensor
-    """`sample`, `number` and `state`: int64 [K], its sample, its number in the trajectory, and what it was an answer to (see
-    `SampleView.observation_ids`)."""
-    number: Tensor
-    state: Tensor
+    sample: Tensor  # int64 [K], its sample
+    number: Tensor  # int64 [K], its number in the trajectory
+    state: Tensor  # int64 [K], what it was an answer to, see `SampleView.observation_ids`
     rewards: Tensor  # float64 [K], what it earned; NaN where the sample's reward is unknown
 
     @classmethod
     def of(cls, inputs: SampleView, kl_coef: float = 0.0) -> Self:
-        """The turns of a rollout; a sample's reward is its last turn's where there are no `step_rewards`. It is
-        lessened by `kl_coef` times the KL of its trained tokens. Raises TrainError: no turn is known."""
+        """The turns of a rollout; a sample's reward is its last turn's where there are no `step_rewards`. Rewards
+        are lessened by `kl_coef` times the KL of their tokens. Raises TrainError: no turn is known."""
         numbers = need(inputs.turns, "turns", "turn_credit").long()
         if not (numbers > 0).any():
             raise TrainError(

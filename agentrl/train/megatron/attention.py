@@ -80,8 +80,8 @@ class MegatronPack(PackedSeqParams):
     """The layers' view of a microbatch with t tokens on this rank, T on all ranks of the context-parallel group."""
 
     mb: MicrobatchTensors
-    cos: Tensor  # and sin: [t, 1, rotated channels / 2], of the angles of the tokens' positions
-    sin: Tensor
+    cos: Tensor  # [t, 1, rotated channels / 2], of the angles of the tokens' positions
+    sin: Tensor  # [t, 1, rotated channels / 2]
     routing: Tensor | None = None  # int16 [tokens that this rank routes, layers, experts a token], or None
     qkv_format: str = "thd"
 

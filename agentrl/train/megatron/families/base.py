@@ -184,8 +184,8 @@ VALUE_HEAD = Rule("output_layer.weight", ("score.weight",), ShardLayout.WHOLE)
 class Mixture:
     """The experts of a model."""
 
-    experts: int  # and topk: how many a layer has, and how many of them a token goes to
-    topk: int
+    experts: int  # of a layer
+    topk: int  # how many of them a token goes to
     ffn: int  # width of an expert
     shared_ffn: int  # width of the expert that every token goes to, 0 if there is none
     layers: list[int]  # for each layer 1 if it has experts, 0 if it is dense
