@@ -37,11 +37,9 @@ class MicrobatchTensors:
     positions: Tensor  # int64 [1, t]
     parts: tuple[AttentionBlocks, ...]  # this rank's queries, and keys of all ranks in the tree's order; see `kernels`
     order: Tensor | None  # int64 [T], places of these keys among those of all context-parallel ranks; None on one rank
-    rows: Tensor
-    """int64 [n], places of the outputs among the t tokens; `targets` are the token ids that follow there,
-    `response_index` their indices in flat response arrays [R]."""
-    targets: Tensor
-    response_index: Tensor
+    rows: Tensor  # int64 [n], places of the outputs among the t tokens
+    targets: Tensor  # int64 [n], the token ids that follow there
+    response_index: Tensor  # int64 [n], their indices in flat response arrays [R]
     computed: int  # tokens that go through the layers on all context-parallel ranks, padding not counted
     samples: tuple[int, ...]  # the numbers in the batch of the microbatch's samples
     routing: Tensor | None  # int16 [t, layers x experts a token], -1 where not known; None if the batch has none
