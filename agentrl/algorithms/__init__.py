@@ -1,4 +1,4 @@
-"""Algorithms: one file each, on the tensor code in `ops/`. Imports no other package, and torch only when called.
+"""Algorithms, by families, on the tensor code in `ops/`. Imports no other package, and torch only when called.
 
 `--advantage-estimator` takes a built-in name or the path `pkg.mod:Name` of one's own: a function
 `(SampleView, AlgorithmSettings) -> Tensor[N]` that gives the advantages of the clipped policy gradient, or a
