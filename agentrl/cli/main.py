@@ -2,8 +2,8 @@
 
 1. A command's module is imported when the command runs: `agentrl --help` loads none of pydantic, torch, ray.
 2. An `AgentRLError` is one red message on standard error and exit code 2; `--debug` or AGENTRL_DEBUG=1 adds the
-   traceback. So is a disk that is full or may not be written. Ctrl-C is exit code
-   130, SIGTERM 143. Any other exception is a bug and keeps its traceback."""
+   traceback. So is a disk that is full or may not be written. Ctrl-C is exit code 130, SIGTERM 143. Any other exception
+   is a bug and keeps its traceback."""
 
 import importlib
 import os
@@ -42,7 +42,6 @@ COMMANDS = {
     "report": "Write a run's report page: curves and trajectories.",
 }
 """Each command's line in `agentrl --help`; it is `command` in the module of its name beside this one."""
-
 
 _DISTRIBUTED_AS = {
     "PIL": "pillow",

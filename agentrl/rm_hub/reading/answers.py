@@ -2,9 +2,8 @@ r"""The final answer of a response: one list of candidates, one rule of choice, 
 
 1. Candidates are boxes, `<answer>` tags, `#### 42`, what is announced ("The answer is 42.") or called it ("42 is the
    answer"); where none stands the whole response, or leniently the end of its last line. Reasoning is no answer.
-2. The last candidate counts that is not denied ("the answer is not 5"), asked, supposed, a part of
-   a formula, or said by another person.
-   Candidates that follow it with nothing said between are one answer with several values.
+2. The last candidate counts that is not denied ("the answer is not 5"), asked, supposed, a part of a formula, or said
+   by another person. Candidates that follow it with nothing said between are one answer with several values.
 3. There is no answer if that one is hedged ("5, or maybe 6"), is taken back without another one, is a box that was cut
    off, or is the last of several guesses (what is announced changed `MOST_CLAIMS` times).
 4. What is a value depends on what is asked for (`Value`): a number or formula, words, or a choice."""
