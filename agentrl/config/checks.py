@@ -253,11 +253,10 @@ def devices(s: Sections, _: ModelInfo | None) -> Iterator[str]:
             f"--colocate: the trainer has {trainers} devices, and --rollout-num-gpus is {wanted}; use at most {trainers}, "
             "or leave it out"
         )
-    shares = s.cluster.colocate and s.engine.engine == "sglang" and trainers == 1
-    if s.cluster.update_weight_mode == "ipc" and not shares:
+    if s.cluster.update_weight_mode == "ipc" and not (s.cluster.colocate and s.engine.engine == "sglang"):
         yield (
-            "--update-weight-mode ipc: one trainer process shares its memory with one SGLang on its device; use --engine sglang "
-            "--colocate --actor-num-gpus-per-node 1, or leave it out"
+            "--update-weight-mode ipc: trainer processes share their memory with SGLang on the same devices; use --engine sglang "
+            "--colocate, or leave it out"
         )
     most = s.cluster.num_gpus_per_node
     for name in ("actor_num_gpus_per_node", "critic_num_gpus_per_node"):

@@ -49,8 +49,8 @@ class ClusterSettings(Settings):
 
     update_weight_mode: Literal["broadcast", "disk", "ipc"] = Field(
         "broadcast",
-        description="Transport of new weights to the engines: a process group, or the run's folder. With ipc, one trainer process "
-        "shares memory with an SGLang on the same device.",
+        description="Transport of new weights to the engines: a process group, or the run's folder. With ipc, trainer processes "
+        "share memory with SGLang on the same devices.",
     )
     update_weight_disk_dir: str | None = Field(
         None, description="Folder that trainer and engines share, for weights by disk; default: in the run's folder."

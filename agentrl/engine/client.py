@@ -3,7 +3,7 @@ an `EngineFailure`. A call that joins a group or takes a broadcast waits for the
 the engine is out of reach."""
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any, Literal
 
@@ -220,10 +220,10 @@ class EngineClient(EngineState):
         }
         await self._call("POST", "/update_weights_from_distributed", body)
 
-    async def receive_shared(self, handle: str, version: str) -> None:
-        """Take tensors from memory that the trainer shares, by a handle of `numerics.shared_handle`."""
+    async def receive_shared(self, handles: Sequence[str], version: str) -> None:
+        """Take tensors from memory that the trainer shares, by handles of `numerics.shared_handle`, one a device."""
         body = {
-            "serialized_named_tensors": [handle],
+            "serialized_named_tensors": handles,
             "load_format": "flattened_bucket",
             "flush_cache": True,
             "weight_version": version,

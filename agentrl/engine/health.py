@@ -25,7 +25,7 @@ from agentrl.engine.pause import PauseGate
 from agentrl.engine.registry import EngineRegistry
 from agentrl.engine.requests import Requests
 from agentrl.engine.settings import EngineSettings
-from agentrl.engine.weights import WHOLE, BroadcastUpdate, DiskUpdate, SharedUpdate, WeightGroup, WeightUpdate
+from agentrl.engine.weights import WHOLE, BroadcastUpdate, DiskUpdate, Handles, SharedUpdate, WeightGroup, WeightUpdate
 from agentrl.errors import EngineFailure, EngineRejected, EngineTimeout, EngineUnreachable
 from agentrl.settings import shown
 
@@ -69,7 +69,7 @@ class HealthMonitor:
         self._blocks = 0
         self._regains: list[anyio.CancelScope] = []
         self._groups: dict[str, dict[EngineClient, int]] = {}
-        self._offers, self._offered = anyio.create_memory_object_stream[tuple[str, str, anyio.Event]](0)
+        self._offers, self._offered = anyio.create_memory_object_stream[tuple[str, Handles, anyio.Event]](0)
 
     async def _watch(self) -> None:
         """Probe all engines as long as the pool is open: after each probe interval, and at once if the registry
@@ -256,10 +256,10 @@ class HealthMonitor:
             for bucket in update.buckets:
                 await self._registry.all(partial(EngineClient.receive, bucket=bucket, version=version), group)
 
-    async def offer(self, key: str, handle: str) -> None:
+    async def offer(self, key: str, handles: Handles) -> None:
         """Give a bucket to the `SharedUpdate` under way; return when the engines have taken it."""
         taken = anyio.Event()
-        await self._offers.send((key, handle, taken))
+        await self._offers.send((key, handles, taken))
         await taken.wait()
 
     async def _take_shared(self, update: SharedUpdate, version: str) -> None:
@@ -268,13 +268,13 @@ class HealthMonitor:
             while left:
                 try:
                     with anyio.fail_after(limit := self.settings.engine_control_timeout):
-                        key, handle, taken = await self._offered.receive()
+                        key, handles, taken = await self._offered.receive()
                 except TimeoutError:
                     said = f"the trainer shared no weights for {limit:g} s (--engine-control-timeout)"
                     raise EngineTimeout(said) from None
                 if key == update.key:  # a bucket with another key is of an update that failed
-                    take = partial(EngineClient.receive_shared, handle=handle, version=version)
-                    await self._registry.all(take, members)
+                    own = dict(zip(self._registry.members, handles, strict=False))
+                    await self._registry.all(partial(_take, own, version), members)
                     left -= 1
                 taken.set()
 
@@ -377,3 +377,7 @@ def _broken(name: str, who: Sequence[str]) -> EngineFailure:
         f"weight group {name} has lost {', '.join(who)}; make a new group",
         kind="weight_group_broken",
     )
+
+
+def _take(handles: Mapping[EngineClient, Sequence[str]], version: str, member: EngineClient) -> Awaitable[None]:
+    return member.receive_shared(handles[member], version)

@@ -97,4 +97,7 @@ class SharedUpdate:
     buckets: int
 
 
+Handles = Sequence[Sequence[str]]
+"""A bucket's handles (`numerics.shared_handle`): for each engine one a device, of memory on that device."""
+
 WeightUpdate = DiskUpdate | BroadcastUpdate | SharedUpdate

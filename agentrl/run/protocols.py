@@ -19,6 +19,7 @@ from agentrl.engine.weights import WHOLE as WHOLE
 from agentrl.engine.weights import BroadcastUpdate as BroadcastUpdate
 from agentrl.engine.weights import Bucket as Bucket
 from agentrl.engine.weights import DiskUpdate as DiskUpdate
+from agentrl.engine.weights import Handles as Handles
 from agentrl.engine.weights import SharedUpdate as SharedUpdate
 from agentrl.engine.weights import TensorSpec as TensorSpec
 from agentrl.engine.weights import WeightGroup as WeightGroup
@@ -135,9 +136,9 @@ class WeightSource(Protocol):
     async def close_weight_group(self) -> None:
         """Leave the process groups."""
 
-    async def share_weights(self, specs: Sequence[TensorSpec], *, first: bool) -> str:
-        """Return a handle of these tensors, the next ones in the order of `weight_specs`, in memory that stays until the next
-        call; none gives the memory back."""
+    async def share_weights(self, specs: Sequence[TensorSpec], *, first: bool) -> list[str]:
+        """Return handles of these tensors, one a trainer process, on whose device they lie: the next ones in the order of
+        `weight_specs`. The memory stays until the next call; none gives it back."""
 
 
 class WeightSink(Protocol):
@@ -158,7 +159,7 @@ class WeightSink(Protocol):
     async def receive(self, update: WeightUpdate, version: str) -> None:
         """Every engine takes the weights and labels them `version`."""
 
-    async def offer(self, key: str, handle: str) -> None:
+    async def offer(self, key: str, handles: Handles) -> None:
         """The update `key`, whose `receive` is under way, takes the next bucket from shared memory; returns when it has."""
 
     async def lacks_weights(self) -> bool:

@@ -162,18 +162,21 @@ class BroadcastWeights(WeightTransfer):
 
 
 class SharedWeights(WeightTransfer):
-    """The only trainer process shares the memory of one bucket at a time with an engine on its device."""
+    """Trainer processes share the memory of one bucket at a time with the engines on their devices."""
 
     def __init__(self, settings: ClusterSettings, source: WeightSource, sink: WeightSink) -> None:
         self._settings, self._source, self._sink = settings, source, sink
 
     async def send(self, version: int) -> None:
-        (specs,) = (await self._source.weight_specs()).values()
+        specs = list(itertools.chain(*(await self._source.weight_specs()).values()))
         key, found = uuid.uuid4().hex, buckets(specs, self._settings.update_weight_buffer_size)
+        each = self._settings.rollout_num_gpus_per_engine
 
         async def share() -> None:
             for i, bucket in enumerate(found):
-                await self._sink.offer(key, await self._source.share_weights(bucket, first=i == 0))
+                handles = await self._source.share_weights(bucket, first=i == 0)
+                # Engine i has the devices of these trainer processes, in their order.
+                await self._sink.offer(key, [handles[at : at + each] for at in range(0, len(handles), each)])
 
         await self._sink.epoch()  # waits for an engine that is restarted
         try:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 import torch.distributed as dist
 from numpy.typing import NDArray
 from torch import Tensor
@@ -22,6 +23,9 @@ from agentrl.train.hf import HFFolder
 from agentrl.train.optimizer import Optimizer
 from agentrl.train.saving import WriteFiles
 from agentrl.train.settings import PATTERNS, TrainSettings
+
+ELSEWHERE = torch.empty(0, 0)
+"""Stands for a tensor that only another rank has."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,8 +105,9 @@ class Network(ABC):
         """The specs of the tensors that `export` yields by stage, in its order, by the rank that has them then."""
 
     @abstractmethod
-    def export(self, *, by_stage: bool = False) -> Iterator[tuple[str, Tensor]]:
-        """Full tensors under HF names on rank 0, none elsewhere; `by_stage`: on each stage's first. Collective."""
+    def export(self, *, by_stage: bool = False, in_step: bool = False) -> Iterator[tuple[str, Tensor]]:
+        """Full tensors under HF names on rank 0, none elsewhere; `by_stage`: on each stage's first. `in_step`: other ranks
+        yield as many, copies or `ELSEWHERE`, so that all can stop at a tensor. Collective."""
 
     @abstractmethod
     def unadapted(self) -> AbstractContextManager[None]:

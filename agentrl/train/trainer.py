@@ -335,23 +335,27 @@ class TrainBackend(ABC):
         if next(stream, None) is not None:
             raise TrainError("broadcast_weights needs init_weight_group first, and buckets of all tensors")
 
-    def share_weights(self, specs: Sequence[TensorSpec], *, first: bool) -> str:
-        """Return a handle of these tensors in this device's memory, the next ones in the order of `weight_specs`, from the
-        `first`; the next call overwrites the memory. No specs give the memory back."""
+    def share_weights(self, specs: Sequence[TensorSpec], *, first: bool) -> list[str]:
+        """Return handles of these tensors, one a rank, in memory of its device: the next ones in the order of `weight_specs`,
+        from the `first`. The next call overwrites the memory; no specs give it back. Collective."""
         if not specs:
             self._shared = None
-            return ""
+            return []
         if first:
-            self._stream = self.engine_form.tensors(self.actor.network.export(by_stage=True))
+            self._stream = self.engine_form.tensors(self.actor.network.export(in_step=True))
         size = sum(spec.nbytes for spec in specs)
         if self._shared is None or self._shared.numel() < size:
             self._shared = torch.empty(size, dtype=torch.uint8, device=self.device)
         flat = self._shared[:size]
         for (_, view), (_, tensor) in zip(views(flat, specs), self._stream, strict=False):
-            view.copy_(tensor)
+            if self.ranks.rank == 0:
+                view.copy_(tensor)
+        torch.distributed.broadcast(flat, 0)
         if flat.is_cuda:
             torch.cuda.synchronize(self.device)
-        return flattened_bucket(flat, specs)
+        handles = [""] * self.ranks.world
+        torch.distributed.all_gather_object(handles, flattened_bucket(flat, specs))
+        return handles
 
     def close_weight_group(self) -> None:
         """Leave the group that `init_weight_group` opened, if any."""

@@ -190,11 +190,12 @@ def test_groups_of_engines_are_numbers_or_addresses_and_some_layouts_have_no_roo
     assert "evaluation needs engines of its own" in message("--eval-while-training --engine-groups a=1")
 
 
-def test_memory_by_handles_is_for_one_trainer_beside_sglang() -> None:
+def test_memory_by_handles_is_for_trainers_beside_sglang() -> None:
     good = "--update-weight-mode ipc --colocate --engine sglang"
-    assert build(good).cluster.update_weight_mode == "ipc"
-    for bad in (f"{good} --actor-num-gpus-per-node 2", "--update-weight-mode ipc", f"{good} --engine embedded"):
-        assert "--update-weight-mode ipc: one trainer process shares" in message(bad)
+    for more in ("", " --actor-num-gpus-per-node 2", " --actor-num-gpus-per-node 4 --rollout-num-gpus-per-engine 2"):
+        assert build(good + more).cluster.update_weight_mode == "ipc"
+    for bad in ("--update-weight-mode ipc", f"{good} --engine embedded"):
+        assert "--update-weight-mode ipc: trainer processes share" in message(bad)
 
 
 def test_details_are_samples_of_every_rollout() -> None:

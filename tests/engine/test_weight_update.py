@@ -120,15 +120,17 @@ async def test_buckets_in_shared_memory_are_taken_one_by_one() -> None:
     recorder = Recorder()
     pool = pool_over(recorder)
     async with anyio.create_task_group() as tasks:
-        tasks.start_soon(pool.offer, "before", "stale")
+        tasks.start_soon(pool.offer, "before", [["stale"]])
         tasks.start_soon(pool.receive, SharedUpdate("key", 2), "7")
         for i in range(2):
-            await pool.offer("key", f"handle {i}")
+            await pool.offer("key", [[f"handle {i}", "rank 1's"], [f"other {i}"], ["of a trainer without an engine"]])
             assert recorder.paths("one").count("/update_weights_from_tensor") == i + 1
     steps = ["/begin_weight_update", *["/update_weights_from_tensor"] * 2, "/end_weight_update"]
     assert recorder.paths("one") == recorder.paths("two") == [*AROUND[0], *steps, *AROUND[1]]
+    bodies = {host: body for host, path, body in recorder.calls if path == "/update_weights_from_tensor"}
+    assert bodies["two"]["serialized_named_tensors"] == ["other 1"]
     assert recorder.body("/update_weights_from_tensor") == {
-        "serialized_named_tensors": ["handle 0"],
+        "serialized_named_tensors": ["handle 0", "rank 1's"],
         "load_format": "flattened_bucket",
         "flush_cache": True,
         "weight_version": "7",

@@ -18,6 +18,7 @@ from agentrl.run.protocols import (
     Batch,
     Bucket,
     DiskUpdate,
+    Handles,
     SharedUpdate,
     TensorSpec,
     Trainer,
@@ -64,9 +65,9 @@ class Source(WeightSource, Trainer):
     async def close_weight_group(self) -> None:
         self.log.append("close")
 
-    async def share_weights(self, specs: Sequence[TensorSpec], *, first: bool) -> str:
+    async def share_weights(self, specs: Sequence[TensorSpec], *, first: bool) -> list[str]:
         self.log.append(f"share {[spec.name for spec in specs]} {first}")
-        return f"handle of {len(specs)}"
+        return [f"{rank} of {len(specs)}" for rank in range(4)]
 
     async def train(self, batch: Batch, step: int) -> dict[str, float]:
         raise AssertionError("nothing is trained here")
@@ -119,8 +120,8 @@ class Sink(WeightSink):
             assert [spec for bucket in update.buckets for spec in bucket.tensors] == SPECS
         self.log.append(f"receive {version}")
 
-    async def offer(self, key: str, handle: str) -> None:
-        self.log.append(f"take {handle}")
+    async def offer(self, key: str, handles: Handles) -> None:
+        self.log.append(f"take {handles}")
         self.offered.set()
 
     async def lacks_weights(self) -> bool:
@@ -264,15 +265,13 @@ def test_buckets_keep_the_order_and_their_limit(sizes: list[int], limit: int) ->
         assert sum(4 * spec[2][0] for spec in [*one, two[0]]) > limit, "a bucket is as full as it can be"
 
 
-class OneProcess(Source):
-    async def weight_specs(self) -> dict[int, list[TensorSpec]]:
-        return {0: SPECS}
-
-
 async def test_one_bucket_at_a_time_is_shared_and_the_memory_is_given_back() -> None:
-    source = OneProcess([])
-    await SharedWeights(ClusterSettings(update_weight_buffer_size=32), source, Sink(source)).send(3)
-    shared = ["share ['a', 'b'] True", "take handle of 2", "share ['c'] False", "take handle of 1"]
+    """Each engine gets the handles of the trainer processes on its devices; stages send one after the other."""
+    source = Source([])
+    settings = ClusterSettings(update_weight_buffer_size=32, rollout_num_gpus_per_engine=2)
+    await SharedWeights(settings, source, Sink(source)).send(3)
+    taken = [f"take {[[f'{rank} of {n}' for rank in pair] for pair in ((0, 1), (2, 3))]}" for n in (2, 1)]
+    shared = ["share ['a', 'b'] True", taken[0], "share ['c'] False", taken[1]]
     assert [line for line in source.log if line != "receive 3"] == [*shared, "share [] False"]
     assert "receive 3" in source.log
     with pytest.raises(EngineUnreachable):

@@ -59,8 +59,12 @@ def test_blocks_equal_the_reference_bit_for_bit(
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
+    return published_in_blocks(tmp_path / "m")
+
+
+def published_in_blocks(path: Path) -> Path:
     """A mixture of experts, published in blocks: all matrices of its layers but the routers."""
-    folder = make_tiny_model(tmp_path / "m", "qwen3_moe")
+    folder = make_tiny_model(path, "qwen3_moe")
     source, tensors = HFFolder(folder), dict[str, Tensor]()
     for name in source.files:
         tensors[name] = source.tensor(name)

@@ -198,11 +198,11 @@ class FsdpNetwork(Network):
             return {0: [TensorSpec(name, str(t.dtype).removeprefix("torch."), list(t.shape)) for name, t in found]}
 
     @torch.no_grad()
-    def export(self, *, by_stage: bool = False) -> Iterator[tuple[str, Tensor]]:
+    def export(self, *, by_stage: bool = False, in_step: bool = False) -> Iterator[tuple[str, Tensor]]:
         adapter, scale = self.adapter(), self.place.lora.scale if self.place.lora else 1.0
         whole = ((n, merged(n, _whole(p.detach()), adapter, scale).to(self._dtype(p))) for n, p in self._base())
         for name, tensor in self._renamed(whole):
-            if self.place.ranks.rank == 0:
+            if in_step or self.place.ranks.rank == 0:
                 yield name, tensor
 
     def _base(self) -> list[tuple[str, Any]]:

@@ -35,7 +35,7 @@ from agentrl.train.megatron.model import build_model, keep_gradients_flowing, re
 from agentrl.train.megatron.optimizer import MegatronOptimizer, data_parallel, sharding
 from agentrl.train.megatron.weights import WeightMap, stored
 from agentrl.train.microbatches import Packer
-from agentrl.train.network import CostShape, Network, frozen
+from agentrl.train.network import ELSEWHERE, CostShape, Network, frozen
 from agentrl.train.saving import WriteFiles
 from agentrl.train.settings import TrainSettings
 from agentrl.train.trainer import TrainBackend
@@ -133,10 +133,10 @@ class MegatronNetwork(Network):
     def specs(self) -> Mapping[int, list[TensorSpec]]:
         return self.weights.specs()
 
-    def export(self, *, by_stage: bool = False) -> Iterator[tuple[str, Tensor]]:
+    def export(self, *, by_stage: bool = False, in_step: bool = False) -> Iterator[tuple[str, Tensor]]:
         adapter, scale = self.adapter(), self.place.lora.scale if self.place.lora else 1.0
-        for name, tensor in self.weights.export(self.parameters(), by_stage=by_stage):
-            yield name, merged(name, tensor, adapter, scale)
+        for name, tensor in self.weights.export(self.parameters(), by_stage=by_stage, in_step=in_step):
+            yield name, tensor if tensor is ELSEWHERE else merged(name, tensor, adapter, scale)
 
     def unadapted(self) -> AbstractContextManager[None]:
         return off(unwrap_model(self.model))

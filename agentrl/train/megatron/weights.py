@@ -23,7 +23,7 @@ from agentrl.train.hf import HFFolder
 from agentrl.train.megatron.families import ModelFamily, ModelShape, Rule
 from agentrl.train.megatron.families.base import EMBEDDING, FINAL_NORM, HEAD, TIED_HEAD, VALUE_HEAD
 from agentrl.train.megatron.layout import Cut, ParallelLayout
-from agentrl.train.network import idle, learning
+from agentrl.train.network import ELSEWHERE, idle, learning
 from agentrl.train.settings import TrainSettings
 
 _MOVED = 256 << 20
@@ -184,22 +184,26 @@ class WeightMap:
         return self.layout.world // self.layout.pp * stage + self.layout.ep_ranks[part] - self.layout.ep_ranks[0]
 
     @torch.no_grad()
-    def export(self, tensors: Mapping[str, Tensor], *, by_stage: bool = False) -> Iterator[tuple[str, Tensor]]:
-        """Yield (HF name, full tensor) on rank 0, or each stage's on its first rank; see the module. `tensors` are this
-        rank's, by megatron's names: the weights, or anything of their shapes and dtypes."""
+    def export(
+        self, tensors: Mapping[str, Tensor], *, by_stage: bool = False, in_step: bool = False
+    ) -> Iterator[tuple[str, Tensor]]:
+        """Yield (HF name, full tensor) on rank 0, or each stage's on its first rank; see the module and `Network.export`.
+        `tensors` are this rank's, by megatron's names: the weights, or anything of their shapes and dtypes."""
         target = self._owner(self.layout.pp_rank) if by_stage else 0
         entries = [entry for entry in self.entries if not by_stage or entry.stage == self.layout.pp_rank]
         for owner, run in itertools.groupby(entries, lambda entry: self._owner(entry.stage, entry.part)):
             found: Iterator[tuple[str, Tensor]]
             if owner == target:
                 found = (
-                    named for entry in run for named in zip(entry.names, self._merged(entry, tensors), strict=False)
+                    named for entry in run for named in itertools.zip_longest(entry.names, self._merged(entry, tensors))
                 )
             else:
                 found = self._moved(list(run), tensors, owner, target)
-            for named in found:
+            for name, tensor in found:
                 if self.layout.rank == target:
-                    yield named
+                    yield name, tensor
+                elif in_step:
+                    yield name, ELSEWHERE
 
     def _merged(self, entry: WeightEntry, tensors: Mapping[str, Tensor]) -> list[Tensor]:
         """The tensors that an entry makes, on the ranks of the first replica that have it; nothing elsewhere."""
@@ -217,15 +221,16 @@ class WeightMap:
         for specs in buckets([spec for entry in run for spec in self._specs(entry)], _MOVED):
             held = list(itertools.islice(made, len(specs)))  # on the owner, and on ranks that share its parameters
             if self.layout.rank not in (owner, target):
+                yield from ((spec.name, ELSEWHERE) for spec in specs)
                 continue
             flat = torch.empty(sum(spec.nbytes for spec in specs), dtype=torch.uint8, device=device)
             if self.layout.rank == target:
                 dist.recv(flat, src=owner)
-                yield from views(flat, specs)
             else:
                 for (_, view), tensor in zip(views(flat, specs), held, strict=True):
                     view.copy_(tensor)
                 dist.send(flat, dst=target)
+            yield from views(flat, specs)
 
 
 def stored(model: torch.nn.Module) -> dict[str, Tensor]:

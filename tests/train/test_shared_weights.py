@@ -1,0 +1,82 @@
+"""Weights in memory that two trainer processes share: each has all tensors, equal to the bit to the exported ones."""
+
+import base64
+import pickle
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from agentrl.engine.weights import buckets
+from agentrl.numerics.weight_group import views
+from agentrl.train.contracts import RankInfo
+from tests.support.distributed import run_ranks
+from tests.support.tiny_models import make_tiny_model
+from tests.train.megatron.helpers import backend, make_batch, settings
+from tests.train.test_float8_engines import published_in_blocks
+
+TP = {"tensor_model_parallel_size": 2, "sequence_parallel": True}
+PP = {"pipeline_model_parallel_size": 2}
+EP = {"expert_model_parallel_size": 2}
+LORA = {"lora_rank": 4, "lora_alpha": 8.0}
+LAYOUTS: dict[str, tuple[str, dict[str, Any]]] = {
+    "tensor": ("mixture", TP),
+    "stages": ("mixture", PP),
+    "experts": ("mixture", EP),
+    "replicas": ("dense", {}),
+    "adapter": ("dense", TP | LORA),
+    "adapter in stages": ("dense", PP | LORA),
+    "blocks": ("blocks", TP | EP | {"expert_tensor_parallel_size": 1}),
+    "fsdp": ("dense", {"train_backend": "fsdp"}),
+}
+
+
+def read(handle: str) -> Tensor:
+    """Return the bytes of a bucket, as an engine reads them."""
+    found: Tensor = pickle.loads(base64.b64decode(handle))["flattened_tensor"].cpu().clone()
+    return found
+
+
+def shared(rank: int, root: str) -> dict[str, list[str]]:
+    """Compare on rank 0; returns the tensors of each layout that differ on a rank, or were not sent."""
+    torch.set_num_threads(1)
+    torch.distributed.init_process_group("gloo", init_method=f"file://{root}/meet", rank=rank, world_size=2)
+    wrong: dict[str, list[str]] = {}
+    told: list[Any]
+    for name, (folder, changes) in LAYOUTS.items():
+        with backend(settings(Path(root, folder), **changes), where=RankInfo(rank, 2, rank)) as made:
+            made.train(make_batch(), 0)
+            exported = made.engine_form.tensors(made.export_weights())
+            expected = {tensor: value.cpu().clone() for tensor, value in exported}
+            every = [spec for each in made.weight_specs().values() for spec in each]
+            told = [every] if rank == 0 else [None]
+            torch.distributed.broadcast_object_list(told)  # a run cuts the buckets once, by what rank 0 says
+            differs, cut = set(expected), buckets(told[0], 40_000)
+            assert len(cut) > 3
+            made.share_weights(cut[0], first=True)  # an update that ends in its middle leaves nothing to the next
+            for i, bucket in enumerate(cut):
+                handles = made.share_weights(bucket, first=i == 0)
+                assert len(set(handles)) == 2
+                if rank == 0:
+                    copies = [dict(views(read(handle), bucket)) for handle in handles]
+                    differs -= {s.name for s in bucket if all(same(copy[s.name], expected[s.name]) for copy in copies)}
+                torch.distributed.barrier()  # the next bucket takes the memory of this one
+            assert made.share_weights([], first=False) == []
+            wrong[name] = sorted(differs)
+    return wrong
+
+
+def same(one: Tensor, other: Tensor) -> bool:
+    """Return true if shape, dtype and bits are equal."""
+    alike = one.shape == other.shape and one.dtype == other.dtype
+    return alike and torch.equal(*(tensor.contiguous().view(torch.uint8) for tensor in (one, other)))
+
+
+@pytest.mark.timeout(900)
+def test_every_process_has_all_tensors(tmp_path: Path) -> None:
+    make_tiny_model(tmp_path / "dense")
+    make_tiny_model(tmp_path / "mixture", "qwen3_moe")
+    published_in_blocks(tmp_path / "blocks")
+    assert run_ranks(shared, 2, str(tmp_path))[0] == {name: [] for name in LAYOUTS}
