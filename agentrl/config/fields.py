@@ -32,14 +32,10 @@ class CompatSettings(Settings):
     """Read by `agentrl.compat`: what other trainers' settings say that is none of ours, and the keys of a user's own, which
     user functions find in `args`."""
 
-    slime_defaults: bool = Field(
-        False,
-        description="Use slime's defaults for missing settings; report settings without effect, instead of an error.",
-    )
-    compat_options: dict[str, Any] = Field(
-        default_factory=dict,
-        description="Settings of slime that agentrl lacks (hooks by path), and your own keys for your functions' args.",
-    )
+    slime_defaults: bool = False
+    """Use slime's defaults for missing settings; report settings without effect, instead of an error."""
+    compat_options: dict[str, Any] = Field(default_factory=dict)
+    """Settings of slime that agentrl lacks (hooks by path), and your own keys for your functions' args."""
 
 
 class Sections(Settings):

@@ -15,51 +15,35 @@ class ClusterSettings(Settings):
     ray_address: str | None = Field(None, description="A running Ray cluster to join; default: start one here.")
     actor_num_nodes: PositiveInt = Field(1, description="Nodes of the trainer.")
     actor_num_gpus_per_node: PositiveInt = Field(1, description="Trainer processes per node.")
-    critic_num_nodes: PositiveInt | None = Field(
-        None, description="Nodes of a critic with its own processes; default: it uses the trainer's processes."
-    )
-    critic_num_gpus_per_node: PositiveInt | None = Field(
-        None, description="Processes per node of a critic that has its own; default: as many as the trainer's."
-    )
-    rollout_num_gpus: PositiveInt = Field(
-        1, description="Number of devices of all engines; default with colocate: as many as the trainer's."
-    )
-    rollout_num_gpus_per_engine: PositiveInt = Field(
-        1, description="Devices one inference engine uses; with more than one machine has, it lies on several machines."
-    )
-    train_env_vars: dict[str, str] = Field(
-        default_factory=dict, description="Environment variables of the trainer's processes."
-    )
-    rollout_workers: PositiveInt = Field(
-        1, description="Processes that play trajectories, on any node of Ray; 1: the coordinator's own process."
-    )
+    critic_num_nodes: PositiveInt | None = None
+    """Nodes of a critic with its own processes; default: it uses the trainer's processes."""
+    critic_num_gpus_per_node: PositiveInt | None = None
+    """Processes per node of a critic that has its own; default: as many as the trainer's."""
+    rollout_num_gpus: PositiveInt = 1
+    """Number of devices of all engines; default with colocate: as many as the trainer's."""
+    rollout_num_gpus_per_engine: PositiveInt = 1
+    """Devices one inference engine uses; with more than one machine has, it lies on several machines."""
+    train_env_vars: dict[str, str] = Field(default_factory=dict)
+    """Environment variables of the trainer's processes."""
+    rollout_workers: PositiveInt = 1
+    """Processes that play trajectories, on any node of Ray; 1: the coordinator's own process."""
     colocate: bool = Field(False, description="Trainer and engines share the same devices and take turns.")
-    offload_train: bool | None = Field(
-        None, description="Move the trainer's state to host memory while engines generate; by default with colocate."
-    )
-    offload_rollout: bool | None = Field(
-        None, description="Release the engines' memory while the trainer trains; by default with colocate."
-    )
-    num_gpus_per_node: PositiveInt | None = Field(
-        None, description="Devices of one machine that the run may use; by default all that Ray finds."
-    )
-    allow_fewer_devices: bool = Field(
-        False, description="Start with fewer replicas of the model and fewer engines if devices are missing."
-    )
+    offload_train: bool | None = None
+    """Move the trainer's state to host memory while engines generate; by default with colocate."""
+    offload_rollout: bool | None = None
+    """Release the engines' memory while the trainer trains; by default with colocate."""
+    num_gpus_per_node: PositiveInt | None = None
+    """Devices of one machine that the run may use; by default all that Ray finds."""
+    allow_fewer_devices: bool = False
+    """Start with fewer replicas of the model and fewer engines if devices are missing."""
 
-    update_weight_mode: Literal["broadcast", "disk", "ipc"] = Field(
-        "broadcast",
-        description="Transport of new weights to the engines: a process group, or the run's folder. With ipc, trainer processes "
-        "share memory with SGLang on the same devices.",
-    )
-    update_weight_disk_dir: str | None = Field(
-        None, description="Folder that trainer and engines share, for weights by disk; default: in the run's folder."
-    )
-    update_weight_local_checkpoint_dir: str | None = Field(
-        None,
-        description="Folder on each engine's machine for copies of the weights; an update fetches only the blocks that "
-        "changed.",
-    )
+    update_weight_mode: Literal["broadcast", "disk", "ipc"] = "broadcast"
+    """Transport of new weights to the engines: a process group, or the run's folder. With ipc, trainer processes share
+    memory with SGLang on the same devices."""
+    update_weight_disk_dir: str | None = None
+    """Folder that trainer and engines share, for weights by disk; default: in the run's folder."""
+    update_weight_local_checkpoint_dir: str | None = None
+    """Folder on each engine's machine for copies of the weights; an update fetches only the blocks that changed."""
     update_weights_interval: PositiveInt = Field(1, description="Send new weights every this many rollouts.")
     update_weight_buffer_size: PositiveInt = Field(512 << 20, description="Maximum bytes of weights in one broadcast.")
     weight_sync_timeout: PositiveFloat = Field(600.0, description="Seconds one weight update may take.")
@@ -68,13 +52,10 @@ class ClusterSettings(Settings):
     start_timeout: PositiveFloat = Field(600.0, description="Seconds that starting all processes may take.")
 
     debug_rollout_only: bool = Field(False, description="Generate and stop: start no trainer.")
-    load_debug_rollout_data: str | None = Field(
-        None,
-        description="Train on a dump of rollouts (path with {rollout_id}); nothing is generated, no engine starts.",
-    )
-    load_debug_rollout_data_subsample: float | None = Field(
-        None, gt=0, le=1, description="Train only on the first groups of each dump, this share of them."
-    )
+    load_debug_rollout_data: str | None = None
+    """Train on a dump of rollouts (path with {rollout_id}); nothing is generated, no engine starts."""
+    load_debug_rollout_data_subsample: float | None = Field(None, gt=0, le=1)
+    """Train only on the first groups of each dump, this share of them."""
 
     @property
     def world_size(self) -> int:
