@@ -24,7 +24,7 @@ TP = {"tensor_model_parallel_size": 2, "sequence_parallel": True}
 EP = {"expert_model_parallel_size": 2}
 ETP1 = {"expert_tensor_parallel_size": 1}
 PP = {"pipeline_model_parallel_size": 2}
-SHARDED = {"use_distributed_optimizer": True}
+SHARDED = {"use_distributed_optimizer": True, "dist_ckpt_optim_fully_reshardable": True}
 LAYOUTS: dict[str, tuple[int, dict[str, Any]]] = {
     "ep2": (2, EP),
     "ep2_sharded": (2, EP | SHARDED),
