@@ -1,11 +1,11 @@
-"""Estimators that compare a trajectory with the others of its prompt: whole, turn by turn, several rewards, or sets."""
+"""Estimators that compare a trajectory with the others of its prompt: whole or turn by turn."""
 
 import math
 from abc import abstractmethod
 from dataclasses import replace
 
 from agentrl.algorithms import ops
-from agentrl.algorithms.base import SampleView, Tensor, TokenLoss, TokenView, need
+from agentrl.algorithms.base import SampleView, Tensor, TokenLoss, TokenView
 from agentrl.algorithms.policy import ENTROPY_CONTROL, PolicyGradient
 
 
@@ -128,47 +128,3 @@ class ReinforcePlusPlusBaseline(GroupRelative):
 
     def compare(self, rewards: Tensor, group_ids: Tensor, trajectory_ids: Tensor) -> Tensor:
         return ops.normalization.group_normalize(rewards, group_ids, trajectory_ids, divide_by_std=False)
-
-
-class GDPO(PolicyGradient):
-    """A dict of rewards (arXiv:2601.05242), of which `gdpo_weights` names the entries and their weights. A_k = (reward k - mean) / (std + 1e-6)
-    over the sample's group; their weighted sum less its mean over the rollout's trajectories, by its std there (+ 1e-6). The
-    same for all tokens of a sample. A reward of large numbers, or with little spread, counts no less than another."""
-
-    name = "gdpo"
-    takes = (PolicyGradient.takes - {"kl_coef", "overlong_buffer_len", "overlong_penalty_factor"}) | {"gdpo_weights"}
-
-    @property
-    def compares_within_group(self) -> bool:
-        return True
-
-    def problems(self) -> list[str]:
-        none = "gdpo compares the entries of a dict reward: name them with gdpo_weights KEY=WEIGHT, one entry or more"
-        return super().problems() + ([] if self.settings.gdpo_weights else [none])
-
-    def advantages(self, inputs: SampleView) -> Tensor:
-        parts = need(inputs.reward_parts, "reward_parts", self.name)
-        weights = parts.new_tensor(list(self.settings.gdpo_weights.values()))
-        found = ops.normalization.decoupled_normalize(parts, weights, inputs.group_ids, inputs.trajectory_ids)
-        return found.repeat_interleave(inputs.lengths)
-
-
-class PassAtK(PolicyGradient):
-    """A set of `pass_k` trajectories of a prompt earns 1 if one of them has more than `pass_threshold` (arXiv:2508.10751). A
-    trajectory's advantage is the expected one of the sets that hold it, in closed form; the same for all its tokens.
-    Prompts that are often solved give little. The reward is the environment's less `kl_coef` times the sample's KL."""
-
-    name = "pass_at_k"
-    takes = PolicyGradient.takes | {"pass_k", "pass_threshold"}
-
-    @property
-    def compares_within_group(self) -> bool:
-        return True
-
-    def advantages(self, inputs: SampleView) -> Tensor:
-        settings = self.settings
-        rewards = ops.returns.sample_rewards(inputs, settings.kl_coef)
-        found = ops.normalization.pass_at_k_advantages(
-            rewards, inputs.group_ids, inputs.trajectory_ids, k=settings.pass_k, threshold=settings.pass_threshold
-        )
-        return found.repeat_interleave(inputs.lengths)
