@@ -258,6 +258,9 @@ def devices(s: Sections, _: ModelInfo | None) -> Iterator[str]:
             "--update-weight-mode ipc: trainer processes share their memory with SGLang on the same devices; use --engine sglang "
             "--colocate, or leave it out"
         )
+    stages = {"pp_size", "pipeline_parallel_size"} & {name.replace("-", "_") for name in s.engine.sglang_options}
+    if s.cluster.update_weight_mode == "ipc" and stages:
+        yield f"--update-weight-mode ipc: SGLang takes a handle for each rank of one stage; leave {flag_of(f'sglang_{min(stages)}')} out"
     most = s.cluster.num_gpus_per_node
     for name in ("actor_num_gpus_per_node", "critic_num_gpus_per_node"):
         if most is not None and (asked := getattr(s.cluster, name) or 0) > most:

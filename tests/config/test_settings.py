@@ -194,6 +194,7 @@ def test_memory_by_handles_is_for_trainers_beside_sglang() -> None:
     good = "--update-weight-mode ipc --colocate --engine sglang"
     for more in ("", " --actor-num-gpus-per-node 2", " --actor-num-gpus-per-node 4 --rollout-num-gpus-per-engine 2"):
         assert build(good + more).cluster.update_weight_mode == "ipc"
+    assert "leave --sglang-pp-size out" in message(f"{good} --sglang-pp-size 2")
     for bad in ("--update-weight-mode ipc", f"{good} --engine embedded"):
         assert "--update-weight-mode ipc: trainer processes share" in message(bad)
 
