@@ -19,7 +19,8 @@ import torch.distributed as dist
 
 from agentrl.engine.weights import TensorSpec, buckets
 from agentrl.numerics.weight_group import WeightReceiver, WeightSender, views
-from tests.support.distributed import free_port, run_ranks
+from agentrl.run.training import free_port
+from tests.support.distributed import run_ranks
 
 CPU = torch.device("cpu")
 WAYS: dict[str, tuple[str, bool]] = {

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import socket
+from contextlib import suppress
+from random import SystemRandom
 from typing import TYPE_CHECKING
 
 from agentrl.config import RunSettings
@@ -37,8 +39,9 @@ def make_backend(settings: RunSettings, learners: Learners = "all") -> TrainBack
 
 
 def free_port() -> int:
-    """A TCP port that is free now."""
-    with socket.socket() as probe:
-        probe.bind(("", 0))
-        port: int = probe.getsockname()[1]
-        return port
+    """A TCP port that is free now, from a range where systems by default take none for outgoing connections."""
+    while True:
+        port = SystemRandom().randrange(20000, 32000)
+        with socket.socket() as probe, suppress(OSError):
+            probe.bind(("", port))
+            return port

@@ -20,7 +20,7 @@ from agentrl.chat import Chat
 from agentrl.envs import Environment, Turn, load_environment
 from agentrl.errors import EnvFailure, PluginError
 from tests.adapters.played import play
-from tests.support.distributed import free_port
+from agentrl.run.training import free_port
 
 SERVER = Path(__file__).parent / "openenv_server.py"
 Server = Callable[..., str]

@@ -16,7 +16,7 @@ from agentrl.errors import PluginError, SettingsError
 from agentrl.observability.metrics import MetricsLogger
 from agentrl.observability.settings import ObservabilitySettings
 from agentrl.observability.sinks import MetricsRun, Sink
-from tests.support.distributed import free_port
+from agentrl.run.training import free_port
 
 _seen: list[Any] = []
 

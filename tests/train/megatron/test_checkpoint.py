@@ -23,7 +23,8 @@ from agentrl.train.hf import HFFolder
 from agentrl.train.megatron import device
 from agentrl.train.saving import Background, WriteFiles
 from agentrl.train.trainer import TrainBackend
-from tests.support.distributed import free_port, run_ranks
+from agentrl.run.training import free_port
+from tests.support.distributed import run_ranks
 from tests.support.nightly import nightly
 from tests.support.tiny_models import Arch, make_tiny_model
 from tests.train.megatron.helpers import PPO, REPEATABLE, backend, make_batch, settings, timeless
@@ -250,14 +251,14 @@ def test_the_distributed_optimizer_resumes_on_a_gpu_without_transformer_engine(t
 CUT = {"use_distributed_optimizer": True, "tensor_model_parallel_size": 2}
 
 
-def save_both(rank: int, folder: str, port: int) -> float:
+def save_both(rank: int, folder: str, port: int, second: int) -> float:
     """Two tensor-parallel processes save their parts of the optimizer, and once more for every layout."""
     where = RankInfo(rank=rank, world_size=2, local_rank=rank, master_port=port)
     with backend(settings(Path(folder) / "m", **CUT), where=where) as made:
         made.train(make_batch(), 0)
         made.save(f"{folder}/parts", 1)
     train = settings(Path(folder) / "m", **CUT, dist_ckpt_optim_fully_reshardable=True)
-    with backend(train, where=dataclasses.replace(where, master_port=port + 1)) as made:
+    with backend(train, where=dataclasses.replace(where, master_port=second)) as made:
         assert made.load(f"{folder}/parts") == 1
         made.save(f"{folder}/whole", 1)
         return float(made.train(make_batch(seed=1), 1)["grad_norm"])
@@ -265,7 +266,7 @@ def save_both(rank: int, folder: str, port: int) -> float:
 
 def test_parts_of_the_optimizer_load_under_the_same_cuts_and_a_whole_state_under_all(tmp_path: Path) -> None:
     make_tiny_model(tmp_path / "m", "qwen3")
-    want = run_ranks(save_both, 2, str(tmp_path), free_port())[0]
+    want = run_ranks(save_both, 2, str(tmp_path), free_port(), free_port())[0]
     with backend(settings(tmp_path / "m", use_distributed_optimizer=True)) as made:
         with pytest.raises(CheckpointError, match=r"'tp': 2.*'tp': 1.*--dist-ckpt-optim-fully-reshardable"):
             made.load(tmp_path / "parts")

@@ -17,7 +17,8 @@ from agentrl.train.contracts import RankInfo
 from agentrl.train.hf import HFFolder
 from agentrl.train.settings import TrainSettings
 from agentrl.train.trainer import TrainBackend
-from tests.support.distributed import free_port, run_ranks
+from agentrl.run.training import free_port
+from tests.support.distributed import run_ranks
 from tests.support.tiny_models import make_tiny_model
 from tests.train.megatron.helpers import PPO, REPEATABLE, backend, make_batch, settings
 

@@ -34,7 +34,8 @@ from agentrl.train.microbatches import Packer, inputs_of
 from agentrl.train.network import CostShape, attention_crossover
 from agentrl.train.packing import make_plan
 from agentrl.train.tree import SharedPrefixes
-from tests.support.distributed import free_port, run_ranks
+from agentrl.run.training import free_port
+from tests.support.distributed import run_ranks
 from tests.support.logits import entropy_from_logits, log_probs_from_logits
 from tests.support.tiny_models import Arch, make_tiny_model
 from tests.train.megatron.helpers import backend, make_batch, settings

@@ -13,7 +13,8 @@ import torch
 from agentrl.errors import CheckpointError, TrainError
 from agentrl.train.contracts import RankInfo
 from agentrl.train.settings import TrainSettings
-from tests.support.distributed import free_port, run_ranks
+from agentrl.run.training import free_port
+from tests.support.distributed import run_ranks
 from tests.support.tiny_models import make_tiny_model
 from tests.train.megatron.helpers import backend, make_batch, settings, timeless
 
@@ -65,7 +66,7 @@ def numbers(made: Any) -> dict[str, Any]:
     return {"metrics": metrics, "log_probs": made.log_probs(make_batch()), "weights": weights}
 
 
-def on_stages(rank: int, folder: str, port: int, world: int, changes: dict[str, Any]) -> dict[str, Any]:
+def on_stages(rank: int, folder: str, port: int, second: int, world: int, changes: dict[str, Any]) -> dict[str, Any]:
     torch.set_num_threads(1)
     train = settings(Path(folder) / "m", pipeline_model_parallel_size=world, use_distributed_optimizer=True, **changes)
     where = RankInfo(rank, world, rank, "127.0.0.1", port)
@@ -78,7 +79,7 @@ def on_stages(rank: int, folder: str, port: int, world: int, changes: dict[str, 
         update={"decoder_first_pipeline_num_layers": 2, "decoder_last_pipeline_num_layers": None if world > 2 else 3}
     )
     if world == 2:
-        where = dataclasses.replace(where, master_port=port + 1)
+        where = dataclasses.replace(where, master_port=second)
         with (
             backend(even, where=where) as made,
             pytest.raises(CheckpointError, match="'decoder_last_pipeline_num_layers': 2"),
@@ -103,7 +104,7 @@ def test_unequal_stages_are_one_process(tmp_path: Path, layers: int, world: int,
     make_tiny_model(tmp_path / "m", "qwen3", layers=layers)
     with backend(settings(tmp_path / "m", use_distributed_optimizer=True)) as made:
         want = numbers(made) | {"next": timeless(made.train(make_batch(seed=1), 2))}
-    found = run_ranks(on_stages, world, str(tmp_path), free_port(), world, changes)
+    found = run_ranks(on_stages, world, str(tmp_path), free_port(), free_port(), world, changes)
     got = found[0]
     np.testing.assert_allclose(got["log_probs"], want["log_probs"], rtol=0, atol=1e-5)
     for ours, theirs in zip([*got["metrics"], got["next"]], [*want["metrics"], want["next"]], strict=True):

@@ -10,7 +10,8 @@ import torch
 
 from agentrl.train.contracts import RankInfo
 from agentrl.train.megatron.folder import opened
-from tests.support.distributed import free_port, run_ranks
+from agentrl.run.training import free_port
+from tests.support.distributed import run_ranks
 from tests.support.tiny_models import Arch, make_tiny_model
 from tests.train.megatron.helpers import backend, settings
 
