@@ -2,11 +2,11 @@
 
 A wire format (`Wire`) is pure code without tasks or clients. For example, the format of OpenAI's chat completions:
 
-    request = wire.read(body, headers)           # raises Refusal
+    request = wire.read(body, headers, memo)     # raises Refusal
     turn = await session.turn(request)           # raises Refusal
     response = wire.answer(request, turn)        # or, if request.stream: the parts of wire.events(request, turn)"""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
@@ -15,6 +15,8 @@ from agentrl.errors import AgentRLError
 from agentrl.sample import Message
 
 Body = dict[str, Any]
+Memo = dict[tuple[Callable[..., Any], bytes], tuple[Any, ...]]
+"""Parts of a session's requests, by the function that read them and the hash of their JSON."""
 RefusalKind = Literal["invalid", "not_found", "context", "limit", "overloaded", "failed"]
 
 
@@ -107,8 +109,9 @@ class Wire(Protocol):
     keep_alive: bytes
     """Bytes that are sent in a stream while the model works."""
 
-    def read(self, body: Body, headers: Mapping[str, str]) -> AgentRequest:
-        """Read a request. Raises Refusal: a field, which it names, is malformed or not supported."""
+    def read(self, body: Body, headers: Mapping[str, str], memo: Memo | None = None) -> AgentRequest:
+        """Read a request. Raises Refusal: a field, which it names, is malformed or not supported. `memo` belongs to the
+        session: the wire adds what it reads, and reads nothing twice."""
 
     def answer(self, request: AgentRequest, turn: AgentTurn) -> Body:
         """Return the body of a whole answer."""

@@ -17,7 +17,7 @@ from agentrl.chat import Chat
 from agentrl.engine.images import ImageInputs
 from agentrl.engine.wire import Generation, SamplingParams
 from agentrl.errors import EngineFailure, EngineRejected, EngineTimeout, EngineUnreachable, MediaError, TemplateError
-from agentrl.gateway.contracts import AgentRequest, AgentTurn, Refusal
+from agentrl.gateway.contracts import AgentRequest, AgentTurn, Memo, Refusal
 from agentrl.gateway.record import SessionRecord
 from agentrl.gateway.roles import Roles
 from agentrl.gateway.tree import Reading, SessionTree, TurnNode
@@ -105,6 +105,7 @@ class Session:
         clock: gives seconds, for the idle limit.
         counts: numbers of requests and tokens, by name; `figures` adds the numbers of nodes.
         refusals: the last messages of refused requests.
+        memo: what the wire formats have read of earlier requests.
         record: after `close`, the tree in the form that a Sample keeps.
         failure: the engine failure that ended the last request, or the gateway's end during the session; else None."""
 
@@ -126,7 +127,7 @@ class Session:
         self._lock, self._scopes = anyio.Lock(), set[anyio.CancelScope]()
         self._histories = dict[str, list[Message]]()
         self.refusals: deque[str] = deque(maxlen=20)
-        self.record: dict[str, Any] = {}
+        self.memo, self.record = Memo(), dict[str, Any]()
         self.failure: EngineFailure | None = None
 
     async def turn(

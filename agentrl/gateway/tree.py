@@ -156,6 +156,7 @@ class SessionTree:
         self._said: dict[tuple[str, Key], TurnNode] = {}
         self._full: dict[TurnNode, TurnNode] = {}
         self._normal: dict[Key, Message] = {}
+        self._last: dict[int, tuple[Message, Key]] = {}
         self._tools: dict[Key, tuple[Any, Key]] = {}
 
     # ---- placing a request ----------------------------------------------------------------------------------
@@ -191,12 +192,17 @@ class SessionTree:
         return node.length
 
     def _normalised(self, messages: Sequence[Message]) -> list[Message]:
-        """Return `messages` in the normal form. A session converts equal messages once."""
+        """Return `messages` in the normal form. A session converts equal messages once, and hashes none again that the
+        last request had too."""
+        before, self._last = self._last, {}
         found = []
         for message in messages:
-            key = _hash(b"", orjson.dumps(message))
+            known, key = before.get(id(message), (None, b""))
+            if known is not message:
+                key = _hash(b"", orjson.dumps(message))
             if key not in self._normal:
                 self._normal[key] = normalise_messages([message])[0]
+            self._last[id(message)] = message, key
             found.append(self._normal[key])
         return found
 

@@ -3,8 +3,8 @@
 from collections.abc import Iterator, Mapping
 
 from agentrl.chat.messages import REASONING_KEYS, ToolCall
-from agentrl.gateway.contracts import AgentRequest, AgentTurn, Body, Refusal
-from agentrl.gateway.wires.common import Fields, OpenAIErrors, agent_request, event, pieces, schema
+from agentrl.gateway.contracts import AgentRequest, AgentTurn, Body, Memo, Refusal
+from agentrl.gateway.wires.common import Fields, OpenAIErrors, agent_request, event, pieces, schema, usable
 from agentrl.sample import Message
 
 _FINISH = {"stop": "stop", "calls": "tool_calls", "length": "length"}
@@ -13,13 +13,13 @@ _FINISH = {"stop": "stop", "calls": "tool_calls", "length": "length"}
 class ChatWire(OpenAIErrors):
     """The wire format of `POST /chat/completions`. Reasoning is `reasoning_content`."""
 
-    def read(self, body: Body, headers: Mapping[str, str]) -> AgentRequest:
-        fields = Fields(body)
-        messages = [_message(message) for message in fields.each("messages")]
+    def read(self, body: Body, headers: Mapping[str, str], memo: Memo | None = None) -> AgentRequest:
+        fields = Fields(body, memo=memo)
+        messages = list(fields.once("messages", _messages))
         limits = [fields.positive(name) for name in ("max_completion_tokens", "max_tokens")]
         more = {"max_tokens": next(filter(None, limits), None), "stop": fields.stops("stop")}
         more["usage"] = fields.inner("stream_options").get("include_usage", bool) or False
-        return agent_request(fields, headers, messages, list(_tools(fields)), **more)
+        return agent_request(fields, headers, messages, list(usable(fields, fields.once("tools", _tools))), **more)
 
     def answer(self, request: AgentRequest, turn: AgentTurn) -> Body:
         head = {"id": f"chatcmpl-{turn.id}", "created": turn.created, "model": request.model}
@@ -44,7 +44,7 @@ class ChatWire(OpenAIErrors):
         return event(self.error(refusal))
 
 
-def _message(given: Fields) -> Message:
+def _messages(given: Fields) -> Iterator[Message]:
     role = given.role("system", "user", "assistant", "tool")
     shown = given.content if role in ("user", "tool") else given.text
     message: Message = {"role": role, "content": shown("content")}
@@ -56,7 +56,7 @@ def _message(given: Fields) -> Message:
             message["reasoning_content"] = reasoning
         if calls := [_call(call) for call in given.each("tool_calls")]:
             message["tool_calls"] = calls
-    return message
+    yield message
 
 
 def _call(given: Fields) -> Body:
@@ -69,13 +69,10 @@ def _call(given: Fields) -> Body:
     return ToolCall(given.need("id", str), function.need("name", str), arguments).to_message()
 
 
-def _tools(fields: Fields) -> Iterator[Body]:
-    for tool in fields.each("tools"):
-        if (kind := tool.need("type", str)) == "function":
-            function = tool.inner("function")
-            yield schema(function, function.get("parameters", dict))
-        else:
-            fields.ignored.add(f"tool:{kind:.80}")
+def _tools(tool: Fields) -> Iterator[Body | str]:
+    function = tool.inner("function")
+    known = (kind := tool.need("type", str)) == "function"
+    yield schema(function, function.get("parameters", dict)) if known else kind
 
 
 def _deltas(turn: AgentTurn) -> Iterator[Body]:

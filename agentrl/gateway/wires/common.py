@@ -1,12 +1,13 @@
 """Parts that the wire formats share: fields of a request by name and type, texts, and server-sent events."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import hashlib
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import groupby
 from typing import Any, TypeVar
 
 import orjson
 
-from agentrl.gateway.contracts import AgentRequest, Body, Refusal
+from agentrl.gateway.contracts import AgentRequest, Body, Memo, Refusal
 from agentrl.media import is_image
 from agentrl.sample import Message
 
@@ -25,13 +26,15 @@ _TEXT_PARTS = {"text": "text", "input_text": "text", "output_text": "text", "ref
 
 class Fields:
     """A JSON object in a request. Its methods refuse a field of another type by the field's path. Null means absent.
-    `ignored`: names of the body's fields that were not read; the names of tools that are left out are added."""
+    `ignored`: names of the body's fields that were not read; the names of tools that are left out are added. `memo`: what
+    `once` has read for earlier requests."""
 
-    def __init__(self, value: Any, path: str = "") -> None:
+    def __init__(self, value: Any, path: str = "", memo: Memo | None = None) -> None:
         if not isinstance(value, dict):
             raise Refusal(f"{path or 'the body'}: expected an object, got {_NAMES[type(value)]}")
         self._value = value
         self._path = path
+        self._memo: Memo = {} if memo is None else memo
         self.ignored = set() if path else {name for name, given in value.items() if given is not None}
 
     def refusal(self, name: str, reason: str) -> Refusal:
@@ -81,6 +84,14 @@ class Fields:
         for index, value in enumerate(self.get(name, list) or ()):
             yield Fields(value, f"{self._below(name)}[{index}]")
 
+    def once(self, name: str, read: Callable[["Fields"], Iterable[T]]) -> "Iterator[T]":
+        """Yield what `read` yields for the objects of a list. An object that is in the memo is not read again."""
+        for index, value in enumerate(self.get(name, list) or ()):
+            key = read, hashlib.blake2b(orjson.dumps(value), digest_size=16).digest()
+            if key not in self._memo:
+                self._memo[key] = tuple(read(Fields(value, f"{self._below(name)}[{index}]")))
+            yield from self._memo[key]
+
     def parts(self, name: str) -> "Iterable[Fields]":
         """Return the parts of a content; a string is one text part."""
         content = self.get(name, object)
@@ -122,6 +133,15 @@ def content_of(parts: Iterable[Fields]) -> Content:
 def joined(texts: Iterable[str]) -> str:
     """Join the texts that are not empty with a blank line."""
     return "\n\n".join(filter(None, texts))
+
+
+def usable(fields: Fields, tools: Iterable[T | str]) -> Iterator[T]:
+    """Yield the tools of a request. A text in place of a tool is the kind of a tool that is left out."""
+    for tool in tools:
+        if isinstance(tool, str):
+            fields.ignored.add(f"tool:{tool:.80}")
+        else:
+            yield tool
 
 
 def schema(tool: Fields, parameters: Body | None, name: str = "") -> Body:

@@ -8,8 +8,8 @@ from typing import Any
 import orjson
 
 from agentrl.chat.messages import ToolCall, arguments_text
-from agentrl.gateway.contracts import AgentRequest, AgentTurn, Body, Refusal
-from agentrl.gateway.wires.common import Fields, agent_request, content_of, event, joined, pieces, schema
+from agentrl.gateway.contracts import AgentRequest, AgentTurn, Body, Memo, Refusal
+from agentrl.gateway.wires.common import Fields, agent_request, content_of, event, joined, pieces, schema, usable
 from agentrl.sample import Message
 
 _STOP = {"stop": "end_turn", "calls": "tool_use", "length": "max_tokens"}
@@ -27,15 +27,15 @@ class MessagesWire:
 
     keep_alive = event({"type": "ping"}, "ping")
 
-    def read(self, body: Body, headers: Mapping[str, str]) -> AgentRequest:
-        fields = Fields(body)
+    def read(self, body: Body, headers: Mapping[str, str], memo: Memo | None = None) -> AgentRequest:
+        fields = Fields(body, memo=memo)
         # The line about billing differs from request to request.
         system = joined(_BILLING.sub("", block.part_text()) for block in fields.parts("system"))
         messages: list[Message] = [{"role": "system", "content": system}] if system else []
-        messages += (message for given in fields.each("messages") for message in _messages(given))
+        messages += fields.once("messages", _messages)
         more: Body = {"max_tokens": fields.positive("max_tokens"), "stop": fields.stops("stop_sequences")}
         more["thinking"] = fields.inner("thinking").get("type", str) in ("enabled", "adaptive")
-        return agent_request(fields, headers, messages, list(_tools(fields)), **more)
+        return agent_request(fields, headers, messages, list(usable(fields, fields.once("tools", _tools))), **more)
 
     def answer(self, request: AgentRequest, turn: AgentTurn) -> Body:
         head = {"id": f"msg_{turn.id}", "type": "message", "role": "assistant", "model": request.model}
@@ -91,12 +91,9 @@ def _messages(given: Fields) -> Iterator[Message]:
         yield {"role": role, "content": content, **thought, **({"tool_calls": calls} if calls else {})}
 
 
-def _tools(fields: Fields) -> Iterator[Body]:
-    for tool in fields.each("tools"):
-        if (kind := tool.get("type", str) or "custom") == "custom":
-            yield schema(tool, tool.need("input_schema", dict))
-        else:
-            fields.ignored.add(f"tool:{kind:.80}")
+def _tools(tool: Fields) -> Iterator[Body | str]:
+    known = (kind := tool.get("type", str) or "custom") == "custom"
+    yield schema(tool, tool.need("input_schema", dict)) if known else kind
 
 
 def _blocks(request: AgentRequest, turn: AgentTurn) -> Iterator[Body]:

@@ -1,10 +1,11 @@
 """OpenAI's responses."""
 
 from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
 
 from agentrl.chat.messages import ToolCall, arguments_text
-from agentrl.gateway.contracts import AgentRequest, AgentTurn, Body, Refusal
-from agentrl.gateway.wires.common import Fields, OpenAIErrors, agent_request, event, joined, pieces, schema
+from agentrl.gateway.contracts import AgentRequest, AgentTurn, Body, Memo, Refusal
+from agentrl.gateway.wires.common import Fields, OpenAIErrors, agent_request, event, joined, pieces, schema, usable
 from agentrl.sample import Message
 
 _WRITTEN = {"message": "content", "reasoning": "content", "function_call": "arguments", "custom_tool_call": "input"}
@@ -20,11 +21,11 @@ class ResponsesWire(OpenAIErrors):
     """The wire format of `POST /responses`. Reasoning is an item of its own, with all its text:
     some clients send an item that has only a summary back as the assistant's text."""
 
-    def read(self, body: Body, headers: Mapping[str, str]) -> AgentRequest:
-        fields = Fields(body)
+    def read(self, body: Body, headers: Mapping[str, str], memo: Memo | None = None) -> AgentRequest:
+        fields = Fields(body, memo=memo)
         instructions = fields.get("instructions", str)
         system: list[Message] = [{"role": "system", "content": instructions}] if instructions else []
-        tools = list(_tools(fields))
+        tools = list(usable(fields, fields.once("tools", _tools)))
         more: Body = {"max_tokens": fields.positive("max_output_tokens"), "instructions": len(system)}
         more["previous"] = (fields.get("previous_response_id", str) or "").removeprefix("resp_")
         more["stored"] = fields.get("store", bool) is not False
@@ -58,28 +59,39 @@ def _messages(fields: Fields) -> list[Message]:
         return [{"role": "user", "content": given}]
     messages: list[Message] = []
     thought = ""
-    for item in fields.each("input"):
-        match kind := item.get("type", str) or "message":
-            case "message":
-                shown = item.content if (role := item.role("system", "user", "assistant")) == "user" else item.text
-                messages.append({"role": role, "content": shown("content")})
-            case "function_call" | "custom_tool_call":
-                if not messages or messages[-1]["role"] != "assistant":
-                    messages.append({"role": "assistant", "content": ""})
-                messages[-1].setdefault("tool_calls", []).append(_call(item, kind))
-            case "function_call_output" | "custom_tool_call_output":
-                output = item.content("output")
-                messages.append({"role": "tool", "tool_call_id": item.need("call_id", str), "content": output})
-            case "reasoning":
-                texts = (joined(part.need("text", str) for part in item.each(name)) for name in ("content", "summary"))
-                thought = next(filter(None, texts), "")
+    for kind, read in fields.once("input", _read_item):
+        match kind:
+            case "thought":
+                thought = read
                 continue
+            case "call" if messages and messages[-1]["role"] == "assistant":
+                messages[-1] = {**messages[-1], "tool_calls": [*messages[-1].get("tool_calls", ()), read]}
+            case "call":
+                messages.append({"role": "assistant", "content": "", "tool_calls": [read]})
             case _:
-                raise item.refusal("type", f"{kind!r:.80} is not supported; send messages, calls and their outputs")
+                messages.append(read)
         if thought and messages[-1]["role"] == "assistant":
-            messages[-1]["reasoning_content"] = thought
+            messages[-1] = {**messages[-1], "reasoning_content": thought}
         thought = ""
     return messages
+
+
+def _read_item(item: Fields) -> Iterator[tuple[str, Any]]:
+    """Yield what an item is, and a message, a call or a text."""
+    match kind := item.get("type", str) or "message":
+        case "message":
+            shown = item.content if (role := item.role("system", "user", "assistant")) == "user" else item.text
+            yield kind, {"role": role, "content": shown("content")}
+        case "function_call" | "custom_tool_call":
+            yield "call", _call(item, kind)
+        case "function_call_output" | "custom_tool_call_output":
+            output = item.content("output")
+            yield "output", {"role": "tool", "tool_call_id": item.need("call_id", str), "content": output}
+        case "reasoning":
+            texts = (joined(part.need("text", str) for part in item.each(name)) for name in ("content", "summary"))
+            yield "thought", next(filter(None, texts), "")
+        case _:
+            raise item.refusal("type", f"{kind!r:.80} is not supported; send messages, calls and their outputs")
 
 
 def _call(item: Fields, kind: str) -> Body:
@@ -93,27 +105,27 @@ def _shown(namespace: str | None, name: str) -> str:
     return f"{namespace.removesuffix('__')}__{name}" if namespace else name
 
 
-def _tools(fields: Fields) -> Iterator[tuple[Body, Body]]:
-    """Yield each tool's schema, and the fields of an item that calls it. A custom tool is a function with a text."""
-    for outer in fields.each("tools"):
-        namespace = outer.need("name", str) if outer.need("type", str) == "namespace" else None
-        for tool in outer.each("tools") if namespace else [outer]:
-            parameters = tool.get("parameters", dict)
-            match kind := tool.need("type", str):
-                case "function":
-                    form = {"type": "function_call"}
-                case "custom":
-                    form = {"type": "custom_tool_call"}
-                    grammar = tool.inner("format").get("definition", str)
-                    told = {"description": f"Text of this grammar:\n{grammar}"} if grammar else {}
-                    text = {"type": "string", **told}
-                    parameters = {"type": "object", "properties": {"input": text}, "required": ["input"]}
-                case _:
-                    fields.ignored.add(f"tool:{kind:.80}")
-                    continue
-            name = tool.need("name", str)
-            form |= {"name": name} | ({"namespace": namespace} if namespace else {})
-            yield schema(tool, parameters, _shown(namespace, name)), form
+def _tools(outer: Fields) -> Iterator[tuple[Body, Body] | str]:
+    """Yield a tool's schema and the fields of an item that calls it, or the kind of a tool that is left out; for a
+    namespace, those of its tools. A custom tool is a function with a text."""
+    namespace = outer.need("name", str) if outer.need("type", str) == "namespace" else None
+    for tool in outer.each("tools") if namespace else [outer]:
+        parameters = tool.get("parameters", dict)
+        match kind := tool.need("type", str):
+            case "function":
+                form = {"type": "function_call"}
+            case "custom":
+                form = {"type": "custom_tool_call"}
+                grammar = tool.inner("format").get("definition", str)
+                told = {"description": f"Text of this grammar:\n{grammar}"} if grammar else {}
+                text = {"type": "string", **told}
+                parameters = {"type": "object", "properties": {"input": text}, "required": ["input"]}
+            case _:
+                yield kind
+                continue
+        name = tool.need("name", str)
+        form |= {"name": name} | ({"namespace": namespace} if namespace else {})
+        yield schema(tool, parameters, _shown(namespace, name)), form
 
 
 def _items(request: AgentRequest, turn: AgentTurn) -> Iterator[Body]:
