@@ -29,6 +29,11 @@ if TYPE_CHECKING:
 @click.option("--tool-call-parser", default="auto", metavar="NAME", help="Format of tool calls.")
 @click.option("--reasoning-parser", default="auto", metavar="NAME", help="Format of reasoning.")
 @click.option(
+    "--token-streams/--whole-turns",
+    default=True,
+    help="Stream texts while the model writes them, or whole turns, which another engine can finish if one dies.",
+)
+@click.option(
     "--sglang-api-key", envvar="SGLANG_API_KEY", show_envvar=True, metavar="KEY", help="API key of the engines."
 )
 def command(host: str, port: int, owner_port: int, sglang_api_key: str | None, **options: Any) -> int:
@@ -56,6 +61,7 @@ async def _serve(
     owner_key: str | None,
     model: str | None,
     context_length: int | None,
+    token_streams: bool,
     **chat_options: Any,
 ) -> None:
     import anyio
@@ -74,7 +80,10 @@ async def _serve(
     chat = await to_thread.run_sync(partial(Chat.load, folder, **chat_options))
     async with EnginePool(engines, settings, vocab_size=vocabulary(info).get("vocab_size")) as pool:
         key = owner_key or secrets.token_urlsafe(16)
-        gateway = Gateway(chat, pool, context_length=context, model=Path(folder).name, owner_key=key)
+        name = Path(folder).name
+        gateway = Gateway(
+            chat, pool, context_length=context, model=name, owner_key=key, streams=pool if token_streams else None
+        )
         gc.freeze()  # what is loaded stays
         if gateway.roles.report:
             click.echo(gateway.roles.report, err=True)

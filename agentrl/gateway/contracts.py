@@ -4,15 +4,18 @@ A wire format (`Wire`) is pure code without tasks or clients. For example, the f
 
     request = wire.read(body, headers, memo)     # raises Refusal
     turn = await session.turn(request)           # raises Refusal
-    response = wire.answer(request, turn)        # or, if request.stream: the parts of wire.events(request, turn)"""
+    response = wire.answer(request, turn)        # or, if request.stream: the parts of wire.events(request, live)"""
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from agentrl.chat import ParsedTurn
 from agentrl.errors import AgentRLError
 from agentrl.sample import Message
+
+if TYPE_CHECKING:
+    from agentrl.gateway.live import LiveTurn
 
 Body = dict[str, Any]
 Memo = dict[tuple[Callable[..., Any], bytes], tuple[Any, ...]]
@@ -96,11 +99,11 @@ class AgentTurn:
 
     id: str
     created: int
-    parsed: ParsedTurn
-    finish: Literal["stop", "calls", "length"]
-    prompt_tokens: int
-    cached_tokens: int
-    completion_tokens: int
+    parsed: ParsedTurn = field(default_factory=lambda: ParsedTurn(""))
+    finish: Literal["stop", "calls", "length"] = "stop"
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    completion_tokens: int = 0
 
 
 class Wire(Protocol):
@@ -116,8 +119,8 @@ class Wire(Protocol):
     def answer(self, request: AgentRequest, turn: AgentTurn) -> Body:
         """Return the body of a whole answer."""
 
-    def events(self, request: AgentRequest, turn: AgentTurn) -> Iterator[bytes]:
-        """Yield the server-sent events of an answer, the last one included."""
+    def events(self, request: AgentRequest, live: "LiveTurn") -> Iterator[bytes]:
+        """Yield the server-sent events of an answer, the last one included, and b"" where the model is still writing."""
 
     def status(self, refusal: Refusal) -> int:
         """Return the HTTP status of an error in this wire."""

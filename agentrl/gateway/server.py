@@ -16,7 +16,6 @@ from pathlib import Path
 from socket import socket
 from typing import Any
 
-import anyio
 import orjson
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -28,8 +27,9 @@ from agentrl.chat import Chat
 from agentrl.engine.wire import SamplingParams
 from agentrl.errors import EngineUnreachable
 from agentrl.gateway.contracts import AgentRequest, Refusal, Wire
+from agentrl.gateway.live import LiveTurn
 from agentrl.gateway.roles import Roles
-from agentrl.gateway.sessions import Limits, Session, TurnSampler, read_limits, read_sampling
+from agentrl.gateway.sessions import Limits, Session, StreamSampler, TurnSampler, read_limits, read_sampling
 from agentrl.gateway.wires import WIRES
 from agentrl.sample import Sample
 from agentrl.serving.http import Json, RequestError, until_done
@@ -52,6 +52,8 @@ class Gateway:
         context_length: most tokens of a trajectory.
         model: the name in the list of models.
         owner_key: the key that `owner_app` asks for; "" refuses all its requests.
+        streams: samples the turns whose answers are streamed, so that agents get texts while the model writes them. If an
+            engine dies then, the stream ends with an error. None: streams get whole turns.
 
     Attributes:
         agent_app, owner_app: the ASGI applications.
@@ -59,11 +61,19 @@ class Gateway:
         base, socket: the agents' address and Unix socket, known once `serving` runs."""
 
     def __init__(
-        self, chat: Chat, engine: TurnSampler, *, context_length: int, model: str = "policy", owner_key: str = ""
+        self,
+        chat: Chat,
+        engine: TurnSampler,
+        *,
+        context_length: int,
+        model: str = "policy",
+        owner_key: str = "",
+        streams: StreamSampler | None = None,
     ) -> None:
         self.chat, self.engine, self.context_length, self.model = chat, engine, context_length, model
         self.roles, self.base, self.socket = Roles.probe(chat), "", Path()
         self.owner_key, self._sessions, self._ended = owner_key, dict[str, Session](), False
+        self._streams = streams
         handlers = dict.fromkeys((HTTPException, RequestError), _failed)
         self.agent_app = Starlette(
             routes=[Route("/s/{token}{rest:path}", self._agent, methods=["GET", "HEAD", "POST"])],
@@ -108,7 +118,8 @@ class Gateway:
             raise Refusal(f"the gateway has {MOST_SESSIONS} sessions; close some", "limit", "sessions")
         ends = tuple(dict.fromkeys((*self.chat.stop_token_ids, *(sampling.stop_token_ids or ()))))
         whole = replace(sampling, stop_token_ids=ends, skip_special_tokens=False, no_stop_trim=True)
-        session = Session(self.chat, self.engine, self.roles, origin, whole, self.context_length, limits or Limits())
+        most, limits = self.context_length, limits or Limits()
+        session = Session(self.chat, self.engine, self.roles, origin, whole, most, limits, self._streams)
         self._sessions[session.token] = session
         return session
 
@@ -160,12 +171,12 @@ class Gateway:
             node, turn = await until_done(request, partial(session.turn, asked, size, run))
             node.delivered = True
             return Json(wire.answer(asked, turn))
-        placed = anyio.Event()
-        task = asyncio.create_task(session.turn(asked, size, run, placed))
-        await _first(task, placed)
+        live = LiveTurn(self.chat.turn_parser if self._streams else None)
+        task = asyncio.create_task(session.turn(asked, size, run, live))
+        await _first(task, live.placed)
         if task.done():
             task.result()
-        return StreamingResponse(_stream(session, wire, asked, task), media_type=_EVENTS)
+        return StreamingResponse(_stream(session, wire, asked, live, task), media_type=_EVENTS)
 
     # ---- the owner --------------------------------------------------------------------------------------------
 
@@ -246,7 +257,7 @@ def _number(name: str, value: Any) -> float:
     return float(value)
 
 
-async def _first(task: asyncio.Task[Any], placed: anyio.Event) -> None:
+async def _first(task: asyncio.Task[Any], placed: asyncio.Event) -> None:
     """Wait until the request is placed or has failed."""
     waiting = asyncio.create_task(placed.wait())
     try:
@@ -258,19 +269,26 @@ async def _first(task: asyncio.Task[Any], placed: anyio.Event) -> None:
         waiting.cancel()
 
 
-async def _stream(session: Session, wire: Wire, asked: AgentRequest, task: asyncio.Task[Any]) -> AsyncIterator[bytes]:
+async def _stream(
+    session: Session, wire: Wire, asked: AgentRequest, live: LiveTurn, task: asyncio.Task[Any]
+) -> AsyncIterator[bytes]:
+    task.add_done_callback(live.wake)
     try:
-        while not (await asyncio.wait([task], timeout=KEEP_ALIVE))[0]:
-            yield wire.keep_alive
-        try:
-            node, turn = task.result()
-        except Refusal as refusal:
-            session.refused(refusal)
-            yield wire.error_event(refusal)
-            return
-        for event in wire.events(asked, turn):
-            yield event
+        while not (live.begun or task.done()):
+            if await live.quiet(KEEP_ALIVE):
+                yield wire.keep_alive
+        for event in wire.events(asked, live) if live.begun else ():
+            if event:
+                yield event
+            elif task.done() and not live.whole:
+                break
+            elif await live.quiet(KEEP_ALIVE):
+                yield wire.keep_alive
+        node, _ = await task
         node.delivered = True
+    except Refusal as refusal:
+        session.refused(refusal)
+        yield wire.error_event(refusal)
     finally:
         task.cancel()
         with suppress(asyncio.CancelledError, Refusal):

@@ -15,9 +15,11 @@ from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
 from agentrl.chat import Chat
 from agentrl.engine.images import ImageInputs
+from agentrl.engine.transport import Sink
 from agentrl.engine.wire import Generation, SamplingParams
 from agentrl.errors import EngineFailure, EngineRejected, EngineTimeout, EngineUnreachable, MediaError, TemplateError
 from agentrl.gateway.contracts import AgentRequest, AgentTurn, Memo, Refusal
+from agentrl.gateway.live import LiveTurn
 from agentrl.gateway.record import SessionRecord
 from agentrl.gateway.roles import Roles
 from agentrl.gateway.tree import Reading, SessionTree, TurnNode
@@ -48,6 +50,21 @@ class TurnSampler(Protocol):
         images: ImageInputs | None = None,
     ) -> Generation:
         """Sample a continuation of `input_ids`, which have places for `images`. Raises EngineFailure."""
+
+
+class StreamSampler(Protocol):
+    """A `TurnSampler` whose `sink` takes the engine's events while it samples; each has the whole text so far."""
+
+    async def generate(
+        self,
+        input_ids: Sequence[int],
+        params: SamplingParams,
+        *,
+        session_id: str | None = None,
+        images: ImageInputs | None = None,
+        sink: Sink = None,
+    ) -> Generation:
+        """See `TurnSampler`."""
 
 
 class Limits(BaseModel):
@@ -101,6 +118,7 @@ class Session:
         origin: the common fields of the session's Samples.
         sampling: sampling parameters of all turns, including stop ids.
         context_length: maximum number of tokens of a path through the tree.
+        streams: samples the turns whose answers are streamed; `engine` if None.
         token: the secret in the agent's base URL.
         clock: gives seconds, for the idle limit.
         counts: numbers of requests and tokens, by name; `figures` adds the numbers of nodes.
@@ -116,6 +134,7 @@ class Session:
     sampling: SamplingParams
     context_length: int
     limits: Limits = field(default_factory=Limits)
+    streams: StreamSampler | None = None
     token: str = field(default_factory=lambda: secrets.token_urlsafe(16), repr=False)
     clock: Callable[[], float] = time.monotonic
     counts: Counter[str] = field(default_factory=Counter)
@@ -131,13 +150,13 @@ class Session:
         self.failure: EngineFailure | None = None
 
     async def turn(
-        self, request: AgentRequest, size: int, run: WorkRunner, placed: anyio.Event | None = None
+        self, request: AgentRequest, size: int, run: WorkRunner, live: LiveTurn | None = None
     ) -> tuple[TurnNode, AgentTurn]:
         """Have the model answer a request of `size` bytes.
 
         Args:
             run: calls slow functions.
-            placed: is set when the request has a node. After that, the request's content cannot cause a refusal.
+            live: begins when the request has a node. After that, the request's content cannot cause a refusal.
 
         Raises Refusal: the session is closed or at a limit, the template cannot render the prompt, the prompt does not
         fit, or the engines failed."""
@@ -147,11 +166,15 @@ class Session:
             async with self._lock:
                 reading = await self._read(request, size, run)
                 node = await run(self._place, reading, size=reading.new_characters)
-            if placed is not None:
-                placed.set()
+            begun = AgentTurn(id=uuid.uuid4().hex, created=int(time.time()), prompt_tokens=node.length)
+            if live is not None:
+                live.begin(begun)
             try:
-                got = await self._generate(node, request)
-                return node, self._answered(node, request, got)
+                got = await self._generate(node, request, None if live is None else live.sink)
+                turn = self._answered(node, request, got, begun)
+                if live is not None:
+                    live.finish(turn)
+                return node, turn
             finally:
                 if not node.finish:
                     self.tree.discard(node)
@@ -276,7 +299,7 @@ class Session:
         except TemplateError as error:
             raise Refusal(str(error)) from error
 
-    async def _generate(self, node: TurnNode, request: AgentRequest) -> Generation:
+    async def _generate(self, node: TurnNode, request: AgentRequest, sink: Sink) -> Generation:
         base, room = self.sampling, self.context_length - node.length - 1
         own = (base.stop,) if isinstance(base.stop, str) else base.stop or ()
         params = replace(
@@ -288,7 +311,10 @@ class Session:
         )
         try:
             session, images = f"{self._route}-{node.root.number}", ImageInputs.of(self.tree.images, node.image_spans())
-            got = await self.engine.generate(node.prompt(), params, session_id=session, images=images)
+            if self.streams is None or sink is None:
+                got = await self.engine.generate(node.prompt(), params, session_id=session, images=images)
+            else:
+                got = await self.streams.generate(node.prompt(), params, session_id=session, images=images, sink=sink)
             if got.finish_reason.type == "abort":
                 raise EngineRejected("the engine aborted the request", kind="aborted")
         except EngineFailure as error:
@@ -300,15 +326,13 @@ class Session:
             raise refusal from error
         return got
 
-    def _answered(self, node: TurnNode, request: AgentRequest, got: Generation) -> AgentTurn:
+    def _answered(self, node: TurnNode, request: AgentRequest, got: Generation, begun: AgentTurn) -> AgentTurn:
         told, self.failure = self.tree.sampled(node, got), None
         self.counts["sampled"] += len(got.ids)
-        turn = AgentTurn(
-            id=uuid.uuid4().hex,
-            created=int(time.time()),
+        turn = replace(
+            begun,
             parsed=told,
             finish=node.finish or "stop",
-            prompt_tokens=node.length,
             cached_tokens=got.cached_tokens,
             completion_tokens=len(got.ids),
         )

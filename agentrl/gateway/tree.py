@@ -14,6 +14,7 @@ from array import array
 from collections import Counter, defaultdict
 from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import takewhile
 from typing import TYPE_CHECKING, Any, Literal
 
 import orjson
@@ -157,6 +158,7 @@ class SessionTree:
         self._full: dict[TurnNode, TurnNode] = {}
         self._normal: dict[Key, Message] = {}
         self._last: dict[int, tuple[Message, Key]] = {}
+        self._digests: dict[int, Key] = {}
         self._tools: dict[Key, tuple[Any, Key]] = {}
 
     # ---- placing a request ----------------------------------------------------------------------------------
@@ -168,7 +170,7 @@ class SessionTree:
         if not messages or messages[-1]["role"] == "assistant":
             raise Refusal("messages: the last message must be of a user or a tool; a prefill is not supported")
         tools, digest = self._read_tools(request.tools)
-        keys = _chain(messages)
+        keys = self._chain(messages)
         return Reading(messages, keys, tools, digest, request.agent, self._known(messages, keys, digest))
 
     def place(self, reading: Reading) -> TurnNode:
@@ -201,10 +203,21 @@ class SessionTree:
             if known is not message:
                 key = _hash(b"", orjson.dumps(message))
             if key not in self._normal:
-                self._normal[key] = normalise_messages([message])[0]
+                self._normal[key] = normal = normalise_messages([message])[0]
+                self._digests[id(normal)] = _digest(normal)
             self._last[id(message)] = message, key
             found.append(self._normal[key])
         return found
+
+    def _chain(self, messages: Sequence[Message]) -> tuple[Key, ...]:
+        """Return a key for each prefix of `messages`, the empty prefix first."""
+        keys, places = [b""], dict[Any, int]()
+        for message in messages:
+            if message["role"] == "assistant":
+                places = {call.get("id"): at for at, call in enumerate(message.get("tool_calls", ()))}
+            place = places.get(message.get("tool_call_id"), 0) if message["role"] == "tool" else 0
+            keys.append(_hash(keys[-1], self._digests.get(id(message)) or _digest(message), place))
+        return tuple(keys)
 
     def _read_tools(self, tools: list[dict[str, Any]]) -> tuple[Any, Key]:
         """Return `tools` in the normal form, and their key. A session converts equal tools once."""
@@ -270,7 +283,7 @@ class SessionTree:
         shared = max((at for at, key in enumerate(keys) if (agent, key) in self._begun), default=0)
         if any(message["role"] == "user" for message in messages[:shared]):
             return ("edited" if spoken else "compacted"), self._begun[agent, keys[shared]].root
-        known = (self._said.get((agent, _part(message))) for message in spoken)
+        known = (self._said.get((agent, _digest(message))) for message in spoken)
         if other := next((node for node in known if node is not None), None):
             same_instructions = self._begun.get((agent, keys[1])) if messages[0]["role"] == "system" else None
             return "edited", (same_instructions or other).root
@@ -298,7 +311,7 @@ class SessionTree:
     # ---- the model's turn -------------------------------------------------------------------------------------
 
     def sampled(self, node: TurnNode, got: Generation) -> ParsedTurn:
-        """Complete `node` with the engine's answer, and return the turn. A turn with a broken call becomes plain text."""
+        """Complete `node` with the engine's answer, and return the turn. Broken calls become text."""
         self._full.pop(node.family_root, None)
         parsed = node.chat.append_model_turn(got.ids)
         node.ids, node.log_probs = array("i", got.ids), array("d", got.log_probs)
@@ -306,18 +319,24 @@ class SessionTree:
         node.text = got.text
         calls = parsed.tool_calls
         if parsed.broken or not all(isinstance(call.arguments, dict) for call in calls):
-            parsed = ParsedTurn(str(node.chat.messages[-1]["content"]) if parsed.broken else got.text.strip())
+            parsed = self._without_calls(got.ids)
         node.calls = tuple(call.id for call in parsed.tool_calls)
         told = replace(parsed, tool_calls=tuple(replace(c, id=f"{c.id}_{node.number}") for c in parsed.tool_calls))
         cut = got.finish_reason.type == "length"
         node.finish = "length" if cut else "calls" if node.calls else "stop"
         message = normalise_messages([told.to_message()])[0]
-        key = _hash(node.keys[-1], part := _part(message))
-        self._answers[key].append(node)
-        self._said.setdefault((node.agent, part), node)
+        digest = _digest(message)
+        self._answers[_hash(node.keys[-1], digest)].append(node)
+        self._said.setdefault((node.agent, digest), node)
         for known in node.keys[1:]:
             self._begun.setdefault((node.agent, known), node)
         return told
+
+    def _without_calls(self, ids: Sequence[int]) -> ParsedTurn:
+        """Return a turn with its calls as text."""
+        text = self._chat.decode(takewhile(lambda id_: id_ not in self._chat.stop_ids, ids))
+        parsed = self._chat.turn_parser.without_calls().parse(text)
+        return ParsedTurn(text.strip()) if parsed.broken or parsed.tool_calls else parsed
 
     # ---- results ----------------------------------------------------------------------------------------------
 
@@ -424,15 +443,16 @@ def _as_sample(leaf: TurnNode, origin: Sample, reward: float | None, role: Role,
 # ---- the normal form ------------------------------------------------------------------------------------------
 
 
-def _hash(before: Key, part: bytes) -> Key:
-    return hashlib.blake2b(before + part, digest_size=16).digest()
+def _hash(before: Key, part: bytes, result: int = 0) -> Key:
+    """Return the key of a prefix and its next part. `result`: for a tool's result, the position of the call in its turn."""
+    return hashlib.blake2b(b"%d %b%b" % (result, before, part), digest_size=16).digest()
 
 
-def _part(message: Message, result: int = 0) -> bytes:
-    """Return the compared part of a message. `result`: for a tool's result, the position of the call in its turn."""
+def _digest(message: Message) -> Key:
+    """Return a hash of the compared part of a message."""
     calls = [[c["function"]["name"], _canonical(c["function"]["arguments"])] for c in message.get("tool_calls", ())]
     content = message["content"].strip() if message["role"] == "assistant" else message["content"]
-    return orjson.dumps([message["role"], content, calls, result], option=orjson.OPT_SORT_KEYS)
+    return _hash(b"", orjson.dumps([message["role"], content, calls], option=orjson.OPT_SORT_KEYS))
 
 
 def _canonical(value: Any) -> Any:
@@ -442,17 +462,6 @@ def _canonical(value: Any) -> Any:
     if isinstance(value, dict):
         return {key: _canonical(item) for key, item in value.items()}
     return [_canonical(item) for item in value] if isinstance(value, list) else value
-
-
-def _chain(messages: Sequence[Message]) -> tuple[Key, ...]:
-    """Return a key for each prefix of `messages`, the empty prefix first."""
-    keys, places = [b""], dict[Any, int]()
-    for message in messages:
-        if message["role"] == "assistant":
-            places = {call.get("id"): at for at, call in enumerate(message.get("tool_calls", ()))}
-        place = places.get(message.get("tool_call_id"), 0) if message["role"] == "tool" else 0
-        keys.append(_hash(keys[-1], _part(message, place)))
-    return tuple(keys)
 
 
 def _meant(same: Sequence[TurnNode], told: Message) -> TurnNode:

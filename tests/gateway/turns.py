@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from agentrl.chat import ParsedTurn
 from agentrl.chat.messages import ToolCall
 from agentrl.gateway.contracts import AgentRequest, AgentTurn, Body
+from agentrl.gateway.live import LiveTurn
 from agentrl.gateway.wires import WIRES
 from agentrl.sample import Message
 
@@ -115,7 +116,7 @@ def told(given: AgentTurn) -> tuple[str, list[tuple[str, Any]]]:
 
 def events(path: str, request: AgentRequest, given: AgentTurn) -> list[tuple[str, Any]]:
     """Names and data of an answer's events."""
-    return sse(b"".join(WIRES[path].events(request, given)))
+    return sse(b"".join(WIRES[path].events(request, LiveTurn.of(given))))
 
 
 def sse(stream: bytes) -> list[tuple[str, Any]]:

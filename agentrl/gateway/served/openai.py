@@ -20,7 +20,8 @@ from agentrl.engine.embedded.service import EngineService
 from agentrl.engine.images import ImageInputs
 from agentrl.errors import MediaError, TemplateError
 from agentrl.gateway.contracts import Body
-from agentrl.gateway.served.answers import Answers, ChatAnswers, Sent, TextAnswers, hold_back, usage
+from agentrl.gateway.live import hold_back
+from agentrl.gateway.served.answers import Answers, ChatAnswers, Sent, TextAnswers, usage
 from agentrl.gateway.served.structured_output import chosen, required_output
 from agentrl.serving.http import Handler, Json, RequestError, field, invalid_body, object_body, openai_error
 from agentrl.serving.server import aside

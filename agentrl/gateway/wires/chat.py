@@ -4,7 +4,8 @@ from collections.abc import Iterator, Mapping
 
 from agentrl.chat.messages import REASONING_KEYS, ToolCall
 from agentrl.gateway.contracts import AgentRequest, AgentTurn, Body, Memo, Refusal
-from agentrl.gateway.wires.common import Fields, OpenAIErrors, agent_request, event, pieces, schema, usable
+from agentrl.gateway.live import LiveTurn
+from agentrl.gateway.wires.common import Fields, OpenAIErrors, agent_request, event, schema, usable
 from agentrl.sample import Message
 
 _FINISH = {"stop": "stop", "calls": "tool_calls", "length": "length"}
@@ -29,15 +30,17 @@ class ChatWire(OpenAIErrors):
         usage["prompt_tokens_details"] = {"cached_tokens": turn.cached_tokens}
         return {**head, "object": "chat.completion", "choices": [{"index": 0, **choice}], "usage": usage}
 
-    def events(self, request: AgentRequest, turn: AgentTurn) -> Iterator[bytes]:
-        head = self.answer(request, turn) | {"object": "chat.completion.chunk"}
-        (choice,), usage = head.pop("choices"), head.pop("usage")
-        head |= {"usage": None} if request.usage else {}
-        for delta in _deltas(turn):
-            yield event({**head, "choices": [{"index": 0, "delta": delta, "finish_reason": None}]})
-        yield event({**head, "choices": [{"index": 0, "delta": {}, "finish_reason": choice["finish_reason"]}]})
+    def events(self, request: AgentRequest, live: LiveTurn) -> Iterator[bytes]:
+        head = self.answer(request, live.turn) | {"object": "chat.completion.chunk", "usage": None}
+        head = {name: head[name] for name in head if name != "choices" and (name != "usage" or request.usage)}
+        for delta in _deltas(live):
+            choice = {"index": 0, "delta": delta, "finish_reason": None}
+            yield event({**head, "choices": [choice]}) if delta else b""
+        whole = self.answer(request, live.turn)
+        end = {"index": 0, "delta": {}, "finish_reason": whole["choices"][0]["finish_reason"]}
+        yield event({**head, "choices": [end]})
         if request.usage:
-            yield event({**head, "choices": [], "usage": usage})
+            yield event({**head, "choices": [], "usage": whole["usage"]})
         yield b"data: [DONE]\n\n"
 
     def error_event(self, refusal: Refusal) -> bytes:
@@ -75,9 +78,9 @@ def _tools(tool: Fields) -> Iterator[Body | str]:
     yield schema(function, function.get("parameters", dict)) if known else kind
 
 
-def _deltas(turn: AgentTurn) -> Iterator[Body]:
+def _deltas(live: LiveTurn) -> Iterator[Body]:
     yield {"role": "assistant", "content": ""}
-    yield from ({"reasoning_content": piece} for piece in pieces(turn.parsed.reasoning))
-    yield from ({"content": piece} for piece in pieces(turn.parsed.content))
-    for index, call in enumerate(turn.parsed.tool_calls):
+    yield from ({"reasoning_content": piece} if piece else {} for piece in live.pieces("reasoning"))
+    yield from ({"content": piece} if piece else {} for piece in live.pieces("content"))
+    for index, call in enumerate(live.turn.parsed.tool_calls):
         yield {"tool_calls": [{"index": index, **call.to_message()}]}

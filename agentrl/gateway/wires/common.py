@@ -18,7 +18,6 @@ _NAMES: Mapping[type, str] = {type(None): "null", bool: "true or false", int: "a
 _NAMES = {**_NAMES, str: "text", list: "a list", dict: "an object", object: "a value"}
 _MOST_STOPS = 16
 _LONGEST_STOP = 256
-_PIECE = 200
 _UNSUPPORTED = ["logit_bias", "logprobs", "top_logprobs", "echo", "prediction", "background", "audio", "functions"]
 _UNSUPPORTED += ["prompt", "conversation"]
 _TEXT_PARTS = {"text": "text", "input_text": "text", "output_text": "text", "refusal": "refusal"}
@@ -217,12 +216,6 @@ def _in_order_of_calls(messages: Sequence[Message]) -> Iterator[Message]:
     places = {call: place for place, call in enumerate(calls)}
     for _, run in groupby(messages, key=lambda message: message["role"] == "tool"):
         yield from sorted(run, key=lambda message: places.get(message.get("tool_call_id"), -1))
-
-
-def pieces(text: str | None) -> Iterator[str]:
-    """Cut a text into the deltas of a stream."""
-    for start in range(0, len(text or ""), _PIECE):
-        yield (text or "")[start : start + _PIECE]
 
 
 def event(data: Body, name: str = "") -> bytes:

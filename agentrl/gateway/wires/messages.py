@@ -9,14 +9,13 @@ import orjson
 
 from agentrl.chat.messages import ToolCall, arguments_text
 from agentrl.gateway.contracts import AgentRequest, AgentTurn, Body, Memo, Refusal
-from agentrl.gateway.wires.common import Fields, agent_request, content_of, event, joined, pieces, schema, usable
+from agentrl.gateway.live import LiveTurn, TextName, cut
+from agentrl.gateway.wires.common import Fields, agent_request, content_of, event, joined, schema, usable
 from agentrl.sample import Message
 
 _STOP = {"stop": "end_turn", "calls": "tool_use", "length": "max_tokens"}
 _ERRORS = {"not_found": "not_found_error", "limit": "rate_limit_error", "overloaded": "overloaded_error"}
 _ERRORS |= {"invalid": "invalid_request_error", "context": "invalid_request_error", "failed": "api_error"}
-_DELTAS = {"text": ("text_delta", "text"), "thinking": ("thinking_delta", "thinking")}
-_DELTAS |= {"tool_use": ("input_json_delta", "partial_json")}
 _BILLING = re.compile(r"\Ax-anthropic-billing-header:[^\n]*\n*")
 _SIGNED = {"signature": "agentrl"}
 """Clients keep a block of thinking in the history only if it is signed."""
@@ -44,13 +43,15 @@ class MessagesWire:
         usage |= {"cache_read_input_tokens": turn.cached_tokens, "output_tokens": turn.completion_tokens}
         return {**head, "content": list(_blocks(request, turn)), **stop, "usage": usage}
 
-    def events(self, request: AgentRequest, turn: AgentTurn) -> Iterator[bytes]:
-        whole = self.answer(request, turn)
-        usage = {**whole["usage"], "output_tokens": 0}
-        yield _event("message_start", message={**whole, "content": [], "stop_reason": None, "usage": usage})
-        for index, block in enumerate(whole["content"]):
-            for kind, fields in _steps(block):
-                yield _event(f"content_block_{kind}", index=index, **fields)
+    def events(self, request: AgentRequest, live: LiveTurn) -> Iterator[bytes]:
+        begun = self.answer(request, live.turn)
+        usage = {**begun["usage"], "output_tokens": 0}
+        yield _event("message_start", message={**begun, "content": [], "stop_reason": None, "usage": usage})
+        index = 0
+        for kind, fields in _steps(request, live):
+            yield _event(f"content_block_{kind}", index=index, **fields) if kind else b""
+            index += kind == "stop"
+        whole = self.answer(request, live.turn)
         stop = {name: whole[name] for name in ("stop_reason", "stop_sequence")}
         yield _event("message_delta", delta=stop, usage=whole["usage"])
         yield _event("message_stop")
@@ -113,14 +114,33 @@ def _input(arguments: dict[str, Any] | str) -> Any:
     return json.loads(arguments_text(arguments), parse_int=lambda text: int(text) if len(text) < 19 else float(text))
 
 
-def _steps(block: Body) -> Iterator[tuple[str, Body]]:
-    """Yield the events of a block: their kinds, and the fields that they have besides the index."""
-    kind, field = _DELTAS[block["type"]]
-    called, signed = "input" in block, "signature" in block
-    empty: Body = {"input": {}} if called else {field: "", **({"signature": ""} if signed else {})}
-    yield "start", {"content_block": {**block, **empty}}
-    for piece in pieces(orjson.dumps(block["input"]).decode() if called else block[field]):
-        yield "delta", {"delta": {"type": kind, field: piece}}
+def _steps(request: AgentRequest, live: LiveTurn) -> Iterator[tuple[str, Body]]:
+    """Yield the events of the blocks: their kinds ("" to wait), and the fields that they have besides the index."""
+    if request.thinking:
+        yield from _written(live, "thinking", "reasoning")
+    yield from _written(live, "text", "content")
+    for block in _blocks(request, live.turn):
+        if block["type"] == "tool_use":
+            yield "start", {"content_block": {**block, "input": {}}}
+            for piece in cut(orjson.dumps(block["input"]).decode()):
+                yield "delta", {"delta": {"type": "input_json_delta", "partial_json": piece}}
+            yield "stop", {}
+
+
+def _written(live: LiveTurn, kind: str, name: TextName) -> Iterator[tuple[str, Body]]:
+    """Yield the events of a block of text; it may be empty in a turn without calls."""
+    signed = kind == "thinking"
+    start = {"content_block": {"type": kind, kind: "", **({"signature": ""} if signed else {})}}
+    begun = False
+    for piece in live.pieces(name):
+        if piece and not begun:
+            begun = True
+            yield "start", start
+        yield ("delta", {"delta": {"type": f"{kind}_delta", kind: piece}}) if piece else ("", {})
+    if not begun and (signed or live.turn.parsed.tool_calls):
+        return
+    if not begun:
+        yield "start", start
     if signed:
         yield "delta", {"delta": {"type": "signature_delta", **_SIGNED}}
     yield "stop", {}

@@ -1,11 +1,13 @@
 """OpenAI's responses."""
 
 from collections.abc import Iterable, Iterator, Mapping
+from itertools import chain, count
 from typing import Any
 
 from agentrl.chat.messages import ToolCall, arguments_text
 from agentrl.gateway.contracts import AgentRequest, AgentTurn, Body, Memo, Refusal
-from agentrl.gateway.wires.common import Fields, OpenAIErrors, agent_request, event, joined, pieces, schema, usable
+from agentrl.gateway.live import TEXTS, LiveTurn, TextName, cut
+from agentrl.gateway.wires.common import Fields, OpenAIErrors, agent_request, event, joined, schema, usable
 from agentrl.sample import Message
 
 _WRITTEN = {"message": "content", "reasoning": "content", "function_call": "arguments", "custom_tool_call": "input"}
@@ -14,7 +16,8 @@ _TEXTS = {"message": "output_text", "reasoning": "reasoning_text", "function_cal
 _TEXTS |= {"custom_tool_call": "custom_tool_call_input"}
 """The events by which that text grows."""
 _RESPONSE: Body = {"object": "response", "parallel_tool_calls": True, "tool_choice": "auto", "tools": [], "error": None}
-_RESPONSE |= {"output": [], "incomplete_details": None, "instructions": None, "metadata": {}, "usage": None}
+_BEGUN: Body = {"status": "in_progress", "output": [], "incomplete_details": None, "usage": None}
+_RESPONSE |= {**_BEGUN, "instructions": None, "metadata": {}}
 
 
 class ResponsesWire(OpenAIErrors):
@@ -44,12 +47,18 @@ class ResponsesWire(OpenAIErrors):
         details = {**cached, "output_tokens_details": {"reasoning_tokens": 0}}
         return {**_RESPONSE, **head, "output": list(_items(request, turn)), "usage": {**usage, **details}}
 
-    def events(self, request: AgentRequest, turn: AgentTurn) -> Iterator[bytes]:
-        return _numbered(_steps(self.answer(request, turn)))
+    def events(self, request: AgentRequest, live: LiveTurn) -> Iterator[bytes]:
+        begun = {**self.answer(request, live.turn), **_BEGUN}
+        start = [("created", {"response": begun}), ("in_progress", {"response": begun})]
+        return _numbered(chain(start, _steps(request, live), self._end(request, live)))
+
+    def _end(self, request: AgentRequest, live: LiveTurn) -> Iterator[tuple[str, Body]]:
+        whole = self.answer(request, live.turn)
+        yield whole["status"], {"response": whole}
 
     def error_event(self, refusal: Refusal) -> bytes:
         error = {"code": self.error(refusal)["error"]["code"], "message": str(refusal)}
-        begun = {**_RESPONSE, "id": "resp_failed", "created_at": 0, "model": "", "status": "in_progress"}
+        begun = {**_RESPONSE, **_BEGUN, "id": "resp_failed", "created_at": 0, "model": ""}
         failed = {**begun, "status": "failed", "error": error}
         return b"".join(_numbered([("created", {"response": begun}), ("failed", {"response": failed})]))
 
@@ -131,13 +140,23 @@ def _tools(outer: Fields) -> Iterator[tuple[Body, Body] | str]:
 def _items(request: AgentRequest, turn: AgentTurn) -> Iterator[Body]:
     parsed = turn.parsed
     if parsed.reasoning:
-        thought = [{"type": "reasoning_text", "text": parsed.reasoning}]
-        yield {"type": "reasoning", "id": f"rs_{turn.id}", "summary": [], "content": thought, "status": "completed"}
+        yield _text_item("reasoning", turn, parsed.reasoning)
     if parsed.content or not parsed.tool_calls:
-        part = {"type": "output_text", "text": parsed.content, "annotations": [], "logprobs": []}
-        status = "incomplete" if turn.finish == "length" else "completed"
-        yield {"type": "message", "id": f"msg_{turn.id}", "role": "assistant", "status": status, "content": [part]}
-    for index, call in enumerate(parsed.tool_calls):
+        yield _text_item("content", turn, parsed.content)
+    yield from _calls(request, turn)
+
+
+def _text_item(name: TextName, turn: AgentTurn, text: str) -> Body:
+    if name == "reasoning":
+        thought = [{"type": "reasoning_text", "text": text}]
+        return {"type": "reasoning", "id": f"rs_{turn.id}", "summary": [], "content": thought, "status": "completed"}
+    part = {"type": "output_text", "text": text, "annotations": [], "logprobs": []}
+    status = "incomplete" if turn.finish == "length" else "completed"
+    return {"type": "message", "id": f"msg_{turn.id}", "role": "assistant", "status": status, "content": [part]}
+
+
+def _calls(request: AgentRequest, turn: AgentTurn) -> Iterator[Body]:
+    for index, call in enumerate(turn.parsed.tool_calls):
         form = request.call_forms.get(call.name) or {"type": "function_call", "name": call.name}
         match form["type"], call.arguments:
             case "custom_tool_call", {"input": str(written), **rest} if not rest:
@@ -148,28 +167,58 @@ def _items(request: AgentRequest, turn: AgentTurn) -> Iterator[Body]:
         yield {**form, **identity, _WRITTEN[form["type"]]: written}
 
 
-def _steps(whole: Body) -> Iterator[tuple[str, Body]]:
-    begun = {**whole, "status": "in_progress", "output": [], "incomplete_details": None, "usage": None}
-    yield "created", {"response": begun}
-    yield "in_progress", {"response": begun}
-    for index, item in enumerate(whole["output"]):
-        field, kind, parts = _WRITTEN[item["type"]], _TEXTS[item["type"]], "content" in item
-        part = item["content"][0] if parts else {"text": item[field]}
-        at = {"item_id": item["id"], "output_index": index} | ({"content_index": 0} if parts else {})
-        besides: Body = {"logprobs": []} if item["type"] == "message" else {}
-        begun = {**item, field: [] if parts else "", "status": "in_progress"}
-        yield "output_item.added", {"output_index": index, "item": begun}
-        if parts:
-            yield "content_part.added", {**at, "part": {**part, "text": ""}}
-        for piece in pieces(part["text"]):
-            yield f"{kind}.delta", {**at, **besides, "delta": piece}
-        yield f"{kind}.done", {**at, **besides, "text" if parts else field: part["text"]}
-        if parts:
-            yield "content_part.done", {**at, "part": part}
-        yield "output_item.done", {"output_index": index, "item": item}
-    yield whole["status"], {"response": whole}
+def _steps(request: AgentRequest, live: LiveTurn) -> Iterator[tuple[str, Body]]:
+    """Yield the events of the items; their kind is "" to wait."""
+    index = 0
+    for name in TEXTS:
+        begun = False
+        for piece in live.pieces(name):
+            if piece and not begun:
+                begun = True
+                yield from _opened(_text_item(name, live.turn, ""), index)
+            yield _grown(_text_item(name, live.turn, ""), index, piece) if piece else ("", {})
+        if not begun and (name == "reasoning" or live.turn.parsed.tool_calls):
+            continue
+        item = _text_item(name, live.turn, live.text(name))
+        if not begun:
+            yield from _opened(item, index)
+        yield from _closed(item, index)
+        index += 1
+    for at, item in enumerate(_calls(request, live.turn), index):
+        yield from _opened(item, at)
+        yield from (_grown(item, at, piece) for piece in cut(item[_WRITTEN[item["type"]]]))
+        yield from _closed(item, at)
+
+
+def _at(item: Body, index: int) -> Body:
+    return {"item_id": item["id"], "output_index": index} | ({"content_index": 0} if "content" in item else {})
+
+
+def _opened(item: Body, index: int) -> Iterator[tuple[str, Body]]:
+    parts = "content" in item
+    begun = {**item, _WRITTEN[item["type"]]: [] if parts else "", "status": "in_progress"}
+    yield "output_item.added", {"output_index": index, "item": begun}
+    if parts:
+        yield "content_part.added", {**_at(item, index), "part": {**item["content"][0], "text": ""}}
+
+
+def _grown(item: Body, index: int, piece: str) -> tuple[str, Body]:
+    besides: Body = {"logprobs": []} if item["type"] == "message" else {}
+    return f"{_TEXTS[item['type']]}.delta", {**_at(item, index), **besides, "delta": piece}
+
+
+def _closed(item: Body, index: int) -> Iterator[tuple[str, Body]]:
+    field, at, parts = _WRITTEN[item["type"]], _at(item, index), item.get("content")
+    besides: Body = {"logprobs": []} if item["type"] == "message" else {}
+    done = {"text": parts[0]["text"]} if parts else {field: item[field]}
+    yield f"{_TEXTS[item['type']]}.done", {**at, **besides, **done}
+    if parts:
+        yield "content_part.done", {**at, "part": parts[0]}
+    yield "output_item.done", {"output_index": index, "item": item}
 
 
 def _numbered(steps: Iterable[tuple[str, Body]]) -> Iterator[bytes]:
-    for number, (kind, fields) in enumerate(steps):
-        yield event({"type": f"response.{kind}", "sequence_number": number, **fields}, f"response.{kind}")
+    numbers = count()
+    for kind, fields in steps:
+        name = f"response.{kind}"
+        yield event({"type": name, "sequence_number": next(numbers), **fields}, name) if kind else b""

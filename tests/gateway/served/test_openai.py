@@ -11,7 +11,7 @@ from starlette.testclient import TestClient
 from agentrl.chat import make_parser
 from agentrl.engine.embedded.server import build
 from agentrl.engine.embedded.service import Options
-from agentrl.gateway.served.answers import stable_prefix
+from agentrl.gateway.live import stable_prefix
 from agentrl.gateway.served.openai import ROUTES
 from tests.chat.acceptance.table import TABLE, Format, outputs, parser_of
 from tests.support.tiny_models import make_tiny_model

@@ -1,0 +1,154 @@
+"""A turn while the model writes it, for the streams of the wire formats.
+
+A stream's events are made by a generator. It takes the pieces of the turn's texts, and yields b"" where the model is still
+writing; the server then waits until there is more."""
+
+import asyncio
+import re
+import time
+from collections.abc import Iterator, Sequence
+from typing import Literal
+
+import orjson
+
+from agentrl.chat.parsers import TurnParser
+from agentrl.engine.transport import Reply, Sink
+from agentrl.gateway.contracts import AgentTurn
+
+TextName = Literal["reasoning", "content"]
+TEXTS: tuple[TextName, ...] = ("reasoning", "content")
+_TAG_BEGUN = re.compile(r"(?:<\|(?:open|close)\|>[^<>]{0,99})?<[^<>]{0,99}\Z|<\|(?:open|close)\|>[^<>]{0,99}\Z")
+_PIECE = 200
+_SECONDS = 0.05
+"""Shortest time between two looks at the engine's text, each of which reads the whole text."""
+
+
+class LiveTurn:
+    """One turn in progress.
+
+    Args:
+        parser: of the model's turns; None if the texts come with the whole turn.
+
+    Attributes:
+        placed: set once the request has a node.
+        turn: the turn so far: its id and the number of prompt tokens first, all of it at the end.
+        whole: true at the end."""
+
+    turn: AgentTurn
+
+    def __init__(self, parser: TurnParser | None = None) -> None:
+        self._parser, self.placed, self._more = parser, asyncio.Event(), asyncio.Event()
+        self._pieces: dict[str, list[str]] = {name: [] for name in TEXTS}
+        self.whole, self._looked = False, 0.0
+
+    @classmethod
+    def of(cls, turn: AgentTurn) -> "LiveTurn":
+        """Return a turn that is whole."""
+        live = cls()
+        live.begin(turn)
+        live.finish(turn)
+        return live
+
+    @property
+    def begun(self) -> bool:
+        """True if there is a text, or the turn is whole."""
+        return self.whole or any(self._pieces.values())
+
+    @property
+    def sink(self) -> Sink:
+        """Takes the engine's events, each with the whole text so far. None without a parser."""
+        return self._grow if self._parser else None
+
+    def begin(self, turn: AgentTurn) -> None:
+        """Take the turn before its first token."""
+        self.turn = turn
+        self.placed.set()
+
+    def _grow(self, reply: Reply) -> None:
+        assert self._parser is not None
+        if (now := time.monotonic()) - self._looked >= _SECONDS:
+            self._looked = now
+            self._add(stable_prefix(self._parser, orjson.loads(reply.body)["text"]))
+
+    def finish(self, turn: AgentTurn) -> None:
+        """Take the whole turn."""
+        self.turn, self.whole = turn, True
+        self._add((turn.parsed.reasoning or "", turn.parsed.content))
+
+    def pieces(self, name: TextName) -> Iterator[str]:
+        """Yield the pieces of a text, and "" where the model is still writing it."""
+        at, found = 0, self._pieces[name]
+        while True:
+            yield from found[at:]
+            at = len(found)
+            if self.whole or (name == "reasoning" and self._pieces["content"]):
+                yield from found[at:]
+                return
+            yield ""
+
+    def text(self, name: TextName) -> str:
+        """Return a text as far as it is known."""
+        return "".join(self._pieces[name])
+
+    def wake(self, *_: object) -> None:
+        """End a `quiet` in progress: something was added, or the turn failed."""
+        self._more.set()
+
+    async def quiet(self, seconds: float) -> bool:
+        """Wait for `wake`; return true if it does not come within `seconds`."""
+        try:
+            async with asyncio.timeout(seconds):
+                await self._more.wait()
+        except TimeoutError:
+            return True
+        self._more.clear()
+        return False
+
+    def _add(self, texts: tuple[str, str]) -> None:
+        for name, text in zip(TEXTS, texts, strict=True):
+            if text.startswith(sent := self.text(name)):
+                self._pieces[name] += cut(text[len(sent) :])
+        self.wake()
+
+
+def cut(text: str) -> Iterator[str]:
+    """Cut a text into the pieces of a stream."""
+    return (text[start : start + _PIECE] for start in range(0, len(text), _PIECE))
+
+
+def stable_prefix(parser: TurnParser, text: str) -> tuple[str, str]:
+    """Return the beginnings of reasoning and content that every turn shares that begins with `text`."""
+    tags, family = parser.tags, parser.family
+    marks = family.begins
+    if tags is None and parser.reasoning is not None:  # a function's, which takes any text
+        turn = parser.parse(_TAG_BEGUN.sub("", text)) if any(mark in text for mark in family.answers) else None
+        return (turn.reasoning or "", turn.content) if turn else ("", "")
+    reasoning = ""
+    if tags is not None:
+        body, opened = text.lstrip(), parser.opens_reasoning
+        if any(pair.open.startswith(body) for pair in (tags, tags.other) if pair):
+            return "", ""
+        tags = tags.of(body)
+        if body.startswith(tags.open):
+            text, opened = body[len(tags.open) :], True
+        if opened:
+            thought, closed, text = text.partition(tags.close)
+            if not closed:
+                ends = [tags.close, *marks, *family.answers]
+                return hold_back(_before(thought, ends), ends).strip(), ""
+            reasoning = thought.strip()
+    if family.name == "none":
+        return reasoning, text.strip()
+    sure = _TAG_BEGUN.sub("", hold_back(_before(text, marks), marks)) if marks else ""
+    found = family.parse(sure, ())
+    return reasoning, (sure.partition("<")[0] if found.calls or found.broken else found.text).strip()
+
+
+def _before(text: str, marks: Sequence[str]) -> str:
+    return text[: min((at for mark in marks if (at := text.find(mark)) >= 0), default=len(text))]
+
+
+def hold_back(text: str, marks: Sequence[str]) -> str:
+    """`text` without an end with which one of `marks` may begin."""
+    ends = (k for mark in marks for k in range(len(mark) - 1, 0, -1) if text.endswith(mark[:k]))
+    return text[: len(text) - max(ends, default=0)]

@@ -1,0 +1,156 @@
+"""Streams that have the texts while the model writes them."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import asynccontextmanager
+from typing import Any
+
+import httpx
+import orjson
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from agentrl.chat.messages import ParsedTurn
+from agentrl.engine.transport import Reply, Sink
+from agentrl.engine.wire import Generation, SamplingParams
+from agentrl.errors import EngineUnreachable
+from agentrl.gateway import live as live_module
+from agentrl.gateway.contracts import AgentTurn
+from agentrl.gateway.live import LiveTurn
+from agentrl.gateway.server import Gateway
+from agentrl.gateway.wires import WIRES
+from agentrl.sample import Sample
+from tests.gateway.acceptance_engine import LoggingEngine, hermes
+from tests.gateway.turns import BODIES, join, read, sse
+from tests.support.chats import make_chat
+
+CHAT = make_chat("qwen3")
+ON_EACH = pytest.mark.parametrize("path", tuple(BODIES))
+SAID = hermes("Where is it? ", "I look.", [("bash", {"command": "ls"})])
+TEXTS = st.text("ab .\n<>/{}", max_size=30)
+CALLS = st.lists(st.tuples(st.just("bash"), st.fixed_dictionaries({"command": TEXTS})), max_size=2)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def no_pause() -> Iterator[None]:
+    """Each event of the engine is looked at."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(live_module, "_SECONDS", 0.0)
+        yield
+
+
+def reply(text: str) -> Reply:
+    return Reply(200, orjson.dumps({"text": text, "meta_info": {"finish_reason": None}}))
+
+
+def told(text: str) -> ParsedTurn:
+    """A turn as the agent gets it: broken calls are text."""
+    parsed = CHAT.turn_parser.parse(text)
+    return CHAT.turn_parser.without_calls().parse(text) if parsed.broken else parsed
+
+
+@ON_EACH
+@settings(max_examples=80, deadline=None)
+@given(
+    thought=st.none() | TEXTS,
+    content=TEXTS,
+    calls=CALLS,
+    broken=st.booleans(),
+    cuts=st.lists(st.integers(0, 200), max_size=12),
+)
+def test_pieces_join_to_the_plain_answer(
+    path: str, thought: str | None, content: str, calls: list[tuple[str, Any]], broken: bool, cuts: list[int]
+) -> None:
+    text = hermes(thought, content, calls) + "\n<tool_call>\n{" * broken
+    begun, request = AgentTurn("a1", 1_700_000_000, prompt_tokens=9), read(path, BODIES[path])
+    parsed = told(text)
+    whole = AgentTurn("a1", 1_700_000_000, parsed, "calls" if parsed.tool_calls else "stop", 9, 4, 7)
+    live = LiveTurn(CHAT.turn_parser)
+    live.begin(begun)
+    stream, found = WIRES[path].events(request, live), b""
+    assert live.sink is not None
+    for cut in sorted(cuts):
+        live.sink(reply(text[:cut]))
+        for event in stream:
+            found += event
+            if not event:
+                break
+    live.finish(whole)
+    found += b"".join(stream)
+    assert join(path, sse(found)) == orjson.loads(orjson.dumps(WIRES[path].answer(request, whole)))
+
+
+class WritingEngine(LoggingEngine):
+    """Writes the first half of a turn, then waits for `read`; it dies there if `dies`."""
+
+    dies: bool
+    read: asyncio.Event
+    cancelled: asyncio.Event
+
+    async def generate(
+        self, input_ids: Sequence[int], params: SamplingParams, *, sink: Sink = None, **more: Any
+    ) -> Generation:
+        if sink is not None:
+            half = SAID[: SAID.index("look") + 4]
+            sink(reply(half[:9]))
+            sink(reply(half))
+            try:
+                async with asyncio.timeout(60):
+                    await self.read.wait()
+            except asyncio.CancelledError:
+                self.cancelled.set()
+                raise
+            if self.dies:
+                raise EngineUnreachable("the engine is gone", kind="engine_lost")
+        return await super().generate(input_ids, params, **more)
+
+
+@asynccontextmanager
+async def serving(dies: bool = False) -> AsyncIterator[tuple[Gateway, WritingEngine, httpx.AsyncClient]]:
+    engine = WritingEngine(CHAT, lambda rng, prompt, params: SAID, damage=False)
+    engine.read, engine.cancelled, engine.dies = asyncio.Event(), asyncio.Event(), dies
+    gateway = Gateway(CHAT, engine, context_length=10_000, streams=engine)
+    async with gateway.serving(), httpx.AsyncClient(timeout=60) as client:
+        yield gateway, engine, client
+
+
+@ON_EACH
+@pytest.mark.parametrize("dies", [False, True])
+async def test_texts_arrive_while_the_model_writes(path: str, dies: bool) -> None:
+    async with serving(dies) as (gateway, engine, client):
+        session = gateway.open(Sample(), SamplingParams())
+        url, body = f"{gateway.url(session)}/v1{path}", {**BODIES[path], "stream": True}
+        async with client.stream("POST", url, json=body) as response:
+            found = ""
+            async for part in response.aiter_text():
+                found += part
+                if "I look" in found:
+                    engine.read.set()
+        if dies:
+            assert "the engine is gone" in found
+            assert session.tree.nodes == {}
+            engine.dies = False
+            found = (await client.post(url, json=body)).text
+        answer = join(path, sse(found.encode()))
+        assert "I look." in json.dumps(answer)
+        (node,) = session.tree.nodes.values()
+        assert node.delivered
+        assert CHAT.decode(node.ids).startswith(SAID)
+
+
+async def test_a_client_that_leaves_ends_the_turn() -> None:
+    path = next(iter(BODIES))
+    async with serving() as (gateway, engine, client):
+        session = gateway.open(Sample(), SamplingParams())
+        url = f"{gateway.url(session)}/v1{path}"
+        async with client.stream("POST", url, json={**BODIES[path], "stream": True}) as response:
+            async for part in response.aiter_text():
+                if "look" in part:
+                    break
+        async with asyncio.timeout(60):
+            await engine.cancelled.wait()
+    assert (engine.log, session.tree.nodes) == ([], {})
