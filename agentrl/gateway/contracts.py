@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 Body = dict[str, Any]
 Memo = dict[tuple[Callable[..., Any], bytes], tuple[Any, ...]]
-"""Parts of a session's requests, by the function that read them and the hash of their JSON."""
+"""Parts of a session's requests, by the function that read them and their JSON."""
 RefusalKind = Literal["invalid", "not_found", "context", "limit", "overloaded", "failed"]
 
 

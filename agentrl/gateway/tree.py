@@ -159,7 +159,7 @@ class SessionTree:
         self._normal: dict[Key, Message] = {}
         self._last: dict[int, tuple[Message, Key]] = {}
         self._digests: dict[int, Key] = {}
-        self._tools: dict[Key, tuple[Any, Key]] = {}
+        self._tools: dict[bytes, tuple[Any, Key]] = {}
 
     # ---- placing a request ----------------------------------------------------------------------------------
 
@@ -221,8 +221,7 @@ class SessionTree:
 
     def _read_tools(self, tools: list[dict[str, Any]]) -> tuple[Any, Key]:
         """Return `tools` in the normal form, and their key. A session converts equal tools once."""
-        key = _hash(b"", orjson.dumps(tools))
-        if key not in self._tools:
+        if (key := orjson.dumps(tools)) not in self._tools:
             normal = normalise_tools(tools)
             digest = _hash(b"", orjson.dumps(normal, option=orjson.OPT_SORT_KEYS)) if normal else b""
             self._tools[key] = normal, digest

@@ -17,7 +17,6 @@ import sys
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractContextManager, asynccontextmanager, nullcontext
 from functools import partial
-from itertools import chain
 from types import FrameType
 from typing import Any, TypeVar
 
@@ -55,7 +54,6 @@ CLIENT_GONE = 499
 _HERE = re.compile(r"([\w-]+|[\d.]+|\[[\da-f:.]+\])(:\d+)?")
 """A `Host` that no public DNS has: an address, or a name without a domain."""
 _NEAR = re.compile(r"https?://(localhost|127(\.\d+){3}|\[::1\])(:\d+)?")
-_CONTAINERS = (dict, list)
 _CLOSE, _BACKLOG = {"connection": "close"}, 4096
 T = TypeVar("T")
 
@@ -122,15 +120,13 @@ def _decode(raw: bytes) -> Any:
     brackets = raw.count(b"[") + raw.count(b"{")
     if (marks := brackets + raw.count(b":")) > MAX_MARKS:
         raise ValueError(f"a body may have {MAX_MARKS} of the characters [ {{ and :, got {marks}; send several bodies")
-    found = orjson.loads(raw)
-    level = [found] if brackets > MAX_DEPTH else []
-    for _ in range(MAX_DEPTH):
-        containers = [value for value in level if type(value) in _CONTAINERS]
-        if not containers:
-            return found
-        level = list(chain.from_iterable(c.values() if type(c) is dict else c for c in containers))
-    if any(type(value) in _CONTAINERS for value in level):
-        raise ValueError(f"JSON may nest {MAX_DEPTH} levels deep; send a flatter body")
+    found, depth = orjson.loads(raw), 0
+    level = [found] if brackets > MAX_DEPTH and isinstance(found, dict | list) else []
+    while level:
+        if (depth := depth + 1) > MAX_DEPTH:
+            raise ValueError(f"JSON may nest {MAX_DEPTH} levels deep; send a flatter body")
+        inner = (each.values() if type(each) is dict else each for each in level)
+        level = [value for values in inner for value in values if type(value) is dict or type(value) is list]
     return found
 
 

@@ -1,6 +1,5 @@
 """Parts that the wire formats share: fields of a request by name and type, texts, and server-sent events."""
 
-import hashlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import groupby
 from typing import Any, TypeVar
@@ -86,8 +85,7 @@ class Fields:
     def once(self, name: str, read: Callable[["Fields"], Iterable[T]]) -> "Iterator[T]":
         """Yield what `read` yields for the objects of a list. An object that is in the memo is not read again."""
         for index, value in enumerate(self.get(name, list) or ()):
-            key = read, hashlib.blake2b(orjson.dumps(value), digest_size=16).digest()
-            if key not in self._memo:
+            if (key := (read, orjson.dumps(value))) not in self._memo:
                 self._memo[key] = tuple(read(Fields(value, f"{self._below(name)}[{index}]")))
             yield from self._memo[key]
 
