@@ -19,8 +19,8 @@ from typing import Any
 
 import psutil
 
-from agentrl.train.contracts import RankInfo
 from agentrl.run.training import free_port
+from agentrl.train.contracts import RankInfo
 from tests.support.distributed import run_ranks
 from tests.support.tiny_models import make_tiny_model
 from tests.train.megatron.helpers import backend, make_batch, settings

@@ -1,21 +1,12 @@
-"""Types that the gateway's modules exchange: a request in one common form, the model's turn, and a wire format.
+"""Types that the gateway's modules exchange: a request in one common form, and the model's turn."""
 
-A wire format (`Wire`) is pure code without tasks or clients. For example, the format of OpenAI's chat completions:
-
-    request = wire.read(body, headers, memo)     # raises Refusal
-    turn = await session.turn(request)           # raises Refusal
-    response = wire.answer(request, turn)        # or, if request.stream: the parts of wire.events(request, live)"""
-
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import Any, Literal
 
 from agentrl.chat import ParsedTurn
 from agentrl.errors import AgentRLError
 from agentrl.sample import Message
-
-if TYPE_CHECKING:
-    from agentrl.gateway.live import LiveTurn
 
 Body = dict[str, Any]
 Memo = dict[tuple[Callable[..., Any], bytes], tuple[Any, ...]]
@@ -104,29 +95,3 @@ class AgentTurn:
     prompt_tokens: int = 0
     cached_tokens: int = 0
     completion_tokens: int = 0
-
-
-class Wire(Protocol):
-    """One wire format. See this module's docstring for an example."""
-
-    keep_alive: bytes
-    """Bytes that are sent in a stream while the model works."""
-
-    def read(self, body: Body, headers: Mapping[str, str], memo: Memo | None = None) -> AgentRequest:
-        """Read a request. Raises Refusal: a field, which it names, is malformed or not supported. `memo` belongs to the
-        session: the wire adds what it reads, and reads nothing twice."""
-
-    def answer(self, request: AgentRequest, turn: AgentTurn) -> Body:
-        """Return the body of a whole answer."""
-
-    def events(self, request: AgentRequest, live: "LiveTurn") -> Iterator[bytes]:
-        """Yield the server-sent events of an answer, the last one included, and b"" where the model is still writing."""
-
-    def status(self, refusal: Refusal) -> int:
-        """Return the HTTP status of an error in this wire."""
-
-    def error(self, refusal: Refusal) -> Body:
-        """Return the body of an error in this wire's own form, by which its clients decide to retry or to compact."""
-
-    def error_event(self, refusal: Refusal) -> bytes:
-        """Return the event of an error in a stream that has begun."""

@@ -26,11 +26,11 @@ from starlette.routing import Route
 from agentrl.chat import Chat
 from agentrl.engine.wire import SamplingParams
 from agentrl.errors import EngineUnreachable
-from agentrl.gateway.contracts import AgentRequest, Refusal, Wire
+from agentrl.gateway.contracts import AgentRequest, Refusal
 from agentrl.gateway.live import LiveTurn
 from agentrl.gateway.roles import Roles
 from agentrl.gateway.sessions import Limits, Session, StreamSampler, TurnSampler, read_limits, read_sampling
-from agentrl.gateway.wires import WIRES
+from agentrl.gateway.wires import WIRES, Wire
 from agentrl.sample import Sample
 from agentrl.serving.http import Json, RequestError, until_done
 from agentrl.serving.server import aside, listen, read_json, served, served_at

@@ -19,8 +19,8 @@ from agentrl import Sample
 from agentrl.chat import Chat
 from agentrl.envs import Environment, Turn, load_environment
 from agentrl.errors import EnvFailure, PluginError
-from tests.adapters.played import play
 from agentrl.run.training import free_port
+from tests.adapters.played import play
 
 SERVER = Path(__file__).parent / "openenv_server.py"
 Server = Callable[..., str]

@@ -1,11 +1,46 @@
-"""The wire formats that agents speak, by path. Each reads requests into the common form and writes turns as answers."""
+"""The wire formats that agents speak, by path. Each reads requests into the common form and writes turns as answers.
 
-from collections.abc import Mapping
+A wire format (`Wire`) is pure code without tasks or clients. For example, the format of OpenAI's chat completions:
 
-from agentrl.gateway.contracts import Wire
+    request = wire.read(body, headers, memo)     # raises Refusal
+    turn = await session.turn(request)           # raises Refusal
+    response = wire.answer(request, turn)        # or, if request.stream: the parts of wire.events(request, live)"""
+
+from collections.abc import Iterator, Mapping
+from typing import Protocol
+
+from agentrl.gateway.contracts import AgentRequest, AgentTurn, Body, Memo, Refusal
+from agentrl.gateway.live import LiveTurn
 from agentrl.gateway.wires.chat import ChatWire
 from agentrl.gateway.wires.messages import MessagesWire
 from agentrl.gateway.wires.responses import ResponsesWire
+
+
+class Wire(Protocol):
+    """One wire format. See this module's docstring for an example."""
+
+    keep_alive: bytes
+    """Bytes that are sent in a stream while the model works."""
+
+    def read(self, body: Body, headers: Mapping[str, str], memo: Memo | None = None) -> AgentRequest:
+        """Read a request. Raises Refusal: a field, which it names, is malformed or not supported. `memo` belongs to the
+        session: the wire adds what it reads, and reads nothing twice."""
+
+    def answer(self, request: AgentRequest, turn: AgentTurn) -> Body:
+        """Return the body of a whole answer."""
+
+    def events(self, request: AgentRequest, live: LiveTurn) -> Iterator[bytes]:
+        """Yield the server-sent events of an answer, the last one included, and b"" where the model is still writing."""
+
+    def status(self, refusal: Refusal) -> int:
+        """Return the HTTP status of an error in this wire."""
+
+    def error(self, refusal: Refusal) -> Body:
+        """Return the body of an error in this wire's own form, by which its clients decide to retry or to compact."""
+
+    def error_event(self, refusal: Refusal) -> bytes:
+        """Return the event of an error in a stream that has begun."""
+
 
 WIRES: Mapping[str, Wire] = {
     "/chat/completions": ChatWire(),
@@ -13,4 +48,4 @@ WIRES: Mapping[str, Wire] = {
     "/responses": ResponsesWire(),
 }
 
-__all__ = ["WIRES"]
+__all__ = ["WIRES", "Wire"]

@@ -17,13 +17,13 @@ import torch
 
 from agentrl.algorithms import AlgorithmSettings
 from agentrl.errors import CheckpointError
+from agentrl.run.training import free_port
 from agentrl.train.checkpoints import latest
 from agentrl.train.contracts import RankInfo
 from agentrl.train.hf import HFFolder
 from agentrl.train.megatron import device
 from agentrl.train.saving import Background, WriteFiles
 from agentrl.train.trainer import TrainBackend
-from agentrl.run.training import free_port
 from tests.support.distributed import run_ranks
 from tests.support.nightly import nightly
 from tests.support.tiny_models import Arch, make_tiny_model

@@ -13,11 +13,11 @@ from numpy.typing import NDArray
 
 from agentrl.algorithms import AlgorithmSettings
 from agentrl.errors import CheckpointError, TrainError
+from agentrl.run.training import free_port
 from agentrl.train.contracts import RankInfo
 from agentrl.train.hf import HFFolder
 from agentrl.train.settings import TrainSettings
 from agentrl.train.trainer import TrainBackend
-from agentrl.run.training import free_port
 from tests.support.distributed import run_ranks
 from tests.support.tiny_models import make_tiny_model
 from tests.train.megatron.helpers import PPO, REPEATABLE, backend, make_batch, settings

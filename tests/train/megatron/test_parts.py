@@ -24,6 +24,7 @@ from transformers import AutoModelForCausalLM
 from agentrl.engine.weights import Bucket, TensorSpec, WeightGroup, buckets
 from agentrl.errors import TrainError
 from agentrl.numerics.weight_group import WeightReceiver, views
+from agentrl.run.training import free_port
 from agentrl.train import logprobs
 from agentrl.train.contracts import RankInfo
 from agentrl.train.hf import HFFolder
@@ -34,7 +35,6 @@ from agentrl.train.microbatches import Packer, inputs_of
 from agentrl.train.network import CostShape, attention_crossover
 from agentrl.train.packing import make_plan
 from agentrl.train.tree import SharedPrefixes
-from agentrl.run.training import free_port
 from tests.support.distributed import run_ranks
 from tests.support.logits import entropy_from_logits, log_probs_from_logits
 from tests.support.tiny_models import Arch, make_tiny_model

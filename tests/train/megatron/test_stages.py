@@ -11,9 +11,9 @@ import pytest
 import torch
 
 from agentrl.errors import CheckpointError, TrainError
+from agentrl.run.training import free_port
 from agentrl.train.contracts import RankInfo
 from agentrl.train.settings import TrainSettings
-from agentrl.run.training import free_port
 from tests.support.distributed import run_ranks
 from tests.support.tiny_models import make_tiny_model
 from tests.train.megatron.helpers import backend, make_batch, settings, timeless

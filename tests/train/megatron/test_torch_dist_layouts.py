@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 import torch
 
+from agentrl.run.training import free_port
 from agentrl.train.contracts import RankInfo
 from agentrl.train.megatron.folder import opened
-from agentrl.run.training import free_port
 from tests.support.distributed import run_ranks
 from tests.support.tiny_models import Arch, make_tiny_model
 from tests.train.megatron.helpers import backend, settings
