@@ -31,10 +31,8 @@ from anyio.lowlevel import RunVar
 from agentrl.errors import TrajectoryPlace
 from agentrl.stalls import Cause, ThreadTimes, cause
 
-BEAT = 0.1
-"""Seconds between two beats of the loop; shorter halts than this are not noticed."""
-_MOST_LAGS = 36_000
-"""Most waits of callbacks that are kept for `Watchdog.take`: an hour's."""
+BEAT = 0.1  # seconds between two beats of the loop; shorter halts than this are not noticed
+_MOST_LAGS = 36_000  # most waits of callbacks that are kept for `Watchdog.take`: an hour's
 
 _OURS = f"{Path(__file__).parent}{os.sep}"
 _LIBRARIES = ("<frozen", *(sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")))
@@ -325,5 +323,4 @@ class Watchdog:
         return self.calls.get(asyncio.current_task(self._loop)), where
 
 
-_WATCHDOG: RunVar[Watchdog | None] = RunVar("agentrl_watchdog", default=None)
-"""The watchdog of the running event loop."""
+_WATCHDOG: RunVar[Watchdog | None] = RunVar("agentrl_watchdog", default=None)  # the watchdog of the running event loop

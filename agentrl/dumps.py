@@ -15,8 +15,7 @@ from agentrl.files import write_atomic
 from agentrl.groups import Group
 from agentrl.sample import Sample
 
-ATTRIBUTES = "slime_attributes"
-"""The key of a sample's metadata for attributes of slime's sample that ours lacks."""
+ATTRIBUTES = "slime_attributes"  # the key of a sample's metadata for attributes of slime's sample that ours lacks
 _FIELDS = {field.name for field in fields(Sample)}
 
 

@@ -27,8 +27,7 @@ class TrajectoryPlace:
         return ", ".join(f"{name} {number}" for name, number in parts if number is not None)
 
 
-DISTRIBUTION = "agentrl-sdk"
-"""Name that pip installs this package by; the import name and the command are `agentrl`."""
+DISTRIBUTION = "agentrl-sdk"  # name that pip installs this package by; the import name and the command are `agentrl`
 
 
 def install(extra: str) -> str:
@@ -36,8 +35,7 @@ def install(extra: str) -> str:
     return f"pip install '{DISTRIBUTION}[{extra}]'"
 
 
-SECRET = "<secret-not-kept>"
-"""The text that is printed and written in place of a secret."""
+SECRET = "<secret-not-kept>"  # the text that is printed and written in place of a secret
 _WORDS = r"key|token|passw(?:or)?d|passphrase|secret|credentials?|auth(?:orization)?|bearer|sig(?:nature)?"
 SECRET_NAME = re.compile(rf"(?:^|[_-]|(?<=[a-z0-9])(?=[A-Z]))(?i:api[_-]?k\w*|{_WORDS})$")
 """Names of values that are secrets, also in camelCase; `api_k...` covers misspelt API keys."""

@@ -7,8 +7,7 @@ from typing import NamedTuple, Protocol
 from agentrl.errors import AgentRLError
 from agentrl.sample import Sample
 
-Group = list[Sample]
-"""The samples of one prompt."""
+Group = list[Sample]  # the samples of one prompt
 
 
 def group_id(group: Group) -> int:

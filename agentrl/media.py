@@ -17,8 +17,7 @@ from agentrl.errors import MediaError
 
 Message = dict[str, Any]
 
-FORMATS = ("PNG", "JPEG", "WEBP", "GIF")
-"""Image formats that are read, as Pillow names them."""
+FORMATS = ("PNG", "JPEG", "WEBP", "GIF")  # image formats that are read, as Pillow names them
 
 _PREFIX = "sha256:"
 

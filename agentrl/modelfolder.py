@@ -12,13 +12,11 @@ from typing import Any, Self
 from agentrl.errors import CheckpointError
 
 INDEX, SINGLE = "model.safetensors.index.json", "model.safetensors"
-ADAPTER = "adapter_config.json"
-"""The file that makes a folder PEFT's, with an adapter in place of weights."""
+ADAPTER = "adapter_config.json"  # the file that makes a folder PEFT's, with an adapter in place of weights
 _SIZES = re.compile(
     "(vocab|hidden|intermediate)_size|num_(hidden_layer|(attention|key_value)_head)s|head_dim|max_position_embeddings"
 )
-EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
-"""The keys of config.json for the number of experts."""
+EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")  # the keys of config.json for the number of experts
 STATEFUL = {"qwen3_next", "qwen3_5_text", "qwen3_5_moe_text", "lfm2", "lfm2_moe"}
 """Model types that may have layers with a state (gated delta nets, short convolutions) of which `is_stateful` finds each."""
 SEEING = {"qwen2_5_vl", "qwen3_vl", "qwen3_5", "qwen3_5_moe"}
@@ -26,10 +24,8 @@ SEEING = {"qwen2_5_vl", "qwen3_vl", "qwen3_5", "qwen3_5_moe"}
 VISION = ("model.visual.", "visual.")
 """The beginnings of the names of weights for images, in transformers and in folders."""
 _STATE = re.compile(r".*\blayers\.\d+\.(linear_attn|conv)")
-_PACKED = 8
-"""Most weights that are stored as one number."""
-Stored = dict[str, tuple[str, list[int]]]
-"""File and shape of each tensor, by its name."""
+_PACKED = 8  # most weights that are stored as one number
+Stored = dict[str, tuple[str, list[int]]]  # file and shape of each tensor, by its name
 
 
 def read_json(file: Path) -> dict[str, Any]:

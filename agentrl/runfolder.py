@@ -24,8 +24,7 @@ LEDGER, TRAJECTORIES, EVALUATIONS = "ledger.sqlite", "trajectories.sqlite", "eva
 DEMONSTRATIONS = "demonstrations.jsonl"
 """The files of a run: the fate of each group, the played samples, to look at, and the figures of every evaluation."""
 
-CRITIC = "critic"
-"""The folder in a checkpoint that holds the critic's part, itself like a checkpoint."""
+CRITIC = "critic"  # the folder in a checkpoint that holds the critic's part, itself like a checkpoint
 
 BELOW: Mapping[str, str] = {"train": "", "rollout": "rollouts", "eval": "evaluation"}
 """The folder of each command below the output folder."""
@@ -36,10 +35,8 @@ class RunFolder:
     """Paths of one run. The same folder given to `agentrl train` again resumes the run."""
 
     path: Path
-    checkpoints: Path
-    """The folder that checkpoints are written to."""
-    load: Path
-    """The folder that is searched for a checkpoint if `checkpoints` has none."""
+    checkpoints: Path  # the folder that checkpoints are written to
+    load: Path  # the folder that is searched for a checkpoint if `checkpoints` has none
 
     @classmethod
     @contextmanager

@@ -38,8 +38,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
     from pydantic_core import SchemaValidator, ValidationError
 
-VersionSpan = tuple[str, int, int]
-"""(weight version, start, end): which of an answer's tokens a version sampled."""
+VersionSpan = tuple[str, int, int]  # (weight version, start, end): which of an answer's tokens a version sampled
 
 
 def version_number(label: str | None) -> int | None:
@@ -110,12 +109,9 @@ STOPS: Mapping[str, Status] = {
 class Origin(StrEnum):
     """Author of a segment of the response."""
 
-    MODEL = "model"
-    """Sampled by the model: loss mask 1."""
-    CLOSE = "close"
-    """Closing tokens that the model left out and the chat template needs: loss mask 0."""
-    ENV = "env"
-    """Tool results, user turns and generation prompts: loss mask 0."""
+    MODEL = "model"  # sampled by the model: loss mask 1
+    CLOSE = "close"  # closing tokens that the model left out and the chat template needs: loss mask 0
+    ENV = "env"  # tool results, user turns and generation prompts: loss mask 0
 
 
 @dataclass(slots=True)
@@ -128,8 +124,7 @@ class Segment:
     start: int
     end: int
     turn: int
-    version: str | None = None
-    """The weight version that sampled a model segment, where it is known."""
+    version: str | None = None  # the weight version that sampled a model segment, where it is known
 
 
 @dataclass(slots=True)

@@ -19,8 +19,7 @@ from agentrl.plugins import load_object
 from agentrl.sample import Message, Sample
 from agentrl.tools.threads import run_in_daemon_thread
 
-MOST_NUMBERS = 256
-"""Most numbers of a Box that are shown as text."""
+MOST_NUMBERS = 256  # most numbers of a Box that are shown as text
 _NUMBER = re.compile(r"(?<![\w.])-?\d+(?!\w|\.\d)")
 _RULES_END = re.compile(r"\n\s*##+ *(?:Information|Arguments|References|Version)")
 

@@ -17,10 +17,8 @@ from agentrl.envs import Environment, Step, Turn
 from agentrl.errors import EnvFailure, PluginError
 from agentrl.sample import Message, Sample
 
-MOST_BYTES = 100 << 20
-"""Largest message of a server."""
-CLOSE_SECONDS = 5.0
-"""Seconds in which a server must end a session."""
+MOST_BYTES = 100 << 20  # largest message of a server
+CLOSE_SECONDS = 5.0  # seconds in which a server must end a session
 
 
 class OpenEnvEnvironment(Environment):

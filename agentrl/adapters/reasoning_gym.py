@@ -19,8 +19,7 @@ from agentrl.data.source import RolloutDataSource
 from agentrl.errors import GraderFailure, PluginError
 from agentrl.rm_hub.grade import Grade
 
-SIZE = 1_000_000
-"""Rows of an epoch, if no dataset's config has a smaller `size`."""
+SIZE = 1_000_000  # rows of an epoch, if no dataset's config has a smaller `size`
 _ENTRY = "reasoning_gym"
 
 

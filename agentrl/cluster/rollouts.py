@@ -22,8 +22,7 @@ from agentrl.run.rollouts import LedgerRollouts, spare_loaded
 from agentrl.runfolder import RunFolder
 
 T = TypeVar("T")
-_CLOSE_TIMEOUT = 15.0
-"""Seconds that closing the environment, the pool and the ledger may take."""
+_CLOSE_TIMEOUT = 15.0  # seconds that closing the environment, the pool and the ledger may take
 
 
 @ray.remote

@@ -25,8 +25,7 @@ from agentrl.tiny import shipped
 EVAL_SET = "held_out"
 LEAST_GAIN = 0.1
 
-Say = Callable[[str], None]
-"""Takes one line of progress; picklable."""
+Say = Callable[[str], None]  # takes one line of progress; picklable
 
 WriteData = Callable[[Path, int], tuple[Path, Path]]
 """`(folder, seed) -> (training file, held-out file)`; the latter is the same for every seed, or a YAML file of several sets."""

@@ -29,18 +29,18 @@ _SGLANG_ENVIRONMENT = {"SGLANG_ENABLE_HEALTH_ENDPOINT_GENERATION": "0"}
 
 
 class EngineNode(NamedTuple):
-    """One machine of an engine: its number, how many there are, and where machine 0 gathers them (`host:port`)."""
+    """One machine of an engine."""
 
     rank: int
-    total: int
-    address: str
+    total: int  # number of machines
+    address: str  # where machine 0 gathers them (`host:port`)
 
 
 class EngineCommand(NamedTuple):
-    """A command to run; `environment` is the whole environment."""
+    """A command to run."""
 
     arguments: tuple[str, ...]
-    environment: Mapping[str, str]
+    environment: Mapping[str, str]  # the whole environment
 
 
 def engine_command(
@@ -56,20 +56,14 @@ def engine_command(
     """The command that serves `model_path` at `host:port`, or one machine's part of it. Raises SettingsError: kind
     `external` starts nothing."""
     where = (model_path, "--host", host, "--port", str(port))
-    environment = dict(os.environ)
-    if gpu_ids is not None:
-        environment["CUDA_VISIBLE_DEVICES"] = ",".join(map(str, gpu_ids))
+    devices = {} if gpu_ids is None else {"CUDA_VISIBLE_DEVICES": ",".join(map(str, gpu_ids))}
+    environment = {**os.environ, **devices}
     if settings.engine == "sglang":
         return _sglang(settings, where, environment, gpus_per_engine, node)
     if settings.engine == "external":
         raise SettingsError("--engine external starts no server; there is no command to build")
-    options: dict[str, object] = {
-        "slots": settings.embedded_slots,
-        "threads": settings.embedded_threads,
-        "dtype": settings.embedded_dtype,
-        "context-length": settings.engine_context_length,
-        "batch_invariant": settings.embedded_deterministic,
-    }
+    options = {"slots": settings.embedded_slots, "threads": settings.embedded_threads, "dtype": settings.embedded_dtype}
+    options |= {"context-length": settings.engine_context_length, "batch_invariant": settings.embedded_deterministic}
     # A command line would show the keys to every user of the machine.
     keys = {API_KEY_VARIABLE: settings.api_key, ADMIN_KEY_VARIABLE: settings.admin_api_key}
     environment |= {name: key for name, key in keys.items() if key is not None}
@@ -77,19 +71,14 @@ def engine_command(
 
 
 def _sglang(
-    settings: EngineSettings,
-    where: tuple[str, ...],
-    environment: dict[str, str],
-    gpus: int,
-    node: EngineNode | None,
+    settings: EngineSettings, where: tuple[str, ...], environment: dict[str, str], gpus: int, node: EngineNode | None
 ) -> EngineCommand:
     cpu = not has_gpu() if settings.sglang_cpu is None else settings.sglang_cpu
     options: dict[str, object] = {"context-length": settings.engine_context_length}
     environment |= _SGLANG_ENVIRONMENT
     if cpu:
         options |= _SGLANG_CPU_OPTIONS
-        environment |= _SGLANG_CPU_ENVIRONMENT
-        environment.setdefault("OMP_NUM_THREADS", "1")
+        environment = {"OMP_NUM_THREADS": "1", **environment, **_SGLANG_CPU_ENVIRONMENT}
     if gpus > 1 and (node or not cpu):
         options["tp-size"] = gpus
     if node:

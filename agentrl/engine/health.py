@@ -32,8 +32,7 @@ from agentrl.settings import shown
 T = TypeVar("T")
 _RESUME_TIMEOUT = 10.0
 _MISSES = 2
-_AGAIN = 0.2
-"""Seconds between two attempts while no engine can be reached."""
+_AGAIN = 0.2  # seconds between two attempts while no engine can be reached
 _log = logging.getLogger(__name__)
 
 

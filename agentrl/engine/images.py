@@ -27,12 +27,8 @@ class ImageInputs:
 
     def fields(self, ids: Sequence[int], *, reads_spans: bool) -> tuple[list[int], dict[str, Any]]:
         """Return the ids to send, with one placeholder for each image, and the other fields of the request.
-
-        Args:
-            reads_spans: the engine reads `image_spans`.
-
-        Raises:
-            EngineRejected: kind `sampled_placeholder`: an id outside the spans would be taken for an image."""
+        `reads_spans`: the engine reads `image_spans`. Raises EngineRejected, kind `sampled_placeholder`: an id outside the
+        spans would be taken for an image."""
         sent, places, read = list[int](), list[list[int]](), 0
         for span in self.spans:
             sent += ids[read : span.start + 1]

@@ -9,8 +9,7 @@ from agentrl.envs.load import load_environment, read_arguments
 from agentrl.errors import EnvFailure, PluginError, SettingsError
 from agentrl.sample import Sample
 
-ALONE = ""
-"""The name of an environment that is the run's only one."""
+ALONE = ""  # the name of an environment that is the run's only one
 
 
 @dataclass(frozen=True, slots=True)

@@ -34,22 +34,17 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from agentrl.errors import SettingsError
 
-MAX_HEAD = 1 << 16
-"""Bytes of a request's first line and headers."""
-MAX_BODY = 16 << 20
-"""Bytes of a request's body: two million token ids."""
+MAX_HEAD = 1 << 16  # bytes of a request's first line and headers
+MAX_BODY = 16 << 20  # bytes of a request's body: two million token ids
 MAX_DEPTH, MAX_MARKS = 64, 1 << 18
 """The most levels of JSON, and the most of [, { and : in a body, those in strings included: they, not numbers, make
 decoding slow, and nothing else runs meanwhile."""
-LARGE = 1 << 15
-"""Bytes from which on a body is worked on beside the event loop, one body at a time."""
-_QUICK = 1 << 17
-"""Bytes of a body that is decoded in about a millisecond."""
+LARGE = 1 << 15  # bytes from which on a body is worked on beside the event loop, one body at a time
+_QUICK = 1 << 17  # bytes of a body that is decoded in about a millisecond
 READ_TIMEOUT = 30
 """Seconds in which a head must be here (from the connection or the answer before it), and then its body."""
 GRACE = 4
-CLIENT_GONE = 499
-"""No client reads this status; it is what proxies log for a client that closed the connection."""
+CLIENT_GONE = 499  # no client reads this status; it is what proxies log for a client that closed the connection
 
 _HERE = re.compile(r"([\w-]+|[\d.]+|\[[\da-f:.]+\])(:\d+)?")
 """A `Host` that no public DNS has: an address, or a name without a domain."""

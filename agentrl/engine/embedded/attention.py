@@ -106,11 +106,9 @@ class AttentionPlan:
     """Reads and writes of one forward pass in the KV memory."""
 
     cache: KVCache
-    singles: list[tuple[int, int]]
-    """(slot, length including the new token), ascending by slot."""
+    singles: list[tuple[int, int]]  # (slot, length including the new token), ascending by slot
     chunks: list[Chunk]
-    where: Places
-    """See `kernels`."""
+    where: Places  # see `kernels`
     by_kernel: bool
     """True if a kernel may attend: in float32 on a CPU, where numbers need not be a trainer's to the bit."""
 
@@ -246,8 +244,7 @@ class Probe:
     """In a plan's place: takes notes of what each layer's attention is given; every token sees itself alone."""
 
     def __init__(self) -> None:
-        self.given: dict[int, tuple[Tensor, Tensor, Tensor]] = {}
-        """Of each layer: queries, keys and values."""
+        self.given: dict[int, tuple[Tensor, Tensor, Tensor]] = {}  # of each layer: queries, keys and values
         self.options: dict[int, dict[str, Any]] = {}
 
     def seen(self, index: int, query: Tensor, key: Tensor, value: Tensor, options: dict[str, Any]) -> Tensor:

@@ -18,8 +18,7 @@ from agentrl.engine.embedded.service import EngineService
 from agentrl.engine.embedded.weights import TAGS, Tag
 from agentrl.serving.http import Json, RequestError, invalid_body, refused, update_refused
 
-PROTOCOL = "0.5.23"
-"""The SGLang version whose protocol this server speaks."""
+PROTOCOL = "0.5.23"  # the SGLang version whose protocol this server speaks
 FLUSHED = (
     "Cache flushed.\nPlease check backend logs for more details. (When there are running or waiting requests, "
     "the operation will not be performed.)\n"

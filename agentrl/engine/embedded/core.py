@@ -29,10 +29,8 @@ from agentrl.engine.embedded.stopping import ABORTED, aborted
 from agentrl.numerics.batch_invariant import batch_invariant
 
 PauseMode = Literal["abort", "in_place", "retract"]
-WORTH_WAITING = 32
-"""A request waits for another one's prefill when that saves it more than this many tokens."""
-LEAST_PREFILL = 32
-"""Prompt tokens read in a step even when the single-token sequences alone fill its budget."""
+WORTH_WAITING = 32  # a request waits for another one's prefill when that saves it more than this many tokens
+LEAST_PREFILL = 32  # prompt tokens read in a step even when the single-token sequences alone fill its budget
 WORTH_EXTENDING = 0.5
 """A cached slot is extended in place when the new prompt shares at least this part of it; otherwise it is copied from."""
 NOT_A_NUMBER = aborted("the model's logits are NaN: the weights are broken", 500, "InternalServerError")
@@ -51,8 +49,7 @@ class _Slot:
     epoch: int = -1
     used: int = 0
     job: SequenceState | None = None
-    root: int = -1
-    """The slot whose first `shared` keys and values are bit for bit those of this one."""
+    root: int = -1  # the slot whose first `shared` keys and values are bit for bit those of this one
     shared: int = 0
 
 

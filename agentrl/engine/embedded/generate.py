@@ -91,8 +91,7 @@ def event_stream(chunks: AsyncGenerator[dict[str, Any]]) -> Response:
     return StreamingResponse(events(), media_type="text/event-stream")
 
 
-MOST = 1 << 20
-"""About how many tokens a text may have."""
+MOST = 1 << 20  # about how many tokens a text may have
 
 
 async def tokenize(service: EngineService, prompt: Any, add_special_tokens: bool = True) -> Response:

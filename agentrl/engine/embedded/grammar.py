@@ -23,11 +23,9 @@ from agentrl.serving.http import refused
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
 
-MOST_GRAMMARS, MOST_SECONDS = 64, 2.0
-"""Of one request; how long one token's mask may take."""
+MOST_GRAMMARS, MOST_SECONDS = 64, 2.0  # of one request; how long one token's mask may take
 WHITESPACE = r" |\n[ \t]{0,32}"
-ANY = r"/(.|\n)*/"
-"""In Lark: any text."""
+ANY = r"/(.|\n)*/"  # in Lark: any text
 
 
 class Grammar:

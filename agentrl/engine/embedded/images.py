@@ -24,8 +24,7 @@ from agentrl.serving.http import refused
 Ids = NDArray[np.int64]
 Pixels = dict[str, Tensor]
 
-PIXEL_BYTES, FEATURE_ROWS = 256 << 20, 1 << 15
-"""The size of the caches: bytes of images' pixels, and rows of features."""
+PIXEL_BYTES, FEATURE_ROWS = 256 << 20, 1 << 15  # the size of the caches: bytes of images' pixels, and rows of features
 
 
 @dataclass(frozen=True)

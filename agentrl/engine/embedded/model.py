@@ -25,11 +25,9 @@ from agentrl.errors import AgentRLError
 from agentrl.modelfolder import text_config
 from agentrl.serving.http import refused
 
-MEMORY_SHARE = 0.3
-"""Part of the machine's memory that KV slots may take when `--slots` is not given."""
+MEMORY_SHARE = 0.3  # part of the machine's memory that KV slots may take when `--slots` is not given
 MOST_SLOTS = 64
-LIKE = {"kimi_k2": "deepseek_v3"}
-"""Models of the same layers that transformers knows by the other name alone."""
+LIKE = {"kimi_k2": "deepseek_v3"}  # models of the same layers that transformers knows by the other name alone
 
 
 class Vocabulary:
@@ -38,8 +36,7 @@ class Vocabulary:
     def __init__(self, path: str, config: dict[str, Any]) -> None:
         self.path = path
         self.size = int(config["vocab_size"])
-        self.tokenizer: Any = None
-        """Of the library `tokenizers`; None for a folder without tokenizer.json."""
+        self.tokenizer: Any = None  # of the library `tokenizers`; None for a folder without tokenizer.json
         file = Path(path, "tokenizer.json")
         if file.is_file():
             from tokenizers import Tokenizer

@@ -56,8 +56,7 @@ class GenerateRequest:
 
     body: GenerateBody
     jobs: list[SequenceState]
-    rids: list[str]
-    """The client's name for its prompts: `abort_request` uses it."""
+    rids: list[str]  # the client's name for its prompts: `abort_request` uses it
     single: bool
 
 

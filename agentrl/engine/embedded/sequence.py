@@ -62,12 +62,10 @@ class SequenceState:
     kept: list[Kept] = field(default_factory=list)
     routed: Rows | None = None
     """The experts of the tokens from `want.routed_experts_start_len` on, but of the last; when it is finished."""
-    input_log_probs: list[float] = field(default_factory=list)
-    """Of the prompt tokens behind `want.logprob_start_len`."""
+    input_log_probs: list[float] = field(default_factory=list)  # of the prompt tokens behind `want.logprob_start_len`
     input_top: list[TopEntry] = field(default_factory=list)
     input_ids_log_probs: list[TopEntry] = field(default_factory=list)
-    versions: list[tuple[str, int, int]] = field(default_factory=list)
-    """(weight version, start, end) over the output."""
+    versions: list[tuple[str, int, int]] = field(default_factory=list)  # (weight version, start, end) over the output
     finish: dict[str, Any] | None = None
     cached_tokens: int = 0
     retractions: int = 0
@@ -75,8 +73,7 @@ class SequenceState:
     finished: float | None = None
 
     slot: int = -1
-    filled: int = 0
-    """Tokens (of prompt and output) whose KV is in the slot."""
+    filled: int = 0  # tokens (of prompt and output) whose KV is in the slot
     waits_for: "SequenceState | None" = None
     waits_until: int = 0
 

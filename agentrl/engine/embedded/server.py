@@ -60,8 +60,7 @@ CONTROL = (
     control.resume_memory_occupation,
 )
 """By POST, each under its own name."""
-_FREE = (control.health, control.health_generate)
-"""The routes of probes, which have no keys."""
+_FREE = (control.health, control.health_generate)  # the routes of probes, which have no keys
 
 
 def build(options: Options, *, on_crash: Callable[[], None], routes: Mapping[str, Handler] | None = None) -> Starlette:

@@ -35,8 +35,7 @@ if TYPE_CHECKING:
     from agentrl.chat import Chat
 
 T = TypeVar("T")
-MOST_CHATS = 8
-"""The number of sets of `chat_template_kwargs` that are kept ready."""
+MOST_CHATS = 8  # the number of sets of `chat_template_kwargs` that are kept ready
 
 
 @dataclass(frozen=True)

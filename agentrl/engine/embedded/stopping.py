@@ -13,8 +13,7 @@ import regex
 from agentrl.engine.embedded.params import RequestSampling
 
 MAX_SEARCH = 0.02
-Decode = Callable[[Sequence[int], bool], str]
-"""(ids, skip_special_tokens) -> text."""
+Decode = Callable[[Sequence[int], bool], str]  # (ids, skip_special_tokens) -> text
 
 REPLACEMENT = "\ufffd"
 
@@ -31,8 +30,7 @@ class StopRules:
     """The stop conditions of one sequence."""
 
     def __init__(self, params: RequestSampling, *, eos: frozenset[int], limit: int, decode: Decode | None) -> None:
-        self.limit = limit
-        """Most tokens that may be sampled."""
+        self.limit = limit  # most tokens that may be sampled
         ids = eos.union(params.stop_token_ids)
         self.ids = frozenset() if params.ignore_eos and not params.grammar else ids
         self.forbidden_early = ids if params.min_new_tokens else frozenset()
