@@ -64,7 +64,7 @@ def read(answer: Any, asked: RequestExpectations) -> Generation:
     _check_counts(meta, len(ids), asked)
     prompt_log_probs = _scored(meta, asked.scored)
     kept, log_probs = _kept(meta, ids, asked) if asked.kept else (None, log_probs)
-    routed = None if asked.routed_from is None else _routed(meta, len(ids), finish, asked)
+    routed = None if asked.routed_from is None else _routed(meta, len(ids), finish.type == "abort", asked)
     if not ids and finish.type == "length" and asked.max_new_tokens != 0:
         said = f"the engine answered a prompt of {asked.prompt_tokens} tokens with no token and finish reason length"
         full = "its context is full (SGLang keeps two places free); compare --rollout-max-context-len with the engine's"
@@ -211,14 +211,12 @@ def _kept(meta: dict[str, Any], ids: list[int], asked: RequestExpectations) -> t
     return kept, _triples(triples, _MASK[1])[1]
 
 
-def _routed(
-    meta: dict[str, Any], count: int, finish: FinishReason, asked: RequestExpectations
-) -> NDArray[np.int16] | None:
+def _routed(meta: dict[str, Any], count: int, aborted: bool, asked: RequestExpectations) -> NDArray[np.int16] | None:
     """`Generation.routed`, of SGLang's base64 of little-endian int32 [tokens, layers, experts a token]."""
     import numpy as np
 
     name, text = "meta_info.routed_experts", meta.get("routed_experts")
-    if not count or (text is None and finish.type == "abort"):
+    if not count or (text is None and aborted):
         return None
     if text is None:
         raise unusable(

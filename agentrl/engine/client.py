@@ -72,9 +72,7 @@ class EngineClient(EngineState):
                 await anyio.sleep(_TRY_AGAIN)
         return scope.cancelled_caught
 
-    async def _exchange(
-        self, method: str, url: str, body: bytes | None, headers: Headers = None, sink: Sink = None
-    ) -> Reply:
+    async def _exchange(self, method: str, url: str, body: bytes | None, headers: Headers, sink: Sink = None) -> Reply:
         with anyio.CancelScope() as scope:
             self._calls.add(scope)
             try:
@@ -131,11 +129,9 @@ class EngineClient(EngineState):
             return
         info = await self.server_info()
         if info.get("enable_memory_saver") is not True:
-            raise EngineRejected(
-                f"{self.url} cannot give its memory back while the trainer trains; start it with --enable-memory-saver, or "
-                "set --no-offload-rollout",
-                kind="no_memory_saver",
-            )
+            said = f"{self.url} cannot give its memory back while the trainer trains"
+            remedy = "start it with --enable-memory-saver, or set --no-offload-rollout"
+            raise EngineRejected(f"{said}; {remedy}", kind="no_memory_saver")
         if self._started != info.get("startup_time"):
             self._started, self._given_back = info.get("startup_time"), frozenset()
         if back := self._given_back & memory:
@@ -143,11 +139,9 @@ class EngineClient(EngineState):
             self._given_back -= back
         if rest := WHOLE - memory - self._given_back:
             if "weights" in rest and self._adapter and info.get("enable_weights_cpu_backup") is not True:
-                raise EngineRejected(
-                    f"{self.url} would lose the base weights of its adapter: updates send the adapter alone. Start it with "
-                    "--enable-weights-cpu-backup, or set --no-offload-rollout",
-                    kind="no_weights_backup",
-                )
+                said = f"{self.url} would lose the base weights of its adapter: updates send the adapter alone"
+                remedy = "Start it with --enable-weights-cpu-backup, or set --no-offload-rollout"
+                raise EngineRejected(f"{said}. {remedy}", kind="no_weights_backup")
             await self.flush_cache()
             await self._call("POST", "/release_memory_occupation", {"tags": sorted(rest)})
             self._given_back |= rest

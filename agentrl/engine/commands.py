@@ -13,13 +13,9 @@ from agentrl.settings import ADMIN_KEY_VARIABLE, API_KEY_VARIABLE
 _CPU_LAUNCHER = Path(__file__).parent / "sglang_cpu" / "launch.py"
 
 _SGLANG_CPU_OPTIONS: Mapping[str, str | int | float | bool | None] = {
-    "device": "cpu",
-    "attention-backend": "torch_native",
-    "sampling-backend": "pytorch",
-    "disable-overlap-schedule": True,
-    "mem-fraction-static": 0.5,
-    "max-total-tokens": 65536,
-}
+    "device": "cpu", "attention-backend": "torch_native", "sampling-backend": "pytorch",
+    "disable-overlap-schedule": True, "mem-fraction-static": 0.5, "max-total-tokens": 65536,
+}  # fmt: skip
 
 # TorchDynamo: without this the first request with penalties or stop strings compiles for half a minute.
 _SGLANG_CPU_ENVIRONMENT = {"SGLANG_USE_CPU_ENGINE": "1", "TORCHDYNAMO_DISABLE": "1"}

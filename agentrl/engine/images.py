@@ -37,11 +37,8 @@ class ImageInputs:
         sent += ids[read:]
         placeholder = ids[self.spans[0].start]
         if not reads_spans and sent.count(placeholder) != len(places):
-            raise EngineRejected(
-                f"the prompt has the placeholder of an image, id {placeholder}, where there is no image: the model sampled "
-                "it, and SGLang would look for an image there; --engine embedded can read such a prompt",
-                status=400,
-                kind="sampled_placeholder",
-            )
+            said = f"the prompt has the placeholder of an image, id {placeholder}, where there is no image: the model sampled it"
+            why = "and SGLang would look for an image there; --engine embedded can read such a prompt"
+            raise EngineRejected(f"{said}, {why}", status=400, kind="sampled_placeholder")
         urls = [image.url for image in self.images]
         return sent, {"image_data": urls, "image_spans": places, "return_prompt_token_ids": True}

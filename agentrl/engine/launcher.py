@@ -99,10 +99,8 @@ async def check_launch(
         if sglang and python and shutil.which(python) is None:
             raise SettingsError(f"--engine-python {python}: no such program")
         if sglang and python is None and find_spec("sglang") is None:
-            other = "or give the Python of an environment that has it as --engine-python"
-            raise SettingsError(
-                f"--engine sglang: SGLang is not installed beside agentrl; {install('sglang')}, {other}"
-            )
+            said = f"--engine sglang: SGLang is not installed beside agentrl; {install('sglang')}"
+            raise SettingsError(f"{said}, or give the Python of an environment that has it as --engine-python")
 
 
 async def _look_at(engine: EngineClient, sampling_support: bool) -> None:

@@ -27,7 +27,7 @@ from agentrl.engine.images import ImageInputs
 from agentrl.engine.pause import PauseGate
 from agentrl.engine.registry import EngineRegistry
 from agentrl.engine.settings import EngineSettings
-from agentrl.engine.transport import Reply, Sink
+from agentrl.engine.transport import Body, Reply, Sink
 from agentrl.engine.wire import FinishReason, Generation, SamplingParams, encode, join
 from agentrl.errors import EngineFailure, EngineRejected, EngineUnreachable
 
@@ -103,21 +103,11 @@ class Requests:
         self._vocab_size, self._sent, self._idle = vocab_size, 0, anyio.Event()
         self._request_seconds, self._counted, self._since = 0.0, time.monotonic(), time.monotonic()
 
-    async def generate(
-        self,
-        name: str,
-        ids: Sequence[int],
-        params: SamplingParams,
-        session: str | None,
-        scored: int = 0,
-        extra: Mapping[str, Any] | None = None,
-        sink: Sink = None,
-        images: ImageInputs | None = None,
-    ) -> Generation:
-        """Return the whole answer over all interruptions, with log-probs of the last `scored` ids. Sets no deadline. `sink`
-        takes the events until the answer is whole or interrupted."""
-        parts: list[Generation] = []
-        with self._under_way(GenerateCall(name, session, extra, images, sink, collects=sink is not None)) as call:
+    async def generate(self, call: GenerateCall, ids: Sequence[int], params: SamplingParams, scored: int) -> Generation:
+        """Return the whole answer over all interruptions, with log-probs of the last `scored` ids. Sets no deadline. The
+        call's `sink` takes the events until the answer is whole or interrupted."""
+        parts, call.collects = list[Generation](), call.sink is not None
+        with self._under_way(call):
             while not parts or parts[-1].finish_reason.type == "abort":
                 if parts and not call.aborted and (params.json_schema or params.regex):
                     if call.begun:
@@ -126,18 +116,16 @@ class Requests:
                 if parts:
                     call.sink, call.collects, call.begun = None, False, False
                 sampled = [id_ for part in parts for id_ in part.ids]
-                rest = _routed_on(params.after(len(sampled)), parts)
+                rest = params.after(len(sampled), sum(len(part.routed) for part in parts if part.routed is not None))
                 got = await self._part(call, [*ids, *sampled] if sampled else ids, rest, scored)
                 parts.append(replace(got, finish_reason=_finish(got, rest)))
         answer = join(parts, len(ids))
         self._registry.counts.update(prompt_tokens=len(ids), cached_tokens=answer.cached_tokens)
         return answer
 
-    async def relay(
-        self, name: str, path: str, body: Mapping[str, Any] | None, session: str | None, sink: Sink
-    ) -> Reply:
-        """Return any member's answer to POST `path` (GET if there is no body), whole or to `sink`. Sets no deadline."""
-        with self._under_way(GenerateCall(name, session, sink=sink)) as call:
+    async def relay(self, call: GenerateCall, path: str, body: Body) -> Reply:
+        """Return any member's answer to POST `path` (GET if there is no body), whole or to a sink. Sets no deadline."""
+        with self._under_way(call):
             while True:
                 reply = await self._anywhere(call, path, body, partial(self._fine, call))
                 if call.aborted or not (call.interrupted and _ABORTED.search(reply.body)):
@@ -145,14 +133,14 @@ class Requests:
         raise EngineRejected(f"{path}: the request was aborted before it was sent", status=400, kind="aborted")
 
     @contextmanager
-    def _under_way(self, call: GenerateCall) -> Iterator[GenerateCall]:
+    def _under_way(self, call: GenerateCall) -> Iterator[None]:
         """Register a new call. If the call is aborted before it is sent, the context ends at once."""
         if (name := call.rid) in self.live:
             raise EngineRejected(f"a request with the id {name!r:.100} is under way already", status=400, kind="rid")
         self.live[name] = call
         try:
             with call.waiting:
-                yield call
+                yield
         finally:
             del self.live[name]
 
@@ -204,7 +192,7 @@ class Requests:
         return await self._anywhere(call, "/generate", payload, partial(self._read, call, asked))
 
     async def _anywhere(
-        self, call: GenerateCall, path: str, payload: Mapping[str, Any] | None, read: Callable[[Reply, EngineClient], T]
+        self, call: GenerateCall, path: str, payload: Body, read: Callable[[Reply, EngineClient], T]
     ) -> T:
         """Return the result of `read` on the first good answer of any member."""
         failed, absent, began = 0, 0, anyio.current_time()
@@ -249,9 +237,7 @@ class Requests:
                 backoff = min(self._settings.engine_retry_backoff * 2.0 ** min(failed - 1, 30), MAX_BACKOFF)
                 await self._registry.wait(max(backoff, reply.retry_after))
 
-    async def _exchange(
-        self, call: GenerateCall, member: EngineClient, path: str, payload: Mapping[str, Any] | None
-    ) -> Reply:
+    async def _exchange(self, call: GenerateCall, member: EngineClient, path: str, payload: Body) -> Reply:
         """Return the member's answer; `_UNSENT` if generation is paused or the member was lost meanwhile."""
         incarnation = member.incarnation
         headers = None if call.session_id is None else {ROUTING_HEADER: call.session_id}
@@ -348,13 +334,6 @@ class Requests:
 def busy_or_broken(status: int) -> bool:
     """Return true for a status after which the same request may succeed."""
     return status in (408, 429) or status >= 500
-
-
-def _routed_on(params: SamplingParams, parts: Sequence[Generation]) -> SamplingParams:
-    """Return the parameters of the next part. They request no experts that earlier parts contain."""
-    known = sum(len(part.routed) for part in parts if part.routed is not None)
-    start = params.routed_experts_start_len
-    return replace(params, routed_experts_start_len=start + known) if start is not None and known else params
 
 
 def _refusal(reply: Reply, member: EngineClient) -> EngineRejected:

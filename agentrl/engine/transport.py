@@ -43,6 +43,7 @@ class Reply(NamedTuple):
 
 
 Headers = Mapping[str, str] | None
+Body = Mapping[str, Any] | None
 Sink = Callable[[Reply], None] | None  # takes the parts of a good answer as they come; its own body is empty then
 
 
@@ -54,9 +55,8 @@ class HttpTransport:
 
     def __init__(self, settings: EngineSettings) -> None:
         self._connect_timeout = settings.engine_connect_timeout
-        self._headers, self.control_headers = map(
-            _bearer, (settings.api_key, settings.admin_api_key or settings.api_key)
-        )
+        self._headers = _bearer(settings.api_key)
+        self.control_headers = _bearer(settings.admin_api_key or settings.api_key)
         self._url = lru_cache(1024)(URL)
 
     async def __aenter__(self) -> Self:

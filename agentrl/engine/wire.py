@@ -63,17 +63,19 @@ class SamplingParams:
             changed["temperature"] = self.temperature
         return ", ".join(f"{name} {value!r:.60}" for name, value in changed.items())
 
-    def after(self, count: int) -> Self:
-        """Return the parameters that go on after `count` tokens; penalties and stop strings start anew. A seed moves
-        with the count: an engine would draw the same random numbers as for the tokens before. Without `max_new_tokens`
-        every part has the engine's default anew."""
+    def after(self, count: int, routed: int = 0) -> Self:
+        """Return the parameters that go on after `count` tokens, and after experts of `routed` tokens; penalties and stop
+        strings start anew. A seed moves with the count: an engine would draw the same random numbers as for the tokens
+        before. Without `max_new_tokens` every part has the engine's default anew."""
         if not count:
             return self
+        start = self.routed_experts_start_len
         return replace(
             self,
             max_new_tokens=None if self.max_new_tokens is None else self.max_new_tokens - count,
             min_new_tokens=None if self.min_new_tokens is None else max(0, self.min_new_tokens - count),
             sampling_seed=None if self.sampling_seed is None else (self.sampling_seed + _STRIDE * count) % 2**31,
+            routed_experts_start_len=None if start is None else start + routed,
         )
 
 
@@ -118,9 +120,7 @@ class Generation:
     prompt_log_probs: list[float] = field(default_factory=list)  # of the last tokens asked for, at temperature 1
     kept: list[array[int]] | None = None
     routed: NDArray[np.int16] | None = field(default=None, repr=False, compare=False)
-    raw: tuple[bytes, ...] = field(
-        default=(), repr=False, compare=False
-    )  # answers to requests with a caller's own fields
+    raw: tuple[bytes, ...] = field(default=(), repr=False, compare=False)  # of requests with a caller's own fields
 
 
 def join(parts: Sequence[Generation], prompt_tokens: int) -> Generation:
@@ -133,6 +133,8 @@ def join(parts: Sequence[Generation], prompt_tokens: int) -> Generation:
         return Generation([], [], "", FinishReason("abort"), "", (), prompt_tokens, 0, {})
     if len(parts) == 1:
         return parts[0]
+    import numpy as np  # train --dry-run goes without it
+
     first, last = parts[0], parts[-1]
     spans, length = list[tuple[str, int, int]](), 0
     routed = [part.routed for part in parts if part.routed is not None]
@@ -158,7 +160,7 @@ def join(parts: Sequence[Generation], prompt_tokens: int) -> Generation:
         meta_info=meta,
         prompt_log_probs=first.prompt_log_probs,
         kept=[ids for part in parts for ids in part.kept or ()] if first.kept is not None else None,
-        routed=_joined(routed) if routed else None,
+        routed=np.concatenate(routed) if routed else None,
         raw=tuple(raw for part in parts for raw in part.raw),
     )
 
@@ -169,16 +171,9 @@ _SUMMED: Final = (
 )
 
 
-def _joined(parts: list[NDArray[np.int16]]) -> NDArray[np.int16]:
-    import numpy as np  # train --dry-run goes without it
-
-    return np.concatenate(parts)
-
-
 def encode(ids: Sequence[int], vocab_size: int | None) -> bytes:
     """A prompt as a JSON array. An id outside the vocabulary ends a real SGLang server; None leaves that to the
-    engine. Raises EngineRejected: kind `bad_prompt`: it is empty, or has something that is not a token id; says
-    which and why."""
+    engine. Raises EngineRejected, kind `bad_prompt`: it is empty, or has something that is not a token id."""
     if not ids:
         raise EngineRejected("the prompt is empty; expected at least one token id", kind="bad_prompt")
     if isinstance(ids, array):

@@ -62,8 +62,7 @@ async def final_answers(request: Request, service: EngineService, parsed: Genera
 
 def raise_for_failed(finish: dict[str, Any] | None) -> None:
     """An abort that carries a status code is an error answer, not a partial result."""
-    if finish is not None and finish.get("status_code") is not None:
-        code = finish["status_code"]
+    if finish is not None and (code := finish.get("status_code")) is not None:
         raise openai_error(finish["message"], status=code, kind=str(code))
 
 
