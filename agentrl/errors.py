@@ -16,10 +16,10 @@ from enum import StrEnum
 
 @dataclass(slots=True)
 class TrajectoryPlace:
-    """The trajectory, and the model's turn that it has come to; `sample` is None for a whole group."""
+    """The trajectory, and the model's turn that it has come to."""
 
     group: int | None
-    sample: int | None = None
+    sample: int | None = None  # None for a whole group
     turn: int = 0
 
     def __str__(self) -> str:
@@ -61,12 +61,9 @@ class AgentRLError(Exception):
 
 
 class SettingsError(AgentRLError):
-    """A setting is unknown, of the wrong type, or contradicts another one.
+    """A setting is unknown, of the wrong type, or contradicts another one."""
 
-    Attributes:
-        parts: the problems of a message that lists several."""
-
-    parts: tuple[str, ...] = ()
+    parts: tuple[str, ...] = ()  # the problems of a message that lists several
 
 
 class MediaError(AgentRLError):
@@ -139,8 +136,7 @@ _DISK = {
     errno.ENOSPC: f"free some space, {_AGAIN}",
     errno.EDQUOT: f"free some of the quota, {_AGAIN}",
     errno.EROFS: "choose a folder on a disk that can be written",
-    errno.EACCES: "choose a folder that you may write to, or change its permissions",
-    errno.EPERM: "choose a folder that you may write to, or change its permissions",
+    **dict.fromkeys((errno.EACCES, errno.EPERM), "choose a folder that you may write to, or change its permissions"),
 }
 
 
