@@ -517,7 +517,8 @@ class Sample:
     @classmethod
     def from_arrays(cls, arrays: Mapping[str, NDArray[Any]], rest: Mapping[str, Any]) -> Self:
         """The inverse of `to_arrays`; raises as `from_dict` does."""
-        held, pixels, routing = dict[str, array[Any]](), dict[str, Any](), arrays.get(_ROUTED)
+        held: dict[str, array[Any]] = {}
+        pixels, routing = dict[str, Any](), arrays.get(_ROUTED)
         for name, values in arrays.items():
             if name.startswith(f"{_PIXELS}."):
                 pixels[name.removeprefix(f"{_PIXELS}.")] = values
