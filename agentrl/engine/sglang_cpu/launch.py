@@ -27,14 +27,9 @@ for name in ("nms", "qnms"):
     with suppress(RuntimeError):  # a torchvision that fits has declared it already
         torch.library.define(f"torchvision::{name}", "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
 
-PINNING = SimpleNamespace(
-    cudaError=SimpleNamespace(success=0),
-    cudaHostRegister=lambda *_: 0,
-    cudaHostUnregister=lambda *_: 0,
-    cudaGetErrorString=str,
-)
-"""The part of `torch.cuda.cudart()` that pins host memory, as a no-op."""
-
+# The part of `torch.cuda.cudart()` that pins host memory, as a no-op.
+PINNING = SimpleNamespace(cudaError=SimpleNamespace(success=0), cudaGetErrorString=str)
+PINNING.cudaHostRegister = PINNING.cudaHostUnregister = lambda *_: 0
 if not torch.cuda.is_available():
     torch.cuda.cudart = lambda: PINNING
 
