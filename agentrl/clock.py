@@ -31,10 +31,8 @@ from anyio.lowlevel import RunVar
 from agentrl.errors import TrajectoryPlace
 from agentrl.stalls import Cause, ThreadTimes, cause
 
-BEAT = 0.1
-"""Seconds between two beats of the loop; shorter halts than this are not noticed."""
-_MOST_LAGS = 36_000
-"""Most waits of callbacks that are kept for `Watchdog.take`: an hour's."""
+BEAT = 0.1  # seconds between two beats of the loop; shorter halts than this are not noticed
+_MOST_LAGS = 36_000  # most waits of callbacks that are kept for `Watchdog.take`: an hour's
 
 _OURS = f"{Path(__file__).parent}{os.sep}"
 _LIBRARIES = ("<frozen", *(sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")))
@@ -51,13 +49,12 @@ def library(file: str) -> bool:
 
 
 def _warn(seconds: float, who: str, where: str) -> None:
+    said = f"the event loop has stood still for {seconds:.1f} s"
     if who in get_args(Cause):
-        _log.warning(f"the event loop has stood still for {seconds:.1f} s: {where}; no trajectory is charged for it")
+        _log.warning(f"{said}: {where}; no trajectory is charged for it")
         return
-    _log.warning(
-        f"the event loop has stood still for {seconds:.1f} s in {who}, at {where}; all other "
-        "trajectories wait: await what is slow, or run it in a thread (anyio.to_thread.run_sync)"
-    )
+    remedy = "await what is slow, or run it in a thread (anyio.to_thread.run_sync)"
+    _log.warning(f"{said} in {who}, at {where}; all other trajectories wait: {remedy}")
 
 
 class Deadline:
@@ -67,11 +64,7 @@ class Deadline:
         what: whose code it is, for the watchdog.
         place: of which trajectory; by default that of the call around it.
         work_only: the time that tools inside wait for a free place does not count.
-        held: seconds for which generating was held so far; they do not count.
-
-    Attributes:
-        outer: the call around it.
-        at_end: called when it has ended."""
+        held: seconds for which generating was held so far; they do not count."""
 
     def __init__(
         self,
@@ -82,14 +75,14 @@ class Deadline:
         work_only: bool = False,
         held: Callable[[], float] = lambda: 0.0,
     ) -> None:
-        self.seconds, self.what, self.work_only, self.outer = seconds, what, work_only, _CALL.get()
+        self.seconds, self.what, self.work_only = seconds, what, work_only
+        self.outer = _CALL.get()  # the call around it
         self.place: TrajectoryPlace | None = place or (self.outer.place if self.outer else None)
-        self._watchdog, self._held = _WATCHDOG.get(), held
+        self.at_end: list[Callable[[], None]] = []  # called when it has ended
+        self._watchdog, self._held, self._scope = _WATCHDOG.get(), held, anyio.CancelScope()
         self._blocked, self._seen, self._where = 0.0, 0.0, ""
         self._waits, self._waited = 0, 0.0
-        self._scope = anyio.CancelScope()
         self._runs, self._raised = False, list[BaseException]()
-        self.at_end: list[Callable[[], None]] = []
 
     def __enter__(self) -> Self:
         self._runs = True
@@ -213,24 +206,18 @@ async def waiting(place: AbstractAsyncContextManager[Any]) -> AsyncIterator[None
 
 
 class Watchdog:
-    """Notices when an event loop stands still, and says whose code stops it; made by `watching`.
-
-    Attributes:
-        stalls: how often the loop stood still for `patience` seconds or longer, by whose code it was.
-        heard: when it answered last.
-        calls: what each task runs, innermost."""
+    """Notices when an event loop stands still, and says whose code stops it; made by `watching`."""
 
     def __init__(self, patience: float, tell: Tell = _warn) -> None:
-        self.stalls: Counter[str] = Counter()
-        self.heard = time.monotonic()
+        self.stalls: Counter[str] = Counter()  # how often it stood still for `patience` seconds, by whose code it was
+        self.heard = time.monotonic()  # when it answered last
+        self.calls: dict[asyncio.Task[Any] | None, Deadline | None] = {}  # what each task runs, innermost
         self._patience, self._tell, self._lost = patience, tell, 0.0
         self._loop, self._thread = asyncio.get_running_loop(), threading.get_ident()
-        self._native = threading.get_native_id()
+        self._native, self._ended = threading.get_native_id(), threading.Event()
         self._times: ThreadTimes | None = None
         self._lags = deque[float](maxlen=_MOST_LAGS)
         self._since = time.monotonic(), time.thread_time()
-        self.calls: dict[asyncio.Task[Any] | None, Deadline | None] = {}
-        self._ended = threading.Event()
 
     @classmethod
     @contextmanager
@@ -299,11 +286,11 @@ class Watchdog:
                 where = why
             elif where.startswith(_OURS):
                 what = "agentrl's own code"
+            elif call is None:
+                what = "code outside any trajectory"
             else:
-                what = call.what if call else "code outside any trajectory"
-                if call is not None:
-                    call.blocks(now - since, where)
-                    what = f"{what} ({call.place})" if call.place else what
+                call.blocks(now - since, where)
+                what = f"{call.what} ({call.place})" if call.place else call.what
             looks[what.partition(" (")[0]] += 1
             if now - began >= warn:
                 self._tell(now - began, what, where)
@@ -316,14 +303,12 @@ class Watchdog:
         """Return the call whose code the loop is running, and its innermost line outside libraries."""
         if (found := sys._current_frames().get(self._thread)) is None:
             return None, "no Python code"  # between two frames
-        frame = innermost = found
+        frame = found
         while frame.f_back and library(frame.f_code.co_filename):
             frame = frame.f_back
-        if not frame.f_back:
-            frame = innermost
+        frame = frame if frame.f_back else found
         where = f"{frame.f_code.co_filename}:{frame.f_lineno} in {frame.f_code.co_name}"
         return self.calls.get(asyncio.current_task(self._loop)), where
 
 
-_WATCHDOG: RunVar[Watchdog | None] = RunVar("agentrl_watchdog", default=None)
-"""The watchdog of the running event loop."""
+_WATCHDOG: RunVar[Watchdog | None] = RunVar("agentrl_watchdog", default=None)  # the watchdog of the running event loop

@@ -15,8 +15,7 @@ from agentrl.files import write_atomic
 from agentrl.groups import Group
 from agentrl.sample import Sample
 
-ATTRIBUTES = "slime_attributes"
-"""The key of a sample's metadata for attributes of slime's sample that ours lacks."""
+ATTRIBUTES = "slime_attributes"  # the key of a sample's metadata for attributes of slime's sample that ours lacks
 _FIELDS = {field.name for field in fields(Sample)}
 
 
@@ -93,9 +92,8 @@ def _read_slime(path: Path) -> list[Group]:
     except (OSError, RuntimeError, EOFError, KeyError, TypeError, ValueError, SampleError) as error:
         raise DataError(f'{path}: expected a dump of slime\'s, {{"samples": [...]}}: {error}') from error
     if None in (sample.group_index for sample in samples):
-        raise DataError(
-            f"{path}: a sample has no group_index, so its group is not known; set it in the rollout function"
-        )
+        said = f"{path}: a sample has no group_index, so its group is not known"
+        raise DataError(f"{said}; set it in the rollout function")
     return [list(group) for _, group in groupby(samples, lambda sample: sample.group_index)]
 
 

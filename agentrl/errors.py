@@ -16,10 +16,10 @@ from enum import StrEnum
 
 @dataclass(slots=True)
 class TrajectoryPlace:
-    """The trajectory, and the model's turn that it has come to; `sample` is None for a whole group."""
+    """The trajectory, and the model's turn that it has come to."""
 
     group: int | None
-    sample: int | None = None
+    sample: int | None = None  # None for a whole group
     turn: int = 0
 
     def __str__(self) -> str:
@@ -27,8 +27,7 @@ class TrajectoryPlace:
         return ", ".join(f"{name} {number}" for name, number in parts if number is not None)
 
 
-DISTRIBUTION = "agentrl-sdk"
-"""Name that pip installs this package by; the import name and the command are `agentrl`."""
+DISTRIBUTION = "agentrl-sdk"  # name that pip installs this package by; the import name and the command are `agentrl`
 
 
 def install(extra: str) -> str:
@@ -36,8 +35,7 @@ def install(extra: str) -> str:
     return f"pip install '{DISTRIBUTION}[{extra}]'"
 
 
-SECRET = "<secret-not-kept>"
-"""The text that is printed and written in place of a secret."""
+SECRET = "<secret-not-kept>"  # the text that is printed and written in place of a secret
 _WORDS = r"key|token|passw(?:or)?d|passphrase|secret|credentials?|auth(?:orization)?|bearer|sig(?:nature)?"
 SECRET_NAME = re.compile(rf"(?:^|[_-]|(?<=[a-z0-9])(?=[A-Z]))(?i:api[_-]?k\w*|{_WORDS})$")
 """Names of values that are secrets, also in camelCase; `api_k...` covers misspelt API keys."""
@@ -63,12 +61,9 @@ class AgentRLError(Exception):
 
 
 class SettingsError(AgentRLError):
-    """A setting is unknown, of the wrong type, or contradicts another one.
+    """A setting is unknown, of the wrong type, or contradicts another one."""
 
-    Attributes:
-        parts: the problems of a message that lists several."""
-
-    parts: tuple[str, ...] = ()
+    parts: tuple[str, ...] = ()  # the problems of a message that lists several
 
 
 class MediaError(AgentRLError):
@@ -141,8 +136,7 @@ _DISK = {
     errno.ENOSPC: f"free some space, {_AGAIN}",
     errno.EDQUOT: f"free some of the quota, {_AGAIN}",
     errno.EROFS: "choose a folder on a disk that can be written",
-    errno.EACCES: "choose a folder that you may write to, or change its permissions",
-    errno.EPERM: "choose a folder that you may write to, or change its permissions",
+    **dict.fromkeys((errno.EACCES, errno.EPERM), "choose a folder that you may write to, or change its permissions"),
 }
 
 

@@ -7,8 +7,7 @@ from typing import NamedTuple, Protocol
 from agentrl.errors import AgentRLError
 from agentrl.sample import Sample
 
-Group = list[Sample]
-"""The samples of one prompt."""
+Group = list[Sample]  # the samples of one prompt
 
 
 def group_id(group: Group) -> int:
@@ -59,9 +58,8 @@ class GroupStore(Protocol):
         """Return the groups that wait for batch `step` or later ones."""
 
     def expire(self, oldest: int, reason: str, again: bool) -> int:
-        """Completed groups of versions before `oldest` are not trained on: made `again`, or dropped.
-
-        Groups that are fixed for a batch stay. Returns the number of their tokens."""
+        """Completed groups of versions before `oldest` are not trained on: made `again`, or dropped. Groups that are fixed
+        for a batch stay. Returns the number of their tokens."""
 
     def next_batch(self, n: int, step: int) -> list[Group]:
         """The `n` groups of batch `step`, oldest first, the same at every call; fewer when there are no more."""

@@ -26,14 +26,11 @@ _UNKNOWN = ("use_dora", "use_rslora", "modules_to_save", "rank_pattern", "alpha_
 
 @dataclass(frozen=True, slots=True)
 class LoraShape:
-    """Size and places of adapters; names are the settings'.
-
-    Attributes:
-        targets: ends of layers' names, or `all-linear`: all but the layer to the vocabulary."""
+    """Size and places of adapters; names are the settings'."""
 
     rank: int
     alpha: float
-    targets: tuple[str, ...]
+    targets: tuple[str, ...]  # ends of layers' names, or `all-linear`: all but the layer to the vocabulary
 
     @property
     def scale(self) -> float:
@@ -99,29 +96,17 @@ def merged(name: str, weight: Tensor, adapter: Mapping[str, Tensor], scale: floa
 
 
 def write_adapter(folder: Path, tensors: Mapping[str, Tensor], shape: LoraShape, base: Path) -> None:
-    """Write an adapter into an empty folder in PEFT's form.
-
-    Args:
-        tensors: `<layer>.lora_A.weight` [rank, in] and `<layer>.lora_B.weight` [out, rank].
-        base: the folder of the model that it is for."""
+    """Write an adapter for the model in the folder `base` into an empty folder in PEFT's form. `tensors`:
+    `<layer>.lora_A.weight` [rank, in] and `<layer>.lora_B.weight` [out, rank]."""
     save_file({_PREFIX + name: tensor.cpu().contiguous() for name, tensor in tensors.items()}, folder / _WEIGHTS)
-    config = {
-        "peft_type": "LORA",
-        "task_type": "CAUSAL_LM",
-        "base_model_name_or_path": str(base),
-        "r": shape.rank,
-        "lora_alpha": shape.alpha,
-        "lora_dropout": 0.0,
-        "bias": "none",
-        "target_modules": sorted({name.split(".")[-3] for name in tensors}),
-        "inference_mode": True,
-    }
+    config: dict[str, Any] = {"peft_type": "LORA", "task_type": "CAUSAL_LM", "base_model_name_or_path": str(base)}
+    config |= {"r": shape.rank, "lora_alpha": shape.alpha, "lora_dropout": 0.0, "bias": "none"}
+    config |= {"target_modules": sorted({name.split(".")[-3] for name in tensors}), "inference_mode": True}
     (folder / ADAPTER).write_text(json.dumps(config, indent=2) + "\n")
 
 
 def read_adapter(path: Path) -> tuple[LoraShape, dict[str, Tensor]]:
-    """Read an adapter that `write_adapter`, or PEFT, has written. Raises CheckpointError: it is damaged, or not plain
-    LoRA."""
+    """Read an adapter that `write_adapter`, or PEFT, wrote. Raises CheckpointError: it is damaged, or not plain LoRA."""
     if not (path / ADAPTER).is_file():
         raise CheckpointError(f"{path}: expected a folder of PEFT's with {ADAPTER}, found none")
     config = {"r": None, "lora_alpha": None, "target_modules": (), **read_json(path / ADAPTER)}

@@ -17,44 +17,30 @@ from agentrl.errors import MediaError
 
 Message = dict[str, Any]
 
-FORMATS = ("PNG", "JPEG", "WEBP", "GIF")
-"""Image formats that are read, as Pillow names them."""
+FORMATS = ("PNG", "JPEG", "WEBP", "GIF")  # image formats that are read, as Pillow names them
 
 _PREFIX = "sha256:"
 
 
 @dataclass(frozen=True, slots=True)
 class ImageLimits:
-    """Limits on images of one trajectory.
+    """Limits on images of one trajectory."""
 
-    Attributes:
-        pixels: most pixels of an image, width times height.
-        file_bytes: most bytes of an image's file.
-        count: most images of a trajectory.
-        root: folder below which image paths lie; None refuses paths."""
-
-    pixels: int = 4096 * 4096
-    file_bytes: int = 20 << 20
-    count: int = 64
-    root: str | None = None
+    pixels: int = 4096 * 4096  # most pixels of an image, width times height
+    file_bytes: int = 20 << 20  # most bytes of an image's file
+    count: int = 64  # most images of a trajectory
+    root: str | None = None  # folder below which image paths lie; None refuses paths
 
 
 @dataclass(frozen=True, slots=True)
 class Image:
-    """An image's file.
+    """An image's file."""
 
-    Attributes:
-        hash: the SHA-256 of `data` in hexadecimal digits.
-        data: the file's bytes, in one of `FORMATS`.
-        width: pixels.
-        height: pixels.
-        form: the format, one of `FORMATS`."""
-
-    hash: str
-    data: bytes
-    width: int
-    height: int
-    form: str
+    hash: str  # the SHA-256 of `data` in hexadecimal digits
+    data: bytes  # the file's bytes
+    width: int  # in pixels
+    height: int  # in pixels
+    form: str  # the format, one of `FORMATS`
 
     @classmethod
     def from_bytes(cls, data: bytes, limits: ImageLimits | None = None) -> Self:
@@ -135,33 +121,19 @@ def is_picture(value: Any) -> bool:
 
 def has_images(messages: Iterable[Mapping[str, Any]]) -> bool:
     """Return true if the content of a message has an image, in any form."""
-    return any(
-        is_image(part)
-        for message in messages
-        if isinstance(message.get("content"), list)
-        for part in message["content"]
-    )
+    contents = [message.get("content") for message in messages]
+    return any(is_image(part) for content in contents if isinstance(content, list) for part in content)
 
 
 def take_images(
     messages: Sequence[Mapping[str, Any]], known: Mapping[str, Image], limits: ImageLimits | None = None
 ) -> tuple[list[Message], dict[str, Image]]:
-    """Replace images by references.
-
-    Args:
-        messages: chat messages. An image part is OpenAI's `image_url` or `input_image`, Anthropic's `image` with a
-            `source`, or Hugging Face's `image` with a data URL, a path, bytes, a Pillow image or an `Image`.
-        known: images that the trajectory has already, by hash.
-        limits: limits on an image and on their number.
-
-    Returns:
-        The messages, and their images that `known` lacks, by hash.
-
-    Raises:
-        MediaError: an image is refused; names the message and the part."""
+    """Replace images by references. An image part is OpenAI's `image_url` or `input_image`, Anthropic's `image` with a
+    `source`, or Hugging Face's `image` with a data URL, a path, bytes, a Pillow image or an `Image`. `known`: images that
+    the trajectory has already, by hash. Returns the messages, and their images that `known` lacks, by hash. Raises
+    MediaError: an image is refused; names the message and the part."""
     limits = limits or ImageLimits()
-    taken: dict[str, Image] = {}
-    out: list[Message] = []
+    taken, out = dict[str, Image](), list[Message]()
     for number, message in enumerate(messages):
         content = message.get("content")
         if not isinstance(content, list) or not any(map(is_image, content)):
@@ -181,9 +153,7 @@ def take_images(
     return out, taken
 
 
-def _take(
-    part: Mapping[str, Any], known: Mapping[str, Image], taken: dict[str, Image], limits: ImageLimits
-) -> dict[str, Any]:
+def _take(part: Mapping[str, Any], known: Mapping[str, Image], taken: dict[str, Image], limits: ImageLimits) -> Message:
     """Return the reference of one image part; add its image to `taken` if it is new."""
     if (name := reference_hash(part)) is not None:
         if (old := known.get(name) or taken.get(name)) is None:
@@ -212,12 +182,10 @@ def _file_bytes(part: Mapping[str, Any], limits: ImageLimits) -> bytes:
     if isinstance(given, (str, Path)):
         return _from_text(str(given), limits)
     if given is not None and is_picture(given):
-        stream = io.BytesIO()
-        given.save(stream, "PNG")
+        given.save(stream := io.BytesIO(), "PNG")
         return stream.getvalue()
-    raise MediaError(
-        f"an image part of type {kind!r} holds {type(given).__name__}; expected a data URL, a path, bytes or an image"
-    )
+    expected = "expected a data URL, a path, bytes or an image"
+    raise MediaError(f"an image part of type {kind!r} holds {type(given).__name__}; {expected}")
 
 
 def _from_text(text: str, limits: ImageLimits) -> bytes:
@@ -231,8 +199,7 @@ def _from_text(text: str, limits: ImageLimits) -> bytes:
         raise MediaError(f"an image is behind the URL {text!r:.80}; images are not fetched, give a data URL or a path")
     if limits.root is None:
         raise MediaError(f"an image is the path {text!r:.80}; name the folder of images with --image-root")
-    root = Path(limits.root).resolve()
-    file = (root / text).resolve()
+    file = ((root := Path(limits.root).resolve()) / text).resolve()
     if not file.is_relative_to(root):
         raise MediaError(f"the image path {text!r:.80} leads out of --image-root {root}")
     try:

@@ -12,24 +12,18 @@ from typing import Any, Self
 from agentrl.errors import CheckpointError
 
 INDEX, SINGLE = "model.safetensors.index.json", "model.safetensors"
-ADAPTER = "adapter_config.json"
-"""The file that makes a folder PEFT's, with an adapter in place of weights."""
+ADAPTER = "adapter_config.json"  # the file that makes a folder PEFT's, with an adapter in place of weights
 _SIZES = re.compile(
     "(vocab|hidden|intermediate)_size|num_(hidden_layer|(attention|key_value)_head)s|head_dim|max_position_embeddings"
 )
-EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
-"""The keys of config.json for the number of experts."""
+EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")  # the keys of config.json for the number of experts
 STATEFUL = {"qwen3_next", "qwen3_5_text", "qwen3_5_moe_text", "lfm2", "lfm2_moe"}
 """Model types that may have layers with a state (gated delta nets, short convolutions) of which `is_stateful` finds each."""
-SEEING = {"qwen2_5_vl", "qwen3_vl", "qwen3_5", "qwen3_5_moe"}
-"""Model types that see images; trainer and built-in engine give them pixels."""
-VISION = ("model.visual.", "visual.")
-"""The beginnings of the names of weights for images, in transformers and in folders."""
+SEEING = {"qwen2_5_vl", "qwen3_vl", "qwen3_5", "qwen3_5_moe"}  # model types that see images
+VISION = ("model.visual.", "visual.")  # beginnings of names of weights for images, in transformers and in folders
 _STATE = re.compile(r".*\blayers\.\d+\.(linear_attn|conv)")
-_PACKED = 8
-"""Most weights that are stored as one number."""
-Stored = dict[str, tuple[str, list[int]]]
-"""File and shape of each tensor, by its name."""
+_PACKED = 8  # most weights that are stored as one number
+Stored = dict[str, tuple[str, list[int]]]  # file and shape of each tensor, by its name
 
 
 def read_json(file: Path) -> dict[str, Any]:
@@ -53,10 +47,9 @@ def read_config(folder: Path) -> dict[str, Any]:
     """The folder's `config.json`, whose sizes are sizes."""
     file = folder / "config.json"
     if not file.is_file():
-        raise CheckpointError(
-            f"{folder}: expected a Hugging Face model folder with config.json, found none (a torch_dist "
-            "folder of Megatron's goes to --load, beside the Hugging Face folder that it was made from)"
-        )
+        said = f"{folder}: expected a Hugging Face model folder with config.json, found none"
+        hint = "a torch_dist folder of Megatron's goes to --load, beside the Hugging Face folder that it was made from"
+        raise CheckpointError(f"{said} ({hint})")
     config = read_json(file)
     for name, value in text_config(config).items():
         if name == "model_type" and not isinstance(value, str):
@@ -75,10 +68,10 @@ def text_config(config: dict[str, Any]) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class ImageTokens:
-    """The placeholder ids of a model's images: their id, and how many patches of an image's grid one of them stands for."""
+    """The placeholder ids of a model's images."""
 
     id: int
-    patches: int
+    patches: int  # patches of an image's grid that one placeholder stands for
 
     @classmethod
     def of(cls, folder: Path) -> Self | None:
@@ -90,10 +83,8 @@ class ImageTokens:
         merge = vision.get("spatial_merge_size", 2) if isinstance(vision, dict) else None
         token = config.get("image_token_id")
         if type(token) is not int or type(merge) is not int:
-            what = "image_token_id and vision_config.spatial_merge_size"
-            raise CheckpointError(
-                f"{folder / 'config.json'}: {what}: expected whole numbers, got {token!r} and {merge!r}"
-            )
+            what = f"{folder / 'config.json'}: image_token_id and vision_config.spatial_merge_size"
+            raise CheckpointError(f"{what}: expected whole numbers, got {token!r} and {merge!r}")
         return cls(token, merge**2)
 
     def runs(self, ids: Sequence[int]) -> list[tuple[int, int]]:
@@ -127,11 +118,9 @@ def stored_tensors(folder: Path) -> Stored:
     elif not (folder / SINGLE).is_file():
         raise CheckpointError(f"{folder}: expected {SINGLE} or {INDEX}; only safetensors weights can be read")
     names = sorted(set(weight_map.values())) or [SINGLE]
-    missing = [name for name in names if not (folder / name).is_file()]
-    if missing:
-        raise CheckpointError(
-            f"{folder}: {INDEX} names {missing[0]} and {len(missing) - 1} more that are not there; fetch them"
-        )
+    if missing := [name for name in names if not (folder / name).is_file()]:
+        said = f"{folder}: {INDEX} names {missing[0]} and {len(missing) - 1} more that are not there"
+        raise CheckpointError(f"{said}; fetch them")
     found: Stored = {}
     for name in names:
         try:

@@ -59,9 +59,7 @@ def compat() -> Compat | None:
 
 
 def load_object(path: str, *, what: str, default_names: tuple[str, ...] = ()) -> Any:
-    """Load the object that `path` names; one of another trainer's form is made to fit (`Compat`).
-
-    Args, raises: as of `find_object`."""
+    """Load the object that `path` names, as `find_object` does; one of another trainer's form is made to fit (`Compat`)."""
     if (foreign := compat()) is None:
         return find_object(path, what=what, default_names=default_names)
     foreign.install()
@@ -69,15 +67,13 @@ def load_object(path: str, *, what: str, default_names: tuple[str, ...] = ()) ->
 
 
 def find_object(path: str, *, what: str, default_names: tuple[str, ...] = ()) -> Any:
-    """The object that `path` names, as it is.
+    """The object that `path` names, as it is. Raises PluginError: the module or file is missing, fails to import, or has
+    no such name.
 
     Args:
         path: `pkg.mod:Name`, `pkg.mod.Name`, `path/file.py:Name`, or with `default_names` a bare `path/file.py`.
         what: what the caller wants it for, in the words of the setting (`--env`).
-        default_names: names to try when the path gives none.
-
-    Raises:
-        PluginError: the module or file is missing, fails to import, or has no such name."""
+        default_names: names to try when the path gives none."""
     source, name = _split(path, what, default_names)
     module = _load_file(source, what) if source.endswith(".py") else _load_module(source, what)
     names = (name,) if name else default_names
@@ -148,20 +144,16 @@ def _load_module(source: str, what: str) -> ModuleType:
     except ModuleNotFoundError as error:
         if error.name is None or not (source == error.name or source.startswith(error.name + ".")):
             raise PluginError(f"{what}: {source} failed to import: {describe_error(error)}") from error
-        raise PluginError(
-            f"{what}: no module {error.name!r} (looked in {cwd} and on the Python path); "
-            "install the package, run from its folder, or give 'path/file.py:Name'"
-        ) from error
+        said = f"{what}: no module {error.name!r} (looked in {cwd} and on the Python path)"
+        remedy = "install the package, run from its folder, or give 'path/file.py:Name'"
+        raise PluginError(f"{said}; {remedy}") from error
     except Exception as error:
         raise PluginError(f"{what}: {source} failed to import: {describe_error(error)}") from error
 
 
 def describe_error(error: BaseException) -> str:
     """The error and the user's line that it came out of; a syntax error's text names its own."""
-    said = f"{type(error).__name__}: {error}"
-    if isinstance(error, SyntaxError):
-        return said
-    return f"{said}{raised_at(error)}"
+    return f"{type(error).__name__}: {error}{'' if isinstance(error, SyntaxError) else raised_at(error)}"
 
 
 @contextmanager
@@ -178,11 +170,9 @@ def user_code(what: str) -> Iterator[None]:
 
 
 def stops_the_caller(error: BaseException) -> bool:
-    """Tell the end of the caller, which user code must pass on, from an error that user code raised.
-
-    The caller ends if its task is cancelled, or by Ctrl-C outside of an event loop, which handles Ctrl-C itself. All else is
-    the user's, `SystemExit` and the user's own `CancelledError` included: they would end the event loop without a word.
-    """
+    """Tell the end of the caller, which user code must pass on, from an error that user code raised. The caller ends if
+    its task is cancelled, or by Ctrl-C outside of an event loop, which handles Ctrl-C itself. All else is the user's,
+    `SystemExit` and the user's own `CancelledError` included: they would end the event loop without a word."""
     try:
         task = asyncio.current_task()
     except RuntimeError:

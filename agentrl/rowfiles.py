@@ -23,14 +23,11 @@ from agentrl.errors import DataError
 
 _SLICE = re.compile(r"^(?P<path>.*)@\[(?P<start>-?\d*):(?P<end>-?\d*)\]$")
 _CACHED_ROW_GROUPS = 4
-MOST_ROW, MOST_GROUP = 32 << 20, 2 << 30
-"""Bytes of one row, and of one decoded row group of a Parquet file, whose pages a few bytes may stand for."""
-_ROWS_OF = {
-    ".csv": "csv.DictReader(sys.stdin)",
-    ".tsv": 'csv.DictReader(sys.stdin, delimiter="\\t")',
-    ".json": "json.load(sys.stdin)",
-}
-"""Python's expression for the rows of standard input, by the suffix of a file that can be converted."""
+MOST_ROW = 32 << 20  # bytes of one row
+MOST_GROUP = 2 << 30  # bytes of one decoded row group of a Parquet file, whose pages a few bytes may stand for
+# Python's expression for the rows of standard input, by the suffix of a file that can be converted.
+_ROWS_OF = {".csv": "csv.DictReader(sys.stdin)", ".json": "json.load(sys.stdin)"}
+_ROWS_OF[".tsv"] = 'csv.DictReader(sys.stdin, delimiter="\\t")'
 
 
 class RowFile(Protocol):
@@ -56,14 +53,8 @@ def split_slice(spec: str) -> tuple[str, slice]:
 
 
 def open_rows(path: str, what: str = "prompt data", parse: Callable[[bytes], Any] | None = None) -> RowFile:
-    """Open a file by its suffix: .jsonl or .parquet.
-
-    Args:
-        what: its name in messages.
-        parse: reads a line of JSONL and raises `ValueError`; default `read_json`.
-
-    Raises:
-        DataError: missing, not a file, empty, unreadable, or of another suffix."""
+    """Open a file by its suffix: .jsonl or .parquet. `what`: its name in messages. `parse`: reads a line of JSONL and
+    raises `ValueError`; default `read_json`. Raises DataError: missing, no file, empty, unreadable, or another suffix."""
     file = Path(os.path.expanduser(path))
     if not os.path.exists(file):
         raise DataError(f"{what} {file} does not exist; check the path (looked from {Path.cwd()})")
@@ -86,24 +77,21 @@ class JsonlFile:
 
     def __init__(self, path: Path, parse: Callable[[bytes], Any]) -> None:
         self.path, self._parse = path, parse
-        self._offsets = array("q")
-        self._rows_before_blank: list[int] = []
+        self._offsets, self._rows_before_blank = array("q"), list[int]()
         try:
             self._file = path.open("rb")
         except OSError as error:
             raise DataError(f"{path}: cannot be read: {error.strerror}") from error
         if self._file.peek(2)[:2] in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE):
-            raise DataError(
-                f"{path} is UTF-16 text; expected UTF-8. Convert it: iconv -f UTF-16 -t UTF-8 {shlex.quote(str(path))} > NEW.jsonl"
-            )
-        at = 0
+            convert = f"iconv -f UTF-16 -t UTF-8 {shlex.quote(str(path))} > NEW.jsonl"
+            raise DataError(f"{path} is UTF-16 text; expected UTF-8. Convert it: {convert}")
+        self._size = 0
         for line in self._file:
             if line.isspace():
                 self._rows_before_blank.append(len(self._offsets))
             else:
-                self._offsets.append(at)
-            at += len(line)
-        self._size = at
+                self._offsets.append(self._size)
+            self._size += len(line)
         if not self._offsets:
             raise DataError(f"{path} is empty; expected one JSON object a line")
 
@@ -122,9 +110,8 @@ class JsonlFile:
             row = self._parse(line)
         except (ValueError, RecursionError) as error:
             said = f" at column {error.colno}: {error.msg}" if isinstance(error, json.JSONDecodeError) else f": {error}"
-            raise DataError(
-                f"{self.where(index)}: malformed JSON{said}; expected one complete JSON object on the line"
-            ) from error
+            expected = "expected one complete JSON object on the line"
+            raise DataError(f"{self.where(index)}: malformed JSON{said}; {expected}") from error
         if not isinstance(row, dict):
             raise DataError(f"{self.where(index)}: expected a JSON object, got {json_type(row)}")
         return row
@@ -159,10 +146,8 @@ class ParquetFile:
             columns = [meta.row_group(group).column(number) for number in range(meta.num_columns)]
             size = sum(column.total_uncompressed_size + 8 * column.num_values for column in columns)
             if size > MOST_GROUP:
-                raise DataError(
-                    f"{path}: row group {group} has {size:,} bytes when it is decoded; at most {MOST_GROUP:,}. Write the "
-                    "file with smaller row groups, a few thousand rows each"
-                )
+                said = f"{path}: row group {group} has {size:,} bytes when it is decoded; at most {MOST_GROUP:,}"
+                raise DataError(f"{said}. Write the file with smaller row groups, a few thousand rows each")
         self._group = lru_cache(_CACHED_ROW_GROUPS)(self._file.read_row_group)
 
     def __len__(self) -> int:
@@ -179,9 +164,8 @@ class ParquetFile:
                 raise _too_long(self.where(index), size)
             row: dict[str, Any] = found.to_pylist()[0]
         except self._broken as error:
-            raise DataError(
-                f"{self.where(index)} cannot be read: {error}; the file is damaged, write it anew"
-            ) from error
+            said = f"{self.where(index)} cannot be read: {error}; the file is damaged, write it anew"
+            raise DataError(said) from error
         # A column absent from a row reads as null in Parquet; JSONL rows leave it out.
         return {name: value for name, value in row.items() if value is not None}
 

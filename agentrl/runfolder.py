@@ -17,18 +17,16 @@ from typing import IO
 from agentrl.errors import SettingsError
 from agentrl.files import write_atomic
 
-METRICS, SETTINGS, MANIFEST = "metrics.jsonl", "settings.json", "manifest.json"
-"""Files of a run, and the file that makes a checkpoint's folder complete."""
+METRICS, SETTINGS = "metrics.jsonl", "settings.json"
+MANIFEST = "manifest.json"  # the file that makes a checkpoint's folder complete
+LEDGER = "ledger.sqlite"  # the fate of each group
+TRAJECTORIES, DEMONSTRATIONS = "trajectories.sqlite", "demonstrations.jsonl"  # the played samples, to look at
+EVALUATIONS = "evaluations.jsonl"  # the figures of every evaluation
 
-LEDGER, TRAJECTORIES, EVALUATIONS = "ledger.sqlite", "trajectories.sqlite", "evaluations.jsonl"
-DEMONSTRATIONS = "demonstrations.jsonl"
-"""The files of a run: the fate of each group, the played samples, to look at, and the figures of every evaluation."""
+CRITIC = "critic"  # the folder in a checkpoint that holds the critic's part, itself like a checkpoint
 
-CRITIC = "critic"
-"""The folder in a checkpoint that holds the critic's part, itself like a checkpoint."""
-
+# The folder of each command below the output folder.
 BELOW: Mapping[str, str] = {"train": "", "rollout": "rollouts", "eval": "evaluation"}
-"""The folder of each command below the output folder."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,26 +34,17 @@ class RunFolder:
     """Paths of one run. The same folder given to `agentrl train` again resumes the run."""
 
     path: Path
-    checkpoints: Path
-    """The folder that checkpoints are written to."""
-    load: Path
-    """The folder that is searched for a checkpoint if `checkpoints` has none."""
+    checkpoints: Path  # the folder that checkpoints are written to
+    load: Path  # the folder that is searched for a checkpoint if `checkpoints` has none
 
     @classmethod
     @contextmanager
     def open(
         cls, output_dir: str, settings: str, command: str = "train", *, save: str | None = None, load: str | None = None
     ) -> "Iterator[RunFolder]":
-        """Make and lock the folder, and write the resolved settings into it.
-
-        Args:
-            output_dir: the run's folder.
-            settings: the resolved settings as JSON.
-            command: what is about to write: a key of `BELOW`.
-            save, load: folders of checkpoints; default those in the run's own folder.
-
-        Raises:
-            SettingsError: it cannot be made or written, or another process is using it."""
+        """Make and lock the folder, and write the resolved settings (JSON) into it. `command`: what is about to write: a
+        key of `BELOW`. `save`, `load`: folders of checkpoints; default those in the run's own folder. Raises
+        SettingsError: it cannot be made or written, or another process is using it."""
         path = _absolute(output_dir) / BELOW[command]
         checkpoints = _absolute(save) if save else path / "checkpoints"
         try:
@@ -128,10 +117,10 @@ def _identity(checkpoint: Path) -> dict[str, object]:
 
 
 def _unwritable(path: Path, error: OSError, flag: str = "--output-dir") -> SettingsError:
-    why = f"{path.parent} takes no new folder" if error.errno == errno.ENOENT else error.strerror
-    return SettingsError(
-        f"{flag} {path} cannot be {'made' if error.errno == errno.ENOENT else 'written'}: {why}; choose another folder"
-    )
+    said = f"written: {error.strerror}"
+    if error.errno == errno.ENOENT:
+        said = f"made: {path.parent} takes no new folder"
+    return SettingsError(f"{flag} {path} cannot be {said}; choose another folder")
 
 
 def check_writable(flag: str, path: str | Path) -> None:
@@ -159,6 +148,5 @@ def _lock(file: IO[bytes], folder: Path) -> None:
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError as error:
-        raise SettingsError(
-            f"--output-dir {folder} is in use by another agentrl process; wait for it or choose another folder"
-        ) from error
+        said = f"--output-dir {folder} is in use by another agentrl process"
+        raise SettingsError(f"{said}; wait for it or choose another folder") from error

@@ -38,8 +38,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
     from pydantic_core import SchemaValidator, ValidationError
 
-VersionSpan = tuple[str, int, int]
-"""(weight version, start, end): which of an answer's tokens a version sampled."""
+VersionSpan = tuple[str, int, int]  # (weight version, start, end): which of an answer's tokens a version sampled
 
 
 def version_number(label: str | None) -> int | None:
@@ -47,8 +46,7 @@ def version_number(label: str | None) -> int | None:
     return int(label) if label is not None and label.isdecimal() else None
 
 
-Message = dict[str, Any]
-"""One chat message: `role`, `content`, and where they apply `reasoning_content`, `tool_calls`, `tool_call_id`, `name`."""
+Message = dict[str, Any]  # `role`, `content`; if they apply `reasoning_content`, `tool_calls`, `tool_call_id`, `name`
 
 
 def content_text(content: Any) -> str:
@@ -66,20 +64,12 @@ RECORDED = frozenset(
 
 _KEPT = ("rollout_top_p_token_ids", "rollout_top_p_token_offsets")
 _ROUTED, _PIXELS = "rollout_routed_experts", "multimodal_train_inputs"
-GROWN = (
-    *("tokens", "response_length", "loss_mask", "rollout_log_probs", *_KEPT, _ROUTED),
-    *("weight_versions", "segments", "image_spans"),
-)
-"""The fields that grow with a sample, besides its text."""
-
-_COMPACT = {
-    "tokens": "i",
-    "loss_mask": "B",
-    "rollout_log_probs": "f",
-    "teacher_log_probs": "f",
-    **dict.fromkeys(_KEPT, "i"),
-}
-"""The fields that are numbers, and their types as `array` and numpy name them: int32, uint8, float32."""
+# The fields that grow with a sample, besides its text.
+GROWN: tuple[str, ...] = ("tokens", "response_length", "loss_mask", "rollout_log_probs", *_KEPT, _ROUTED)
+GROWN += ("weight_versions", "segments", "image_spans")
+# The fields that are numbers, and their types as `array` and numpy name them: int32, uint8, float32.
+_COMPACT = {"tokens": "i", "loss_mask": "B", "rollout_log_probs": "f", "teacher_log_probs": "f"}
+_COMPACT |= dict.fromkeys(_KEPT, "i")
 
 
 class Status(Enum):
@@ -99,9 +89,7 @@ class Status(Enum):
 
 STOPS: Mapping[str, Status] = {
     "done": Status.COMPLETED,
-    "max_turns": Status.TRUNCATED,
-    "length": Status.TRUNCATED,
-    "context": Status.TRUNCATED,
+    **dict.fromkeys(("max_turns", "length", "context"), Status.TRUNCATED),
     "aborted": Status.ABORTED,
 }
 """The stop reasons of the agent loop and their status. An environment's own word means `COMPLETED`."""
@@ -110,12 +98,9 @@ STOPS: Mapping[str, Status] = {
 class Origin(StrEnum):
     """Author of a segment of the response."""
 
-    MODEL = "model"
-    """Sampled by the model: loss mask 1."""
-    CLOSE = "close"
-    """Closing tokens that the model left out and the chat template needs: loss mask 0."""
-    ENV = "env"
-    """Tool results, user turns and generation prompts: loss mask 0."""
+    MODEL = "model"  # sampled by the model: loss mask 1
+    CLOSE = "close"  # closing tokens that the model left out and the chat template needs: loss mask 0
+    ENV = "env"  # tool results, user turns and generation prompts: loss mask 0
 
 
 @dataclass(slots=True)
@@ -128,8 +113,7 @@ class Segment:
     start: int
     end: int
     turn: int
-    version: str | None = None
-    """The weight version that sampled a model segment, where it is known."""
+    version: str | None = None  # the weight version that sampled a model segment, where it is known
 
 
 @dataclass(slots=True)
@@ -212,8 +196,6 @@ class Sample:
     Status = Status
     SpecInfo = SpecInfo
 
-    # ---- growing ------------------------------------------------------------------------------------------
-
     @property
     def prompt_length(self) -> int:
         """Number of prompt tokens."""
@@ -278,13 +260,11 @@ class Sample:
             kept: the kept set of each of them, where sampling was truncated; `log_probs` are those among it.
             routed: rows of `rollout_routed_experts` to append, at most up to the last but one of `ids`.
 
-        Raises:
-            SampleError: `ids`, `log_probs` and `kept` differ in length, a log-prob is not a finite number, the spans do not
-                cover `ids` one after the other, or `routed` does not fit."""
+        Raises SampleError: `ids`, `log_probs` and `kept` differ in length, a log-prob is not a finite number, the spans do
+        not cover `ids` one after the other, or `routed` does not fit."""
         if len(ids) != len(log_probs):
-            raise SampleError(
-                f"append_model got {len(ids)} ids but {len(log_probs)} log-probs; pass one log-prob an id"
-            )
+            got = f"append_model got {len(ids)} ids but {len(log_probs)} log-probs"
+            raise SampleError(f"{got}; pass one log-prob an id")
         if not all(map(math.isfinite, log_probs)):
             bad = next(i for i, p in enumerate(log_probs) if not math.isfinite(p))
             raise SampleError(f"append_model got log-prob {log_probs[bad]} at position {bad}; log-probs must be finite")
@@ -296,9 +276,8 @@ class Sample:
             cuts = [0, *(end for _, _, end in spans)]
             starts = [start for _, start, _ in spans]
             if starts != cuts[:-1] or cuts[-1] != len(ids) or (ids and sorted(set(cuts)) != cuts):
-                raise SampleError(
-                    f"append_model got versions {spans} that do not cover {len(ids)} ids one after the other"
-                )
+                said = f"that do not cover {len(ids)} ids one after the other"
+                raise SampleError(f"append_model got versions {spans} {said}")
         self._keep(len(ids), kept)
         if routed is not None:
             self._route(routed, len(self.tokens) + len(ids))
@@ -353,10 +332,9 @@ class Sample:
     ) -> None:
         if self.loss_mask is None or self.rollout_log_probs is None:
             if self.response_length:
-                raise SampleError(
-                    f"the sample has {self.response_length} response tokens but no loss_mask or rollout_log_probs; "
-                    "set both before appending, or build the sample with set_prompt_tokens and append_*"
-                )
+                said = f"the sample has {self.response_length} response tokens but no loss_mask or rollout_log_probs"
+                remedy = "set both before appending, or build the sample with set_prompt_tokens and append_*"
+                raise SampleError(f"{said}; {remedy}")
             self.loss_mask, self.rollout_log_probs = [], []
         if not ids:
             return
@@ -367,8 +345,6 @@ class Sample:
         self.teacher_log_probs = None
         self.response_length += len(ids)
         self.segments.append(Segment(origin, start, self.response_length, turn, version))
-
-    # ---- checking -----------------------------------------------------------------------------------------
 
     def validate(self) -> Self:
         """Check that lengths, mask, log-probs and segments agree; returns the sample. Raises SampleError: names the
@@ -484,8 +460,6 @@ class Sample:
             raise SampleError(f"sample index={self.index}: reward must be a finite number, got {value!r}")
         return float(value)
 
-    # ---- carrying -----------------------------------------------------------------------------------------
-
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON-ready types; `from_dict` restores an equal sample."""
         out = {f.name: getattr(self, f.name) for f in fields(self)}
@@ -518,9 +492,8 @@ class Sample:
         return cls(**kept).validate()
 
     def compact(self) -> Self:
-        """Keep the numbers as arrays of int32, uint8 and float32 from here on; returns the sample.
-
-        For samples that no user code sees any more: an array is not equal to a list, and cannot be added to one."""
+        """Keep the numbers as arrays of int32, uint8 and float32 from here on; returns the sample. For samples that no
+        user code sees any more: an array is not equal to a list, and cannot be added to one."""
         for name in _COMPACT:
             setattr(self, name, self._numbers(name))
         return self
@@ -545,8 +518,7 @@ class Sample:
     def from_arrays(cls, arrays: Mapping[str, NDArray[Any]], rest: Mapping[str, Any]) -> Self:
         """The inverse of `to_arrays`; raises as `from_dict` does."""
         held: dict[str, array[Any]] = {}
-        pixels: dict[str, Any] = {}
-        routing = arrays.get(_ROUTED)
+        pixels, routing = dict[str, Any](), arrays.get(_ROUTED)
         for name, values in arrays.items():
             if name.startswith(f"{_PIXELS}."):
                 pixels[name.removeprefix(f"{_PIXELS}.")] = values

@@ -16,13 +16,10 @@ from pydantic import BaseModel, ConfigDict, field_validator
 
 from agentrl.errors import SECRET, SECRET_NAME, without_secrets
 
-API_KEY_VARIABLE: Final = "SGLANG_API_KEY"
-"""Environment variable with the engines' API key, for users who do not want it on a command line."""
-ADMIN_KEY_VARIABLE: Final = "SGLANG_ADMIN_API_KEY"
-"""Environment variable with the key for the engines' control routes: pauses, weights, memory."""
-
-HOSTED_KEY_VARIABLE: Final = "OPENAI_API_KEY"
-"""Environment variable with the API key of a hosted model, if the settings name no other."""
+# Environment variables with keys, for users who do not want them on a command line.
+API_KEY_VARIABLE: Final = "SGLANG_API_KEY"  # of the engines
+ADMIN_KEY_VARIABLE: Final = "SGLANG_ADMIN_API_KEY"  # of the engines' control routes: pauses, weights, memory
+HOSTED_KEY_VARIABLE: Final = "OPENAI_API_KEY"  # of a hosted model, if the settings name no other variable
 
 
 def shown(value: Any, key: object = "") -> Any:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import threading
 import time
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, Self
@@ -17,30 +18,21 @@ _IDLE, _BUSY, _WAITED = 0.2, 0.5, 0.7
 of a stopped process are. Another thread is busy above `_BUSY`. A thread lacked a processor if it waited above `_WAITED`."""
 _SWITCHES = 50.0
 """Sleeps a second above which a thread waits for the interpreter, since it then wakes every 5 ms; a blocked one sleeps once."""
-_SHORT = 0.05
-"""Seconds between two readings that are too close to tell a cause; also the most that one reading may take."""
+_SHORT = 0.05  # seconds between two readings that are too close to tell a cause; also the most that a reading may take
 _TRIES = 5
-_LATE = 1.0
-"""Seconds between two readings after which nothing in the process has run, or one thread has held the interpreter."""
+_LATE = 1.0  # seconds between two readings after which no thread has run, or one has held the interpreter
 
 
 @dataclass(frozen=True, slots=True)
 class ThreadTimes:
-    """Times of the loop's thread, in seconds since it began.
+    """Times of the loop's thread, in seconds since it began."""
 
-    Attributes:
-        now: when they were read, in `time.monotonic()` seconds.
-        cpu, delay: on a processor, and ready but without one.
-        switches: how often it went to sleep.
-        process: on a processor, all threads of the process together.
-        others: on a processor or ready for one, each other thread that runs now, by name."""
-
-    now: float
-    cpu: float
-    delay: float
-    switches: int
-    process: float
-    others: dict[str, float]
+    now: float  # when they were read, in `time.monotonic()` seconds
+    cpu: float  # on a processor
+    delay: float  # ready but without a processor
+    switches: int  # how often it went to sleep
+    process: float  # on a processor, all threads of the process together
+    others: dict[str, float]  # on a processor or ready for one, each other thread that runs now, by name
 
     @classmethod
     def of(cls, thread: int) -> Self | None:
@@ -55,10 +47,8 @@ class ThreadTimes:
         others = {}
         for other in threading.enumerate():
             if other.native_id not in (None, thread, threading.get_native_id()):
-                try:
+                with suppress(OSError, ValueError):  # it has just ended
                     others[other.name] = sum(_schedule(other.native_id or 0))
-                except (OSError, ValueError):  # it has just ended
-                    continue
         return cls(now, cpu, delay, switches, process, others)
 
     @classmethod

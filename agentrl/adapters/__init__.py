@@ -14,7 +14,6 @@ def task_number(sample: Sample) -> int | None:
 
 
 def first_messages(sample: Sample, rules: str, *parts: str) -> list[Message]:
-    """Return the messages of the data's row, and a user message of `rules` and `parts`. A row's plain text replaces
-    `rules`."""
+    """Return the row's messages, and a user message of `rules` and `parts`. A row's plain text replaces `rules`."""
     own, rules = ([], sample.prompt or rules) if isinstance(sample.prompt, str) else (list(sample.prompt), rules)
     return [*own, {"role": "user", "content": "\n\n".join(filter(None, (rules, *parts)))}]

@@ -19,29 +19,20 @@ from agentrl.plugins import load_object
 from agentrl.sample import Message, Sample
 from agentrl.tools.threads import run_in_daemon_thread
 
-MOST_NUMBERS = 256
-"""Most numbers of a Box that are shown as text."""
+MOST_NUMBERS = 256  # most numbers of a Box that are shown as text
 _NUMBER = re.compile(r"(?<![\w.])-?\d+(?!\w|\.\d)")
 _RULES_END = re.compile(r"\n\s*##+ *(?:Information|Arguments|References|Version)")
 
 
 class GymnasiumEnvironment(Environment):
-    """One episode of a Gymnasium environment. Its calls run in threads, one at a time.
-
-    Attributes:
-        env_id: the environment's id.
-        max_turns: the id's step limit."""
+    """One episode of Gymnasium's `env_id`; `max_turns` is its step limit. Its calls run in threads, one at a time."""
 
     env_id: ClassVar[str]
 
     def __init__(self, instructions: str = "", **arguments: Any) -> None:
-        """Keep what `reset` needs.
-
-        Args:
-            instructions: the rules, for the first message; default: the environment's docstring. A row's prompt replaces
-                them.
-            arguments: of `gymnasium.make`, for example `is_slippery=false`. With `render_mode=ansi` the model reads the
-                rendered text below each observation."""
+        """Keep what `reset` needs. `instructions`: the rules, for the first message; default: the environment's docstring.
+        A row's prompt replaces them. `arguments`: of `gymnasium.make`, for example `is_slippery=false`. With
+        `render_mode=ansi` the model reads the rendered text below each observation."""
         self.instructions, self.arguments = instructions, arguments
         self.game: gymnasium.Env[Any, Any] | None = None
         self._one_call = threading.Lock()
@@ -59,7 +50,7 @@ class GymnasiumEnvironment(Environment):
         """Start the episode of the group. The seed is `metadata["task"]`, or else the group's number."""
         self.game = await self._call(self._make)
         observation, _ = await self._call(partial(self.game.reset, seed=task_number(sample)))
-        rules = self.instructions or _rules(self.game)
+        rules = self.instructions or _RULES_END.split(inspect.getdoc(self.game.unwrapped) or "")[0].strip()
         return first_messages(sample, rules, _how_to_answer(self.game.action_space), await self._shown(observation))
 
     async def step(self, turn: Turn) -> Step:
@@ -90,8 +81,7 @@ class GymnasiumEnvironment(Environment):
         self.game = gymnasium.make(self.env_id, **self.arguments)
         if reason := _not_text(self.game.observation_space):
             raise PluginError(f"gymnasium:{self.env_id}: its observations cannot be shown as text: {reason}")
-        if not isinstance(self.game.action_space, (spaces.Discrete, spaces.Text)):
-            found = self.game.action_space
+        if not isinstance(found := self.game.action_space, (spaces.Discrete, spaces.Text)):
             raise PluginError(f"gymnasium:{self.env_id}: its action space is {found}; expected Discrete or Text")
         return self.game
 
@@ -109,10 +99,6 @@ def environment(name: str) -> type[Environment]:
         load_object(f"{module}:__name__", what="--env")
     limit = gymnasium.spec(env_id).max_episode_steps or Environment.max_turns
     return type("GymnasiumEnvironment", (GymnasiumEnvironment,), {"env_id": env_id, "max_turns": limit})
-
-
-def _rules(game: gymnasium.Env[Any, Any]) -> str:
-    return _RULES_END.split(inspect.getdoc(game.unwrapped) or "")[0].strip()
 
 
 def _how_to_answer(space: gymnasium.Space[Any]) -> str:

@@ -17,31 +17,21 @@ from agentrl.envs import Environment, Step, Turn
 from agentrl.errors import EnvFailure, PluginError
 from agentrl.sample import Message, Sample
 
-MOST_BYTES = 100 << 20
-"""Largest message of a server."""
-CLOSE_SECONDS = 5.0
-"""Seconds in which a server must end a session."""
+MOST_BYTES = 100 << 20  # largest message of a server
+CLOSE_SECONDS = 5.0  # seconds in which a server must end a session
 
 
 class OpenEnvEnvironment(Environment):
-    """One session of a server.
-
-    Attributes:
-        url: the server's address.
-        action: JSON schema of the server's actions; known after `setup`.
-        field: the action's only field if it is a text. The model's answer is then this text, else a JSON object."""
+    """One session of a server. The model's answer is the text of the action's only `field`, else a JSON object."""
 
     max_turns = 32
-    url: ClassVar[str]
-    action: ClassVar[dict[str, Any]] = {}
-    field: ClassVar[str | None] = None
+    url: ClassVar[str]  # the server's address
+    action: ClassVar[dict[str, Any]] = {}  # JSON schema of the server's actions; known after `setup`
+    field: ClassVar[str | None] = None  # the action's only field if it is a text
 
     def __init__(self, instructions: str = "", timeout: float = 60.0) -> None:
-        """Keep what `reset` needs.
-
-        Args:
-            instructions: the rules, for the first message; a row's prompt replaces them.
-            timeout: seconds for each answer of the server."""
+        """Keep what `reset` needs. `instructions`: the rules, for the first message; a row's prompt replaces them.
+        `timeout`: seconds for each answer of the server."""
         self.instructions, self.timeout = instructions, timeout
         self.socket: ClientConnection | None = None
 
@@ -118,8 +108,7 @@ class OpenEnvEnvironment(Environment):
             self.socket = await opening  # `_request` has the deadline
         with contextlib.suppress(ConnectionClosed):  # a full server says so before it is asked
             await self.socket.send(json.dumps(message))
-        answer: dict[str, Any] = json.loads(await self.socket.recv())
-        return answer
+        return dict(json.loads(await self.socket.recv()))
 
     def _how_to_answer(self) -> str:
         schema = f"Answer with one JSON object of this schema: {json.dumps(self.action)}"

@@ -19,8 +19,7 @@ from agentrl.data.source import RolloutDataSource
 from agentrl.errors import GraderFailure, PluginError
 from agentrl.rm_hub.grade import Grade
 
-SIZE = 1_000_000
-"""Rows of an epoch, if no dataset's config has a smaller `size`."""
+SIZE = 1_000_000  # rows of an epoch, if no dataset's config has a smaller `size`
 _ENTRY = "reasoning_gym"
 
 
@@ -63,10 +62,7 @@ class _Rows:
 
 def grade(response: str, label: Any, metadata: Mapping[str, Any]) -> Grade:
     """Score the text of the last `<answer>`, or the whole answer if it has none, with the dataset's own function. An answer
-    for which this function raises has score 0.
-
-    Raises:
-        GraderFailure: the row is not one of `ReasoningGymSource`."""
+    for which this function raises has score 0. Raises GraderFailure: the row is not one of `ReasoningGymSource`."""
     if not isinstance(kept := metadata.get(_ENTRY), str):
         what = "--rm-type reasoning_gym grades rows of agentrl.adapters.reasoning_gym:ReasoningGymSource"
         raise GraderFailure(what, kind="grader_no_entry")

@@ -54,30 +54,21 @@ class Tasks:
 
 
 class VerifiersEnvironment(AgentEnvironment):
-    """One episode of a taskset.
+    """One episode of a taskset. `env`, `tasks` and `role` are known after `setup`, `trace` after `act`."""
 
-    Attributes:
-        taskset: the taskset's id.
-        env, tasks, role: the library's environment, the tasks to play, and the name of the agent that the model plays;
-            known after `setup`.
-        trace: the library's record of the episode; known after `act`."""
-
-    taskset: ClassVar[str]
-    env: ClassVar[Any]
-    tasks: ClassVar[Tasks]
-    role: ClassVar[str]
-    trace: Any = None
+    taskset: ClassVar[str]  # the taskset's id
+    env: ClassVar[Any]  # the library's environment
+    tasks: ClassVar[Tasks]  # the tasks to play
+    role: ClassVar[str]  # name of the agent that the model plays
+    trace: Any = None  # the library's record of the episode
     _serving: ClassVar[AsyncExitStack]
     _web: ClassVar[httpx.AsyncClient]
     _playing: asyncio.Task[Any] | None = None
     _key = ""
 
     def __init__(self, select: dict[str, Any] | None = None, **config: Any) -> None:
-        """Accept the arguments that `setup` reads.
-
-        Args:
-            select: the library's `SelectConfig`: which tasks to play.
-            config: fields of the library's `EnvConfig`, for example `taskset` and `agent`."""
+        """Accept the arguments that `setup` reads. `select`: the library's `SelectConfig`: which tasks to play. `config`:
+        fields of the library's `EnvConfig`, for example `taskset` and `agent`."""
 
     @classmethod
     async def setup(cls, args: Any) -> None:

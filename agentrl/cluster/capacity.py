@@ -31,10 +31,8 @@ def over_machines(settings: RunSettings, nodes: Sequence[Mapping[str, float]]) -
     if settings.cluster.num_gpus_per_node or settings.cluster.device != "cuda" or not 0 < most < each:
         return settings
     if each % most:
-        raise SettingsError(
-            f"--rollout-num-gpus-per-engine {each}: machines of {most} GPUs do not share it evenly; use a multiple of {most}, "
-            "or set --num-gpus-per-node"
-        )
+        said = f"--rollout-num-gpus-per-engine {each}: machines of {most} GPUs do not share it evenly"
+        raise SettingsError(f"{said}; use a multiple of {most}, or set --num-gpus-per-node")
     return settings.replace(num_gpus_per_node=most)
 
 
@@ -46,15 +44,13 @@ def bundles(settings: RunSettings) -> list[dict[str, float]]:
     found = [{"CPU": 1.0 + cluster.colocate, **gpu} for _ in range(cluster.world_size)]
     found += [{"CPU": 1.0, **gpu} for _ in range(cluster.critic_world_size)]
     wanted = more_engines(settings) + (0 if cluster.colocate else engines(settings))
-    machines = wanted * cluster.nodes_per_engine
-    return found + [{"CPU": 1.0, **several} for _ in range(machines)]
+    return found + [{"CPU": 1.0, **several} for _ in range(wanted * cluster.nodes_per_engine)]
 
 
 def fitting(settings: RunSettings, has: Mapping[str, float]) -> RunSettings:
     """The settings; or those of the largest run that fits what the cluster `has` by Ray's names, with
     `--allow-fewer-devices` where they do not. Replicas of the model and engines are left out, so that as much as
-    possible of either side stays. Raises SettingsError: too little is there; it says what is needed and what there is.
-    """
+    possible of either side stays. Raises SettingsError: too little is there; names what is needed and what there is."""
     cluster, kind = settings.cluster, "GPU" if settings.cluster.device == "cuda" else "CPU"
     there, trainers, devices = has.get(kind, 0.0), cluster.world_size, cluster.rollout_num_gpus
     if sum(bundle.get(kind, 0.0) for bundle in bundles(settings)) <= there:
@@ -63,7 +59,12 @@ def fitting(settings: RunSettings, has: Mapping[str, float]) -> RunSettings:
     forms = product(range(part, trainers + 1, part), range(each, devices + 1, each))
     fits = [form for form in forms if _needs(settings, kind, *form) <= there]
     if cluster.allow_fewer_devices and fits:
-        return _of(settings, *max(fits, key=lambda form: (min(form[0] / trainers, form[1] / devices), sum(form))))
+        fewer, less = max(fits, key=lambda form: (min(form[0] / trainers, form[1] / devices), sum(form)))
+        per_node = math.gcd(fewer, cluster.actor_num_gpus_per_node)
+        shape = {"actor_num_nodes": fewer // per_node, "actor_num_gpus_per_node": per_node, "rollout_num_gpus": less}
+        if cluster.critic_world_size:
+            shape["critic_num_gpus_per_node"] = cluster.critic_num_gpus_per_node or cluster.actor_num_gpus_per_node
+        return settings.replace(**shape)
     processes = counted(trainers + cluster.critic_world_size, "trainer process", "trainer processes")
     together = " on the same devices" if cluster.colocate else ""
     raise SettingsError(
@@ -83,12 +84,3 @@ def _needs(settings: RunSettings, kind: str, trainers: int, devices: int) -> flo
     own += more_engines(settings) * each
     own = own if kind == "GPU" else own // each * cluster.nodes_per_engine
     return trainers * (1 + (cluster.colocate and kind == "CPU")) + cluster.critic_world_size + own
-
-
-def _of(settings: RunSettings, trainers: int, devices: int) -> RunSettings:
-    cluster = settings.cluster
-    per_node = math.gcd(trainers, cluster.actor_num_gpus_per_node)
-    shape = {"actor_num_nodes": trainers // per_node, "actor_num_gpus_per_node": per_node, "rollout_num_gpus": devices}
-    if cluster.critic_world_size:
-        shape["critic_num_gpus_per_node"] = cluster.critic_num_gpus_per_node or cluster.actor_num_gpus_per_node
-    return settings.replace(**shape)

@@ -50,19 +50,16 @@ class EngineActor:
         self._stack.close()
 
 
-async def start_engine(
-    actors: Sequence[Any], index: int, logs: Path, gpus: Sequence[int] | None
-) -> tuple[str, list[int]]:
+async def start_engine(actors: list[Any], index: int, logs: Path, gpus: Sequence[int] | None) -> tuple[str, list[int]]:
     """Start engine `index` with the actors of its machines; return its address and the process ids. `gpus`: the
     devices, in the order of the machines, if they are those of trainers."""
-    nodes: list[EngineNode | None] = [None]
-    if len(actors) > 1:
-        meeting: str = await value(actors[0].address.remote())
-        nodes = [EngineNode(rank, len(actors), meeting) for rank in range(len(actors))]
-    share = len(gpus or ()) // len(actors)
-    devices = [None if gpus is None else gpus[i * share : (i + 1) * share] for i in range(len(actors))]
-    starting = zip(actors, devices, nodes, strict=True)
-    found = await values([actor.start.remote(index, logs, own, node) for actor, own, node in starting])
+    count, share = len(actors), len(gpus or ()) // len(actors)
+    meeting: str | None = await value(actors[0].address.remote()) if count > 1 else None
+    starting = []
+    for rank, actor in enumerate(actors):
+        own = None if gpus is None else gpus[rank * share : (rank + 1) * share]
+        starting.append(actor.start.remote(index, logs, own, meeting and EngineNode(rank, count, meeting)))
+    found = await values(starting)
     return found[0][0], [pid for _, pid in found]
 
 

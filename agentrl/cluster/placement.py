@@ -1,9 +1,9 @@
 """A run's parts on Ray: engines, rollouts and trainer are started side by side, and stopped together."""
 
-import contextlib
 import os
 import time
 from collections.abc import AsyncIterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import groupby, islice
@@ -29,12 +29,12 @@ from agentrl.run.weights import BroadcastWeights, DiskWeights, SharedWeights, ev
 from agentrl.runfolder import RunFolder
 
 
-@contextlib.asynccontextmanager
+@asynccontextmanager
 async def start(
     settings: RunSettings, folder: RunFolder, resume: Found | None, progress: Progress
 ) -> AsyncIterator[Components]:
     """Start everything, going on from the checkpoint `resume`; stop everything at the end, whatever ends it."""
-    async with contextlib.AsyncExitStack() as stack:
+    async with AsyncExitStack() as stack:
         stack.enter_context(library_output(folder.logs / "ray.log"))
         joined, began = settings.cluster.ray_address, time.monotonic()
         progress.begin(f"joining Ray at {joined}" if joined else "starting Ray")
@@ -45,16 +45,15 @@ async def start(
         settings = over_machines(settings, [node["Resources"] for node in ray.nodes() if node["Alive"]])
         fits = settings if as_asked else fitting(settings, ray.cluster_resources())
         if fits is not settings:
-            c = fits.cluster
-            progress.note(
-                f"--allow-fewer-devices: {counted(c.world_size, 'trainer process', 'trainer processes')} instead of "
-                f"{settings.cluster.world_size}, --rollout-num-gpus {c.rollout_num_gpus} instead of "
-                f"{settings.cluster.rollout_num_gpus}"
-            )
+            less, asked = fits.cluster, settings.cluster
+            trainers = counted(less.world_size, "trainer process", "trainer processes")
+            gpus = f"--rollout-num-gpus {less.rollout_num_gpus} instead of {asked.rollout_num_gpus}"
+            progress.note(f"--allow-fewer-devices: {trainers} instead of {asked.world_size}, {gpus}")
         yield await _Starting(fits, folder, resume, progress, engines(fits), more_engines(fits)).on(stack)
 
 
 _checked: Start = start
+_Addresses = tuple[list[str], dict[str, int | str]]  # of the engines, and of those of `--engine-groups` by name
 
 
 @dataclass(frozen=True)
@@ -69,7 +68,7 @@ class _Starting:
     more: int
     here: str = field(default_factory=os.getcwd)
 
-    async def on(self, stack: contextlib.AsyncExitStack) -> Components:
+    async def on(self, stack: AsyncExitStack) -> Components:
         """All parts; `stack` stops them."""
         s, timeout = self.settings, self.settings.cluster.start_timeout
         total = self.engines + self.more
@@ -84,10 +83,8 @@ class _Starting:
         machines = [self._engine(placement, i) for i in range(total)]
         actors = [actor for each in machines for actor in each]
         stack.push_async_callback(stop_engines, actors)
-        urls: list[str] = list(s.engine.rollout_external_engine_addrs)
-        groups = dict(s.engine.engine_groups)
-        pids: list[int] = []
-        began = time.monotonic()
+        urls, groups = list(s.engine.rollout_external_engine_addrs), dict(s.engine.engine_groups)
+        pids, began = list[int](), time.monotonic()
 
         async def start_trainer() -> None:
             with within(timeout, "starting the trainer"):
@@ -113,45 +110,32 @@ class _Starting:
                 tasks.start_soon(start_trainer)
                 if actors and not s.cluster.colocate:
                     tasks.start_soon(start_engines)
-        await self._load(trainer)
+        if self.resume is not None:
+            since = time.monotonic()
+            self.progress.begin(f"loading the checkpoint of rollout {self.resume.step + 1}")
+            with within(s.cluster.train_timeout, "loading the checkpoint"):
+                await trainer.load(self.resume.path)
+            self.progress.ready("checkpoint loaded", since)
         if actors and s.cluster.colocate:
             if s.cluster.offload_train:
                 await trainer.offload()
             await start_engines()
-        parts, generating = await self._rollouts(stack, trainer, actors, urls, groups, worker)
+        parts, generating = await self._rollouts(stack, trainer, actors, (urls, groups), worker)
         with within(timeout, "asking for process ids"):
             trainers = await values([process.pid.remote() for process in trainer.processes])
         self.folder.write_processes({"driver": [os.getpid()], "trainer": trainers, "engine": pids, **generating})
         return parts
 
-    async def _load(self, trainer: RayTrainer) -> None:
-        if self.resume is None:
-            return
-        began = time.monotonic()
-        self.progress.begin(f"loading the checkpoint of rollout {self.resume.step + 1}")
-        with within(self.settings.cluster.train_timeout, "loading the checkpoint"):
-            await trainer.load(self.resume.path)
-        self.progress.ready("checkpoint loaded", began)
-
     async def _rollouts(
-        self,
-        stack: contextlib.AsyncExitStack,
-        trainer: RayTrainer,
-        actors: Sequence[Any],
-        urls: list[str],
-        groups: dict[str, int | str],
-        worker: Any | None,
+        self, stack: AsyncExitStack, trainer: RayTrainer, actors: Sequence[Any], engines: _Addresses, worker: Any
     ) -> tuple[Components, dict[str, list[int]]]:
         """The parts, and the process that generates, if there is one."""
         self.progress.phase("opening the data")
-        s = self.settings
-        step = None if self.resume is None else self.resume.step
+        s, step = self.settings, None if self.resume is None else self.resume.step
         if worker is None:
-            given = stack.enter_context(without_engines(self.settings, self.folder, step))
-            return Components(given, trainer, None), {}
-        opening = RayRollouts.open(worker, urls, groups, step)
-        with within(self.settings.cluster.start_timeout, "starting the rollout worker"):
-            rollouts = await stack.enter_async_context(opening)
+            return Components(stack.enter_context(without_engines(s, self.folder, step)), trainer, None), {}
+        with within(s.cluster.start_timeout, "starting the rollout worker"):
+            rollouts = await stack.enter_async_context(RayRollouts.open(worker, *engines, step))
         copies, root = s.cluster.update_weight_local_checkpoint_dir, s.cluster.update_weight_disk_dir
         given_to = (self.folder, trainer, rollouts.engines, partial(fetch, actors), copies)
         weights: WeightTransfer = DiskWeights(*given_to, root=root)
@@ -174,18 +158,17 @@ class _Starting:
         self, placement: PlacementGroup, bundles: range, learners: Learners
     ) -> tuple[list[Any], list[RankInfo]]:
         """Processes that train together, in the order of their ranks."""
-        threads, nodes = self.settings.train.train_threads, [_nodes(placement)[bundle] for bundle in bundles]
+        s, nodes = self.settings, [_nodes(placement)[bundle] for bundle in bundles]
         order = rank_order(nodes)
-        local = local_ranks([nodes[at] for at in order])
-        environment = worker_environment(self.settings.engine.admin_api_key)
-        environment |= {"OMP_NUM_THREADS": str(threads)} if threads else {}
-        environment |= self.settings.cluster.train_env_vars
+        environment = worker_environment(s.engine.admin_api_key)
+        environment |= {"OMP_NUM_THREADS": str(s.train.train_threads)} if s.train.train_threads else {}
+        environment |= s.cluster.train_env_vars
         kind: Any = TrainActor
-        gpus = 1 if self.settings.cluster.device == "cuda" else 0
+        gpus, given = int(s.cluster.device == "cuda"), (s, self.here, self.folder.logs, learners)
         options = [_options(placement, bundles[at], gpus, environment) for at in order]
-        given = (self.settings, self.here, self.folder.logs, learners)
         actors = [kind.options(**chosen).remote(*given) for chosen in options]
-        return actors, [RankInfo(rank, len(order), local[rank]) for rank in range(len(order))]
+        local = local_ranks([nodes[at] for at in order])
+        return actors, [RankInfo(rank, len(order), own) for rank, own in enumerate(local)]
 
     def _engine(self, placement: PlacementGroup, index: int) -> list[Any]:
         """The actors of an engine, one on each of its machines."""
@@ -196,10 +179,9 @@ class _Starting:
             ranks = rank_order(nodes[: cluster.world_size])[index * each : (index + 1) * each]
             shares = [list(share) for _, share in groupby(ranks, key=lambda rank: nodes[rank])]
             if len({len(share) for share in shares}) > 1:
-                raise SettingsError(
-                    f"--colocate: engine {index} would lie unevenly on several machines, with trainer processes {shares}; "
-                    f"choose --actor-num-gpus-per-node so that --rollout-num-gpus-per-engine {each} divides it"
-                )
+                said = f"--colocate: engine {index} would lie unevenly on several machines, with trainer processes {shares}"
+                remedy = f"choose --actor-num-gpus-per-node so that --rollout-num-gpus-per-engine {each} divides it"
+                raise SettingsError(f"{said}; {remedy}")
             places = [share[0] for share in shares]  # it has the GPUs of the trainers there
         else:
             first = _trainers(self.settings) + index * cluster.nodes_per_engine
@@ -226,15 +208,12 @@ def _trainers(settings: RunSettings) -> int:
 
 
 def _options(placement: PlacementGroup, bundle: int, gpus: int, environment: dict[str, str]) -> dict[str, Any]:
-    return {
-        "num_cpus": 1,
-        "num_gpus": gpus,
-        "scheduling_strategy": PlacementGroupSchedulingStrategy(placement, placement_group_bundle_index=bundle),
-        "runtime_env": {"env_vars": environment},
-    }
+    strategy = PlacementGroupSchedulingStrategy(placement, placement_group_bundle_index=bundle)
+    needs = {"num_cpus": 1, "num_gpus": gpus, "runtime_env": {"env_vars": environment}}
+    return {**needs, "scheduling_strategy": strategy}
 
 
-@contextlib.asynccontextmanager
+@asynccontextmanager
 async def _placed(settings: RunSettings) -> AsyncIterator[PlacementGroup]:
     """Room for the trainer's ranks, the critic's own, then for the engines."""
     cluster, wanted = settings.cluster, bundles(settings)
@@ -242,10 +221,9 @@ async def _placed(settings: RunSettings) -> AsyncIterator[PlacementGroup]:
     try:
         seconds = cluster.start_timeout if cluster.ray_address else 60
         if not await to_thread.run_sync(placement.wait, seconds, abandon_on_cancel=True):
-            raise SettingsError(
-                f"the cluster has no room for {len(wanted)} processes ({wanted}); it has {ray.available_resources()}; "
-                "lower --actor-num-gpus-per-node, --critic-num-gpus-per-node or --rollout-num-gpus, or join a larger cluster"
-            )
+            said = f"the cluster has no room for {len(wanted)} processes ({wanted}); it has {ray.available_resources()}"
+            lower = "--actor-num-gpus-per-node, --critic-num-gpus-per-node or --rollout-num-gpus"
+            raise SettingsError(f"{said}; lower {lower}, or join a larger cluster")
         yield placement
     finally:
         remove_placement_group(placement)

@@ -4,7 +4,8 @@ import asyncio
 import os
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from functools import partial
 from operator import attrgetter
 from typing import Any, TypeVar
 
@@ -22,8 +23,7 @@ from agentrl.run.rollouts import LedgerRollouts, spare_loaded
 from agentrl.runfolder import RunFolder
 
 T = TypeVar("T")
-_CLOSE_TIMEOUT = 15.0
-"""Seconds that closing the environment, the pool and the ledger may take."""
+_CLOSE_TIMEOUT = 15.0  # seconds that closing the environment, the pool and the ledger may take
 
 
 @ray.remote
@@ -35,9 +35,8 @@ class RolloutActor:
 
         enter_workspace(workspace)
         self._settings, self._folder = settings, folder
-        self._ready, self._stopping = asyncio.Event(), asyncio.Event()
+        self._ready, self._stopping, self._ending = asyncio.Event(), asyncio.Event(), False
         self._calls: set[asyncio.Task[Any]] = set()
-        self._ending = False
 
     async def check(self) -> None:
         """Import the user's code. Raises PluginError: the machine of the rollouts lacks some of it."""
@@ -90,17 +89,8 @@ class RolloutActor:
         batch = await self._breakable(self._rollouts.next_batch(step))
         if batch is None:
             return None, None
-        return batch.payload.with_parts(lambda own: Stored(ray.put(own))), replace(batch, payload=None)
-
-
-@dataclass(frozen=True, slots=True)
-class Stored:
-    """A part of a batch in the object store. A process that calls it fetches it."""
-
-    reference: Any
-
-    def __call__(self) -> Any:
-        return ray.get(self.reference)
+        # A part of a batch lies in the object store. A process that calls it fetches it.
+        return batch.payload.with_parts(lambda own: partial(ray.get, ray.put(own))), replace(batch, payload=None)
 
 
 def rollout_actor(settings: RunSettings, workspace: str, folder: RunFolder) -> Any:
@@ -128,25 +118,20 @@ def _asks(name: str) -> Callable[..., Coroutine[Any, Any, Any]]:
     return ask
 
 
-def _engines(which: str) -> type[WeightSink]:
+def _engines(which: str) -> Any:
     """Make the handle of a pool of engines, which the actor's process controls."""
     names = ("epoch", "join_weight_group", "leave_weight_group", "receive", "offer", "lacks_weights")
     return type("RayEngines", (_Handle, WeightSink), {name: _asks(f"{which}.{name}") for name in names})
 
 
-RayEngines: Any = _engines("engines")
-RayEvalEngines: Any = _engines("eval_engines")
+RayEngines, RayEvalEngines = _engines("engines"), _engines("eval_engines")
 
 
 class RayRollouts(_Handle, Rollouts):
     """The driver's handle; made by `open`. `pid` is the actor's process; `engines` take weight updates."""
 
-    trained = _asks("trained")
-    saving = _asks("saving")
-    checkpointed = _asks("checkpointed")
-    updated = _asks("updated")
-    set_resident_memory = _asks("set_resident_memory")
-    evaluate = _asks("evaluate")
+    trained, saving, checkpointed = _asks("trained"), _asks("saving"), _asks("checkpointed")
+    updated, set_resident_memory, evaluate = _asks("updated"), _asks("set_resident_memory"), _asks("evaluate")
 
     def __init__(self, actor: Any, serving: Any, pid: int) -> None:
         super().__init__(actor, serving)

@@ -21,6 +21,8 @@ from agentrl.run.protocols import ComponentLost
 from agentrl.run.signals import EXIT_CODE, heed_sigterm, interrupted_at_once
 from agentrl.settings import ADMIN_KEY_VARIABLE, API_KEY_VARIABLE
 
+T = TypeVar("T")
+
 
 @contextlib.contextmanager
 def ray_runtime(settings: ClusterSettings, *, cpus: int) -> Iterator[None]:
@@ -31,10 +33,8 @@ def ray_runtime(settings: ClusterSettings, *, cpus: int) -> Iterator[None]:
     if ray.is_initialized():
         here, wanted = ray.get_runtime_context().gcs_address, settings.ray_address
         if wanted not in (None, "auto", here):
-            raise SettingsError(
-                f"--ray-address {wanted}: this process has joined the Ray cluster at {here} already; leave the flag out to "
-                "use that one, or call ray.shutdown() first"
-            )
+            said = f"--ray-address {wanted}: this process has joined the Ray cluster at {here} already"
+            raise SettingsError(f"{said}; leave the flag out to use that one, or call ray.shutdown() first")
         yield
         return
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
@@ -60,15 +60,13 @@ def _start(options: dict[str, Any], attempts: int) -> None:
         try:
             ray.init(**options)
             return
-        except SystemExit as error:
-            # Ray's handler of SIGTERM, which is in place until `ray.init` is done.
+        except SystemExit as error:  # Ray's handler of SIGTERM, which is in place until `ray.init` is done
             raise SystemExit(EXIT_CODE) from error
         except ConnectionError as error:
             said = "no Ray cluster answers there; if it requires a token, set RAY_AUTH_MODE=token"
             raise AgentRLError(f"--ray-address {options['address']}: {said}: {error}") from error
         except Exception as error:
-            # Ray has no type of its own for this one.
-            if "timed out during startup" not in str(error):
+            if "timed out during startup" not in str(error):  # Ray has no type of its own for this one
                 raise
             ray.shutdown()
             if attempt == attempts:
@@ -97,8 +95,8 @@ def library_output(file: Path) -> Iterator[None]:
 
 
 _PASSED = ("HF_HUB_OFFLINE", "AGENTRL_DEBUG", "XDG_CACHE_HOME", "CUDA_DEVICE_MAX_CONNECTIONS", API_KEY_VARIABLE)
+# Variables of communication and of the frameworks, which people set in the shell that starts the run.
 _PASSED_PREFIXES = ("NCCL_", "GLOO_", "TORCH_", "PYTORCH_", "UCX_", "FI_", "NVTE_")
-"""Variables of communication and of the frameworks, which people set in the shell that starts the run."""
 
 
 def worker_environment(admin_key: str | None) -> dict[str, str]:
@@ -130,9 +128,6 @@ def node_address() -> str:
     """This node's address: loopback where it is the whole cluster, else the address that Ray knows it by."""
     alone = sum(node["Alive"] for node in ray.nodes()) == 1
     return "127.0.0.1" if alone else str(ray.util.get_node_ip_address())
-
-
-T = TypeVar("T")
 
 
 async def value(reference: "ObjectRef[T]") -> T:

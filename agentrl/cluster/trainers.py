@@ -57,29 +57,25 @@ def _of_actors(name: str) -> Callable[..., Coroutine[Any, Any, None]]:
 
 
 class RayTrainer(Trainer, WeightSource):
-    """All ranks, in their order; the driver's handle. What the actor's processes and the `critics` of a critic with
-    processes of its own tell each other goes through the object store; they take their optimizer steps at the same
-    time."""
+    """All ranks, in their order; the driver's handle. The actor's processes and the `critics` of a critic with processes
+    of its own exchange data through the object store, and take their optimizer steps at the same time."""
 
     offload, onload, save_hf = _of_actors("offload"), _of_actors("onload"), _of_actors("save_hf")
-    init_weight_group = _of_actors("init_weight_group")
+    init_weight_group, close_weight_group = _of_actors("init_weight_group"), _of_actors("close_weight_group")
     broadcast_weights = _of_actors("broadcast_weights")
-    close_weight_group = _of_actors("close_weight_group")
 
     def __init__(self, actors: Sequence[Any], critics: Sequence[Any] = ()) -> None:
         self.actors, self.critics, self.processes = actors, critics, [*actors, *critics]
 
     async def start(self, ranks: Sequence[RankInfo]) -> None:
         """Start all processes; `ranks` say where each of them stands among its own, but not where they meet."""
-        places: dict[int, tuple[str, int]] = {0: await value(self.actors[0].address.remote())}
-        if self.critics:
-            places[1] = await value(self.critics[0].address.remote())
-        await values(
-            [
-                process.start.remote(RankInfo(r.rank, r.world_size, r.local_rank, *places[i >= len(self.actors)]))
-                for i, (process, r) in enumerate(zip(self.processes, ranks, strict=True))
-            ]
-        )
+        firsts = (self.actors[0], *self.critics[:1])
+        places: list[tuple[str, int]] = [await value(first.address.remote()) for first in firsts]
+        starting = []
+        for at, (process, own) in enumerate(zip(self.processes, ranks, strict=True)):
+            where = RankInfo(own.rank, own.world_size, own.local_rank, *places[at >= len(self.actors)])
+            starting.append(process.start.remote(where))
+        await values(starting)
 
     async def load(self, path: Path) -> None:
         await _call(self.processes, "load", path)

@@ -12,15 +12,11 @@ TEST_PROBLEMS = 200
 def write_prompts(path: Path, problems: Iterable[Problem]) -> Path:
     """One JSON object a line: `prompt` (chat messages), `label` (the exact answer), `metadata.careful`."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    rows = (
-        {
-            "prompt": [{"role": "user", "content": problem.question}],
-            "label": str(problem.answer),
-            "metadata": {"careful": problem.careful},
-        }
-        for problem in problems
-    )
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    with path.open("w", encoding="utf-8") as file:
+        for problem in problems:
+            prompt = [{"role": "user", "content": problem.question}]
+            row = {"prompt": prompt, "label": str(problem.answer), "metadata": {"careful": problem.careful}}
+            file.write(json.dumps(row) + "\n")
     return path
 
 

@@ -25,8 +25,7 @@ from agentrl.tiny import shipped
 EVAL_SET = "held_out"
 LEAST_GAIN = 0.1
 
-Say = Callable[[str], None]
-"""Takes one line of progress; picklable."""
+Say = Callable[[str], None]  # takes one line of progress; picklable
 
 WriteData = Callable[[Path, int], tuple[Path, Path]]
 """`(folder, seed) -> (training file, held-out file)`; the latter is the same for every seed, or a YAML file of several sets."""
@@ -36,24 +35,16 @@ Explain = Callable[[Sample], tuple[str, str]]
 
 @dataclass(frozen=True, slots=True)
 class Example:
-    """Definition of one example.
+    """Definition of one example. `others` has the other models of the run ready in the run's folder, for as long as it
+    lasts, and gives their flags."""
 
-    Attributes:
-        name: of its folder in `runs/`.
-        config: the settings file, from the working directory.
-        model: name of the shipped model to start from.
-        write_data: writes the prompts.
-        goal: success on held-out prompts to end at.
-        others: has the other models of the run ready in the run's folder, for as long as it lasts; gives their flags.
-        explain: the phrase of a failed trajectory's question, and the mistake."""
-
-    name: str
-    config: Path
-    model: str
-    write_data: WriteData
-    goal: float = 0.75
+    name: str  # of its folder in `runs/`
+    config: Path  # the settings file, from the working directory
+    model: str  # name of the shipped model to start from
+    write_data: WriteData  # writes the prompts
+    goal: float = 0.75  # success on held-out prompts to end at
     others: Callable[[Path, Say], AbstractContextManager[Sequence[str]]] = lambda folder, say: nullcontext(())
-    explain: Explain | None = None
+    explain: Explain | None = None  # the phrase of a failed trajectory's question, and the mistake
 
     def main(self) -> None:
         """The example's command line; exits the process."""
@@ -77,10 +68,8 @@ class Example:
             except AgentRLError as error:
                 raise click.ClickException(str(error)) from error
             if not self.learned(success):
-                goal = f"goal: {self.goal:.0%} on held-out questions"
-                click.echo(
-                    "\n".join([f"the model did not learn as expected ({goal})", *self.mistakes(folder)]), err=True
-                )
+                said = f"the model did not learn as expected (goal: {self.goal:.0%} on held-out questions)"
+                click.echo("\n".join([said, *self.mistakes(folder)]), err=True)
                 sys.exit(1)
 
         return main
@@ -140,15 +129,13 @@ def run_example(example: Example, folder: Path, *, seed: int = 0, flags: Sequenc
 
 
 def must_be_new(folder: Path) -> None:
-    """Refuse a folder with something in it; a run given the same folder again would resume. Raises DataError: the
-    folder is not empty."""
+    """Raise DataError for a folder that is not empty; a run given the same folder again would resume."""
     if folder.is_dir() and any(folder.iterdir()):
         raise DataError(f"{folder} is not empty; give the run a new folder")
 
 
 def held_out(folder: Path, name: str) -> list[float]:
-    """A figure of the held-out set at every evaluation of a run, in order. Raises DataError: the run did not evaluate
-    at least twice."""
+    """A figure of the held-out set at every evaluation of a run, in order. Raises DataError: fewer than two evaluations."""
     from agentrl.observability.metrics import read_metrics
     from agentrl.runfolder import METRICS
 

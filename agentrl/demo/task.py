@@ -27,33 +27,23 @@ SHAPES = ("{}*{}+{}", "{}*{}-{}", "{}+{}*{}", "{}*{}")
 _CAREFUL = ("Use the calculator: {}", "Work out {} with care.")
 _CASUAL = ("What is {}?", "Compute {}.", "How much is {}?", "Give the value of {}.")
 PHRASES = _CAREFUL + _CASUAL
-_DRILLS = (
-    *_CAREFUL,
-    "Run {} on the calculator.",
-    "Tool: {}",
-    "Please use the tool to find {}.",
-    "With the calculator, {} is?",
-)
+_ORDERS = ("Run {} on the calculator.", "Tool: {}", "Please use the tool to find {}.", "With the calculator, {} is?")
+_DRILLS = _CAREFUL + _ORDERS
 
-_OPERATIONS: dict[type[ast.operator], Callable[[int, int], int]] = {
-    ast.Add: operator.add,
-    ast.Sub: operator.sub,
-    ast.Mult: operator.mul,
-}
-_MAX_CHARS = 40
-_MAX_VALUE = 10**12
+_OPERATIONS: dict[type, Callable[..., int]] = {ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul}
+_MAX_CHARS, _MAX_VALUE = 40, 10**12
 _EXPRESSION = re.compile(r"\d[\d*+-]*\d")
 _ANSWER = re.compile(r"<answer>\s*(.*?)\s*</answer>", re.DOTALL)
 
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """One problem: the question as asked, its expression, its value, and whether the phrase calls for care."""
+    """One problem."""
 
-    question: str
+    question: str  # as asked
     expression: str
     answer: int
-    careful: bool
+    careful: bool  # the phrase calls for care
 
 
 def evaluate(expression: str) -> int:
@@ -123,8 +113,7 @@ def explain(sample: Sample) -> tuple[str, str]:
     """Name the phrase of a trajectory's question and, as if its answer were wrong, the mistake."""
     question, *said = [message for message in sample.metadata["messages"] if message["role"] != "system"]
     text = str(question["content"])
-    found = _EXPRESSION.search(text)
-    expression = found[0] if found else ""
+    expression = found[0] if (found := _EXPRESSION.search(text)) else ""
     phrase = text.replace(expression, "{}") if expression else text
     calls = [call for message in said for call in message.get("tool_calls") or ()]
     results = [str(message["content"]) for message in said if message["role"] == "tool"]
@@ -149,9 +138,8 @@ def _argument(call: dict[str, Any]) -> dict[str, Any]:
 def make_problem(
     rng: random.Random, split: Split = "train", *, drill: bool = False, phrase: str = "", shape: str = ""
 ) -> Problem:
-    """A random problem out of the operands of `split`. `drill`: take an order to use the tool as often as one of the
-    task's phrases (the skill phase of the warm start). `phrase` and `shape` (of the expression) are random unless
-    given."""
+    """A random problem out of the operands of `split`. `drill`: take an order to use the tool as often as a phrase of the
+    task (the skill phase of the warm start). `phrase` and `shape` (of the expression) are random by default."""
     operands = TRAIN_OPERANDS if split == "train" else HELD_OUT_OPERANDS
     expression = (shape or rng.choice(SHAPES)).format(*rng.choices(operands, k=3))
     phrase = phrase or rng.choice(_DRILLS + _CASUAL if drill else PHRASES)

@@ -21,24 +21,21 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-_ROUNDING: Final = 1e-4
-"""A log-prob of 0 computed as logit - logsumexp in float32 misses 0 by the rounding of the logit."""
+_ROUNDING: Final = 1e-4  # most that a log-prob of 0, logit - logsumexp in float32, misses 0 by
 _LEAST: Final = -3.4e38  # less is not finite in float32
 
 
 @dataclass(frozen=True, slots=True)
 class RequestExpectations:
-    """Bounds that an answer must fit: tokens of the prompt, most tokens to sample, ids of the model; None: not known.
-    `scored` is the end of the prompt whose log-probs the answer must have, `kept` whether it must have kept sets,
-    `routed_from` the first token whose experts it must say. `prompt` has all ids of a prompt with images."""
+    """Bounds that an answer must fit; None: not known."""
 
     prompt_tokens: int
     max_new_tokens: int | None = None
     vocab_size: int | None = None
-    scored: Sequence[int] = ()
-    kept: bool = False
-    routed_from: int | None = None
-    prompt: Sequence[int] | None = None
+    scored: Sequence[int] = ()  # end of the prompt whose log-probs the answer must have
+    kept: bool = False  # the answer must have kept sets
+    routed_from: int | None = None  # first token whose experts the answer must say
+    prompt: Sequence[int] | None = None  # all ids of a prompt with images
 
 
 def parse(raw: bytes, asked: RequestExpectations) -> Generation:
@@ -50,13 +47,11 @@ def parse(raw: bytes, asked: RequestExpectations) -> Generation:
 
 
 def read(answer: Any, asked: RequestExpectations) -> Generation:
-    """The JSON object that `/generate` answered to one prompt with `return_logprob`.
-
-    Raises:
-        EngineRejected: kind `malformed_answer`: a field is missing, has the wrong type, or disagrees with another one or
-            with what was asked; `context_overflow`: the engine had no room for a single token; `no_sampling_mask`,
-            `no_routed_experts`: kept sets or experts were asked for and are not there; `other_prompt`: the engine read
-            another prompt; `engine_error`, `engine_rejected`: the engine ended the request with an error."""
+    """The JSON object that `/generate` answered to one prompt with `return_logprob`. Raises EngineRejected, kind
+    `malformed_answer`: a field is missing, has the wrong type, or disagrees with another one or with what was asked;
+    `context_overflow`: the engine had no room for a single token; `no_sampling_mask`, `no_routed_experts`: kept sets or
+    experts were asked for and are not there; `unknown_token`: an id beyond the vocabulary; `other_prompt`: the engine read
+    another prompt; `engine_error`, `engine_rejected`: the engine ended the request with an error."""
     meta = _get(answer, "meta_info", dict, "")
     finish = _finish_reason(_get(meta, "finish_reason", dict, "meta_info."))
     for old, name in _NOW_CALLED.items():
@@ -69,14 +64,11 @@ def read(answer: Any, asked: RequestExpectations) -> Generation:
     _check_counts(meta, len(ids), asked)
     prompt_log_probs = _scored(meta, asked.scored)
     kept, log_probs = _kept(meta, ids, asked) if asked.kept else (None, log_probs)
-    routed = None if asked.routed_from is None else _routed(meta, len(ids), finish, asked)
+    routed = None if asked.routed_from is None else _routed(meta, len(ids), finish.type == "abort", asked)
     if not ids and finish.type == "length" and asked.max_new_tokens != 0:
-        raise EngineRejected(
-            f"the engine answered a prompt of {asked.prompt_tokens} tokens with no token and finish reason length: its "
-            "context is full (SGLang keeps two places free); compare --rollout-max-context-len with the engine's",
-            status=400,
-            kind="context_overflow",
-        )
+        said = f"the engine answered a prompt of {asked.prompt_tokens} tokens with no token and finish reason length"
+        full = "its context is full (SGLang keeps two places free); compare --rollout-max-context-len with the engine's"
+        raise EngineRejected(f"{said}: {full}", status=400, kind="context_overflow")
     for name in ("output_token_logprobs", "input_token_logprobs", "routed_experts", *_MASK):
         meta.pop(name, None)  # lists a token: costly to keep, and all of it is kept
     version = str(meta.get("weight_version", ""))
@@ -101,18 +93,17 @@ def error_message(body: bytes, status: int = 400) -> str:
     if status == 401:
         return f"{error_message(body)}; --sglang-api-key is what is sent, and --sglang-admin-api-key to control routes"
     try:
-        data = orjson.loads(body)
+        found = orjson.loads(body)
     except orjson.JSONDecodeError:
         return body[:500].decode(errors="replace").strip() or "no message"
-    found: Any = data
     for key in ("error", "message", "detail"):
         if isinstance(found, dict) and key in found:
             found = found[key]
     return str(found)[:500]
 
 
+# SGLang's words for a prompt beyond its context, and for one in the last few places, which it keeps free.
 _TOO_LONG: Final = ("context length", "exceeds the maximum allowed length")
-"""SGLang's words for a prompt beyond its context, and for one in the last few places, which it keeps free."""
 
 
 def error_kind(status: int, message: str) -> str:
@@ -128,11 +119,8 @@ def _finish_reason(data: dict[str, Any]) -> FinishReason:
         malformed("meta_info.finish_reason.type", "'stop', 'length' or 'abort'", kind)
     if isinstance(status := data.get("status_code"), int):
         message = str(data.get("message"))[:500]
-        raise EngineRejected(
-            f"the engine ended the request with status {status}: {message}; its log says more",
-            status=status,
-            kind=error_kind(status, message),
-        )
+        said = f"the engine ended the request with status {status}: {message}; its log says more"
+        raise EngineRejected(said, status=status, kind=error_kind(status, message))
     return FinishReason(cast(FinishType, kind), data.get("matched"))
 
 
@@ -161,9 +149,9 @@ def _scored(meta: dict[str, Any], wanted: Sequence[int]) -> list[float]:
 def _triples(triples: Any, name: str) -> tuple[list[int], list[float]]:
     """Ids and log-probs of `[log-prob, id, text]`, of the right types; log-probs in range."""
     name = f"meta_info.{name}"
-    if not isinstance(triples, list):
-        malformed(name, "a list with one [log-prob, id, text] a token", triples)
     try:
+        if not isinstance(triples, list):
+            raise TypeError
         ids: list[int] = [triple[1] for triple in triples]
         log_probs: list[float] = [triple[0] for triple in triples]
     except (TypeError, IndexError, KeyError):
@@ -176,31 +164,28 @@ def _triples(triples: Any, name: str) -> tuple[list[int], list[float]]:
 
 
 _NUMBERS = {float, int}
-_SPECULATION: Final = ("spec_accept_token_num", "spec_draft_token_num", "spec_verify_ct")
+# SGLang's names for these counts since it tells drafts from the token that every pass gives besides.
 _NOW_CALLED: Final = {
     "spec_accept_token_num": "spec_num_correct_drafts",
     "spec_draft_token_num": "spec_num_proposed_drafts",
 }
-"""SGLang's name for these counts since it tells drafts from the token that every pass gives besides."""
-_COUNTS: Final = ("prompt_tokens", "completion_tokens", "cached_tokens", *_SPECULATION)
+_COUNTS: Final = ("prompt_tokens", "completion_tokens", "cached_tokens", *_NOW_CALLED, "spec_verify_ct")
 
 
 def _check_tokens(ids: list[int], asked: RequestExpectations) -> None:
     if (least := min(ids, default=0)) < 0:
         malformed("meta_info.output_token_logprobs", "ids from 0", least)
     if asked.vocab_size is not None and (most := max(ids, default=0)) >= asked.vocab_size:
-        raise EngineRejected(
-            f"the engine sampled token {most}, and this pool was told of {asked.vocab_size} ids: vocab_size is that of the model's "
-            "embedding (config.json), which may have more ids than its tokenizer; or the engine serves another model",
-            status=BAD_ANSWER,
-            kind="unknown_token",
+        raise unusable(
+            f"the engine sampled token {most}, and this pool was told of {asked.vocab_size} ids: vocab_size is that of the "
+            "model's embedding (config.json), which may have more ids than its tokenizer; or the engine serves another model",
+            "unknown_token",
         )
     if asked.max_new_tokens is not None and len(ids) > asked.max_new_tokens:
         malformed("output_ids", f"at most {asked.max_new_tokens} tokens (max_new_tokens)", f"{len(ids)} tokens")
 
 
-BAD_ANSWER: Final = 502
-"""Status of an answer that was 200 and cannot be used, for code that hands it on."""
+BAD_ANSWER: Final = 502  # status of an answer that was 200 and cannot be used, for code that hands it on
 NO_KEPT_SETS: Final = (
     "the engine does not say what top-p, top-k or min-p left to sample from (return_sampling_mask, SGLang from 0.5.23), "
     "so that its log-probs cannot be trained with; use such a server or --engine embedded, leave --rollout-top-p and "
@@ -213,7 +198,7 @@ def _kept(meta: dict[str, Any], ids: list[int], asked: RequestExpectations) -> t
     """The kept set of each token, and the tokens' log-probs among them."""
     rows, log_probs = (meta.get(name, None if ids else []) for name in _MASK)
     if rows is None or log_probs is None:
-        raise EngineRejected(NO_KEPT_SETS, status=BAD_ANSWER, kind="no_sampling_mask")
+        raise unusable(NO_KEPT_SETS, "no_sampling_mask")
     name, vocabulary = f"meta_info.{_MASK[0]}", range(asked.vocab_size or sys.maxsize)
     try:
         kept = [array("i", row) for row in rows]
@@ -226,21 +211,18 @@ def _kept(meta: dict[str, Any], ids: list[int], asked: RequestExpectations) -> t
     return kept, _triples(triples, _MASK[1])[1]
 
 
-def _routed(
-    meta: dict[str, Any], count: int, finish: FinishReason, asked: RequestExpectations
-) -> NDArray[np.int16] | None:
+def _routed(meta: dict[str, Any], count: int, aborted: bool, asked: RequestExpectations) -> NDArray[np.int16] | None:
     """`Generation.routed`, of SGLang's base64 of little-endian int32 [tokens, layers, experts a token]."""
     import numpy as np
 
     name, text = "meta_info.routed_experts", meta.get("routed_experts")
-    if not count or (text is None and finish.type == "abort"):
+    if not count or (text is None and aborted):
         return None
     if text is None:
-        raise EngineRejected(
+        raise unusable(
             "the engine does not say which experts its tokens went to (return_routed_experts): start SGLang with "
             "--enable-return-routed-experts, use --engine embedded, or leave --use-rollout-routing-replay out",
-            status=BAD_ANSWER,
-            kind="no_routed_experts",
+            "no_routed_experts",
         )
     rows = asked.prompt_tokens + count - 1 - (asked.routed_from or 0)
     try:
@@ -258,13 +240,10 @@ def _check_prompt(count: Any, read: Any, prompt: Sequence[int]) -> None:
     `return_prompt_token_ids` says the count alone, and none if the request was aborted in the queue."""
     if count in (None, len(prompt)) and read in (None, prompt):
         return
-    raise EngineRejected(
-        f"the engine read a prompt of {count} tokens, and ours has {len(prompt)} with its images"
-        f"{', or other ids' if count == len(prompt) else ''}: its model sees no images, its image processor has other limits "
-        "on sizes, or it tokenizes prompts again (docs/engines.md, Images)",
-        status=BAD_ANSWER,
-        kind="other_prompt",
-    )
+    said = f"the engine read a prompt of {count} tokens, and ours has {len(prompt)} with its images"
+    said += ", or other ids" if count == len(prompt) else ""
+    why = "its model sees no images, its image processor has other limits on sizes, or it tokenizes prompts again"
+    raise unusable(f"{said}: {why} (docs/engines.md, Images)", "other_prompt")
 
 
 def _check_counts(meta: dict[str, Any], length: int, asked: RequestExpectations) -> None:
@@ -273,11 +252,8 @@ def _check_counts(meta: dict[str, Any], length: int, asked: RequestExpectations)
             malformed(f"meta_info.{name}", "a whole number from 0", count)
     read = meta.get("prompt_tokens", asked.prompt_tokens)  # absent where the request was aborted in the queue
     if read != asked.prompt_tokens:
-        malformed(
-            "meta_info.prompt_tokens",
-            f"the prompt's {asked.prompt_tokens} tokens (does the server run with --allow-auto-truncate?)",
-            read,
-        )
+        expected = f"the prompt's {asked.prompt_tokens} tokens (does the server run with --allow-auto-truncate?)"
+        malformed("meta_info.prompt_tokens", expected, read)
     if (counted := meta.get("completion_tokens", length)) != length:
         malformed("meta_info.completion_tokens", f"the answer's {length} tokens", counted)
 
@@ -299,13 +275,16 @@ def _spans(data: Any, version: str, length: int) -> tuple[tuple[str, int, int], 
 def _get(data: Any, key: str, want: type[Any], prefix: str) -> Any:
     if not isinstance(data, dict):
         malformed(prefix or "the answer", "a JSON object", data)
-    value = data.get(key)
-    if not isinstance(value, want):
+    if not isinstance(value := data.get(key), want):
         malformed(prefix + key, f"a JSON {want.__name__}", value)
     return value
 
 
 def malformed(where: str, expected: str, came: Any) -> NoReturn:
     """Raise EngineRejected: an answer is not as expected."""
-    said = f"malformed engine answer: {where} should be {expected}, got {came!r:.120}"
-    raise EngineRejected(said, status=BAD_ANSWER, kind="malformed_answer")
+    raise unusable(f"malformed engine answer: {where} should be {expected}, got {came!r:.120}", "malformed_answer")
+
+
+def unusable(message: str, kind: str) -> EngineRejected:
+    """Return the error for an answer that was 200 and cannot be used."""
+    return EngineRejected(message, status=BAD_ANSWER, kind=kind)

@@ -21,32 +21,23 @@ from agentrl.settings import shown
 _log = logging.getLogger(__name__)
 PauseMode = Literal["abort", "in_place", "retract"]
 
-_FLUSH_TIMEOUT = 60.0
-_ABORT_TIMEOUT = 2.0
-_TRY_AGAIN = 1.0
-
-
-_OPEN = ("/model_info", "/server_info", "/v1/tokenize")
-"""Calls that are no control of the server: `--api-key` is theirs, not `--admin-api-key`."""
+_FLUSH_TIMEOUT, _ABORT_TIMEOUT, _TRY_AGAIN = 60.0, 2.0, 1.0
+_FLAT = {"load_format": "flattened_bucket", "flush_cache": True}
+_OPEN = ("/model_info", "/server_info", "/v1/tokenize")  # calls that need `--api-key`, not `--admin-api-key`
 
 
 class EngineClient(EngineState):
-    """The engine at `url`.
-
-    Attributes:
-        places: its requests that may be in flight at once.
-        incarnation: how many times it was out of reach: whatever it had joined before is gone."""
+    """The engine at `url`."""
 
     def __init__(self, url: str, transport: HttpTransport, settings: EngineSettings) -> None:
         super().__init__(url)
-        self.incarnation = 0
-        self.places = anyio.Semaphore(settings.sglang_server_concurrency, fast_acquire=True)
+        self.incarnation = 0  # how many times it was out of reach: whatever it had joined before is gone
+        self.places = anyio.Semaphore(settings.sglang_server_concurrency, fast_acquire=True)  # for requests in flight
         self._transport, self._timeout = transport, settings.engine_control_timeout
-        self._has_update_sessions = True
-        self._calls: set[anyio.CancelScope] = set()
+        self._has_update_sessions, self._calls = True, set[anyio.CancelScope]()
         self._started: Any = None
-        self._given_back: frozenset[str] = frozenset()
         self._adapter: str | None = None
+        self._given_back = frozenset[str]()
 
     def break_off(self) -> None:
         """The engine is out of reach: all calls under way fail."""
@@ -76,15 +67,12 @@ class EngineClient(EngineState):
         """Return true if the server is there, but its scheduler answers nothing for so many seconds; false as soon as it
         answers, or when the server is out of reach."""
         with anyio.move_on_after(seconds) as scope, suppress(EngineUnreachable):
-            while True:
-                if (await self._transport.exchange("GET", self.url + "/health_generate")).status != 503:
-                    break
+            url = f"{self.url}/health_generate"
+            while (await self._transport.exchange("GET", url)).status == 503:  # noqa: ASYNC110 - the server does not tell
                 await anyio.sleep(_TRY_AGAIN)
         return scope.cancelled_caught
 
-    async def _exchange(
-        self, method: str, url: str, body: bytes | None, headers: Headers = None, sink: Sink = None
-    ) -> Reply:
+    async def _exchange(self, method: str, url: str, body: bytes | None, headers: Headers, sink: Sink = None) -> Reply:
         with anyio.CancelScope() as scope:
             self._calls.add(scope)
             try:
@@ -141,11 +129,9 @@ class EngineClient(EngineState):
             return
         info = await self.server_info()
         if info.get("enable_memory_saver") is not True:
-            raise EngineRejected(
-                f"{self.url} cannot give its memory back while the trainer trains; start it with --enable-memory-saver, or "
-                "set --no-offload-rollout",
-                kind="no_memory_saver",
-            )
+            said = f"{self.url} cannot give its memory back while the trainer trains"
+            remedy = "start it with --enable-memory-saver, or set --no-offload-rollout"
+            raise EngineRejected(f"{said}; {remedy}", kind="no_memory_saver")
         if self._started != info.get("startup_time"):
             self._started, self._given_back = info.get("startup_time"), frozenset()
         if back := self._given_back & memory:
@@ -153,11 +139,9 @@ class EngineClient(EngineState):
             self._given_back -= back
         if rest := WHOLE - memory - self._given_back:
             if "weights" in rest and self._adapter and info.get("enable_weights_cpu_backup") is not True:
-                raise EngineRejected(
-                    f"{self.url} would lose the base weights of its adapter: updates send the adapter alone. Start it with "
-                    "--enable-weights-cpu-backup, or set --no-offload-rollout",
-                    kind="no_weights_backup",
-                )
+                said = f"{self.url} would lose the base weights of its adapter: updates send the adapter alone"
+                remedy = "Start it with --enable-weights-cpu-backup, or set --no-offload-rollout"
+                raise EngineRejected(f"{said}. {remedy}", kind="no_weights_backup")
             await self.flush_cache()
             await self._call("POST", "/release_memory_occupation", {"tags": sorted(rest)})
             self._given_back |= rest
@@ -167,13 +151,9 @@ class EngineClient(EngineState):
         if update.adapter is None:
             body = {"model_path": update.folder, "weight_version": version, "flush_cache": flush_cache}
             await self._call("POST", "/update_weights_from_disk", body)
-        else:
-            await self._load_adapter(update.adapter, update.folder, version)
-
-    async def _load_adapter(self, name: str, folder: str, version: str) -> None:
-        """Load an adapter, and let go of the one that it takes the place of."""
-        await self._call("POST", "/load_lora_adapter", {"lora_name": name, "lora_path": folder})
-        before, self._adapter = self._adapter, name
+            return
+        await self._call("POST", "/load_lora_adapter", {"lora_name": update.adapter, "lora_path": update.folder})
+        before, self._adapter = self._adapter, update.adapter
         if before is not None:
             try:
                 await self._call("POST", "/unload_lora_adapter", {"lora_name": before})
@@ -183,14 +163,8 @@ class EngineClient(EngineState):
 
     async def join_group(self, group: WeightGroup, rank: int) -> None:
         """Join a weight group with this engine's ranks, of which `rank` is the first."""
-        body = {
-            "master_address": group.address,
-            "master_port": group.port,
-            "rank_offset": rank,
-            "world_size": group.world_size,
-            "group_name": group.name,
-            "backend": group.backend,
-        }
+        place = {"master_address": group.address, "master_port": group.port, "rank_offset": rank}
+        body = {**place, "world_size": group.world_size, "group_name": group.name, "backend": group.backend}
         await self._call("POST", "/init_weights_update_group", body)
 
     async def leave_group(self, name: str) -> None:
@@ -209,25 +183,13 @@ class EngineClient(EngineState):
 
     async def receive(self, bucket: Bucket, version: str) -> None:
         """Take tensors that their group broadcasts as one flat buffer."""
-        body = {
-            "names": [name for name, _, _ in bucket.tensors],
-            "dtypes": [dtype for _, dtype, _ in bucket.tensors],
-            "shapes": [shape for _, _, shape in bucket.tensors],
-            "group_name": bucket.group,
-            "load_format": "flattened_bucket",
-            "flush_cache": True,
-            "weight_version": version,
-        }
-        await self._call("POST", "/update_weights_from_distributed", body)
+        names, dtypes, shapes = ([spec[part] for spec in bucket.tensors] for part in range(3))
+        tensors = {"names": names, "dtypes": dtypes, "shapes": shapes, "group_name": bucket.group}
+        await self._call("POST", "/update_weights_from_distributed", {**tensors, **_FLAT, "weight_version": version})
 
     async def receive_shared(self, handles: Sequence[str], version: str) -> None:
         """Take tensors from memory that the trainer shares, by handles of `numerics.shared_handle`, one a device."""
-        body = {
-            "serialized_named_tensors": handles,
-            "load_format": "flattened_bucket",
-            "flush_cache": True,
-            "weight_version": version,
-        }
+        body = {"serialized_named_tensors": handles, **_FLAT, "weight_version": version}
         await self._call("POST", "/update_weights_from_tensor", body)
 
     async def end_update(self) -> None:
@@ -260,22 +222,14 @@ class EngineClient(EngineState):
                 headers = None if path in _OPEN else self._transport.control_headers
                 status, raw, *_ = await self._exchange(method, self.url + path, sent, headers)
         except TimeoutError:
-            raise EngineTimeout(
-                f"{path} got no answer from {self.url} within {self._timeout:g} s (--engine-control-timeout)",
-                kind="control_timeout",
-            ) from None
-        answer = _loads(raw)
+            said = f"{path} got no answer from {self.url} within {self._timeout:g} s (--engine-control-timeout)"
+            raise EngineTimeout(said, kind="control_timeout") from None
+        answer: Any = raw.decode(errors="replace") or None  # some control calls answer plain text or nothing
+        with suppress(orjson.JSONDecodeError):
+            answer = orjson.loads(raw)
         if status == 404 and path in ("/model_info", "/server_info"):
             raise self._not_sglang(f"it knows no {path}", status)
         if not 200 <= status < 300 or (isinstance(answer, dict) and answer.get("success") is False):
             said = f"{path} at {self.url} answered {status}: {error_message(raw, status)}"
             raise EngineRejected(said, status=status, kind="control_rejected")
         return answer
-
-
-def _loads(raw: bytes) -> Any:
-    """Some control calls answer plain text or nothing: that is success too."""
-    try:
-        return orjson.loads(raw) if raw else None
-    except orjson.JSONDecodeError:
-        return raw.decode(errors="replace")

@@ -13,13 +13,9 @@ from agentrl.settings import ADMIN_KEY_VARIABLE, API_KEY_VARIABLE
 _CPU_LAUNCHER = Path(__file__).parent / "sglang_cpu" / "launch.py"
 
 _SGLANG_CPU_OPTIONS: Mapping[str, str | int | float | bool | None] = {
-    "device": "cpu",
-    "attention-backend": "torch_native",
-    "sampling-backend": "pytorch",
-    "disable-overlap-schedule": True,
-    "mem-fraction-static": 0.5,
-    "max-total-tokens": 65536,
-}
+    "device": "cpu", "attention-backend": "torch_native", "sampling-backend": "pytorch",
+    "disable-overlap-schedule": True, "mem-fraction-static": 0.5, "max-total-tokens": 65536,
+}  # fmt: skip
 
 # TorchDynamo: without this the first request with penalties or stop strings compiles for half a minute.
 _SGLANG_CPU_ENVIRONMENT = {"SGLANG_USE_CPU_ENGINE": "1", "TORCHDYNAMO_DISABLE": "1"}
@@ -29,18 +25,18 @@ _SGLANG_ENVIRONMENT = {"SGLANG_ENABLE_HEALTH_ENDPOINT_GENERATION": "0"}
 
 
 class EngineNode(NamedTuple):
-    """One machine of an engine: its number, how many there are, and where machine 0 gathers them (`host:port`)."""
+    """One machine of an engine."""
 
     rank: int
-    total: int
-    address: str
+    total: int  # number of machines
+    address: str  # where machine 0 gathers them (`host:port`)
 
 
 class EngineCommand(NamedTuple):
-    """A command to run; `environment` is the whole environment."""
+    """A command to run."""
 
     arguments: tuple[str, ...]
-    environment: Mapping[str, str]
+    environment: Mapping[str, str]  # the whole environment
 
 
 def engine_command(
@@ -56,20 +52,14 @@ def engine_command(
     """The command that serves `model_path` at `host:port`, or one machine's part of it. Raises SettingsError: kind
     `external` starts nothing."""
     where = (model_path, "--host", host, "--port", str(port))
-    environment = dict(os.environ)
-    if gpu_ids is not None:
-        environment["CUDA_VISIBLE_DEVICES"] = ",".join(map(str, gpu_ids))
+    devices = {} if gpu_ids is None else {"CUDA_VISIBLE_DEVICES": ",".join(map(str, gpu_ids))}
+    environment = {**os.environ, **devices}
     if settings.engine == "sglang":
         return _sglang(settings, where, environment, gpus_per_engine, node)
     if settings.engine == "external":
         raise SettingsError("--engine external starts no server; there is no command to build")
-    options: dict[str, object] = {
-        "slots": settings.embedded_slots,
-        "threads": settings.embedded_threads,
-        "dtype": settings.embedded_dtype,
-        "context-length": settings.engine_context_length,
-        "batch_invariant": settings.embedded_deterministic,
-    }
+    options = {"slots": settings.embedded_slots, "threads": settings.embedded_threads, "dtype": settings.embedded_dtype}
+    options |= {"context-length": settings.engine_context_length, "batch_invariant": settings.embedded_deterministic}
     # A command line would show the keys to every user of the machine.
     keys = {API_KEY_VARIABLE: settings.api_key, ADMIN_KEY_VARIABLE: settings.admin_api_key}
     environment |= {name: key for name, key in keys.items() if key is not None}
@@ -77,19 +67,14 @@ def engine_command(
 
 
 def _sglang(
-    settings: EngineSettings,
-    where: tuple[str, ...],
-    environment: dict[str, str],
-    gpus: int,
-    node: EngineNode | None,
+    settings: EngineSettings, where: tuple[str, ...], environment: dict[str, str], gpus: int, node: EngineNode | None
 ) -> EngineCommand:
     cpu = not has_gpu() if settings.sglang_cpu is None else settings.sglang_cpu
     options: dict[str, object] = {"context-length": settings.engine_context_length}
     environment |= _SGLANG_ENVIRONMENT
     if cpu:
         options |= _SGLANG_CPU_OPTIONS
-        environment |= _SGLANG_CPU_ENVIRONMENT
-        environment.setdefault("OMP_NUM_THREADS", "1")
+        environment = {"OMP_NUM_THREADS": "1", **environment, **_SGLANG_CPU_ENVIRONMENT}
     if gpus > 1 and (node or not cpu):
         options["tp-size"] = gpus
     if node:

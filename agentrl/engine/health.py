@@ -32,8 +32,7 @@ from agentrl.settings import shown
 T = TypeVar("T")
 _RESUME_TIMEOUT = 10.0
 _MISSES = 2
-_AGAIN = 0.2
-"""Seconds between two attempts while no engine can be reached."""
+_AGAIN = 0.2  # seconds between two attempts while no engine can be reached
 _log = logging.getLogger(__name__)
 
 
@@ -49,31 +48,24 @@ class EngineFollower(Protocol):
 
 
 class HealthMonitor:
-    """The part of a pool that probes engines and updates their weights. Updates and recoveries never overlap.
-
-    Attributes:
-        followers: other processes that generate at these engines."""
+    """The part of a pool that probes engines and updates their weights. Updates and recoveries never overlap."""
 
     def __init__(
         self, registry: EngineRegistry, settings: EngineSettings, vocab_size: int | None, follows: bool
     ) -> None:
-        self.settings, self.pause_gate, self._follows = settings, PauseGate(), follows
-        self.followers: tuple[EngineFollower, ...] = ()
+        self.settings, self._follows = settings, follows
+        self.pause_gate = PauseGate()  # closed while generation is paused, by `pause`, `hold` or an update
+        self.followers: tuple[EngineFollower, ...] = ()  # other processes that generate at these engines
         self._registry, self._requests = registry, Requests(registry, self.pause_gate, settings, vocab_size)
-        self._updating, self._memory, self._lock = False, WHOLE, anyio.Lock()
-        self._misses: Counter[EngineClient] = Counter()
-        self._said: dict[EngineClient, str] = {}
-        self._looking: set[EngineClient] = set()
-        self._trying: set[EngineClient] = set()
-        self._hung: set[EngineClient] = set()
-        self._blocks = 0
+        self._updating, self._memory, self._lock, self._blocks = False, WHOLE, anyio.Lock(), 0
+        self._misses, self._said = Counter[EngineClient](), dict[EngineClient, str]()
+        self._looking, self._trying, self._hung = (set[EngineClient]() for _ in range(3))
         self._regains: list[anyio.CancelScope] = []
         self._groups: dict[str, dict[EngineClient, int]] = {}
         self._offers, self._offered = anyio.create_memory_object_stream[tuple[str, Handles, anyio.Event]](0)
 
     async def _watch(self) -> None:
-        """Probe all engines as long as the pool is open: after each probe interval, and at once if the registry
-        reports `trouble`."""
+        """Probe all engines while the pool is open: after each probe interval, and at once if there is `trouble`."""
         async with anyio.create_task_group() as group:
             while True:
                 with anyio.move_on_after(self.settings.engine_probe_interval):
@@ -115,15 +107,12 @@ class HealthMonitor:
 
     async def _try_once(self, member: EngineClient) -> None:
         """Mark an engine as lost if it generates nothing, unless an update paused it meanwhile."""
-        blocks = self._blocks
-        hangs = await member.hangs(self.settings.engine_hang_timeout)
+        blocks, limit = self._blocks, self.settings.engine_hang_timeout
+        hangs = await member.hangs(limit)
         self._trying.discard(member)
         if hangs and blocks == self._blocks and member.weights == "current":
-            _log.warning(
-                "%s answers, but generated nothing for %g s (--engine-hang-timeout)",
-                shown(member.url),
-                self.settings.engine_hang_timeout,
-            )
+            url = shown(member.url)
+            _log.warning("%s answers, but generated nothing for %g s (--engine-hang-timeout)", url, limit)
             self._hung.add(member)
             self._registry.lost(member)
 
@@ -143,20 +132,15 @@ class HealthMonitor:
 
     async def leave_weight_group(self, name: str) -> None:
         """Have the engines leave the group, except engines that were lost after they joined."""
-        still = [
-            member for member, incarnation in self._groups.pop(name, {}).items() if member.incarnation == incarnation
-        ]
+        joined = self._groups.pop(name, {}).items()
+        still = [member for member, incarnation in joined if member.incarnation == incarnation]
         await self._registry.all(lambda member: member.leave_group(name), still)
 
     async def receive(self, update: WeightUpdate, version: str) -> None:
-        """Give the engines new weights under the label `version`. Generation resumes then, even if paused before.
-
-        Except for a folder, the call returns only if the trainer sends its part at the same time.
-
-        Raises:
-            EngineFailure: no engine took the folder, or an engine missed another update. The kind is
-                `weight_group_broken` if the engine was lost after it joined. Engines resume with the weights that they
-                have; an engine with incomplete weights gets no requests."""
+        """Give the engines new weights under the label `version`. Generation resumes then, even if paused before. Except
+        for a folder, the call returns only if the trainer sends its part at the same time. Raises EngineFailure: no
+        engine took the folder, or an engine missed another update; kind `weight_group_broken` if it was lost after it
+        joined. Engines resume with the weights that they have; an engine with incomplete weights gets no requests."""
         async with self._alone():
             if isinstance(update, BroadcastUpdate):
                 await self._broadcast(update, version)
@@ -212,18 +196,14 @@ class HealthMonitor:
         self.pause_gate.open()
 
     async def set_resident_memory(self, memory: frozenset[str]) -> None:
-        """Have the engines allocate these parts of their memory (`weights`, `kv_cache`) and free the others.
-
-        Engines generate only while both parts are allocated. Calls in flight keep their tokens and continue afterwards.
-        When freed weights are allocated again, the built-in engine restores their values. SGLang needs an update then.
-
-        Raises:
-            EngineFailure: no engine answers, or an engine refuses: kinds `no_memory_saver`, `no_weights_backup`."""
+        """Have the engines allocate these parts of their memory (`weights`, `kv_cache`) and free the others. Engines
+        generate only while both parts are allocated. Calls in flight keep their tokens and continue afterwards. When freed
+        weights are allocated again, the built-in engine restores their values. SGLang needs an update then. Raises
+        EngineFailure: no engine answers, or an engine refuses: kinds `no_memory_saver`, `no_weights_backup`."""
         async with self._alone(idle=True):
             self._memory = memory
-            _, failures = await self._registry.each(
-                lambda member: member.set_resident_memory(memory), await self._answering()
-            )
+            there = await self._answering()
+            _, failures = await self._registry.each(lambda member: member.set_resident_memory(memory), there)
             if refused := [failure for failure in failures.values() if isinstance(failure, EngineRejected)]:
                 raise refused[0]
 
@@ -297,9 +277,7 @@ class HealthMonitor:
         self._requests.updated(version)
 
     @asynccontextmanager
-    async def _paused(
-        self, members: Iterable[EngineClient], *, strict: bool = False
-    ) -> AsyncIterator[list[EngineClient]]:
+    async def _paused(self, members: Iterable[EngineClient], strict: bool = False) -> AsyncIterator[list[EngineClient]]:
         """Pause the members and empty their caches during the block; yield the members for which both succeeded. With
         `strict`, one failure is an error."""
         members, mode = list(members), self.settings.pause_generation_mode
@@ -312,9 +290,8 @@ class HealthMonitor:
 
         try:
             paused, failures = await self._registry.each(pause, members)
-            idle, more = await self._registry.each(
-                EngineClient.flush_cache, [member for member in paused if not self._frozen(member)]
-            )
+            to_flush = [member for member in paused if not self._frozen(member)]
+            idle, more = await self._registry.each(EngineClient.flush_cache, to_flush)
             ready = [member for member in paused if member in idle or self._frozen(member)]
             failures |= more
             if failures and (strict or not ready):
@@ -366,17 +343,14 @@ class HealthMonitor:
 
 
 def _left_out(failures: Mapping[EngineClient, EngineFailure]) -> None:
+    said = "%s missed a weight update and gets no requests until it has the weights: %s"
     for member, failure in failures.items():
-        _log.warning(
-            "%s missed a weight update and gets no requests until it has the weights: %s", shown(member.url), failure
-        )
+        _log.warning(said, shown(member.url), failure)
 
 
 def _broken(name: str, who: Sequence[str]) -> EngineFailure:
-    return EngineUnreachable(
-        f"weight group {name} has lost {', '.join(who)}; make a new group",
-        kind="weight_group_broken",
-    )
+    said = f"weight group {name} has lost {', '.join(who)}; make a new group"
+    return EngineUnreachable(said, kind="weight_group_broken")
 
 
 def _take(handles: Mapping[EngineClient, Sequence[str]], version: str, member: EngineClient) -> Awaitable[None]:

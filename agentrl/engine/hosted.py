@@ -26,7 +26,6 @@ from agentrl.chat.messages import (
     whole_text,
 )
 from agentrl.engine.answers import error_kind, error_message, malformed
-from agentrl.engine.images import ImageInputs
 from agentrl.engine.pause import PauseGate
 from agentrl.engine.requests import MAX_BACKOFF, busy_or_broken
 from agentrl.engine.settings import EngineSettings
@@ -35,7 +34,6 @@ from agentrl.engine.wire import FinishReason, FinishType, Generation, SamplingPa
 from agentrl.errors import (
     SECRET,
     ContextOverflow,
-    EngineFailure,
     EngineRejected,
     EngineTimeout,
     EngineUnreachable,
@@ -47,35 +45,26 @@ from agentrl.sample import Message
 from agentrl.settings import shown
 
 NO_TOKENS: Final = "a hosted model (--engine openai) gives no token ids and no log-probs"
-KIND: Final = "hosted_no_tokens"
-"""Kind of the failure of code that asks a hosted model for token ids."""
+KIND: Final = "hosted_no_tokens"  # kind of the failure of code that asks a hosted model for token ids
 _PLAIN: Final = {"accept-encoding": "identity"}
 _SENT: Final[tuple[str, ...]] = ("role", "content", "tool_calls", "tool_call_id")
 
 
 @dataclass(frozen=True, slots=True)
 class HostedTurn:
-    """One turn.
+    """One turn."""
 
-    Attributes:
-        generation: how it ended, and the server's counts; without ids.
-        parsed: what the server says it holds. A call whose arguments are no JSON object is broken.
-        message: the turn as the server is shown it again."""
-
-    generation: Generation
-    parsed: ParsedTurn
-    message: Message
+    generation: Generation  # how it ended, and the server's counts; without ids
+    parsed: ParsedTurn  # what the server says it holds; a call whose arguments are no JSON object is broken
+    message: Message  # the turn as the server is shown it again
 
 
 class HostedModel:
-    """The model `hosted_model` at `base_url`; an async context manager, safe for concurrent calls.
-
-    Attributes:
-        name: the model and its address, as they may be shown.
-        pause_gate: whether generating is paused."""
+    """The model `hosted_model` at `base_url`; an async context manager, safe for concurrent calls."""
 
     def __init__(self, settings: EngineSettings, transport: HttpTransport | None = None) -> None:
-        self.name, self.pause_gate = settings.hosted_name or "", PauseGate()
+        self.name = settings.hosted_name or ""  # the model and its address, as they may be shown
+        self.pause_gate = PauseGate()
         self._settings, self._transport = settings, transport or HttpTransport(settings)
         self._url, self._key = normalise_url(settings.base_url or ""), settings.api_key
         self._places = anyio.Semaphore(settings.sglang_server_concurrency)
@@ -102,19 +91,12 @@ class HostedModel:
     async def turn(
         self, messages: Sequence[Message], tools: Sequence[ToolSchema] | None, params: SamplingParams
     ) -> HostedTurn:
-        """Return the turn that follows `messages`.
+        """Return the turn that follows `messages`: the conversation, as `sent` gives it and with the `message` of earlier
+        turns. Of `params` only parameters of the API are sent: temperature, top_p, max_new_tokens, stop and the seed.
 
-        Args:
-            messages: the conversation, as `sent` gives it and with the `message` of earlier turns.
-            tools: what the model may call.
-            params: only parameters of the API are sent: temperature, top_p, max_new_tokens, stop and the seed.
-
-        Raises:
-            EngineTimeout: the deadline passed.
-            EngineUnreachable: no answer came, also not to the retries.
-            EngineRejected: the server refused the request, or its answers could not be read.
-            ContextOverflow: the conversation does not fit the model's context.
-            ModelFailure: the server's content filter ended the turn."""
+        Raises EngineTimeout: the deadline passed. EngineUnreachable: no answer came, also not to the retries.
+        EngineRejected: the server refused the request, or its answers could not be read. ContextOverflow: the
+        conversation does not fit the model's context. ModelFailure: the server's content filter ended the turn."""
         body, seconds = orjson.dumps(self._body(messages, tools, params)), self._settings.engine_request_timeout
         try:
             with self.pause_gate.patience(seconds):
@@ -125,14 +107,7 @@ class HostedModel:
             limit = f"{seconds:g} s (--engine-request-timeout)"
             raise EngineTimeout(f"the hosted model {self.name} gave no turn within {limit}") from None
 
-    async def generate(
-        self,
-        input_ids: Sequence[int],
-        params: SamplingParams,
-        *,
-        session_id: str | None = None,
-        images: ImageInputs | None = None,
-    ) -> Generation:
+    async def generate(self, input_ids: Sequence[int], params: SamplingParams, **_: Any) -> Generation:
         """Refuse. Raises EngineRejected: there is nothing here that reads token ids."""
         raise EngineRejected(f"{NO_TOKENS}, and a prompt of {len(input_ids)} ids was asked for", kind=KIND)
 
@@ -178,26 +153,19 @@ class HostedModel:
                 reply = await self._transport.exchange("POST", f"{self._url}/chat/completions", body, _PLAIN)
                 asked = reply.retry_after
                 return self._read(reply)
-            except EngineUnreachable as error:
-                failure: EngineFailure = error
-            except EngineRejected as error:
-                if not busy_or_broken(error.status):
+            except (EngineUnreachable, EngineRejected) as error:
+                if isinstance(error, EngineRejected) and not busy_or_broken(error.status):
                     raise
-                failure = error
-            self._counts["failed"] += 1
-            # Requests that were refused together come back one by one.
-            await self._wait(failure, left, max(backoff, asked) * random.uniform(1.0, 1.2))
+                self._counts["failed"] += 1
+                if not left:
+                    raise
+                # Requests that were refused together come back one by one.
+                seconds = max(backoff, asked) * random.uniform(1.0, 1.2)
+                if anyio.current_time() + seconds > anyio.current_effective_deadline():
+                    due = f"the next attempt is due in {seconds:.0f} s, after the deadline (--engine-request-timeout)"
+                    raise EngineTimeout(f"{error}; {due}") from error
+            await anyio.sleep(seconds)
             backoff, left = min(2 * backoff, MAX_BACKOFF), left - 1
-
-    async def _wait(self, failure: EngineFailure, left: int, seconds: float) -> None:
-        """Wait before the next attempt. Raises the failure: no attempt is left, or none before the deadline."""
-        if not left:
-            raise failure
-        if anyio.current_time() + seconds > anyio.current_effective_deadline():
-            raise EngineTimeout(
-                f"{failure}; the next attempt is due in {seconds:.0f} s, after the deadline (--engine-request-timeout)"
-            ) from failure
-        await anyio.sleep(seconds)
 
     def _read(self, reply: Reply) -> HostedTurn:
         if self._key:
@@ -211,14 +179,13 @@ class HostedModel:
 
     def _refusal(self, reply: Reply) -> EngineRejected | ContextOverflow:
         message = error_message(reply.body)
-        hint = ""
-        if reply.status == 401:
-            variable = self._settings.hosted_api_key_env
-            hint = f"; the key is read from the environment variable {variable} (--hosted-api-key-env), which is "
-            hint += "set" if self._key else "not set"
-        elif reply.status == 404:
-            hint = "; --base-url usually ends in /v1, and --hosted-model names a model that the server has"
-        kind, said = error_kind(reply.status, message), f"{shown(self._url)} answered {reply.status}: {message}{hint}"
+        there, variable = "set" if self._key else "not set", self._settings.hosted_api_key_env
+        hints = {
+            401: f"; the key is read from the environment variable {variable} (--hosted-api-key-env), which is {there}",
+            404: "; --base-url usually ends in /v1, and --hosted-model names a model that the server has",
+        }
+        kind, said = error_kind(reply.status, message), f"{shown(self._url)} answered {reply.status}: {message}"
+        said += hints.get(reply.status, "")
         if kind == "context_overflow":
             return ContextOverflow(said, kind="engine_context_overflow")
         return EngineRejected(said, status=reply.status, kind=kind)
@@ -227,14 +194,12 @@ class HostedModel:
 def sent(messages: Sequence[Mapping[str, Any]], images: Mapping[str, Image]) -> list[Message]:
     """Messages as the API takes them: without fields that it does not know, with arguments as JSON text, and with images
     for their references. Raises TemplateError: one is no chat message."""
-    found = []
-    for message in normalise_messages(messages):
-        plain = {name: message[name] for name in _SENT if name in message}
-        if calls := plain.get("tool_calls"):
-            plain["tool_calls"] = [_call(call, call.get("id", "")).to_message() for call in calls]
-        if isinstance(parts := plain["content"], list):
-            plain["content"] = [_image_or_text(part, images) for part in parts]
-        found.append(plain)
+    found = [{name: message[name] for name in _SENT if name in message} for message in normalise_messages(messages)]
+    for message in found:
+        if calls := message.get("tool_calls"):
+            message["tool_calls"] = [_call(call, call.get("id", "")).to_message() for call in calls]
+        if isinstance(parts := message["content"], list):
+            message["content"] = [_image_or_text(part, images) for part in parts]
     return found
 
 

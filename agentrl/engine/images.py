@@ -27,12 +27,8 @@ class ImageInputs:
 
     def fields(self, ids: Sequence[int], *, reads_spans: bool) -> tuple[list[int], dict[str, Any]]:
         """Return the ids to send, with one placeholder for each image, and the other fields of the request.
-
-        Args:
-            reads_spans: the engine reads `image_spans`.
-
-        Raises:
-            EngineRejected: kind `sampled_placeholder`: an id outside the spans would be taken for an image."""
+        `reads_spans`: the engine reads `image_spans`. Raises EngineRejected, kind `sampled_placeholder`: an id outside the
+        spans would be taken for an image."""
         sent, places, read = list[int](), list[list[int]](), 0
         for span in self.spans:
             sent += ids[read : span.start + 1]
@@ -41,11 +37,8 @@ class ImageInputs:
         sent += ids[read:]
         placeholder = ids[self.spans[0].start]
         if not reads_spans and sent.count(placeholder) != len(places):
-            raise EngineRejected(
-                f"the prompt has the placeholder of an image, id {placeholder}, where there is no image: the model sampled "
-                "it, and SGLang would look for an image there; --engine embedded can read such a prompt",
-                status=400,
-                kind="sampled_placeholder",
-            )
+            said = f"the prompt has the placeholder of an image, id {placeholder}, where there is no image: the model sampled it"
+            why = "and SGLang would look for an image there; --engine embedded can read such a prompt"
+            raise EngineRejected(f"{said}, {why}", status=400, kind="sampled_placeholder")
         urls = [image.url for image in self.images]
         return sent, {"image_data": urls, "image_spans": places, "return_prompt_token_ids": True}

@@ -37,26 +37,22 @@ async def launch(
     gpu_ids: Sequence[int] | None = None,
     node: EngineNode | None = None,
 ) -> AsyncIterator[list[EngineProcess]]:
-    """Run `count` engines that serve `model_path` for the length of the context; gives them once all are healthy.
-
-    Kind `external` starts nothing, and waits for the given addresses. All engines of a failed launch are stopped.
+    """Run `count` engines that serve `model_path` for the length of the context; gives them once all are healthy. Kind
+    `external` starts nothing, and waits for the given addresses. All engines of a failed launch are stopped. Raises
+    EngineUnreachable: an engine did not come up; kinds `port_taken`, `engine_exited`, `engine_start_timeout`.
+    SettingsError: kind `external` without addresses.
 
     Args:
         first: the number of the first one, where others of the run are launched apart.
         log_dir: folder for `engine_<i>.log`, made if missing.
         host: address to listen on; default the settings'.
         gpu_ids: CUDA devices, `gpus_per_engine` of them an engine in order; default: leave the choice to the engine.
-        node: one engine's part on this machine is started, and `gpu_ids` are those of this machine.
-
-    Raises:
-        EngineUnreachable: an engine did not come up; kinds `port_taken`, `engine_exited`, `engine_start_timeout`.
-        SettingsError: kind `external` without addresses."""
-    if settings.engine == "external":
-        engines = _external(settings)
+        node: one engine's part on this machine is started, and `gpu_ids` are those of this machine."""
+    engines = _external(settings) if settings.engine == "external" else []
+    if engines:
         await _all_healthy(engines, settings)
         yield engines
         return
-    engines = []
     try:
         host = host or settings.engine_host
         reach = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(host, host)
@@ -80,17 +76,14 @@ async def launch(
 async def check_launch(
     settings: EngineSettings, count: int, local: bool = True, sampling_support: bool = False
 ) -> None:
-    """Look, without starting anything, for what `launch` would only find out late.
+    """Look, without starting anything, for what `launch` of `count` engines would only find out late. Raises
+    SettingsError: kind `external` without addresses or kept sets, or an interpreter that is not there.
+    EngineUnreachable: nothing listens at an external address, or a port is taken. EngineRejected: a hosted model's
+    server wants another key.
 
     Args:
-        count: number of engines.
         local: the engines will run on this machine, so that the ports they are to have can be tried.
-        sampling_support: the engines must report what truncated sampling left to sample from; others are asked when they play.
-
-    Raises:
-        SettingsError: kind `external` without addresses or kept sets, or an interpreter that is not there.
-        EngineUnreachable: nothing listens at an external address, or a port is taken.
-        EngineRejected: a hosted model's server wants another key."""
+        sampling_support: the engines must report what truncated sampling left to sample from; others are asked when they play."""
     if settings.engine == "openai":
         async with HostedModel(settings) as hosted:
             await hosted.check()
@@ -102,13 +95,12 @@ async def check_launch(
                     await _look_at(EngineClient(engine.url, transport, settings), sampling_support)
     elif local:
         _ports(settings, settings.engine_host, count)
-        if settings.engine == "sglang" and settings.engine_python and shutil.which(settings.engine_python) is None:
-            raise SettingsError(f"--engine-python {settings.engine_python}: no such program")
-        if settings.engine == "sglang" and settings.engine_python is None and find_spec("sglang") is None:
-            raise SettingsError(
-                f"--engine sglang: SGLang is not installed beside agentrl; {install('sglang')}, or give the Python of "
-                "an environment that has it as --engine-python"
-            )
+        python, sglang = settings.engine_python, settings.engine == "sglang"
+        if sglang and python and shutil.which(python) is None:
+            raise SettingsError(f"--engine-python {python}: no such program")
+        if sglang and python is None and find_spec("sglang") is None:
+            said = f"--engine sglang: SGLang is not installed beside agentrl; {install('sglang')}"
+            raise SettingsError(f"{said}, or give the Python of an environment that has it as --engine-python")
 
 
 async def _look_at(engine: EngineClient, sampling_support: bool) -> None:
@@ -116,11 +108,9 @@ async def _look_at(engine: EngineClient, sampling_support: bool) -> None:
     try:
         options = await engine.server_info()
     except EngineUnreachable as error:
-        raise EngineUnreachable(
-            f"no engine answers at {engine.url} (--rollout-external-engine-addrs): {error}; "
-            "start the server first, or correct the address",
-            kind="external_unreachable",
-        ) from error
+        said = f"no engine answers at {engine.url} (--rollout-external-engine-addrs): {error}"
+        remedy = "start the server first, or correct the address"
+        raise EngineUnreachable(f"{said}; {remedy}", kind="external_unreachable") from error
     except EngineFailure:
         return
     if sampling_support and "sampling_mask_max_tokens" not in options:
@@ -159,10 +149,8 @@ def _bind(host: str, port: int) -> socket.socket:
     except OSError as error:
         if error.errno != errno.EADDRINUSE:
             raise SettingsError(f"cannot listen: {error.strerror}; choose another --engine-host") from error
-        raise EngineUnreachable(
-            f"port {port} on {host} is taken by another process; choose another --engine-port-base or leave it out",
-            kind="port_taken",
-        ) from error
+        said = f"port {port} on {host} is taken by another process; choose another --engine-port-base or leave it out"
+        raise EngineUnreachable(said, kind="port_taken") from error
 
 
 async def _all_healthy(engines: Sequence[EngineProcess], settings: EngineSettings) -> None:

@@ -9,13 +9,10 @@ import anyio
 
 
 class PauseGate:
-    """Open at first; `close` holds generating, `open` lets it go on.
-
-    Attributes:
-        closed: generating is held."""
+    """Open at first; `close` holds generating, `open` lets it go on."""
 
     def __init__(self) -> None:
-        self.closed = False
+        self.closed = False  # generating is held
         self._seconds = 0.0
         self._opened, self._between = anyio.Event(), anyio.Event()
         self._opened.set()

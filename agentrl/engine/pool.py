@@ -20,6 +20,7 @@ from agentrl.engine.client import EngineClient
 from agentrl.engine.health import HealthMonitor
 from agentrl.engine.images import ImageInputs
 from agentrl.engine.registry import EngineRegistry
+from agentrl.engine.requests import GenerateCall
 from agentrl.engine.settings import EngineSettings
 from agentrl.engine.transport import HttpTransport, Reply, Sink, beside
 from agentrl.engine.wire import Generation, SamplingParams
@@ -38,10 +39,7 @@ class EnginePool(HealthMonitor):
             in a prompt would crash an SGLang server. None if unknown: ids are not checked.
         transport: HTTP connections, open as long as the pool is used; by default the pool opens its own.
         temperatures: the run's temperatures. The pool warns once if a request uses others; empty: never.
-        follows: another process updates and repairs the engines; it calls `hold` and `release`.
-
-    Attributes:
-        pause_gate: closed while generation is paused, by `pause`, `hold` or an update."""
+        follows: another process updates and repairs the engines; it calls `hold` and `release`."""
 
     def __init__(
         self,
@@ -113,10 +111,8 @@ class EnginePool(HealthMonitor):
         """Check that no engine reports a model without vision. Raises as `model_info`; EngineRejected: kind `blind`."""
         for url, info in zip(self.urls, await self.model_info(), strict=True):
             if info.get("has_image_understanding") is False:
-                raise EngineRejected(
-                    f"{url} serves a model without vision, but prompts have images; serve it with its vision tower",
-                    kind="blind",
-                )
+                said = f"{url} serves a model without vision, but prompts have images; serve it with its vision tower"
+                raise EngineRejected(said, kind="blind")
 
     async def check_present(self) -> dict[str, Any]:
         """Wait for an engine, check all that answer, and return the `/model_info` of the first. The others get no
@@ -125,9 +121,8 @@ class EnginePool(HealthMonitor):
         found, failures = await self._registry.each(EngineClient.model_info, await self._answering())
         if not found:
             raise next(iter(failures.values()))
-        infos = {member.url: info for member, info in found.items()}
-        _check_alike(infos)
-        return next(iter(infos.values()))
+        _check_alike({member.url: info for member, info in found.items()})
+        return next(iter(found.values()))
 
     async def generate(
         self,
@@ -157,26 +152,22 @@ class EnginePool(HealthMonitor):
                 update. After the first event a failed request is not sent again.
             images: the prompt's images.
 
-        Raises:
-            EngineTimeout: the deadline passed.
-            EngineUnreachable: no engine gave an answer within `engine_max_retries` retries.
-            EngineRejected: the engine refused the request (`status`), or its answer is malformed or does not fit the
-                request; kind `context_overflow` if the prompt or the answer exceeds the context, `other_prompt` if the
-                engine read the images differently."""
-        name = rid or uuid.uuid4().hex
-        if self.temperatures and params.max_new_tokens != 0:
-            self._check_sampling(params.sampled_otherwise(self.temperatures))
+        Raises EngineTimeout: the deadline passed. EngineUnreachable: no engine gave an answer within
+        `engine_max_retries` retries. EngineRejected: the engine refused the request (`status`), or its answer is
+        malformed or does not fit the request; kind `context_overflow` if the prompt or the answer exceeds the context,
+        `other_prompt` if the engine read the images differently."""
+        sampled = self.temperatures and params.max_new_tokens != 0
+        if sampled and (otherwise := params.sampled_otherwise(self.temperatures)):
+            self._registry.counts["sampled_otherwise"] += 1
+            if not self._told:
+                self._told = True
+                _log.warning(
+                    f"a request samples with {otherwise}, unlike the run (temperature {self.temperatures[0]:g}): training "
+                    "computes other log-probs for its tokens; give these tokens loss mask 0"
+                )
+        call = GenerateCall(rid or uuid.uuid4().hex, session_id, extra, images, sink)
         with self._within(deadline, f"a prompt of {len(input_ids)} tokens"):
-            return await self._requests.generate(name, input_ids, params, session_id, scored, extra, sink, images)
-
-    def _check_sampling(self, otherwise: str) -> None:
-        if otherwise and not self._told:
-            self._told = True
-            _log.warning(
-                f"a request samples with {otherwise}, unlike the run (temperature {self.temperatures[0]:g}): training "
-                "computes other log-probs for its tokens; give these tokens loss mask 0"
-            )
-        self._registry.counts["sampled_otherwise"] += bool(otherwise)
+            return await self._requests.generate(call, input_ids, params, scored)
 
     async def relay(
         self,
@@ -193,7 +184,7 @@ class EnginePool(HealthMonitor):
         receives an answer of status 200 in parts. After the first part, the request is not sent again: an update or a
         failure ends the answer. All else is as with `generate`."""
         with self._within(deadline, path):
-            return await self._requests.relay(rid or uuid.uuid4().hex, path, body, session_id, sink)
+            return await self._requests.relay(GenerateCall(rid or uuid.uuid4().hex, session_id, sink=sink), path, body)
 
     @contextmanager
     def _within(self, deadline: float | None, what: str) -> Iterator[None]:
@@ -205,27 +196,19 @@ class EnginePool(HealthMonitor):
             raise EngineTimeout(f"no answer to {what} within {seconds:g} s") from None
 
     async def log_probs(
-        self,
-        ids: Sequence[int],
-        count: int,
-        *,
-        session_id: str | None = None,
-        images: ImageInputs | None = None,
+        self, ids: Sequence[int], count: int, *, session_id: str | None = None, images: ImageInputs | None = None
     ) -> list[float]:
         """Return natural log-probs of the last `count` of `ids`, each given all ids before it. Nothing is sampled. The
         temperature is 1: SGLang scales only the log-probs of sampled tokens. Raises EngineTimeout, EngineUnreachable,
         EngineRejected: as `generate`."""
         if not 0 < count < len(ids):
-            raise ValueError(
-                f"log-probs of the last {count} of {len(ids)} tokens: expected at least 1, and another token before"
-            )
+            said = f"log-probs of the last {count} of {len(ids)} tokens"
+            raise ValueError(f"{said}: expected at least 1, and another token before")
         params = SamplingParams(temperature=1.0, max_new_tokens=0)
-        got = await self.generate(ids, params, session_id=session_id, scored=count, images=images)
-        return got.prompt_log_probs
+        return (await self.generate(ids, params, session_id=session_id, scored=count, images=images)).prompt_log_probs
 
     async def abort(self, rid: str) -> None:
-        """Abort the request `rid`: its `generate` returns the tokens so far, with finish type `abort`. An unknown or
-        finished id does nothing."""
+        """End request `rid`: `generate` returns the tokens so far, finish type `abort`. An unknown id does nothing."""
         if rid in self._requests.live:
             await self._requests.abort(rid)
         else:
@@ -233,15 +216,12 @@ class EnginePool(HealthMonitor):
 
     def figures(self) -> dict[str, float]:
         """Return metrics since the last call. Numbers: engines `ready`, mean requests `in_flight`, times an engine was
-        `lost`, `failed` attempts, and requests `sampled_otherwise`. `prefix_cache_hit_rate`: share of prompt tokens
-        that were cached."""
+        `lost`, `failed` attempts, and requests `sampled_otherwise`. `prefix_cache_hit_rate`: share of cached tokens."""
         counts, self._registry.counts = self._registry.counts, Counter()
         return {
             "engines/ready": float(sum(member.weights == "current" for member in self.members)),
             "engines/in_flight": self._requests.mean_in_flight(),
-            "engines/lost": float(counts["lost"]),
-            "engines/failed": float(counts["failed"]),
-            "engines/sampled_otherwise": float(counts["sampled_otherwise"]),
+            **{f"engines/{name}": float(counts[name]) for name in ("lost", "failed", "sampled_otherwise")},
             "engines/prefix_cache_hit_rate": counts["cached_tokens"] / max(counts["prompt_tokens"], 1),
         }
 
@@ -281,11 +261,9 @@ def _check_alike(infos: Mapping[str, dict[str, Any]]) -> None:
     first, expected = next(iter(kinds.items()))
     for url, kind in kinds.items():
         if differs := sorted(name for name in kind.keys() & expected.keys() if kind[name] != expected[name]):
-            raise EngineRejected(
-                f"{url} serves another model than {first}: {differs[0]} is {kind[differs[0]]!r}, expected "
-                f"{expected[differs[0]]!r}; all engines of a pool must serve the model of this run",
-                kind="other_model",
-            )
+            wrong = f"{differs[0]} is {kind[differs[0]]!r}, expected {expected[differs[0]]!r}"
+            said = f"{url} serves another model than {first}: {wrong}; all engines of a pool must serve the model of this run"
+            raise EngineRejected(said, kind="other_model")
 
 
 def vocabulary(info: dict[str, Any]) -> dict[str, Any]:

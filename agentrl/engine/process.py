@@ -12,6 +12,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import count
 from pathlib import Path
+from typing import Any
 
 import anyio
 
@@ -22,9 +23,7 @@ from agentrl.engine.transport import HttpTransport
 from agentrl.errors import EngineUnreachable
 
 _GUARD = Path(parent_watchdog.__file__)
-_STOP_GRACE = 10.0
-_POLL_EVERY = 0.1
-_PROBE_TIMEOUT = 5.0
+_STOP_GRACE, _POLL_EVERY, _PROBE_TIMEOUT = 10.0, 0.1, 5.0
 _LOG_TAIL = 4000
 _log = logging.getLogger(__name__)
 
@@ -45,16 +44,10 @@ class EngineProcess:
         assert self.log_path is not None
         command = self.command(int(self.url.rpartition(":")[2]))
         self.log_path.parent.mkdir(parents=True, exist_ok=True)
-        prefix = (sys.executable, "-I", "-S", str(_GUARD), str(os.getpid()))
+        guarded = (sys.executable, "-I", "-S", str(_GUARD), str(os.getpid()), *command.arguments)
+        options: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stderr": subprocess.STDOUT, "start_new_session": True}
         with self.log_path.open("wb" if self._process is None else "ab") as log:
-            self._process = subprocess.Popen(
-                (*prefix, *command.arguments),
-                env=dict(command.environment),
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-            )
+            self._process = subprocess.Popen(guarded, env=dict(command.environment), stdout=log, **options)
         self.pid = self._process.pid
 
     def poll(self) -> int | None:
@@ -109,26 +102,19 @@ async def healthy(engine: EngineProcess, transport: HttpTransport, timeout: floa
                         return
                     last = f"/health answered {code}" if code else last
             await anyio.sleep(_POLL_EVERY)
-        raise EngineUnreachable(
-            f"the engine for {engine.url} ended with status {status} while starting; its log {engine.log_path} ends:\n"
-            f"{engine.log_tail()}",
-            kind="engine_exited",
-        )
+        tail = f"its log {engine.log_path} ends:\n{engine.log_tail()}"
+        said = f"the engine for {engine.url} ended with status {status} while starting; {tail}"
+        raise EngineUnreachable(said, kind="engine_exited")
     tail = f"; its log {engine.log_path} ends:\n{engine.log_tail()}" if engine.log_path else ""
-    raise EngineUnreachable(
-        f"the engine at {engine.url} was not healthy within {timeout:g} s (--engine-start-timeout): {last}{tail}",
-        kind="engine_start_timeout",
-    )
+    said = f"the engine at {engine.url} was not healthy within {timeout:g} s (--engine-start-timeout): {last}{tail}"
+    raise EngineUnreachable(said, kind="engine_start_timeout")
 
 
 def _listens(engine: EngineProcess) -> bool:
     """Return true if the address is known; a server that was given port 0 writes the port that it took into its log."""
-    if not engine.url.endswith(":0"):
-        return True
-    said = re.search(r"^ready on \S+:(\d+)$", engine.log_tail(), re.MULTILINE)
-    if said:
+    if engine.url.endswith(":0") and (said := re.search(r"^ready on \S+:(\d+)$", engine.log_tail(), re.MULTILINE)):
         engine.url = engine.url.removesuffix("0") + said[1]
-    return said is not None
+    return not engine.url.endswith(":0")
 
 
 async def supervise(engines: Sequence[EngineProcess], settings: EngineSettings) -> None:

@@ -19,23 +19,16 @@ T = TypeVar("T")
 
 
 class EngineRegistry(LoadBalancer[EngineClient]):
-    """Members come by `join` and go by `leave`, in any number; `version` is None before the first update.
-
-    Attributes:
-        version: label of the weights that are sampled from.
-        folder: these weights, if they were sent as a folder.
-        lost_at: when a member was last lost, on the event loop's clock.
-        counts: what happened, by name.
-        trouble: set when a member should be looked at before the next probe."""
+    """Members come by `join` and go by `leave`, in any number."""
 
     def __init__(self, transport: HttpTransport, settings: EngineSettings) -> None:
         super().__init__()
-        self.version: str | None = None
-        self.folder: DiskUpdate | None = None
-        self.lost_at = 0.0
-        self.counts: Counter[str] = Counter()
-        self._transport, self._settings = transport, settings
-        self._changed, self.trouble = anyio.Event(), anyio.Event()
+        self.version: str | None = None  # label of the weights that are sampled from; None before the first update
+        self.folder: DiskUpdate | None = None  # these weights, if they were sent as a folder
+        self.lost_at = 0.0  # when a member was last lost, on the event loop's clock
+        self.counts: Counter[str] = Counter()  # what happened, by name
+        self.trouble = anyio.Event()  # set when a member should be looked at before the next probe
+        self._transport, self._settings, self._changed = transport, settings, anyio.Event()
 
     def join(self, url: str) -> EngineClient:
         """A new member; when weights were sent before, it must have them before it gets requests."""

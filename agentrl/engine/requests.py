@@ -21,22 +21,21 @@ from typing import Any, Final, TypeVar
 import anyio
 import orjson
 
-from agentrl.engine.answers import BAD_ANSWER, RequestExpectations, error_kind, error_message, parse
+from agentrl.engine.answers import RequestExpectations, error_kind, error_message, parse, unusable
 from agentrl.engine.client import EngineClient
 from agentrl.engine.images import ImageInputs
 from agentrl.engine.pause import PauseGate
 from agentrl.engine.registry import EngineRegistry
 from agentrl.engine.settings import EngineSettings
-from agentrl.engine.transport import Reply, Sink
+from agentrl.engine.transport import Body, Reply, Sink
 from agentrl.engine.wire import FinishReason, Generation, SamplingParams, encode, join
 from agentrl.errors import EngineFailure, EngineRejected, EngineUnreachable
 
-ROUTING_HEADER: Final = "X-SMG-Routing-Key"
-"""Header by which SGLang's routers keep a session on one worker."""
+ROUTING_HEADER: Final = "X-SMG-Routing-Key"  # header by which SGLang's routers keep a session on one worker
 
 MAX_BACKOFF = 10.0
+# Kinds of failures that a retry would repeat.
 _FINAL = frozenset({"versions_unknown", "no_sampling_mask", "no_routed_experts", "other_prompt"})
-"""Kinds of failures that a retry would repeat."""
 _UNSENT = Reply(0, b"")
 _UNFINISHED = re.compile(rb'"finish_reason"\s*:\s*null')
 _ABORTED = re.compile(rb'"(?:finish_reason|type)"\s*:\s*"abort"')
@@ -45,22 +44,20 @@ T = TypeVar("T")
 
 @dataclass(slots=True, eq=False)
 class GenerateCall:
-    """One call of `generate` or `relay`. `member` and `rid` are the engine and the id of its current request. `extra`
-    has more fields of the request; if it is given, answers keep their raw form. `sink` takes the parts of a stream.
-    After its first part (`begun`) a call is not sent again. `collects` is set if the last event is the answer."""
+    """One call of `generate` or `relay`."""
 
-    rid: str
+    rid: str  # id of its current request
     session_id: str | None
-    extra: Mapping[str, Any] | None = None
-    member: EngineClient | None = None
+    extra: Mapping[str, Any] | None = None  # more fields of the request; if given, answers keep their raw form
+    images: ImageInputs | None = None
+    sink: Sink = None  # takes the parts of a stream
+    collects: bool = False  # the last event is the answer
+    begun: bool = False  # the first part was passed on: the call is not sent again
+    member: EngineClient | None = None  # engine of its current request
     aborted: bool = False
     interrupted: bool = False
     versions: set[str | None] = field(default_factory=set)
     waiting: anyio.CancelScope = field(default_factory=anyio.CancelScope)
-    sink: Sink = None
-    begun: bool = False
-    collects: bool = False
-    images: ImageInputs | None = None
 
     def part(self, part: Reply) -> None:
         """Pass on a part of a stream."""
@@ -106,23 +103,11 @@ class Requests:
         self._vocab_size, self._sent, self._idle = vocab_size, 0, anyio.Event()
         self._request_seconds, self._counted, self._since = 0.0, time.monotonic(), time.monotonic()
 
-    async def generate(
-        self,
-        name: str,
-        ids: Sequence[int],
-        params: SamplingParams,
-        session: str | None,
-        scored: int = 0,
-        extra: Mapping[str, Any] | None = None,
-        sink: Sink = None,
-        images: ImageInputs | None = None,
-    ) -> Generation:
-        """Return the whole answer over all interruptions, with log-probs of the last `scored` ids. Sets no deadline. `sink`
-        takes the events until the answer is whole or interrupted."""
-        parts: list[Generation] = []
-        with self._under_way(name, session, extra) as call:
-            call.images = images
-            call.sink, call.collects = sink, sink is not None
+    async def generate(self, call: GenerateCall, ids: Sequence[int], params: SamplingParams, scored: int) -> Generation:
+        """Return the whole answer over all interruptions, with log-probs of the last `scored` ids. Sets no deadline. The
+        call's `sink` takes the events until the answer is whole or interrupted."""
+        parts, call.collects = list[Generation](), call.sink is not None
+        with self._under_way(call):
             while not parts or parts[-1].finish_reason.type == "abort":
                 if parts and not call.aborted and (params.json_schema or params.regex):
                     if call.begun:
@@ -131,19 +116,16 @@ class Requests:
                 if parts:
                     call.sink, call.collects, call.begun = None, False, False
                 sampled = [id_ for part in parts for id_ in part.ids]
-                rest = _routed_on(params.after(len(sampled)), parts)
+                rest = params.after(len(sampled), sum(len(part.routed) for part in parts if part.routed is not None))
                 got = await self._part(call, [*ids, *sampled] if sampled else ids, rest, scored)
                 parts.append(replace(got, finish_reason=_finish(got, rest)))
         answer = join(parts, len(ids))
         self._registry.counts.update(prompt_tokens=len(ids), cached_tokens=answer.cached_tokens)
         return answer
 
-    async def relay(
-        self, name: str, path: str, body: Mapping[str, Any] | None, session: str | None, sink: Sink
-    ) -> Reply:
-        """Return any member's answer to POST `path` (GET if there is no body), whole or to `sink`. Sets no deadline."""
-        with self._under_way(name, session) as call:
-            call.sink = sink
+    async def relay(self, call: GenerateCall, path: str, body: Body) -> Reply:
+        """Return any member's answer to POST `path` (GET if there is no body), whole or to a sink. Sets no deadline."""
+        with self._under_way(call):
             while True:
                 reply = await self._anywhere(call, path, body, partial(self._fine, call))
                 if call.aborted or not (call.interrupted and _ABORTED.search(reply.body)):
@@ -151,16 +133,14 @@ class Requests:
         raise EngineRejected(f"{path}: the request was aborted before it was sent", status=400, kind="aborted")
 
     @contextmanager
-    def _under_way(
-        self, name: str, session: str | None, extra: Mapping[str, Any] | None = None
-    ) -> Iterator[GenerateCall]:
+    def _under_way(self, call: GenerateCall) -> Iterator[None]:
         """Register a new call. If the call is aborted before it is sent, the context ends at once."""
-        if name in self.live:
+        if (name := call.rid) in self.live:
             raise EngineRejected(f"a request with the id {name!r:.100} is under way already", status=400, kind="rid")
-        call = self.live[name] = GenerateCall(name, session, extra)
+        self.live[name] = call
         try:
             with call.waiting:
-                yield call
+                yield
         finally:
             del self.live[name]
 
@@ -197,13 +177,8 @@ class Requests:
         start, sent, more = len(ids) - scored, ids, dict[str, Any]()
         if call.images is not None:
             sent, more = call.images.fields(ids, reads_spans=self._settings.engine == "embedded")
-        payload = {
-            **(call.extra or {}),
-            **more,
-            "return_logprob": True,
-            "sampling_params": params.to_wire(),
-            "input_ids": orjson.Fragment(encode(sent, self._vocab_size)),
-        }
+        payload = {**(call.extra or {}), **more, "return_logprob": True, "sampling_params": params.to_wire()}
+        payload["input_ids"] = orjson.Fragment(encode(sent, self._vocab_size))
         if call.collects:
             payload["stream"] = True
         if scored:
@@ -212,13 +187,12 @@ class Requests:
             payload["return_sampling_mask"] = True
         if (routed := params.routed_experts_start_len) is not None:
             payload |= {"return_routed_experts": True, "routed_experts_start_len": routed}
-        limits = (len(ids), params.max_new_tokens, self._vocab_size)
-        prompt = None if call.images is None else list(ids)
-        asked = RequestExpectations(*limits, list(ids[start:]), params.return_sampling_mask, routed, prompt)
+        limits, whole = (len(ids), params.max_new_tokens, self._vocab_size), list(ids) if call.images else None
+        asked = RequestExpectations(*limits, list(ids[start:]), params.return_sampling_mask, routed, whole)
         return await self._anywhere(call, "/generate", payload, partial(self._read, call, asked))
 
     async def _anywhere(
-        self, call: GenerateCall, path: str, payload: Mapping[str, Any] | None, read: Callable[[Reply, EngineClient], T]
+        self, call: GenerateCall, path: str, payload: Body, read: Callable[[Reply, EngineClient], T]
     ) -> T:
         """Return the result of `read` on the first good answer of any member."""
         failed, absent, began = 0, 0, anyio.current_time()
@@ -263,14 +237,10 @@ class Requests:
                 backoff = min(self._settings.engine_retry_backoff * 2.0 ** min(failed - 1, 30), MAX_BACKOFF)
                 await self._registry.wait(max(backoff, reply.retry_after))
 
-    async def _exchange(
-        self, call: GenerateCall, member: EngineClient, path: str, payload: Mapping[str, Any] | None
-    ) -> Reply:
+    async def _exchange(self, call: GenerateCall, member: EngineClient, path: str, payload: Body) -> Reply:
         """Return the member's answer; `_UNSENT` if generation is paused or the member was lost meanwhile."""
-        incarnation, headers = (
-            member.incarnation,
-            None if call.session_id is None else {ROUTING_HEADER: call.session_id},
-        )
+        incarnation = member.incarnation
+        headers = None if call.session_id is None else {ROUTING_HEADER: call.session_id}
         async with member.places:
             if self._pause_gate.closed or member.incarnation != incarnation:
                 return _UNSENT
@@ -319,26 +289,18 @@ class Requests:
         call.rid = uuid.uuid4().hex
         if got.finish_reason.type == "abort" and not (got.ids or call.interrupted or call.aborted):
             said = f"{member.url} aborted the request before its first token, and this client did not ask for it"
-            raise EngineRejected(
-                f"{said}; check that no other client controls this engine", status=BAD_ANSWER, kind="aborted"
-            )
+            raise unusable(f"{said}; check that no other client controls this engine", "aborted")
         if None in call.versions:  # before the first update every version is right
             return got
         if strange := {version for version, _, _ in got.weight_versions} - call.versions:
             said = f"{member.url} answered with weights of version {sorted(strange)}; expected {self._registry.version}"
-            raise EngineRejected(
-                f"{said}; check that it was not restarted and that no other client sends weights",
-                status=BAD_ANSWER,
-                kind="other_weights",
-            )
+            why = "check that it was not restarted and that no other client sends weights"
+            raise unusable(f"{said}; {why}", "other_weights")
         mode = self._settings.pause_generation_mode
         if len(call.versions) > 1 and mode != "abort" and "weight_versions" not in got.meta_info:
-            raise EngineRejected(
-                f"{member.url} does not say which tokens of its answer are of which weights; "
-                f"--pause-generation-mode {mode} needs SGLang 0.5.23, abort works with every version",
-                status=BAD_ANSWER,
-                kind="versions_unknown",
-            )
+            said = f"{member.url} does not say which tokens of its answer are of which weights"
+            needs = f"--pause-generation-mode {mode} needs SGLang 0.5.23, abort works with every version"
+            raise unusable(f"{said}; {needs}", "versions_unknown")
         return got
 
     def _blame(self, member: EngineClient, error: EngineFailure, retry_after: float) -> None:
@@ -372,13 +334,6 @@ class Requests:
 def busy_or_broken(status: int) -> bool:
     """Return true for a status after which the same request may succeed."""
     return status in (408, 429) or status >= 500
-
-
-def _routed_on(params: SamplingParams, parts: Sequence[Generation]) -> SamplingParams:
-    """Return the parameters of the next part. They request no experts that earlier parts contain."""
-    known = sum(len(part.routed) for part in parts if part.routed is not None)
-    start = params.routed_experts_start_len
-    return replace(params, routed_experts_start_len=start + known) if start is not None and known else params
 
 
 def _refusal(reply: Reply, member: EngineClient) -> EngineRejected:

@@ -22,6 +22,7 @@ from agentrl.errors import EngineUnreachable
 # Shorter than uvicorn's 5 s, so that the client and not the server drops an idle connection: a request sent while
 # the server closes would look like a dead engine.
 _KEEP_ALIVE = 4.0
+_log = logging.getLogger(__name__)
 
 
 class ConnectionRefused(EngineUnreachable):
@@ -33,30 +34,29 @@ class ConnectionLost(EngineUnreachable):
 
 
 class Reply(NamedTuple):
-    """An answer: its status, its body, the seconds in which it says that one may come again (Retry-After), its type."""
+    """An answer of an engine."""
 
     status: int
     body: bytes
-    retry_after: float = 0.0
+    retry_after: float = 0.0  # seconds after which the engine says that a request may come again (Retry-After)
     content_type: str = "application/json"
 
 
 Headers = Mapping[str, str] | None
-Sink = Callable[[Reply], None] | None
-"""Takes the parts of a good answer as they come; the body of the answer itself is empty then."""
+Body = Mapping[str, Any] | None
+Sink = Callable[[Reply], None] | None  # takes the parts of a good answer as they come; its own body is empty then
 
 
 class HttpTransport:
     """An async context manager that holds the connections to all engines, which are kept open. aiohttp, because it
     takes a third of the CPU time of httpx a request, and milliseconds less where there are hundreds."""
 
-    control_headers: Mapping[str, str] = {}
-    """Headers of control routes."""
+    control_headers: Mapping[str, str] = {}  # headers of control routes
 
     def __init__(self, settings: EngineSettings) -> None:
-        self._connect_timeout, self._key = settings.engine_connect_timeout, settings.api_key
-        admin = settings.admin_api_key or settings.api_key
-        self.control_headers = {"authorization": f"Bearer {admin}"} if admin else {}
+        self._connect_timeout = settings.engine_connect_timeout
+        self._headers = _bearer(settings.api_key)
+        self.control_headers = _bearer(settings.admin_api_key or settings.api_key)
         self._url = lru_cache(1024)(URL)
 
     async def __aenter__(self) -> Self:
@@ -64,8 +64,7 @@ class HttpTransport:
         self._session = aiohttp.ClientSession(
             connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=_KEEP_ALIVE),
             timeout=aiohttp.ClientTimeout(total=None, sock_connect=self._connect_timeout),
-            headers={"content-type": "application/json"}
-            | ({"authorization": f"Bearer {self._key}"} if self._key else {}),
+            headers={"content-type": "application/json", **self._headers},
             skip_auto_headers=("User-Agent",),
             auto_decompress=False,
             cookie_jar=aiohttp.DummyCookieJar(),
@@ -93,15 +92,18 @@ class HttpTransport:
         except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError, ValueError) as error:  # one of the URL's
             raise ConnectionRefused(f"cannot connect to the engine at {url}: {error}", kind="engine_refused") from error
         except (aiohttp.ClientError, ConnectionError) as error:
-            raise ConnectionLost(
-                f"lost the connection to the engine at {url}: {type(error).__name__} {error}", kind="engine_lost"
-            ) from error
+            said = f"lost the connection to the engine at {url}: {type(error).__name__} {error}"
+            raise ConnectionLost(said, kind="engine_lost") from error
+
+
+def _bearer(key: str | None) -> dict[str, str]:
+    return {"authorization": f"Bearer {key}"} if key else {}
 
 
 def _seconds(retry_after: str) -> float:
     """Read a header Retry-After, a number of seconds or a date; what is neither asks for no wait."""
     with suppress(ValueError):
-        return max(0.0, float(retry_after)) if math.isfinite(float(retry_after)) else 0.0
+        return max(0.0, seconds) if math.isfinite(seconds := float(retry_after)) else 0.0
     with suppress(ValueError, TypeError):
         return max(0.0, parsedate_to_datetime(retry_after).timestamp() - time.time())
     return 0.0
@@ -120,9 +122,6 @@ def raise_open_files_limit() -> None:
     wanted = min(hard, 1 << 20) if hard != resource.RLIM_INFINITY else 1 << 20
     if soft != resource.RLIM_INFINITY and soft < wanted:
         resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
-
-
-_log = logging.getLogger(__name__)
 
 
 @asynccontextmanager

@@ -5,19 +5,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+# Parts of an engine's memory that can be freed, by SGLang's names. To generate, an engine needs all parts.
 WHOLE = frozenset({"weights", "kv_cache"})
-"""Parts of an engine's memory that can be freed, by SGLang's names. To generate, an engine needs all parts."""
-
-
 _BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "float8_e4m3fn": 1}
 
 
 class TensorSpec(NamedTuple):
-    """A tensor's Hugging Face name, its dtype (such as `bfloat16`) and its unsharded shape."""
+    """Description of a tensor."""
 
-    name: str
-    dtype: str
-    shape: list[int]
+    name: str  # of Hugging Face
+    dtype: str  # such as `bfloat16`
+    shape: list[int]  # unsharded
 
     @property
     def nbytes(self) -> int:
@@ -35,8 +33,7 @@ class Bucket(NamedTuple):
 def buckets(specs: Sequence[TensorSpec], limit: int) -> list[list[TensorSpec]]:
     """Split tensors, in order, into buckets of at most `limit` bytes (a larger tensor gets its own). A tensor whose
     elements would not be aligned in the flat buffer begins a new bucket."""
-    out: list[list[TensorSpec]] = []
-    filled = 0
+    out, filled = list[list[TensorSpec]](), 0
     for spec in specs:
         if not out or filled + spec.nbytes > limit or filled % _BYTES[spec.dtype]:
             out.append([])
@@ -48,38 +45,25 @@ def buckets(specs: Sequence[TensorSpec], limit: int) -> list[list[TensorSpec]]:
 
 @dataclass(frozen=True, slots=True)
 class WeightGroup:
-    """A process group in which one trainer process broadcasts weights. This process is rank 0 of the group.
+    """A process group in which one trainer process broadcasts weights. This process is rank 0 of the group."""
 
-    Attributes:
-        sender: rank of this process in the trainer.
-        size: bytes of the largest bucket.
-        address, port: address of the sender's TCP store.
-        world_size: all ranks, the sender's included.
-        name: name of the group; an engine refuses a name that it knows already.
-        backend: `nccl`, `gloo`, or `shared_memory` of the built-in engine.
-        ranks_per_engine: engine i takes ranks from 1 + i * ranks_per_engine.
-        members: the engines, as `EnginePool.epoch` names them."""
-
-    sender: int
-    size: int
-    address: str
-    port: int
-    world_size: int
-    name: str
-    backend: str
-    ranks_per_engine: int
-    members: tuple[str, ...]
+    sender: int  # rank of this process in the trainer
+    size: int  # bytes of the largest bucket
+    address: str  # of the sender's TCP store
+    port: int  # of the sender's TCP store
+    world_size: int  # all ranks, the sender's included
+    name: str  # an engine refuses a name that it knows already
+    backend: str  # `nccl`, `gloo`, or `shared_memory` of the built-in engine
+    ranks_per_engine: int  # engine i takes ranks from 1 + i * ranks_per_engine
+    members: tuple[str, ...]  # the engines, as `EnginePool.epoch` names them
 
 
 @dataclass(frozen=True, slots=True)
 class DiskUpdate:
-    """Weights in a Hugging Face folder that every engine can read.
-
-    Attributes:
-        adapter: if the folder has a PEFT adapter, its name: new to all engines, and sent with requests."""
+    """Weights in a Hugging Face folder that every engine can read."""
 
     folder: str
-    adapter: str | None = None
+    adapter: str | None = None  # name of the folder's PEFT adapter: new to all engines, and sent with requests
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +81,6 @@ class SharedUpdate:
     buckets: int
 
 
+# A bucket's handles (`numerics.shared_handle`): for each engine one a device, of memory on that device.
 Handles = Sequence[Sequence[str]]
-"""A bucket's handles (`numerics.shared_handle`): for each engine one a device, of memory on that device."""
-
 WeightUpdate = DiskUpdate | BroadcastUpdate | SharedUpdate

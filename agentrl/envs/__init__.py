@@ -11,20 +11,7 @@ from agentrl.envs.load import check_environment, load_environment
 from agentrl.envs.users import ModelUser, ScriptedUser, SimulatedUser, UserEnvironment
 
 __all__ = [
-    "ALONE",
-    "AgentEnvironment",
-    "CommandEnvironment",
-    "EnvClasses",
-    "EnvSpec",
-    "Environment",
-    "Environments",
-    "ModelUser",
-    "ScriptedUser",
-    "SimulatedUser",
-    "Step",
-    "Turn",
-    "UserEnvironment",
-    "check_environment",
-    "command_environment",
+    "ALONE", "AgentEnvironment", "CommandEnvironment", "EnvClasses", "EnvSpec", "Environment", "Environments", "ModelUser",
+    "ScriptedUser", "SimulatedUser", "Step", "Turn", "UserEnvironment", "check_environment", "command_environment",
     "load_environment",
-]
+]  # fmt: skip

@@ -25,12 +25,9 @@ class AgentEnvironment(Environment):
             async def act(self, base_url, sample):
                 client = openai.AsyncOpenAI(base_url=f"{base_url}/v1", api_key="any")
                 messages = [{"role": "user", "content": sample.prompt}]
-                await client.chat.completions.create(model="policy", messages=messages)
+                await client.chat.completions.create(model="policy", messages=messages)"""
 
-    Attributes:
-        socket: the gateway as a Unix socket, for programs without a network."""
-
-    socket: Path | None = None
+    socket: Path | None = None  # the gateway as a Unix socket, for programs without a network
 
     async def act(self, base_url: str, sample: Sample) -> None:
         """Run the agent to its end. OpenAI's clients add `/v1` to `base_url`, Anthropic's do not."""
@@ -49,24 +46,17 @@ class CommandEnvironment(AgentEnvironment):
             async def reward(self, sample):
                 return float("fixed" in (self.folder / "main.py").read_text())
 
-    The variables OPENAI_BASE_URL, OPENAI_API_KEY, ANTHROPIC_BASE_URL and ANTHROPIC_API_KEY are set.
-
-    Attributes:
-        command: split by a shell's rules; then `{prompt}`, `{base_url}` and `{folder}` are replaced in their arguments.
-        sandbox: `bubblewrap`, or `none`; with `none` the command has your rights and your network.
-        readable: more paths that a sandboxed command may read.
-        variables: more environment variables.
-        folder: the command's folder; it is removed with the trajectory.
-        result: exit code and output of the command, when it has ended."""
+    `command` is split by a shell's rules; then `{prompt}`, `{base_url}` and `{folder}` are replaced in its arguments. The
+    variables OPENAI_BASE_URL, OPENAI_API_KEY, ANTHROPIC_BASE_URL and ANTHROPIC_API_KEY are set."""
 
     command: ClassVar[str] = ""
-    sandbox: ClassVar[Literal["bubblewrap", "none"]] = "bubblewrap"
-    readable: ClassVar[tuple[str, ...]] = ()
-    variables: ClassVar[Mapping[str, str]] = {}
-    result: CommandResult | None = None
+    sandbox: ClassVar[Literal["bubblewrap", "none"]] = "bubblewrap"  # with `none`: with your rights and your network
+    readable: ClassVar[tuple[str, ...]] = ()  # more paths that a sandboxed command may read
+    variables: ClassVar[Mapping[str, str]] = {}  # more environment variables
+    result: CommandResult | None = None  # exit code and output of the command, when it has ended
 
     def __init__(self) -> None:
-        self.folder = Path(tempfile.mkdtemp(prefix="agentrl-agent-"))
+        self.folder = Path(tempfile.mkdtemp(prefix="agentrl-agent-"))  # the command's; removed with the trajectory
 
     async def prepare(self, sample: Sample) -> None:
         """Write the files of the task into `folder`."""
@@ -74,20 +64,14 @@ class CommandEnvironment(AgentEnvironment):
     async def act(self, base_url: str, sample: Sample) -> None:
         """Run the command. Raises AgentFailure: it cannot be started."""
         await self.prepare(sample)
-        inside = self.sandbox != "none"
-        values = {
-            "prompt": prompt_text(sample),
-            "base_url": base_url,
-            "folder": "/workspace" if inside else str(self.folder),
-        }
+        inside, own = self.sandbox != "none", str(self.folder)
+        values = {"prompt": prompt_text(sample), "base_url": base_url, "folder": "/workspace" if inside else own}
         words = split_command(self.command, values)
-        found = shutil.which(words[0])
-        if found is None:
+        if (found := shutil.which(words[0])) is None:
             raise AgentFailure(f"the command {words[0]!r} is not installed, or not on the PATH", kind="agent_absent")
-        variables = {**_variables(base_url, "/home/agent" if inside else str(self.folder)), **self.variables}
+        variables = {**_variables(base_url, "/home/agent" if inside else own), **self.variables}
         if inside:
-            port = urlsplit(base_url).port or 80
-            bridged = None if self.socket is None else (self.socket, port)
+            bridged = None if self.socket is None else (self.socket, urlsplit(base_url).port or 80)
             words = bubblewrapped(words, self.folder, readable=(*_beside(found), *self.readable), bridged=bridged)
         self.result = await run_command(words, variables, self.folder)
         told = {"output": self.result.stdout[-4000:], "errors": self.result.stderr[-4000:]}

@@ -1,6 +1,7 @@
 """`Environment`: the base class that users subclass."""
 
 import math
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -133,22 +134,17 @@ class Environment:
 
     @classmethod
     def declared_tools(cls, *, with_sources: bool = True) -> list[Tool]:
-        """The tools of the class: those in `tools`, then its `@tool` methods in the order of definition.
-
-        Args:
-            with_sources: include those of the tool sources, which must be open then.
-
-        Raises PluginError: an entry of `tools` cannot be a tool, or a source is not open."""
+        """The tools of the class: those in `tools`, then its `@tool` methods in the order of definition. `with_sources`:
+        include those of the tool sources, which must be open then. Raises PluginError: an entry of `tools` cannot be a
+        tool, or a source is not open."""
         found: list[Tool] = []
         for entry in cls.tools:
             if not isinstance(entry, ToolSource):
                 found.append(as_tool(entry))
             elif with_sources:
                 found += entry.tools
-        names: dict[str, None] = {}
-        for base in reversed(cls.__mro__):
-            names.update(dict.fromkeys(name for name, value in vars(base).items() if isinstance(value, Tool)))
-        methods = [value for name in names if isinstance(value := getattr(cls, name), Tool)]
+        own = [name for base in reversed(cls.__mro__) for name, value in vars(base).items() if isinstance(value, Tool)]
+        methods = [value for name in dict.fromkeys(own) if isinstance(value := getattr(cls, name), Tool)]
         return found + [method for method in methods if method not in found]
 
     @cached_property
@@ -169,16 +165,11 @@ class Environment:
         return await self.run_tools(turn)
 
     async def run_tools(self, turn: Turn) -> Step:
-        """Run the turn's tool calls side by side.
-
-        Returns:
-            A `Step` with one `tool` message a call, in the order of the calls, and after them a `user` message for
-            calls that could not be read. `info` counts `tool_calls`, `tool_<kind>` by outcome, `tool_broken`, and
-            sums `tool_seconds`.
-
-        Raises:
-            ToolFailure: a tool failed, and its `on_failure` is "fail"."""
-        outcomes: list[ToolOutcome | None] = [None] * len(turn.tool_calls)
+        """Run the turn's tool calls side by side. Returns a `Step` with one `tool` message a call, in the order of the
+        calls, and after them a `user` message for calls that could not be read. `info` counts `tool_calls`, `tool_<kind>`
+        by outcome, `tool_broken`, and sums `tool_seconds`. Raises ToolFailure: a tool failed, and its `on_failure` is
+        "fail"."""
+        outcomes: dict[int, ToolOutcome] = {}
 
         async def run(position: int, call: ToolCall) -> None:
             outcomes[position] = await self.toolbox.run(call.name, call.arguments, state=self)
@@ -190,7 +181,7 @@ class Environment:
                 async with anyio.create_task_group() as group:
                     for position, call in enumerate(turn.tool_calls):
                         group.start_soon(run, position, call)
-        done = [outcome for outcome in outcomes if outcome is not None]
+        done = [outcomes[position] for position in range(len(turn.tool_calls))]
         messages: list[Message] = [
             {"role": "tool", "tool_call_id": call.id, "name": call.name, "content": outcome.content}
             for call, outcome in zip(turn.tool_calls, done, strict=True)
@@ -230,10 +221,7 @@ class Environment:
 
 def outcome_counts(outcomes: Sequence[ToolOutcome], broken: int = 0) -> dict[str, float]:
     """Return what `run_tools` puts into `Step.info`: counts of `outcomes` and of `broken`, the unreadable calls."""
-    counts: dict[str, float] = {"tool_calls": len(outcomes) + broken}
-    if broken:
-        counts["tool_broken"] = broken
-    for outcome in outcomes:
-        counts[f"tool_{outcome.kind}"] = counts.get(f"tool_{outcome.kind}", 0) + 1
-    counts["tool_seconds"] = sum(outcome.seconds for outcome in outcomes)
-    return counts
+    kinds = Counter(f"tool_{outcome.kind}" for outcome in outcomes)
+    seconds = sum(outcome.seconds for outcome in outcomes)
+    unread = {"tool_broken": broken} if broken else {}
+    return {"tool_calls": len(outcomes) + broken, **unread, **kinds, "tool_seconds": seconds}

@@ -9,18 +9,16 @@ from agentrl.envs.load import load_environment, read_arguments
 from agentrl.errors import EnvFailure, PluginError, SettingsError
 from agentrl.sample import Sample
 
-ALONE = ""
-"""The name of an environment that is the run's only one."""
+ALONE = ""  # the name of an environment that is the run's only one
 
 
 @dataclass(frozen=True, slots=True)
 class EnvSpec:
-    """One environment of a run: its class, the run's `args` as its code sees them, and the keyword `arguments` of its
-    instances, of the types that its `__init__` says."""
+    """One environment of a run."""
 
     kind: type[Environment]
-    args: Any = None
-    arguments: Mapping[str, Any] = field(default_factory=dict)
+    args: Any = None  # the run's, as its code sees them
+    arguments: Mapping[str, Any] = field(default_factory=dict)  # of its instances, of the types that `__init__` says
 
     def make(self, *, evaluating: bool = False) -> Environment:
         return self.kind.create(self.args, evaluating=evaluating, **self.arguments)
@@ -63,13 +61,10 @@ class Environments(dict[str, EnvSpec]):
             return cls({ALONE: _entry("--env", env, given, args, kinds)})
         for name, own in given.items():
             if name not in env or not isinstance(own, Mapping):
-                raise SettingsError(
-                    f"--env-args {name}: with several environments it is a mapping by their names ({', '.join(env)}) to "
-                    f"each one's arguments, as in {next(iter(env))}='{{\"size\": 3}}'"
-                )
-        return cls(
-            {name: _entry(f"--env {name}", path, given.get(name, {}), args, kinds) for name, path in env.items()}
-        )
+                said = f"with several environments it is a mapping by their names ({', '.join(env)}) to each one's arguments"
+                raise SettingsError(f"--env-args {name}: {said}, as in {next(iter(env))}='{{\"size\": 3}}'")
+        entries = {name: _entry(f"--env {name}", path, given.get(name, {}), args, kinds) for name, path in env.items()}
+        return cls(entries)
 
     @property
     def names(self) -> tuple[str, ...]:

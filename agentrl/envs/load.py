@@ -15,22 +15,18 @@ from agentrl.errors import PluginError, install
 from agentrl.plugins import describe_error, load_object
 from agentrl.tools import Toolbox
 
+# And how many parameters each gets besides `cls` or `self`.
 _ASYNC_METHODS = {"setup": 1, "teardown": 0, "reset": 1, "step": 1, "reward": 1, "close": 0}
-"""And how many parameters each gets besides `cls` or `self`."""
 _KEYWORDS = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
 _ANY_CLASS = ConfigDict(arbitrary_types_allowed=True)
+# Adapters of other libraries: `SCHEME:NAME` is the class that `agentrl.adapters.SCHEME.environment(NAME)` returns.
 SCHEMES = ("gymnasium", "harbor", "openenv", "verifiers")
-"""Adapters of other libraries: `SCHEME:NAME` is the class that `agentrl.adapters.SCHEME.environment(NAME)` returns."""
 
 
 def load_environment(path: str, *, what: str = "--env") -> type[Environment]:
-    """Return the environment class that `path` names: `package.module:Name`, `path/file.py:Name` or `SCHEME:NAME`.
-
-    Raises:
-        PluginError: nothing is there, it is no environment class, the class is badly defined, or a scheme's library is
-            not installed."""
-    label = f"{what} {path!r}"
-    scheme, _, name = path.partition(":")
+    """Return the environment class that `path` names: `package.module:Name`, `path/file.py:Name` or `SCHEME:NAME`. Raises
+    PluginError: nothing is there, it is no environment class or a malformed one, or a scheme's library is missing."""
+    label, (scheme, _, name) = f"{what} {path!r}", path.partition(":")
     found = _of_scheme(scheme, name, label) if scheme in SCHEMES else load_object(path, what=what)
     if not (inspect.isclass(found) and issubclass(found, Environment)):
         kind, name = "class" if inspect.isclass(found) else type(found).__name__, getattr(found, "__name__", "")
@@ -68,8 +64,7 @@ def check_environment(cls: type[Environment]) -> None:
     name = cls.__name__
     if not isinstance(cls.max_turns, int) or isinstance(cls.max_turns, bool) or cls.max_turns < 1:
         raise PluginError(f"{name}.max_turns: expected a positive integer, got {cls.max_turns!r}")
-    choices = get_args(WhenInterrupted)
-    if cls.when_interrupted not in choices:
+    if cls.when_interrupted not in (choices := get_args(WhenInterrupted)):
         raise PluginError(f"{name}.when_interrupted: expected one of {choices}, got {cls.when_interrupted!r}")
     declared: object = cls.tools
     if not isinstance(declared, (list, tuple)):
@@ -106,8 +101,7 @@ def read_arguments(cls: type[Environment], given: Mapping[str, Any]) -> dict[str
 
 
 def _check_method(cls: type[Environment], method: str) -> None:
-    where = f"{cls.__name__}.{method}"
-    function = getattr(cls, method)
+    where, function = f"{cls.__name__}.{method}", getattr(cls, method)
     if not inspect.iscoroutinefunction(function):
         raise PluginError(f"{where} must be a coroutine: write `async def {method}(...)`")
     if method in ("setup", "teardown") and not inspect.ismethod(function):

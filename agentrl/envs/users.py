@@ -62,10 +62,8 @@ class ModelUser:
     ) -> None:
         self._url, self._model, self._timeout = f"{base_url.rstrip('/')}/chat/completions", model, timeout
         self._leaves, self._key = leaves, os.environ.get(api_key_env, "")
-        self.messages: list[Message] = [
-            {"role": "system", "content": instruction},
-            {"role": "assistant", "content": first},
-        ]
+        said = (("system", instruction), ("assistant", first))
+        self.messages: list[Message] = [{"role": role, "content": text} for role, text in said]
 
     async def reply(self, text: str) -> str | None:
         """Have the model answer. Raises EnvFailure: kind `user_model`, it does not."""
@@ -85,12 +83,9 @@ class ModelUser:
 
 
 class UserEnvironment(Environment):
-    """A task in which the model talks to a simulated user. Tools answer tool calls; other turns go to the user.
+    """A task in which the model talks to a simulated user. Tools answer tool calls; other turns go to the user."""
 
-    Attributes:
-        user: the trajectory's user."""
-
-    user: SimulatedUser
+    user: SimulatedUser  # of this trajectory
 
     async def make_user(self, sample: Sample) -> SimulatedUser:
         """Return the user of one trajectory."""

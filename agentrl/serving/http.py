@@ -29,8 +29,7 @@ class RequestError(AgentRLError):
 
     def __init__(self, message: str, body: dict[str, Any], status: int = 400) -> None:
         super().__init__(message)
-        self.body = body
-        self.status = status
+        self.body, self.status = body, status
 
 
 def refused(message: str) -> RequestError:
@@ -134,15 +133,15 @@ def field(body: Mapping[str, Any], name: str, kind: type, default: Any = ...) ->
 async def until_done(request: Request, done: Callable[[], Awaitable[T]]) -> T:
     """Return the result of `done()`. Raises `RequestError` if the client disconnects before."""
     with anyio.CancelScope() as scope:
-        watcher = asyncio.create_task(_watch(request, scope))
+
+        async def watch() -> None:
+            while (await request.receive())["type"] != "http.disconnect":
+                continue
+            scope.cancel()
+
+        watcher = asyncio.create_task(watch())
         try:
             return await done()
         finally:
             watcher.cancel()
     raise RequestError("the client has gone", {}, CLIENT_GONE)
-
-
-async def _watch(request: Request, scope: anyio.CancelScope) -> None:
-    while (await request.receive())["type"] != "http.disconnect":
-        continue
-    scope.cancel()

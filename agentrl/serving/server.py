@@ -34,25 +34,19 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from agentrl.errors import SettingsError
 
-MAX_HEAD = 1 << 16
-"""Bytes of a request's first line and headers."""
-MAX_BODY = 16 << 20
-"""Bytes of a request's body: two million token ids."""
+MAX_HEAD = 1 << 16  # bytes of a request's first line and headers
+MAX_BODY = 16 << 20  # bytes of a request's body: two million token ids
 MAX_DEPTH, MAX_MARKS = 64, 1 << 18
 """The most levels of JSON, and the most of [, { and : in a body, those in strings included: they, not numbers, make
 decoding slow, and nothing else runs meanwhile."""
-LARGE = 1 << 15
-"""Bytes from which on a body is worked on beside the event loop, one body at a time."""
-_QUICK = 1 << 17
-"""Bytes of a body that is decoded in about a millisecond."""
-READ_TIMEOUT = 30
-"""Seconds in which a head must be here (from the connection or the answer before it), and then its body."""
+LARGE = 1 << 15  # bytes from which on a body is worked on beside the event loop, one body at a time
+_QUICK = 1 << 17  # bytes of a body that is decoded in about a millisecond
+READ_TIMEOUT = 30  # seconds for a head (from the connection, or the answer before it), and then for its body
 GRACE = 4
-CLIENT_GONE = 499
-"""No client reads this status; it is what proxies log for a client that closed the connection."""
+CLIENT_GONE = 499  # no client reads this status; it is what proxies log for a client that closed the connection
 
+# A `Host` that no public DNS has: an address, or a name without a domain.
 _HERE = re.compile(r"([\w-]+|[\d.]+|\[[\da-f:.]+\])(:\d+)?")
-"""A `Host` that no public DNS has: an address, or a name without a domain."""
 _NEAR = re.compile(r"https?://(localhost|127(\.\d+){3}|\[::1\])(:\d+)?")
 _CLOSE, _BACKLOG = {"connection": "close"}, 4096
 T = TypeVar("T")
@@ -202,11 +196,8 @@ def listen(host: str, port: int) -> socket.socket:
 def serve(
     app: ASGIApp, listener: socket.socket, host: str, *, ready: str, on_signal: Callable[[], None] = lambda: None
 ) -> None:
-    """Serve `app`, guarded, until a signal comes.
-
-    Args:
-        ready: the line for stdout when it listens, with {url}.
-        on_signal: called at once when the signal comes, so that what waits for an answer can get one."""
+    """Serve `app`, guarded, until a signal comes. `ready`: the line for stdout when it listens, with {url}. `on_signal`:
+    called at once when the signal comes, so that what waits for an answer can get one."""
     server = _Server(_config(app, host, log_level="warning"))
     server.on_signal = on_signal
     # A busy thread must let the event loop run soon, and garbage collection must skip what was loaded before.
@@ -220,24 +211,25 @@ def serve(
 @asynccontextmanager
 async def served(app: ASGIApp, listener: socket.socket, host: str) -> AsyncIterator[str]:
     """Serve `app`, guarded, in this event loop for the length of the context; gives its URL. Signals are left alone."""
-    server = _Beside(_config(app, host, log_config=None))
-    url, task = _opened(listener), asyncio.create_task(server.serve([listener]))
-    try:
+    url = _opened(listener)
+    async with _running(_Beside(_config(app, host, log_config=None)), [listener]):
         yield url
-    finally:
-        server.should_exit = True
-        with anyio.CancelScope(shield=True):
-            await task
 
 
 @asynccontextmanager
 async def served_at(app: ASGIApp, path: str, host: str) -> AsyncIterator[None]:
     """Serve `app`, guarded, at a Unix socket for the length of the context."""
     server = _Beside(_config(app, host, uds=path, log_config=None))
-    task = asyncio.create_task(server.serve())
-    try:
+    async with _running(server):
         with anyio.fail_after(GRACE):
             await server.begun.wait()
+        yield
+
+
+@asynccontextmanager
+async def _running(server: uvicorn.Server, sockets: list[socket.socket] | None = None) -> AsyncIterator[None]:
+    task = asyncio.create_task(server.serve(sockets))
+    try:
         yield
     finally:
         server.should_exit = True

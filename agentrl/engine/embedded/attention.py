@@ -30,11 +30,13 @@ ATTENTION = "agentrl_slots"
 _ATTENTION, _STATES = {"full_attention", "sliding_attention"}, {"linear_attention", "conv"}
 _ENDLESS = 1 << 40
 _THREADS = ThreadPoolExecutor()
+Scale = float | None  # of a layer's attention; None: 1 / sqrt(head_dim)
+Window = int | None  # tokens that a token sees; None: all earlier ones
 
 
 @dataclass(frozen=True)
 class Layer:
-    """Cache shape of one layer, as its attention needs it: `[heads, key_dim]` and `[heads, value_dim]` a token."""
+    """Cache shape of one layer: `[heads, key_dim]` and `[heads, value_dim]` a token."""
 
     heads: int
     key_dim: int
@@ -106,13 +108,10 @@ class AttentionPlan:
     """Reads and writes of one forward pass in the KV memory."""
 
     cache: KVCache
-    singles: list[tuple[int, int]]
-    """(slot, length including the new token), ascending by slot."""
+    singles: list[tuple[int, int]]  # (slot, length including the new token), ascending by slot
     chunks: list[Chunk]
-    where: Places
-    """See `kernels`."""
-    by_kernel: bool
-    """True if a kernel may attend: in float32 on a CPU, where numbers need not be a trainer's to the bit."""
+    where: Places  # see `kernels`
+    by_kernel: bool  # a kernel may attend: in float32 on a CPU, where numbers need not be a trainer's to the bit
 
     def __post_init__(self) -> None:
         self.seen = functools.cache(self._seen)
@@ -131,8 +130,7 @@ class AttentionPlan:
         return span, (place < ends) if window is None else (place < ends) & (place >= ends - window)
 
     def _chunk_mask(self, start: int, count: int, window: int | None) -> Tensor | None:
-        """The keys [from the first that any of them sees on] that each token of a chunk sees; None where plain causal
-        does."""
+        """The keys [from the first that any of them sees on] that each token of a chunk sees; None: as plain causal."""
         if count == 1 or (start == 0 and (window is None or count <= window)):
             return None
         mask = torch.ones(count, start + count, dtype=torch.bool, device=self.cache.device).tril(start)
@@ -150,9 +148,8 @@ def slot_attention(
     """Attention over the slots; `query` [1, H, T, D], `key` [1, KV, T, D], `value` [1, KV, T, V]; returns [1, T, H, V]."""
     for name in ("softcap", "s_aux", "position_bias"):
         if options.get(name) is not None:
-            raise AgentRLError(
-                f"the embedded engine serves causal attention and its windows only; this model needs {name}."
-            )
+            served = "the embedded engine serves causal attention and its windows only"
+            raise AgentRLError(f"{served}; this model needs {name}.")
     scale, window = options.get("scaling"), options.get("sliding_window")
     if isinstance(plan := options["plan"], Probe):
         return plan.seen(module.layer_idx, query, key, value, options), None
@@ -177,13 +174,7 @@ def slot_attention(
 
 
 def attend_singles(
-    plan: AttentionPlan,
-    rows: Floats,
-    keys: Tensor,
-    values: Tensor,
-    out: Floats,
-    scale: float | None,
-    window: int | None,
+    plan: AttentionPlan, rows: Floats, keys: Tensor, values: Tensor, out: Floats, scale: Scale, window: Window
 ) -> None:
     """Attend for sequences that add one token; into `out` [singles, H, V], from the first `rows` [T, H or more, D]."""
     options = scale or keys.shape[3] ** -0.5, window or _ENDLESS
@@ -202,13 +193,7 @@ def in_threads(work: Callable[[int, int], None], count: int, most: int) -> None:
 
 
 def attend_chunk(
-    plan: AttentionPlan,
-    chunk: Chunk,
-    query: Tensor,
-    keys: Tensor,
-    values: Tensor,
-    scale: float | None,
-    window: int | None,
+    plan: AttentionPlan, chunk: Chunk, query: Tensor, keys: Tensor, values: Tensor, scale: Scale, window: Window
 ) -> Tensor:
     """Attend for one chunk's `query` [1, H, T, D], whose keys and values are in the cache; returns [count, H, V]."""
     mask = plan.chunk_mask(chunk.start, chunk.count, window)
@@ -217,19 +202,13 @@ def attend_chunk(
     past_keys, past_values = (cache[chunk.slot : chunk.slot + 1, :, first:end] for cache in (keys, values))
     if groups > 1:
         past_keys, past_values = (past.repeat_interleave(groups, 1) for past in (past_keys, past_values))
-    attended = scaled_dot_product_attention(
-        query[:, :, chunk.offset : chunk.offset + chunk.count],
-        past_keys,
-        past_values,
-        attn_mask=mask,
-        is_causal=mask is None and chunk.count > 1,
-        scale=scale,
-    )
+    own, causal = query[:, :, chunk.offset : chunk.offset + chunk.count], mask is None and chunk.count > 1
+    attended = scaled_dot_product_attention(own, past_keys, past_values, mask, is_causal=causal, scale=scale)
     return attended[0].transpose(0, 1)
 
 
 def _attend_masked(
-    plan: AttentionPlan, query: Tensor, keys: Tensor, values: Tensor, scale: float | None, window: int | None
+    plan: AttentionPlan, query: Tensor, keys: Tensor, values: Tensor, scale: Scale, window: Window
 ) -> Tensor:
     """One new token a sequence; query heads of one group are folded into the query axis, which takes no copy of KV."""
     slots, heads, groups = plan.places[0], query.shape[1], query.shape[1] // keys.shape[1]
@@ -246,8 +225,7 @@ class Probe:
     """In a plan's place: takes notes of what each layer's attention is given; every token sees itself alone."""
 
     def __init__(self) -> None:
-        self.given: dict[int, tuple[Tensor, Tensor, Tensor]] = {}
-        """Of each layer: queries, keys and values."""
+        self.given: dict[int, tuple[Tensor, Tensor, Tensor]] = {}  # of each layer: queries, keys and values
         self.options: dict[int, dict[str, Any]] = {}
 
     def seen(self, index: int, query: Tensor, key: Tensor, value: Tensor, options: dict[str, Any]) -> Tensor:
@@ -269,10 +247,9 @@ def _by_slot(forward: Callable[..., Tensor], hidden_states: Tensor, *, plan: Any
     name = next(name for name in ("cache_params", "past_key_values") if name in given)
     pieces = [(slot, offset, 1) for offset, (slot, _) in enumerate(plan.singles)]
     pieces += [(chunk.slot, chunk.offset, chunk.count) for chunk in plan.chunks]
-    found = [
-        forward(hidden_states[:, offset : offset + count], **given | {name: plan.cache.states[slot]})
-        for slot, offset, count in pieces
-    ]
+    found = []
+    for slot, offset, count in pieces:
+        found.append(forward(hidden_states[:, offset : offset + count], **given | {name: plan.cache.states[slot]}))
     return torch.cat(found, 1)
 
 
@@ -287,18 +264,16 @@ def layers_of(model: Any) -> list[Layer]:
     """The layers of a model that was registered with `ATTENTION`, found by one token's way through it. Raises
     AgentRLError: a layer needs other attention, keeps something else of a token, or its window is not known."""
     config = model.config.get_text_config()
-    count = config.num_hidden_layers
-    kinds = getattr(config, "layer_types", None) or ["full_attention"] * count
-    known = config.model_type in STATEFUL
+    count, known = config.num_hidden_layers, config.model_type in STATEFUL
+    kinds = (getattr(config, "layer_types", None) or ["full_attention"] * count)[:count]
     kept = getattr(model, "_is_stateful", False) and not known
-    for index, kind in enumerate(kinds[:count]):
+    for index, kind in enumerate(kinds):
         if kept or kind not in _ATTENTION | (_STATES if known else set()):
             raise _unserved(index, kind)
-    probe = Probe()
-    token = torch.zeros(1, 1, dtype=torch.long, device=model.device)
+    probe, token = Probe(), torch.zeros(1, 1, dtype=torch.long, device=model.device)
     with torch.inference_mode():
         model(input_ids=token, position_ids=token, use_cache=False, plan=probe)
-    for index, kind in enumerate(kinds[:count]):
+    for index, kind in enumerate(kinds):
         windowed = probe.options.get(index, {}).get("sliding_window") is not None
         if (index not in probe.given and kind not in _STATES) or (kind == "sliding_attention" and not windowed):
             raise _unserved(index, kind)

@@ -11,15 +11,13 @@ import anyio
 from anyio import to_thread
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
-from torch import Tensor
 
 from agentrl.engine.embedded.core import MASK_LIMIT, Engine, PauseMode
 from agentrl.engine.embedded.service import EngineService
-from agentrl.engine.embedded.weights import TAGS, Tag
+from agentrl.engine.embedded.weights import TAGS, Named, Tag
 from agentrl.serving.http import Json, RequestError, invalid_body, refused, update_refused
 
-PROTOCOL = "0.5.23"
-"""The SGLang version whose protocol this server speaks."""
+PROTOCOL = "0.5.23"  # the SGLang version whose protocol this server speaks
 FLUSHED = (
     "Cache flushed.\nPlease check backend logs for more details. (When there are running or waiting requests, "
     "the operation will not be performed.)\n"
@@ -28,9 +26,6 @@ FLUSHED = (
 
 def _service(request: Request) -> EngineService:
     return request.app.state.service
-
-
-# -- health and information --------------------------------------------------------------------------------------
 
 
 async def health(request: Request) -> Response:
@@ -101,18 +96,11 @@ async def server_info(request: Request) -> Response:
 
 def _load(service: EngineService) -> dict[str, Any]:
     engine = service.engine
-    used = sum(job.filled for job in engine.running[:])
-    total = len(engine.slots) * service.context
-    return {
-        "dp_rank": 0,
-        "num_running_reqs": len(engine.running),
-        "num_waiting_reqs": len(engine.waiting),
-        "num_used_tokens": used,
-        "num_total_tokens": used,
-        "max_total_num_tokens": total,
-        "max_running_requests": len(engine.slots),
-        "token_usage": used / total,
-    }
+    used, total = sum(job.filled for job in engine.running[:]), len(engine.slots) * service.context
+    requests = {"num_running_reqs": len(engine.running), "num_waiting_reqs": len(engine.waiting)}
+    tokens = {"num_used_tokens": used, "num_total_tokens": used, "max_total_num_tokens": total}
+    most = {"max_running_requests": len(engine.slots), "token_usage": used / total}
+    return {"dp_rank": 0, **requests, **tokens, **most}
 
 
 async def loads(request: Request) -> Response:
@@ -131,9 +119,6 @@ async def models(request: Request) -> Response:
         return Json(card if asked else {"object": "list", "data": [card]})
     missing = {"message": f"The model '{asked}' does not exist", "type": "invalid_request_error", "param": "model"}
     return Json({"error": {**missing, "code": "model_not_found"}}, status_code=404)
-
-
-# -- abort, pause, cache -----------------------------------------------------------------------------------------
 
 
 async def abort_request(service: EngineService, rid: str = "", abort_all: bool = False) -> Response:
@@ -177,16 +162,11 @@ async def resume_memory_occupation(service: EngineService, tags: list[Tag] | Non
     return Json(None)
 
 
-# -- weights -----------------------------------------------------------------------------------------------------
-
-
 def _done(message: str, **more: Any) -> Response:
     return Json({"success": True, "message": message, **more})
 
 
-async def _write(
-    service: EngineService, named: list[tuple[str, Tensor]], version: str | None, abort: bool, done: str
-) -> str:
+async def _write(service: EngineService, named: Named, version: str | None, abort: bool, done: str) -> str:
     if abort:
         await service.abort("", everything=True)
     await service.worker.exclusive(lambda engine: service.weights.write(engine, named, version))
@@ -250,10 +230,8 @@ async def update_weights_from_distributed(
 
 async def update_weights_from_tensor(service: EngineService) -> Response:
     service.weights.require_session("update_weights_from_tensor")
-    raise update_refused(
-        "update_weights_from_tensor is not supported by the embedded engine, because its payload is a pickle: use "
-        "update_weights_from_distributed or update_weights_from_disk."
-    )
+    said = "update_weights_from_tensor is not supported by the embedded engine, because its payload is a pickle"
+    raise update_refused(f"{said}: use update_weights_from_distributed or update_weights_from_disk.")
 
 
 async def load_lora_adapter(service: EngineService, lora_name: str, lora_path: str) -> Response:

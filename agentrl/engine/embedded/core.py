@@ -29,19 +29,13 @@ from agentrl.engine.embedded.stopping import ABORTED, aborted
 from agentrl.numerics.batch_invariant import batch_invariant
 
 PauseMode = Literal["abort", "in_place", "retract"]
-WORTH_WAITING = 32
-"""A request waits for another one's prefill when that saves it more than this many tokens."""
-LEAST_PREFILL = 32
-"""Prompt tokens read in a step even when the single-token sequences alone fill its budget."""
-WORTH_EXTENDING = 0.5
-"""A cached slot is extended in place when the new prompt shares at least this part of it; otherwise it is copied from."""
+WORTH_WAITING = 32  # a request waits for another one's prefill when that saves it more than this many tokens
+LEAST_PREFILL = 32  # prompt tokens read in a step even when the single-token sequences alone fill its budget
+WORTH_EXTENDING = 0.5  # share of a cached slot in the new prompt from which on it is extended, and not copied from
+MASK_LIMIT = 4096  # most ids that a kept set may have if it is asked for, as SGLang's `--sampling-mask-max-tokens`
 NOT_A_NUMBER = aborted("the model's logits are NaN: the weights are broken", 500, "InternalServerError")
-
-MASK_LIMIT = 4096
-"""Most ids that a token's kept set may have where it is asked for, as SGLang's `--sampling-mask-max-tokens`."""
-TOO_MANY_KEPT = aborted(
-    f"return_sampling_mask: a token was sampled from more than {MASK_LIMIT}; set top_k", 400, "BadRequest"
-)
+_TOO_MANY = f"return_sampling_mask: a token was sampled from more than {MASK_LIMIT}; set top_k"
+TOO_MANY_KEPT = aborted(_TOO_MANY, 400, "BadRequest")
 
 
 @dataclass
@@ -51,8 +45,7 @@ class _Slot:
     epoch: int = -1
     used: int = 0
     job: SequenceState | None = None
-    root: int = -1
-    """The slot whose first `shared` keys and values are bit for bit those of this one."""
+    root: int = -1  # the slot whose first `shared` keys and values are bit for bit those of this one
     shared: int = 0
 
 
@@ -62,27 +55,20 @@ class Engine:
     def __init__(
         self, model: Any, *, slots: int, context_length: int, chunk: int = 1024, batch_invariant: bool = False
     ) -> None:
-        self.model = model
-        self.batch_invariant = batch_invariant
+        self.model, self.batch_invariant, self.chunk = model, batch_invariant, chunk
         self.device: torch.device = model.device
         self._by_kernel = not batch_invariant and self.device.type == "cpu" and model.dtype == torch.float32
         self.forward = forward_of(model, by_kernel=self._by_kernel)
-        self.chunk = chunk
         self.cache = KVCache(model, slots, context_length)
         self.routing = Routing(model, slots, context_length)
         self.encoder = ImageEncoder(model)
         self.slots = [_Slot(np.empty(context_length, dtype=np.int64)) for _ in range(slots)]
         self.waiting: deque[SequenceState] = deque()
         self.running: list[SequenceState] = []
-        self.version = "default"
-        self.epoch = 0
-        self.paused = False
-        self.released: set[str] = set()
-        self.generated = 0
+        self.version, self.epoch, self.generated = "default", 0, 0
+        self.paused, self.released = False, set[str]()
         self._exclusive: deque[Callable[[], None]] = deque()
         self._clock = itertools.count(1)
-
-    # -- what the owner may ask for, between steps ---------------------------------------------------------------
 
     def add(self, job: SequenceState) -> None:
         if job.stop.limit <= 0 and job.want.logprob_start_len < 0:
@@ -126,8 +112,6 @@ class Engine:
         for slot in self.slots:
             slot.count = 0
         return True
-
-    # -- one step ------------------------------------------------------------------------------------------------
 
     def step(self) -> bool:
         """Do one unit of work; False when there is none until something is asked for."""
@@ -238,10 +222,7 @@ class Engine:
             self._sample(logits, [(row, job) for row, (_, job, at) in enumerate(rows) if at is None])
 
     def _logits(self, work: list[tuple[SequenceState, int]], single_count: int, keep: list[int]) -> Tensor:
-        ids: list[int] = []
-        where: list[tuple[int, int, int, int]] = []
-        chunks: list[Chunk] = []
-        pieces = []
+        ids, where, chunks, pieces = list[int](), list[tuple[int, int, int, int]](), list[Chunk](), list[Piece]()
         for index, (job, count) in enumerate(work):
             pieces.append((job.images, job.filled, job.filled + count, len(ids)))
             if index >= single_count:
@@ -256,10 +237,8 @@ class Engine:
         plan = AttentionPlan(self.cache, singles, chunks, places, self._by_kernel)
         with torch.inference_mode(), batch_invariant(self.batch_invariant):
             kept = torch.tensor(keep, dtype=torch.long, device=self.device)
-            images = self.encoder.rows(pieces)
-            return self.forward(torch.tensor([ids], device=self.device), positions, kept, plan, images)
-
-    # -- after the forward pass ----------------------------------------------------------------------------------
+            packed = torch.tensor([ids], device=self.device)
+            return self.forward(packed, positions, kept, plan, self.encoder.rows(pieces))
 
     def _prompt_log_probs(self, logits: Tensor, scored: Sequence[tuple[int, SequenceState, int]]) -> None:
         """`scored`: rows of `logits` with their jobs, and the prompt positions that they are the predictions of."""
@@ -336,8 +315,7 @@ class Engine:
 
 def _rows(work: Sequence[tuple[SequenceState, int]]) -> list[tuple[int, SequenceState, int | None]]:
     """Return the packed tokens whose logits are needed, with their jobs and the prompt position to score; None to sample."""
-    rows: list[tuple[int, SequenceState, int | None]] = []
-    offset = 0
+    rows, offset = list[tuple[int, SequenceState, int | None]](), 0
     for job, count in work:
         end, first = job.filled + count, job.want.logprob_start_len
         if first >= 0 and not job.output:

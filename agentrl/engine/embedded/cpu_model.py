@@ -21,7 +21,8 @@ from agentrl.engine.embedded.attention import AttentionPlan, Probe, attend_chunk
 from agentrl.engine.embedded.images import ImageRows
 from agentrl.engine.embedded.kernels import Floats, Places
 
-Forward = Callable[[Tensor, Tensor, Tensor, "AttentionPlan | Probe", "ImageRows | None"], Tensor]
+Plan = AttentionPlan | Probe
+Forward = Callable[[Tensor, Tensor, Tensor, Plan, ImageRows | None], Tensor]
 """(ids [1, T], their positions [1, T] or [3, 1, T], places [K] of which logits are wanted, plan, images) -> logits
 [K, vocabulary]."""
 _MODEL = {"embed_tokens", "layers", "norm", "rotary_emb"}
@@ -34,14 +35,11 @@ _FEW = 64
 def forward_of(model: Any, *, by_kernel: bool) -> Forward:
     """Return the function that runs `model`; transformers' own if kernels may not (see `AttentionPlan`)."""
 
-    def plain(
-        ids: Tensor, positions: Tensor, keep: Tensor, plan: AttentionPlan | Probe, images: ImageRows | None
-    ) -> Tensor:
+    def plain(ids: Tensor, positions: Tensor, keep: Tensor, plan: Plan, images: ImageRows | None) -> Tensor:
         if images is not None:
             return _with_images(model, ids, positions, keep, plan, images)
         out = model(input_ids=ids, position_ids=positions, use_cache=False, logits_to_keep=keep, plan=plan)
-        logits: Tensor = out.logits[0]
-        return logits
+        return out.logits[0]
 
     if not by_kernel:
         return plain
@@ -57,9 +55,7 @@ def forward_of(model: Any, *, by_kernel: bool) -> Forward:
     return decoder if all(map(_alike, expected, _tried(decoder, model)[0])) else plain
 
 
-def _with_images(
-    model: Any, ids: Tensor, positions: Tensor, keep: Tensor, plan: AttentionPlan | Probe, images: ImageRows
-) -> Tensor:
+def _with_images(model: Any, ids: Tensor, positions: Tensor, keep: Tensor, plan: Plan, images: ImageRows) -> Tensor:
     """Run a model that sees images as transformers does, but for the places of the images: they are given."""
     embeds = model.get_input_embeddings()(ids)
     embeds[0, images.places] = images.features
@@ -69,8 +65,7 @@ def _with_images(
         mask[0, images.places] = True
         more = {"visual_pos_masks": mask, "deepstack_visual_embeds": images.deepstack}
     out = decoder_of(model)(inputs_embeds=embeds, position_ids=positions, use_cache=False, plan=plan, **more)
-    logits: Tensor = model.lm_head(out.last_hidden_state[0, keep])
-    return logits
+    return model.lm_head(out.last_hidden_state[0, keep])
 
 
 class CpuModel:
@@ -79,19 +74,12 @@ class CpuModel:
     def __init__(self, model: Any, probe: Probe) -> None:
         base = decoder_of(model)
         self._embed, self._rope, self._norm, self._head = base.embed_tokens, base.rotary_emb, base.norm, model.lm_head
-        self._layers = [
-            (
-                _added(layer.input_layernorm),
-                _CpuAttention(layer.self_attn, probe),
-                _added(layer.post_attention_layernorm),
-                _mlp(layer.mlp),
-            )
-            for layer in base.layers
-        ]
+        self._layers = []
+        for layer in base.layers:
+            before, between = _added(layer.input_layernorm), _added(layer.post_attention_layernorm)
+            self._layers.append((before, _CpuAttention(layer.self_attn, probe), between, _mlp(layer.mlp)))
 
-    def __call__(
-        self, ids: Tensor, positions: Tensor, keep: Tensor, plan: AttentionPlan | Probe, images: ImageRows | None
-    ) -> Tensor:
+    def __call__(self, ids: Tensor, positions: Tensor, keep: Tensor, plan: Plan, images: ImageRows | None) -> Tensor:
         more: Floats = self._embed(ids[0]).numpy()
         deepstack = [] if images is None else images.deepstack
         if images is not None:
@@ -104,8 +92,7 @@ class CpuModel:
             more = mlp(between(hidden, more))
             if images is not None and added is not None:
                 more[images.places.numpy()] += added.numpy()
-        logits: Tensor = self._head(self._norm(torch.from_numpy(hidden + more)[keep]))
-        return logits
+        return self._head(self._norm(torch.from_numpy(hidden + more)[keep]))
 
 
 class _CpuAttention:
@@ -120,7 +107,7 @@ class _CpuAttention:
             own.q_norm.weight.data, own.k_norm.weight.data = norms
         self._norms = norms.numpy()
 
-    def __call__(self, hidden: Floats, turn: Floats, where: Places, plan: AttentionPlan | Probe) -> Floats:
+    def __call__(self, hidden: Floats, turn: Floats, where: Places, plan: Plan) -> Floats:
         count = len(hidden)
         parts = self._project(hidden).reshape(count, -1, self._dim)
         if isinstance(plan, Probe):

@@ -3,9 +3,8 @@
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from agentrl.engine.embedded.kernels import Floats, Places, compiled
+from agentrl.engine.embedded.kernels import Doubles, Floats, Places, compiled
 
 
 @compiled("i4(f4)", flags=())
@@ -31,13 +30,7 @@ def _falling(values: Floats, wanted: int, room: Floats) -> Floats:
 
 @compiled("void(f4[:,::1], i8[::1], f8[::1], f4[::1], f8[::1], i8[::1], i8[::1])", flags=())
 def choose(
-    probs: Floats,
-    top_k: Places,
-    top_p: NDArray[np.float64],
-    min_p: Floats,
-    uniforms: NDArray[np.float64],
-    tokens: Places,
-    counts: Places,
+    probs: Floats, top_k: Places, top_p: Doubles, min_p: Floats, uniforms: Doubles, tokens: Places, counts: Places
 ) -> None:
     """Choose a token for each row of `probs` [N, vocabulary] among the tokens that the filters keep, and count these. Kept
     tokens are in the order of falling probability, then of id. The chosen token is the first at which their summed

@@ -62,8 +62,7 @@ async def final_answers(request: Request, service: EngineService, parsed: Genera
 
 def raise_for_failed(finish: dict[str, Any] | None) -> None:
     """An abort that carries a status code is an error answer, not a partial result."""
-    if finish is not None and finish.get("status_code") is not None:
-        code = finish["status_code"]
+    if finish is not None and (code := finish.get("status_code")) is not None:
         raise openai_error(finish["message"], status=code, kind=str(code))
 
 
@@ -91,8 +90,7 @@ def event_stream(chunks: AsyncGenerator[dict[str, Any]]) -> Response:
     return StreamingResponse(events(), media_type="text/event-stream")
 
 
-MOST = 1 << 20
-"""About how many tokens a text may have."""
+MOST = 1 << 20  # about how many tokens a text may have
 
 
 async def tokenize(service: EngineService, prompt: Any, add_special_tokens: bool = True) -> Response:

@@ -23,11 +23,9 @@ from agentrl.serving.http import refused
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
 
-MOST_GRAMMARS, MOST_SECONDS = 64, 2.0
-"""Of one request; how long one token's mask may take."""
+MOST_GRAMMARS, MOST_SECONDS = 64, 2.0  # of one request; how long one token's mask may take
 WHITESPACE = r" |\n[ \t]{0,32}"
-ANY = r"/(.|\n)*/"
-"""In Lark: any text."""
+ANY = r"/(.|\n)*/"  # in Lark: any text
 
 
 class Grammar:
@@ -92,12 +90,13 @@ class Grammars:
     def _compile(self, kind: str, text: str) -> "LLMatcher":
         import llguidance
 
+        form: Any = "lark" if kind == "structural_tag" else kind
         try:
-            read = {"structural_tag": self._tags, "json_schema": lambda text: schema_text(json.loads(text))}.get(
-                kind, str
-            )
-            form: Any = "lark" if kind == "structural_tag" else kind
-            matcher = llguidance.LLMatcher(self._tokens, llguidance.grammar_from(form, read(text)), log_level=0)
+            if kind == "json_schema":
+                text = schema_text(json.loads(text))
+            elif kind == "structural_tag":
+                text = self._tags(text)
+            matcher = llguidance.LLMatcher(self._tokens, llguidance.grammar_from(form, text), log_level=0)
         except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
             raise refused(f"{kind} cannot be used: {type(error).__name__}: {error}"[:500]) from None
         first = matcher.deep_copy()
@@ -112,18 +111,16 @@ class Grammars:
         tag = json.loads(text)
         if "structures" not in tag:
             raise ValueError('it needs "structures" and "triggers"; "format" needs a real SGLang server')
-        rules, names = [f"rest: {ANY}"], []
+        rules = [f"rest: {ANY}"]
         for i, structure in enumerate(tag["structures"]):
-            begin = structure["begin"]
+            begin, schema = structure["begin"], schema_text(structure["schema"])
             trigger = next((t for t in tag["triggers"] if t and begin.startswith(t)), None)
             if trigger is None:
                 raise ValueError(f"no trigger begins {begin!r}")
-            names.append(f"tag{i}")
-            schema = schema_text(structure["schema"])
-            rules.append(self.until(trigger, f"head{i}"))
             tail = f"{self.literal(begin[len(trigger) :])} %json {schema} {self.literal(structure['end'])}"
-            rules.append(f"tag{i}: head{i} {tail}")
-        return "\n".join([f"start: ({' | '.join(names)})* rest", *rules])
+            rules += [self.until(trigger, f"head{i}"), f"tag{i}: head{i} {tail}"]
+        names = " | ".join(f"tag{i}" for i in range(len(tag["structures"])))
+        return "\n".join([f"start: ({names})* rest", *rules])
 
     @cached_property
     def _tokens(self) -> "LLTokenizer":
@@ -131,9 +128,8 @@ class Grammars:
 
         if self._vocab.tokenizer is None or not self._vocab.eos:
             raise refused("a grammar needs a model folder with a tokenizer.json and an end token.")
-        return llguidance.LLTokenizer(
-            self._vocab.tokenizer.to_str(), n_vocab=self._vocab.size, eos_token=sorted(self._vocab.eos)
-        )
+        vocab, ends = self._vocab.tokenizer.to_str(), sorted(self._vocab.eos)
+        return llguidance.LLTokenizer(vocab, n_vocab=self._vocab.size, eos_token=ends)
 
     @cached_property
     def _special(self) -> dict[str, int]:

@@ -24,16 +24,15 @@ from agentrl.serving.http import refused
 Ids = NDArray[np.int64]
 Pixels = dict[str, Tensor]
 
-PIXEL_BYTES, FEATURE_ROWS = 256 << 20, 1 << 15
-"""The size of the caches: bytes of images' pixels, and rows of features."""
+PIXEL_BYTES, FEATURE_ROWS = 256 << 20, 1 << 15  # the size of the caches: bytes of images' pixels, and rows of features
 
 
 @dataclass(frozen=True)
 class PlacedImage:
-    """An image at `start` to `end` of a prompt: its hash as the prefix cache compares it, and its pixels."""
+    """An image at `start` to `end` of a prompt."""
 
     hash: str
-    key: int
+    key: int  # the hash as the prefix cache compares it
     start: int
     end: int
     pixels: Pixels
@@ -41,12 +40,11 @@ class PlacedImage:
 
 @dataclass(frozen=True)
 class PromptImages:
-    """The images of one prompt in order, and the positions [3, tokens] of its tokens. Later tokens have the position
-    that follows from their number by `shift`."""
+    """The images of one prompt in order, and the positions of its tokens."""
 
     images: Sequence[PlacedImage]
-    positions: Ids
-    shift: int
+    positions: Ids  # [3, tokens]
+    shift: int  # from the number of a later token to its position
 
     def mark(self, ids: Ids, start: int) -> None:
         """Replace placeholders in `ids`, which begin at token `start`, by the keys of their images."""
@@ -66,12 +64,11 @@ Piece = tuple[PromptImages | None, int, int, int]
 
 @dataclass(frozen=True)
 class ImageRows:
-    """Features for the places of a packed batch: `features` [places, width], and for each of the first layers what is
-    added behind it (deepstack)."""
+    """Features for the places of a packed batch."""
 
     places: Tensor
-    features: Tensor
-    deepstack: list[Tensor]
+    features: Tensor  # [places, width]
+    deepstack: list[Tensor]  # for each of the first layers, the addition behind it
 
 
 class ImageReader:
@@ -83,14 +80,9 @@ class ImageReader:
         self._lock = threading.Lock()
 
     def read(self, ids: list[int], urls: Sequence[str], spans: Any) -> tuple[list[int], PromptImages]:
-        """Return a prompt with all its placeholders, and its images.
-
-        Args:
-            urls: data URLs, in the order of the images.
-            spans: start and end of each image in `ids`; None if all placeholders in `ids` are images.
-
-        Raises:
-            RequestError: an image is refused, or the placeholders are not those of the images."""
+        """Return a prompt with all its placeholders, and its images. `urls`: data URLs, in the order of the images.
+        `spans`: start and end of each image in `ids`; None if all placeholders in `ids` are images. Raises RequestError:
+        an image is refused, or the placeholders are not those of the images."""
         if len(urls) > (most := ImageLimits().count):
             raise refused(f"image_data: a prompt may have {most} images, this one has {len(urls)}")
         places = self._vision.tokens.runs(ids) if spans is None else _checked(spans, len(ids))
@@ -99,12 +91,15 @@ class ImageReader:
         whole, images, read = list[int](), list[PlacedImage](), 0
         for number, (url, (start, end)) in enumerate(zip(urls, places, strict=True)):
             try:
-                image = image_from_url(url)
-                pixels = self._pixels_of(image)
+                pixels = self._pixels_of(image := image_from_url(url))
             except MediaError as error:
                 raise refused(f"image_data[{number}]: {error}") from error
             needs = int(pixels["image_grid_thw"].prod()) // self._vision.tokens.patches
-            self._check_place(number, ids[start:end], needs)
+            placeholder, place = self._vision.tokens.id, ids[start:end]
+            if set(place) != {placeholder} or len(place) not in (1, needs):
+                said = f"needs {needs} placeholders (id {placeholder}), or one that stands for them"
+                has = f"its place in input_ids has {len(place)} ids, {place.count(placeholder)} of them placeholders"
+                raise refused(f"image_data[{number}] {said}; {has}")
             whole += ids[read:start]
             key = -1 - int(image.hash[:15], 16)
             images.append(PlacedImage(image.hash, key, len(whole), len(whole) + needs, pixels))
@@ -112,14 +107,6 @@ class ImageReader:
             read = end
         whole += ids[read:]
         return whole, self._placed(whole, images)
-
-    def _check_place(self, number: int, ids: list[int], needs: int) -> None:
-        placeholder = self._vision.tokens.id
-        if set(ids) != {placeholder} or len(ids) not in (1, needs):
-            raise refused(
-                f"image_data[{number}] needs {needs} placeholders (id {placeholder}), or one that stands for them; its "
-                f"place in input_ids has {len(ids)} ids, {ids.count(placeholder)} of them placeholders"
-            )
 
     def _pixels_of(self, image: Any) -> Pixels:
         with self._lock:
@@ -149,9 +136,8 @@ def _checked(spans: Any, length: int) -> list[tuple[int, int]]:
     for span in spans if isinstance(spans, list) else [spans]:
         fits = isinstance(span, list) and len(span) == 2 and all(type(edge) is int for edge in span)
         if not fits or not before < span[0] < span[1] <= length:
-            raise refused(
-                f"image_spans: expected [start, end] of each image in {length} ids, in order and apart, got {span!r:.80}"
-            )
+            expected = f"expected [start, end] of each image in {length} ids, in order and apart"
+            raise refused(f"image_spans: {expected}, got {span!r:.80}")
         before = span[1]
     return [(start, end) for start, end in spans]
 

@@ -17,6 +17,7 @@ from numba.extending import intrinsic
 from numpy.typing import NDArray
 
 Floats = NDArray[np.float32]
+Doubles = NDArray[np.float64]
 Places = NDArray[np.int64]
 _F = TypeVar("_F", bound=Callable[..., Any])
 _LOG2E, _LN2_HIGH, _LN2_LOW = np.float32(1.442695041), np.float32(0.693359375), np.float32(-2.12194440e-4)
@@ -24,8 +25,7 @@ _EXP = tuple(map(np.float32, (1.98756915e-4, 1.3981999507e-3, 8.3334519073e-3, 4
 
 
 def compiled(*signature: str, flags: tuple[str, ...] = ("reassoc", "contract", "nsz", "arcp")) -> Callable[[_F], _F]:
-    """Return a decorator that compiles a function for one signature, or, without one, for use in other kernels. `flags`:
-    LLVM's fast-math flags."""
+    """Return a decorator that compiles for one signature, or for use in other kernels. `flags`: LLVM's fast-math flags."""
 
     def decorate(function: _F) -> _F:
         options = {"fastmath": set(flags), "nogil": True, "error_model": "numpy", "boundscheck": False}

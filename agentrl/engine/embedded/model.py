@@ -25,37 +25,28 @@ from agentrl.errors import AgentRLError
 from agentrl.modelfolder import text_config
 from agentrl.serving.http import refused
 
-MEMORY_SHARE = 0.3
-"""Part of the machine's memory that KV slots may take when `--slots` is not given."""
+MEMORY_SHARE = 0.3  # part of the machine's memory that KV slots may take when `--slots` is not given
 MOST_SLOTS = 64
-LIKE = {"kimi_k2": "deepseek_v3"}
-"""Models of the same layers that transformers knows by the other name alone."""
+LIKE = {"kimi_k2": "deepseek_v3"}  # models of the same layers that transformers knows by the other name alone
 
 
 class Vocabulary:
     """Ids and text of one model folder."""
 
     def __init__(self, path: str, config: dict[str, Any]) -> None:
-        self.path = path
-        self.size = int(config["vocab_size"])
-        self.tokenizer: Any = None
-        """Of the library `tokenizers`; None for a folder without tokenizer.json."""
-        file = Path(path, "tokenizer.json")
-        if file.is_file():
+        self.path, self.size = path, int(config["vocab_size"])
+        self.tokenizer: Any = None  # of the library `tokenizers`; None for a folder without tokenizer.json
+        if (file := Path(path, "tokenizer.json")).is_file():
             from tokenizers import Tokenizer
 
             with named(f"{file}: no tokenizer that can be used"):
                 self.tokenizer = Tokenizer.from_file(str(file))
-        self.eos = frozenset(self._eos_ids(config))
-
-    def _eos_ids(self, config: dict[str, Any]) -> set[int]:
-        found = _as_ids(config.get("eos_token_id"))
-        found |= _as_ids(_read_json(Path(self.path, "generation_config.json")).get("eos_token_id"))
-        token = _read_json(Path(self.path, "tokenizer_config.json")).get("eos_token")
+        ends = [config.get("eos_token_id"), _read_json(Path(path, "generation_config.json")).get("eos_token_id")]
+        token = _read_json(Path(path, "tokenizer_config.json")).get("eos_token")
         token = token.get("content") if isinstance(token, dict) else token
         if token and self.tokenizer is not None:
-            found |= _as_ids(self.tokenizer.token_to_id(token))
-        return found
+            ends.append(self.tokenizer.token_to_id(token))
+        self.eos = frozenset[int]().union(*map(_as_ids, ends))
 
     def encode(self, text: str, most: int, *, add_special_tokens: bool = True) -> list[int]:
         """The text's ids. Raises `RequestError` when the folder has no tokenizer, or they are far more than `most`."""
@@ -103,14 +94,9 @@ def load_model(path: str, *, dtype: str, device: str, trust_remote_code: bool) -
     if any(Path(path).glob("*.safetensors*")):
         modelfolder.check_weights(Path(path))
     config = _config_of(path, trust_remote_code=trust_remote_code)
+    options = {"config": config, "dtype": getattr(torch, dtype), "trust_remote_code": trust_remote_code}
     with named(f"{path}: no weights could be loaded from here"):
-        model, found = model_class(config).from_pretrained(
-            path,
-            config=config,
-            dtype=getattr(torch, dtype),
-            trust_remote_code=trust_remote_code,
-            output_loading_info=True,
-        )
+        model, found = model_class(config).from_pretrained(path, **options, output_loading_info=True)
     if missing := sorted(found["missing_keys"]):
         raise AgentRLError(f"{path}: its weights lack {missing[0]} and {len(missing) - 1} more; fetch them again")
     made = for_serving(model.to(device))
@@ -147,9 +133,8 @@ def _config_of(path: str, *, trust_remote_code: bool) -> Any:
     with named(f"{path}: its config.json cannot be used"):
         stored = modelfolder.read_config(Path(path))
         if (like := LIKE.get(stored.get("model_type", ""))) is not None and not trust_remote_code:
-            return AutoConfig.for_model(
-                like, **{k: v for k, v in stored.items() if k not in ("model_type", "auto_map")}
-            )
+            own = {name: value for name, value in stored.items() if name not in ("model_type", "auto_map")}
+            return AutoConfig.for_model(like, **own)
         return AutoConfig.from_pretrained(path, trust_remote_code=trust_remote_code)
 
 
@@ -189,7 +174,6 @@ def _as_ids(value: Any) -> set[int]:
 
 
 _EXPERTS = re.compile(r".*\blayers\.(\d+)\..*\bexperts")
-
 Rows = NDArray[np.int16]
 
 

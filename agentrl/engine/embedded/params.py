@@ -18,15 +18,9 @@ from agentrl.serving.http import RequestError, refused, undecodable
 
 GREEDY_BELOW = 1e-6
 GRAMMARS = ("json_schema", "regex", "ebnf", "structural_tag")
-_EXPECTED = {
-    "int_type": "i64",
-    "float_type": "f64",
-    "bool_type": "a boolean",
-    "string_type": "a string",
-    "list_type": "a sequence",
-    "dict_type": "a map",
-}
-"""pydantic's errors in the words of SGLang's decoder."""
+# pydantic's errors in the words of SGLang's decoder.
+_EXPECTED = {"int_type": "i64", "float_type": "f64", "bool_type": "a boolean"}
+_EXPECTED |= {"string_type": "a string", "list_type": "a sequence", "dict_type": "a map"}
 
 
 def _must(rule: str, fine: Callable[[Any], bool]) -> AfterValidator:
@@ -63,15 +57,13 @@ class RequestSampling(BaseModel):
 
     model_config = ConfigDict(strict=True, frozen=True, extra="forbid")
 
-    max_new_tokens: _Count | None = 128
-    """None: as many as the context allows."""
+    max_new_tokens: _Count | None = 128  # None: as many as the context allows
     stop: _Strings = []
     stop_token_ids: Annotated[list[int], FailFast()] = []
     stop_regex: Annotated[_Strings, AfterValidator(_compiled)] = []
     temperature: Annotated[float, _must("be a non-negative finite number", lambda t: math.isfinite(t) and t >= 0)] = 1.0
     top_p: Annotated[float, _must("be in (0, 1]", lambda p: 0 < p <= 1)] = 1.0
-    top_k: Annotated[int, _must("be -1 (disable) or at least 1", lambda k: k == -1 or k >= 1)] = -1
-    """-1: all tokens."""
+    top_k: Annotated[int, _must("be -1 (disable) or at least 1", lambda k: k == -1 or k >= 1)] = -1  # -1: all tokens
     min_p: Annotated[float, _must("be in [0, 1]", lambda p: 0 <= p <= 1)] = 0.0
     frequency_penalty: _Penalty = 0.0
     presence_penalty: _Penalty = 0.0
@@ -84,15 +76,13 @@ class RequestSampling(BaseModel):
     structural_tag: str | None = None
     ignore_eos: bool = False
     skip_special_tokens: bool = True
-    spaces_between_special_tokens: Any = None
-    """Taken and not read, as `stream_interval` and `custom_params`."""
+    spaces_between_special_tokens: Any = None  # taken and not read, as `stream_interval` and `custom_params`
     no_stop_trim: bool = False
     stream_interval: Any = None
     logit_bias: dict[Annotated[int, Strict(False)], float] = {}
     sampling_seed: Annotated[int, _must("be in [0, 2**63)", lambda seed: 0 <= seed < 2**63)] | None = None
     custom_params: Any = None
-    beam_width: None = None
-    """Refused, as `watermark` and `choice`."""
+    beam_width: None = None  # refused, as `watermark` and `choice`
     watermark: None = None
     choice: None = None
 
@@ -100,10 +90,9 @@ class RequestSampling(BaseModel):
     def decode(cls, raw: Mapping[str, Any], *, vocab_size: int) -> Self:
         """Check `raw` (the wire's mapping) and fill in defaults. Raises `RequestError`."""
         defaulted = cls.model_fields.keys() - {"max_new_tokens"}
+        given = {name: value for name, value in raw.items() if value is not None or name not in defaulted}
         try:
-            params = cls.model_validate(
-                {k: value for k, value in raw.items() if value is not None or k not in defaulted}
-            )
+            params = cls.model_validate(given)
         except ValidationError as error:
             raise _refusal(error.errors(include_url=False)[0]) from None
         params._check_together(vocab_size)

@@ -23,10 +23,8 @@ from agentrl.serving.http import fields_of, invalid_body, refused
 MAX_SEQUENCES, MAX_TOKENS, MAX_LOG_PROBS = 4096, 1 << 24, 1 << 22
 """Of one request: prompts times `n`; tokens of all these prompts; log-probs beside those of the sampled tokens."""
 
-UNSERVED = """
-    input_embeds video_data audio_data custom_logit_processor session_params sampling_logprobs_mode
-    return_hidden_states
-"""
+UNSERVED = "input_embeds video_data audio_data custom_logit_processor session_params sampling_logprobs_mode"
+UNSERVED += " return_hidden_states"
 _IDS = TypeAdapter(Annotated[list[Annotated[int, Strict()]], FailFast()])
 
 
@@ -52,13 +50,12 @@ class PromptBody(Wanted):
 
 @dataclass(frozen=True)
 class GenerateRequest:
-    """A whole body: `jobs` in the order of the answer; `single` when the answer is one object."""
+    """A whole body."""
 
     body: GenerateBody
-    jobs: list[SequenceState]
-    rids: list[str]
-    """The client's name for its prompts: `abort_request` uses it."""
-    single: bool
+    jobs: list[SequenceState]  # in the order of the answer
+    rids: list[str]  # the client's name for its prompts: `abort_request` uses it
+    single: bool  # the answer is one object
 
 
 def parse_generate(
@@ -129,9 +126,8 @@ def output_limit(prompt_tokens: int, max_new_tokens: int | None, context: int) -
     """Return how many tokens may follow the prompt; raises `RequestError` if they do not fit the context. Like the real
     server it keeps two positions free, so the last of an exactly full context is not sampled."""
     if prompt_tokens >= context:
-        raise refused(
-            f"The input ({prompt_tokens} tokens) is longer than the model's context length ({context} tokens)."
-        )
+        longer = f"is longer than the model's context length ({context} tokens)."
+        raise refused(f"The input ({prompt_tokens} tokens) {longer}")
     room = max(0, context - 2 - prompt_tokens)
     if max_new_tokens is None:
         return room
@@ -229,17 +225,14 @@ def _rids(rid: Any, count: int, single: bool) -> list[str]:
     members = strings(rid, "rid")
     if len(members) != count:
         raise refused("The specified rids length mismatch with the batch_size for batch processing.")
-    doubled = sorted(member for member, times in Counter(members).items() if times > 1)
-    if doubled:
+    if doubled := sorted(member for member, times in Counter(members).items() if times > 1):
         raise refused(f"Duplicate request IDs detected within the request: {doubled}")
     return members
 
 
 def _check_start(name: str, owner: str, start: int, prompt_tokens: int, *, least: int) -> None:
     if start > prompt_tokens:
-        raise refused(
-            f"{owner}.{name}={start} is higher than the number of input tokens "
-            f"len(req.origin_input_ids)={prompt_tokens}. Please use a smaller {name}."
-        )
+        higher = f"is higher than the number of input tokens len(req.origin_input_ids)={prompt_tokens}"
+        raise refused(f"{owner}.{name}={start} {higher}. Please use a smaller {name}.")
     if start < least:
         raise refused(f"{name} must be at least {least}, got {start}.")

@@ -41,18 +41,10 @@ def answer(job: SequenceState, request: GenerateRequest, vocab: Vocabulary, vers
 
 def _meta(job: SequenceState, finish: dict[str, Any] | None, count: int, version: str) -> dict[str, Any]:
     cached = job.cached_tokens
-    meta: dict[str, Any] = {
-        "id": job.rid,
-        "finish_reason": finish,
-        "prompt_tokens": len(job.prompt),
-        "weight_version": version,
-        "num_retractions": job.retractions,
-        "reasoning_tokens": 0,
-        "completion_tokens": count,
-        "cached_tokens": cached,
-        "cached_tokens_details": {"device": cached, "host": 0} if cached else None,
-        "dp_rank": None,
-    }
+    meta: dict[str, Any] = {"id": job.rid, "finish_reason": finish, "prompt_tokens": len(job.prompt)}
+    meta |= {"weight_version": version, "num_retractions": job.retractions, "reasoning_tokens": 0}
+    meta |= {"completion_tokens": count, "cached_tokens": cached, "dp_rank": None}
+    meta["cached_tokens_details"] = {"device": cached, "host": 0} if cached else None
     if finish is not None:
         meta["weight_versions"] = [{"version": v, "start": start, "end": end} for v, start, end in job.versions]
         meta["e2e_latency"] = (job.finished or time.monotonic()) - job.created
@@ -66,14 +58,11 @@ def _log_probs(job: SequenceState, vocab: Vocabulary | None, count: int) -> dict
     want, start = job.want, job.want.logprob_start_len
     output = [_triple(p, t, vocab) for p, t in zip(job.log_probs[:count], job.output, strict=False)]
     prompt: list[Triple] = []
-    if start >= 0 and start < len(job.prompt):
+    if 0 <= start < len(job.prompt):
         prompt = [_triple(None, job.prompt[start], vocab)]
         prompt += [_triple(p, t, vocab) for p, t in zip(job.input_log_probs, job.prompt[start + 1 :], strict=False)]
-    entries: dict[str, Any] = {
-        "input_token_logprobs": prompt,
-        "output_token_logprobs": output,
-        "output_token_logprobs_length": len(output),
-    }
+    entries: dict[str, Any] = {"input_token_logprobs": prompt, "output_token_logprobs": output}
+    entries["output_token_logprobs_length"] = len(output)
     if want.top_logprobs_num:
         entries["input_top_logprobs"] = _rows(job.input_top, bool(prompt), vocab)
         entries["output_top_logprobs"] = _rows(job.output_top[:count], False, vocab)

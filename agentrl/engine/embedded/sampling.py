@@ -18,18 +18,17 @@ from torch import Tensor
 from agentrl.engine.embedded import filtering
 from agentrl.engine.embedded.params import RequestSampling
 
+# The tokens that the filters left of one row: ids, likeliest first, and the chosen token's log-prob among them.
 Kept = tuple[NDArray[np.int32], float]
-"""The tokens that the filters left of one row: ids, likeliest first, and the chosen token's log-prob among them."""
 
 
 @dataclass
 class Choice:
-    """Result of one sampling step. `tokens`: [N] ids. `log_probs`: [N, vocabulary] float32, the reported distribution.
-    `kept`: by row, where asked for."""
+    """Result of one sampling step."""
 
-    tokens: list[int]
-    log_probs: Tensor
-    kept: dict[int, Kept]
+    tokens: list[int]  # [N]
+    log_probs: Tensor  # [N, vocabulary] float32, the reported distribution
+    kept: dict[int, Kept]  # by row, where asked for
 
 
 def adjust(row: Tensor, params: RequestSampling, prompt: Sequence[int], output: Sequence[int]) -> None:
@@ -38,8 +37,7 @@ def adjust(row: Tensor, params: RequestSampling, prompt: Sequence[int], output: 
     if params.penalised:
         if params.repetition_penalty != 1:
             seen = torch.tensor(sorted({*prompt, *output}), device=row.device)
-            value = row[seen]
-            scale = params.repetition_penalty
+            value, scale = row[seen], params.repetition_penalty
             row[seen] = torch.where(value > 0, value / scale, value * scale)
         if output and (params.frequency_penalty or params.presence_penalty):
             ids, counts = np.unique(np.asarray(output, dtype=np.int64), return_counts=True)
@@ -60,16 +58,13 @@ def choose(
     log_probs = torch.log_softmax(scaled, dim=-1)
     tokens = torch.zeros(len(params), dtype=torch.long, device=logits.device)
     draws = torch.tensor(uniforms, dtype=torch.float64, device=logits.device)[:, None]
-    greedy = [i for i, p in enumerate(params) if p.greedy]
-    plain = [i for i, p in enumerate(params) if not p.greedy and not p.filtered]
-    filtered = [i for i, p in enumerate(params) if not p.greedy and p.filtered]
     kept: dict[int, Kept] = {}
-    if greedy:
+    if greedy := [i for i, p in enumerate(params) if p.greedy]:
         tokens[greedy] = _rows(scaled, greedy).argmax(-1)
         kept = {i: (np.array([int(tokens[i])], np.int32), 0.0) for i in greedy if i in keep}
-    if plain:
+    if plain := [i for i, p in enumerate(params) if not p.greedy and not p.filtered]:
         tokens[plain] = _invert(_rows(log_probs, plain).exp(), draws[plain])
-    if filtered:
+    if filtered := [i for i, p in enumerate(params) if not p.greedy and p.filtered]:
         probs = _rows(log_probs, filtered).exp().nan_to_num_(0.0)
         tokens[filtered], counts = _choose_filtered(probs, [params[i] for i in filtered], draws[filtered])
         kept |= {i: _kept(probs[at], int(counts[at]), tokens[i]) for at, i in enumerate(filtered) if i in keep}

@@ -29,15 +29,12 @@ class Wanted(BaseModel):
     """Optional outputs of a request, besides the sampled tokens with their log-probs; names are the wire's."""
 
     return_logprob: bool = False
-    logprob_start_len: int = -1
-    """First prompt position whose log-prob is wanted; -1: none."""
+    logprob_start_len: int = -1  # first prompt position whose log-prob is wanted; -1: none
     top_logprobs_num: NonNegativeInt = 0
     token_ids_logprob: list[Any] = []
-    return_sampling_mask: bool = False
-    """Also what the filters kept for each token."""
+    return_sampling_mask: bool = False  # also what the filters kept for each token
     return_routed_experts: bool = False
-    routed_experts_start_len: int = 0
-    """First token whose experts are wanted."""
+    routed_experts_start_len: int = 0  # first token whose experts are wanted
 
 
 @dataclass(eq=False)
@@ -60,14 +57,11 @@ class SequenceState:
     output_top: list[TopEntry] = field(default_factory=list)
     output_ids_log_probs: list[TopEntry] = field(default_factory=list)
     kept: list[Kept] = field(default_factory=list)
-    routed: Rows | None = None
-    """The experts of the tokens from `want.routed_experts_start_len` on, but of the last; when it is finished."""
-    input_log_probs: list[float] = field(default_factory=list)
-    """Of the prompt tokens behind `want.logprob_start_len`."""
+    routed: Rows | None = None  # at its end: experts of tokens `want.routed_experts_start_len` to the last but one
+    input_log_probs: list[float] = field(default_factory=list)  # of the prompt tokens behind `want.logprob_start_len`
     input_top: list[TopEntry] = field(default_factory=list)
     input_ids_log_probs: list[TopEntry] = field(default_factory=list)
-    versions: list[tuple[str, int, int]] = field(default_factory=list)
-    """(weight version, start, end) over the output."""
+    versions: list[tuple[str, int, int]] = field(default_factory=list)  # (weight version, start, end) over the output
     finish: dict[str, Any] | None = None
     cached_tokens: int = 0
     retractions: int = 0
@@ -75,8 +69,7 @@ class SequenceState:
     finished: float | None = None
 
     slot: int = -1
-    filled: int = 0
-    """Tokens (of prompt and output) whose KV is in the slot."""
+    filled: int = 0  # tokens (of prompt and output) whose KV is in the slot
     waits_for: "SequenceState | None" = None
     waits_until: int = 0
 

@@ -23,45 +23,25 @@ from agentrl.serving.http import Handler, RequestError, refusal, refuse_pages, t
 
 GET: dict[str, Handler] = {
     "/": control.root,
-    "/health": control.health,
-    "/health_generate": control.health_generate,
-    "/ready": control.health,
     "/ping": control.ping,
-    "/model_info": control.model_info,
-    "/get_model_info": control.model_info,
-    "/server_info": control.server_info,
-    "/get_server_info": control.server_info,
+    "/health_generate": control.health_generate,
     "/v1/loads": control.loads,
-    "/v1/models": control.models,
-    "/v1/models/{model:path}": control.models,
+    **dict.fromkeys(("/health", "/ready"), control.health),
+    **dict.fromkeys(("/model_info", "/get_model_info"), control.model_info),
+    **dict.fromkeys(("/server_info", "/get_server_info"), control.server_info),
+    **dict.fromkeys(("/v1/models", "/v1/models/{model:path}"), control.models),
 }
-POST: dict[str, Handler] = {
-    "/generate": generate,
-    "/v1/tokenize": takes_body(tokenize),
-    "/v1/detokenize": takes_body(detokenize),
-}
-CONTROL = (
-    control.abort_request,
-    control.pause_generation,
-    control.continue_generation,
-    control.update_weights_from_disk,
-    control.update_weights_from_tensor,
-    control.update_weights_from_distributed,
-    control.init_weights_update_group,
-    control.destroy_weights_update_group,
-    control.load_lora_adapter,
-    control.unload_lora_adapter,
-    control.begin_weight_update,
-    control.end_weight_update,
-    control.update_weight_version,
-    control.weights_checker,
-    control.get_weights_by_name,
-    control.release_memory_occupation,
-    control.resume_memory_occupation,
-)
-"""By POST, each under its own name."""
-_FREE = (control.health, control.health_generate)
-"""The routes of probes, which have no keys."""
+POST: dict[str, Handler] = {"/generate": generate}
+POST |= {"/v1/tokenize": takes_body(tokenize), "/v1/detokenize": takes_body(detokenize)}
+CONTROL = (  # by POST, each under its own name
+    control.abort_request, control.pause_generation, control.continue_generation,
+    control.update_weights_from_disk, control.update_weights_from_tensor, control.update_weights_from_distributed,
+    control.init_weights_update_group, control.destroy_weights_update_group,
+    control.load_lora_adapter, control.unload_lora_adapter, control.begin_weight_update, control.end_weight_update,
+    control.update_weight_version, control.weights_checker, control.get_weights_by_name,
+    control.release_memory_occupation, control.resume_memory_occupation,
+)  # fmt: skip
+_FREE = (control.health, control.health_generate)  # the routes of probes, which have no keys
 
 
 def build(options: Options, *, on_crash: Callable[[], None], routes: Mapping[str, Handler] | None = None) -> Starlette:
@@ -100,10 +80,9 @@ def routes_of(options: Options, more: Mapping[str, Handler]) -> list[Route]:
 
 @contextlib.asynccontextmanager
 async def _lifespan(app: Starlette) -> AsyncIterator[None]:
-    service: EngineService = app.state.service
-    service.worker.start()
+    app.state.service.worker.start()
     yield
-    service.worker.stop()
+    app.state.service.worker.stop()
 
 
 async def _no_route(_: Request, error: Exception) -> Response:
@@ -119,6 +98,5 @@ def serve(options: Options, routes: Mapping[str, Handler] | None = None) -> None
         torch.set_num_threads(options.threads)
     listener = serving.listen(options.host, options.port)
     app = build(options, on_crash=lambda: signal.raise_signal(signal.SIGTERM), routes=routes)
-    service: EngineService = app.state.service
-    stop = partial(service.worker.post, lambda engine: engine.abort(lambda _: True))
+    stop = partial(app.state.service.worker.post, lambda engine: engine.abort(lambda _: True))
     serving.serve(app, listener, options.host, ready="ready on {url}", on_signal=stop)

@@ -35,8 +35,7 @@ if TYPE_CHECKING:
     from agentrl.chat import Chat
 
 T = TypeVar("T")
-MOST_CHATS = 8
-"""The number of sets of `chat_template_kwargs` that are kept ready."""
+MOST_CHATS = 8  # the number of sets of `chat_template_kwargs` that are kept ready
 
 
 @dataclass(frozen=True)
@@ -73,18 +72,14 @@ class EngineService:
         self.adapter: str | None = None
         self.config = read_config(self.model_path)
         self.context = context_length(self.config, options.context_length)
-        dtype = options.dtype
-        if dtype == "auto":
-            dtype = "bfloat16" if options.device.startswith("cuda") else "float32"
-        model = load_model(
-            self.model_path, dtype=dtype, device=options.device, trust_remote_code=options.trust_remote_code
-        )
+        auto = "bfloat16" if options.device.startswith("cuda") else "float32"
+        dtype, device = auto if options.dtype == "auto" else options.dtype, options.device
+        model = load_model(self.model_path, dtype=dtype, device=device, trust_remote_code=options.trust_remote_code)
         slots, context = options.slots or slots_that_fit(model, self.context), self.context
+        sizes: dict[str, Any] = {"slots": slots, "context_length": context, "chunk": options.chunk}
         with named(f"{slots} sequences of {context} tokens do not fit; give smaller --slots or --context-length"):
-            self.engine = Engine(
-                model, slots=slots, context_length=context, chunk=options.chunk, batch_invariant=options.batch_invariant
-            )
-        """For reading counters only; everything else goes through the worker."""
+            # Only counters are read here; everything else goes through the worker.
+            self.engine = Engine(model, **sizes, batch_invariant=options.batch_invariant)
         self.worker = Worker(self.engine, on_crash=on_crash)
         self.weights = WeightUpdater(model)
         self.vocab = Vocabulary(self.model_path, self.config)
@@ -123,14 +118,9 @@ def _load_chat(options: Options, kwargs: bytes) -> "Chat":
     from agentrl.chat import Chat
 
     try:
-        return Chat.load(
-            options.model_path,
-            chat_template=options.chat_template,
-            template_kwargs=orjson.loads(kwargs),
-            tool_call_parser=options.tool_call_parser,
-            reasoning_parser=options.reasoning_parser,
-            trust_remote_code=options.trust_remote_code,
-        )
+        names = ("chat_template", "tool_call_parser", "reasoning_parser", "trust_remote_code")
+        given = {name: getattr(options, name) for name in names}
+        return Chat.load(options.model_path, template_kwargs=orjson.loads(kwargs), **given)
     except (TemplateError, SettingsError) as error:
         raise openai_error(str(error)) from error
 
@@ -141,8 +131,7 @@ class RequestInFlight:
     def __init__(self, service: EngineService, request: GenerateRequest) -> None:
         self.request, self.jobs = request, request.jobs
         self._service, self._loop, self._wake = service, asyncio.get_running_loop(), asyncio.Event()
-        self._moved: set[int] = set()
-        self._left = len(self.jobs)
+        self._moved, self._left = set[int](), len(self.jobs)
         service.live.update(request.rids)
         for index, job in enumerate(self.jobs):
             if job.seed is None:
@@ -183,6 +172,5 @@ class RequestInFlight:
     def close(self) -> None:
         """Forget the call; jobs that still run are aborted (the client has gone)."""
         self._service.live -= Counter(self.request.rids)
-        mine = {id(job) for job in self.jobs if job.finish is None}
-        if mine:
+        if mine := {id(job) for job in self.jobs if job.finish is None}:
             self._service.worker.post(lambda engine: engine.abort(lambda job: id(job) in mine))

@@ -13,8 +13,7 @@ import regex
 from agentrl.engine.embedded.params import RequestSampling
 
 MAX_SEARCH = 0.02
-Decode = Callable[[Sequence[int], bool], str]
-"""(ids, skip_special_tokens) -> text."""
+Decode = Callable[[Sequence[int], bool], str]  # (ids, skip_special_tokens) -> text
 
 REPLACEMENT = "\ufffd"
 
@@ -31,13 +30,11 @@ class StopRules:
     """The stop conditions of one sequence."""
 
     def __init__(self, params: RequestSampling, *, eos: frozenset[int], limit: int, decode: Decode | None) -> None:
-        self.limit = limit
-        """Most tokens that may be sampled."""
+        self.limit = limit  # most tokens that may be sampled
         ids = eos.union(params.stop_token_ids)
         self.ids = frozenset() if params.ignore_eos and not params.grammar else ids
         self.forbidden_early = ids if params.min_new_tokens else frozenset()
-        self._params = params
-        self._decode = decode
+        self._params, self._decode = params, decode
         self._tail = max((len(s.encode()) for s in params.stop), default=0) + 8
 
     def check(self, output: Sequence[int]) -> dict[str, Any] | None:
@@ -67,8 +64,7 @@ class StopRules:
 
 def shown_text(output: Sequence[int], reason: dict[str, Any] | None, params: RequestSampling, decode: Decode) -> str:
     """The text of an answer: trimmed where it stopped; while unfinished, without a trailing incomplete character."""
-    matched = (reason or {}).get("matched")
-    trim = not params.no_stop_trim
+    matched, trim = (reason or {}).get("matched"), not params.no_stop_trim
     if trim and isinstance(matched, int):
         output = output[:-1]
     text = decode(output, params.skip_special_tokens)

@@ -32,29 +32,26 @@ from agentrl.serving.http import refused, update_refused
 
 _EXPERT = re.compile(r"(?P<layer>.+\.experts)\.(?P<expert>\d+)\.(?P<part>(gate|up|down)_proj|w[123])\.weight")
 _PARTS = {"w1": "gate_proj", "w2": "down_proj", "w3": "up_proj"}
-_OTHER_NAMES = {"model.language_model.": "model.", ".block_sparse_moe.": ".mlp."}
-"""Parts of tensor names in folders, and in transformers."""
+_OTHER_NAMES = {"model.language_model.": "model.", ".block_sparse_moe.": ".mlp."}  # in folders, and in transformers
 JOIN_TIMEOUT = timedelta(seconds=60)
-Tag = Literal["weights", "kv_cache", "cuda_graph"]
-"""The kinds of memory that can be given back, by SGLang's names; there are no graphs here."""
+Tag = Literal["weights", "kv_cache", "cuda_graph"]  # kinds of memory that can be given back; there are no graphs here
 TAGS: tuple[Tag, ...] = get_args(Tag)
 DTYPES = {name: getattr(torch, name) for name in ("float32", "bfloat16", "float16", "float64")}
 
 
+Named = list[tuple[str, Tensor]]  # tensors by name
+
+
 class WeightUpdater:
-    """Weight updates of one model, or a `RequestError`. Methods that take an `Engine` run in its thread; methods that
-    read or receive block."""
+    """Weight updates of a model, or a `RequestError`. Methods with an `Engine` run in its thread; `read_*` block."""
 
     def __init__(self, model: Any) -> None:
-        self._model = model
+        self._model, self.session_open = model, False
         self._groups: dict[str, WeightReceiver | None] = {}
-        self.session_open = False
         self._attached: list[Any] = []
         self._offloaded: OffloadedTensors | None = None
         # Threads of their own: a call that waits for missing members must not delay other calls.
         self._joining = anyio.CapacityLimiter(64)
-
-    # -- sessions ------------------------------------------------------------------------------------------------
 
     def begin(self) -> None:
         if self.session_open:
@@ -72,14 +69,12 @@ class WeightUpdater:
         if not self.session_open:
             raise update_refused(f"{caller} must run between begin_weight_update() and end_weight_update()")
 
-    # -- from disk -----------------------------------------------------------------------------------------------
-
-    def read_folder(self, path: str) -> list[tuple[str, Tensor]]:
+    def read_folder(self, path: str) -> Named:
         """The tensors of a Hugging Face folder under the model's own names; memory-mapped where possible."""
         files = sorted(Path(path).glob("*.safetensors"))
         if not files:
             raise update_refused(f"Failed to get weights iterator: no *.safetensors files in '{path}'.")
-        named: list[tuple[str, Tensor]] = []
+        named: Named = []
         for file in files:
             try:
                 named += load_file(file).items()
@@ -89,20 +84,17 @@ class WeightUpdater:
         if not names <= own:
             named = self._convert(path)
         elif missing := sorted(own - names - set(getattr(self._model, "_tied_weights_keys", None) or ())):
-            raise update_refused(
-                f"the checkpoint lacks {len(missing)} of the model's tensors, the first is {missing[0]}."
-            )
+            lacks = f"lacks {len(missing)} of the model's tensors, the first is {missing[0]}."
+            raise update_refused(f"the checkpoint {lacks}")
         self._targets(named)
         return named
 
-    def _convert(self, path: str) -> list[tuple[str, Tensor]]:
+    def _convert(self, path: str) -> Named:
         try:
             other = model_class(self._model.config).from_pretrained(path, dtype=self._model.dtype)
         except Exception as error:  # whatever transformers meets in a folder that is none
             raise update_refused(f"Failed to get weights iterator: {path}: {type(error).__name__}: {error}.") from error
         return list(other.state_dict().items())
-
-    # -- adapters ------------------------------------------------------------------------------------------------
 
     def read_adapter(self, path: str) -> tuple[LoraShape, list[tuple[torch.nn.Linear, Tensor, Tensor]]]:
         """The layers that PEFT's folder at `path` is for, each with its A and B."""
@@ -113,13 +105,10 @@ class WeightUpdater:
             raise update_refused(str(error)) from error
         like = {"device": self._model.device, "dtype": self._model.dtype}
         found = [(layers.get(name), a.to(**like), b.to(**like)) for name, a, b in pairs(tensors)]
-        fitting = [
-            (layer, a, b) for layer, a, b in found if layer is not None and layer.weight.shape == (len(b), a.shape[1])
-        ]
+        fitting = [(m, a, b) for m, a, b in found if m is not None and m.weight.shape == (len(b), a.shape[1])]
         if len(fitting) != len(found) or not found:
-            raise update_refused(
-                f"{path}: an adapter of another model: {len(fitting)} of its {len(found)} pairs fit this one."
-            )
+            fit = f"{len(fitting)} of its {len(found)} pairs fit this one."
+            raise update_refused(f"{path}: an adapter of another model: {fit}")
         return shape, fitting
 
     def attach(self, engine: Engine, scale: float, layers: Sequence[tuple[torch.nn.Linear, Tensor, Tensor]]) -> None:
@@ -132,8 +121,6 @@ class WeightUpdater:
             self._attached.append(attach(layer, a, b, scale, lambda: True))
         engine.weights_changed()
 
-    # -- over a process group ------------------------------------------------------------------------------------
-
     async def join(self, *, address: str, rank: int, world_size: int, name: str, backend: str) -> None:
         if name in self._groups:
             raise update_refused(f"The group {name!r} exists already; destroy it first.")
@@ -143,11 +130,10 @@ class WeightUpdater:
             raise update_refused(f"rank_offset must be in [1, world_size), as rank 0 is the trainer's; got {rank}.")
 
         join = partial(WeightReceiver, backend=backend, address=address, world_size=world_size, rank=rank, name=name)
+        join = partial(join, timeout=JOIN_TIMEOUT)
         self._groups[name] = None  # taken, while the members meet
         try:
-            self._groups[name] = await anyio.to_thread.run_sync(
-                partial(join, timeout=JOIN_TIMEOUT), limiter=self._joining
-            )
+            self._groups[name] = await anyio.to_thread.run_sync(join, limiter=self._joining)
         except (RuntimeError, ValueError, OSError) as error:
             raise update_refused(f"Failed to initialize custom process group: {error}.") from error
         finally:
@@ -163,13 +149,11 @@ class WeightUpdater:
 
     def receive(
         self, names: Sequence[str], dtypes: Sequence[str], shapes: Sequence[list[int]], group_name: str, *, flat: bool
-    ) -> list[tuple[str, Tensor]]:
+    ) -> Named:
         """Receive tensors that rank 0 broadcasts one by one, or as one flat buffer. Names and shapes are checked before."""
-        group = self._groups.get(group_name)
-        if group is None:
-            raise update_refused(
-                f"Group {group_name} not in {list(self._groups)}. Please call `init_weights_update_group` first."
-            )
+        if (group := self._groups.get(group_name)) is None:
+            known = list(self._groups)
+            raise update_refused(f"Group {group_name} not in {known}. Please call `init_weights_update_group` first.")
         dtypes = [dtype.removeprefix("torch.") for dtype in dtypes]
         if unknown := [dtype for dtype in dtypes if dtype not in DTYPES]:
             raise update_refused(f"dtypes must be among {', '.join(DTYPES)}, got {unknown[0]!r}.")
@@ -185,11 +169,8 @@ class WeightUpdater:
                 received += [(name, each.clone()) for name, each in named]
             return received
         except (ValueError, RuntimeError) as error:
-            raise update_refused(
-                f"Failed to receive the weights, by their names, dtypes and shapes: {error}."
-            ) from error
-
-    # -- writing -------------------------------------------------------------------------------------------------
+            said = f"Failed to receive the weights, by their names, dtypes and shapes: {error}."
+            raise update_refused(said) from error
 
     def write(self, engine: Engine, named: Sequence[tuple[str, Tensor]], version: str | None) -> None:
         """Copy the tensors in, drop cached prefixes, and take the new version label (None keeps the old one)."""
@@ -207,10 +188,7 @@ class WeightUpdater:
         targets = []
         for name, tensor in named:
             inner = name if name in own else self._own_name(name)
-            target = own.get(inner)
-            if target is None:
-                target = _expert_view(own, inner)
-            if target is None:
+            if (target := own[inner] if inner in own else _expert_view(own, inner)) is None:
                 raise update_refused(f"the model has no tensor named {name!r}.")
             if target.shape != tensor.shape:
                 raise update_refused(f"{name}: expected shape {list(target.shape)}, got {list(tensor.shape)}.")
@@ -230,8 +208,6 @@ class WeightUpdater:
         """A 64-bit BLAKE2b of every tensor's bytes, as hex, by the model's names."""
         _check_present(engine)
         return {name: _digest(tensor) for name, tensor in self._model.state_dict().items()}
-
-    # -- memory ------------------------------------------------------------------------------------------------
 
     def release(self, engine: Engine, tags: Collection[Tag]) -> None:
         """Give back memory; what is given back twice is so once. Raises RequestError: sequences are being generated, or
@@ -265,13 +241,11 @@ def _check_present(engine: Engine) -> None:
 
 
 def _expert_view(own: Mapping[str, Tensor], name: str) -> Tensor | None:
-    """The part of a fused tensor that `name` stands for, as a view; None when there is none.
-
-    Checkpoints and trainers name `...mlp.experts.3.gate_proj.weight` (or `w1`); transformers 5 holds all experts of a layer in
+    """The part of a fused tensor that `name` stands for, as a view; None when there is none. Checkpoints and trainers
+    name `...mlp.experts.3.gate_proj.weight` (or `w1`); transformers 5 holds all experts of a layer in
     `...mlp.experts.gate_up_proj` [experts, 2 * intermediate, hidden] and `...mlp.experts.down_proj`
     [experts, hidden, intermediate]."""
-    found = _EXPERT.fullmatch(name)
-    if found is None:
+    if (found := _EXPERT.fullmatch(name)) is None:
         return None
     part = _PARTS.get(found["part"], found["part"]).removesuffix("_proj")
     fused = own.get(f"{found['layer']}.{'down' if part == 'down' else 'gate_up'}_proj")

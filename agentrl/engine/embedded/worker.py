@@ -23,8 +23,7 @@ class Worker:
     """Runs `engine` in its own thread from `start()` to `stop()`."""
 
     def __init__(self, engine: Engine, *, on_crash: Callable[[], None]) -> None:
-        self._engine = engine
-        self._on_crash = on_crash
+        self._engine, self._on_crash = engine, on_crash
         self._inbox: queue.SimpleQueue[Callable[[Engine], object]] = queue.SimpleQueue()
         self._stopping = self._crashed = False
         self._futures: set[Future[Any]] = set()

@@ -13,6 +13,7 @@ SGLang's child processes import this file again as their main module and so get 
 import os
 import runpy
 import sys
+from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -21,25 +22,14 @@ sys.path.insert(0, str(Path(__file__).resolve().parent / "stubs"))
 
 import torch
 
+# The schemas of torchvision's operators, which its CUDA-linked library cannot register here.
+for name in ("nms", "qnms"):
+    with suppress(RuntimeError):  # a torchvision that fits has declared it already
+        torch.library.define(f"torchvision::{name}", "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
 
-def declare_torchvision_operators() -> None:
-    """Give torchvision the operator schemas that its CUDA-linked library cannot register here."""
-    for name in ("nms", "qnms"):
-        try:
-            torch.library.define(f"torchvision::{name}", "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
-        except RuntimeError:  # a torchvision that fits has declared it already
-            return
-
-
-PINNING = SimpleNamespace(
-    cudaError=SimpleNamespace(success=0),
-    cudaHostRegister=lambda *_: 0,
-    cudaHostUnregister=lambda *_: 0,
-    cudaGetErrorString=str,
-)
-"""The part of `torch.cuda.cudart()` that pins host memory, as a no-op."""
-
-declare_torchvision_operators()
+# The part of `torch.cuda.cudart()` that pins host memory, as a no-op.
+PINNING = SimpleNamespace(cudaError=SimpleNamespace(success=0), cudaGetErrorString=str)
+PINNING.cudaHostRegister = PINNING.cudaHostUnregister = lambda *_: 0
 if not torch.cuda.is_available():
     torch.cuda.cudart = lambda: PINNING
 

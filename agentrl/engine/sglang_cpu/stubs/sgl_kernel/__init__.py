@@ -7,18 +7,7 @@ from typing import Any, NoReturn
 
 __version__ = "0.0.0"
 
-_SUBMODULES = (
-    "elementwise",
-    "flash_attn",
-    "kvcacheio",
-    "mamba",
-    "quantization",
-    "scalar_type",
-    "sparse_flash_attn",
-    "speculative",
-    "top_k",
-    "utils",
-)
+_PARTS = "elementwise flash_attn kvcacheio mamba quantization scalar_type sparse_flash_attn speculative top_k utils"
 
 
 class Missing(types.ModuleType):
@@ -43,5 +32,5 @@ def weak_ref_tensor(tensor: Any) -> Any:
     return tensor
 
 
-for _name in _SUBMODULES:
+for _name in _PARTS.split():
     sys.modules[f"{__name__}.{_name}"] = Missing(f"{__name__}.{_name}")
