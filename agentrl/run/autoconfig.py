@@ -12,14 +12,10 @@ def resolve_device(settings: RunSettings) -> RunSettings:
     for and is not there."""
     import torch
 
-    wanted = settings.cluster.device
-    joined = settings.cluster.ray_address is not None
-    available = torch.cuda.is_available()
-    if wanted == "cuda" and not available and not joined:
+    wanted, available = settings.cluster.device, torch.cuda.is_available()
+    if wanted == "cuda" and not available and settings.cluster.ray_address is None:
         raise SettingsError("--device cuda: this machine has no usable CUDA device; pass --device cpu")
-    if wanted == "auto":
-        return settings.replace(device="cuda" if available else "cpu")
-    return settings
+    return settings.replace(device="cuda" if available else "cpu") if wanted == "auto" else settings
 
 
 def resolve_threads(settings: RunSettings) -> RunSettings:
@@ -30,9 +26,8 @@ def resolve_threads(settings: RunSettings) -> RunSettings:
     if settings.train.train_threads or cluster.backend == "local" or cluster.ray_address or cluster.device != "cpu":
         return settings
     beside = cluster.num_engines if settings.rollout.max_staleness else 0
-    cores = len(os.sched_getaffinity(0))
-    trainers = cluster.world_size + cluster.critic_world_size
-    return settings.replace(train_threads=max(1, cores // (trainers + beside)))
+    processes = cluster.world_size + cluster.critic_world_size + beside
+    return settings.replace(train_threads=max(1, len(os.sched_getaffinity(0)) // processes))
 
 
 def whole_epochs(settings: RunSettings) -> RunSettings:
@@ -44,10 +39,8 @@ def whole_epochs(settings: RunSettings) -> RunSettings:
     counted = "num_rollout" in settings.given()
     if epochs is None and settings.data.sft_turns is not None and not counted:
         epochs = 1
-    if epochs is None or settings.data.data_source_path is not None:
-        return settings
-    data = open_prompts(settings.data.model_copy(update={"prompt_data_check": "lazy"}))
-    if data is None:
+    lazily = settings.data.model_copy(update={"prompt_data_check": "lazy"})
+    if epochs is None or settings.data.data_source_path is not None or (data := open_prompts(lazily)) is None:
         return settings
     if (drawn := epochs * len(data)) < size:
         raise DataError(

@@ -45,11 +45,8 @@ def write_delta(old: Path, new: Path) -> None:
             size, offsets = file.stat().st_size, range(0, file.stat().st_size, _BLOCK)
             with file.open("rb") as after, _opened(old / file.name) as before:
                 made = threads.map(partial(_difference, before, after), offsets)
-                blocks = []
-                for offset, stored in zip(offsets, made, strict=True):
-                    if stored:
-                        blocks.append((offset, out.tell(), len(stored)))
-                        out.write(stored)
+                stored = ((offset, block) for offset, block in zip(offsets, made, strict=True) if block)
+                blocks = [(offset, out.tell(), out.write(block)) for offset, block in stored]
             index[file.name] = {"size": size, "hash": _hash(file), "blocks": blocks}
     write_atomic(new / _DELTA / _INDEX, json.dumps(index))
 
@@ -71,9 +68,8 @@ def fetch(version: Path, into: Path, name: str, base: str | None) -> None:
                     _patch(into / base, version / _DELTA, made)
                 return
             except (OSError, ValueError, KeyError, TypeError, zlib.error, CheckpointError) as error:
-                _log.warning(
-                    "%s: the delta is damaged or its base is missing (%s); the whole version is copied", version, error
-                )
+                said = "%s: the delta is damaged or its base is missing (%s); the whole version is copied"
+                _log.warning(said, version, error)
         with whole_folder(into / name) as made:
             for file in _files(version):
                 shutil.copy2(file, made / file.name)
@@ -112,8 +108,7 @@ def _patch(base: Path, delta: Path, made: Path) -> None:
                     block = os.pread(before.fileno(), size, offset)
                     if offset in changed:
                         place, length = changed[offset]
-                        change = zlib.decompress(os.pread(stored.fileno(), length, place))
-                        block = _xor(block, change)
+                        block = _xor(block, zlib.decompress(os.pread(stored.fileno(), length, place)))
                     out.write(block)
             if _hash(made / name) != file["hash"]:
                 raise CheckpointError(f"{name} has another hash than the index says")

@@ -3,6 +3,7 @@
 import time
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
+from functools import partial
 from pathlib import Path
 
 from agentrl.config import RunSettings
@@ -22,22 +23,16 @@ async def launched(settings: RunSettings, folder: RunFolder, progress: Progress)
         yield []  # `RolloutResources` asks the hosted model itself
         return
     began, external = time.monotonic(), settings.engine.engine == "external"
+    each = settings.cluster.rollout_num_gpus_per_engine
     if settings.cluster.nodes_per_engine > 1 and not external:
-        each = settings.cluster.rollout_num_gpus_per_engine
         raise SettingsError(
             f"--rollout-num-gpus-per-engine {each}: only `agentrl train` on Ray starts engines over several machines; start "
             "yours, and give --rollout-external-engine-addrs"
         )
-    what = counted(settings.cluster.num_engines, "engine")
+    count, model = settings.cluster.num_engines, model_of(settings)
+    what = counted(count, "engine")
     progress.begin("connecting to the engines" if external else f"loading the model into {what}")
-    context = launch(
-        settings.engine,
-        model_of(settings),
-        count=settings.cluster.num_engines,
-        log_dir=folder.logs,
-        gpus_per_engine=settings.cluster.rollout_num_gpus_per_engine,
-    )
-    async with context as engines:
+    async with launch(settings.engine, model, count=count, log_dir=folder.logs, gpus_per_engine=each) as engines:
         progress.ready("connected" if external else f"{what} ready", began)
         yield [engine.url for engine in engines]
 
@@ -46,18 +41,13 @@ async def launched(settings: RunSettings, folder: RunFolder, progress: Progress)
 async def launched_groups(settings: RunSettings, folder: RunFolder) -> AsyncIterator[RunSettings]:
     """Start the engines of `--engine-groups` here; gives the settings with their addresses in the place of numbers."""
     found, first = dict(settings.engine.engine_groups), settings.cluster.num_engines
-    each = settings.cluster.rollout_num_gpus_per_engine
+    start = partial(launch, settings.engine, log_dir=folder.logs)
     async with AsyncExitStack() as stack:
         for name, count in settings.engine.started_groups.items():
-            context = launch(
-                settings.engine,
-                model_of(settings),
-                count=count,
-                first=first,
-                log_dir=folder.logs,
-                gpus_per_engine=each,
+            each = settings.cluster.rollout_num_gpus_per_engine
+            engines = await stack.enter_async_context(
+                start(model_of(settings), count=count, first=first, gpus_per_engine=each)
             )
-            engines = await stack.enter_async_context(context)
             found[name], first = ",".join(engine.url for engine in engines), first + count
         yield settings.replace(engine_groups=found) if found else settings
 

@@ -15,7 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 import anyio
 
@@ -53,11 +53,9 @@ async def start(
             yield Components(stack.enter_context(without_engines(settings, folder, step)), trainer, None)
             return
         rollouts = await stack.enter_async_context(LedgerRollouts.open(settings, folder, urls, step))
+        weights = DiskWeights(folder, trainer, rollouts.engines, root=settings.cluster.update_weight_disk_dir)
         yield Components(
-            rollouts,
-            trainer,
-            DiskWeights(folder, trainer, rollouts.engines, root=settings.cluster.update_weight_disk_dir),
-            eval_weights(settings, folder, trainer, lambda: rollouts.eval_engines),
+            rollouts, trainer, weights, eval_weights(settings, folder, trainer, lambda: rollouts.eval_engines)
         )
 
 
@@ -95,16 +93,13 @@ class LocalTrainer(Trainer):
 
     @classmethod
     @asynccontextmanager
-    async def open(
-        cls, settings: RunSettings, resume: Found | None, progress: Progress
-    ) -> "AsyncIterator[LocalTrainer]":
+    async def open(cls, settings: RunSettings, resume: Found | None, progress: Progress) -> AsyncIterator[Self]:
         """Build the model, load the checkpoint, and close at the end, after the call that is under way."""
         began = time.monotonic()
         progress.begin("starting the trainer in this process")
         with ThreadPoolExecutor(1, thread_name_prefix="trainer") as thread:
-            where = RankInfo(master_port=free_port())
             with within(settings.cluster.start_timeout, "starting the trainer"):
-                backend = await _call(thread, partial(start_backend, settings, where))
+                backend = await _call(thread, partial(start_backend, settings, RankInfo(master_port=free_port())))
             try:
                 if resume is not None:
                     with within(settings.cluster.train_timeout, "loading the checkpoint"):

@@ -71,9 +71,8 @@ async def _rollout(settings: RunSettings, first: int, notes: Sequence[str], work
             return 0
         if settings.observability.save_debug_rollout_data is None:
             settings = settings.replace(save_debug_rollout_data=str(folder.path))
-        recorded = None
+        key, least, recorded = settings.rollout.reward_key, settings.rollout.demonstration_min_reward, None
         if settings.hosted:
-            key, least = settings.rollout.reward_key, settings.rollout.demonstration_min_reward
             recorded = RecordedConversations(folder.path / DEMONSTRATIONS, first, key, least)
         resume = first - 1 if first else None
         async with (

@@ -3,8 +3,8 @@
 1. Protocols, all of them awaited: `Rollouts` generate, a `Trainer` learns, `WeightTransfer` travel from one to the other.
    `agentrl.cluster` gives them as Ray actors, `agentrl.run.local` in one process.
 2. What a batch holds is opaque to the driver: a reference into an object store, or the arrays themselves.
-3. A part raises `AgentRLError`; `ComponentLost` where a process or another machine is to blame. Deadlines are the driver's.
-"""
+3. A part raises `AgentRLError`; `ComponentLost` where a process or another machine is to blame. Deadlines are the
+   driver's."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, contextmanager
@@ -15,15 +15,7 @@ from typing import Any, Protocol
 import anyio
 
 from agentrl.config import RunSettings
-from agentrl.engine.weights import WHOLE as WHOLE
-from agentrl.engine.weights import BroadcastUpdate as BroadcastUpdate
-from agentrl.engine.weights import Bucket as Bucket
-from agentrl.engine.weights import DiskUpdate as DiskUpdate
-from agentrl.engine.weights import Handles as Handles
-from agentrl.engine.weights import SharedUpdate as SharedUpdate
-from agentrl.engine.weights import TensorSpec as TensorSpec
-from agentrl.engine.weights import WeightGroup as WeightGroup
-from agentrl.engine.weights import WeightUpdate as WeightUpdate
+from agentrl.engine.weights import Bucket, Handles, TensorSpec, WeightGroup, WeightUpdate
 from agentrl.errors import AgentRLError
 from agentrl.observability.progress import Progress as Progress
 from agentrl.observability.progress import counted as counted

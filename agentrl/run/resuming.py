@@ -16,12 +16,8 @@ from agentrl.errors import SettingsError
 from agentrl.observability.metrics import read_metrics
 from agentrl.runfolder import BELOW, EVALUATIONS, LEDGER, SETTINGS
 
-_MAY_DIFFER = frozenset(
-    {
-        *("num_rollout", "num_epoch", "output_dir", "load", "progress", "device"),
-        *("train_threads", "embedded_threads", "rollout_max_concurrency", "rollout_workers"),
-    }
-)
+_MAY_DIFFER = {"num_rollout", "num_epoch", "output_dir", "load", "progress", "device"}
+_MAY_DIFFER |= {"train_threads", "embedded_threads", "rollout_max_concurrency", "rollout_workers"}
 """Settings whose change is no surprise: how far to go, and what depends on the machine and the terminal."""
 _PLAYED = ("rollout", "data", "rm_hub")
 """The packages whose settings decide what is played and how it is graded."""
@@ -58,12 +54,8 @@ def check_prompts(settings: RunSettings) -> None:
         return
     before = {key[9:]: json.loads(value) for key, value in meta.items() if key.startswith("identity.")}
     now = RolloutDataSource(settings.args.changed(prompt_data_check="lazy")).identity()
-    differ = [
-        f"{key} was {render(before[key])} and is {render(new)}"
-        for key, new in now.items()
-        if before.get(key, new) != new
-    ]
-    if differ:
+    pairs = [(key, before[key], new) for key, new in now.items() if before.get(key, new) != new]
+    if differ := [f"{key} was {render(old)} and is {render(new)}" for key, old, new in pairs]:
         raise SettingsError(
             f"--output-dir {settings.observability.output_dir}: its run has other prompts, or another order of them: "
             f"{', '.join(differ)}; go on with those that it began with, or choose another folder"

@@ -28,20 +28,13 @@ class Action(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Cadence:
-    """Intervals between actions, in steps; None is never.
+    """Intervals between actions, in steps; None is never."""
 
-    Attributes:
-        steps: steps in the whole run.
-        send: weights to the engines. They also go there before every evaluation and after the last step.
-        evaluate: evaluations; one more follows the last step, so that the model that is written was evaluated.
-        evaluate_first: also before the first step of a fresh run.
-        save: checkpoints; one more covers the last step."""
-
-    steps: int
-    send: int | None = 1
-    evaluate: int | None = None
-    evaluate_first: bool = False
-    save: int | None = None
+    steps: int  # steps in the whole run
+    send: int | None = 1  # weights to the engines; they also go there before every evaluation and after the last step
+    evaluate: int | None = None  # one more follows the last step, so that the model that is written was evaluated
+    evaluate_first: bool = False  # also before the first step of a fresh run
+    save: int | None = None  # checkpoints; one more covers the last step
 
 
 def actions(cadence: Cadence, first: int, data_ended: Callable[[], bool]) -> Iterator[Action]:

@@ -61,10 +61,10 @@ class DiskWeights(WeightTransfer):
         """Return the folder from which engines load a version: the version, or the copy on their machines."""
         if self._fetch is None or self._copies is None:
             return version
-        before, name = self._fetched, f"{version.name}-{uuid.uuid4().hex[:8]}"
+        before, base, name = self._fetched, None, f"{version.name}-{uuid.uuid4().hex[:8]}"
         if before and before[0] != version:
             await to_thread.run_sync(write_delta, before[0], version)
-        base = before[1] if before and before[0] != version else None
+            base = before[1]
         await self._fetch(version, self._copies, name, base)
         self._fetched = version, name
         return self._copies / name
@@ -140,8 +140,7 @@ class BroadcastWeights(WeightTransfer):
         for sender, specs in (await self._source.weight_specs()).items():
             name, found = f"{base}_{sender}", buckets(specs, cluster.update_weight_buffer_size)
             parts.append([Bucket(name, bucket) for bucket in found])
-            size = max(sum(spec.nbytes for spec in bucket) for bucket in found)
-            world = 1 + len(members) * per_engine
+            size, world = max(sum(spec.nbytes for spec in b) for b in found), 1 + len(members) * per_engine
             where = await self._source.address(sender)
             group = WeightGroup(sender, size, *where, world, name, backend, per_engine, members)
             await _both(partial(self._sink.join_weight_group, group), partial(self._source.init_weight_group, group))
