@@ -50,15 +50,10 @@ class MCPTools(ToolSource):
         start_timeout: float = 30.0,
         **options: Unpack[CallOptions],
     ) -> None:
-        """Use `stdio` or `http`.
-
-        Args:
-            connect: opens an SDK client.
-            what: the server in messages.
-            include: names of the server's tools to take; all if None.
-            prefix: put before each tool's name, to keep the tools of several servers apart.
-            start_timeout: seconds that connecting may take.
-            options: `timeout`, `max_output_chars`, `max_concurrency` (for each tool) and `on_failure`, as of `Tool`."""
+        """Use `stdio` or `http`. `connect` opens an SDK client; `what` is the server in messages. `include`: names of the
+        server's tools to take; all if None. `prefix`: put before each tool's name, to keep the tools of several servers
+        apart. `start_timeout`: seconds that connecting may take. `options`: `timeout`, `max_output_chars`,
+        `max_concurrency` (for each tool) and `on_failure`, as of `Tool`."""
         self._connect, self._what = connect, what
         self._include, self._prefix, self._start_timeout = include, prefix, start_timeout
         self._options = options
@@ -76,13 +71,8 @@ class MCPTools(ToolSource):
         cwd: str | Path | None = None,
         **options: Any,
     ) -> Self:
-        """A server to start: a program that speaks MCP over its standard input and output.
-
-        Args:
-            arguments: of the program.
-            env: environment variables, besides a minimal set.
-            cwd: its working directory.
-            options: as of `MCPTools`."""
+        """A server to start: a program that speaks MCP over its standard input and output. `env`: environment variables,
+        besides a minimal set. `cwd`: its working directory. `options`: as of `MCPTools`."""
         what = f"MCP server `{' '.join((command, *arguments))}`"
 
         def connect() -> "Client":
@@ -97,11 +87,8 @@ class MCPTools(ToolSource):
 
     @classmethod
     def http(cls, url: str, *, headers: Mapping[str, str] | None = None, **options: Any) -> Self:
-        """A running server's streamable HTTP endpoint (usually `http://host:port/mcp`).
-
-        Args:
-            headers: sent with every request, for example an authorisation.
-            options: as of `MCPTools`."""
+        """A running server's streamable HTTP endpoint (usually `http://host:port/mcp`). `headers`: sent with every
+        request, for example an authorisation. `options`: as of `MCPTools`."""
 
         @asynccontextmanager
         async def connect() -> AsyncIterator["Client"]:
@@ -181,13 +168,8 @@ class MCPTools(ToolSource):
                 raise mistakes(problems)
             return await self._call(entry.name, arguments)
 
-        return Tool(
-            call,
-            name=name,
-            description=entry.description or entry.title or entry.name,
-            arguments=of_schema(name, _without_titles(entry.input_schema)),
-            **self._options,
-        )
+        said, arguments = entry.description or entry.title or entry.name, _without_titles(entry.input_schema)
+        return Tool(call, name=name, description=said, arguments=of_schema(name, arguments), **self._options)
 
     async def _opened(self) -> "_Connection":
         async with self._lock:
@@ -251,8 +233,7 @@ class _Connection:
     async def _own(self, connect: Connect) -> None:
         try:
             async with connect() as client:
-                self.client = client
-                self.listed = await _list_tools(client)
+                self.client, self.listed = client, await _list_tools(client)
                 if not self._ready.done():
                     self._ready.set_result(None)
                 await self._stop.wait()
@@ -264,9 +245,8 @@ class _Connection:
 
     def gone(self, error: Exception) -> ToolError:
         """Mark the connection as lost; the error for the call that met it."""
-        self.lost = True
-        text = f"the connection to the tool's server was lost ({described(first_error(error))})"
-        return ToolError(text, kind=OutcomeKind.RAISED)
+        self.lost, said = True, f"the connection to the tool's server was lost ({described(first_error(error))})"
+        return ToolError(said, kind=OutcomeKind.RAISED)
 
     async def close(self) -> None:
         self._stop.set()
@@ -278,13 +258,11 @@ class _Connection:
 
 
 async def _list_tools(client: "Client") -> list["ServerTool"]:
-    found: list[ServerTool] = []
-    cursor: str | None = None
+    found, cursor = list["ServerTool"](), None
     for _ in range(_MOST_PAGES):
         page = await client.list_tools(cursor=cursor)
         found += page.tools
-        cursor = page.next_cursor
-        if cursor is None:
+        if (cursor := page.next_cursor) is None:
             return found
     raise PluginError(f"the MCP server's list of tools has more than {_MOST_PAGES} pages")
 

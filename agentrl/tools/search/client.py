@@ -48,13 +48,9 @@ class RetrievalClient:
         [hits] = await client.search(["who wrote Emma?"], k=3)"""
 
     def __init__(self, url: str, *, timeout: float = 30.0, cache_size: int = 10_000) -> None:
-        """
-        Args:
-            url: the server's endpoint; a bare address gets the path `/retrieve`.
-            timeout: seconds that one question may take, waiting included.
-            cache_size: answers kept, the least recently used go first; 0 keeps none.
-
-        Raises PluginError: `url` is no http address."""
+        """Use the server's endpoint `url`; a bare address gets the path `/retrieve`. `timeout`: seconds that one question
+        may take, waiting included. `cache_size`: answers kept, the least recently used go first; 0 keeps none. Raises
+        PluginError: `url` is no http address."""
         scheme, _, rest = url.partition("://")
         if scheme not in ("http", "https") or not rest:
             raise PluginError(f"retrieval server: expected an address like http://127.0.0.1:8000/retrieve, got {url!r}")
@@ -89,8 +85,8 @@ class RetrievalClient:
                 for task in {batch.task for batch in waiting if batch.task is not None}:
                     found |= await asyncio.shield(task)
         except TimeoutError as error:
-            said = f"did not answer within {self.timeout:g} s; is it overloaded?"
-            raise RetrievalError(f"the retrieval server {self.url} {said}") from error
+            late = f"the retrieval server {self.url} did not answer within {self.timeout:g} s; is it overloaded?"
+            raise RetrievalError(late) from error
         return [found[query] for query in queries]
 
     def _ask(self, query: str, k: int, found: dict[str, list[Hit]]) -> _Batch | None:
@@ -99,8 +95,7 @@ class RetrievalClient:
             self._cache.move_to_end((query, k))
             found[query] = self._cache[query, k]
             return None
-        batch = self._open.get(k)
-        if batch is None or len(batch.queries) >= _MOST_QUERIES:
+        if (batch := self._open.get(k)) is None or len(batch.queries) >= _MOST_QUERIES:
             batch = self._open[k] = _Batch(k)
             batch.task = asyncio.create_task(self._send(batch))
             self._tasks.add(batch.task)
@@ -134,9 +129,8 @@ class RetrievalClient:
         try:
             answer = await self._http.post(self.url, json={"queries": queries, "topk": k, "return_scores": True})
         except httpx.TransportError as error:
-            remedy = "start one with agentrl retrieval --corpus FILE"
-            said = f"cannot be reached ({type(error).__name__}: {error}); {remedy}"
-            raise RetrievalError(f"the retrieval server {self.url} {said}") from error
+            said = f"({type(error).__name__}: {error}); start one with agentrl retrieval --corpus FILE"
+            raise RetrievalError(f"the retrieval server {self.url} cannot be reached {said}") from error
         if answer.status_code != 200:
             raise RetrievalError(f"the retrieval server {self.url} answered {answer.status_code}: {answer.text:.200}")
         try:
@@ -159,7 +153,5 @@ def _read(answer: Any, expected: int, url: str) -> list[list[Hit]]:
 def _hit(entry: Any, rank: int) -> Hit:
     document = entry.get("document", entry)
     text = document["contents"] if "contents" in document else document["text"]
-    title = document.get("title") or ""
-    if not title:
-        title, text = split_title(text)
+    title, text = (title, text) if (title := document.get("title")) else split_title(text)
     return Hit(str(document.get("id", "")), text, title, float(entry.get("score", -rank)))

@@ -95,13 +95,11 @@ class DenseIndex:
         index, it is of another version, or of vectors of another width."""
         import faiss
 
-        missing = "no dense index here; build one with DenseIndex.build(...).save(...)"
-        source = find_index(folder, _HEADER, missing)
+        source = find_index(folder, _HEADER, "no dense index here; build one with DenseIndex.build(...).save(...)")
         vectors = faiss.read_index(str(source / _VECTORS), faiss.IO_FLAG_MMAP)
         if vectors.d != encoder.model.config.hidden_size:
-            other = f"the encoder {encoder.folder} makes {encoder.model.config.hidden_size}"
-            remedy = "load the one that the index was built with"
-            raise DataError(f"{source} holds vectors of width {vectors.d}, {other}; {remedy}")
+            other = f"{vectors.d}, the encoder {encoder.folder} makes {encoder.model.config.hidden_size}"
+            raise DataError(f"{source} holds vectors of width {other}; load the one that the index was built with")
         return cls(StoredPassages(source), vectors, encoder)
 
     def search(self, queries: Sequence[str], k: int = 3) -> list[list[Hit]]:

@@ -129,7 +129,6 @@ class StoredPassages(Sequence[Passage]):
 
     def __init__(self, folder: Path) -> None:
         """Raises `DataError` where the files are missing, or do not belong together."""
-
         try:
             self._offsets: Any = np.load(folder / _OFFSETS, mmap_mode="r", allow_pickle=False)
             with (folder / _ROWS).open("rb") as file:
