@@ -65,8 +65,7 @@ def _software() -> Iterator[DoctorResult]:
 
 
 def _gpus() -> Iterator[DoctorResult]:
-    tool = shutil.which("nvidia-smi")
-    if tool is None:
+    if (tool := shutil.which("nvidia-smi")) is None:
         yield DoctorResult("GPUs", "ok", "none (no nvidia-smi); everything runs on the processors")
         return
     query = [tool, "--query-gpu=name,memory.total,driver_version", "--format=csv,noheader"]
