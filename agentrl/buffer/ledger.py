@@ -34,8 +34,7 @@ from agentrl.errors import LedgerError
 from agentrl.groups import Group, Kept
 from agentrl.sample import Sample
 
-SUCCESS = 0.5
-"""Least reward of a successful trajectory."""
+SUCCESS = 0.5  # least reward of a successful trajectory
 
 PlaceOf = Callable[[int], tuple[int, int | None] | None]
 """Number of a new group -> its epoch and prompt row, or None at the end of the data. The row is None if the

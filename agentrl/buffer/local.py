@@ -17,8 +17,7 @@ from agentrl.buffer.sqlite import RESTORE, make_empty, read_meta
 from agentrl.errors import LedgerError
 from agentrl.files import replacing
 
-SOURCE = ".source"
-"""The ending of a ledger's name for the file of a user's data source."""
+SOURCE = ".source"  # the ending of a ledger's name for the file of a user's data source
 _log = logging.getLogger(__name__)
 
 

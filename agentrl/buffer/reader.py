@@ -26,8 +26,7 @@ from agentrl.errors import DataError, SampleError
 from agentrl.groups import Group
 from agentrl.runfolder import BELOW, TRAJECTORIES
 
-Range = tuple[float | None, float | None]
-"""Least and most, both included; None where there is no bound."""
+Range = tuple[float | None, float | None]  # least and most, both included; None where there is no bound
 
 Details = dict[str, NDArray[np.float16]]
 """The trainer's figures of one sample's response tokens, float16 [R] each: `log_probs` (its own, before the step) and
@@ -74,8 +73,7 @@ class StoreSection(NamedTuple):
     name: str
     trajectories: int
     first: int
-    last: int
-    """The first and the last step."""
+    last: int  # the first and the last step
 
 
 def find_stores(folder: Path) -> dict[str, Path]:

@@ -34,8 +34,7 @@ from agentrl.groups import Group
 from agentrl.sample import Sample, content_text, version_number
 
 Kind = Literal["train", "eval", "rollout"]
-LAYOUT = 4
-"""Version of the file's layout, stored as `user_version`."""
+LAYOUT = 4  # version of the file's layout, stored as `user_version`
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,8 +90,7 @@ class TrajectoryRow:
     staleness: int | None
 
 
-Row = TrajectoryRow
-"""Former name of `TrajectoryRow`, kept for one release."""
+Row = TrajectoryRow  # former name of `TrajectoryRow`, kept for one release
 
 
 COLUMNS = tuple(field.name for field in fields(TrajectoryRow))

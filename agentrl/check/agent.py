@@ -19,8 +19,7 @@ from agentrl.gateway.sessions import Session
 from agentrl.run.environments import set_up
 from agentrl.sample import Sample
 
-_ROOM = 32_768
-"""Tokens of context if no setting and no model says it: today's agents have long prompts."""
+_ROOM = 32_768  # tokens of context if no setting and no model says it: today's agents have long prompts
 
 
 class OneAnswer(Policy):

@@ -38,10 +38,8 @@ from agentrl.run.preflight import FirstRows, Plugins, someone_grades
 from agentrl.sample import Sample
 
 _ROWS, _DRAWN = 3, 64
-_ROOM = 1 << 20
-"""Tokens of a trajectory where no model says how many it reads."""
-_STOPPING = 2.0
-"""Seconds in which an episode that was cancelled must have ended."""
+_ROOM = 1 << 20  # tokens of a trajectory where no model says how many it reads
+_STOPPING = 2.0  # seconds in which an episode that was cancelled must have ended
 
 
 @dataclass(slots=True)

@@ -24,8 +24,7 @@ from agentrl.errors import Failure, SettingsError
 from agentrl.rollout.user_tasks import UserTasks
 from agentrl.stalls import Cause
 
-STALL = 0.3
-"""Seconds for which user code may block the event loop."""
+STALL = 0.3  # seconds for which user code may block the event loop
 
 
 @dataclass(slots=True)
@@ -35,8 +34,7 @@ class CheckedPlay:
     found: list[Finding] = field(default_factory=list)
     episodes: list[Episode] = field(default_factory=list)
     untried: list[str] = field(default_factory=list)
-    rows: int = 0
-    """Prompts to play, one episode each; 0 if scripts play."""
+    rows: int = 0  # prompts to play, one episode each; 0 if scripts play
 
     @property
     def problems(self) -> list[Finding]:

@@ -19,8 +19,7 @@ from agentrl.errors import EngineFailure, ModelFailure
 from agentrl.rollout.context import Generator
 
 VERSION = "0"
-_SECONDS = 300.0
-"""Seconds within which a server must answer."""
+_SECONDS = 300.0  # seconds within which a server must answer
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,8 +17,7 @@ from agentrl.config.flags import MERGED, SGLANG_FIELD
 from agentrl.config.problems import Problems, one_error, unknown
 from agentrl.errors import SECRET, SECRET_NAME, SettingsError
 
-Lines = dict[tuple[str, ...], int]
-"""The line of each key by its path; of an item of a list, by its number, from 0."""
+Lines = dict[tuple[str, ...], int]  # the line of each key by its path; of an item of a list, by its number, from 0
 
 
 def read_file(path: str | Path, problems: Problems | None = None) -> Part:
@@ -73,9 +72,7 @@ class _Sorter:
 
     def __init__(self, file: str, lines: Lines) -> None:
         self.file, self.lines = file, lines
-        self.values: dict[str, Any] = {}
-        self.origins: dict[str, str] = {}
-        self.problems: list[str] = []
+        self.values, self.origins, self.problems = dict[str, Any](), dict[str, str](), list[str]()
 
     def ours(self, document: Mapping[str, Any]) -> None:
         for raw, value in document.items():
@@ -218,8 +215,7 @@ def _read_toml(file: str, text: str) -> tuple[Mapping[str, Any], Lines]:
         document = tomllib.loads(text)
     except ValueError as error:  # a number of more digits than Python reads has no type of its own
         raise SettingsError(f"{file} is not valid TOML: {error}") from error
-    lines: Lines = {}
-    table: tuple[str, ...] = ()
+    lines, table = Lines(), tuple[str, ...]()
     for number, raw in enumerate(text.splitlines(), start=1):
         line = raw.strip()
         if line.startswith("[") and line.endswith("]"):

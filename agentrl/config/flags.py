@@ -66,8 +66,7 @@ def read_flags(
 
 def read_script(path: str, given: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, str], list[str]]:
     """Read another trainer's launch script as `read_flags` does, with notes; `given` settings win over its own."""
-    compat = foreign()
-    if compat is None:
+    if (compat := foreign()) is None:
         raise SettingsError(f"--slime-script {path}: this installation has no agentrl.compat, which reads such scripts")
     argv, lines, notes = compat.script(path, {*given, *(given.get("compat_options") or ())})
     try:
@@ -96,13 +95,9 @@ class _Reader:
         self.fields = {field.flag: field for field in all_fields().values()}
         self.renamed = {flag_of(old): self.fields[flag_of(new)] for old, new in RENAMED.items()}
         self.own, self.foreign = own, foreign()
-        self.rest: list[str] = []
-        self.texts: dict[str, list[str]] = {}
+        self.texts, self.many, self.sglang = dict[str, list[str]](), dict[str, list[str]](), dict[str, Any]()
+        self.rest, self.unknown, self.problems = list[str](), list[str](), list[str]()
         self.spelt: list[tuple[bool, str, str, str]] = []
-        self.sglang: dict[str, Any] = {}
-        self.many: dict[str, list[str]] = {}
-        self.unknown: list[str] = []
-        self.problems: list[str] = []
 
     def read(self, argv: list[str], values: dict[str, Any]) -> None:
         """Put the values into `values`; with a problem, those without one."""

@@ -25,10 +25,7 @@ class ModelInfo:
 def read_model_info(path: str | None) -> ModelInfo | None:
     """Read `<path>/config.json`; None if there is no such file (a model yet to be made, or a hub name). Raises
     SettingsError: the file is there but is damaged."""
-    if path is None:
-        return None
-    file = Path(os.path.expanduser(path), "config.json")
-    if not os.path.isfile(file):
+    if path is None or not os.path.isfile(file := Path(os.path.expanduser(path), "config.json")):
         return None
     try:
         config = read_config(file.parent)

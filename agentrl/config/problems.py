@@ -91,8 +91,7 @@ def one_error(problems: list[str]) -> SettingsError:
 class Problems:
     """Errors of several checks, raised together: `with problems:` around each check, `raise_all()` behind the last."""
 
-    passed = True
-    """True if the newest check raised nothing."""
+    passed = True  # true if the newest check raised nothing
 
     def __init__(self) -> None:
         self._errors: list[AgentRLError] = []

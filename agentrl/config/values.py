@@ -49,13 +49,13 @@ def _named(field: FieldRef, texts: Sequence[str]) -> str | dict[str, str]:
 def _mapping(field: FieldRef, texts: Sequence[str]) -> dict[str, Any]:
     out: dict[str, Any] = {}
     for text in texts:
+        key, equals, value = text.partition("=")
         if text.lstrip().startswith("{"):
             out.update(_json(field, text))
-            continue
-        key, equals, value = text.partition("=")
-        if not equals or not key:
+        elif not equals or not key:
             raise SettingsError(f"{field.flag}: expected {field.expected()}; got {text!r:.200}")
-        out[key.strip()] = json_or_text(value)
+        else:
+            out[key.strip()] = json_or_text(value)
     return out
 
 

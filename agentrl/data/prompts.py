@@ -53,8 +53,7 @@ class PromptRow:
     images: Mapping[str, Image] = field(default_factory=dict)
 
 
-Look = Callable[[PromptRow], str | None]
-"""Says what is wrong with a row; None if nothing is."""
+Look = Callable[[PromptRow], str | None]  # says what is wrong with a row; None if nothing is
 
 
 class PromptData:

@@ -22,8 +22,7 @@ _SHOWN = (
     ("perf/rollout_tokens_per_second", "tokens/s", "{:,.0f}"),
     ("perf/step_seconds", "time", "{:.1f}s"),
 )
-_BUSY = 0.9
-"""Share of computing from which on an event loop delays the requests."""
+_BUSY = 0.9  # share of computing from which on an event loop delays the requests
 _NO_SPREAD = (
     "note: within each group all rewards were equal, so there was nothing to learn from (gradient 0); easier prompts, "
     "partial rewards or a higher --n-samples-per-prompt help (said once)"

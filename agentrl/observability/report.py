@@ -44,8 +44,7 @@ MAIN_CHARTS: tuple[tuple[str, tuple[tuple[str, str], ...]], ...] = (
     ("Rollouts that the trained tokens are old", (("mean", "staleness/mean"), ("most", "staleness/max"))),
     ("Generated tokens a second", (("tokens/s", "perf/rollout_tokens_per_second"),)),
 )
-_PAIRS = 6
-"""Most prompts that are shown before and after."""
+_PAIRS = 6  # most prompts that are shown before and after
 _HEADLINE_OF_EVAL = (("pass@1", "solved (pass@1)"), ("reward", "mean reward"), ("used_tool", "used a tool"))
 
 

@@ -2,8 +2,7 @@
 
 import math
 
-SOLVED = 1.0
-"""Least reward that counts as a success in pass@k."""
+SOLVED = 1.0  # least reward that counts as a success in pass@k
 
 
 def pass_at_k(n: int, c: int, k: int) -> float:

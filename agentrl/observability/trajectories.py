@@ -23,8 +23,7 @@ Trained = Mapping[str, Sequence[float]]
 """The trainer's `log_probs` and `advantages` of a sample: one a response token each, NaN where there is none."""
 
 UNSURE = math.log(0.5)
-LONG = 80
-"""Tokens from which on an answer of the environment is folded."""
+LONG = 80  # tokens from which on an answer of the environment is folded
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,10 +47,8 @@ class TokenSpan:
     title: str
     tokens: tuple[Token, ...]
     folded: bool = False
-    reward: float | None = None
-    """The environment's reward for this step."""
-    seconds: float | None = None
-    """The seconds that the model, or the environment, took for it."""
+    reward: float | None = None  # the environment's reward for this step
+    seconds: float | None = None  # the seconds that the model, or the environment, took for it
 
     @property
     def preview(self) -> str:
@@ -69,10 +66,8 @@ class Trajectory:
     turns: int
     weights: str
     stop_reason: str
-    scores: Mapping[str, float]
-    """The parts of the reward: its own if it is a dict, and the grade's."""
-    grading: Mapping[str, str]
-    """The label, the answer that the grader extracted, and its reason, as far as known."""
+    scores: Mapping[str, float]  # the parts of the reward: its own if it is a dict, and the grade's
+    grading: Mapping[str, str]  # the label, the answer that the grader extracted, and its reason, as far as known
 
     @property
     def tokens(self) -> tuple[Token, ...]:

@@ -66,8 +66,7 @@ class Rollouts(Protocol):
         """Play all evaluation sets with the engines' current weights; `done` rollouts have been trained."""
 
 
-EVALUATES = "eval"
-"""The engine group that evaluates, if there is one."""
+EVALUATES = "eval"  # the engine group that evaluates, if there is one
 
 
 class WithoutEngines(Rollouts):

@@ -19,8 +19,7 @@ from agentrl.runfolder import BELOW, EVALUATIONS, LEDGER, SETTINGS
 _MAY_DIFFER = {"num_rollout", "num_epoch", "output_dir", "load", "progress", "device"}
 _MAY_DIFFER |= {"train_threads", "embedded_threads", "rollout_max_concurrency", "rollout_workers"}
 """Settings whose change is no surprise: how far to go, and what depends on the machine and the terminal."""
-_PLAYED = ("rollout", "data", "rm_hub")
-"""The packages whose settings decide what is played and how it is graded."""
+_PLAYED = ("rollout", "data", "rm_hub")  # the packages whose settings decide what is played and how it is graded
 
 
 def changed(settings: RunSettings, command: str = "train", only: Collection[str] | None = None) -> list[str]:

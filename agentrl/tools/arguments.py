@@ -18,8 +18,7 @@ from pydantic_core import ErrorDetails
 from agentrl.errors import AgentRLError, PluginError
 from agentrl.sample import content_text
 
-Content = str | list[dict[str, Any]]
-"""Content of a message: text, or text parts and image parts."""
+Content = str | list[dict[str, Any]]  # content of a message: text, or text parts and image parts
 
 
 class OutcomeKind(StrEnum):

@@ -12,8 +12,7 @@ from anyio.streams.buffered import BufferedByteReceiveStream
 
 from agentrl.errors import PluginError
 
-SECONDS: Final = 0.5
-"""CPU time for one check."""
+SECONDS: Final = 0.5  # CPU time for one check
 _PATIENCE, _GRACE = 60.0, 5.0
 _MOST_BYTES = 1 << 16
 _WORKER = Path(__file__).with_name("schema_worker.py")

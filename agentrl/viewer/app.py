@@ -28,10 +28,8 @@ from agentrl.viewer.query import Query, macro
 
 P = ParamSpec("P")
 R = TypeVar("R")
-_LOOK = 1.0
-"""Seconds between two looks at the files."""
-_PATIENCE = 60.0
-"""Seconds that a page may take."""
+_LOOK = 1.0  # seconds between two looks at the files
+_PATIENCE = 60.0  # seconds that a page may take
 _AWAY = 30.0
 """Seconds that a browser may be busy with a large page, or away, before its page is forgotten here and loaded again."""
 _FILES = Path(__file__).parent / "templates"

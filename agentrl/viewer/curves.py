@@ -11,8 +11,7 @@ from agentrl.viewer.query import macro
 
 _COLOURS = ("#4a6fe3", "#d9772b", "#2f9e63", "#a34fc4", "#c44f6b", "#3a9db8", "#8c8c3a", "#7a6a5a")
 _GREY = "#888"
-_POINTS = 80
-"""Points of a line from which on they are not drawn one by one."""
+_POINTS = 80  # points of a line from which on they are not drawn one by one
 
 
 @dataclass(frozen=True)

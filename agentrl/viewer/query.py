@@ -28,11 +28,9 @@ VALUES = {
 }
 """Columns and their names on the page: filtered by a range, and by one of the values that there are."""
 
-NONE = "(none)"
-"""Chosen for rows that have no failure, no reason, no environment's name, no session of an agent."""
+NONE = "(none)"  # chosen for rows that have no failure, no reason, no environment's name, no session of an agent
 
-PAGE = 50
-"""Rows of a page."""
+PAGE = 50  # rows of a page
 
 T = TypeVar("T", int, None)
 

@@ -12,8 +12,7 @@ from agentrl.groups import Group
 from agentrl.rollout.stats import trajectories
 from agentrl.sample import Sample
 
-_DEPTH = 6
-"""Most levels by which a branch is moved to the right."""
+_DEPTH = 6  # most levels by which a branch is moved to the right
 
 
 @dataclass(frozen=True)

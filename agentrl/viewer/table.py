@@ -29,8 +29,7 @@ _OF_AGENTS = (("role", "role", False), ("branch", "branch", True))
 """Label, column of the store, and whether a narrow screen goes without."""
 
 
-Located = tuple[Source, TrajectoryRow]
-"""A row, and the source that has it."""
+Located = tuple[Source, TrajectoryRow]  # a row, and the source that has it
 
 
 def form(library: Library, query: Query) -> str:

@@ -16,13 +16,10 @@ from agentrl.viewer.query import Query, macro
 from agentrl.viewer.session import ShownSession, session_of
 from agentrl.viewer.table import neighbours
 
-Place = tuple[int, int]
-"""A trajectory anywhere: the number of its source, and its id there."""
+Place = tuple[int, int]  # a trajectory anywhere: the number of its source, and its id there
 
-BESIDE = 8
-"""Most trajectories side by side."""
-_MOST = 100_000
-"""Most tokens on a page of several; browsers become slow."""
+BESIDE = 8  # most trajectories side by side
+_MOST = 100_000  # most tokens on a page of several; browsers become slow
 _ABOUT = 20_000
 
 

@@ -20,8 +20,7 @@ if TYPE_CHECKING:
     import httpx
 
 
-_MOST_QUERIES, _MOST_REQUESTS = 64, 32
-"""In one request, and in flight."""
+_MOST_QUERIES, _MOST_REQUESTS = 64, 32  # in one request, and in flight
 
 
 class RetrievalError(ToolFailure):
