@@ -8,9 +8,9 @@ import math
 import secrets
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, closing
+from contextlib import AbstractContextManager, ExitStack, closing
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 import orjson
 
@@ -21,7 +21,7 @@ from agentrl.observability.sinks import MetricsRun, Sink, open_sink, prometheus
 from agentrl.runfolder import METRICS
 
 
-class MetricsLogger:
+class MetricsLogger(AbstractContextManager["MetricsLogger"]):
     """Sends a step's metrics to all sinks; a context manager that closes them."""
 
     def __init__(self, settings: ObservabilitySettings, folder: str | Path, *, resume_step: int = 0) -> None:
@@ -35,13 +35,13 @@ class MetricsLogger:
         with ExitStack() as opened:
             self._sinks = [_jsonl(folder / METRICS, resume_step, opened)]
             if settings.use_tensorboard:
-                where = Path(settings.tensorboard_dir or folder / "tensorboard")
-                self._sinks.append(_tensorboard(where, resume_step, opened))
+                self._sinks.append(
+                    _tensorboard(settings.tensorboard_dir or folder / "tensorboard", resume_step, opened)
+                )
             if settings.use_wandb:
                 self._sinks.append(_wandb(settings, run, opened))
             if settings.prometheus_port is not None:
-                address = settings.prometheus_host, settings.prometheus_port
-                self._sinks.append(prometheus(*address, folder.name, opened))
+                self._sinks.append(prometheus(settings.prometheus_host, settings.prometheus_port, folder.name, opened))
             self._sinks += [open_sink(path, run, opened) for path in settings.metrics_sinks]
             self._opened = opened.pop_all()
 
@@ -53,9 +53,6 @@ class MetricsLogger:
         plain = {name: float(value) for name, value in metrics.items()}
         for sink in self._sinks:
             sink(step, at, plain)
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(self, *_: object) -> None:
         self._opened.close()
@@ -76,7 +73,7 @@ def _jsonl(path: Path, resume_step: int, opened: ExitStack) -> Sink:
     return write
 
 
-def _tensorboard(folder: Path, resume_step: int, opened: ExitStack) -> Sink:
+def _tensorboard(folder: str | Path, resume_step: int, opened: ExitStack) -> Sink:
     """Event files by TensorBoard's own writer; needs neither torch nor TensorFlow."""
     try:
         from tensorboard.compat.proto.event_pb2 import Event, SessionLog

@@ -71,45 +71,33 @@ def write_report(run: str | Path, *, title: str | None = None) -> Path:
     """Write `report.html` into the run's folder; returns its path. `run`: the run's folder. `title`: the page's
     headline; the folder's name if not given. Raises DataError: no metrics, or a malformed file; names it."""
     run = Path(run)
-    evaluations = _evaluations_in(run)
-    home = _home(run)
+    evaluations, home = _evaluations_in(run), _home(run)
     rows = list(read_metrics(home / METRICS)) if (home / METRICS).is_file() else list(map(_as_metrics, evaluations))
-    series = collect_series(rows)
-    if not series:
+    if not (series := collect_series(rows)):
         raise DataError(
             f"{run}: holds no metrics yet; expected the --output-dir of a run that has finished a step, or its folder "
             "rollouts or evaluation"
         )
-    settings = read_settings(home)
-    texts = run_texts(run, settings)
+    texts = run_texts(run, settings := read_settings(home))
     pairs = [
-        Pair(
-            number,
-            "" if a.label is None else first_words(str(a.label)),
-            describe_sample(a, texts),
-            describe_sample(b, texts),
-        )
-        for number, (a, b) in enumerate(first_and_last(run)[:_PAIRS], start=1)
+        Pair(at, first_words("" if a.label is None else str(a.label)), *(describe_sample(s, texts) for s in (a, b)))
+        for at, (a, b) in enumerate(first_and_last(run)[:_PAIRS], start=1)
     ]
     groups = chart_groups(series)
     shown = {one.name for _, members in groups for _, one in members}
-    page = (
-        templates("observability")
-        .get_template("report.html")
-        .render(
-            title=title or f"Run {run.resolve().name}",
-            headlines=headlines(series),
-            verdict=verdict_lines(rows),
-            facts=_facts(rows, series, settings),
-            charts=[layout(name, members) for name, members in groups],
-            more=[layout(name, [(name, one)]) for name, one in sorted(series.items()) if name not in shown],
-            pairs=pairs,
-            own=own_trajectories(run, texts),
-            evaluations=evaluations[-20:],
-            settings=settings,
-        )
+    template, out = templates("observability").get_template("report.html"), run / "report.html"
+    page = template.render(
+        title=title or f"Run {run.resolve().name}",
+        headlines=headlines(series),
+        verdict=verdict_lines(rows),
+        facts=_facts(rows, series, settings),
+        charts=[layout(name, members) for name, members in groups],
+        more=[layout(name, [(name, one)]) for name, one in sorted(series.items()) if name not in shown],
+        pairs=pairs,
+        own=own_trajectories(run, texts),
+        evaluations=evaluations[-20:],
+        settings=settings,
     )
-    out = run / "report.html"
     out.write_text(page, encoding="utf-8")
     return out
 
@@ -160,23 +148,19 @@ def _facts(
     rows: Sequence[Mapping[str, Any]], series: Mapping[str, Series], settings: Mapping[str, Any]
 ) -> list[tuple[str, str]]:
     facts = []
-    steps = [row["step"] for row in rows if "rollout/reward" in row or any(n.startswith("train/") for n in row)]
-    if steps:
+    if steps := [r["step"] for r in rows if "rollout/reward" in r or any(name.startswith("train/") for name in r)]:
         facts.append(("rollouts", number(max(steps) + 1)))
-    rollout = settings.get("rollout", {})
-    if rollout:
+    if rollout := settings.get("rollout", {}):
         shape = f"{rollout.get('rollout_batch_size')} × {rollout.get('n_samples_per_prompt')}"
         facts.append(("prompts × samples a rollout", shape))
-    times = [row["time"] for row in rows if isinstance(row.get("time"), (int, float))]
-    if times:
+    if times := [row["time"] for row in rows if isinstance(row.get("time"), (int, float))]:
         first = max(float(rows[0].get(f"perf/{what}_seconds", 0.0)) for what in ("step", "rollout"))
         facts.append(("wall time, without starting", str(timedelta(seconds=round(times[-1] - times[0] + first)))))
     if speed := series.get("perf/rollout_tokens_per_second"):
         facts.append(("tokens/s, last rollout", number(speed.last)))
     if rollout.get("allow_truncated_sampling"):
         facts.append(("truncated sampling", "unknown to the trainer: biased gradients"))
-    checkpoint = settings.get("train", {}).get("hf_checkpoint")
-    if checkpoint:
+    if checkpoint := settings.get("train", {}).get("hf_checkpoint"):
         facts.append(("started from", Path(checkpoint).name))
     return facts
 

@@ -25,14 +25,10 @@ Sink = Callable[[int, float, Mapping[str, float]], None]
 
 @dataclass(frozen=True, slots=True)
 class MetricsRun:
-    """The run that a sink is opened for.
+    """The run that a sink is opened for."""
 
-    Attributes:
-        folder: the run's folder. A sink may keep the id of its own run in it.
-        resume_step: the first step of this life; above 0 if the run goes on. Steps from it on may be logged again."""
-
-    folder: Path
-    resume_step: int
+    folder: Path  # the run's; a sink may keep the id of its own run in it
+    resume_step: int  # first step of this life, above 0 if the run goes on; steps from it on may be logged again
 
     def known_id(self, file: str) -> str | None:
         """Return the text of this file of the folder, if the run goes on and has it."""

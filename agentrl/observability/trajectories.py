@@ -80,10 +80,7 @@ class Trajectory:
 
 def describe_sample(sample: Sample, texts: TokenTexts, trained: Trained | None = None) -> Trajectory:
     """A sample's tokens with authors and notes. Raises DataError: `texts` or `trained` have not one entry a token."""
-    if sample.hosted:
-        sample, pieces = _in_messages(sample)
-    else:
-        pieces = list(texts(sample.tokens))
+    sample, pieces = _in_messages(sample) if sample.hosted else (sample, list(texts(sample.tokens)))
     if len(pieces) != len(sample.tokens):
         raise DataError(f"expected one text a token: got {len(pieces)} texts for {len(sample.tokens)} tokens")
     if trained and set(map(len, trained.values())) != {sample.response_length}:
@@ -91,8 +88,9 @@ def describe_sample(sample: Sample, texts: TokenTexts, trained: Trained | None =
     prompt, spans = sample.prompt_length, _spans(sample)
     tokens = [_token(sample, at, pieces[at], None, trained) for at in range(prompt)]
     for span in spans:
-        places = range(prompt + span.start, prompt + span.end)
-        tokens += [_token(sample, at, pieces[at], span, trained) for at in places]
+        tokens += [
+            _token(sample, prompt + at, pieces[prompt + at], span, trained) for at in range(span.start, span.end)
+        ]
     _show_images(sample, tokens)
     turns, weights = max((s.turn for s in spans), default=0), ", ".join(sample.weight_versions)
     parts = (*_prompt_parts(sample, tokens[:prompt]), *_response_parts(sample, tokens[prompt:], spans, turns))
@@ -215,8 +213,7 @@ def _scores(sample: Sample) -> dict[str, float]:
 
 
 def _grading(sample: Sample) -> dict[str, str]:
-    grade = _grade(sample)
-    found = {"label": sample.label, "extracted": grade.get("extracted"), "reason": grade.get("reason")}
+    found = {"label": sample.label, **{name: _grade(sample).get(name) for name in ("extracted", "reason")}}
     return {name: text for name, value in found.items() if value is not None and (text := first_words(str(value), 200))}
 
 
@@ -244,12 +241,9 @@ def split_texts(ids: Sequence[int], decode: Callable[[Sequence[int]], str]) -> l
     out, held = [], 0
     for at in range(len(ids)):
         text = decode(ids[at - held : at + 1])
-        if text.endswith("�") and held < 3 and at + 1 < len(ids):
-            out.append("")
-            held += 1
-        else:
-            out.append(text)
-            held = 0
+        waits = text.endswith("�") and held < 3 and at + 1 < len(ids)
+        out.append("" if waits else text)
+        held = held + 1 if waits else 0
     return out
 
 
