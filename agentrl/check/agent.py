@@ -50,14 +50,13 @@ class PlayedSession:
         for node in self.tree["nodes"]:
             place = f"root, {roles[node['number']]}" if node["parent"] is None else f"behind {node['parent']}"
             agent = f", agent {node['agent']}" if node["agent"] else ""
-            sizes = f"{node['prompt_tokens']} + {node['sampled_tokens']} tokens"
-            found.append(f"turn {node['number']} ({place}{agent}): {node['reason']}, {sizes}, {node['finish']}")
+            size = f"{node['prompt_tokens']} + {node['sampled_tokens']} tokens"
+            found.append(f"turn {node['number']} ({place}{agent}): {node['reason']}, {size}, {node['finish']}")
         found += [f"refused: {text}" for text in self.refusals]
         names = [name.partition("/")[2] for name in self.figures if name.startswith("ignored/")]
         found += [f"without effect: {', '.join(sorted(names))}"] if names else []
-        found += [
-            f"sample: {s.prompt_length} + {s.response_length} tokens, {s.trained_tokens} train" for s in self.samples
-        ]
+        sizes = [(s.prompt_length, s.response_length, s.trained_tokens) for s in self.samples]
+        found += [f"sample: {prompt} + {response} tokens, {trained} train" for prompt, response, trained in sizes]
         found += [f"reward: {self.reward}"] if self.reward is not None else []
         found += [f"wrong: {text}" for text in self.wrong]
         return [*found, *([f"failed: {self.error}"] if self.error else [])]
@@ -69,12 +68,11 @@ async def play_session(
     """Have an agent play one sample's prompt against a policy, and compare ids and masks with the policy's."""
     room, played, began = settings.rollout.rollout_max_context_len or _ROOM, PlayedSession(), time.monotonic()
     gateway = Gateway(chat, policy, context_length=room)
-    limit = settings.rollout.rollout_max_response_len
     async with set_up([entry], settings.cluster.start_timeout), gateway.serving():
         env = entry.make()
         assert isinstance(env, AgentEnvironment)
         env.socket = gateway.socket
-        sampling = SamplingParams(temperature=1.0, max_new_tokens=limit)
+        sampling = SamplingParams(temperature=1.0, max_new_tokens=settings.rollout.rollout_max_response_len)
         session: Session = gateway.open(replace(sample, index=0, rollout_id=0), sampling)
         try:
             with anyio.fail_after(settings.rollout.trajectory_timeout):

@@ -48,18 +48,13 @@ def summed(findings: Iterable[Finding]) -> list[tuple[Finding, int]]:
 
 @dataclass(frozen=True, slots=True)
 class Prover:
-    """Checks of played episodes.
-
-    Attributes:
-        user: the environment's class or the generate function, as messages name it; `methods` is true for a class.
-        grades: what gives the reward, as messages name it.
-        patience: seconds that an environment may take between two turns."""
+    """Checks of played episodes."""
 
     chat: Chat
-    user: str
-    methods: bool
-    grades: str
-    patience: float
+    user: str  # the environment's class or the generate function, as messages name it
+    methods: bool  # true for a class
+    grades: str  # what gives the reward, as messages name it
+    patience: float  # seconds that an environment may take between two turns
 
     def where(self, method: str) -> str:
         return f"{self.user}.{method}" if self.methods else self.user

@@ -18,8 +18,7 @@ from agentrl.sample import Sample
 
 
 def own_methods(kind: type[Environment]) -> list[str]:
-    names = ("reset", "step", "reward", "close")
-    return [name for name in names if getattr(kind, name) is not getattr(Environment, name)]
+    return [n for n in ("reset", "step", "reward", "close") if getattr(kind, n) is not getattr(Environment, n)]
 
 
 class Observer:
@@ -44,13 +43,13 @@ class Observer:
             samples = (g.sample if isinstance(g, Turn) else g for g in given if isinstance(g, Turn | Sample))
             sample = next(samples, Sample())
             world, prompt = _world(), (sample.prompt, deepcopy(sample.prompt))
-            task = asyncio.current_task()
-            cancels = task.cancelling() if task else 0
+            cancels = task.cancelling() if (task := asyncio.current_task()) else 0
             answer = await method(env, *given)
             said = list(_shown(answer, where))
             if task and task.cancelling() > cancels:
-                remedy = "let CancelledError through (`except Exception` does)"
-                said.append(f"goes on when its trajectory is cancelled: {remedy}")
+                said.append(
+                    "goes on when its trajectory is cancelled: let CancelledError through (`except Exception` does)"
+                )
             if sample.prompt is prompt[0] and prompt[0] != prompt[1]:
                 said.append("changes the list that is the sample's prompt, for later uses of the row: make a new list")
             if self.alone and (changed := sorted(dict(world ^ _world()))):

@@ -15,7 +15,7 @@ from agentrl.chat import Chat
 from agentrl.check.findings import Finding, Prover, summed
 from agentrl.check.harness import Episode, Harness, users_code
 from agentrl.check.observer import Observer
-from agentrl.check.policy import FromFile, Live, Person, Policy, Scripted
+from agentrl.check.policy import FromFile, Live, Person, Scripted
 from agentrl.check.script import ANSWERS, WRONG, Lines, Script, scripts
 from agentrl.clock import Tell, Watchdog
 from agentrl.config import RunSettings
@@ -57,13 +57,10 @@ async def play(
     show: Callable[[Harness, Episode | None], None],
     live: Live | Sequence[Lines] | None = None,
 ) -> None:
-    """Play everything and note it in `played`.
-
-    Args:
-        seconds: to spend on episodes; between two turns an environment may take a third of it.
-        stuck: called in a thread if the user's code stops the event loop for as long.
-        show: called for each environment, with the episode to show, while it is still set up.
-        live: plays one episode of each row, in the scripts' stead; or the episodes of a `--play` file."""
+    """Play everything and note it in `played`. `seconds`: to spend on episodes; between two turns an environment may take
+    a third of it. `stuck`: called in a thread if the user's code stops the event loop for as long. `show`: called for each
+    environment, with the episode to show, while it is still set up. `live`: plays one episode of each row, in the scripts'
+    stead; or the episodes of a `--play` file."""
     lines = live if isinstance(live, Sequence) else ()
     try:
         async with Harness.opened(settings, chat, seconds / 3, most=len(lines) or None) as stages:
@@ -126,7 +123,7 @@ class _Director:
         self.played.rows = len(episodes)
         for row, lines in enumerate(episodes):
             policy = FromFile(self.stage.chat, self.stage.tools, lines)
-            episode = await self._play(policy, f"plays {lines.name}", row)
+            episode = self._note(await self.stage.play(f"plays {lines.name}", policy, row))
             sample = next(iter(episode.samples), None)
             if sample is not None and "failure" not in sample.metadata:
                 reward = sample.get_reward_value(self.stage.settings.rollout.reward_key)
@@ -153,10 +150,8 @@ class _Director:
                 yield Finding(f"{what} (anyio.to_thread.run_sync)", f"for {max(times):.1f} s")
 
     async def _script(self, script: Script, row: int = 0, size: int = 1, cancelled: str = "") -> Episode:
-        return await self._play(Scripted(self.stage.chat, script), script.name, row, size, cancelled)
-
-    async def _play(self, policy: Policy, name: str, row: int, size: int = 1, cancelled: str = "") -> Episode:
-        return self._note(await self.stage.play(name, policy, row, size, cancelled))
+        policy = Scripted(self.stage.chat, script)
+        return self._note(await self.stage.play(script.name, policy, row, size, cancelled))
 
     def _note(self, episode: Episode) -> Episode:
         self.played.episodes.append(episode)
