@@ -33,11 +33,8 @@ _DAMAGED = (zlib.error, struct.error, ArithmeticError, AttributeError, LookupErr
 
 def encode_group(samples: Sequence[Sample]) -> bytes:
     """Bytes of one group. Raises SampleError: a field holds something that JSON cannot carry."""
-    rests: list[Any] = []
-    arrays: list[Any] = []
-    large: list[Any] = []
-    raw, routing = list[bytes](), list[bytes]()
-    images: dict[str, Image] = {}
+    rests, arrays, large = list[Any](), list[Any](), list[Any]()
+    raw, routing, images = list[bytes](), list[bytes](), dict[str, Image]()
     for number, sample in enumerate(samples):
         parts, rest = sample.to_arrays()
         rests.append(rest)
@@ -103,10 +100,11 @@ def decode_group(data: bytes, what: str = "stored group") -> list[Sample]:
         images, at = dict[str, Image](), 0
         for name, width, height, form, length in header.get("images", ()):
             images[name] = Image(name, pictures[at : (at := at + length)], width, height, form)
-        held = [{name: images[name] for name in rest.pop("images", ())} for rest in header["rest"]]
-        samples = [Sample.from_arrays(a, r) for a, r in zip(arrays, header["rest"], strict=True)]
-        for sample, own in zip(samples, held, strict=True):
-            sample.images = own
+        samples = []
+        for own, rest in zip(arrays, header["rest"], strict=True):
+            held = {name: images[name] for name in rest.pop("images", ())}
+            samples.append(Sample.from_arrays(own, rest))
+            samples[-1].images = held
         return samples
     except SampleError as error:
         raise SampleError(f"{what} is damaged: {error}") from error

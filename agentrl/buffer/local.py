@@ -3,8 +3,7 @@
 1. The ledger is `<ledger-dir>/<home>/ledger.sqlite`. `home` is a new name each time a copy becomes a ledger. The copy
    contains it, so that the ledger of another run, or an older one on this disk, is not taken for it.
 2. A copy is one consistent state, written whole or not at all. It is made before each checkpoint is written, so that
-   it knows every step that a checkpoint covers. Without the local file, groups completed after it are generated again.
-"""
+   it knows every step that a checkpoint covers. Without the local file, groups completed after it are generated again."""
 
 import logging
 import shutil

@@ -30,16 +30,11 @@ from agentrl.sample import Sample
 
 
 class GroupQueue(GroupStore):
-    """Joins a source (the built-in one or a user's), its filter and a ledger.
-
-    Args:
-        ledger: open for writing; it is recovered to `checkpoint_step` at once.
-        checkpoint_step: the last step that the loaded checkpoint covers; None when training starts afresh.
-        trajectories: store of the samples of dropped groups, for the viewer.
-        copy: file that gets a copy of the ledger with each checkpoint, if the ledger is another file.
-
-    Raises:
-        LedgerError: the ledger was made with other data, or belongs to another run."""
+    """Joins a source (the built-in one or a user's), its filter and a ledger, which is open for writing. The ledger is
+    recovered at once to `checkpoint_step`, the last step that the loaded checkpoint covers; None when training starts
+    afresh. `trajectories`: store of the samples of dropped groups, for the viewer. `copy`: file that gets a copy of the
+    ledger with each checkpoint, if the ledger is another file. Raises LedgerError: the ledger was made with other data, or
+    belongs to another run."""
 
     def __init__(
         self,
@@ -51,15 +46,16 @@ class GroupQueue(GroupStore):
     ) -> None:
         self.source, self.ledger, self.trajectories = source, ledger, trajectories
         # A source that overrides the draw is asked for samples; the built-in draw is a function of the position.
-        self._placed = source if isinstance(source, RolloutDataSource) and _draws_as_built_in(source) else None
+        kind, bases = type(source), (RolloutDataSource, RolloutDataSourceWithBuffer)
+        built_in = any(kind.get_samples is b.get_samples and kind.add_samples is b.add_samples for b in bases)
+        self._placed = source if isinstance(source, RolloutDataSource) and built_in else None
         if self._placed is not None:
             ledger.bind(self._placed.identity())
         ledger.recover(checkpoint_step)
         self._difficulty: DifficultyOrder | None = None
         if self._placed is not None and self._placed.order and self._placed.prompt_order == "difficulty":
             self._difficulty = DifficultyOrder(self._placed.order, ledger)
-        self._replayed: set[int] = set()
-        self._completed: dict[int, Group] = {}
+        self._replayed, self._completed = set[int](), dict[int, Group]()
         # The coordinator's thread and the driver call this queue; a user's source need not be thread-safe.
         self._alone = threading.Lock()
         self._state = ledger.path.with_name(ledger.path.name + SOURCE)
@@ -102,10 +98,8 @@ class GroupQueue(GroupStore):
                 self._replayed.add(lease.group_id)
             return number_group(lease.start, lease.group_id, self.source.n_samples_per_prompt)
         if lease.place is None or self._placed is None:
-            raise PluginError(
-                f"group {lease.group_id} was made by the built-in data source; "
-                "resume with the same --data-source-path as before"
-            )
+            remedy = "resume with the same --data-source-path as before"
+            raise PluginError(f"group {lease.group_id} was made by the built-in data source; {remedy}")
         return self._placed.build(lease.group_id, lease.place)
 
     def insert_external(self, groups: Sequence[Group], version: int) -> list[int]:
@@ -150,9 +144,8 @@ class GroupQueue(GroupStore):
         """Return a batch (see `GroupStore`, `Ledger.assign_batch`). Later calls read a full batch from the ledger."""
         ids = self.ledger.assign_batch(n, step)
         groups = [self._completed.get(group_id) or _compact(self.ledger.samples(group_id)) for group_id in ids]
-        if len(ids) >= n:
-            for group_id in ids:
-                self._completed.pop(group_id, None)
+        for group_id in ids if len(ids) >= n else ():
+            self._completed.pop(group_id, None)
         return groups
 
     def figures(self) -> dict[str, float]:
@@ -183,9 +176,3 @@ class GroupQueue(GroupStore):
 
 def _compact(samples: Sequence[Sample]) -> Group:
     return [sample.compact() for sample in samples]
-
-
-def _draws_as_built_in(source: RolloutDataSource) -> bool:
-    kind = type(source)
-    bases = (RolloutDataSource, RolloutDataSourceWithBuffer)
-    return any(kind.get_samples is b.get_samples and kind.add_samples is b.add_samples for b in bases)

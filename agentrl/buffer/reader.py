@@ -10,6 +10,7 @@ import sqlite3
 import struct
 import threading
 import zlib
+from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
@@ -35,13 +36,9 @@ Details = dict[str, NDArray[np.float16]]
 
 @dataclass(frozen=True, slots=True)
 class Filter:
-    """Filter of a table; None does not restrict.
-
-    Attributes:
-        equal: values of columns ("" is one: no failure, not dropped).
-        within: ranges of columns; rows without a value are in none.
-        tool: called at least once.
-        keys: only these groups. ids: only these rows."""
+    """Filter of a table; None does not restrict. `equal`: values of columns ("" is one: no failure, not dropped).
+    `within`: ranges of columns; rows without a value are in none. `tool`: called at least once. `keys`: only these groups.
+    `ids`: only these rows."""
 
     equal: Mapping[str, str | int] = field(default_factory=dict)
     within: Mapping[str, Range] = field(default_factory=dict)
@@ -120,11 +117,11 @@ class StoreReader(AbstractContextManager["StoreReader"]):
 
     def values(self, column: str) -> dict[str, int]:
         """Count rows by value of a column of few values (`status`, `failure`, `dropped`, `env`, `tools`, `role`, `branch`)."""
-        counts: dict[str, int] = {}
+        counts = Counter[str]()
         query = f"SELECT {_known(column)}, count(*) FROM trajectories GROUP BY 1 ORDER BY 2 DESC"
         for value, count in self._all(query):
             for one in str(value).split("\n")[1:-1] if column == "tools" else [value]:
-                counts[one] = counts.get(one, 0) + count
+                counts[one] += count
         return counts
 
     def query(
@@ -137,8 +134,8 @@ class StoreReader(AbstractContextManager["StoreReader"]):
         ordered = f"ORDER BY {column} {down} NULLS LAST, id {down}"
         page = f"SELECT id FROM trajectories WHERE {condition} {ordered} LIMIT ? OFFSET ?"  # so that it sorts little
         query = f"SELECT {', '.join(COLUMNS)} FROM trajectories WHERE id IN ({page}) {ordered}"
-        rows = self._all(query, (*values, limit, offset))
-        return [_row(values) for values in rows]
+        found = (dict(zip(COLUMNS, row, strict=True)) for row in self._all(query, (*values, limit, offset)))
+        return [TrajectoryRow(**row | {"tools": tuple(str(row["tools"]).split("\n")[1:-1])}) for row in found]
 
     def count(self, where: Filter = Filter()) -> int:
         """Count the rows that match."""
@@ -204,9 +201,3 @@ def _details(data: bytes, key: int) -> list[Details]:
             details.append(dict(zip(header["names"], arrays[:, at : at + length], strict=True)))
         at += length
     return details
-
-
-def _row(values: Sequence[Any]) -> TrajectoryRow:
-    named = dict(zip(COLUMNS, values, strict=True))
-    named["tools"] = tuple(str(named["tools"]).split("\n")[1:-1])
-    return TrajectoryRow(**named)

@@ -148,9 +148,8 @@ class LedgerFile:
                 for statement in _FROM_2.split(";"):
                     db.execute(statement)
             elif version != str(SCHEMA_VERSION):
-                raise LedgerError(
-                    f"ledger {self.path} has layout {version}; this program reads layout {SCHEMA_VERSION}"
-                )
+                reads = f"this program reads layout {SCHEMA_VERSION}"
+                raise LedgerError(f"ledger {self.path} has layout {version}; {reads}")
             db.execute(_RESULTS)
             (found,) = db.execute("PRAGMA integrity_check(1)").fetchone()
             wrong = found if found != "ok" else ", ".join(what for (what,) in db.execute(_WRONG))

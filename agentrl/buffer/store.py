@@ -41,23 +41,17 @@ LAYOUT = 4  # version of the file's layout, stored as `user_version`
 class TrajectoryRow:
     """A row of the table of trajectories. A column is None if it does not apply or is not known.
 
-    Attributes:
-        key, place: the row is the sample at `place` of the group `key`, see `StoreReader.group`.
-        kind: `train`, `eval` or `rollout`.
-        name: the evaluation set's, else "".
-        step: number of the training step or rollout; for `eval`, of the rollouts before it, or of the `agentrl eval`.
-        dropped: why the group was not trained on, or "".
-        prompt: a hash of the prompt.
-        reward: the number that `--reward-key` picks.
-        failure: `<blame>/<kind>`, or "".
-        tools: names of the called tools, in order of first use.
-        length, response, sampled: numbers of all tokens, of response tokens, and of tokens with mask 1.
-        oldest, newest: first and last weight version of its tokens, if versions are numbers.
-        seconds: time in tools and environment.
-        role, branch: role of the conversation and reason of the branch, if an agent program played (see
-            docs/gateway.md); else "".
-        question, answer: the first words of the prompt's last user message, and of the model's last message.
-        staleness: step - oldest, in training."""
+    1. The row is the sample at `place` of the group `key`, see `StoreReader.group`. `kind`: `train`, `eval` or `rollout`.
+       `name`: the evaluation set's, else "". `step`: number of the training step or rollout; for `eval`, of the rollouts
+       before it, or of the `agentrl eval`. `dropped`: why the group was not trained on, or "".
+    2. `prompt`: a hash of the prompt. `question`, `answer`: the first words of the prompt's last user message, and of the
+       model's last message. `reward`: the number that `--reward-key` picks. `failure`: `<blame>/<kind>`, or "". `tools`:
+       names of the called tools, in order of first use. `seconds`: time in tools and environment.
+    3. `length`, `response`, `sampled`: numbers of all tokens, of response tokens, and of tokens with mask 1. `oldest`,
+       `newest`: first and last weight version of its tokens, if versions are numbers. `staleness`: step - oldest, in
+       training.
+    4. `role`, `branch`: role of the conversation and reason of the branch, if an agent program played (see
+       docs/gateway.md); else ""."""
 
     id: int
     key: int
@@ -129,9 +123,8 @@ class TrajectoryStore(AbstractContextManager["TrajectoryStore"]):
         """Record a group that is not trained; `add` writes it with the next step. Raises SampleError: a sample
         cannot be stored."""
         if self.keep and group:
-            played = _Played(
-                split_group(encode_group(group))[0], [_columns(s, self._reward_key) for s in group], reason
-            )
+            rows = [_columns(sample, self._reward_key) for sample in group]
+            played = _Played(split_group(encode_group(group))[0], rows, reason)
             with self._mutex:
                 self._dropped.append(played)
 
@@ -150,9 +143,9 @@ class TrajectoryStore(AbstractContextManager["TrajectoryStore"]):
         DataError: the file cannot be written. SampleError: a sample cannot be stored."""
         if not self.keep:
             return
-        key_of = reward_key or self._reward_key
+        key = reward_key or self._reward_key
         found = [
-            _Played(split_group(encoded(group))[0], [_columns(s, key_of) for s in group]) for group in groups if group
+            _Played(split_group(encoded(group))[0], [_columns(s, key) for s in group]) for group in groups if group
         ]
         with self._transaction() as db:
             if kind != "eval":
