@@ -102,15 +102,14 @@ def _page(
             await build(library, args)
         except AgentRLError as error:
             _html(macro("frame.html", "trouble")(str(error)))
-            _keep(partial(_stores, library), again)
+            _keep(stores, again)
+
+    def stores() -> tuple[int, ...]:
+        """Changes when there is more to see."""
+        library.refresh()
+        return tuple(part for source in library.sources for part in source.stamp)
 
     return shown
-
-
-def _stores(library: Library) -> tuple[int, ...]:
-    """Changes when there is more to see."""
-    library.refresh()
-    return tuple(part for source in library.sources for part in source.stamp)
 
 
 async def _table(library: Library, args: PageArguments) -> None:
@@ -144,9 +143,7 @@ async def _curves(library: Library, args: PageArguments) -> None:
     everything = bool(args.query_parameters.get("all"))
     runs = _html(await _aside(curves.overview, library))
     _html(macro("frame.html", "which_curves")(everything))
-    drawn: dict[str, ui.echart] = {}
-    with ui.element("section").classes("charts") as grid:
-        pass
+    drawn, grid = dict[str, ui.echart](), ui.element("section").classes("charts")
 
     async def renew() -> None:
         runs.content = await _aside(curves.overview, library)
@@ -154,10 +151,10 @@ async def _curves(library: Library, args: PageArguments) -> None:
             if title in drawn:
                 drawn[title].options.update(options)
                 drawn[title].update()
-                continue
-            with grid, ui.element("figure").classes("card"):
-                ui.label(title).classes("caption")
-                drawn[title] = ui.echart(options)
+            else:
+                with grid, ui.element("figure").classes("card"):
+                    ui.label(title).classes("caption")
+                    drawn[title] = ui.echart(options)
 
     await renew()
     _keep(lambda: tuple(part for one in library.runs for part in one.stamp), renew)

@@ -78,13 +78,11 @@ class Library:
     def __init__(self, folders: Sequence[Path]) -> None:
         """Look for runs in `folders` and below them. Raises SettingsError: one of them has none."""
         self._folders = [folder.expanduser().resolve() for folder in folders]
-        self.runs: list[Run] = []
-        self.sources: list[Source] = []
+        self.runs, self.sources = list[Run](), list[Source]()
         for folder in self._folders:
             if not folder.is_dir() or not _runs_in(folder):
-                raise SettingsError(
-                    f"{folder}: no run here; give the --output-dir of a run, or a folder that has such folders in it"
-                )
+                remedy = "give the --output-dir of a run, or a folder that has such folders in it"
+                raise SettingsError(f"{folder}: no run here; {remedy}")
         self.refresh()
 
     def refresh(self) -> None:

@@ -32,9 +32,7 @@ class TextIndex:
     def __init__(self, store: Path) -> None:
         self._store, self._mutex = store, threading.Lock()
         self._thread: threading.Thread | None = None
-        self._failed = ""
-        self._read: tuple[int, ...] = ()
-        self.path = _place(store)
+        self._failed, self._read, self.path = "", tuple[int, ...](), _place(store)
 
     def find(self, text: str) -> list[int]:
         """Ids of the trajectories that have all words of `text`, as far as they are indexed; begins to index the rest.

@@ -70,11 +70,11 @@ def session_of(group: Group, place: int) -> ShownSession | str:
     for at, about in found.items():
         for number in nodes if isinstance(nodes := about.get("nodes"), list) else ():
             holders.setdefault(str(number), []).append(at)
-    turns = []
-    for turn, depth in _in_order(record.turns) if record else ():
-        samples = holders.get(str(turn.number), [])
-        turns.append(SessionTurn(turn, depth, place in samples, samples))
-    return ShownSession(record, turns, sum("nodes" in about for about in found.values())) if record else ""
+    if record is None:
+        return ""
+    ordered = [(turn, depth, holders.get(str(turn.number), [])) for turn, depth in _in_order(record.turns)]
+    turns = [SessionTurn(turn, depth, place in samples, samples) for turn, depth, samples in ordered]
+    return ShownSession(record, turns, sum("nodes" in about for about in found.values()))
 
 
 def _gateway(sample: Sample) -> Mapping[str, Any]:

@@ -38,13 +38,10 @@ class TrajectoryPage:
 def load(library: Library, here: Place) -> TrajectoryPage:
     """Read one trajectory. Raises DataError: it is not there (any more). SampleError: it is damaged."""
     source = library.source(here[0])
-    found = source.reader.query(Filter({"id": here[1]}))
-    if not found:
+    if not (found := source.reader.query(Filter({"id": here[1]}))):
         raise DataError(f"{source.name} has trajectory {here[1]} no more: the oldest go first (--keep-trajectories)")
-    row = found[0]
-    group, trajectory = read_trajectory(source.reader, row, source.texts)
-    sample = group[row.place]
-    about = _about(sample, source.texts is id_texts and not sample.hosted)
+    group, trajectory = read_trajectory(source.reader, row := found[0], source.texts)
+    about = _about(group[row.place], source.texts is id_texts and not group[row.place].hosted)
     return TrajectoryPage(_href(here), source.name, row, trajectory, about, session_of(group, row.place))
 
 
