@@ -31,26 +31,16 @@ _IMAGE_MARK = "<image>"
 
 @dataclass(frozen=True, slots=True)
 class PromptRow:
-    """One prompt.
+    """One prompt."""
 
-    Attributes:
-        index: the row's number within the (sliced) data, from 0.
-        prompt: text, or chat messages.
-        label: whatever the row holds under the label key; None when there is none.
-        metadata: the row's metadata object.
-        tools: the row's own tool schemas; None leaves the choice to the environment.
-        env: the name of its environment, where the run has several.
-        has_unread_label: the row has a field `label`, and no setting names the label's field.
-        images: the images that the prompt refers to, by hash."""
-
-    index: int
-    prompt: str | list[Message]
-    label: Any = None
+    index: int  # the row's number within the (sliced) data, from 0
+    prompt: str | list[Message]  # text, or chat messages
+    label: Any = None  # whatever the row holds under the label key; None when there is none
     metadata: dict[str, Any] = field(default_factory=dict)
-    tools: list[dict[str, Any]] | None = None
-    env: str | None = None
-    has_unread_label: bool = False
-    images: Mapping[str, Image] = field(default_factory=dict)
+    tools: list[dict[str, Any]] | None = None  # the row's own schemas; None leaves the choice to the environment
+    env: str | None = None  # the name of its environment, where the run has several
+    has_unread_label: bool = False  # the row has a field `label`, and no setting names the label's field
+    images: Mapping[str, Image] = field(default_factory=dict)  # those of the prompt, by hash
 
 
 Look = Callable[[PromptRow], str | None]  # says what is wrong with a row; None if nothing is
@@ -102,16 +92,9 @@ class PromptData:
             except (TypeError, ValueError) as error:
                 raise DataError(f"{where}: field {key!r}: {error}; use finite numbers, text, lists, objects") from error
         prompt, images = self._with_images(self._prompt(row, where), row, where)
-        return PromptRow(
-            index,
-            prompt,
-            self._label(row, where),
-            self._metadata(row, where),
-            self._tools(row, where),
-            self._env(row, where),
-            used.label_key is None and row.get("label") is not None,
-            images,
-        )
+        unread = used.label_key is None and row.get("label") is not None
+        label, metadata, tools = self._label(row, where), self._metadata(row, where), self._tools(row, where)
+        return PromptRow(index, prompt, label, metadata, tools, self._env(row, where), unread, images)
 
     def _prompt(self, row: dict[str, Any], where: str) -> str | list[Message]:
         key = self._settings.input_key
@@ -137,8 +120,7 @@ class PromptData:
         self, prompt: str | list[Message], row: dict[str, Any], where: str
     ) -> tuple[str | list[Message], dict[str, Image]]:
         """Return the prompt with references in place of images, and the images."""
-        key = self._settings.image_key
-        given = row.get(key) if key is not None else None
+        given = row.get(key) if (key := self._settings.image_key) is not None else None
         try:
             if given is not None:
                 prompt = _placed(prompt, given if isinstance(given, list) else [given])
@@ -165,16 +147,14 @@ class PromptData:
         return row[key]
 
     def _metadata(self, row: dict[str, Any], where: str) -> dict[str, Any]:
-        key = self._settings.metadata_key
-        metadata: dict[str, Any] = _typed(row, key, dict, where) or {}
+        metadata: dict[str, Any] = _typed(row, key := self._settings.metadata_key, dict, where) or {}
         if taken := sorted(RECORDED & metadata.keys()):
             taken_by = "under which agentrl writes its own records; rename it"
             raise DataError(f"{where}: field {key!r} has the key {taken[0]!r}, {taken_by}")
         return metadata
 
     def _tools(self, row: dict[str, Any], where: str) -> list[dict[str, Any]] | None:
-        key = self._settings.tool_key
-        tools: list[Any] | None = _typed(row, key, list, where)
+        tools: list[Any] | None = _typed(row, key := self._settings.tool_key, list, where)
         for number, tool in enumerate(tools or ()):
             if not isinstance(tool, dict):
                 expected = "must be a tool schema (an object)"

@@ -93,10 +93,8 @@ class RolloutDataSource:
 
     def get_samples(self, num_groups: int) -> list[Group]:
         """The next groups in order; fewer when the data has come to its end."""
-        groups = []
-        for _ in range(num_groups):
-            if (place := self.place(self.position)) is None:
-                break
+        groups = list[Group]()
+        while len(groups) < num_groups and (place := self.place(self.position)) is not None:
             groups.append(self.build(self.position, place))
             self.position += 1
         return groups
@@ -206,8 +204,7 @@ def take_from_buffer(choose: BufferFilter, args: Any, buffer: list[Group], num_g
 
 def pending_group(row: PromptRow, group_id: int, n: int, **recorded: Any) -> Group:
     """`n` fresh samples of one prompt, numbered by `group_id`; `recorded` goes into their metadata."""
-    named = {"tools": row.tools, "env": row.env}
-    own = {key: value for key, value in named.items() if value is not None}
+    own = {key: value for key, value in (("tools", row.tools), ("env", row.env)) if value is not None}
     given: dict[str, Any] = {"prompt": row.prompt, "label": row.label, "metadata": {**row.metadata, **own, **recorded}}
     return number_group([Sample(**copy.deepcopy(given), images=dict(row.images)) for _ in range(n)], group_id, n)
 

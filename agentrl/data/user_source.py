@@ -32,12 +32,10 @@ def load_source(settings: DataSettings, args: Any) -> DataSource:
     path = settings.data_source_path
     if path is None:
         return (RolloutDataSourceWithBuffer if settings.buffer_filter_path else RolloutDataSource)(args)
-    found = _find(path)
-    if inspect.isclass(found):
-        with user_code(f"--data-source-path {path!r}: {found.__name__}()"):
-            source = _construct(found, settings, args)
-    else:
-        source = found
+    source = _find(path)
+    if inspect.isclass(source):
+        with user_code(f"--data-source-path {path!r}: {source.__name__}()"):
+            source = _construct(source, settings, args)
     return source if isinstance(source, RolloutDataSource) else SourceAdapter(source, settings, args)
 
 
@@ -74,9 +72,8 @@ def _construct(kind: type, settings: DataSettings, args: Any) -> Any:
     if issubclass(kind, RolloutDataSource) and not parameters:
         return kind(args)
     if len(needed) > 2:
-        takes = f"{kind.__name__} needs {', '.join(p.name for p in needed)}"
-        built = "a data source is built as (dataset, args), (args) or ()"
-        raise PluginError(f"--data-source-path {path!r}: {takes}; {built}")
+        takes = f"needs {', '.join(p.name for p in needed)}; a data source is built as (dataset, args), (args) or ()"
+        raise PluginError(f"--data-source-path {path!r}: {kind.__name__} {takes}")
     if len(needed) == 2 or [p.name for p in parameters[:2]] == ["dataset", "args"]:
         return kind(open_prompts(settings), args)
     return kind(args) if parameters else kind()
@@ -99,8 +96,7 @@ class SourceAdapter:
         with user_code(f"{self._name}.get_samples"):
             given = self.source.get_samples(num_groups)
         if not isinstance(given, (list, tuple)):
-            hint = "; it must be a plain function, not async" if inspect.isawaitable(given) else ""
-            got = f"{type(given).__name__}{hint}"
+            got = type(given).__name__ + "; it must be a plain function, not async" * inspect.isawaitable(given)
             raise PluginError(f"{self._name}.get_samples must return a list of groups, got {got}")
         groups = [self._group(item) for item in given]
         if len(groups) > num_groups:
