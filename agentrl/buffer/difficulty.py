@@ -63,7 +63,6 @@ class DifficultyOrder:
         return found
 
     def finished(self, rewards: Sequence[float]) -> None:
-        """Count a finished group for the metrics."""
         if rewards:
             self._equal.append(max(rewards) - min(rewards) < 1e-9)
 

@@ -82,7 +82,6 @@ def waiting_ids(db: Connection, n: int = -1) -> list[int]:
 
 
 def read_lease(db: Connection, group_id: int) -> LedgerLease:
-    """Read the lease of a group."""
     epoch, prompt_index, data = db.execute(
         "SELECT epoch, prompt_index, data FROM groups LEFT JOIN starts USING (group_id) WHERE group_id=?", (group_id,)
     ).fetchone()
@@ -114,7 +113,6 @@ def read_checkpoint(db: Connection) -> int:
 
 
 def write_checkpoint(db: Connection, step: int) -> None:
-    """Record the last step that a durable checkpoint covers."""
     db.execute("INSERT OR REPLACE INTO meta VALUES ('checkpoint', ?)", (str(step),))
 
 
@@ -339,12 +337,10 @@ class Ledger(LedgerFile):
             return set(select_ids(self._db, query, version))
 
     def prompts_with_results(self) -> int:
-        """Return the number of prompt rows with a result."""
         with self.transaction() as db:
             return int(db.execute("SELECT count(DISTINCT prompt_index) FROM results").fetchone()[0])
 
     def counts(self) -> dict[State, int]:
-        """Return the number of groups in each state."""
         with self.transaction() as db:
             found = dict(db.execute("SELECT state, count(*) FROM groups GROUP BY state").fetchall())
         return {state: int(found.get(state.value, 0)) for state in State}

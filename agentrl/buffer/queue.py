@@ -153,7 +153,6 @@ class GroupQueue(GroupStore):
         return {} if self._difficulty is None else self._difficulty.figures()
 
     def trained(self, group_ids: Iterable[int], step: int) -> None:
-        """Record that training step `step` trained these groups."""
         ids = list(group_ids)
         self.ledger.mark_trained(ids, step)
         with self._alone:
@@ -170,7 +169,6 @@ class GroupQueue(GroupStore):
             raise LedgerError(f"ledger {self.ledger.path} cannot be copied to {self._copy}: {error}") from error
 
     def checkpointed(self, step: int) -> None:
-        """Record that a durable checkpoint covers every step up to `step`."""
         self.ledger.checkpointed(step)
 
 

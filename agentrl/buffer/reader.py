@@ -47,7 +47,6 @@ class Filter:
     ids: Collection[int] | None = None
 
     def sql(self) -> tuple[str, list[Any]]:
-        """A condition and its values."""
         parts = ["1", *(f"{_known(column)} = ?" for column in self.equal)]
         values: list[Any] = [*self.equal.values()]
         for column, (least, most) in self.within.items():
@@ -101,7 +100,6 @@ class StoreReader(AbstractContextManager["StoreReader"]):
         self.close()
 
     def close(self) -> None:
-        """Let go of the file."""
         with self._mutex:
             self._db.close()
 
@@ -138,7 +136,6 @@ class StoreReader(AbstractContextManager["StoreReader"]):
         return [TrajectoryRow(**row | {"tools": tuple(str(row["tools"]).split("\n")[1:-1])}) for row in found]
 
     def count(self, where: Filter = Filter()) -> int:
-        """Count the rows that match."""
         condition, values = where.sql()
         found: int = self._all(f"SELECT count(*) FROM trajectories WHERE {condition}", values)[0][0]
         return found
@@ -189,7 +186,6 @@ def _known(column: str) -> str:
 
 
 def _details(data: bytes, key: int) -> list[Details]:
-    """The part of a step's details that is about one group."""
     plain = zlib.decompress(data)
     (size,) = struct.unpack_from("<I", plain)
     header = orjson.loads(plain[4 : 4 + size])

@@ -247,7 +247,6 @@ class _Played(NamedTuple):
 
 
 def _columns(sample: Sample, reward_key: str | None) -> tuple[Any, ...]:
-    """Return the columns from `group_index` to `answer`, in their order."""
     metadata = sample.metadata
     prompt = hashlib.blake2b(orjson.dumps(sample.prompt, default=str), digest_size=8).hexdigest()
     failure, tools = metadata.get("failure"), dict.fromkeys(called_tools(metadata.get("messages")))
@@ -265,7 +264,6 @@ def _columns(sample: Sample, reward_key: str | None) -> tuple[Any, ...]:
 
 
 def _branch(gateway: Any) -> tuple[str, str]:
-    """Return the role of an agent's conversation, and the reason of the sample's branch."""
     if not isinstance(gateway, Mapping) or not isinstance(reasons := gateway.get("reasons"), list):
         return "", ""
     opened = next((reason for reason in reversed(reasons) if reason != "extend"), "")

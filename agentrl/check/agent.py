@@ -44,7 +44,6 @@ class PlayedSession:
     wrong: list[str] = field(default_factory=list)
 
     def lines(self, chat: Chat) -> list[str]:
-        """The session as text, one line for each node, refusal and sample."""
         roles = {root["number"]: root["role"] for root in self.tree["roots"]}
         found = []
         for node in self.tree["nodes"]:

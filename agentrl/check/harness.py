@@ -114,7 +114,6 @@ class Harness:
 
     @property
     def user(self) -> str:
-        """Whose code plays, for messages."""
         generate = self.plugins.generate
         return generate.name if generate else self.kind.__name__ if self.kind else "the environment"
 
@@ -209,8 +208,7 @@ def _awaited(task: "asyncio.Task[Any]") -> list[tuple[str, int, str]]:
     while at is not None:
         if not hasattr(at, "cr_frame"):  # a step of an asynchronous generator does not say of which
             at = next(filter(inspect.isasyncgen, gc.get_referents(at)), None)
-        frame = getattr(at, "cr_frame", None) or getattr(at, "ag_frame", None)
-        if frame is None:
+        if (frame := getattr(at, "cr_frame", None) or getattr(at, "ag_frame", None)) is None:
             break
         found.append((frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_qualname))
         at = getattr(at, "cr_await", None) or getattr(at, "ag_await", None)

@@ -117,7 +117,6 @@ class _Director:
             self._note(episode)
 
     async def file(self, episodes: Sequence[Lines]) -> None:
-        """Play the episodes of a file, each on the next row."""
         if len(episodes) > (rows := len(self.stage.rows)):
             raise SettingsError(f"{episodes[rows].name}: no prompt for it: the data has {rows}; an episode takes one")
         self.played.rows = len(episodes)

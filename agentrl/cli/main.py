@@ -98,7 +98,6 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 def run(argv: list[str]) -> int:
-    """Run a command line; returns the exit code."""
     debug = os.environ.get("AGENTRL_DEBUG", "") not in ("", "0") or "--debug" in argv
     try:
         words = [word for word in argv if word != "--debug"]  # before the command's name, or after it

@@ -86,8 +86,7 @@ def _engine_lines(settings: RunSettings) -> Iterator[str]:
 
 def render(value: Any) -> str:
     """A value as a person would write it in a settings file, without secrets."""
-    value = shown(value)
-    if value is None:
+    if (value := shown(value)) is None:
         return "none"
     if isinstance(value, bool):
         return "true" if value else "false"

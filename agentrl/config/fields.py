@@ -93,7 +93,6 @@ class FieldRef:
 
     @property
     def flag(self) -> str:
-        """The flag, with its dashes: `--rollout-batch-size`."""
         return flag_of(self.name)
 
     @property

@@ -76,8 +76,7 @@ class _Sorter:
 
     def ours(self, document: Mapping[str, Any]) -> None:
         for raw, value in document.items():
-            key = str(raw).replace("-", "_")
-            if key in SECTIONS and isinstance(value, Mapping):
+            if (key := str(raw).replace("-", "_")) in SECTIONS and isinstance(value, Mapping):
                 for inner, inner_value in value.items():
                     self._put(key, str(inner), inner_value, self._where((str(raw), str(inner))))
             elif key in SECTIONS and key not in all_fields():
@@ -97,8 +96,7 @@ class _Sorter:
 
     def _put(self, section: str | None, written: str, value: Any, where: str) -> None:
         key, known = written.replace("-", "_"), all_fields()
-        key = RENAMED.get(key, key)
-        if key in known and section in (None, known[key].section):
+        if (key := RENAMED.get(key, key)) in known and section in (None, known[key].section):
             if key in self.values and key not in MERGED:
                 self.problems.append(f"{where}: {key} is given twice (also {self.origins[key]})")
             self._set(key, _as_flags_read_it(known[key], value), where)
@@ -134,9 +132,7 @@ def _as_flags_read_it(field: FieldRef, value: Any) -> Any:
     """YAML makes a boolean of the word `off`, and a text of `none`; what a flag takes, a file takes."""
     if value is False and "off" in field.choices:
         return "off"
-    if value == "none" and field.optional and field.kind is not str:
-        return None
-    return value
+    return None if value == "none" and field.optional and field.kind is not str else value
 
 
 _MOST_NESTED = 64

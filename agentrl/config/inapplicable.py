@@ -66,7 +66,6 @@ def _unread(settings: Sections, purpose: str) -> tuple[frozenset[str], str]:
 
 
 def inapplicable(settings: Sections, purpose: str) -> list[str]:
-    """Sentences about settings that were given and can have no effect."""
     return list(_sentences(settings, purpose, certain=True))
 
 

@@ -218,7 +218,6 @@ class RunSettings(Sections):
 
     @property
     def args(self) -> Args:
-        """The read-only flat view that user functions get."""
         flat = self.flat()
         options = flat.get(SGLANG_FIELD) or {}
         return Args({**{f"sglang_{k}": v for k, v in options.items()}, **flat, **self.compat.compat_options})

@@ -35,8 +35,7 @@ def permute(index: int, n: int, *, seed: int, epoch: int) -> int:
         left, right = index >> half, index & mask
         for key in keys:
             left, right = right, left ^ (mix(right ^ key) & mask)
-        index = (left << half) | right
-        if index < n:
+        if (index := (left << half) | right) < n:
             return index
 
 

@@ -55,8 +55,7 @@ class PromptData:
         plain, part = split_slice(path)
         self._file: RowFile = open_rows(plain)
         self._settings = settings or DataSettings()
-        rows = range(len(self._file))[part]
-        if not rows:
+        if not (rows := range(len(self._file))[part]):
             raise DataError(f"{path}: the slice is empty; {plain} has {len(self._file)} rows")
         self._rows = rows[: self._settings.prompt_data_limit]
         self._drawn = 0
@@ -97,8 +96,7 @@ class PromptData:
         return PromptRow(index, prompt, label, metadata, tools, self._env(row, where), unread, images)
 
     def _prompt(self, row: dict[str, Any], where: str) -> str | list[Message]:
-        key = self._settings.input_key
-        if key not in row:
+        if (key := self._settings.input_key) not in row:
             raise DataError(f"{where}: no field {key!r} for the prompt; it has {_names(row)}; set --input-key")
         prompt = row[key]
         if isinstance(prompt, str) and self._settings.sft_turns is None:

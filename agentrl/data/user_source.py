@@ -29,8 +29,7 @@ from agentrl.sample import Sample
 
 def load_source(settings: DataSettings, args: Any) -> DataSource:
     """The data source that the settings name, the user's or the built-in one; a class is built from the flat `args`."""
-    path = settings.data_source_path
-    if path is None:
+    if (path := settings.data_source_path) is None:
         return (RolloutDataSourceWithBuffer if settings.buffer_filter_path else RolloutDataSource)(args)
     source = _find(path)
     if inspect.isclass(source):

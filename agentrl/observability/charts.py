@@ -69,7 +69,6 @@ class ChartLine:
 
 
 def layout(title: str, series: Sequence[tuple[str, Series]]) -> Chart:
-    """Lay out labelled series, at least one, on common axes."""
     everything = [point for _, s in series for point in s.finite]
     xs, ys = zip(*everything, strict=True)
     lowest, highest, first, last = min(ys), max(ys), min(xs), max(xs)
@@ -135,6 +134,4 @@ def number(value: float, digits: int = 3) -> str:
         return f"{round(value):,}"
     if abs(value) >= 1000:
         return f"{value:,.{digits - 3}f}"
-    if abs(value) < 1e-3:
-        return f"{value:.{digits - 2}e}"
-    return f"{value:.{digits}g}"
+    return f"{value:.{digits - 2}e}" if abs(value) < 1e-3 else f"{value:.{digits}g}"

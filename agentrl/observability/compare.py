@@ -83,8 +83,7 @@ def compare(before: Evaluation, after: Evaluation) -> dict[str, tuple[int, list[
         raise DataError(f"{before.name} has sets {', '.join(first)}, {after.name} {', '.join(second)}: none in common")
     found = {}
     for name in common:
-        prompts = [prompt for prompt in first[name] if prompt in second[name]]
-        if not prompts:
+        if not (prompts := [prompt for prompt in first[name] if prompt in second[name]]):
             raise DataError(f"set {name}: {before.name} and {after.name} have no prompt in common")
         rows = [(first[name][prompt], second[name][prompt]) for prompt in prompts]
         found[name] = len(prompts), [one for measure in MEASURES if (one := _difference(measure, rows)) is not None]

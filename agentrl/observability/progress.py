@@ -94,7 +94,6 @@ class Progress:
 
 
 def counted(count: int, one: str, many: str | None = None) -> str:
-    """`1 engine`, `2 engines`."""
     return f"{count} {one if count == 1 else many or one + 's'}"
 
 

@@ -105,8 +105,7 @@ def prometheus(host: str, port: int, run: str, opened: ExitStack) -> Sink:
 
     def write(step: int, at: float, metrics: Mapping[str, float]) -> None:
         for name, value in {**metrics, "step": step, "logged_at": at}.items():
-            key = f"agentrl_{_name(name, '_')}"
-            if key not in gauges:
+            if (key := f"agentrl_{_name(name, '_')}") not in gauges:
                 gauges[key] = Gauge(key, name, ["run"], registry=registry)
             gauges[key].labels(run).set(value)
 

@@ -94,7 +94,8 @@ def describe_sample(sample: Sample, texts: TokenTexts, trained: Trained | None =
     _show_images(sample, tokens)
     turns, weights = max((s.turn for s in spans), default=0), ", ".join(sample.weight_versions)
     parts = (*_prompt_parts(sample, tokens[:prompt]), *_response_parts(sample, tokens[prompt:], spans, turns))
-    about = _scores(sample), _grading(sample)
+    grade = grade if isinstance(grade := sample.metadata.get("grade"), Mapping) else {}
+    about = _scores(sample, grade), _grading(sample, grade)
     return Trajectory(parts, _reward(sample), sample.status.value, turns, weights, sample.stop_reason, *about)
 
 
@@ -168,8 +169,7 @@ def _prompt_parts(sample: Sample, tokens: Sequence[Token]) -> Iterator[TokenSpan
     messages = _messages(sample) or [{"role": "user", "content": sample.prompt}]
     said = [m["content"] for m in messages if m.get("role") == "user" and isinstance(m.get("content"), str)]
     begins = max((text.rfind(content.strip()) for content in said if content.strip()), default=0)
-    cut = bisect_right(ends, begins) if begins > 0 else 0
-    if cut:
+    if cut := bisect_right(ends, begins) if begins > 0 else 0:
         yield TokenSpan("prompt", 0, "system prompt, tools, earlier messages", tuple(tokens[:cut]), folded=True)
     if tokens[cut:]:
         yield TokenSpan("prompt", 0, "prompt", tuple(tokens[cut:]))
@@ -206,20 +206,15 @@ def _reward(sample: Sample) -> float | None:
     return None if sample.reward is None else float(sample.reward)
 
 
-def _scores(sample: Sample) -> dict[str, float]:
-    given = (_grade(sample).get("parts"), sample.reward)
+def _scores(sample: Sample, grade: Mapping[str, Any]) -> dict[str, float]:
+    given = (grade.get("parts"), sample.reward)
     found = (item for parts in given if isinstance(parts, Mapping) for item in parts.items())
     return {str(name): float(value) for name, value in found if isinstance(value, (int, float))}
 
 
-def _grading(sample: Sample) -> dict[str, str]:
-    found = {"label": sample.label, **{name: _grade(sample).get(name) for name in ("extracted", "reason")}}
+def _grading(sample: Sample, grade: Mapping[str, Any]) -> dict[str, str]:
+    found = {"label": sample.label, "extracted": grade.get("extracted"), "reason": grade.get("reason")}
     return {name: text for name, value in found.items() if value is not None and (text := first_words(str(value), 200))}
-
-
-def _grade(sample: Sample) -> Mapping[str, Any]:
-    grade = sample.metadata.get("grade")
-    return grade if isinstance(grade, Mapping) else {}
 
 
 def run_texts(folder: Path, settings: Mapping[str, Any]) -> TokenTexts:

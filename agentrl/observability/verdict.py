@@ -222,7 +222,6 @@ def judge(rows: Iterable[Mapping[str, Any]]) -> RunVerdict | None:
 
 
 def verdict_lines(rows: Iterable[Mapping[str, Any]]) -> list[str]:
-    """Return the verdict as lines for people; no line if `judge` returns None."""
     return verdict.lines if (verdict := judge(rows)) else []
 
 

@@ -67,8 +67,7 @@ class Demonstrations(WithoutEngines):
     def _next_batch(self, step: int) -> Batch | None:
         size, too_long = self._settings.rollout.rollout_batch_size, 0
         while len(groups := self._queue.next_batch(size, step)) < size:
-            leased = self._queue.lease(size - len(groups), step)
-            if not leased:
+            if not (leased := self._queue.lease(size - len(groups), step)):
                 return None
             too_long += sum(not self._completed(group) for group in leased)
         samples = [sample for group in groups for sample in group]

@@ -93,14 +93,8 @@ def cadence(settings: RunSettings, *, engines: bool = True) -> Cadence:
     )
 
 
-_ENGINES: dict[Do, frozenset[str]] = {
-    Do.NEXT_BATCH: WHOLE,
-    Do.EVALUATE: WHOLE,
-    Do.TRAIN: frozenset(),
-    Do.SEND: frozenset({"weights"}),
-    Do.SAVE: frozenset({"weights"}),
-    Do.EXPORT: frozenset({"weights"}),
-}
+_ENGINES = {Do.NEXT_BATCH: WHOLE, Do.EVALUATE: WHOLE, Do.TRAIN: frozenset[str]()}
+_ENGINES |= dict.fromkeys((Do.SEND, Do.SAVE, Do.EXPORT), frozenset({"weights"}))
 
 
 class DeviceSharing:
@@ -198,7 +192,8 @@ class Driver:
         self._log(step, {**batch.metrics, **named, **{f"perf/{name}": value for name, value in times.items()}})
 
     async def _evaluate(self, step: int) -> None:
-        await self._evaluated()
+        if self._evaluating is not None:
+            await self._evaluating.wait()
         if step < 0:
             self._progress.begin("evaluating before training")
         else:
@@ -220,11 +215,6 @@ class Driver:
         self._log(step, metrics)
         if ended is not None:
             ended.set()
-
-    async def _evaluated(self) -> None:
-        """Return when no evaluation is under way: a checkpoint covers it."""
-        if self._evaluating is not None:
-            await self._evaluating.wait()
 
     @asynccontextmanager
     async def _weights_kept(self, do: Do) -> AsyncIterator[None]:
@@ -250,7 +240,8 @@ class Driver:
                 tasks.cancel_scope.cancel()
 
     async def _save(self, step: int) -> None:
-        await self._evaluated()
+        if self._evaluating is not None:  # the checkpoint covers the evaluation
+            await self._evaluating.wait()
         self._progress.phase(f"rollout {step + 1}: saving")
         if self._settings.train.save_hf is not None:  # first: a resume from the checkpoint would not write the model
             with within(self._limits.train_timeout, "writing the model"):

@@ -45,7 +45,6 @@ class EvalSet:
     metadata: Mapping[str, Any] = field(default_factory=dict)
 
     def groups(self) -> list[Group]:
-        """Fresh groups of pending samples, one a prompt."""
         n, given = self.settings.rollout.n_samples_per_eval_prompt, {**self.metadata, "attempt": "eval"}
         return [pending_group(row, row.index, n, **given) for row in self.data]
 

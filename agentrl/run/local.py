@@ -64,7 +64,6 @@ _checked: Start = start
 
 @asynccontextmanager
 async def _engines(settings: RunSettings, folder: RunFolder, progress: Progress) -> AsyncIterator[list[str]]:
-    """The engines' addresses."""
     if settings.engine.engine != "embedded" or settings.rollout.max_staleness:
         with ThreadPoolExecutor(1) as meanwhile:
             meanwhile.submit(

@@ -8,7 +8,7 @@
 4. Of a user's code nothing but the import runs: no `setup`, no `reset`, no reward, no data source is built."""
 
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from importlib.util import find_spec
@@ -103,7 +103,6 @@ class Plugins:
 
 
 def load_chat(settings: RunSettings) -> Chat:
-    """The tokenizer, template and parsers that the settings name."""
     s = settings.rollout
     assert settings.train.hf_checkpoint is not None
     return Chat.load(
@@ -162,7 +161,14 @@ def preflight(settings: RunSettings, purpose: Purpose, problems: Problems | None
     for check in (_checkpoint, check_prompts) if train else ():
         with problems:
             check(settings)
-    notes = [*(_uncorrected(settings) if train else ()), *_check_played(settings, purpose, model, problems)]
+    notes, stale, algorithm = list[str](), settings.rollout.max_staleness, settings.algorithm
+    corrected = algorithm.use_rollout_logprobs or algorithm.old_is_trainers or algorithm.supervised
+    if train and stale and not corrected:  # the ratio leaves out the weights that sampled
+        notes.append(
+            f"--max-staleness {stale} with --no-use-rollout-logprobs and no correction: the loss takes tokens of older weights for "
+            "tokens of the newest ones, and training may become unstable; leave the flag out, or add --use-tis"
+        )
+    notes += _check_played(settings, purpose, model, problems)
     problems.raise_all()
     if train:
         from agentrl.run.training import make_backend
@@ -308,8 +314,7 @@ def _checkpoint(settings: RunSettings) -> None:
 
 def _dump(template: str, num_rollout: int) -> None:
     """There must be a file for every rollout, or from some rollout on: a resumed run begins later."""
-    found = {number for number in range(num_rollout) if dump_path(template, number).is_file()}
-    if not found:
+    if not (found := {number for number in range(num_rollout) if dump_path(template, number).is_file()}):
         raise DataError(
             f"--load-debug-rollout-data {template}: no file like {dump_path(template, 0)}; "
             "write one with --save-debug-rollout-data"
@@ -370,7 +375,6 @@ def _training_rows(settings: RunSettings, plugins: Plugins, whole: bool) -> Firs
 
 
 def _eval_rows(held_out: EvalSet, whole: bool) -> FirstRows:
-    """Check a set and what plays it."""
     rows = FirstRows(Plugins.load(held_out.settings) if whole else Plugins())
     held_out.data.check(rows.look)
     if whole:
@@ -401,16 +405,6 @@ def calls_tools(first: FirstRows) -> bool:
     own_steps = any(kind.step is not Environment.step for kind in kinds)
     declared = any(kind.declared_tools(with_sources=False) or kind.tool_sources() for kind in kinds)
     return declared or (own_steps and any(row.tools for row in first.rows.values()))
-
-
-def _uncorrected(settings: RunSettings) -> Iterator[str]:
-    """Name stale training whose ratio leaves out the weights that sampled."""
-    stale, algorithm = settings.rollout.max_staleness, settings.algorithm
-    if stale and not (algorithm.use_rollout_logprobs or algorithm.old_is_trainers or algorithm.supervised):
-        yield (
-            f"--max-staleness {stale} with --no-use-rollout-logprobs and no correction: the loss takes tokens of older weights for "
-            "tokens of the newest ones, and training may become unstable; leave the flag out, or add --use-tis"
-        )
 
 
 def _longest_trajectory(settings: RunSettings, plugins: Plugins) -> None:
@@ -490,8 +484,7 @@ def _grades(
 ) -> None:
     if any(getattr(kind, name) is not getattr(Environment, name) for name in ("reset", "step", "reward")):
         return
-    rm_type = row.metadata.get("rm_type") or rm_type
-    if not rm_type:
+    if not (rm_type := row.metadata.get("rm_type") or rm_type):
         raise SettingsError(
             "nothing gives an answer a reward; pass --rm-type or --custom-rm-path, or play it by --env pkg.mod:Name or "
             "--custom-generate-function-path"

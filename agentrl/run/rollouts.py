@@ -302,7 +302,6 @@ class LedgerRollouts(Rollouts):
 
     @property
     def eval_engines(self) -> EnginePool:
-        """The engines of the group `eval`, for weight updates."""
         assert isinstance(self.generation.player, RolloutWorker)
         pool = self.generation.player.player.context.engine_group(EVALUATES).client
         assert isinstance(pool, EnginePool)
@@ -345,7 +344,6 @@ def make_batch(
 
 
 def _player_of(held_out: EvalSet, plugins: Plugins, beside: GroupPlayer) -> GroupPlayer:
-    """Plays a set by its own settings, with the engines and graders of `beside`."""
     settings, context = held_out.settings, beside.context
     other = settings.data.apply_chat_template_kwargs != context.args.apply_chat_template_kwargs and not context.hosted
     chat, rollout, args = load_chat(settings) if other else context.chat, settings.rollout, settings.args
@@ -384,8 +382,7 @@ async def _context_length(settings: RunSettings, pool: EnginePool) -> int:
     said = [info.get("context_length") for info in await pool.server_info()]
     model = read_model_info(settings.train.hf_checkpoint)
     said += [settings.engine.engine_context_length, model.context_length if model else None]
-    known = [length for length in said if isinstance(length, int) and length > 0]
-    if not known:
+    if not (known := [length for length in said if isinstance(length, int) and length > 0]):
         raise SettingsError("neither engine nor model says its context length; set --rollout-max-context-len")
     return min(known)
 

@@ -156,7 +156,6 @@ class Tool:
         return ToolOutcome(content, kind, time.perf_counter() - start)
 
     async def _finish(self, running: Awaitable[Any]) -> Content:
-        """Wait for the result within the deadline, and make content of it."""
         result: Any = None
         try:
             with Deadline(self.timeout, f"tool {self.name}") as limit:

@@ -286,8 +286,7 @@ def _text(result: "CallToolResult") -> str:
     """Return the text for the model: the texts; other content by name; structured content as JSON if no text."""
     parts = []
     for block in result.content:
-        text = getattr(block, "text", None)
-        if text is None and block.type == "resource":
+        if (text := getattr(block, "text", None)) is None and block.type == "resource":
             text = getattr(block.resource, "text", None)
         parts.append(text if text is not None else f"[{block.type}: {getattr(block, 'mime_type', None) or 'no text'}]")
     if not parts and result.structured_content is not None:

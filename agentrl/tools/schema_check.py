@@ -37,8 +37,7 @@ class SchemaCheck:
                 with anyio.fail_after(_PATIENCE):
                     found = json.loads(await self._exchange(line))
             except (anyio.EndOfStream, anyio.IncompleteRead, anyio.BrokenResourceError, TimeoutError) as error:
-                status = await self.close(_GRACE)
-                if status in (-signal.SIGPROF, None):
+                if (status := await self.close(_GRACE)) in (-signal.SIGPROF, None):
                     raise PluginError(f"a check by it takes longer than {SECONDS:g} s of computing") from error
                 raise PluginError(f"the process that checks arguments ended with status {status}") from error
             except BaseException:  # cancelled: the pending answer belongs to no later question

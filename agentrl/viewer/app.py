@@ -91,8 +91,6 @@ def _frame(library: Library) -> None:
 def _page(
     library: Library, build: Callable[[Library, PageArguments], Awaitable[None]]
 ) -> Callable[..., Awaitable[None]]:
-    """The page with its errors told in it."""
-
     async def shown(args: PageArguments) -> None:
         async def again() -> None:
             args.frame.refresh()
@@ -105,7 +103,6 @@ def _page(
             _keep(stores, again)
 
     def stores() -> tuple[int, ...]:
-        """Changes when there is more to see."""
         library.refresh()
         return tuple(part for source in library.sources for part in source.stamp)
 

@@ -49,8 +49,7 @@ class Source:
         """Opened at the first look, and again if another file lies there now. Raises DataError: it cannot be read."""
         if not self.path.is_file():
             raise DataError(f"{self.path} is not there any more")
-        identity = self.path.stat().st_ino
-        if identity not in self._opened:
+        if (identity := self.path.stat().st_ino) not in self._opened:
             self._opened = {identity: StoreReader(self.path)}
         return self._opened[identity]
 

@@ -84,7 +84,6 @@ def _href(place: Place) -> str:
 
 
 def _about(sample: Sample, without_tokenizer: bool) -> str:
-    """The other contents of a sample, as text."""
     metadata = {name: value for name, value in sample.metadata.items() if name != "messages"}
     if isinstance(gateway := metadata.get("gateway"), dict):  # the page shows the session by itself
         metadata["gateway"] = {name: value for name, value in gateway.items() if name != "session"}

@@ -72,8 +72,7 @@ class DenseIndex:
         """Encode and index passages; plain strings get their position as id. Raises DataError: there is no passage."""
         import faiss
 
-        kept = numbered(passages)
-        if not kept:
+        if not (kept := numbered(passages)):
             raise DataError("the search index needs at least one passage, got none")
         texts = [f"{p.title}\n{p.text}" if p.title else p.text for p in kept]
         vectors = encoder.encode([encoder.passage_prefix + text for text in texts])

@@ -58,8 +58,7 @@ def load_corpus(path: str | Path) -> Iterator[Passage]:
 
 
 def _passage(row: Mapping[str, Any], index: int, where: str) -> Passage:
-    field = next((name for name in _TEXT_FIELDS if row.get(name) is not None), None)
-    if field is None:
+    if (field := next((name for name in _TEXT_FIELDS if row.get(name) is not None), None)) is None:
         raise DataError(f"{where}: expected a passage's text in the field 'text' or 'contents', found {sorted(row)}")
     text, title = row[field], row.get("title") or ""
     for name, value in ((field, text), ("title", title)):
