@@ -143,6 +143,5 @@ def _check(value: Any, where: str) -> None:
         _dump({"": [{"": value}]})  # as deep as it lies in the header
         json.dumps(value, allow_nan=False, default=str)
     except (TypeError, ValueError) as error:
-        raise SampleError(
-            f"{where} cannot be stored: {error}; keep only finite numbers, text, lists and objects with text keys in a sample"
-        ) from error
+        remedy = "keep only finite numbers, text, lists and objects with text keys in a sample"
+        raise SampleError(f"{where} cannot be stored: {error}; {remedy}") from error

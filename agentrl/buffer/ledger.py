@@ -139,10 +139,8 @@ class Ledger(LedgerFile):
                 if found is None:
                     db.execute("INSERT INTO meta VALUES (?, ?)", (f"identity.{key}", value))
                 elif found[0] != value:
-                    raise LedgerError(
-                        f"ledger {self.path} was made with {key}={found[0]}, this run has {key}={value}; "
-                        "resume with the old value, or start in a new folder"
-                    )
+                    said = f"ledger {self.path} was made with {key}={found[0]}, this run has {key}={value}"
+                    raise LedgerError(f"{said}; resume with the old value, or start in a new folder")
 
     def waiting(self) -> list[LedgerLease]:
         """Return the groups that wait to be leased again, lowest number first."""

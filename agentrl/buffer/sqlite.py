@@ -34,45 +34,25 @@ SCHEMA_VERSION = 3
 _SCHEMA = """
 CREATE TABLE meta (key TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
 CREATE TABLE groups (
-    group_id     INTEGER PRIMARY KEY,
-    epoch        INTEGER NOT NULL,
-    prompt_index INTEGER,
-    state        TEXT NOT NULL,
-    reason       TEXT,
-    version      INTEGER NOT NULL,
-    train_step   INTEGER,
-    attempts     INTEGER NOT NULL,
-    completed    INTEGER,
-    tokens       INTEGER,
-    created_at   REAL NOT NULL,
-    updated_at   REAL NOT NULL
+    group_id INTEGER PRIMARY KEY, epoch INTEGER NOT NULL, prompt_index INTEGER, state TEXT NOT NULL, reason TEXT,
+    version INTEGER NOT NULL, train_step INTEGER, attempts INTEGER NOT NULL, completed INTEGER, tokens INTEGER,
+    created_at REAL NOT NULL, updated_at REAL NOT NULL
 );
 CREATE INDEX groups_by_state ON groups (state, train_step, completed);
 CREATE INDEX groups_by_version ON groups (version, state);
 CREATE TABLE starts (group_id INTEGER PRIMARY KEY, data BLOB NOT NULL);
 CREATE TABLE payloads (group_id INTEGER PRIMARY KEY, data BLOB NOT NULL);
 CREATE TABLE events (
-    seq        INTEGER PRIMARY KEY AUTOINCREMENT,
-    group_id   INTEGER,
-    from_state TEXT,
-    to_state   TEXT NOT NULL,
-    step       INTEGER,
-    run_id     TEXT NOT NULL,
-    at         REAL NOT NULL,
-    reason     TEXT,
-    version    INTEGER
+    seq INTEGER PRIMARY KEY AUTOINCREMENT, group_id INTEGER, from_state TEXT, to_state TEXT NOT NULL, step INTEGER,
+    run_id TEXT NOT NULL, at REAL NOT NULL, reason TEXT, version INTEGER
 );
 CREATE INDEX events_by_group ON events (group_id, seq);
 """
 
 _RESULTS = """
 CREATE TABLE IF NOT EXISTS results (
-    prompt_index INTEGER NOT NULL,
-    group_id     INTEGER NOT NULL,
-    version      INTEGER NOT NULL,
-    successes    INTEGER NOT NULL,
-    trials       INTEGER NOT NULL,
-    PRIMARY KEY (prompt_index, group_id)
+    prompt_index INTEGER NOT NULL, group_id INTEGER NOT NULL, version INTEGER NOT NULL, successes INTEGER NOT NULL,
+    trials INTEGER NOT NULL, PRIMARY KEY (prompt_index, group_id)
 ) WITHOUT ROWID"""
 """Results of finished groups, by row of the prompt data. An earlier program's ledger of the same layout has none."""
 
@@ -125,9 +105,8 @@ class LedgerFile:
             self._db = sqlite3.connect(self.path, isolation_level=None, check_same_thread=False, timeout=BUSY_SECONDS)
         except (OSError, sqlite3.Error) as error:
             self._unlock()
-            raise LedgerError(
-                f"ledger {self.path} cannot be opened: {error}; check that the folder exists, is writable and has space"
-            ) from error
+            said = f"ledger {self.path} cannot be opened: {error}"
+            raise LedgerError(f"{said}; check that the folder exists, is writable and has space") from error
         try:
             self._prepare()
         except BaseException:
@@ -288,10 +267,8 @@ def _lock_writer(path: Path) -> IO[str]:
         file.seek(0)
         holder = file.read().strip() or "unknown"
         file.close()
-        raise LedgerError(
-            f"ledger {path} is in use by another writer (process {holder}); "
-            "stop that run, or give this one a folder of its own"
-        ) from error
+        said = f"ledger {path} is in use by another writer (process {holder})"
+        raise LedgerError(f"{said}; stop that run, or give this one a folder of its own") from error
     file.truncate(0)
     file.write(str(os.getpid()))
     file.flush()

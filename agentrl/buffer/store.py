@@ -144,9 +144,7 @@ class TrajectoryStore(AbstractContextManager["TrajectoryStore"]):
         if not self.keep:
             return
         key = reward_key or self._reward_key
-        found = [
-            _Played(split_group(encoded(group))[0], [_columns(s, key) for s in group]) for group in groups if group
-        ]
+        found = [_Played(split_group(encoded(g))[0], [_columns(s, key) for s in g]) for g in groups if g]
         with self._transaction() as db:
             if kind != "eval":
                 found, self._dropped = found + self._dropped, []

@@ -47,9 +47,8 @@ class Observer:
             answer = await method(env, *given)
             said = list(_shown(answer, where))
             if task and task.cancelling() > cancels:
-                said.append(
-                    "goes on when its trajectory is cancelled: let CancelledError through (`except Exception` does)"
-                )
+                remedy = "let CancelledError through (`except Exception` does)"
+                said.append(f"goes on when its trajectory is cancelled: {remedy}")
             if sample.prompt is prompt[0] and prompt[0] != prompt[1]:
                 said.append("changes the list that is the sample's prompt, for later uses of the row: make a new list")
             if self.alone and (changed := sorted(dict(world ^ _world()))):

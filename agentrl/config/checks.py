@@ -48,10 +48,8 @@ def batch_arithmetic(s: Sections, _: ModelInfo | None) -> Iterator[str]:
     wanted = batch * (steps or 1)
     if total == wanted or (steps is None and total % batch == 0):
         return
-    used, ways = (
-        f"--global-batch-size {batch}" + (f" x --num-steps-per-rollout {steps} = {wanted}" if steps else ""),
-        [],
-    )
+    used = f"--global-batch-size {batch}" + (f" x --num-steps-per-rollout {steps} = {wanted}" if steps else "")
+    ways = list[str]()
     if total % (steps or 1) == 0:
         ways.append(f"--global-batch-size {total // steps if steps else _nearest_divisor(total, batch)}")
     if wanted % n == 0:
@@ -84,10 +82,8 @@ def _model_splits(model: ModelInfo, train: TrainSettings) -> Iterator[str]:
     tensor = train.tensor_model_parallel_size
     heads = (model.heads, "attention heads") if (model.heads or 0) % tensor else (model.kv_heads, "key-value heads")
     if heads[0] and heads[0] % tensor:
-        yield (
-            f"--tensor-model-parallel-size {tensor} does not divide the model's {heads[0]} {heads[1]}; "
-            f"sizes that do: {', '.join(map(str, _divisors(heads[0])))}"
-        )
+        said = f"--tensor-model-parallel-size {tensor} does not divide the model's {heads[0]} {heads[1]}"
+        yield f"{said}; sizes that do: {', '.join(map(str, _divisors(heads[0])))}"
     try:
         train.stage_sizes(model.layers or train.pipeline_model_parallel_size)
     except TrainError as error:
@@ -137,10 +133,8 @@ def engines(s: Sections, _: ModelInfo | None) -> Iterator[str]:
     """Engines must share their devices evenly; the built-in one has one."""
     total, each = s.cluster.rollout_num_gpus, s.cluster.rollout_num_gpus_per_engine
     if total % each:
-        yield (
-            f"--rollout-num-gpus {total} is no multiple of --rollout-num-gpus-per-engine {each}; "
-            f"use --rollout-num-gpus {_multiples(total, each)}"
-        )
+        said = f"--rollout-num-gpus {total} is no multiple of --rollout-num-gpus-per-engine {each}"
+        yield f"{said}; use --rollout-num-gpus {_multiples(total, each)}"
     if each > 1 and s.engine.engine == "embedded":
         yield f"--rollout-num-gpus-per-engine {each}: the built-in engine uses one device; use 1, or --engine sglang"
     if (nodes := s.cluster.nodes_per_engine) > 1 and each % nodes:
@@ -242,20 +236,14 @@ def devices(s: Sections, _: ModelInfo | None) -> Iterator[str]:
     """Check that engines and trainer that take turns share devices, and that each replica fits onto its machines."""
     allowed, trainers, wanted = s.rollout.max_staleness, s.cluster.world_size, s.cluster.rollout_num_gpus
     if s.cluster.colocate and allowed > 0:
-        yield (
-            f"--colocate with --max-staleness {allowed}: on shared devices nothing is generated while the trainer trains; "
-            "leave one of them out"
-        )
+        said = f"--colocate with --max-staleness {allowed}:"
+        yield f"{said} on shared devices nothing is generated while the trainer trains; leave one of them out"
     if s.cluster.colocate and wanted > trainers:
-        yield (
-            f"--colocate: the trainer has {trainers} devices, and --rollout-num-gpus is {wanted}; use at most {trainers}, "
-            "or leave it out"
-        )
+        said = f"--colocate: the trainer has {trainers} devices, and --rollout-num-gpus is {wanted}"
+        yield f"{said}; use at most {trainers}, or leave it out"
     if s.cluster.update_weight_mode == "ipc" and not (s.cluster.colocate and s.engine.engine == "sglang"):
-        yield (
-            "--update-weight-mode ipc: trainer processes share their memory with SGLang on the same devices; use --engine sglang "
-            "--colocate, or leave it out"
-        )
+        said = "--update-weight-mode ipc: trainer processes share their memory with SGLang on the same devices"
+        yield f"{said}; use --engine sglang --colocate, or leave it out"
     stages = {"pp_size", "pipeline_parallel_size"} & {name.replace("-", "_") for name in s.engine.sglang_options}
     if s.cluster.update_weight_mode == "ipc" and stages:
         yield f"--update-weight-mode ipc: SGLang takes a handle for each rank of one stage; leave {flag_of(f'sglang_{min(stages)}')} out"
@@ -446,10 +434,8 @@ def untrainable(s: Sections) -> Iterator[str]:
             "are over the whole vocabulary, those of the student among what was kept of it; use --opd-teacher-load, or leave these out"
         )
     if "preferred_sampling_params" in {name.replace("-", "_") for name in s.engine.sglang_options}:
-        yield (
-            "--sglang-preferred-sampling-params: penalties and the like change what is sampled from, and the trainer would "
-            "not know; leave it out"
-        )
+        said = "--sglang-preferred-sampling-params: penalties and the like change what is sampled from,"
+        yield f"{said} and the trainer would not know; leave it out"
     algorithm, kind, unbiased = algorithm_of(s.algorithm), s.algorithm.kl_loss_type, s.algorithm.use_unbiased_kl
     if s.algorithm.kl_loss_coef and "kl_loss_type" in algorithm.takes:
         if kind == "k1" and not unbiased:
@@ -458,10 +444,8 @@ def untrainable(s: Sections) -> Iterator[str]:
                 "near the reference; use --kl-loss-type low_var_kl, or add --use-unbiased-kl"
             )
         if kind == "k2" and unbiased:
-            yield (
-                "--use-unbiased-kl with --kl-loss-type k2: the gradient of k2 is unbiased by itself, and is not with the "
-                "ratio; leave one of them out"
-            )
+            said = "--use-unbiased-kl with --kl-loss-type k2: the gradient of k2 is unbiased by itself,"
+            yield f"{said} and is not with the ratio; leave one of them out"
     teachers = itself or s.rollout.opd_teacher_url or s.train.opd_teacher_load
     if "teacher_log_probs" in algorithm.reads and not teachers:
         yield f"{algorithm.name} needs a teacher here: give {' or '.join(_TEACHERS.values())}"
@@ -469,10 +453,8 @@ def untrainable(s: Sections) -> Iterator[str]:
     alone = s.rollout.n_samples_per_prompt == 1 and s.cluster.load_debug_rollout_data is None
     if alone and algorithm.compares_within_group and not algorithm.distills:
         otherwise = ", or --no-rewards-normalization" if "rewards_normalization" in algorithm.takes else ""
-        yield (
-            f"--n-samples-per-prompt 1: {algorithm.name} compares a trajectory with the others of its prompt, so that "
-            f"one alone has advantage 0 and nothing is learned; use at least 2{otherwise}"
-        )
+        said = f"--n-samples-per-prompt 1: {algorithm.name} compares a trajectory with the others of its prompt,"
+        yield f"{said} so that one alone has advantage 0 and nothing is learned; use at least 2{otherwise}"
     critic, rollouts = s.train.num_critic_only_steps, s.rollout.num_rollout
     if "values" in algorithm.reads and critic >= rollouts:
         yield f"--num-critic-only-steps {critic}: the actor would not learn in --num-rollout {rollouts}; use fewer"

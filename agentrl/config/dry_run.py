@@ -54,10 +54,8 @@ def _trainer_lines(settings: RunSettings) -> Iterator[str]:
     tp, pp, cp = train.tensor_model_parallel_size, train.pipeline_model_parallel_size, train.context_parallel_size
     cut = "" if train.train_backend == "fsdp" else f"TP {tp} x PP {pp} x CP {cp} x "
     dp = cluster.world_size // train.model_parallel_size
-    yield (
-        f"trainer: {train.train_backend}, {cluster.world_size} process(es) on {cluster.actor_num_nodes} node(s), "
-        f"{cut}DP {dp}, device {cluster.device}"
-    )
+    said = f"trainer: {train.train_backend}, {cluster.world_size} process(es) on {cluster.actor_num_nodes} node(s),"
+    yield f"{said} {cut}DP {dp}, device {cluster.device}"
     if own := cluster.critic_world_size:
         yield f"critic: {own} process(es) of its own, DP {own // train.model_parallel_size}, cut as the trainer"
     elif "values" in settings.algorithm.reads:

@@ -71,9 +71,8 @@ def find_evaluation(given: str) -> Evaluation:
             return Evaluation(store, step, next((row["checkpoint"] for row in rows if row["step"] == step), None))
         if steps:
             raise DataError(f"{given}: {store.parent} has the evaluations {', '.join(map(str, steps))}")
-    raise DataError(
-        f"{given}: no evaluation's trajectories here; give the --output-dir of `agentrl eval`, or of a run that evaluates"
-    )
+    said = f"{given}: no evaluation's trajectories here"
+    raise DataError(f"{said}; give the --output-dir of `agentrl eval`, or of a run that evaluates")
 
 
 def compare(before: Evaluation, after: Evaluation) -> dict[str, tuple[int, list[Difference]]]:

@@ -35,9 +35,8 @@ class MetricsLogger(AbstractContextManager["MetricsLogger"]):
         with ExitStack() as opened:
             self._sinks = [_jsonl(folder / METRICS, resume_step, opened)]
             if settings.use_tensorboard:
-                self._sinks.append(
-                    _tensorboard(settings.tensorboard_dir or folder / "tensorboard", resume_step, opened)
-                )
+                where = settings.tensorboard_dir or folder / "tensorboard"
+                self._sinks.append(_tensorboard(where, resume_step, opened))
             if settings.use_wandb:
                 self._sinks.append(_wandb(settings, run, opened))
             if settings.prometheus_port is not None:
@@ -113,16 +112,10 @@ def wandb_arguments(settings: ObservabilitySettings, folder: Path, known: str | 
     place.mkdir(parents=True, exist_ok=True)  # else wandb takes a temporary one
     suffix = f"_{secrets.token_hex(3)}" if settings.wandb_random_suffix else ""
     named = {"group": settings.wandb_group, "name": settings.wandb_name}
-    return {
-        "project": settings.wandb_project,
-        "entity": settings.wandb_team,
-        "mode": settings.wandb_mode,
-        "dir": str(place),
-        "settings": {"base_url": settings.wandb_host} if settings.wandb_host else None,
-        "id": known,
-        "resume": "allow",
-        **({} if known and suffix else {what: text and text + suffix for what, text in named.items()}),
-    }
+    named = {} if known and suffix else {what: text and text + suffix for what, text in named.items()}
+    own = {"project": settings.wandb_project, "entity": settings.wandb_team, "mode": settings.wandb_mode}
+    server = {"base_url": settings.wandb_host} if settings.wandb_host else None
+    return {**own, "dir": str(place), "settings": server, "id": known, "resume": "allow", **named}
 
 
 def read_metrics(path: str | Path) -> Iterator[dict[str, Any]]:

@@ -74,10 +74,8 @@ def write_report(run: str | Path, *, title: str | None = None) -> Path:
     evaluations, home = _evaluations_in(run), _home(run)
     rows = list(read_metrics(home / METRICS)) if (home / METRICS).is_file() else list(map(_as_metrics, evaluations))
     if not (series := collect_series(rows)):
-        raise DataError(
-            f"{run}: holds no metrics yet; expected the --output-dir of a run that has finished a step, or its folder "
-            "rollouts or evaluation"
-        )
+        said = f"{run}: holds no metrics yet; expected the --output-dir of a run that has finished a step,"
+        raise DataError(f"{said} or its folder rollouts or evaluation")
     texts = run_texts(run, settings := read_settings(home))
     pairs = [
         Pair(at, first_words("" if a.label is None else str(a.label)), *(describe_sample(s, texts) for s in (a, b)))

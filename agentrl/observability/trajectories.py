@@ -88,9 +88,8 @@ def describe_sample(sample: Sample, texts: TokenTexts, trained: Trained | None =
     prompt, spans = sample.prompt_length, _spans(sample)
     tokens = [_token(sample, at, pieces[at], None, trained) for at in range(prompt)]
     for span in spans:
-        tokens += [
-            _token(sample, prompt + at, pieces[prompt + at], span, trained) for at in range(span.start, span.end)
-        ]
+        places = range(prompt + span.start, prompt + span.end)
+        tokens += [_token(sample, at, pieces[at], span, trained) for at in places]
     _show_images(sample, tokens)
     turns, weights = max((s.turn for s in spans), default=0), ", ".join(sample.weight_versions)
     parts = (*_prompt_parts(sample, tokens[:prompt]), *_response_parts(sample, tokens[prompt:], spans, turns))

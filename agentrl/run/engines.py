@@ -25,10 +25,8 @@ async def launched(settings: RunSettings, folder: RunFolder, progress: Progress)
     began, external = time.monotonic(), settings.engine.engine == "external"
     each = settings.cluster.rollout_num_gpus_per_engine
     if settings.cluster.nodes_per_engine > 1 and not external:
-        raise SettingsError(
-            f"--rollout-num-gpus-per-engine {each}: only `agentrl train` on Ray starts engines over several machines; start "
-            "yours, and give --rollout-external-engine-addrs"
-        )
+        said = f"--rollout-num-gpus-per-engine {each}: only `agentrl train` on Ray starts engines over several machines"
+        raise SettingsError(f"{said}; start yours, and give --rollout-external-engine-addrs")
     count, model = settings.cluster.num_engines, model_of(settings)
     what = counted(count, "engine")
     progress.begin("connecting to the engines" if external else f"loading the model into {what}")
@@ -41,13 +39,11 @@ async def launched(settings: RunSettings, folder: RunFolder, progress: Progress)
 async def launched_groups(settings: RunSettings, folder: RunFolder) -> AsyncIterator[RunSettings]:
     """Start the engines of `--engine-groups` here; gives the settings with their addresses in the place of numbers."""
     found, first = dict(settings.engine.engine_groups), settings.cluster.num_engines
-    start = partial(launch, settings.engine, log_dir=folder.logs)
+    each = settings.cluster.rollout_num_gpus_per_engine
+    start = partial(launch, settings.engine, log_dir=folder.logs, gpus_per_engine=each)
     async with AsyncExitStack() as stack:
         for name, count in settings.engine.started_groups.items():
-            each = settings.cluster.rollout_num_gpus_per_engine
-            engines = await stack.enter_async_context(
-                start(model_of(settings), count=count, first=first, gpus_per_engine=each)
-            )
+            engines = await stack.enter_async_context(start(model_of(settings), count=count, first=first))
             found[name], first = ",".join(engine.url for engine in engines), first + count
         yield settings.replace(engine_groups=found) if found else settings
 
@@ -64,17 +60,9 @@ def serve_one(
 ) -> Iterator[EngineProcess]:
     """Run engine `index` of several, for code without an event loop. `host`: address to listen on; default the
     settings'. `gpus`: CUDA devices; default: leave the choice to the engine. `node`: run one machine's part of it."""
-    context = launch_blocking(
-        settings.engine,
-        model_of(settings),
-        first=index,
-        log_dir=logs,
-        host=host,
-        gpus_per_engine=settings.cluster.rollout_num_gpus_per_engine,
-        gpu_ids=gpus,
-        node=node,
-    )
-    with context as engines:
+    each = settings.cluster.rollout_num_gpus_per_engine
+    start = partial(launch_blocking, settings.engine, model_of(settings), gpus_per_engine=each)
+    with start(first=index, log_dir=logs, host=host, gpu_ids=gpus, node=node) as engines:
         yield engines[0]
 
 

@@ -107,10 +107,8 @@ def _read(path: str) -> list[_Said]:
     items = items if isinstance(items, Mapping) else {}
     sound = all(isinstance(entry, Mapping) for entry in (defaults, *items.values()))
     if not items or not sound or body.keys() - {"defaults", "datasets"}:
-        raise SettingsError(
-            f"{file}: expected `eval:` with `datasets:` below it, a list of sets with name and path, and if wanted "
-            "`defaults:` for all of them"
-        )
+        told = f"{file}: expected `eval:` with `datasets:` below it, a list of sets with name and path,"
+        raise SettingsError(f"{told} and if wanted `defaults:` for all of them")
 
     def numbered(path: tuple[str, ...], keys: Mapping[str, Any]) -> dict[str, str]:
         return {key: f"{file} line {lines.get((*path, key), '?')}, {key}" for key in keys}

@@ -54,9 +54,8 @@ async def start(
             return
         rollouts = await stack.enter_async_context(LedgerRollouts.open(settings, folder, urls, step))
         weights = DiskWeights(folder, trainer, rollouts.engines, root=settings.cluster.update_weight_disk_dir)
-        yield Components(
-            rollouts, trainer, weights, eval_weights(settings, folder, trainer, lambda: rollouts.eval_engines)
-        )
+        own = eval_weights(settings, folder, trainer, lambda: rollouts.eval_engines)
+        yield Components(rollouts, trainer, weights, own)
 
 
 _checked: Start = start
@@ -66,9 +65,8 @@ _checked: Start = start
 async def _engines(settings: RunSettings, folder: RunFolder, progress: Progress) -> AsyncIterator[list[str]]:
     if settings.engine.engine != "embedded" or settings.rollout.max_staleness:
         with ThreadPoolExecutor(1) as meanwhile:
-            meanwhile.submit(
-                backend_class, settings.train.train_backend
-            )  # importing takes as long as an engine's start
+            # Importing takes as long as an engine's start.
+            meanwhile.submit(backend_class, settings.train.train_backend)
             async with launched(settings, folder, progress) as urls:
                 yield urls
         return

@@ -29,9 +29,8 @@ def rollout_metrics(
     metrics["rollout/reward"] = figures.mean([sample.get_reward_value(reward_key) for sample in first])
     metrics["rollout/zero_std_groups"] = figures.mean([max(values) - min(values) < 1e-9 for values in rewards])
     if min(map(len, rows), default=0) > 1:
-        metrics["rollout/reward_standard_error"] = figures.standard_error(
-            [[r.get("reward", 0.0) for r in g] for g in rows]
-        )
+        earned = [[row.get("reward", 0.0) for row in group] for group in rows]
+        metrics["rollout/reward_standard_error"] = figures.standard_error(earned)
     found = figures.pass_rates(rows) | figures.speculation([sample for group in groups for sample in group])
     if settings.log_reward_category is not None and first:
         found |= figures.categories(first, settings.log_reward_category)

@@ -64,10 +64,8 @@ async def _rollout(settings: RunSettings, first: int, notes: Sequence[str], work
         for note in notes:
             progress.note(note)
         if first >= total:
-            progress.note(
-                f"{folder.path} holds {counted(first, 'rollout')}, and --num-rollout is {total}: nothing left to do; "
-                "to go on from there give a larger one, to begin anew another --output-dir"
-            )
+            said = f"{folder.path} holds {counted(first, 'rollout')}, and --num-rollout is {total}: nothing left to do"
+            progress.note(f"{said}; to go on from there give a larger one, to begin anew another --output-dir")
             return 0
         if settings.observability.save_debug_rollout_data is None:
             settings = settings.replace(save_debug_rollout_data=str(folder.path))

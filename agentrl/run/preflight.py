@@ -89,10 +89,8 @@ class Plugins:
         if settings.cluster.rollout_workers > 1 and (name := plugins.hooks.alone):
             raise SettingsError(f"{name} needs all trajectories in one process; leave out --rollout-workers")
         if settings.hosted and plugins.agents:
-            raise SettingsError(
-                f"--env {s.env}: an agent program asks the gateway, which needs token ids, and {NO_TOKENS}; give the program the "
-                "hosted model's own address, or use another --engine"
-            )
+            said = f"--env {s.env}: an agent program asks the gateway, which needs token ids, and {NO_TOKENS}"
+            raise SettingsError(f"{said}; give the program the hosted model's own address, or use another --engine")
         return plugins
 
     @property
@@ -250,10 +248,8 @@ def check_model_folder(settings: RunSettings, purpose: Purpose) -> None:
             f"sglang, or `agentrl convert {folder} DIR --to hf`, which writes it without"
         )
     if purpose == "train" and (kind := settings.engine.sglang_options.get("quantization")):
-        raise SettingsError(
-            f"--sglang-quantization {kind}: the trainer sends weights in the form of --hf-checkpoint; leave it out, and give "
-            "a folder with float8 blocks of 128 x 128 for float8 engines"
-        )
+        said = f"--sglang-quantization {kind}: the trainer sends weights in the form of --hf-checkpoint; leave it out,"
+        raise SettingsError(f"{said} and give a folder with float8 blocks of 128 x 128 for float8 engines")
     if purpose == "train" or any(folder.glob("*.safetensors*")):
         check_weights(folder)
     elif settings.engine.engine == "embedded" and not any(folder.glob("*.bin")):
@@ -306,19 +302,15 @@ def _checkpoint(settings: RunSettings) -> None:
         return
     same = save is not None and Path(save).expanduser().resolve() == Path(load).expanduser().resolve()
     if not same and latest(Path(load).expanduser()) is None:
-        raise CheckpointError(
-            f"--load {load}: no complete checkpoint in it; correct the path, or leave it out to start from "
-            f"--hf-checkpoint {settings.train.hf_checkpoint}"
-        )
+        said = f"--load {load}: no complete checkpoint in it; correct the path,"
+        raise CheckpointError(f"{said} or leave it out to start from --hf-checkpoint {settings.train.hf_checkpoint}")
 
 
 def _dump(template: str, num_rollout: int) -> None:
     """There must be a file for every rollout, or from some rollout on: a resumed run begins later."""
     if not (found := {number for number in range(num_rollout) if dump_path(template, number).is_file()}):
-        raise DataError(
-            f"--load-debug-rollout-data {template}: no file like {dump_path(template, 0)}; "
-            "write one with --save-debug-rollout-data"
-        )
+        said = f"--load-debug-rollout-data {template}: no file like {dump_path(template, 0)}"
+        raise DataError(f"{said}; write one with --save-debug-rollout-data")
     if (missing := min({*range(min(found), num_rollout)} - found, default=None)) is not None:
         raise DataError(
             f"--load-debug-rollout-data {template}: --num-rollout {num_rollout} needs {dump_path(template, missing)}, "
@@ -354,9 +346,8 @@ class FirstRows:
         if len(first) < _LABELLED and row not in first:  # the first row is shown again
             first.append(row)
             if row.has_unread_label:
-                self.notes.append(
-                    "the rows have a field 'label' that nobody reads, so that Sample.label is None; --label-key label reads it"
-                )
+                said = "the rows have a field 'label' that nobody reads, so that Sample.label is None"
+                self.notes.append(f"{said}; --label-key label reads it")
         return None
 
 
@@ -392,9 +383,8 @@ def _someone_asks(plugins: Plugins) -> None:
         raise SettingsError("no prompts: with several environments a row says which plays it; give --prompt-data FILE")
     kind = plugins.environments[ALONE].kind
     if kind.reset is Environment.reset:
-        raise SettingsError(
-            f"no prompts: {kind.__name__} has no reset method that makes its own; write one, or give --prompt-data FILE.jsonl"
-        )
+        said = f"no prompts: {kind.__name__} has no reset method that makes its own"
+        raise SettingsError(f"{said}; write one, or give --prompt-data FILE.jsonl")
 
 
 def calls_tools(first: FirstRows) -> bool:
@@ -468,9 +458,8 @@ def someone_grades(settings: RunSettings, first: FirstRows) -> None:
         if (row := first.rows.get(name)) is None:
             continue
         if settings.compat.slime_defaults and _unlabelled(row, rm_type, settings.rm_hub):
-            first.notes.append(
-                f"--rm-type {rm_type} compares with a label, and the prompts have none: every reward is 0, as in slime"
-            )
+            said = f"--rm-type {rm_type} compares with a label, and the prompts have none:"
+            first.notes.append(f"{said} every reward is 0, as in slime")
         else:
             _grades(entry.kind, row, rm_type, settings.rm_hub, first.labelled.get(name, ()))
 
@@ -493,9 +482,8 @@ def _grades(
             "that returns Step(reward=...); write one of them, or pass --rm-type or --custom-rm-path"
         )
     if _unlabelled(row, rm_type, graders):
-        raise SettingsError(
-            f"--rm-type {rm_type} compares with a label, and the prompts have none; set --label-key to the data's field"
-        )
+        said = f"--rm-type {rm_type} compares with a label, and the prompts have none"
+        raise SettingsError(f"{said}; set --label-key to the data's field")
     if labelled and all(refused := [_refused(rm_type, row) for row in labelled]):
         raise DataError(f"no label of the first {len(labelled)} rows can be graded: {refused[0]}")
 

@@ -32,9 +32,8 @@ def changed(settings: RunSettings, command: str = "train", only: Collection[str]
     try:
         before = {section: dict(values) for section, values in json.loads(file.read_bytes()).items()}
     except (OSError, ValueError, TypeError, AttributeError) as error:
-        raise SettingsError(
-            f"{file}: the settings of the run cannot be read ({error}); take the file away to go on without comparing them"
-        ) from error
+        said = f"{file}: the settings of the run cannot be read ({error})"
+        raise SettingsError(f"{said}; take the file away to go on without comparing them") from error
     now, given = json.loads(json.dumps(settings.shown())), settings.given()
     pairs = ((n, old, now[s][n]) for s, values in before.items() for n, old in values.items() if n in now.get(s, {}))
     return [

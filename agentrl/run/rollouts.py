@@ -88,11 +88,10 @@ class Loaded:
         every = [self.settings.rollout, *(held.settings.rollout for held, _ in self.sets)]
         told = [t for s in every for t in (s.rollout_temperature, s.eval_temperature) if t is not None]
         model = read_model_info(self.settings.train.hf_checkpoint)
-        size = model.vocab_size if model else None
-        pool = EnginePool(
-            urls, self.settings.engine, vocab_size=size, transport=transport, temperatures=told, follows=follows
-        )
-        async with pool:
+        size, engine = model.vocab_size if model else None, self.settings.engine
+        async with EnginePool(
+            urls, engine, vocab_size=size, transport=transport, temperatures=told, follows=follows
+        ) as pool:
             await pool.check()
             if self.settings.data.image_key is not None:
                 await pool.check_sees_images()

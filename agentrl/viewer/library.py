@@ -97,9 +97,8 @@ class Library:
     def source(self, number: int) -> Source:
         """A source by its number. Raises DataError: there is none."""
         if not 0 <= number < len(self.sources):
-            raise DataError(
-                "no trajectories here yet: `agentrl train`, `rollout` and `eval` store them unless --keep-trajectories is 0"
-            )
+            commands = "`agentrl train`, `rollout` and `eval`"
+            raise DataError(f"no trajectories here yet: {commands} store them unless --keep-trajectories is 0")
         return self.sources[number]
 
     def chosen(self, number: int | None) -> Sequence[Source]:
