@@ -83,8 +83,7 @@ class StoreReader(AbstractContextManager["StoreReader"]):
     or it is no trajectory store, or of another layout."""
 
     def __init__(self, path: Path) -> None:
-        self.path = path
-        self._mutex = threading.Lock()
+        self.path, self._mutex = path, threading.Lock()
         if not path.is_file():
             raise DataError(f"{path}: no such file; a run writes it unless --keep-trajectories is 0")
         # Without a writer there is no write-ahead log. SQLite would create one, which a read-only folder does not allow.

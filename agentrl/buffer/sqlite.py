@@ -92,10 +92,8 @@ class LedgerFile:
     LedgerError: held by another writer, not a ledger, of another version, or the folder cannot be written."""
 
     def __init__(self, path: str | Path) -> None:
-        self.path = Path(path)
-        self._mutex = threading.RLock()
-        self._queued: deque[tuple[Move, Future[None]]] = deque()
-        self._committer = ThreadPoolExecutor(1, "ledger")
+        self.path, self._mutex = Path(path), threading.RLock()
+        self._queued, self._committer = deque[tuple[Move, Future[None]]](), ThreadPoolExecutor(1, "ledger")
         self._lock: IO[str] | None = None
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)

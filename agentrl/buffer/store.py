@@ -112,8 +112,7 @@ class TrajectoryStore(AbstractContextManager["TrajectoryStore"]):
     def __init__(self, path: Path, keep: int, reward_key: str | None = None) -> None:
         self.path, self.keep, self._reward_key = path, keep, reward_key
         self._db: sqlite3.Connection | None = None
-        self._mutex = threading.Lock()
-        self._dropped: list[_Played] = []
+        self._mutex, self._dropped = threading.Lock(), list[_Played]()
 
     def __exit__(self, *exc: object) -> None:
         if self._db is not None:

@@ -25,8 +25,7 @@ class Observer:
     """Observations of episodes; `alone` says that one episode is played at a time, so that each change is its own."""
 
     def __init__(self) -> None:
-        self.findings: list[Finding] = []
-        self.alone = True
+        self.findings, self.alone = list[Finding](), True
 
     @contextmanager
     def watching(self, kind: type[Environment]) -> Iterator[None]:

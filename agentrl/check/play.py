@@ -93,8 +93,7 @@ class _Director:
         grades = plugins.reward.name if plugins.reward else grades
         self._prover = Prover(stage.chat, stage.user, kind is not None, grades, stage.patience)
         self._scripts = [scripts(stage.chat, sample, stage.tools) for sample in stage.rows]
-        self._blocked: dict[str, list[float]] = {}
-        self._observer = Observer()
+        self._blocked, self._observer = dict[str, list[float]](), Observer()
 
     async def play(self, stuck: Callable[[], None]) -> None:
         kind: type[Environment] = self.stage.kind or type("Nobody", (Environment,), {})

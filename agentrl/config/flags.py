@@ -7,6 +7,7 @@
 4. Flags of other trainers mean what `foreign` says. A number that such a flag implies is a minimum."""
 
 import json
+import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
@@ -21,8 +22,7 @@ from agentrl.errors import SettingsError
 from agentrl.settings import flag_of
 
 _PLAYED = "env agent custom_generate_function_path hf_checkpoint"
-_GRADED = "label_key rm_type custom_rm_path"
-_HOSTED = "engine base_url hosted_model"
+_GRADED, _HOSTED = "label_key rm_type custom_rm_path", "engine base_url hosted_model"
 ESSENTIAL: Mapping[str, str] = {
     "train": f"""env hf_checkpoint prompt_data {_GRADED} num_rollout rollout_batch_size n_samples_per_prompt
         rollout_max_response_len lr max_staleness eval_prompt_data eval_interval save save_interval load output_dir""",
@@ -37,8 +37,8 @@ ESSENTIAL: Mapping[str, str] = {
 }
 """Shown first in a command's `--help`: what its first use needs."""
 
-SGLANG_PREFIX = "--sglang-"
-SGLANG_FIELD = "sglang_options"
+SGLANG_PREFIX, SGLANG_FIELD = "--sglang-", "sglang_options"
+_FLAG = re.compile(r"-(?![\d.])")  # other tokens are values: `-1` and `-0.5` are numbers
 MERGED = (SGLANG_FIELD, "compat_options")
 """Of these the parts that are given in several places are put together; of others one wins."""
 
@@ -191,7 +191,7 @@ class _Reader:
 
 def _taken(after: list[str], most: int | None = None) -> list[str]:
     """Take the values at the beginning of `after` out of it, at most so many."""
-    end = next((at for at, token in enumerate(after) if not _is_value(token)), len(after))
+    end = next((at for at, token in enumerate(after) if _FLAG.match(token)), len(after))
     end = end if most is None else min(end, most)
     found, after[:end] = after[:end], []
     return found
@@ -199,8 +199,3 @@ def _taken(after: list[str], most: int | None = None) -> list[str]:
 
 def _truth(after: list[str]) -> list[str]:
     return [after.pop(0)] if after and after[0].lower() in ("true", "false") else []
-
-
-def _is_value(token: str) -> bool:
-    """A token is a value unless it looks like a flag; `-1` and `-0.5` are numbers."""
-    return not token.startswith("-") or token[1:2].isdigit() or token[1:2] == "."

@@ -15,7 +15,7 @@ from agentrl.chat.demonstration import learned
 from agentrl.data.settings import DataSettings
 from agentrl.errors import DataError, MediaError, TemplateError
 from agentrl.media import Image, is_image, take_images
-from agentrl.rowfiles import RowFile, json_type, open_rows, read_json, split_slice
+from agentrl.rowfiles import json_type, open_rows, read_json, split_slice
 from agentrl.sample import RECORDED, Message
 
 ROLES = ("system", "developer", "user", "assistant", "tool", "function")
@@ -53,12 +53,10 @@ class PromptData:
 
     def __init__(self, path: str, settings: DataSettings | None = None) -> None:
         plain, part = split_slice(path)
-        self._file: RowFile = open_rows(plain)
-        self._settings = settings or DataSettings()
+        self._file, self._settings = open_rows(plain), settings or DataSettings()
         if not (rows := range(len(self._file))[part]):
             raise DataError(f"{path}: the slice is empty; {plain} has {len(self._file)} rows")
-        self._rows = rows[: self._settings.prompt_data_limit]
-        self._drawn = 0
+        self._rows, self._drawn = rows[: self._settings.prompt_data_limit], 0
 
     def __len__(self) -> int:
         return len(self._rows)

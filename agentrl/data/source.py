@@ -45,12 +45,10 @@ class DataSource(Protocol):
 
 
 class RolloutDataSource:
-    """Prompts of a dataset, in file order or shuffled anew in every epoch, for ever or for `num_epoch` passes.
-
-    Attributes:
-        dataset: rows by number (`__len__` and `__getitem__` giving `PromptRow`); None opens `args.prompt_data`, and
-            where that is None too, groups have an empty prompt that the environment fills.
-        args: the flat settings: those of `DataSettings`, `n_samples_per_prompt` and `rollout_seed`."""
+    """Prompts of a dataset, in file order or shuffled anew in every epoch, for ever or for `num_epoch` passes. `dataset`:
+    rows by number (`__len__` and `__getitem__` giving `PromptRow`); None opens `args.prompt_data`, and where that is None
+    too, groups have an empty prompt that the environment fills. `args`: the flat settings: those of `DataSettings`,
+    `n_samples_per_prompt` and `rollout_seed`."""
 
     def __init__(self, *arguments: Any) -> None:
         if len(arguments) not in (1, 2):

@@ -66,8 +66,7 @@ def find_evaluation(given: str) -> Evaluation:
             steps = sorted({step for one in sets for step in reader.steps("eval", one)})
         if (steps and not number) or (number and int(number) in steps):
             step = int(number) if number else steps[-1]
-            file = store.with_name(EVALUATIONS)
-            rows = list(read_metrics(file)) if file.is_file() else []
+            rows = list(read_metrics(file)) if (file := store.with_name(EVALUATIONS)).is_file() else []
             return Evaluation(store, step, next((row["checkpoint"] for row in rows if row["step"] == step), None))
         if steps:
             raise DataError(f"{given}: {store.parent} has the evaluations {', '.join(map(str, steps))}")

@@ -104,8 +104,7 @@ def _patch(base: Path, delta: Path, made: Path) -> None:
             changed = {offset: (place, length) for offset, place, length in file["blocks"]}
             with (made / name).open("wb") as out, _opened(base / name) as before:
                 for offset in range(0, file["size"], _BLOCK):
-                    size = min(_BLOCK, file["size"] - offset)
-                    block = os.pread(before.fileno(), size, offset)
+                    block = os.pread(before.fileno(), min(_BLOCK, file["size"] - offset), offset)
                     if offset in changed:
                         place, length = changed[offset]
                         block = _xor(block, zlib.decompress(os.pread(stored.fileno(), length, place)))

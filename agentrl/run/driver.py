@@ -20,7 +20,7 @@ from agentrl.run.autoconfig import resolve_device, resolve_threads
 from agentrl.run.preflight import prepared, resumed
 from agentrl.run.protocols import Batch, Components, Start, WeightTransfer, within
 from agentrl.run.resuming import changed
-from agentrl.run.schedule import Action, Cadence, Do, actions
+from agentrl.run.schedule import Cadence, Do, actions
 from agentrl.run.signals import stopped_by_sigterm
 from agentrl.runfolder import METRICS, RunFolder
 from agentrl.train.checkpoints import foreign, latest
@@ -145,16 +145,13 @@ class Driver:
         self._sharing = DeviceSharing(self._settings.cluster, self._parts)
         self._first = first
         often = cadence(self._settings, engines=self._parts.weights is not None)
+        calls = {Do.SEND: self._send, Do.NEXT_BATCH: self._next_batch, Do.TRAIN: self._train}
+        calls |= {Do.EVALUATE: self._evaluate, Do.SAVE: self._save, Do.EXPORT: self._export}
         with ungrouped():
             async with anyio.create_task_group() as self._beside:
                 for action in actions(often, first, data_ended=lambda: self._batch is None):
                     await self._sharing.before(action.do)
-                    await self._do(action)
-
-    async def _do(self, action: Action) -> None:
-        calls = {Do.SEND: self._send, Do.NEXT_BATCH: self._next_batch, Do.TRAIN: self._train}
-        calls |= {Do.EVALUATE: self._evaluate, Do.SAVE: self._save, Do.EXPORT: self._export}
-        await calls[action.do](action.step)
+                    await calls[action.do](action.step)
 
     async def _send(self, version: int) -> None:
         assert self._parts.weights is not None

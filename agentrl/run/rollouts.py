@@ -213,8 +213,7 @@ class LedgerRollouts(Rollouts):
         self, generation: RolloutResources, queue: GroupQueue, coordinator: RolloutCoordinator, kind: Kind
     ) -> None:
         self.generation, self._queue, self._coordinator, self._kind = generation, queue, coordinator, kind
-        self._settings = generation.settings
-        self._hooks = hooks_of(generation.settings.args)
+        self._settings, self._hooks = generation.settings, hooks_of(generation.settings.args)
         environments = generation.plugins.environments
         self._names = environments.names if environments else ()
         self._played = time.monotonic()

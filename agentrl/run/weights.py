@@ -89,10 +89,8 @@ class BroadcastWeights(WeightTransfer):
 
     def __init__(self, settings: ClusterSettings, source: WeightSource, sink: WeightSink, shared: bool) -> None:
         self._settings, self._source, self._sink = settings, source, sink
-        self._epoch: tuple[str, ...] = ()
-        self._shared = shared
-        self._groups: list[str] = []
-        self._buckets: list[Bucket] = []
+        self._shared, self._epoch = shared, tuple[str, ...]()
+        self._groups, self._buckets = list[str](), list[Bucket]()
 
     @classmethod
     @asynccontextmanager

@@ -178,8 +178,7 @@ def parse_docstring(text: str | None) -> tuple[str, dict[str, str]]:
 
 def _entries(lines: list[str]) -> dict[str, str]:
     """`name: description` entries; what is indented more than the first line goes on with the one before."""
-    entries: dict[str, list[str]] = {}
-    current: list[str] = []
+    entries, current = dict[str, list[str]](), list[str]()
     for line in lines:
         match = _ENTRY.match(line.strip())
         if match and len(line) - len(line.lstrip()) == len(lines[0]) - len(lines[0].lstrip()):

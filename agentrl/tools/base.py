@@ -33,8 +33,7 @@ from agentrl.tools.threads import ToolThread
 
 _TOOLS_FAULT = frozenset((OutcomeKind.RAISED, OutcomeKind.TIMEOUT, OutcomeKind.HUNG, OutcomeKind.BAD_RESULT))
 _NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")
-DEFAULT_TIMEOUT = 30.0
-DEFAULT_MAX_OUTPUT_CHARS = 16_384
+DEFAULT_TIMEOUT, DEFAULT_MAX_OUTPUT_CHARS = 30.0, 16_384
 
 OnFailure = Literal["observe", "fail"]
 """The consequence of a tool's own failure: a sentence for the model, or a `ToolFailure` that ends the trajectory."""

@@ -31,8 +31,7 @@ if TYPE_CHECKING:
     from mcp.types import Tool as ServerTool
 
 Connect = Callable[[], AbstractAsyncContextManager["Client"]]
-_CLOSE_SECONDS = 10.0
-_MOST_PAGES = 100
+_CLOSE_SECONDS, _MOST_PAGES = 10.0, 100
 _MOST_CHARS = 1 << 18
 """Characters that the names, descriptions and schemas of a server's tools may have: all of them go into every prompt."""
 
@@ -56,11 +55,9 @@ class MCPTools(ToolSource):
         `max_concurrency` (for each tool) and `on_failure`, as of `Tool`."""
         self._connect, self._what = connect, what
         self._include, self._prefix, self._start_timeout = include, prefix, start_timeout
-        self._options = options
+        self._options, self._lock, self._check = options, anyio.Lock(), SchemaCheck()
         self._tools: tuple[Tool, ...] | None = None
         self._connection: _Connection | None = None
-        self._lock = anyio.Lock()
-        self._check = SchemaCheck()
 
     @classmethod
     def stdio(
@@ -206,8 +203,7 @@ class _Connection:
     def __init__(self, connect: Connect) -> None:
         self.client: Client
         self.listed: list[ServerTool] = []
-        self.lost = False
-        self._stop = asyncio.Event()
+        self.lost, self._stop = False, asyncio.Event()
         self._ready: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._task = asyncio.create_task(self._own(connect))
 

@@ -52,20 +52,18 @@ class PythonTool(Tool):
 
     async def _run(self, code: str, state: object) -> str:
         try:
-            box = self._find_box(state)
+            box = self._box if self._box is not None else getattr(state, "sandbox", None)
+            if not isinstance(box, Sandbox):
+                remedy = (
+                    "give one to python_tool(...), or let the environment inherit from WithPython and call its `setup`"
+                )
+                raise SandboxUnavailable(f"the tool `python` has no sandbox: {remedy}")
             result = await (self._session(box, state) if self.stateful else box).run(code, timeout=self._code_timeout)
         except SandboxBusy as error:
             raise ToolError("the interpreter is busy; try again", kind=OutcomeKind.TIMEOUT) from error
         except SandboxFailure as error:
             raise ToolError(f"the interpreter failed: {error}") from error
         return _observation(result, self.max_output_chars)
-
-    def _find_box(self, state: object) -> Sandbox:
-        box = self._box if self._box is not None else getattr(state, "sandbox", None)
-        if not isinstance(box, Sandbox):
-            remedy = "give one to python_tool(...), or let the environment inherit from WithPython and call its `setup`"
-            raise SandboxUnavailable(f"the tool `python` has no sandbox: {remedy}")
-        return box
 
     def _session(self, box: Sandbox, state: object) -> SandboxSession:
         if state is None:

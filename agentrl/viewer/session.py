@@ -3,14 +3,12 @@
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from pydantic import ValidationError
 
 from agentrl.gateway.record import SessionRecord, TurnRecord
 from agentrl.groups import Group
 from agentrl.rollout.stats import trajectories
-from agentrl.sample import Sample
 
 _DEPTH = 6  # most levels by which a branch is moved to the right
 
@@ -60,7 +58,8 @@ class ShownSession:
 def session_of(group: Group, place: int) -> ShownSession | str:
     """Return the session of a group's sample; "" if none was stored, and an error if it cannot be read."""
     own = next(set(map(id, path)) for path in trajectories(group) if any(one is group[place] for one in path))
-    found = {at: _gateway(sample) for at, sample in enumerate(group) if id(sample) in own}
+    abouts = {at: sample.metadata.get("gateway") for at, sample in enumerate(group) if id(sample) in own}
+    found = {at: about if isinstance(about, Mapping) else {} for at, about in abouts.items()}
     given = [about["session"] for about in found.values() if "session" in about]
     try:
         record = SessionRecord.model_validate(given[0]) if given else None
@@ -75,11 +74,6 @@ def session_of(group: Group, place: int) -> ShownSession | str:
     ordered = [(turn, depth, holders.get(str(turn.number), [])) for turn, depth in _in_order(record.turns)]
     turns = [SessionTurn(turn, depth, place in samples, samples) for turn, depth, samples in ordered]
     return ShownSession(record, turns, sum("nodes" in about for about in found.values()))
-
-
-def _gateway(sample: Sample) -> Mapping[str, Any]:
-    about = sample.metadata.get("gateway")
-    return about if isinstance(about, Mapping) else {}
 
 
 def _in_order(turns: Sequence[TurnRecord]) -> Iterator[tuple[TurnRecord, int]]:

@@ -55,10 +55,8 @@ class RetrievalClient:
             raise PluginError(f"retrieval server: expected an address like http://127.0.0.1:8000/retrieve, got {url!r}")
         self.url = url if "/" in rest.rstrip("/") else f"{url.rstrip('/')}/retrieve"
         self.timeout, self._cache_size = timeout, cache_size
-        self._cache = OrderedDict[tuple[str, int], list[Hit]]()
-        self._slots = anyio.Semaphore(_MOST_REQUESTS)
-        self._open: dict[int, _Batch] = {}
-        self._tasks: set[asyncio.Task[Any]] = set()
+        self._cache, self._slots = OrderedDict[tuple[str, int], list[Hit]](), anyio.Semaphore(_MOST_REQUESTS)
+        self._open, self._tasks = dict[int, _Batch](), set[asyncio.Task[Any]]()
         self._http: httpx.AsyncClient | None = None
 
     async def __aenter__(self) -> Self:
