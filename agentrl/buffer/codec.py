@@ -79,8 +79,7 @@ def split_group(data: bytes) -> tuple[bytes, bytes]:
 
 
 def decode_group(data: bytes, what: str = "stored group") -> list[Sample]:
-    """The inverse of `encode_group`; `what` is its name in messages. Raises SampleError: the bytes are damaged or of
-    another version."""
+    """The inverse of `encode_group`, of `what` in messages. Raises SampleError: bytes damaged or of another version."""
     try:
         small, pictures, routing = _parts(data)
         plain = zlib.decompress(small)
@@ -113,8 +112,7 @@ def decode_group(data: bytes, what: str = "stored group") -> list[Sample]:
 
 
 def read_texts(data: bytes, what: str = "stored group") -> list[str]:
-    """The text of each sample of a group, prompt and response, without decoding its numbers. Raises SampleError: the
-    bytes are damaged."""
+    """The prompt and response of each sample, without decoding its numbers. Raises SampleError: damaged bytes."""
     try:
         stream = zlib.decompressobj()
         (size,) = struct.unpack("<I", stream.decompress(_parts(data)[0], 4))

@@ -37,8 +37,7 @@ from agentrl.sample import Sample
 SUCCESS = 0.5  # least reward of a successful trajectory
 
 PlaceOf = Callable[[int], tuple[int, int | None] | None]
-"""Number of a new group -> its epoch and prompt row, or None at the end of the data. The row is None if the
-prompt comes from the caller."""
+"""Number of a new group -> its epoch and prompt row (None if the caller has the prompt), or None at the end of the data."""
 
 
 class State(StrEnum):
@@ -63,8 +62,7 @@ MOVES: Mapping[State, frozenset[State]] = {
 
 @dataclass(frozen=True, slots=True)
 class LedgerLease:
-    """A group to generate. `place` is the prompt's place in the data, or None if the prompt comes from the caller.
-    `start` then has the caller's samples."""
+    """A group to generate. `place` is the prompt's in the data; None if `start` has the caller's samples."""
 
     group_id: int
     place: DataPosition | None
@@ -226,9 +224,10 @@ class Ledger(LedgerFile):
             record_result(db, group_id, rewards)
 
     def assign_batch(self, n: int, step: int) -> list[int]:
-        """Assign completed groups to training step `step`, up to `n`; return the ids of all groups of the step. Groups that earlier calls assigned to the step stay. Missing groups come from the completed groups without a step,
-        lowest version first. Ids are in the order of version, then of completion. They are fewer than `n` if not enough
-        groups are completed; a later call adds the others."""
+        """Assign completed groups to training step `step`, up to `n`; return the ids of all groups of the step. Groups that
+        earlier calls assigned to the step stay. Missing groups come from the completed groups without a step, lowest
+        version first. Ids are in the order of version, then of completion. They are fewer than `n` if not enough groups
+        are completed; a later call adds the others."""
         completed = "SELECT group_id FROM groups WHERE state='completed' AND train_step {} ORDER BY version, completed"
         with self._write() as db:
             fixed = select_ids(db, completed.format("= ?"), step)

@@ -140,8 +140,7 @@ class StoreReader(AbstractContextManager["StoreReader"]):
         return found
 
     def group(self, key: int) -> Group:
-        """The samples of a group, as they were stored: row `place` is sample `place`. Raises DataError: it is not there
-        (any more). SampleError: it is damaged."""
+        """The samples of a group, in the order of `place`. Raises DataError: it is not there. SampleError: it is damaged."""
         if not (found := self._all("SELECT data FROM groups WHERE key=?", (key,))):
             raise DataError(f"{self.path} has no group {key} any more: the oldest go first (--keep-trajectories)")
         return decode_group(found[0][0], f"group {key} in {self.path}")

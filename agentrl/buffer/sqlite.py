@@ -236,9 +236,8 @@ def begin(db: sqlite3.Connection, path: Path) -> None:
 
 
 def read_meta(path: Path) -> dict[str, str]:
-    """The ledger's record of its run, without opening it for writing; nothing where there is none. `checkpoint` is
-    the last step that a checkpoint covers, or -1; `identity.*` are what its group numbers depend on, as JSON. Raises
-    LedgerError: it cannot be read."""
+    """The ledger's record of its run; nothing where there is none. `checkpoint` is the last step that a checkpoint covers,
+    or -1; `identity.*` are what its group numbers depend on, as JSON. Raises LedgerError: it cannot be read."""
     if not path.is_file():
         return {}
     try:

@@ -119,8 +119,7 @@ class TrajectoryStore(AbstractContextManager["TrajectoryStore"]):
             self._db.close()
 
     def drop(self, group: Sequence[Sample], reason: str) -> None:
-        """Record a group that is not trained; `add` writes it with the next step. Raises SampleError: a sample
-        cannot be stored."""
+        """Record a group that is not trained, for the next `add`. Raises SampleError: a sample cannot be stored."""
         if self.keep and group:
             rows = [_columns(sample, self._reward_key) for sample in group]
             played = _Played(split_group(encode_group(group))[0], rows, reason)
@@ -227,8 +226,7 @@ def _open_to_write(path: Path) -> sqlite3.Connection:
 
 
 def has_tables(db: sqlite3.Connection, path: Path) -> bool:
-    """Return true if an open file is a store, false if it is empty. Raises DataError: it is another program's, or of
-    another layout."""
+    """Return true if an open file is a store, false if it is empty. Raises DataError: it is something else."""
     found = db.execute("PRAGMA user_version").fetchone()[0]
     if found != LAYOUT and (found or db.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]):
         raise DataError(f"{path}: expected a trajectory store of layout {LAYOUT}, got {found}; move it away")

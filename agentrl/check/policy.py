@@ -106,8 +106,7 @@ class Scripted(Policy):
 
 
 class Recorded(Policy):
-    """Writes what trajectories of a group have in store, by the samples' `index`. `turns`: the ids of each turn, and
-    whether the last one ended by itself."""
+    """Writes stored trajectories again: `turns` by the samples' `index`, and true if the last one ended by itself."""
 
     def __init__(self, chat: Chat, turns: Mapping[int, tuple[Sequence[list[int]], bool]]) -> None:
         super().__init__(chat)

@@ -1,8 +1,7 @@
 """Stored trajectories once more, under a changed grader or environment.
 
 1. The model's turns are the stored ids; the environment, its tools and the grader are today's, behind the real agent loop.
-2. The trajectory has diverged where the environment now gives other tokens than before. What the model wrote after this
-   place was an answer to the earlier tokens.
+2. A trajectory has diverged where the environment gives other tokens than before; later turns answer the old tokens.
 3. Nothing is written to the store."""
 
 from collections.abc import Sequence

@@ -133,9 +133,8 @@ def run(argv: list[str]) -> int:
 
 
 def extra_for(package: str, argv: Sequence[str]) -> str | None:
-    """Return the extra to install if `package` is missing, None if no extra brings it. The command's own extra wins
-    while any part of it is missing, so that one installation brings all that the command needs. Else it is the smallest
-    extra that brings `package`."""
+    """Return the extra to install if `package` is missing, None if no extra brings it: the command's own while any part of
+    it is missing, so that one installation brings all that the command needs; else the smallest that brings `package`."""
     brings = _extras()
     command = next((word for word in argv if not word.startswith("-")), "")
     encoder = command == "retrieval" and any(word.startswith("--encoder") for word in argv)

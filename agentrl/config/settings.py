@@ -201,8 +201,7 @@ class RunSettings(Sections):
         return {section: {name: shown(value) for name, value in own.items()} for section, own in dumped.items()}
 
     def replace(self, **changes: Any) -> Self:
-        """A copy with some settings changed, by flat name, checked again. A batch size and a number of steps that were not
-        given follow the change."""
+        """A copy with some settings changed, by flat name, checked again; what follows from them follows the change."""
         given = self.given()
         return type(self).from_flat({**{n: v for n, v in self.flat().items() if n in given}, **changes})
 
@@ -224,8 +223,7 @@ class RunSettings(Sections):
 
     def check_complete(self, purpose: Purpose) -> Self:
         """Check that nothing is missing, that what was given has an effect, and that training can train; returns the
-        settings. Raises SettingsError: lists settings that are missing, have no effect or contradict others, and what
-        to do."""
+        settings. Raises SettingsError: lists settings that are missing, have no effect or contradict others."""
         problems = [*checks.absent(self, purpose), *checks.missing(self, purpose)]
         if not (problems or self.compat.slime_defaults):
             problems += inapplicable.inapplicable(self, purpose)

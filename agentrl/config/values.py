@@ -23,8 +23,7 @@ _NAME_AND_PATH = re.compile(r"([\w.-]+)=(.+)")
 
 
 def read_texts(field: FieldRef, texts: Sequence[str]) -> Any:
-    """The value that the flag's occurrences mean. Raises SettingsError: the text has not the container's shape; names
-    the flag, the value, what was expected."""
+    """The value that the flag's occurrences mean. Raises SettingsError: the text has not the container's shape."""
     if field.is_named:
         return _named(field, texts)
     if field.kind is dict:

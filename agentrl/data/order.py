@@ -48,8 +48,7 @@ class DataPosition(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class PromptOrder:
-    """Maps a run's position to one of `rows` prompt rows. Without `shuffle` every epoch has the file's order; without
-    `num_epoch` they repeat for ever."""
+    """Maps a run's position to one of `rows` prompt rows, in the file's order or shuffled, for ever or `num_epoch` times."""
 
     rows: int
     seed: int = 0

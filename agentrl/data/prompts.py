@@ -75,8 +75,7 @@ class PromptData:
                 raise DataError(f"{self.where(row.index)}: {problem}")
 
     def __getitem__(self, index: int) -> PromptRow:
-        """Row `index`, from 0; negative numbers are not accepted. Raises IndexError: no such row. DataError: the row is
-        malformed."""
+        """Row `index`, from 0, not negative. Raises IndexError: no such row. DataError: the row is malformed."""
         if not 0 <= index < len(self):
             raise IndexError(f"row {index} is outside the {len(self)} rows of the prompt data")
         row, where, used = self._file.read(self._rows[index]), self.where(index), self._settings

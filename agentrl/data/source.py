@@ -1,6 +1,5 @@
-"""Data sources: groups of samples. `get_samples(n)` returns n groups of `n_samples_per_prompt` deep copies, and fewer
-only at the end of the data. `add_samples(groups)` hands groups back. `save` and `load` keep a source's position; a
-ledger keeps its own."""
+"""Data sources: groups of samples. `get_samples(n)` returns n groups of `n_samples_per_prompt` deep copies, fewer at the
+end of the data. `add_samples(groups)` hands groups back. `save` and `load` keep a position; a ledger keeps its own."""
 
 import copy
 from collections.abc import Callable, Iterable, Sequence

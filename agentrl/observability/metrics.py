@@ -119,9 +119,8 @@ def wandb_arguments(settings: ObservabilitySettings, folder: Path, known: str | 
 
 
 def read_metrics(path: str | Path) -> Iterator[dict[str, Any]]:
-    """The rows of a `metrics.jsonl`, with values that were not finite as floats again. A last line without its newline
-    was being written when the run was killed; it is left out. Raises DataError: no such file, or a line that is not a
-    JSON object with a `step`."""
+    """The rows of a `metrics.jsonl`, with values that were not finite as floats again; without a last line that a kill has
+    cut. Raises DataError: no such file, or a line that is not a JSON object with a `step`."""
     try:
         lines = Path(path).read_bytes().split(b"\n")
     except FileNotFoundError as error:

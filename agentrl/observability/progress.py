@@ -31,8 +31,7 @@ _SHOWN_OF_EVAL = ("reward", "success", "pass@1", "used_tool")
 
 
 class Progress:
-    """Display of phases and finished steps; a context manager. `total`: rollouts of the whole run. `console`: where to
-    write; by default standard error."""
+    """Display of phases and of finished steps, `total` in the run; a context manager. `console`: by default stderr."""
 
     def __init__(self, settings: ObservabilitySettings, *, total: int, console: Console | None = None) -> None:
         self._console = console or Console(stderr=True, highlight=False, soft_wrap=True)

@@ -28,8 +28,7 @@ LONG = 80  # tokens from which on an answer of the environment is folded
 
 @dataclass(frozen=True, slots=True)
 class Token:
-    """One token as the page shows it; `origin` is prompt, model, close or env. `image` is the data URL of the image that
-    begins there."""
+    """One token as the page shows it; `origin` is prompt, model, close or env. `image`: data URL of one that begins there."""
 
     text: str
     origin: str

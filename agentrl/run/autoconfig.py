@@ -8,8 +8,7 @@ from agentrl.errors import DataError, SettingsError
 
 
 def resolve_device(settings: RunSettings) -> RunSettings:
-    """Replace `--device auto` by what this machine, or the joined cluster, has. Raises SettingsError: CUDA was asked
-    for and is not there."""
+    """Replace `--device auto` by what this machine or the joined cluster has. Raises SettingsError: CUDA is missing."""
     import torch
 
     wanted, available = settings.cluster.device, torch.cuda.is_available()
@@ -19,9 +18,8 @@ def resolve_device(settings: RunSettings) -> RunSettings:
 
 
 def resolve_threads(settings: RunSettings) -> RunSettings:
-    """Give trainer processes that Ray starts here all cores while the engines wait for them, else their share. Left
-    alone Ray would give each one thread, and torch in one process takes all cores anyway. Trainers of a joined cluster
-    are on machines that are not known yet."""
+    """Give trainer processes that Ray starts here all cores while the engines wait for them, else their share. Ray would
+    give each one thread. torch in one process takes all cores. The machines of a joined cluster are not known yet."""
     cluster = settings.cluster
     if settings.train.train_threads or cluster.backend == "local" or cluster.ray_address or cluster.device != "cpu":
         return settings

@@ -26,8 +26,7 @@ def demonstrated(
 
 
 def check_conversations(settings: RunSettings, chat: Chat) -> None:
-    """Read the rows as the settings ask (`prompt_data_check`), and write out the first. Raises DataError: there are
-    none, or one is malformed."""
+    """Read the rows, and write out the first. Raises DataError: there are none, or one is malformed."""
     if (data := open_prompts(settings.data)) is None:
         raise DataError("no conversations to learn from; give --prompt-data FILE.jsonl")
     demonstrated(chat, settings, data[0], data[0].tools, data.where(0))

@@ -2,8 +2,8 @@
 
 1. `write_delta` compares a version with the one before. A block that differs is stored as the compressed XOR of old and new
    bytes. The index has the place of each block, and the size and hash of each file.
-2. `fetch` makes the copy of a version from the copy before and the delta. If a hash differs or a file is damaged, it
-   copies the whole version instead."""
+2. `fetch` makes the copy of a version from the copy before and the delta. If a file is damaged, it copies the
+   whole version."""
 
 import fcntl
 import hashlib
@@ -94,8 +94,7 @@ def _xor(old: bytes, change: bytes) -> bytes:
 
 
 def _patch(base: Path, delta: Path, made: Path) -> None:
-    """Write the files of a version from those of `base` and the delta. Raises CheckpointError: a file's hash differs; other
-    errors of damaged files as they come."""
+    """Write a version's files from those of `base` and the delta. Damaged files raise CheckpointError and other errors."""
     index: dict[str, _File] = json.loads((delta / _INDEX).read_bytes())
     with (delta / _BLOCKS).open("rb") as stored:
         for name, file in index.items():

@@ -80,8 +80,7 @@ class Demonstrations(WithoutEngines):
         return make_batch(self._settings, groups, metrics, step)
 
     def _completed(self, group: Group) -> bool:
-        """Turn a leased row into a sample that trains; False if it is too long. Raises DataError: the template cannot
-        write it, or none of the data fits."""
+        """Make a sample of a leased row; False if it is too long. Raises DataError: no template for it, or none fits."""
         (row,) = group
         assert row.group_index is not None
         place = self._source.place(row.group_index)

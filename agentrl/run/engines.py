@@ -17,8 +17,7 @@ from agentrl.runfolder import RunFolder
 
 @asynccontextmanager
 async def launched(settings: RunSettings, folder: RunFolder, progress: Progress) -> AsyncIterator[list[str]]:
-    """Addresses of engines that were started here, or were there before; they are stopped at the end. Raises SettingsError:
-    an engine needs several machines."""
+    """Start engines, stop them at the end; gives their addresses. Raises SettingsError: one needs several machines."""
     if settings.engine.engine == "openai":
         yield []  # `RolloutResources` asks the hosted model itself
         return

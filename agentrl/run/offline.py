@@ -44,9 +44,8 @@ async def _evaluate(settings: RunSettings, notes: Sequence[str], workers: OpenWo
 
 def rollout(settings: RunSettings, workers: OpenWorkers | None = None) -> int:
     """Generate rollouts until there are `num_rollout`, and dump them; returns the number of samples that were made. The
-    samples go to `save_debug_rollout_data`, or `<output_dir>/rollouts/<rollout id>.jsonl`. What an earlier life of the
-    same settings has made there is kept, and gone on from. Raises SettingsError: what is there was made with other
-    settings."""
+    samples go to `save_debug_rollout_data`, or `<output_dir>/rollouts/<rollout id>.jsonl`. A second call goes on from
+    what is there. Raises SettingsError: what is there was made with other settings."""
     settings, notes = prepared(settings, "rollout")
     folder = Path(settings.observability.output_dir).expanduser() / BELOW["rollout"]
     first = int(read_meta(folder / LEDGER).get("checkpoint", -1)) + 1

@@ -61,9 +61,8 @@ class Plugins:
 
     @classmethod
     def load(cls, settings: RunSettings, kinds: EnvClasses | None = None) -> "Plugins":
-        """Import and inspect all of them. Where no path says how to play, it is one answer a prompt. `kinds`: the
-        environments' classes that this process has already. Raises PluginError: one is not found, does not import, or
-        has the wrong shape."""
+        """Import and inspect all of them. Where no path says how to play, it is one answer a prompt. `kinds`: environments
+        that this process has already. Raises PluginError: one is not found, does not import, or has the wrong shape."""
         s, problems, found = settings.rollout, Problems(), dict[str, Any]()
         with problems:
             if s.env:
@@ -323,8 +322,7 @@ _LABELLED = 8  # rows whose labels are tried
 
 @dataclass(frozen=True, slots=True)
 class FirstRows:
-    """The first row of each environment, the rows whose labels are tried, and the first row with images, noted while
-    all rows are looked at."""
+    """The first row of each environment, the rows whose labels are tried, and the first row with images."""
 
     plugins: Plugins
     rows: dict[str, PromptRow] = field(default_factory=dict)
@@ -388,8 +386,7 @@ def _someone_asks(plugins: Plugins) -> None:
 
 
 def calls_tools(first: FirstRows) -> bool:
-    """Return true if turns are read for tool calls: an environment has tools, or a step method of its own and rows with
-    tools."""
+    """Return true if turns are read for tool calls: an environment has tools, or its own step method and rows with tools."""
     plugins = first.plugins
     kinds = [entry.kind for entry in (plugins.environments or {}).values()] if plugins.generate is None else []
     own_steps = any(kind.step is not Environment.step for kind in kinds)

@@ -61,8 +61,7 @@ def check_prompts(settings: RunSettings) -> None:
 
 
 def refuse_others(settings: RunSettings) -> None:
-    """Refuse to go on with a folder of rollouts under settings that play or grade in another way. Raises SettingsError:
-    names what differs, and what to do."""
+    """Refuse to go on with rollouts under settings that play or grade in another way. Raises SettingsError: what differs."""
     folder = Path(settings.observability.output_dir).expanduser() / BELOW["rollout"]
     if not (folder / SETTINGS).is_file() and (others := next(folder.glob("*.jsonl"), None)) is not None:
         raise SettingsError(f"{others} is there, and {SETTINGS} of its run is not; choose another --output-dir")

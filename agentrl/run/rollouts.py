@@ -99,8 +99,7 @@ class Loaded:
 
     @asynccontextmanager
     async def worker(self, pool: EnginePool | HostedModel) -> AsyncIterator[RolloutWorker]:
-        """Load the chat template, start the graders, set up the environments; gives a worker that plays in this
-        process."""
+        """Load the chat template, start graders, set up environments; gives a worker that plays in this process."""
         settings, plugins, sets = self.settings, self.plugins, self.sets
         rollout, args, teacher, gateway = settings.rollout, settings.args, None, None
         chat, length = NoChat.as_chat() if settings.hosted else load_chat(settings), sys.maxsize
@@ -179,9 +178,8 @@ class RolloutResources:
             yield cls(settings, folder, pool, player, loaded.plugins, store, sets)
 
     async def evaluate(self, done: int, checkpoint: str | None = None) -> Mapping[str, float]:
-        """Evaluate on every set; trajectories and figures are added to those in the run's folder. `done`: rollouts that
-        the weights were trained on; the number of an `agentrl eval`. `checkpoint`: whose weights these are; by default
-        the run's own."""
+        """Evaluate on every set; trajectories and figures are added to the run's folder. `done`: rollouts that the weights
+        were trained on, or the number of an `agentrl eval`. `checkpoint`: of these weights; by default the run's own."""
         whose = str(checkpoint or (self.folder.checkpoint(done - 1) if done else self.settings.train.hf_checkpoint))
         hooks = self.plugins.hooks
         hooks.begin(done)

@@ -1,6 +1,5 @@
-"""The order of a run: pure, without clocks, tasks or processes. It makes every moment safe to be killed at: a step is
-recorded as trained before the checkpoint that contains it is written, and an evaluation comes before the checkpoint, so
-that a resume repeats both or neither."""
+"""The order of a run: pure, without clocks, tasks or processes. A run may be killed at any moment: a step is recorded as
+trained, and evaluated, before its checkpoint is written, so that a resume repeats both or neither."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -38,9 +37,8 @@ class Cadence:
 
 
 def actions(cadence: Cadence, first: int, data_ended: Callable[[], bool]) -> Iterator[Action]:
-    """All that a run does, in order; an action is done when the next one is asked for. `first`: the first step to
-    train, above 0 when the run goes on from a checkpoint. `data_ended` is asked when a batch was to be generated: there
-    is none, nor will there be one."""
+    """All that a run does, in order; an action is done when the next one is asked for. `first`: the first step to train,
+    above 0 when the run goes on from a checkpoint. `data_ended` is asked after NEXT_BATCH: true if there is no batch."""
     done = evaluated = saved = first - 1
     yield from _send(cadence, first)
     if first == 0 and cadence.evaluate_first:

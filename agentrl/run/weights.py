@@ -1,5 +1,4 @@
-"""WeightTransfer from the trainer to the engines, under a new version. The version is the number of rollouts that the
-weights were trained on."""
+"""WeightTransfer from trainer to engines. A version is the number of rollouts that the weights were trained on."""
 
 import hashlib
 import itertools
@@ -83,9 +82,8 @@ def eval_weights(
 
 
 class BroadcastWeights(WeightTransfer):
-    """Each sender, a trainer process, shares a process group with the engines; tensors go in buckets of bounded size.
-    Made by `open`. The groups are those of one set of engines: they are made again when others are there, or when one of
-    them was lost."""
+    """Each sender, a trainer process, shares a process group with the engines; tensors go in buckets of bounded size. Made
+    by `open`. Process groups belong to one set of engines: they are made again if an engine comes or is lost."""
 
     def __init__(self, settings: ClusterSettings, source: WeightSource, sink: WeightSink, shared: bool) -> None:
         self._settings, self._source, self._sink = settings, source, sink

@@ -267,9 +267,8 @@ class Toolbox:
         return [entry.schema for entry in self]
 
     async def run(self, name: str, arguments: Mapping[str, Any] | str, *, state: object = None) -> ToolOutcome:
-        """Run one call of the model, with arguments parsed or as JSON text; never raises for what the model did. `state`:
-        handed to parameters annotated `Annotated[..., Injected]`. Raises ToolFailure: the tool failed, and its
-        `on_failure` is "fail"."""
+        """Run one call of the model, with arguments parsed or as JSON text. `state`: handed to parameters annotated
+        `Annotated[..., Injected]`. Raises ToolFailure: the tool failed, and its `on_failure` is "fail"."""
         start = time.perf_counter()
         try:
             entry, parsed = self._find(name), as_object(arguments)

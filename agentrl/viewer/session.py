@@ -77,8 +77,7 @@ def session_of(group: Group, place: int) -> ShownSession | str:
 
 
 def _in_order(turns: Sequence[TurnRecord]) -> Iterator[tuple[TurnRecord, int]]:
-    """Yield each turn and its depth. The child with most turns below it keeps its parent's depth; other children come
-    first, one level deeper."""
+    """Yield turns and depths. The child with most turns below keeps its parent's depth; others come first, one deeper."""
     children: dict[int | None, list[TurnRecord]] = {}
     for turn in turns:
         children.setdefault(turn.parent, []).append(turn)

@@ -25,8 +25,7 @@ _MOST_QUERIES, _MOST_REQUESTS = 64, 32  # in one request, and in flight
 
 class RetrievalError(ToolFailure):
     """The retrieval server cannot be reached, is too slow, or answers something else than passages. Raised in an
-    environment's own code it is a tool's failure, which the run's failure policy answers (by default the trajectory
-    starts again)."""
+    environment's own code it is a tool's failure, which the run's failure policy answers."""
 
     usual_kind = "tool_retrieval"
 
@@ -47,9 +46,8 @@ class RetrievalClient:
         [hits] = await client.search(["who wrote Emma?"], k=3)"""
 
     def __init__(self, url: str, *, timeout: float = 30.0, cache_size: int = 10_000) -> None:
-        """Use the server's endpoint `url`; a bare address gets the path `/retrieve`. `timeout`: seconds that one question
-        may take, waiting included. `cache_size`: answers kept, the least recently used go first; 0 keeps none. Raises
-        PluginError: `url` is no http address."""
+        """Use the endpoint `url`; a bare address gets the path `/retrieve`. `timeout`: seconds of one question, waiting
+        included. `cache_size`: answers kept, the newest used; 0 keeps none. Raises PluginError: `url` is not http."""
         scheme, _, rest = url.partition("://")
         if scheme not in ("http", "https") or not rest:
             raise PluginError(f"retrieval server: expected an address like http://127.0.0.1:8000/retrieve, got {url!r}")

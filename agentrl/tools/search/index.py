@@ -1,6 +1,5 @@
-"""BM25 over passages, in memory or mapped from a folder. Words are lower-cased without English stop words; a title
-counts as text. A passage without a query word is no hit. Equal scores keep the order of the passages. `load` maps the
-folder, so processes share its pages."""
+"""BM25 over passages, in memory or mapped from a folder, whose pages processes share. Words are lower-cased without
+English stop words; a title counts as text. A passage without a query word is no hit. Equal scores keep the order."""
 
 from __future__ import annotations
 

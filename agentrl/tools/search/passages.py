@@ -82,9 +82,8 @@ def numbered(passages: Iterable[Passage | str]) -> list[Passage]:
 
 @contextmanager
 def written_index(folder: str | Path, header: str, passages: Sequence[Passage]) -> Iterator[Path]:
-    """A folder to write an index to, which becomes `folder` at the end, with its passages, or leaves no trace.
-    `header`: name of the file that tells this kind of index. Raises DataError: the folder holds something else, or
-    cannot be written."""
+    """A folder to write an index to, which becomes `folder` at the end, with its passages, or leaves no trace. `header`:
+    file that tells this kind of index. Raises DataError: the folder holds something else, or cannot be written."""
     target = Path(folder).expanduser().absolute()
     try:
         if target.exists() and not (target / header).is_file() and any(target.iterdir()):
@@ -109,8 +108,7 @@ def written_index(folder: str | Path, header: str, passages: Sequence[Passage]) 
 
 
 def find_index(folder: str | Path, header: str, missing: str) -> Path:
-    """The folder that `written_index` made. `missing`: what to say where there is none. Raises DataError: there is
-    none, or it is of another version."""
+    """The folder that `written_index` made. Raises DataError: there is none (`missing`), or it is of another version."""
     source = Path(folder).expanduser()
     if not (source / header).is_file():
         raise DataError(f"{source}: {missing}")

@@ -22,8 +22,7 @@ MAX_QUERIES, MAX_TOPK, MAX_QUERY_CHARS = 4_096, 1_000, 20_000
 
 
 def application(index: BM25Index | DenseIndex, *, topk: int = 3, concurrency: int = 4) -> Starlette:
-    """The server as an ASGI application. `topk`: passages a query where the request does not say. `concurrency`: requests
-    that are searched at once."""
+    """The server as an ASGI application. `topk`: passages a query by default. `concurrency`: requests searched at once."""
     limiter = anyio.CapacityLimiter(concurrency)
 
     async def retrieve(request: Request) -> Response:
