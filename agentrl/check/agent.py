@@ -89,7 +89,7 @@ async def play_session(
                 await env.close()
     turns, several = [turn for told in policy.asked.values() for turn in told], len(played.samples) > 1
     for each in played.samples:
-        played.wrong += wrong_ids(chat, entry.kind.__name__, each, turns, siblings=several)
+        played.wrong += wrong_ids(chat, entry.kind.__name__, each, turns, split=several)
     if not played.samples and not played.error:
         end = sample.metadata.get("agent", {})
         said = str(end.get("errors", "")).strip() or str(end.get("output", "")).strip()

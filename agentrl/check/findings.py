@@ -161,11 +161,9 @@ class Prover:
             yield Finding(f"{self.grades} gives the label as the answer less than 'I do not know': a wrong sign?", said)
 
 
-def wrong_ids(
-    chat: Chat, user: str, sample: Sample, turns: Sequence[Exchange], siblings: bool = False
-) -> Iterator[str]:
+def wrong_ids(chat: Chat, user: str, sample: Sample, turns: Sequence[Exchange], split: bool = False) -> Iterator[str]:
     """Yield what is wrong unless the sample's tokens are what the policy was given and wrote, and the mask is 1 where it
-    wrote. `user`: whose sample it is. `siblings`: a turn may train in another sample of the same session."""
+    wrote. `user`: whose sample it is. `split`: a turn may train in another sample of the same session."""
     tokens, start = list(sample.tokens), sample.prompt_length
     best = max((t.given + t.wrote for t in turns), key=lambda ids: (common(ids, tokens), -len(ids)), default=tokens)
     if best != tokens:
@@ -178,7 +176,7 @@ def wrong_ids(
         if tokens[:end] == turn.given + turn.wrote:
             wrote[begin:end] = [1] * len(turn.wrote)
     mask, expected = list(sample.loss_mask or ()), wrote[start:]
-    if siblings:
+    if split:
         expected = [min(pair) for pair in zip(mask, expected, strict=True)]
     if (at := common(mask, expected)) < len(mask):
         text = chat.decode([tokens[start + at]])

@@ -25,6 +25,10 @@ if TYPE_CHECKING:
     from agentrl.check.script import Lines
     from agentrl.config import RunSettings
 
+    LivePlayer = (
+        Live | Sequence[Lines] | None
+    )  # in place of the scripts: a person, a file's episodes, or a served model
+
 _MOST = 4000  # characters of a text that are shown
 _PLAY = "Type the model's turns. A FILE has the turns, and the rewards that they must earn."
 _HOOK = "Call a hook of slime as a run does (docs/slime-hooks.md); without PATH, the hook of the settings."
@@ -104,8 +108,7 @@ def check_model(folder: str) -> None:
     click.echo(f"{'reasoning parser':20} {tags!r}")
 
 
-def _live(play: str | None, model: str | None) -> "Live | Sequence[Lines] | None":
-    """Return the player in place of the scripts: a person, a file's episodes, or a served model."""
+def _live(play: str | None, model: str | None) -> "LivePlayer":
     if play is not None and model:
         raise SettingsError("--play and --model cannot be combined; leave one out")
     from agentrl.check.policy import Endpoint, Person
@@ -116,7 +119,7 @@ def _live(play: str | None, model: str | None) -> "Live | Sequence[Lines] | None
     return Person if play is not None else (lambda chat, tools: Endpoint(chat, model)) if model else None
 
 
-def check_agent(settings: "RunSettings", live: "Live | Sequence[Lines] | None") -> int:
+def check_agent(settings: "RunSettings", live: "LivePlayer") -> int:
     """Have the agent of `--agent` or `--env` play a session. Print its tree; return 1 if it fails or ids are wrong."""
     import anyio
 
@@ -141,9 +144,7 @@ def check_agent(settings: "RunSettings", live: "Live | Sequence[Lines] | None") 
     return int(bool(played.error or played.wrong))
 
 
-def check_env(
-    settings: "RunSettings", seconds: float, schemas: bool, live: "Live | Sequence[Lines] | None" = None
-) -> int:
+def check_env(settings: "RunSettings", seconds: float, schemas: bool, live: "LivePlayer" = None) -> int:
     """Play and print. Returns 1 if there is a problem."""
     import anyio
 

@@ -91,7 +91,7 @@ def describe_sample(sample: Sample, texts: TokenTexts, trained: Trained | None =
         tokens += [_token(sample, at, pieces[at], span, trained) for at in places]
     _show_images(sample, tokens)
     turns, weights = max((s.turn for s in spans), default=0), ", ".join(sample.weight_versions)
-    parts = (*_prompt_parts(sample, tokens[:prompt]), *_response_parts(sample, tokens[prompt:], spans, turns))
+    parts = (*_prompt_parts(sample, tokens[:prompt]), *_answer_parts(sample, tokens[prompt:], spans, turns))
     grade = grade if isinstance(grade := sample.metadata.get("grade"), Mapping) else {}
     about = _scores(sample, grade), _grading(sample, grade)
     return Trajectory(parts, _reward(sample), sample.status.value, turns, weights, sample.stop_reason, *about)
@@ -173,9 +173,7 @@ def _prompt_parts(sample: Sample, tokens: Sequence[Token]) -> Iterator[TokenSpan
         yield TokenSpan("prompt", 0, "prompt", tuple(tokens[cut:]))
 
 
-def _response_parts(
-    sample: Sample, tokens: Sequence[Token], spans: Sequence[Segment], turns: int
-) -> Iterator[TokenSpan]:
+def _answer_parts(sample: Sample, tokens: Sequence[Token], spans: Sequence[Segment], turns: int) -> Iterator[TokenSpan]:
     """One part for what the model wrote in a turn, with the tokens that close it, one for what it was shown then."""
     names = ("step_rewards", "generate_seconds", "step_seconds")
     rewards, generating, stepping = (dict(enumerate(sample.metadata.get(name) or (), 1)) for name in names)

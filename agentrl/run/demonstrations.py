@@ -32,13 +32,11 @@ from agentrl.train.hooks import hooks_of
 _TOO_LONG = "too_long"
 
 
-def without_engines(
-    settings: RunSettings, folder: RunFolder, resume_step: int | None
-) -> AbstractContextManager[Rollouts]:
+def without_engines(settings: RunSettings, folder: RunFolder, resume: int | None) -> AbstractContextManager[Rollouts]:
     """The rollouts of a run that does not generate: those of a dump, or conversations."""
     if (template := settings.cluster.load_debug_rollout_data) is not None:
         return nullcontext(DumpedRollouts(settings, template))
-    return Demonstrations.open(settings, folder, resume_step)
+    return Demonstrations.open(settings, folder, resume)
 
 
 class Demonstrations(WithoutEngines):

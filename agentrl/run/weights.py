@@ -22,6 +22,7 @@ from agentrl.run.deltas import write_delta
 from agentrl.run.protocols import EVALUATES, Trainer, WeightSink, WeightSource, WeightTransfer, within
 from agentrl.runfolder import RunFolder
 
+_Side = Callable[[], Coroutine[Any, Any, None]]
 Fetch = Callable[[Path, Path, str, str | None], Awaitable[None]]
 """Has `deltas.fetch` make a copy on every machine with engines; a machine that cannot gets no new weights."""
 
@@ -183,9 +184,7 @@ class SharedWeights(WeightTransfer):
         return await self._sink.lacks_weights()
 
 
-async def _both(
-    engines: Callable[[], Coroutine[Any, Any, None]], trainer: Callable[[], Coroutine[Any, Any, None]]
-) -> None:
+async def _both(engines: _Side, trainer: _Side) -> None:
     """Both sides of a collective; the first error ends the wait for the other, which cannot finish alone."""
     with ungrouped():
         async with anyio.create_task_group() as tasks:

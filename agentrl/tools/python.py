@@ -54,10 +54,8 @@ class PythonTool(Tool):
         try:
             box = self._box if self._box is not None else getattr(state, "sandbox", None)
             if not isinstance(box, Sandbox):
-                remedy = (
-                    "give one to python_tool(...), or let the environment inherit from WithPython and call its `setup`"
-                )
-                raise SandboxUnavailable(f"the tool `python` has no sandbox: {remedy}")
+                remedy = "let the environment inherit from WithPython and call its `setup`"
+                raise SandboxUnavailable(f"the tool `python` has no sandbox: give one to python_tool(...), or {remedy}")
             result = await (self._session(box, state) if self.stateful else box).run(code, timeout=self._code_timeout)
         except SandboxBusy as error:
             raise ToolError("the interpreter is busy; try again", kind=OutcomeKind.TIMEOUT) from error

@@ -30,9 +30,7 @@ def form(library: Library, query: Query) -> str:
 
 
 @lru_cache(maxsize=8)
-def _choices(
-    sources: tuple[Source, ...], stamps: tuple[tuple[int, ...], ...]
-) -> list[tuple[str, str, list[tuple[str, int]]]]:
+def _choices(sources: tuple[Source, ...], stamps: tuple[object, ...]) -> list[tuple[str, str, list[tuple[str, int]]]]:
     """Return column, label and counted values of the filters, read once while the stores are unchanged."""
     kinds = Counter[str]()
     for part in (part for source in sources for part in source.reader.kinds()):
