@@ -13,7 +13,7 @@ from contextlib import closing
 from pathlib import Path
 
 from agentrl.buffer.sqlite import RESTORE, make_empty, read_meta
-from agentrl.errors import LedgerError
+from agentrl.errors import LedgerError, raised_as
 from agentrl.files import replacing
 
 SOURCE = ".source"  # the ending of a ledger's name for the file of a user's data source
@@ -23,8 +23,8 @@ _log = logging.getLogger(__name__)
 def place_ledger(file: Path, ledger_dir: str | None) -> Path:
     """Return the ledger to open for the run whose folder has `file`: `file` itself, or one below `ledger_dir`, made of
     `file` where this machine has none. Raises LedgerError: it cannot be read or made."""
-    home = read_meta(file).get("home")
-    try:
+    home, what = read_meta(file).get("home"), f"ledger {file} cannot be placed in --ledger-dir {ledger_dir}"
+    with raised_as(LedgerError, what, OSError, sqlite3.Error, remedy=RESTORE):
         if ledger_dir is None:
             if home is not None:
                 _log.warning("the ledger of the run was in --ledger-dir; it goes on with the copy in %s", file)
@@ -43,8 +43,6 @@ def place_ledger(file: Path, ledger_dir: str | None) -> Path:
             make_empty(made)
         _set_home(made, home)
         copy_ledger(made, file)
-    except (OSError, sqlite3.Error) as error:
-        raise LedgerError(f"ledger {file} cannot be placed in --ledger-dir {ledger_dir}: {error}; {RESTORE}") from error
     return made
 
 

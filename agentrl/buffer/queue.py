@@ -23,7 +23,7 @@ from agentrl.buffer.ledger import Ledger, LedgerLease
 from agentrl.buffer.local import SOURCE, copy_ledger
 from agentrl.buffer.store import TrajectoryStore
 from agentrl.data.source import DataSource, RolloutDataSource, RolloutDataSourceWithBuffer, number_group
-from agentrl.errors import LedgerError, PluginError
+from agentrl.errors import LedgerError, PluginError, raised_as
 from agentrl.files import replacing
 from agentrl.groups import Group, GroupStore, Kept
 from agentrl.sample import Sample
@@ -162,11 +162,10 @@ class GroupQueue(GroupStore):
 
     def saving(self) -> None:
         """Copy the ledger, as a checkpoint is about to be written. Raises LedgerError: it cannot be copied."""
-        try:
+        what = f"ledger {self.ledger.path} cannot be copied to {self._copy}"
+        with raised_as(LedgerError, what, OSError, sqlite3.Error):
             if self._copy is not None:
                 copy_ledger(self.ledger.path, self._copy)
-        except (OSError, sqlite3.Error) as error:
-            raise LedgerError(f"ledger {self.ledger.path} cannot be copied to {self._copy}: {error}") from error
 
     def checkpointed(self, step: int) -> None:
         self.ledger.checkpointed(step)

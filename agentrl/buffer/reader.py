@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 
 from agentrl.buffer.codec import decode_group, read_texts
 from agentrl.buffer.store import COLUMNS, TrajectoryRow, has_tables
-from agentrl.errors import DataError, SampleError
+from agentrl.errors import DataError, SampleError, raised_as
 from agentrl.groups import Group
 from agentrl.runfolder import BELOW, TRAJECTORIES
 
@@ -89,11 +89,9 @@ class StoreReader(AbstractContextManager["StoreReader"]):
         # Without a writer there is no write-ahead log. SQLite would create one, which a read-only folder does not allow.
         alone = not os.access(path.parent, os.W_OK) and not path.with_name(f"{path.name}-wal").exists()
         uri = f"{path.resolve().as_uri()}?mode=ro{'&immutable=1' if alone else ''}"
-        try:
+        with raised_as(DataError, f"{path}: cannot be read as a trajectory store", sqlite3.Error):
             self._db = sqlite3.connect(uri, uri=True, check_same_thread=False, timeout=10.0)
             has_tables(self._db, path)
-        except sqlite3.Error as error:
-            raise DataError(f"{path}: cannot be read as a trajectory store: {error}") from error
 
     def __exit__(self, *exc: object) -> None:
         self.close()
@@ -164,17 +162,14 @@ class StoreReader(AbstractContextManager["StoreReader"]):
         query = "SELECT details.data FROM details JOIN groups USING (step) WHERE key=? AND kind='train'"
         if not (found := self._all(query, (key,))):
             return []
-        try:
+        what = f"{self.path}: the trainer's figures of group {key} are damaged"
+        with raised_as(DataError, what, zlib.error, struct.error, LookupError, TypeError, ValueError):
             return _details(found[0][0], key)
-        except (zlib.error, struct.error, LookupError, TypeError, ValueError) as error:
-            raise DataError(f"{self.path}: the trainer's figures of group {key} are damaged: {error}") from error
 
     def _all(self, query: str, values: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
-        try:
-            with self._mutex:
-                return self._db.execute(query, values).fetchall()
-        except (sqlite3.Error, UnicodeDecodeError) as error:
-            raise DataError(f"{self.path}: cannot be read: {error}; is it damaged, or closed?") from error
+        remedy, damage = "is it damaged, or closed?", (sqlite3.Error, UnicodeDecodeError)
+        with raised_as(DataError, f"{self.path}: cannot be read", *damage, remedy=remedy), self._mutex:
+            return self._db.execute(query, values).fetchall()
 
 
 def _known(column: str) -> str:

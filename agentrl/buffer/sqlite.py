@@ -21,7 +21,7 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import IO, Self
 
-from agentrl.errors import AgentRLError, LedgerError
+from agentrl.errors import AgentRLError, LedgerError, raised_as
 from agentrl.files import replacing
 
 Move = Callable[[sqlite3.Connection], object]
@@ -240,13 +240,11 @@ def read_meta(path: Path) -> dict[str, str]:
     or -1; `identity.*` are what its group numbers depend on, as JSON. Raises LedgerError: it cannot be read."""
     if not path.is_file():
         return {}
-    try:
+    with raised_as(LedgerError, f"ledger {path} cannot be read", sqlite3.Error, ValueError, remedy=RESTORE):
         with closing(sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro", uri=True, timeout=10.0)) as db:
             found = dict(db.execute("SELECT key, value FROM meta").fetchall())
         int(found.get("checkpoint", -1))
-        return found
-    except (sqlite3.Error, ValueError) as error:
-        raise LedgerError(f"ledger {path} cannot be read: {error}; {RESTORE}") from error
+    return found
 
 
 def make_empty(path: Path) -> None:

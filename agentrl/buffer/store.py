@@ -29,7 +29,7 @@ from numpy.typing import NDArray
 
 from agentrl.buffer.codec import encode_group, split_group
 from agentrl.buffer.sqlite import BUSY_SECONDS, begin
-from agentrl.errors import DataError
+from agentrl.errors import DataError, raised_as
 from agentrl.groups import Group
 from agentrl.sample import Sample, content_text, version_number
 
@@ -198,17 +198,13 @@ class TrajectoryStore(AbstractContextManager["TrajectoryStore"]):
 
     @contextmanager
     def _transaction(self) -> Iterator[sqlite3.Connection]:
-        with self._mutex:
-            try:
-                db = self._db = self._db or _open_to_write(self.path)
-                with db:
-                    begin(db, self.path)
-                    yield db
-            except (sqlite3.Error, OSError) as error:
-                raise DataError(
-                    f"{self.path}: the trajectories cannot be written: {error}; free space and check that the folder is "
-                    "writable, or write none: --keep-trajectories 0"
-                ) from error
+        what = f"{self.path}: the trajectories cannot be written"
+        remedy = "free space and check that the folder is writable, or write none: --keep-trajectories 0"
+        with self._mutex, raised_as(DataError, what, sqlite3.Error, OSError, remedy=remedy):
+            db = self._db = self._db or _open_to_write(self.path)
+            with db:
+                begin(db, self.path)
+                yield db
 
 
 def _open_to_write(path: Path) -> sqlite3.Connection:

@@ -13,7 +13,7 @@ from typing import Any
 from agentrl.chat import Chat
 from agentrl.chat.messages import ToolSchema
 from agentrl.chat.render_turn import render_turn, unread_call
-from agentrl.errors import SettingsError
+from agentrl.errors import SettingsError, raised_as
 from agentrl.sample import Message, Sample
 
 
@@ -41,10 +41,8 @@ class Lines:
 
 def read_lines(path: str) -> list[Lines]:
     """The episodes of a `--play` file. Raises SettingsError: it cannot be read, is malformed, or has no episode."""
-    try:
+    with raised_as(SettingsError, f"--play {path} cannot be read", OSError, UnicodeDecodeError):
         text = Path(path).expanduser().read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise SettingsError(f"--play {path} cannot be read: {error}") from error
     episodes, ended = list[Lines](), True
     for number, line in enumerate(text.splitlines(), start=1):
         if line.startswith("# "):
@@ -55,13 +53,11 @@ def read_lines(path: str) -> list[Lines]:
         if ended:
             episodes.append(Lines(f"{path} line {number}"))
         ended, episode = False, episodes[-1]
-        try:
+        with raised_as(SettingsError, f"{path} line {number}", ValueError):
             if expected := re.fullmatch(r"expect reward (.*)", line):
                 episode.reward = float(expected[1]), number
                 continue
             call_of(line)
-        except ValueError as error:
-            raise SettingsError(f"{path} line {number}: {error}") from error
         episode.turns.append((number, line))
     if empty := next((episode for episode in episodes if not episode.turns), None):
         raise SettingsError(f"{empty.name}: an episode without a turn; write what the model says, one turn a line")
@@ -76,10 +72,8 @@ def call_of(line: str) -> tuple[str, dict[str, Any]] | None:
         return None
     name, _, given = line[1:].partition(" ")
     said = f"arguments are a JSON object, as in !{name} {{...}}"
-    try:
+    with raised_as(ValueError, said, json.JSONDecodeError):
         arguments = json.loads(given or "{}")
-    except json.JSONDecodeError as error:
-        raise ValueError(f"{said}: {error}") from error
     if not isinstance(arguments, dict):
         raise ValueError(said)
     return name, arguments

@@ -15,7 +15,7 @@ from agentrl.config.compat_interface import CompatInterface, Part, foreign
 from agentrl.config.fields import RENAMED, SECTIONS, FieldRef, all_fields
 from agentrl.config.flags import MERGED, SGLANG_FIELD
 from agentrl.config.problems import Problems, one_error, unknown
-from agentrl.errors import SECRET, SECRET_NAME, SettingsError
+from agentrl.errors import SECRET, SECRET_NAME, SettingsError, raised_as
 
 Lines = dict[tuple[str, ...], int]  # the line of each key by its path; of an item of a list, by its number, from 0
 
@@ -207,10 +207,9 @@ def _mark(file: str, node: yaml.Node, above: tuple[str, ...], lines: Lines) -> N
 
 
 def _read_toml(file: str, text: str) -> tuple[Mapping[str, Any], Lines]:
-    try:
+    # A number of more digits than Python reads has no type of its own.
+    with raised_as(SettingsError, f"{file} is not valid TOML", ValueError):
         document = tomllib.loads(text)
-    except ValueError as error:  # a number of more digits than Python reads has no type of its own
-        raise SettingsError(f"{file} is not valid TOML: {error}") from error
     lines, table = Lines(), tuple[str, ...]()
     for number, raw in enumerate(text.splitlines(), start=1):
         line = raw.strip()

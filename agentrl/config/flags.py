@@ -18,7 +18,7 @@ from agentrl.config.compat_interface import Part, foreign
 from agentrl.config.fields import RENAMED, SECTIONS, FieldRef, all_fields
 from agentrl.config.problems import Problems, one_error, sentences, unknown
 from agentrl.config.values import TRUTH, json_or_text, read_texts
-from agentrl.errors import SettingsError
+from agentrl.errors import SettingsError, raised_as
 from agentrl.settings import flag_of
 
 _PLAYED = "env agent custom_generate_function_path hf_checkpoint"
@@ -69,10 +69,8 @@ def read_script(path: str, given: Mapping[str, Any]) -> tuple[dict[str, Any], di
     if (compat := foreign()) is None:
         raise SettingsError(f"--slime-script {path}: this installation has no agentrl.compat, which reads such scripts")
     argv, lines, notes = compat.script(path, {*given, *(given.get("compat_options") or ())})
-    try:
+    with raised_as(SettingsError, path, SettingsError):
         values, origins, rest = read_flags(argv)
-    except SettingsError as error:
-        raise SettingsError(f"{path}: {error}") from error
     if rest:
         raise SettingsError(f"{path}: {' '.join(rest)} belongs to no flag")
     return values, {name: lines.get(name, f"{path}, {flag}") for name, flag in origins.items()}, notes

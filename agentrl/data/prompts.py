@@ -13,7 +13,7 @@ from typing import Any
 
 from agentrl.chat.demonstration import learned
 from agentrl.data.settings import DataSettings
-from agentrl.errors import DataError, MediaError, TemplateError
+from agentrl.errors import DataError, MediaError, TemplateError, raised_as
 from agentrl.media import Image, is_image, take_images
 from agentrl.rowfiles import json_type, open_rows, read_json, split_slice
 from agentrl.sample import RECORDED, Message
@@ -83,10 +83,9 @@ class PromptData:
             hint = f"set --image-key {media}" if media.startswith("image") else "videos and sound are not read"
             raise DataError(f"{where}: field {media!r} is not shown to the model; {hint}, or leave the field out")
         for key in row.keys() & {used.input_key, used.label_key, used.metadata_key, used.tool_key}:
-            try:
+            remedy = "use finite numbers, text, lists, objects"
+            with raised_as(DataError, f"{where}: field {key!r}", TypeError, ValueError, remedy=remedy):
                 json.dumps(row[key], allow_nan=False)
-            except (TypeError, ValueError) as error:
-                raise DataError(f"{where}: field {key!r}: {error}; use finite numbers, text, lists, objects") from error
         prompt, images = self._with_images(self._prompt(row, where), row, where)
         unread = used.label_key is None and row.get("label") is not None
         label, metadata, tools = self._label(row, where), self._metadata(row, where), self._tools(row, where)
@@ -116,20 +115,16 @@ class PromptData:
     ) -> tuple[str | list[Message], dict[str, Image]]:
         """Return the prompt with references in place of images, and the images."""
         given = row.get(key) if (key := self._settings.image_key) is not None else None
-        try:
+        with raised_as(DataError, where, MediaError):
             if given is not None:
                 prompt = _placed(prompt, given if isinstance(given, list) else [given])
             return (prompt, {}) if isinstance(prompt, str) else take_images(prompt, {}, self._settings.image_limits)
-        except MediaError as error:
-            raise DataError(f"{where}: {error}") from error
 
     def _end(self, messages: list[Message], where: str) -> None:
         """Check the last message's role: the model's if the row is learned from, else another."""
         if (turns := self._settings.sft_turns) is not None:
-            try:
+            with raised_as(DataError, where, TemplateError):
                 learned(messages, turns)
-            except TemplateError as error:
-                raise DataError(f"{where}: {error}") from error
         elif messages[-1]["role"] == "assistant":
             remedy = "leave it out, or learn from whole conversations with `agentrl sft`"
             raise DataError(f"{where}: the last message is the assistant's; {remedy}")
@@ -224,10 +219,8 @@ def _typed(row: dict[str, Any], key: str, kind: type, where: str) -> Any:
     """The optional field `key`, decoded from JSON text where it is text; None when absent."""
     value = row.get(key)
     if isinstance(value, str):
-        try:
+        with raised_as(DataError, f"{where}: field {key!r} is text but not JSON", ValueError):
             value = read_json(value)
-        except ValueError as error:
-            raise DataError(f"{where}: field {key!r} is text but not JSON: {error}") from error
     if value is not None and not isinstance(value, kind):
         want = "an object" if kind is dict else "a list"
         raise DataError(f"{where}: field {key!r} must be {want}, got {json_type(value)}")

@@ -12,7 +12,7 @@ import orjson
 from agentrl.data.order import DataPosition, PromptOrder
 from agentrl.data.prompts import PromptRow, open_prompts
 from agentrl.data.settings import DataSettings
-from agentrl.errors import DataError, PluginError
+from agentrl.errors import DataError, PluginError, raised_as
 from agentrl.files import write_atomic
 from agentrl.groups import Group
 from agentrl.plugins import load_object
@@ -119,10 +119,8 @@ class RolloutDataSource:
 
     def load(self, path: str | Path) -> None:
         """Go on from what `save` wrote. Raises DataError: missing, malformed, or of other data."""
-        try:
+        with raised_as(DataError, f"data source state {path} cannot be read", OSError, orjson.JSONDecodeError):
             state = orjson.loads(Path(path).read_bytes())
-        except (OSError, orjson.JSONDecodeError) as error:
-            raise DataError(f"data source state {path} cannot be read: {error}") from error
         if not isinstance(state, dict) or not isinstance(state.get("position"), int):
             raise DataError(f"{path} is not a data source's state: it has no whole-numbered 'position'")
         self.set_state(state)

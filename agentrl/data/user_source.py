@@ -21,7 +21,7 @@ from agentrl.data.source import (
     load_buffer_filter,
     take_from_buffer,
 )
-from agentrl.errors import PluginError
+from agentrl.errors import PluginError, raised_as
 from agentrl.groups import Group
 from agentrl.plugins import load_object, positional, user_code
 from agentrl.sample import Sample
@@ -63,10 +63,8 @@ def _check_methods(source: Any, name: str) -> None:
 
 def _construct(kind: type, settings: DataSettings, args: Any) -> Any:
     path = settings.data_source_path
-    try:
+    with raised_as(PluginError, f"--data-source-path {path!r}: cannot see how to build {kind.__name__}", ValueError):
         parameters = positional(kind)
-    except ValueError as error:
-        raise PluginError(f"--data-source-path {path!r}: cannot see how to build {kind.__name__}: {error}") from error
     needed = [p for p in parameters if p.default is p.empty]
     if issubclass(kind, RolloutDataSource) and not parameters:
         return kind(args)

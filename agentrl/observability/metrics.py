@@ -14,7 +14,7 @@ from typing import Any
 
 import orjson
 
-from agentrl.errors import DataError, SettingsError, install
+from agentrl.errors import DataError, SettingsError, install, raised_as
 from agentrl.files import replacing
 from agentrl.observability.settings import ObservabilitySettings
 from agentrl.observability.sinks import MetricsRun, Sink, open_sink, prometheus
@@ -126,10 +126,8 @@ def read_metrics(path: str | Path) -> Iterator[dict[str, Any]]:
     except FileNotFoundError as error:
         raise DataError(f"{path}: no such file; a run writes it into its --output-dir") from error
     for number, line in enumerate(lines[:-1], start=1):
-        try:
+        with raised_as(DataError, f"{path} line {number}: not valid JSON", orjson.JSONDecodeError):
             row = orjson.loads(line)
-        except orjson.JSONDecodeError as error:
-            raise DataError(f"{path} line {number}: not valid JSON: {error}") from error
         if not isinstance(row, dict) or not isinstance(row.get("step"), int):
             raise DataError(f"{path} line {number}: expected a JSON object with an integer step")
         for name, text in row.pop("nonfinite", {}).items():

@@ -14,7 +14,7 @@ from jinja2 import ChoiceLoader, PackageLoader, StrictUndefined
 from jinja2 import Environment as Jinja
 
 from agentrl.buffer.store import first_words
-from agentrl.errors import DataError
+from agentrl.errors import DataError, raised_as
 from agentrl.observability.charts import Series, collect_series, layout, number
 from agentrl.observability.metrics import read_metrics
 from agentrl.observability.selection import first_and_last, own_trajectories
@@ -186,10 +186,8 @@ def read_settings(folder: Path) -> dict[str, Any]:
     file = folder / SETTINGS
     if not file.is_file():
         return {}
-    try:
+    with raised_as(DataError, f"{file}: not valid JSON", ValueError):
         found = json.loads(file.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise DataError(f"{file}: not valid JSON: {error}") from error
     return found if isinstance(found, dict) else {}
 
 

@@ -16,7 +16,7 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from agentrl.errors import SettingsError, install
+from agentrl.errors import SettingsError, install, raised_as
 from agentrl.plugins import load_object, user_code
 
 Sink = Callable[[int, float, Mapping[str, float]], None]
@@ -95,10 +95,8 @@ def prometheus(host: str, port: int, run: str, opened: ExitStack) -> Sink:
     except ImportError as error:
         raise SettingsError(f"--prometheus-port needs the package prometheus-client: {install('metrics')}") from error
     registry, gauges = CollectorRegistry(), dict[str, Gauge]()
-    try:
+    with raised_as(SettingsError, f"--prometheus-port {port}: cannot listen on {host}", OSError):
         server, thread = start_http_server(port, host, registry)
-    except OSError as error:
-        raise SettingsError(f"--prometheus-port {port}: cannot listen on {host}: {error}") from error
     opened.callback(thread.join)
     opened.callback(server.server_close)
     opened.callback(server.shutdown)

@@ -6,7 +6,7 @@ from agentrl.chat import Chat
 from agentrl.chat.demonstration import to_sample
 from agentrl.config import RunSettings
 from agentrl.data.prompts import PromptRow, open_prompts
-from agentrl.errors import ContextOverflow, DataError, MediaError, TemplateError
+from agentrl.errors import ContextOverflow, DataError, MediaError, TemplateError, raised_as
 from agentrl.sample import Sample
 
 
@@ -16,11 +16,9 @@ def demonstrated(
     """The sample of one row; it may be longer than the context. Raises DataError: the template cannot write it as a run
     would show it; `where` is the row's file and line."""
     assert settings.data.sft_turns is not None
-    try:
-        messages: Any = row.prompt
+    messages: Any = row.prompt
+    with raised_as(DataError, where, TemplateError, MediaError, ContextOverflow):
         sample = to_sample(chat, messages, tools, index=index, turns=settings.data.sft_turns, images=row.images)
-    except (TemplateError, MediaError, ContextOverflow) as error:
-        raise DataError(f"{where}: {error}") from error
     sample.rollout_log_probs = None  # nobody sampled it
     return sample
 

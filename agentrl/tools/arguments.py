@@ -15,7 +15,7 @@ from pydantic.errors import PydanticSchemaGenerationError, PydanticUserError
 from pydantic.json_schema import GenerateJsonSchema
 from pydantic_core import ErrorDetails
 
-from agentrl.errors import AgentRLError, PluginError
+from agentrl.errors import AgentRLError, PluginError, raised_as
 from agentrl.sample import content_text
 
 Content = str | list[dict[str, Any]]  # content of a message: text, or text parts and image parts
@@ -190,10 +190,9 @@ def _entries(lines: list[str]) -> dict[str, str]:
 
 def _hints(function: Callable[..., Any], name: str) -> dict[str, Any]:
     target = function if isinstance(function, (types.FunctionType, types.MethodType)) else type(function).__call__
-    try:
+    what = f"tool {name!r}: a type hint cannot be resolved"
+    with raised_as(PluginError, what, NameError, TypeError, AttributeError):
         return get_type_hints(target, include_extras=True)
-    except (NameError, TypeError, AttributeError) as error:
-        raise PluginError(f"tool {name!r}: a type hint cannot be resolved: {error}") from error
 
 
 def _explain(detail: ErrorDetails, tool: str, properties: Mapping[str, Any]) -> str:

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Self, Unpack
 import anyio
 
 from agentrl import parent_watchdog
-from agentrl.errors import PluginError, first_error, install
+from agentrl.errors import PluginError, first_error, install, raised_as
 from agentrl.tools.arguments import OutcomeKind, ToolError, mistakes, of_schema
 from agentrl.tools.base import DEFAULT_TIMEOUT, CallOptions, Tool, ToolSource, described
 from agentrl.tools.schema_check import SchemaCheck
@@ -133,10 +133,8 @@ class MCPTools(ToolSource):
             )
         tools = tuple(map(self._tool, taken))
         for tool, entry in zip(tools, taken, strict=True):
-            try:  # without arguments: only the schema is checked
-                await self._check.problems(json.dumps(entry.input_schema), {})
-            except PluginError as error:
-                raise PluginError(f"tool {tool.name!r}: its parameters are no usable JSON schema: {error}") from error
+            with raised_as(PluginError, f"tool {tool.name!r}: its parameters are no usable JSON schema", PluginError):
+                await self._check.problems(json.dumps(entry.input_schema), {})  # without arguments: only the schema
         return tools
 
     async def close(self) -> None:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
-from agentrl.errors import DataError
+from agentrl.errors import DataError, raised_as
 from agentrl.tools.search.passages import Hit, Passage, StoredPassages, find_index, numbered, written_index
 
 _HEADER, _VECTORS = "agentrl-dense-index.json", "vectors.faiss"
@@ -36,10 +36,8 @@ class Encoder:
         from transformers import AutoModel, AutoTokenizer
 
         path = str(folder)
-        try:
+        with raised_as(DataError, f"{path}: no encoder could be loaded from here", OSError, ValueError):
             tokenizer, model = AutoTokenizer.from_pretrained(path), AutoModel.from_pretrained(path)
-        except (OSError, ValueError) as error:
-            raise DataError(f"{path}: no encoder could be loaded from here: {error}") from error
         model.eval().requires_grad_(False)
         return cls(path, tokenizer, model, query_prefix, passage_prefix, **options)
 

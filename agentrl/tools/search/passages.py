@@ -16,7 +16,7 @@ from typing import Any, overload
 import numpy as np
 import orjson
 
-from agentrl.errors import DataError, disk_trouble
+from agentrl.errors import DataError, disk_trouble, raised_as
 from agentrl.rowfiles import open_rows
 
 _TEXT_FIELDS = ("text", "contents", "content", "passage")
@@ -112,10 +112,9 @@ def find_index(folder: str | Path, header: str, missing: str) -> Path:
     source = Path(folder).expanduser()
     if not (source / header).is_file():
         raise DataError(f"{source}: {missing}")
-    try:
+    damage = (OSError, ValueError, TypeError, LookupError)
+    with raised_as(DataError, f"{source}: {header} cannot be read", *damage, remedy="build the index again"):
         version = json.loads((source / header).read_text(encoding="utf-8"))["version"]
-    except (OSError, ValueError, TypeError, LookupError) as error:
-        raise DataError(f"{source}: {header} cannot be read: {error}; build the index again") from error
     if version != _VERSION:
         raise DataError(f"{source}: index version {version}, expected {_VERSION}; build it again")
     return source
@@ -126,12 +125,10 @@ class StoredPassages(Sequence[Passage]):
 
     def __init__(self, folder: Path) -> None:
         """Raises `DataError` where the files are missing, or do not belong together."""
-        try:
+        what, remedy = f"{folder}: the index's passages cannot be read", "build the index again"
+        with raised_as(DataError, what, OSError, ValueError, remedy=remedy), (folder / _ROWS).open("rb") as file:
             self._offsets: Any = np.load(folder / _OFFSETS, mmap_mode="r", allow_pickle=False)
-            with (folder / _ROWS).open("rb") as file:
-                self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-        except (OSError, ValueError) as error:
-            raise DataError(f"{folder}: the index's passages cannot be read: {error}; build the index again") from error
+            self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
         if len(self._offsets) < 2 or int(self._offsets[-1]) != len(self._map):
             raise DataError(f"{folder}: {_ROWS} and {_OFFSETS} do not belong together; build the index again")
 
