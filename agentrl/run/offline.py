@@ -1,23 +1,26 @@
 """Generating without a trainer: `agentrl rollout` and `agentrl eval`. Engines are started here; Ray is not needed."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import anyio
+import orjson
 from anyio import to_thread
 
 from agentrl.buffer.sqlite import read_meta
 from agentrl.config import RunSettings
-from agentrl.groups import group_id
+from agentrl.files import write_atomic
+from agentrl.groups import Group, group_id
 from agentrl.observability.metrics import MetricsLogger
 from agentrl.observability.progress import Progress, counted
 from agentrl.run.driver import open_folder
 from agentrl.run.engines import launched, launched_groups
 from agentrl.run.preflight import prepared
-from agentrl.run.recorded import RecordedConversations
 from agentrl.run.resuming import evaluations_in
 from agentrl.run.rollouts import LedgerRollouts, OpenWorkers, RolloutResources, spare_loaded
 from agentrl.runfolder import BELOW, DEMONSTRATIONS, LEDGER
+from agentrl.sample import Sample, Status
 
 
 def evaluate(settings: RunSettings, workers: OpenWorkers | None = None) -> Mapping[str, float]:
@@ -96,3 +99,35 @@ async def _rollout(settings: RunSettings, first: int, notes: Sequence[str], work
                 if not full:
                     break
     return samples
+
+
+class RecordedConversations:
+    """Conversations with a hosted model, as `agentrl sft` reads them. A row has `messages` up to the assistant's last one,
+    `tools` if there were any, `reward`, and where it is from: `rollout`, `group_index`, `index`. Trajectories that failed or
+    were cut off are left out. What the file at `path` has of rollout `first` and later ones is dropped: these are played
+    again. `reward_key` picks from dict rewards; only rewards of at least `least` are kept."""
+
+    def __init__(self, path: Path, first: int, reward_key: str | None = None, least: float | None = None) -> None:
+        self._path, self._key, self._least = path, reward_key, least
+        lines = path.read_bytes().splitlines(keepends=True) if path.is_file() else []
+        # A kill may have cut the last line.
+        kept = [line for line in lines if line.endswith(b"\n") and orjson.loads(line)["rollout"] < first]
+        write_atomic(path, b"".join(kept))
+
+    def add(self, step: int, groups: Sequence[Group]) -> None:
+        """Append the conversations of a rollout."""
+        samples = (sample for group in groups for sample in group)
+        rows = [{**row, "rollout": step} for sample in samples for row in self._rows(sample)]
+        with self._path.open("ab") as file:
+            file.write(b"".join(orjson.dumps(row, option=orjson.OPT_APPEND_NEWLINE) for row in rows))
+
+    def _rows(self, sample: Sample) -> Iterator[dict[str, Any]]:
+        if sample.status is not Status.COMPLETED or sample.remove_sample:
+            return
+        reward, messages = sample.get_reward_value(self._key), sample.metadata["messages"]
+        if self._least is not None and reward < self._least:
+            return
+        last = max(at for at, message in enumerate(messages) if message["role"] == "assistant")
+        tools = {"tools": tools} if (tools := sample.metadata.get("tools")) else {}
+        about = {"reward": reward, "group_index": sample.group_index, "index": sample.index}
+        yield {"messages": messages[: last + 1], **tools, **about}
