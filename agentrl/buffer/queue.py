@@ -47,7 +47,8 @@ class GroupQueue(GroupStore):
         self.source, self.ledger, self.trajectories = source, ledger, trajectories
         # A source that overrides the draw is asked for samples; the built-in draw is a function of the position.
         kind, bases = type(source), (RolloutDataSource, RolloutDataSourceWithBuffer)
-        built_in = any(kind.get_samples is b.get_samples and kind.add_samples is b.add_samples for b in bases)
+        alike = [base for base in bases if issubclass(kind, base)]
+        built_in = any(kind.get_samples is b.get_samples and kind.add_samples is b.add_samples for b in alike)
         self._placed = source if isinstance(source, RolloutDataSource) and built_in else None
         if self._placed is not None:
             ledger.bind(self._placed.identity())

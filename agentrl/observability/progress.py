@@ -108,8 +108,9 @@ def describe_step(step: int, total: int, metrics: Mapping[str, float]) -> str:
 
 
 def describe_bottleneck(metrics: Mapping[str, float]) -> list[str]:
-    """Return what kept a step from being faster, as `["limited by ..."]`; nothing if the metrics do not say. It is the trainer if the rollouts were ready for most of the step. Otherwise it is the event loop of the rollouts if it
-    nearly always computes. Otherwise it is where more trajectories are on average: at the engines, or in tools."""
+    """Return what kept a step from being faster, as `["limited by ..."]`; nothing if the metrics do not say. It is the
+    trainer if the rollouts were ready for most of the step. Otherwise it is the event loop of the rollouts if it nearly
+    always computes. Otherwise it is where more trajectories are on average: at the engines, or in tools."""
     waited, engines = metrics.get("perf/wait_time_ratio"), metrics.get("engines/in_flight")
     busy, tools = metrics.get("loop/busy_share", 0.0), metrics.get("tools/in_flight", 0.0)
     if waited is not None and waited < 0.5:
