@@ -9,8 +9,7 @@ import ray
 
 from agentrl.cluster.runtime import enter_workspace, log_output, node_address, value, values
 from agentrl.config import RunSettings
-from agentrl.engine.weights import TensorSpec
-from agentrl.run.protocols import Batch, Trainer, WeightSource
+from agentrl.run.protocols import Batch, TensorSpec, Trainer, WeightSource
 from agentrl.run.training import Learners, RankInfo, free_port, start_backend
 
 

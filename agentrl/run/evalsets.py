@@ -63,7 +63,8 @@ def eval_sets(settings: RunSettings) -> list[EvalSet]:
     is no list of sets. Raises DataError: a file is missing or empty."""
     file, values = settings.rollout.eval_config, settings.rollout.eval_prompt_data
     pairs = name_paths(values) if file is None else ()
-    said = _read(file) if file else [_Said(f"--eval-prompt-data {n}", {"name": n, "path": path}) for n, path in pairs]
+    said = [_Said(f"--eval-prompt-data {name}", {"name": name, "path": path}) for name, path in pairs]
+    said += [] if file is None else _read(file)
     names = [one.values["name"] for one in said]
     if len(set(names)) != len(names):
         raise SettingsError(f"{file or '--eval-prompt-data'}: each set needs its own name, got {', '.join(names)}")

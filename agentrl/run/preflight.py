@@ -204,8 +204,8 @@ def _check_played(settings: RunSettings, purpose: Purpose, model: bool, problems
     with problems:
         local = purpose == "train" and settings.cluster.backend == "local" and settings.engine.engine == "embedded"
         if whole and not local:
-            support, here = purpose == "train" and settings.rollout.replays_truncation, not settings.cluster.ray_address
-            anyio.run(check_launch, settings.engine, settings.cluster.num_engines, here, support)
+            support, cluster = purpose == "train" and settings.rollout.replays_truncation, settings.cluster
+            anyio.run(check_launch, settings.engine, cluster.num_engines, cluster.ray_address is None, support)
     with problems:
         if purpose != "eval" and not any(absent(settings, purpose)):
             seen.append(_training_rows(settings, plugins, whole))

@@ -14,7 +14,8 @@ from typing import Any, Protocol
 import anyio
 
 from agentrl.config import RunSettings
-from agentrl.engine.weights import Bucket, Handles, TensorSpec, WeightGroup, WeightUpdate
+from agentrl.engine.weights import Bucket, Handles, WeightGroup, WeightUpdate
+from agentrl.engine.weights import TensorSpec as TensorSpec
 from agentrl.errors import AgentRLError
 from agentrl.observability.progress import Progress as Progress
 from agentrl.observability.progress import counted as counted
