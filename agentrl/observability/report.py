@@ -71,7 +71,10 @@ def write_report(run: str | Path, *, title: str | None = None) -> Path:
     """Write `report.html` into the run's folder; returns its path. `run`: the run's folder. `title`: the page's
     headline; the folder's name if not given. Raises DataError: no metrics, or a malformed file; names it."""
     run = Path(run)
-    evaluations, home = _evaluations_in(run), _home(run)
+    home, folders = _home(run), [*([] if (run / METRICS).is_file() else [run]), run / BELOW["eval"]]
+    # The evaluations that `agentrl eval` noted here or below; not those of training, which its curves show.
+    noted = [folder / EVALUATIONS for folder in folders]
+    evaluations = [row for file in noted if file.is_file() for row in read_metrics(file)]
     rows = list(read_metrics(home / METRICS)) if (home / METRICS).is_file() else list(map(_as_metrics, evaluations))
     if not (series := collect_series(rows)):
         said = f"{run}: holds no metrics yet; expected the --output-dir of a run that has finished a step,"
@@ -167,13 +170,6 @@ def _home(run: Path) -> Path:
     """The folder of metrics and settings: the run's folder, or that of a command below it."""
     folders = [run / below for below in BELOW.values()]
     return next((folder for name in (METRICS, SETTINGS) for folder in folders if (folder / name).is_file()), run)
-
-
-def _evaluations_in(run: Path) -> list[dict[str, Any]]:
-    """The evaluations that `agentrl eval` noted here or below; not those of training, which its curves show."""
-    folders = [*([] if (run / METRICS).is_file() else [run]), run / BELOW["eval"]]
-    files = [folder / EVALUATIONS for folder in folders]
-    return [row for file in files if file.is_file() for row in read_metrics(file)]
 
 
 def _as_metrics(row: Mapping[str, Any]) -> dict[str, Any]:

@@ -93,8 +93,11 @@ def describe_sample(sample: Sample, texts: TokenTexts, trained: Trained | None =
     turns, weights = max((s.turn for s in spans), default=0), ", ".join(sample.weight_versions)
     parts = (*_prompt_parts(sample, tokens[:prompt]), *_answer_parts(sample, tokens[prompt:], spans, turns))
     grade = grade if isinstance(grade := sample.metadata.get("grade"), Mapping) else {}
-    about = _scores(sample, grade), _grading(sample, grade)
-    return Trajectory(parts, _reward(sample), sample.status.value, turns, weights, sample.stop_reason, *about)
+    about = {"label": sample.label, "extracted": grade.get("extracted"), "reason": grade.get("reason")}
+    said = {name: first_words(str(value), 200) for name, value in about.items() if value is not None}
+    grading, scores = {name: text for name, text in said.items() if text}, _scores(sample, grade)
+    reward, status = _reward(sample), sample.status.value
+    return Trajectory(parts, reward, status, turns, weights, sample.stop_reason, scores, grading)
 
 
 def _token(sample: Sample, at: int, text: str, span: Segment | None, trained: Trained | None) -> Token:
@@ -206,11 +209,6 @@ def _scores(sample: Sample, grade: Mapping[str, Any]) -> dict[str, float]:
     given = (grade.get("parts"), sample.reward)
     found = (item for parts in given if isinstance(parts, Mapping) for item in parts.items())
     return {str(name): float(value) for name, value in found if isinstance(value, (int, float))}
-
-
-def _grading(sample: Sample, grade: Mapping[str, Any]) -> dict[str, str]:
-    found = {"label": sample.label, "extracted": grade.get("extracted"), "reason": grade.get("reason")}
-    return {name: text for name, value in found.items() if value is not None and (text := first_words(str(value), 200))}
 
 
 def run_texts(folder: Path, settings: Mapping[str, Any]) -> TokenTexts:
