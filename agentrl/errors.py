@@ -121,6 +121,15 @@ def ungrouped() -> Iterator[None]:
         raise first_error(group) from None
 
 
+@contextmanager
+def raised_as(kind: type[Exception], what: str, *errors: type[BaseException], remedy: str = "") -> Iterator[None]:
+    """Raise these errors of a block as `kind`, with the message `what: the error; remedy`."""
+    try:
+        yield
+    except errors as error:
+        raise kind(f"{what}: {error}{remedy and f'; {remedy}'}") from error
+
+
 def disk_trouble(error: BaseException) -> str | None:
     """One sentence if `error` is the disk's and not the program's: full, over quota, read-only, or not permitted."""
     if not isinstance(error, OSError) or error.errno not in _DISK:

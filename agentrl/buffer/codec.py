@@ -33,11 +33,8 @@ _DAMAGED = (zlib.error, struct.error, ArithmeticError, AttributeError, LookupErr
 
 def encode_group(samples: Sequence[Sample]) -> bytes:
     """Bytes of one group. Raises SampleError: a field holds something that JSON cannot carry."""
-    rests: list[Any] = []
-    arrays: list[Any] = []
-    large: list[Any] = []
-    raw, routing = list[bytes](), list[bytes]()
-    images: dict[str, Image] = {}
+    rests, arrays, large = list[Any](), list[Any](), list[Any]()
+    raw, routing, images = list[bytes](), list[bytes](), dict[str, Image]()
     for number, sample in enumerate(samples):
         parts, rest = sample.to_arrays()
         rests.append(rest)
@@ -82,8 +79,7 @@ def split_group(data: bytes) -> tuple[bytes, bytes]:
 
 
 def decode_group(data: bytes, what: str = "stored group") -> list[Sample]:
-    """The inverse of `encode_group`; `what` is its name in messages. Raises SampleError: the bytes are damaged or of
-    another version."""
+    """The inverse of `encode_group`, of `what` in messages. Raises SampleError: bytes damaged or of another version."""
     try:
         small, pictures, routing = _parts(data)
         plain = zlib.decompress(small)
@@ -103,10 +99,11 @@ def decode_group(data: bytes, what: str = "stored group") -> list[Sample]:
         images, at = dict[str, Image](), 0
         for name, width, height, form, length in header.get("images", ()):
             images[name] = Image(name, pictures[at : (at := at + length)], width, height, form)
-        held = [{name: images[name] for name in rest.pop("images", ())} for rest in header["rest"]]
-        samples = [Sample.from_arrays(a, r) for a, r in zip(arrays, header["rest"], strict=True)]
-        for sample, own in zip(samples, held, strict=True):
-            sample.images = own
+        samples = []
+        for own, rest in zip(arrays, header["rest"], strict=True):
+            held = {name: images[name] for name in rest.pop("images", ())}
+            samples.append(Sample.from_arrays(own, rest))
+            samples[-1].images = held
         return samples
     except SampleError as error:
         raise SampleError(f"{what} is damaged: {error}") from error
@@ -115,8 +112,7 @@ def decode_group(data: bytes, what: str = "stored group") -> list[Sample]:
 
 
 def read_texts(data: bytes, what: str = "stored group") -> list[str]:
-    """The text of each sample of a group, prompt and response, without decoding its numbers. Raises SampleError: the
-    bytes are damaged."""
+    """The prompt and response of each sample, without decoding its numbers. Raises SampleError: damaged bytes."""
     try:
         stream = zlib.decompressobj()
         (size,) = struct.unpack("<I", stream.decompress(_parts(data)[0], 4))
@@ -145,6 +141,5 @@ def _check(value: Any, where: str) -> None:
         _dump({"": [{"": value}]})  # as deep as it lies in the header
         json.dumps(value, allow_nan=False, default=str)
     except (TypeError, ValueError) as error:
-        raise SampleError(
-            f"{where} cannot be stored: {error}; keep only finite numbers, text, lists and objects with text keys in a sample"
-        ) from error
+        remedy = "keep only finite numbers, text, lists and objects with text keys in a sample"
+        raise SampleError(f"{where} cannot be stored: {error}; {remedy}") from error

@@ -34,9 +34,7 @@ class DifficultyOrder:
     """The draw from the prompts of `order` by the results in `ledger`. See the module."""
 
     def __init__(self, order: PromptOrder, ledger: Ledger) -> None:
-        self._order, self._ledger = order, ledger
-        self._estimates: list[float] = []
-        self._equal: list[bool] = []
+        self._order, self._ledger, self._estimates, self._equal = order, ledger, list[float](), list[bool]()
 
     def at(self, position: int, version: int) -> DataPosition | None:
         """Return the prompt of the draw at `position` (from 0) under weight version `version`, or None after the last
@@ -65,15 +63,13 @@ class DifficultyOrder:
         return found
 
     def finished(self, rewards: Sequence[float]) -> None:
-        """Count a finished group for the metrics."""
         if rewards:
             self._equal.append(max(rewards) - min(rewards) < 1e-9)
 
     def figures(self) -> dict[str, float]:
         """Return the share of prompts with a result; and of the draws and finished groups since the last call, the mean
         estimated success and the share with equal rewards."""
-        estimates, self._estimates = self._estimates, []
-        equal, self._equal = self._equal, []
+        estimates, equal, self._estimates, self._equal = self._estimates, self._equal, [], []
         found = {"prompts/seen": self._ledger.prompts_with_results() / self._order.rows}
         found |= {"prompts/estimated_success": fmean(estimates)} if estimates else {}
         return found | ({"prompts/equal_rewards": fmean(equal)} if equal else {})

@@ -14,7 +14,6 @@
 
 from __future__ import annotations
 
-import sqlite3
 import time
 import uuid
 from collections import Counter
@@ -23,6 +22,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
+from sqlite3 import Connection
 from typing import Literal
 
 import orjson
@@ -34,12 +34,10 @@ from agentrl.errors import LedgerError
 from agentrl.groups import Group, Kept
 from agentrl.sample import Sample
 
-SUCCESS = 0.5
-"""Least reward of a successful trajectory."""
+SUCCESS = 0.5  # least reward of a successful trajectory
 
 PlaceOf = Callable[[int], tuple[int, int | None] | None]
-"""Number of a new group -> its epoch and prompt row, or None at the end of the data. The row is None if the
-prompt comes from the caller."""
+"""Number of a new group -> its epoch and prompt row (None if the caller has the prompt), or None at the end of the data."""
 
 
 class State(StrEnum):
@@ -64,36 +62,33 @@ MOVES: Mapping[State, frozenset[State]] = {
 
 @dataclass(frozen=True, slots=True)
 class LedgerLease:
-    """A group to generate. `place` is the prompt's place in the data, or None if the prompt comes from the caller.
-    `start` then has the caller's samples."""
+    """A group to generate. `place` is the prompt's in the data; None if `start` has the caller's samples."""
 
     group_id: int
     place: DataPosition | None
     start: Group | None
 
 
-def select_ids(db: sqlite3.Connection, query: str, value: int) -> list[int]:
+def select_ids(db: Connection, query: str, value: int) -> list[int]:
     """Return the ids that a query with one `?` and one column selects."""
     return [group_id for (group_id,) in db.execute(query, (value,))]
 
 
-def waiting_ids(db: sqlite3.Connection, n: int = -1) -> list[int]:
+def waiting_ids(db: Connection, n: int = -1) -> list[int]:
     """Return up to `n` waiting groups, lowest number first; all if `n` is negative."""
     return select_ids(db, "SELECT group_id FROM groups WHERE state='waiting' ORDER BY group_id LIMIT ?", n)
 
 
-def read_lease(db: sqlite3.Connection, group_id: int) -> LedgerLease:
-    """Read the lease of a group."""
+def read_lease(db: Connection, group_id: int) -> LedgerLease:
     epoch, prompt_index, data = db.execute(
         "SELECT epoch, prompt_index, data FROM groups LEFT JOIN starts USING (group_id) WHERE group_id=?", (group_id,)
     ).fetchone()
     place = None if prompt_index is None else DataPosition(epoch, prompt_index)
-    return LedgerLease(
-        group_id, place, None if data is None else decode_group(data, f"the start of group {group_id} in the ledger")
-    )
+    start = None if data is None else decode_group(data, f"the start of group {group_id} in the ledger")
+    return LedgerLease(group_id, place, start)
 
 
-def forget(db: sqlite3.Connection, ids: Iterable[int], *, starts: bool = True) -> None:
+def forget(db: Connection, ids: Iterable[int], *, starts: bool = True) -> None:
     """Delete the stored samples of these groups; with `starts`, also the samples that they start from."""
     rows = [(group_id,) for group_id in ids]
     db.executemany("DELETE FROM payloads WHERE group_id=?", rows)
@@ -101,7 +96,7 @@ def forget(db: sqlite3.Connection, ids: Iterable[int], *, starts: bool = True) -
         db.executemany("DELETE FROM starts WHERE group_id=?", rows)
 
 
-def record_result(db: sqlite3.Connection, group_id: int, rewards: Sequence[float]) -> None:
+def record_result(db: Connection, group_id: int, rewards: Sequence[float]) -> None:
     """Store how many trajectories of a group succeeded, if its prompt is a row of the data and rewards are known."""
     query = """INSERT OR REPLACE INTO results SELECT prompt_index, group_id, version, ?, ? FROM groups
         WHERE group_id=? AND prompt_index IS NOT NULL"""
@@ -109,14 +104,13 @@ def record_result(db: sqlite3.Connection, group_id: int, rewards: Sequence[float
         db.execute(query, (sum(reward >= SUCCESS for reward in rewards), len(rewards), group_id))
 
 
-def read_checkpoint(db: sqlite3.Connection) -> int:
+def read_checkpoint(db: Connection) -> int:
     """Return the last step that a durable checkpoint covers, or -1."""
     row = db.execute("SELECT value FROM meta WHERE key='checkpoint'").fetchone()
     return -1 if row is None else int(row[0])
 
 
-def write_checkpoint(db: sqlite3.Connection, step: int) -> None:
-    """Record the last step that a durable checkpoint covers."""
+def write_checkpoint(db: Connection, step: int) -> None:
     db.execute("INSERT OR REPLACE INTO meta VALUES ('checkpoint', ?)", (str(step),))
 
 
@@ -127,8 +121,7 @@ class Ledger(LedgerFile):
 
     def __init__(self, path: str | Path, *, keep: Literal["until_checkpoint", "always"] = "until_checkpoint") -> None:
         super().__init__(path)
-        # Names this process in the history of events.
-        self._run_id = uuid.uuid4().hex[:12]
+        self._run_id = uuid.uuid4().hex[:12]  # names this process in the history of events
         self._keep = keep
         with self.transaction() as db:
             (rows,) = db.execute("SELECT count(*) FROM groups").fetchone()
@@ -144,12 +137,8 @@ class Ledger(LedgerFile):
                 if found is None:
                     db.execute("INSERT INTO meta VALUES (?, ?)", (f"identity.{key}", value))
                 elif found[0] != value:
-                    raise LedgerError(
-                        f"ledger {self.path} was made with {key}={found[0]}, this run has {key}={value}; "
-                        "resume with the old value, or start in a new folder"
-                    )
-
-    # ---- making groups ------------------------------------------------------------------------------------
+                    said = f"ledger {self.path} was made with {key}={found[0]}, this run has {key}={value}"
+                    raise LedgerError(f"{said}; resume with the old value, or start in a new folder")
 
     def waiting(self) -> list[LedgerLease]:
         """Return the groups that wait to be leased again, lowest number first."""
@@ -178,22 +167,17 @@ class Ledger(LedgerFile):
                 db.execute("INSERT INTO starts VALUES (?, ?)", (group_id, encode_group(samples)))
             return [read_lease(db, group_id) for group_id in ids]
 
-    def _create(self, db: sqlite3.Connection, n: int, version: int, place: PlaceOf) -> list[int]:
+    def _create(self, db: Connection, n: int, version: int, place: PlaceOf) -> list[int]:
         (first,) = db.execute("SELECT coalesce(max(group_id) + 1, 0) FROM groups").fetchone()
         ids: list[int] = []
         for group_id in range(first, first + n):
             if (at := place(group_id)) is None:
                 break
-            now = time.time()
-            db.execute(
-                "INSERT INTO groups VALUES (?, ?, ?, 'leased', NULL, ?, NULL, 1, NULL, NULL, ?, ?)",
-                (group_id, *at, version, now, now),
-            )
+            row = (group_id, *at, version, now := time.time(), now)
+            db.execute("INSERT INTO groups VALUES (?, ?, ?, 'leased', NULL, ?, NULL, 1, NULL, NULL, ?, ?)", row)
             self._event(db, group_id, None, State.LEASED, None, version=version)
             ids.append(group_id)
         return ids
-
-    # ---- moving groups ------------------------------------------------------------------------------------
 
     def complete(
         self, group_id: int, samples: Sequence[Sample], data: bytes | None = None, rewards: Sequence[float] = ()
@@ -205,7 +189,7 @@ class Ledger(LedgerFile):
         data = data or encode_group(samples)
         tokens = sum(sample.trained_tokens for sample in samples)
 
-        def completed(db: sqlite3.Connection) -> None:
+        def completed(db: Connection) -> None:
             seq = self._move(db, group_id, State.COMPLETED)
             db.execute("UPDATE groups SET completed=?, tokens=? WHERE group_id=?", (seq, tokens, group_id))
             db.execute("INSERT OR REPLACE INTO payloads VALUES (?, ?)", (group_id, data))
@@ -239,14 +223,11 @@ class Ledger(LedgerFile):
             forget(db, [group_id])
             record_result(db, group_id, rewards)
 
-    # ---- training -----------------------------------------------------------------------------------------
-
     def assign_batch(self, n: int, step: int) -> list[int]:
-        """Assign completed groups to training step `step`, up to `n`; return the ids of all groups of the step.
-
-        Groups that earlier calls assigned to the step stay. Missing groups come from the completed groups without a step,
-        lowest version first. Ids are in the order of version, then of completion. They are fewer than `n` if not enough
-        groups are completed; a later call adds the others."""
+        """Assign completed groups to training step `step`, up to `n`; return the ids of all groups of the step. Groups that
+        earlier calls assigned to the step stay. Missing groups come from the completed groups without a step, lowest
+        version first. Ids are in the order of version, then of completion. They are fewer than `n` if not enough groups
+        are completed; a later call adds the others."""
         completed = "SELECT group_id FROM groups WHERE state='completed' AND train_step {} ORDER BY version, completed"
         with self._write() as db:
             fixed = select_ids(db, completed.format("= ?"), step)
@@ -290,16 +271,10 @@ class Ledger(LedgerFile):
                 ids = select_ids(db, "SELECT group_id FROM groups WHERE state='trained' AND train_step<=?", step)
                 forget(db, ids, starts=False)
 
-    # ---- resuming -----------------------------------------------------------------------------------------
-
     def recover(self, checkpoint_step: int | None) -> None:
         """Reset the rows to a checkpoint (see the module). Call it once after opening the ledger of an earlier process.
-
-        Args:
-            checkpoint_step: last step that the loaded checkpoint covers; None if training starts without a checkpoint.
-
-        Raises:
-            LedgerError: the checkpoint is newer than every step of this ledger, so it is another run's."""
+        `checkpoint_step`: last step that the loaded checkpoint covers; None if training starts without a checkpoint. Raises
+        LedgerError: the checkpoint is newer than every step of this ledger, so it is another run's."""
         covered = -1 if checkpoint_step is None else checkpoint_step
         with self.transaction() as db:
             rows, last = db.execute("SELECT count(*), coalesce(max(train_step), -1) FROM groups").fetchone()
@@ -317,9 +292,8 @@ class Ledger(LedgerFile):
             remade = self._each(db, late.format("NOT IN"), (covered,), State.WAITING, "samples pruned")
             if remade:
                 # From step `first` on, the weights differ from the weights that the earlier process trained.
-                remade += self._each(
-                    db, "state='completed' AND version>?", (first,), State.WAITING, "weights of another life"
-                )
+                later, why = "state='completed' AND version>?", "weights of another life"
+                remade += self._each(db, later, (first,), State.WAITING, why)
                 db.execute("UPDATE groups SET train_step=NULL WHERE state='completed' AND train_step>?", (first,))
                 forget(db, remade, starts=False)
             self._each(db, "state='leased'", (), State.WAITING, "the run stopped")
@@ -327,18 +301,14 @@ class Ledger(LedgerFile):
             write_checkpoint(db, covered)
         self._recovered = True
 
-    def _each(
-        self, db: sqlite3.Connection, where: str, values: tuple[object, ...], to: State, reason: str
-    ) -> list[int]:
-        found = db.execute(f"SELECT group_id, state, train_step FROM groups WHERE {where} ORDER BY group_id", values)
-        rows = found.fetchall()
+    def _each(self, db: Connection, where: str, values: tuple[object, ...], to: State, reason: str) -> list[int]:
+        query = f"SELECT group_id, state, train_step FROM groups WHERE {where} ORDER BY group_id"
+        rows = db.execute(query, values).fetchall()
         for group_id, state, step in rows:
             self._event(db, group_id, State(state), to, reason, step=step)
         now = time.time()
         db.executemany("UPDATE groups SET state=?, updated_at=? WHERE group_id=?", [(to, now, row[0]) for row in rows])
         return [row[0] for row in rows]
-
-    # ---- asking -------------------------------------------------------------------------------------------
 
     def kept(self, step: int) -> Kept:
         """Count the completed groups, by version, and their tokens that wait for training at `step` or later."""
@@ -364,13 +334,10 @@ class Ledger(LedgerFile):
             return set(select_ids(self._db, query, version))
 
     def prompts_with_results(self) -> int:
-        """Return the number of prompt rows with a result."""
         with self.transaction() as db:
-            (found,) = db.execute("SELECT count(DISTINCT prompt_index) FROM results").fetchone()
-        return int(found)
+            return int(db.execute("SELECT count(DISTINCT prompt_index) FROM results").fetchone()[0])
 
     def counts(self) -> dict[State, int]:
-        """Return the number of groups in each state."""
         with self.transaction() as db:
             found = dict(db.execute("SELECT state, count(*) FROM groups GROUP BY state").fetchall())
         return {state: int(found.get(state.value, 0)) for state in State}
@@ -379,23 +346,20 @@ class Ledger(LedgerFile):
         """Return the number of all groups, which is the position in the prompt data."""
         return sum(self.counts().values())
 
-    # ---- the parts of a transition ------------------------------------------------------------------------
-
     def _check_recovered(self) -> None:
         if not self._recovered:
-            raise LedgerError(
-                f"ledger {self.path} holds an earlier run's groups; call recover(checkpoint_step) before using it"
-            )
+            remedy = "call recover(checkpoint_step) before using it"
+            raise LedgerError(f"ledger {self.path} holds an earlier run's groups; {remedy}")
 
     @contextmanager
-    def _write(self) -> Iterator[sqlite3.Connection]:
+    def _write(self) -> Iterator[Connection]:
         self._check_recovered()
         with self.transaction() as db:
             yield db
 
     def _move(
         self,
-        db: sqlite3.Connection,
+        db: Connection,
         group_id: int,
         to: State,
         *,
@@ -412,14 +376,13 @@ class Ledger(LedgerFile):
             why = f" ({row[2]})" if row[2] else ""
             allowed = ", ".join(sorted(MOVES[state])) or "nothing else"
             raise LedgerError(f"group {group_id} is {state}{why} and cannot become {to}; it may become {allowed}")
-        db.execute(
-            "UPDATE groups SET state=?, reason=?, updated_at=? WHERE group_id=?", (to, reason, time.time(), group_id)
-        )
+        values = (to, reason, time.time(), group_id)
+        db.execute("UPDATE groups SET state=?, reason=?, updated_at=? WHERE group_id=?", values)
         return self._event(db, group_id, state, to, reason, step=step, version=row[1] if version is None else version)
 
     def _event(
         self,
-        db: sqlite3.Connection,
+        db: Connection,
         group_id: int | None,
         before: State | None,
         to: str,
@@ -428,9 +391,7 @@ class Ledger(LedgerFile):
         step: int | None = None,
         version: int | None = None,
     ) -> int:
-        done = db.execute(
-            "INSERT INTO events VALUES (NULL, ?, ?, ?, ?, ?, ?, ?, ?)",
-            (group_id, before, to, step, self._run_id, time.time(), reason, version),
-        )
+        row = (group_id, before, to, step, self._run_id, time.time(), reason, version)
+        done = db.execute("INSERT INTO events VALUES (NULL, ?, ?, ?, ?, ?, ?, ?, ?)", row)
         assert done.lastrowid is not None
         return done.lastrowid

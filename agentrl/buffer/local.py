@@ -3,8 +3,7 @@
 1. The ledger is `<ledger-dir>/<home>/ledger.sqlite`. `home` is a new name each time a copy becomes a ledger. The copy
    contains it, so that the ledger of another run, or an older one on this disk, is not taken for it.
 2. A copy is one consistent state, written whole or not at all. It is made before each checkpoint is written, so that
-   it knows every step that a checkpoint covers. Without the local file, groups completed after it are generated again.
-"""
+   it knows every step that a checkpoint covers. Without the local file, groups completed after it are generated again."""
 
 import logging
 import shutil
@@ -14,19 +13,18 @@ from contextlib import closing
 from pathlib import Path
 
 from agentrl.buffer.sqlite import RESTORE, make_empty, read_meta
-from agentrl.errors import LedgerError
+from agentrl.errors import LedgerError, raised_as
 from agentrl.files import replacing
 
-SOURCE = ".source"
-"""The ending of a ledger's name for the file of a user's data source."""
+SOURCE = ".source"  # the ending of a ledger's name for the file of a user's data source
 _log = logging.getLogger(__name__)
 
 
 def place_ledger(file: Path, ledger_dir: str | None) -> Path:
     """Return the ledger to open for the run whose folder has `file`: `file` itself, or one below `ledger_dir`, made of
     `file` where this machine has none. Raises LedgerError: it cannot be read or made."""
-    home = read_meta(file).get("home")
-    try:
+    home, what = read_meta(file).get("home"), f"ledger {file} cannot be placed in --ledger-dir {ledger_dir}"
+    with raised_as(LedgerError, what, OSError, sqlite3.Error, remedy=RESTORE):
         if ledger_dir is None:
             if home is not None:
                 _log.warning("the ledger of the run was in --ledger-dir; it goes on with the copy in %s", file)
@@ -45,8 +43,6 @@ def place_ledger(file: Path, ledger_dir: str | None) -> Path:
             make_empty(made)
         _set_home(made, home)
         copy_ledger(made, file)
-    except (OSError, sqlite3.Error) as error:
-        raise LedgerError(f"ledger {file} cannot be placed in --ledger-dir {ledger_dir}: {error}; {RESTORE}") from error
     return made
 
 

@@ -23,23 +23,18 @@ from agentrl.buffer.ledger import Ledger, LedgerLease
 from agentrl.buffer.local import SOURCE, copy_ledger
 from agentrl.buffer.store import TrajectoryStore
 from agentrl.data.source import DataSource, RolloutDataSource, RolloutDataSourceWithBuffer, number_group
-from agentrl.errors import LedgerError, PluginError
+from agentrl.errors import LedgerError, PluginError, raised_as
 from agentrl.files import replacing
 from agentrl.groups import Group, GroupStore, Kept
 from agentrl.sample import Sample
 
 
 class GroupQueue(GroupStore):
-    """Joins a source (the built-in one or a user's), its filter and a ledger.
-
-    Args:
-        ledger: open for writing; it is recovered to `checkpoint_step` at once.
-        checkpoint_step: the last step that the loaded checkpoint covers; None when training starts afresh.
-        trajectories: store of the samples of dropped groups, for the viewer.
-        copy: file that gets a copy of the ledger with each checkpoint, if the ledger is another file.
-
-    Raises:
-        LedgerError: the ledger was made with other data, or belongs to another run."""
+    """Joins a source (the built-in one or a user's), its filter and a ledger, which is open for writing. The ledger is
+    recovered at once to `checkpoint_step`, the last step that the loaded checkpoint covers; None when training starts
+    afresh. `trajectories`: store of the samples of dropped groups, for the viewer. `copy`: file that gets a copy of the
+    ledger with each checkpoint, if the ledger is another file. Raises LedgerError: the ledger was made with other data, or
+    belongs to another run."""
 
     def __init__(
         self,
@@ -51,15 +46,17 @@ class GroupQueue(GroupStore):
     ) -> None:
         self.source, self.ledger, self.trajectories = source, ledger, trajectories
         # A source that overrides the draw is asked for samples; the built-in draw is a function of the position.
-        self._placed = source if isinstance(source, RolloutDataSource) and _draws_as_built_in(source) else None
+        kind, bases = type(source), (RolloutDataSource, RolloutDataSourceWithBuffer)
+        alike = [base for base in bases if issubclass(kind, base)]
+        built_in = any(kind.get_samples is b.get_samples and kind.add_samples is b.add_samples for b in alike)
+        self._placed = source if isinstance(source, RolloutDataSource) and built_in else None
         if self._placed is not None:
             ledger.bind(self._placed.identity())
         ledger.recover(checkpoint_step)
         self._difficulty: DifficultyOrder | None = None
         if self._placed is not None and self._placed.order and self._placed.prompt_order == "difficulty":
             self._difficulty = DifficultyOrder(self._placed.order, ledger)
-        self._replayed: set[int] = set()
-        self._completed: dict[int, Group] = {}
+        self._replayed, self._completed = set[int](), dict[int, Group]()
         # The coordinator's thread and the driver call this queue; a user's source need not be thread-safe.
         self._alone = threading.Lock()
         self._state = ledger.path.with_name(ledger.path.name + SOURCE)
@@ -102,10 +99,8 @@ class GroupQueue(GroupStore):
                 self._replayed.add(lease.group_id)
             return number_group(lease.start, lease.group_id, self.source.n_samples_per_prompt)
         if lease.place is None or self._placed is None:
-            raise PluginError(
-                f"group {lease.group_id} was made by the built-in data source; "
-                "resume with the same --data-source-path as before"
-            )
+            remedy = "resume with the same --data-source-path as before"
+            raise PluginError(f"group {lease.group_id} was made by the built-in data source; {remedy}")
         return self._placed.build(lease.group_id, lease.place)
 
     def insert_external(self, groups: Sequence[Group], version: int) -> list[int]:
@@ -150,9 +145,8 @@ class GroupQueue(GroupStore):
         """Return a batch (see `GroupStore`, `Ledger.assign_batch`). Later calls read a full batch from the ledger."""
         ids = self.ledger.assign_batch(n, step)
         groups = [self._completed.get(group_id) or _compact(self.ledger.samples(group_id)) for group_id in ids]
-        if len(ids) >= n:
-            for group_id in ids:
-                self._completed.pop(group_id, None)
+        for group_id in ids if len(ids) >= n else ():
+            self._completed.pop(group_id, None)
         return groups
 
     def figures(self) -> dict[str, float]:
@@ -160,7 +154,6 @@ class GroupQueue(GroupStore):
         return {} if self._difficulty is None else self._difficulty.figures()
 
     def trained(self, group_ids: Iterable[int], step: int) -> None:
-        """Record that training step `step` trained these groups."""
         ids = list(group_ids)
         self.ledger.mark_trained(ids, step)
         with self._alone:
@@ -170,22 +163,14 @@ class GroupQueue(GroupStore):
 
     def saving(self) -> None:
         """Copy the ledger, as a checkpoint is about to be written. Raises LedgerError: it cannot be copied."""
-        try:
+        what = f"ledger {self.ledger.path} cannot be copied to {self._copy}"
+        with raised_as(LedgerError, what, OSError, sqlite3.Error):
             if self._copy is not None:
                 copy_ledger(self.ledger.path, self._copy)
-        except (OSError, sqlite3.Error) as error:
-            raise LedgerError(f"ledger {self.ledger.path} cannot be copied to {self._copy}: {error}") from error
 
     def checkpointed(self, step: int) -> None:
-        """Record that a durable checkpoint covers every step up to `step`."""
         self.ledger.checkpointed(step)
 
 
 def _compact(samples: Sequence[Sample]) -> Group:
     return [sample.compact() for sample in samples]
-
-
-def _draws_as_built_in(source: RolloutDataSource) -> bool:
-    kind = type(source)
-    bases = (RolloutDataSource, RolloutDataSourceWithBuffer)
-    return any(kind.get_samples is b.get_samples and kind.add_samples is b.add_samples for b in bases)

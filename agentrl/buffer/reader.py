@@ -10,6 +10,7 @@ import sqlite3
 import struct
 import threading
 import zlib
+from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
@@ -22,12 +23,11 @@ from numpy.typing import NDArray
 
 from agentrl.buffer.codec import decode_group, read_texts
 from agentrl.buffer.store import COLUMNS, TrajectoryRow, has_tables
-from agentrl.errors import DataError, SampleError
+from agentrl.errors import DataError, SampleError, raised_as
 from agentrl.groups import Group
 from agentrl.runfolder import BELOW, TRAJECTORIES
 
-Range = tuple[float | None, float | None]
-"""Least and most, both included; None where there is no bound."""
+Range = tuple[float | None, float | None]  # least and most, both included; None where there is no bound
 
 Details = dict[str, NDArray[np.float16]]
 """The trainer's figures of one sample's response tokens, float16 [R] each: `log_probs` (its own, before the step) and
@@ -36,13 +36,9 @@ Details = dict[str, NDArray[np.float16]]
 
 @dataclass(frozen=True, slots=True)
 class Filter:
-    """Filter of a table; None does not restrict.
-
-    Attributes:
-        equal: values of columns ("" is one: no failure, not dropped).
-        within: ranges of columns; rows without a value are in none.
-        tool: called at least once.
-        keys: only these groups. ids: only these rows."""
+    """Filter of a table; None does not restrict. `equal`: values of columns ("" is one: no failure, not dropped).
+    `within`: ranges of columns; rows without a value are in none. `tool`: called at least once. `keys`: only these groups.
+    `ids`: only these rows."""
 
     equal: Mapping[str, str | int] = field(default_factory=dict)
     within: Mapping[str, Range] = field(default_factory=dict)
@@ -51,7 +47,6 @@ class Filter:
     ids: Collection[int] | None = None
 
     def sql(self) -> tuple[str, list[Any]]:
-        """A condition and its values."""
         parts = ["1", *(f"{_known(column)} = ?" for column in self.equal)]
         values: list[Any] = [*self.equal.values()]
         for column, (least, most) in self.within.items():
@@ -74,8 +69,7 @@ class StoreSection(NamedTuple):
     name: str
     trajectories: int
     first: int
-    last: int
-    """The first and the last step."""
+    last: int  # the first and the last step
 
 
 def find_stores(folder: Path) -> dict[str, Path]:
@@ -89,24 +83,20 @@ class StoreReader(AbstractContextManager["StoreReader"]):
     or it is no trajectory store, or of another layout."""
 
     def __init__(self, path: Path) -> None:
-        self.path = path
-        self._mutex = threading.Lock()
+        self.path, self._mutex = path, threading.Lock()
         if not path.is_file():
             raise DataError(f"{path}: no such file; a run writes it unless --keep-trajectories is 0")
         # Without a writer there is no write-ahead log. SQLite would create one, which a read-only folder does not allow.
         alone = not os.access(path.parent, os.W_OK) and not path.with_name(f"{path.name}-wal").exists()
         uri = f"{path.resolve().as_uri()}?mode=ro{'&immutable=1' if alone else ''}"
-        try:
+        with raised_as(DataError, f"{path}: cannot be read as a trajectory store", sqlite3.Error):
             self._db = sqlite3.connect(uri, uri=True, check_same_thread=False, timeout=10.0)
             has_tables(self._db, path)
-        except sqlite3.Error as error:
-            raise DataError(f"{path}: cannot be read as a trajectory store: {error}") from error
 
     def __exit__(self, *exc: object) -> None:
         self.close()
 
     def close(self) -> None:
-        """Let go of the file."""
         with self._mutex:
             self._db.close()
 
@@ -122,11 +112,11 @@ class StoreReader(AbstractContextManager["StoreReader"]):
 
     def values(self, column: str) -> dict[str, int]:
         """Count rows by value of a column of few values (`status`, `failure`, `dropped`, `env`, `tools`, `role`, `branch`)."""
-        counts: dict[str, int] = {}
+        counts = Counter[str]()
         query = f"SELECT {_known(column)}, count(*) FROM trajectories GROUP BY 1 ORDER BY 2 DESC"
         for value, count in self._all(query):
             for one in str(value).split("\n")[1:-1] if column == "tools" else [value]:
-                counts[one] = counts.get(one, 0) + count
+                counts[one] += count
         return counts
 
     def query(
@@ -139,18 +129,16 @@ class StoreReader(AbstractContextManager["StoreReader"]):
         ordered = f"ORDER BY {column} {down} NULLS LAST, id {down}"
         page = f"SELECT id FROM trajectories WHERE {condition} {ordered} LIMIT ? OFFSET ?"  # so that it sorts little
         query = f"SELECT {', '.join(COLUMNS)} FROM trajectories WHERE id IN ({page}) {ordered}"
-        rows = self._all(query, (*values, limit, offset))
-        return [_row(values) for values in rows]
+        found = (dict(zip(COLUMNS, row, strict=True)) for row in self._all(query, (*values, limit, offset)))
+        return [TrajectoryRow(**row | {"tools": tuple(str(row["tools"]).split("\n")[1:-1])}) for row in found]
 
     def count(self, where: Filter = Filter()) -> int:
-        """Count the rows that match."""
         condition, values = where.sql()
         found: int = self._all(f"SELECT count(*) FROM trajectories WHERE {condition}", values)[0][0]
         return found
 
     def group(self, key: int) -> Group:
-        """The samples of a group, as they were stored: row `place` is sample `place`. Raises DataError: it is not there
-        (any more). SampleError: it is damaged."""
+        """The samples of a group, in the order of `place`. Raises DataError: it is not there. SampleError: it is damaged."""
         if not (found := self._all("SELECT data FROM groups WHERE key=?", (key,))):
             raise DataError(f"{self.path} has no group {key} any more: the oldest go first (--keep-trajectories)")
         return decode_group(found[0][0], f"group {key} in {self.path}")
@@ -174,17 +162,14 @@ class StoreReader(AbstractContextManager["StoreReader"]):
         query = "SELECT details.data FROM details JOIN groups USING (step) WHERE key=? AND kind='train'"
         if not (found := self._all(query, (key,))):
             return []
-        try:
+        what = f"{self.path}: the trainer's figures of group {key} are damaged"
+        with raised_as(DataError, what, zlib.error, struct.error, LookupError, TypeError, ValueError):
             return _details(found[0][0], key)
-        except (zlib.error, struct.error, LookupError, TypeError, ValueError) as error:
-            raise DataError(f"{self.path}: the trainer's figures of group {key} are damaged: {error}") from error
 
     def _all(self, query: str, values: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
-        try:
-            with self._mutex:
-                return self._db.execute(query, values).fetchall()
-        except (sqlite3.Error, UnicodeDecodeError) as error:
-            raise DataError(f"{self.path}: cannot be read: {error}; is it damaged, or closed?") from error
+        remedy, damage = "is it damaged, or closed?", (sqlite3.Error, UnicodeDecodeError)
+        with raised_as(DataError, f"{self.path}: cannot be read", *damage, remedy=remedy), self._mutex:
+            return self._db.execute(query, values).fetchall()
 
 
 def _known(column: str) -> str:
@@ -194,7 +179,6 @@ def _known(column: str) -> str:
 
 
 def _details(data: bytes, key: int) -> list[Details]:
-    """The part of a step's details that is about one group."""
     plain = zlib.decompress(data)
     (size,) = struct.unpack_from("<I", plain)
     header = orjson.loads(plain[4 : 4 + size])
@@ -206,9 +190,3 @@ def _details(data: bytes, key: int) -> list[Details]:
             details.append(dict(zip(header["names"], arrays[:, at : at + length], strict=True)))
         at += length
     return details
-
-
-def _row(values: Sequence[Any]) -> TrajectoryRow:
-    named = dict(zip(COLUMNS, values, strict=True))
-    named["tools"] = tuple(str(named["tools"]).split("\n")[1:-1])
-    return TrajectoryRow(**named)

@@ -21,7 +21,7 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import IO, Self
 
-from agentrl.errors import AgentRLError, LedgerError
+from agentrl.errors import AgentRLError, LedgerError, raised_as
 from agentrl.files import replacing
 
 Move = Callable[[sqlite3.Connection], object]
@@ -34,45 +34,25 @@ SCHEMA_VERSION = 3
 _SCHEMA = """
 CREATE TABLE meta (key TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
 CREATE TABLE groups (
-    group_id     INTEGER PRIMARY KEY,
-    epoch        INTEGER NOT NULL,
-    prompt_index INTEGER,
-    state        TEXT NOT NULL,
-    reason       TEXT,
-    version      INTEGER NOT NULL,
-    train_step   INTEGER,
-    attempts     INTEGER NOT NULL,
-    completed    INTEGER,
-    tokens       INTEGER,
-    created_at   REAL NOT NULL,
-    updated_at   REAL NOT NULL
+    group_id INTEGER PRIMARY KEY, epoch INTEGER NOT NULL, prompt_index INTEGER, state TEXT NOT NULL, reason TEXT,
+    version INTEGER NOT NULL, train_step INTEGER, attempts INTEGER NOT NULL, completed INTEGER, tokens INTEGER,
+    created_at REAL NOT NULL, updated_at REAL NOT NULL
 );
 CREATE INDEX groups_by_state ON groups (state, train_step, completed);
 CREATE INDEX groups_by_version ON groups (version, state);
 CREATE TABLE starts (group_id INTEGER PRIMARY KEY, data BLOB NOT NULL);
 CREATE TABLE payloads (group_id INTEGER PRIMARY KEY, data BLOB NOT NULL);
 CREATE TABLE events (
-    seq        INTEGER PRIMARY KEY AUTOINCREMENT,
-    group_id   INTEGER,
-    from_state TEXT,
-    to_state   TEXT NOT NULL,
-    step       INTEGER,
-    run_id     TEXT NOT NULL,
-    at         REAL NOT NULL,
-    reason     TEXT,
-    version    INTEGER
+    seq INTEGER PRIMARY KEY AUTOINCREMENT, group_id INTEGER, from_state TEXT, to_state TEXT NOT NULL, step INTEGER,
+    run_id TEXT NOT NULL, at REAL NOT NULL, reason TEXT, version INTEGER
 );
 CREATE INDEX events_by_group ON events (group_id, seq);
 """
 
 _RESULTS = """
 CREATE TABLE IF NOT EXISTS results (
-    prompt_index INTEGER NOT NULL,
-    group_id     INTEGER NOT NULL,
-    version      INTEGER NOT NULL,
-    successes    INTEGER NOT NULL,
-    trials       INTEGER NOT NULL,
-    PRIMARY KEY (prompt_index, group_id)
+    prompt_index INTEGER NOT NULL, group_id INTEGER NOT NULL, version INTEGER NOT NULL, successes INTEGER NOT NULL,
+    trials INTEGER NOT NULL, PRIMARY KEY (prompt_index, group_id)
 ) WITHOUT ROWID"""
 """Results of finished groups, by row of the prompt data. An earlier program's ledger of the same layout has none."""
 
@@ -112,10 +92,8 @@ class LedgerFile:
     LedgerError: held by another writer, not a ledger, of another version, or the folder cannot be written."""
 
     def __init__(self, path: str | Path) -> None:
-        self.path = Path(path)
-        self._mutex = threading.RLock()
-        self._queued: deque[tuple[Move, Future[None]]] = deque()
-        self._committer = ThreadPoolExecutor(1, "ledger")
+        self.path, self._mutex = Path(path), threading.RLock()
+        self._queued, self._committer = deque[tuple[Move, Future[None]]](), ThreadPoolExecutor(1, "ledger")
         self._lock: IO[str] | None = None
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
@@ -125,9 +103,8 @@ class LedgerFile:
             self._db = sqlite3.connect(self.path, isolation_level=None, check_same_thread=False, timeout=BUSY_SECONDS)
         except (OSError, sqlite3.Error) as error:
             self._unlock()
-            raise LedgerError(
-                f"ledger {self.path} cannot be opened: {error}; check that the folder exists, is writable and has space"
-            ) from error
+            said = f"ledger {self.path} cannot be opened: {error}"
+            raise LedgerError(f"{said}; check that the folder exists, is writable and has space") from error
         try:
             self._prepare()
         except BaseException:
@@ -148,9 +125,8 @@ class LedgerFile:
                 for statement in _FROM_2.split(";"):
                     db.execute(statement)
             elif version != str(SCHEMA_VERSION):
-                raise LedgerError(
-                    f"ledger {self.path} has layout {version}; this program reads layout {SCHEMA_VERSION}"
-                )
+                reads = f"this program reads layout {SCHEMA_VERSION}"
+                raise LedgerError(f"ledger {self.path} has layout {version}; {reads}")
             db.execute(_RESULTS)
             (found,) = db.execute("PRAGMA integrity_check(1)").fetchone()
             wrong = found if found != "ok" else ", ".join(what for (what,) in db.execute(_WRONG))
@@ -260,18 +236,15 @@ def begin(db: sqlite3.Connection, path: Path) -> None:
 
 
 def read_meta(path: Path) -> dict[str, str]:
-    """The ledger's record of its run, without opening it for writing; nothing where there is none. `checkpoint` is
-    the last step that a checkpoint covers, or -1; `identity.*` are what its group numbers depend on, as JSON. Raises
-    LedgerError: it cannot be read."""
+    """The ledger's record of its run; nothing where there is none. `checkpoint` is the last step that a checkpoint covers,
+    or -1; `identity.*` are what its group numbers depend on, as JSON. Raises LedgerError: it cannot be read."""
     if not path.is_file():
         return {}
-    try:
+    with raised_as(LedgerError, f"ledger {path} cannot be read", sqlite3.Error, ValueError, remedy=RESTORE):
         with closing(sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro", uri=True, timeout=10.0)) as db:
             found = dict(db.execute("SELECT key, value FROM meta").fetchall())
         int(found.get("checkpoint", -1))
-        return found
-    except (sqlite3.Error, ValueError) as error:
-        raise LedgerError(f"ledger {path} cannot be read: {error}; {RESTORE}") from error
+    return found
 
 
 def make_empty(path: Path) -> None:
@@ -289,10 +262,8 @@ def _lock_writer(path: Path) -> IO[str]:
         file.seek(0)
         holder = file.read().strip() or "unknown"
         file.close()
-        raise LedgerError(
-            f"ledger {path} is in use by another writer (process {holder}); "
-            "stop that run, or give this one a folder of its own"
-        ) from error
+        said = f"ledger {path} is in use by another writer (process {holder})"
+        raise LedgerError(f"{said}; stop that run, or give this one a folder of its own") from error
     file.truncate(0)
     file.write(str(os.getpid()))
     file.flush()

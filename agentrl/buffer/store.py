@@ -29,36 +29,29 @@ from numpy.typing import NDArray
 
 from agentrl.buffer.codec import encode_group, split_group
 from agentrl.buffer.sqlite import BUSY_SECONDS, begin
-from agentrl.errors import DataError
+from agentrl.errors import DataError, raised_as
 from agentrl.groups import Group
 from agentrl.sample import Sample, content_text, version_number
 
 Kind = Literal["train", "eval", "rollout"]
-LAYOUT = 4
-"""Version of the file's layout, stored as `user_version`."""
+LAYOUT = 4  # version of the file's layout, stored as `user_version`
 
 
 @dataclass(frozen=True, slots=True)
 class TrajectoryRow:
     """A row of the table of trajectories. A column is None if it does not apply or is not known.
 
-    Attributes:
-        key, place: the row is the sample at `place` of the group `key`, see `StoreReader.group`.
-        kind: `train`, `eval` or `rollout`.
-        name: the evaluation set's, else "".
-        step: number of the training step or rollout; for `eval`, of the rollouts before it, or of the `agentrl eval`.
-        dropped: why the group was not trained on, or "".
-        prompt: a hash of the prompt.
-        reward: the number that `--reward-key` picks.
-        failure: `<blame>/<kind>`, or "".
-        tools: names of the called tools, in order of first use.
-        length, response, sampled: numbers of all tokens, of response tokens, and of tokens with mask 1.
-        oldest, newest: first and last weight version of its tokens, if versions are numbers.
-        seconds: time in tools and environment.
-        role, branch: role of the conversation and reason of the branch, if an agent program played (see
-            docs/gateway.md); else "".
-        question, answer: the first words of the prompt's last user message, and of the model's last message.
-        staleness: step - oldest, in training."""
+    1. The row is the sample at `place` of the group `key`, see `StoreReader.group`. `kind`: `train`, `eval` or `rollout`.
+       `name`: the evaluation set's, else "". `step`: number of the training step or rollout; for `eval`, of the rollouts
+       before it, or of the `agentrl eval`. `dropped`: why the group was not trained on, or "".
+    2. `prompt`: a hash of the prompt. `question`, `answer`: the first words of the prompt's last user message, and of the
+       model's last message. `reward`: the number that `--reward-key` picks. `failure`: `<blame>/<kind>`, or "". `tools`:
+       names of the called tools, in order of first use. `seconds`: time in tools and environment.
+    3. `length`, `response`, `sampled`: numbers of all tokens, of response tokens, and of tokens with mask 1. `oldest`,
+       `newest`: first and last weight version of its tokens, if versions are numbers. `staleness`: step - oldest, in
+       training.
+    4. `role`, `branch`: role of the conversation and reason of the branch, if an agent program played (see
+       docs/gateway.md); else ""."""
 
     id: int
     key: int
@@ -91,8 +84,7 @@ class TrajectoryRow:
     staleness: int | None
 
 
-Row = TrajectoryRow
-"""Former name of `TrajectoryRow`, kept for one release."""
+Row = TrajectoryRow  # former name of `TrajectoryRow`, kept for one release
 
 
 COLUMNS = tuple(field.name for field in fields(TrajectoryRow))
@@ -120,20 +112,17 @@ class TrajectoryStore(AbstractContextManager["TrajectoryStore"]):
     def __init__(self, path: Path, keep: int, reward_key: str | None = None) -> None:
         self.path, self.keep, self._reward_key = path, keep, reward_key
         self._db: sqlite3.Connection | None = None
-        self._mutex = threading.Lock()
-        self._dropped: list[_Played] = []
+        self._mutex, self._dropped = threading.Lock(), list[_Played]()
 
     def __exit__(self, *exc: object) -> None:
         if self._db is not None:
             self._db.close()
 
     def drop(self, group: Sequence[Sample], reason: str) -> None:
-        """Record a group that is not trained; `add` writes it with the next step. Raises SampleError: a sample
-        cannot be stored."""
+        """Record a group that is not trained, for the next `add`. Raises SampleError: a sample cannot be stored."""
         if self.keep and group:
-            played = _Played(
-                split_group(encode_group(group))[0], [_columns(s, self._reward_key) for s in group], reason
-            )
+            rows = [_columns(sample, self._reward_key) for sample in group]
+            played = _Played(split_group(encode_group(group))[0], rows, reason)
             with self._mutex:
                 self._dropped.append(played)
 
@@ -152,10 +141,8 @@ class TrajectoryStore(AbstractContextManager["TrajectoryStore"]):
         DataError: the file cannot be written. SampleError: a sample cannot be stored."""
         if not self.keep:
             return
-        key_of = reward_key or self._reward_key
-        found = [
-            _Played(split_group(encoded(group))[0], [_columns(s, key_of) for s in group]) for group in groups if group
-        ]
+        key = reward_key or self._reward_key
+        found = [_Played(split_group(encoded(g))[0], [_columns(s, key) for s in g]) for g in groups if g]
         with self._transaction() as db:
             if kind != "eval":
                 found, self._dropped = found + self._dropped, []
@@ -211,17 +198,13 @@ class TrajectoryStore(AbstractContextManager["TrajectoryStore"]):
 
     @contextmanager
     def _transaction(self) -> Iterator[sqlite3.Connection]:
-        with self._mutex:
-            try:
-                db = self._db = self._db or _open_to_write(self.path)
-                with db:
-                    begin(db, self.path)
-                    yield db
-            except (sqlite3.Error, OSError) as error:
-                raise DataError(
-                    f"{self.path}: the trajectories cannot be written: {error}; free space and check that the folder is "
-                    "writable, or write none: --keep-trajectories 0"
-                ) from error
+        what = f"{self.path}: the trajectories cannot be written"
+        remedy = "free space and check that the folder is writable, or write none: --keep-trajectories 0"
+        with self._mutex, raised_as(DataError, what, sqlite3.Error, OSError, remedy=remedy):
+            db = self._db = self._db or _open_to_write(self.path)
+            with db:
+                begin(db, self.path)
+                yield db
 
 
 def _open_to_write(path: Path) -> sqlite3.Connection:
@@ -239,8 +222,7 @@ def _open_to_write(path: Path) -> sqlite3.Connection:
 
 
 def has_tables(db: sqlite3.Connection, path: Path) -> bool:
-    """Return true if an open file is a store, false if it is empty. Raises DataError: it is another program's, or of
-    another layout."""
+    """Return true if an open file is a store, false if it is empty. Raises DataError: it is something else."""
     found = db.execute("PRAGMA user_version").fetchone()[0]
     if found != LAYOUT and (found or db.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]):
         raise DataError(f"{path}: expected a trajectory store of layout {LAYOUT}, got {found}; move it away")
@@ -256,7 +238,6 @@ class _Played(NamedTuple):
 
 
 def _columns(sample: Sample, reward_key: str | None) -> tuple[Any, ...]:
-    """Return the columns from `group_index` to `answer`, in their order."""
     metadata = sample.metadata
     prompt = hashlib.blake2b(orjson.dumps(sample.prompt, default=str), digest_size=8).hexdigest()
     failure, tools = metadata.get("failure"), dict.fromkeys(called_tools(metadata.get("messages")))
@@ -274,7 +255,6 @@ def _columns(sample: Sample, reward_key: str | None) -> tuple[Any, ...]:
 
 
 def _branch(gateway: Any) -> tuple[str, str]:
-    """Return the role of an agent's conversation, and the reason of the sample's branch."""
     if not isinstance(gateway, Mapping) or not isinstance(reasons := gateway.get("reasons"), list):
         return "", ""
     opened = next((reason for reason in reversed(reasons) if reason != "extend"), "")

@@ -19,8 +19,7 @@ from agentrl.gateway.sessions import Session
 from agentrl.run.environments import set_up
 from agentrl.sample import Sample
 
-_ROOM = 32_768
-"""Tokens of context if no setting and no model says it: today's agents have long prompts."""
+_ROOM = 32_768  # tokens of context if no setting and no model says it: today's agents have long prompts
 
 
 class OneAnswer(Policy):
@@ -45,20 +44,18 @@ class PlayedSession:
     wrong: list[str] = field(default_factory=list)
 
     def lines(self, chat: Chat) -> list[str]:
-        """The session as text, one line for each node, refusal and sample."""
         roles = {root["number"]: root["role"] for root in self.tree["roots"]}
         found = []
         for node in self.tree["nodes"]:
             place = f"root, {roles[node['number']]}" if node["parent"] is None else f"behind {node['parent']}"
             agent = f", agent {node['agent']}" if node["agent"] else ""
-            sizes = f"{node['prompt_tokens']} + {node['sampled_tokens']} tokens"
-            found.append(f"turn {node['number']} ({place}{agent}): {node['reason']}, {sizes}, {node['finish']}")
+            size = f"{node['prompt_tokens']} + {node['sampled_tokens']} tokens"
+            found.append(f"turn {node['number']} ({place}{agent}): {node['reason']}, {size}, {node['finish']}")
         found += [f"refused: {text}" for text in self.refusals]
         names = [name.partition("/")[2] for name in self.figures if name.startswith("ignored/")]
         found += [f"without effect: {', '.join(sorted(names))}"] if names else []
-        found += [
-            f"sample: {s.prompt_length} + {s.response_length} tokens, {s.trained_tokens} train" for s in self.samples
-        ]
+        sizes = [(s.prompt_length, s.response_length, s.trained_tokens) for s in self.samples]
+        found += [f"sample: {prompt} + {response} tokens, {trained} train" for prompt, response, trained in sizes]
         found += [f"reward: {self.reward}"] if self.reward is not None else []
         found += [f"wrong: {text}" for text in self.wrong]
         return [*found, *([f"failed: {self.error}"] if self.error else [])]
@@ -70,12 +67,11 @@ async def play_session(
     """Have an agent play one sample's prompt against a policy, and compare ids and masks with the policy's."""
     room, played, began = settings.rollout.rollout_max_context_len or _ROOM, PlayedSession(), time.monotonic()
     gateway = Gateway(chat, policy, context_length=room)
-    limit = settings.rollout.rollout_max_response_len
     async with set_up([entry], settings.cluster.start_timeout), gateway.serving():
         env = entry.make()
         assert isinstance(env, AgentEnvironment)
         env.socket = gateway.socket
-        sampling = SamplingParams(temperature=1.0, max_new_tokens=limit)
+        sampling = SamplingParams(temperature=1.0, max_new_tokens=settings.rollout.rollout_max_response_len)
         session: Session = gateway.open(replace(sample, index=0, rollout_id=0), sampling)
         try:
             with anyio.fail_after(settings.rollout.trajectory_timeout):
@@ -93,7 +89,7 @@ async def play_session(
                 await env.close()
     turns, several = [turn for told in policy.asked.values() for turn in told], len(played.samples) > 1
     for each in played.samples:
-        played.wrong += wrong_ids(chat, entry.kind.__name__, each, turns, siblings=several)
+        played.wrong += wrong_ids(chat, entry.kind.__name__, each, turns, split=several)
     if not played.samples and not played.error:
         end = sample.metadata.get("agent", {})
         said = str(end.get("errors", "")).strip() or str(end.get("output", "")).strip()

@@ -48,18 +48,13 @@ def summed(findings: Iterable[Finding]) -> list[tuple[Finding, int]]:
 
 @dataclass(frozen=True, slots=True)
 class Prover:
-    """Checks of played episodes.
-
-    Attributes:
-        user: the environment's class or the generate function, as messages name it; `methods` is true for a class.
-        grades: what gives the reward, as messages name it.
-        patience: seconds that an environment may take between two turns."""
+    """Checks of played episodes."""
 
     chat: Chat
-    user: str
-    methods: bool
-    grades: str
-    patience: float
+    user: str  # the environment's class or the generate function, as messages name it
+    methods: bool  # true for a class
+    grades: str  # what gives the reward, as messages name it
+    patience: float  # seconds that an environment may take between two turns
 
     def where(self, method: str) -> str:
         return f"{self.user}.{method}" if self.methods else self.user
@@ -166,11 +161,9 @@ class Prover:
             yield Finding(f"{self.grades} gives the label as the answer less than 'I do not know': a wrong sign?", said)
 
 
-def wrong_ids(
-    chat: Chat, user: str, sample: Sample, turns: Sequence[Exchange], siblings: bool = False
-) -> Iterator[str]:
+def wrong_ids(chat: Chat, user: str, sample: Sample, turns: Sequence[Exchange], split: bool = False) -> Iterator[str]:
     """Yield what is wrong unless the sample's tokens are what the policy was given and wrote, and the mask is 1 where it
-    wrote. `user`: whose sample it is. `siblings`: a turn may train in another sample of the same session."""
+    wrote. `user`: whose sample it is. `split`: a turn may train in another sample of the same session."""
     tokens, start = list(sample.tokens), sample.prompt_length
     best = max((t.given + t.wrote for t in turns), key=lambda ids: (common(ids, tokens), -len(ids)), default=tokens)
     if best != tokens:
@@ -183,7 +176,7 @@ def wrong_ids(
         if tokens[:end] == turn.given + turn.wrote:
             wrote[begin:end] = [1] * len(turn.wrote)
     mask, expected = list(sample.loss_mask or ()), wrote[start:]
-    if siblings:
+    if split:
         expected = [min(pair) for pair in zip(mask, expected, strict=True)]
     if (at := common(mask, expected)) < len(mask):
         text = chat.decode([tokens[start + at]])

@@ -23,6 +23,7 @@ from agentrl.clock import library
 from agentrl.config import RunSettings
 from agentrl.config.model_info import read_model_info
 from agentrl.data.prompts import PromptRow
+from agentrl.data.source import number_group
 from agentrl.data.user_source import load_source
 from agentrl.envs import ALONE, Environment, EnvSpec
 from agentrl.errors import AgentRLError, Blame, SettingsError
@@ -38,29 +39,20 @@ from agentrl.run.preflight import FirstRows, Plugins, someone_grades
 from agentrl.sample import Sample
 
 _ROWS, _DRAWN = 3, 64
-_ROOM = 1 << 20
-"""Tokens of a trajectory where no model says how many it reads."""
-_STOPPING = 2.0
-"""Seconds in which an episode that was cancelled must have ended."""
+_ROOM = 1 << 20  # tokens of a trajectory where no model says how many it reads
+_STOPPING = 2.0  # seconds in which an episode that was cancelled must have ended
 
 
 @dataclass(slots=True)
 class Episode:
-    """One group that was played, and how it ended.
+    """One group that was played, and how it ended."""
 
-    Attributes:
-        name: what the policy did.
-        samples: what was finished; their failures are in `metadata["failure"]`.
-        error: what ended it otherwise.
-        stuck: the line at which the episode made no more progress.
-        lost: the same line, if the episode did not end when it was cancelled."""
-
-    name: str
+    name: str  # what the policy did
     policy: Policy
-    samples: Group = field(default_factory=list)
-    error: AgentRLError | None = None
-    stuck: str = ""
-    lost: str = ""
+    samples: Group = field(default_factory=list)  # what was finished; their failures are in `metadata["failure"]`
+    error: AgentRLError | None = None  # what ended it otherwise
+    stuck: str = ""  # the line at which the episode made no more progress
+    lost: str = ""  # the same line, if the episode did not end when it was cancelled
 
     @property
     def failures(self) -> list[str]:
@@ -72,26 +64,18 @@ class Episode:
 
 @dataclass(frozen=True)
 class Harness:
-    """The setup that plays episodes; made by `opened`.
-
-    Attributes:
-        kind: the environment's class; None where a generate function plays.
-        path: what `--env` calls it.
-        rows: samples to play, the first of as many groups.
-        made_up: the settings name no prompts, and `rows` are an invented one.
-        ungraded: the reason why nothing grades; "" if something does. Every reward is 0 then.
-        patience: seconds that environment and grader may take between two turns."""
+    """The setup that plays episodes; made by `opened`."""
 
     settings: RunSettings
     chat: Chat
     plugins: Plugins
     grader: Grader
-    kind: type[Environment] | None
-    path: str
-    rows: Sequence[Sample]
-    made_up: bool
-    ungraded: str
-    patience: float
+    kind: type[Environment] | None  # the environment's class; None where a generate function plays
+    path: str  # what `--env` calls it
+    rows: Sequence[Sample]  # samples to play, the first of as many groups
+    made_up: bool  # the settings name no prompts, and `rows` are an invented one
+    ungraded: str  # the reason why nothing grades, and every reward is 0; "" if something does
+    patience: float  # seconds that environment and grader may take between two turns
 
     @classmethod
     @asynccontextmanager
@@ -130,7 +114,6 @@ class Harness:
 
     @property
     def user(self) -> str:
-        """Whose code plays, for messages."""
         generate = self.plugins.generate
         return generate.name if generate else self.kind.__name__ if self.kind else "the environment"
 
@@ -146,9 +129,7 @@ class Harness:
     async def play(self, name: str, policy: Policy, row: int = 0, size: int = 1, cancelled: str = "") -> Episode:
         """Play one group of `size` samples of a row. `cancelled` breaks it off: "waiting", when the policy never
         answers; "answered", behind its first answer."""
-        episode, group = Episode(name, policy), [deepcopy(self.rows[row]) for _ in range(size)]
-        for at, sample in enumerate(group):
-            sample.group_index, sample.index = row, row * size + at
+        episode, group = Episode(name, policy), number_group([deepcopy(self.rows[row]) for _ in range(size)], row, size)
         player, scope = self.player(policy), anyio.CancelScope()
 
         async def run() -> None:
@@ -227,8 +208,7 @@ def _awaited(task: "asyncio.Task[Any]") -> list[tuple[str, int, str]]:
     while at is not None:
         if not hasattr(at, "cr_frame"):  # a step of an asynchronous generator does not say of which
             at = next(filter(inspect.isasyncgen, gc.get_referents(at)), None)
-        frame = getattr(at, "cr_frame", None) or getattr(at, "ag_frame", None)
-        if frame is None:
+        if (frame := getattr(at, "cr_frame", None) or getattr(at, "ag_frame", None)) is None:
             break
         found.append((frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_qualname))
         at = getattr(at, "cr_await", None) or getattr(at, "ag_await", None)
@@ -236,5 +216,4 @@ def _awaited(task: "asyncio.Task[Any]") -> list[tuple[str, int, str]]:
 
 
 def _called(frame: Any) -> list[tuple[str, int, str]]:
-    found = [(at.f_code.co_filename, line, at.f_code.co_qualname) for at, line in traceback.walk_stack(frame)]
-    return found[::-1]
+    return [(f.f_code.co_filename, line, f.f_code.co_qualname) for f, line in traceback.walk_stack(frame)][::-1]

@@ -18,16 +18,14 @@ from agentrl.sample import Sample
 
 
 def own_methods(kind: type[Environment]) -> list[str]:
-    names = ("reset", "step", "reward", "close")
-    return [name for name in names if getattr(kind, name) is not getattr(Environment, name)]
+    return [n for n in ("reset", "step", "reward", "close") if getattr(kind, n) is not getattr(Environment, n)]
 
 
 class Observer:
     """Observations of episodes; `alone` says that one episode is played at a time, so that each change is its own."""
 
     def __init__(self) -> None:
-        self.findings: list[Finding] = []
-        self.alone = True
+        self.findings, self.alone = list[Finding](), True
 
     @contextmanager
     def watching(self, kind: type[Environment]) -> Iterator[None]:
@@ -44,8 +42,7 @@ class Observer:
             samples = (g.sample if isinstance(g, Turn) else g for g in given if isinstance(g, Turn | Sample))
             sample = next(samples, Sample())
             world, prompt = _world(), (sample.prompt, deepcopy(sample.prompt))
-            task = asyncio.current_task()
-            cancels = task.cancelling() if task else 0
+            cancels = task.cancelling() if (task := asyncio.current_task()) else 0
             answer = await method(env, *given)
             said = list(_shown(answer, where))
             if task and task.cancelling() > cancels:

@@ -15,7 +15,7 @@ from agentrl.chat import Chat
 from agentrl.check.findings import Finding, Prover, summed
 from agentrl.check.harness import Episode, Harness, users_code
 from agentrl.check.observer import Observer
-from agentrl.check.policy import FromFile, Live, Person, Policy, Scripted
+from agentrl.check.policy import FromFile, Live, Person, Scripted
 from agentrl.check.script import ANSWERS, WRONG, Lines, Script, scripts
 from agentrl.clock import Tell, Watchdog
 from agentrl.config import RunSettings
@@ -24,8 +24,7 @@ from agentrl.errors import Failure, SettingsError
 from agentrl.rollout.user_tasks import UserTasks
 from agentrl.stalls import Cause
 
-STALL = 0.3
-"""Seconds for which user code may block the event loop."""
+STALL = 0.3  # seconds for which user code may block the event loop
 
 
 @dataclass(slots=True)
@@ -35,8 +34,7 @@ class CheckedPlay:
     found: list[Finding] = field(default_factory=list)
     episodes: list[Episode] = field(default_factory=list)
     untried: list[str] = field(default_factory=list)
-    rows: int = 0
-    """Prompts to play, one episode each; 0 if scripts play."""
+    rows: int = 0  # prompts to play, one episode each; 0 if scripts play
 
     @property
     def problems(self) -> list[Finding]:
@@ -59,13 +57,10 @@ async def play(
     show: Callable[[Harness, Episode | None], None],
     live: Live | Sequence[Lines] | None = None,
 ) -> None:
-    """Play everything and note it in `played`.
-
-    Args:
-        seconds: to spend on episodes; between two turns an environment may take a third of it.
-        stuck: called in a thread if the user's code stops the event loop for as long.
-        show: called for each environment, with the episode to show, while it is still set up.
-        live: plays one episode of each row, in the scripts' stead; or the episodes of a `--play` file."""
+    """Play everything and note it in `played`. `seconds`: to spend on episodes; between two turns an environment may take
+    a third of it. `stuck`: called in a thread if the user's code stops the event loop for as long. `show`: called for each
+    environment, with the episode to show, while it is still set up. `live`: plays one episode of each row, in the scripts'
+    stead; or the episodes of a `--play` file."""
     lines = live if isinstance(live, Sequence) else ()
     try:
         async with Harness.opened(settings, chat, seconds / 3, most=len(lines) or None) as stages:
@@ -98,8 +93,7 @@ class _Director:
         grades = plugins.reward.name if plugins.reward else grades
         self._prover = Prover(stage.chat, stage.user, kind is not None, grades, stage.patience)
         self._scripts = [scripts(stage.chat, sample, stage.tools) for sample in stage.rows]
-        self._blocked: dict[str, list[float]] = {}
-        self._observer = Observer()
+        self._blocked, self._observer = dict[str, list[float]](), Observer()
 
     async def play(self, stuck: Callable[[], None]) -> None:
         kind: type[Environment] = self.stage.kind or type("Nobody", (Environment,), {})
@@ -122,13 +116,12 @@ class _Director:
             self._note(episode)
 
     async def file(self, episodes: Sequence[Lines]) -> None:
-        """Play the episodes of a file, each on the next row."""
         if len(episodes) > (rows := len(self.stage.rows)):
             raise SettingsError(f"{episodes[rows].name}: no prompt for it: the data has {rows}; an episode takes one")
         self.played.rows = len(episodes)
         for row, lines in enumerate(episodes):
             policy = FromFile(self.stage.chat, self.stage.tools, lines)
-            episode = await self._play(policy, f"plays {lines.name}", row)
+            episode = self._note(await self.stage.play(f"plays {lines.name}", policy, row))
             sample = next(iter(episode.samples), None)
             if sample is not None and "failure" not in sample.metadata:
                 reward = sample.get_reward_value(self.stage.settings.rollout.reward_key)
@@ -155,10 +148,8 @@ class _Director:
                 yield Finding(f"{what} (anyio.to_thread.run_sync)", f"for {max(times):.1f} s")
 
     async def _script(self, script: Script, row: int = 0, size: int = 1, cancelled: str = "") -> Episode:
-        return await self._play(Scripted(self.stage.chat, script), script.name, row, size, cancelled)
-
-    async def _play(self, policy: Policy, name: str, row: int, size: int = 1, cancelled: str = "") -> Episode:
-        return self._note(await self.stage.play(name, policy, row, size, cancelled))
+        policy = Scripted(self.stage.chat, script)
+        return self._note(await self.stage.play(script.name, policy, row, size, cancelled))
 
     def _note(self, episode: Episode) -> Episode:
         self.played.episodes.append(episode)

@@ -19,8 +19,7 @@ from agentrl.errors import EngineFailure, ModelFailure
 from agentrl.rollout.context import Generator
 
 VERSION = "0"
-_SECONDS = 300.0
-"""Seconds within which a server must answer."""
+_SECONDS = 300.0  # seconds within which a server must answer
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,17 +31,13 @@ class Exchange:
 
 
 class Policy(Generator):
-    """Answers turn by turn with text, as token ids with log-probs.
-
-    Attributes:
-        asked: the turns so far, by session.
-        since: when it last answered (`time.monotonic`); later than anything while it writes.
-        waiting: set when it was asked for the turn that it never answers."""
+    """Answers turn by turn with text, as token ids with log-probs."""
 
     def __init__(self, chat: Chat) -> None:
         self.chat, self.pause_gate = chat, PauseGate()
-        self.asked: dict[str, list[Exchange]] = {}
-        self.since = time.monotonic()
+        self.asked: dict[str, list[Exchange]] = {}  # the turns so far, by session
+        self.since = time.monotonic()  # when it last answered; later than anything while it writes
+        # `waiting` is set when it was asked for the turn that it never answers.
         self.waiting, self.answered = anyio.Event(), anyio.Event()
 
     async def pause(self) -> None:
@@ -111,8 +106,7 @@ class Scripted(Policy):
 
 
 class Recorded(Policy):
-    """Writes what trajectories of a group have in store, by the samples' `index`. `turns`: the ids of each turn, and
-    whether the last one ended by itself."""
+    """Writes stored trajectories again: `turns` by the samples' `index`, and true if the last one ended by itself."""
 
     def __init__(self, chat: Chat, turns: Mapping[int, tuple[Sequence[list[int]], bool]]) -> None:
         super().__init__(chat)
@@ -156,10 +150,8 @@ Live = Callable[[Chat, Sequence[dict[str, Any]]], Policy]
 
 
 class Person(Policy):
-    """The person at the terminal, who is shown what a model would be shown.
-
-    A line is a turn; `!NAME {"city": "Oslo"}` is the call of a tool, written as the chat template writes it. `left`:
-    the input has ended, and with it the session."""
+    """The person at the terminal, who is shown what a model would be shown. A line is a turn; `!NAME {"city": "Oslo"}` is
+    the call of a tool, written as the chat template writes it. `left`: the input has ended, and with it the session."""
 
     def __init__(self, chat: Chat, tools: Sequence[dict[str, Any]]) -> None:
         super().__init__(chat)

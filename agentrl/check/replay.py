@@ -1,8 +1,7 @@
 """Stored trajectories once more, under a changed grader or environment.
 
 1. The model's turns are the stored ids; the environment, its tools and the grader are today's, behind the real agent loop.
-2. The trajectory has diverged where the environment now gives other tokens than before. What the model wrote after this
-   place was an answer to the earlier tokens.
+2. A trajectory has diverged where the environment gives other tokens than before; later turns answer the old tokens.
 3. Nothing is written to the store."""
 
 from collections.abc import Sequence
@@ -24,20 +23,13 @@ from agentrl.sample import RECORDED, Origin, Sample, Status
 
 @dataclass(frozen=True, slots=True)
 class ReplayedTrajectory:
-    """One trajectory, as it was stored and as it is replayed.
+    """One trajectory, as it was stored and as it is replayed."""
 
-    Attributes:
-        stored: its samples as they were stored, siblings of a split included.
-        reward: what it has now; None if it failed.
-        diverged: where the environment said something else, in words; "" if nowhere.
-        failure: what went wrong now; "" if nothing.
-        stop_reason: why it ends now."""
-
-    stored: Group
-    reward: float | None
-    diverged: str
-    failure: str
-    stop_reason: str = ""
+    stored: Group  # its samples as they were stored, siblings of a split included
+    reward: float | None  # what it has now; None if it failed
+    diverged: str  # where the environment said something else, in words; "" if nowhere
+    failure: str  # what went wrong now; "" if nothing
+    stop_reason: str = ""  # why it ends now
 
     @property
     def stopped(self) -> str:
@@ -64,16 +56,16 @@ async def _group(stage: Harness, group: Group, key: str | None) -> list[Replayed
     fresh = [_fresh(path[0], at) for at, path in enumerate(paths)]
     pairs = zip(fresh, paths, strict=True)
     told = {sample.index or 0: (recorded_turns(path), _ended(stage.chat, path[-1])) for sample, path in pairs}
-    policy = Recorded(stage.chat, told)
     try:
-        now = trajectories(await stage.player(policy).group(fresh, evaluation=False))
+        now = trajectories(await stage.player(Recorded(stage.chat, told)).group(fresh, evaluation=False))
     except AgentRLError as error:
         return [ReplayedTrajectory(path, None, "", str(error)) for path in paths]
     found = []
     for path, again in zip(paths, now, strict=True):
         failure = again[-1].metadata.get("failure", {}).get("message", "")
         reward = None if failure else again[-1].get_reward_value(key)
-        diverged = _divergence(stage.chat, path[-1], again[-1])
+        before, after = list(path[-1].tokens), list(again[-1].tokens)
+        diverged = "" if before == after else difference(stage.chat, before, after, "then", "now")
         found.append(ReplayedTrajectory(path, reward, diverged, failure, again[-1].stop_reason))
     return found
 
@@ -101,9 +93,3 @@ def recorded_turns(path: Group) -> list[list[int]]:
                 start = sample.prompt_length
                 turns.setdefault(segment.turn, []).extend(sample.tokens[start + segment.start : start + segment.end])
     return [turns[number] for number in sorted(turns)]
-
-
-def _divergence(chat: Chat, then: Sample, now: Sample) -> str:
-    """The first token in which the two differ, that the environment or the template gave."""
-    before, after = list(then.tokens), list(now.tokens)
-    return "" if before == after else difference(chat, before, after, "then", "now")

@@ -13,27 +13,20 @@ from typing import Any
 from agentrl.chat import Chat
 from agentrl.chat.messages import ToolSchema
 from agentrl.chat.render_turn import render_turn, unread_call
-from agentrl.errors import SettingsError
+from agentrl.errors import SettingsError, raised_as
 from agentrl.sample import Message, Sample
 
 
 @dataclass(frozen=True, slots=True)
 class Script:
-    """A policy's turns as text, the last of which repeats.
+    """A policy's turns as text, the last of which repeats."""
 
-    Attributes:
-        name: what the policy does, for people.
-        cut: its turns end at the length limit instead of with an end token.
-        waits: the turn, from 1, that it never answers; 0 for none.
-        holds: the turn, from 1, before which generating is held as between two rollouts; 0 for none.
-        ordered: that the same is to come of it whenever it is played; calls at once may run in any order."""
-
-    name: str
+    name: str  # what the policy does, for people
     turns: tuple[str, ...]
-    cut: bool = False
-    waits: int = 0
-    holds: int = 0
-    ordered: bool = True
+    cut: bool = False  # its turns end at the length limit instead of with an end token
+    waits: int = 0  # the turn, from 1, that it never answers; 0 for none
+    holds: int = 0  # the turn, from 1, before which generating is held as between two rollouts; 0 for none
+    ordered: bool = True  # the same comes of it whenever it is played; calls at once may run in any order
 
 
 @dataclass(slots=True)
@@ -48,12 +41,9 @@ class Lines:
 
 def read_lines(path: str) -> list[Lines]:
     """The episodes of a `--play` file. Raises SettingsError: it cannot be read, is malformed, or has no episode."""
-    try:
+    with raised_as(SettingsError, f"--play {path} cannot be read", OSError, UnicodeDecodeError):
         text = Path(path).expanduser().read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise SettingsError(f"--play {path} cannot be read: {error}") from error
-    episodes: list[Lines] = []
-    ended = True
+    episodes, ended = list[Lines](), True
     for number, line in enumerate(text.splitlines(), start=1):
         if line.startswith("# "):
             continue
@@ -63,13 +53,11 @@ def read_lines(path: str) -> list[Lines]:
         if ended:
             episodes.append(Lines(f"{path} line {number}"))
         ended, episode = False, episodes[-1]
-        try:
+        with raised_as(SettingsError, f"{path} line {number}", ValueError):
             if expected := re.fullmatch(r"expect reward (.*)", line):
                 episode.reward = float(expected[1]), number
                 continue
             call_of(line)
-        except ValueError as error:
-            raise SettingsError(f"{path} line {number}: {error}") from error
         episode.turns.append((number, line))
     if empty := next((episode for episode in episodes if not episode.turns), None):
         raise SettingsError(f"{empty.name}: an episode without a turn; write what the model says, one turn a line")
@@ -84,10 +72,8 @@ def call_of(line: str) -> tuple[str, dict[str, Any]] | None:
         return None
     name, _, given = line[1:].partition(" ")
     said = f"arguments are a JSON object, as in !{name} {{...}}"
-    try:
+    with raised_as(ValueError, said, json.JSONDecodeError):
         arguments = json.loads(given or "{}")
-    except json.JSONDecodeError as error:
-        raise ValueError(f"{said}: {error}") from error
     if not isinstance(arguments, dict):
         raise ValueError(said)
     return name, arguments
@@ -119,8 +105,7 @@ def scripts(chat: Chat, sample: Sample, tools: Sequence[ToolSchema]) -> list[Scr
         calls = [(tool["function"]["name"], arguments(tool, guess)) for tool in called]
         return render_turn(chat, calling(calls), tools)
 
-    for tool in tools[:_MOST_TOOLS]:
-        found.append(Script(f"calls {tool['function']['name']}, then answers", (call(tool), last)))
+    found += [Script(f"calls {t['function']['name']}, then answers", (call(t), last)) for t in tools[:_MOST_TOOLS]]
     if chat.report.can.parallel_calls:
         both = call(tools[0], tools[-1])
         found.append(Script("makes two calls at once, then answers", (both, last), ordered=False))
@@ -181,15 +166,12 @@ def _value(schema: Any, root: Mapping[str, Any], text: str, places: Iterator[int
     inner = partial(_value, root=root, text=text, places=places, depth=depth + 1)
     if "$ref" in schema:
         return inner((root.get("$defs") or {}).get(str(schema["$ref"]).rpartition("/")[2], {}))
-    for key in ("const", "default"):
-        if key in schema:
-            return schema[key]
-    for key in ("examples", "enum"):
-        if schema.get(key):
-            return schema[key][0]
-    for key in ("anyOf", "oneOf", "allOf"):
-        if schema.get(key):
-            return inner(schema[key][0])
+    if said := [schema[key] for key in ("const", "default") if key in schema]:
+        return said[0]
+    if said := [schema[key] for key in ("examples", "enum") if schema.get(key)]:
+        return said[0][0]
+    if said := [schema[key] for key in ("anyOf", "oneOf", "allOf") if schema.get(key)]:
+        return inner(said[0][0])
     kinds = schema.get("type")
     match kinds[0] if isinstance(kinds, list) and kinds else kinds:
         case "object":

@@ -25,8 +25,13 @@ if TYPE_CHECKING:
     from agentrl.check.script import Lines
     from agentrl.config import RunSettings
 
-_MOST = 4000
-"""Maximum characters of a text that are shown."""
+    LivePlayer = (
+        Live | Sequence[Lines] | None
+    )  # in place of the scripts: a person, a file's episodes, or a served model
+
+_MOST = 4000  # characters of a text that are shown
+_PLAY = "Type the model's turns. A FILE has the turns, and the rewards that they must earn."
+_HOOK = "Call a hook of slime as a run does (docs/slime-hooks.md); without PATH, the hook of the settings."
 
 
 @click.command(
@@ -36,21 +41,10 @@ _MOST = 4000
         click.Argument(["targets"], nargs=-1, metavar="[TARGET...]"),
         click.Option(["--config"], metavar="FILE", help="The run's YAML or TOML file of settings; flags override it."),
         click.Option(["--seconds"], type=click.FloatRange(1), default=6.0, help="Seconds for episodes. [default: 6]"),
-        click.Option(
-            ["--play"],
-            is_flag=False,
-            flag_value="",
-            metavar="[FILE]",
-            help="Type the model's turns. A FILE has the turns, and the rewards that they must earn.",
-        ),
+        click.Option(["--play"], is_flag=False, flag_value="", metavar="[FILE]", help=_PLAY),
         click.Option(["--model"], metavar="URL", help="Have a model play: an OpenAI-compatible server's address."),
         click.Option(["--schemas"], is_flag=True, help="Print the schemas of the tools."),
-        click.Option(
-            ["--hook"],
-            multiple=True,
-            metavar="NAME[=PATH]",
-            help="Call a hook of slime as a run does (docs/slime-hooks.md); without PATH, the hook of the settings.",
-        ),
+        click.Option(["--hook"], multiple=True, metavar="NAME[=PATH]", help=_HOOK),
     ],
 )
 def command(
@@ -71,19 +65,20 @@ def command(
 
     if play and (Path(play).is_dir() or ":" in play or play.endswith(".py")):  # a target behind a bare --play
         targets, play = (play, *targets), ""
-    found: dict[str, list[str]] = {"folder": [], "env": []}
-    for target in targets:
-        kind = "folder" if Path(target).expanduser().is_dir() else "env"
-        if kind == "env" and ":" not in target and not target.endswith(".py"):
-            raise SettingsError(f"{target}: neither a folder nor an environment; expected DIR or pkg.mod:Name")
-        found[kind].append(target)
-    folders, envs = found["folder"], found["env"]
+    folders = [target for target in targets if Path(target).expanduser().is_dir()]
+    envs = [target for target in targets if target not in folders]
+    if neither := [target for target in envs if ":" not in target and not target.endswith(".py")]:
+        raise SettingsError(f"{neither[0]}: neither a folder nor an environment; expected DIR or pkg.mod:Name")
     more: dict[str, Any] = {"hf_checkpoint": folders[0]} if folders else {}
     settings = given_settings(config, **more)
     for folder in folders:
         check_model(folder)
     if hook:
-        return check_hooks(settings, hook)
+        if (slime := compat()) is None:
+            raise SettingsError("--hook: slime's hooks need agentrl.compat, which this installation does not have")
+        for name, _, path in (named.partition("=") for named in hook):
+            click.echo(slime.check_hook(name, path or None, settings))
+        return 0
     if not envs and settings.rollout.agent is not None:
         return check_agent(settings, _live(play, model))
     if not envs and not settings.rollout.env and settings.rollout.custom_generate_function_path is None:
@@ -95,15 +90,6 @@ def command(
     return max([check_env(one, seconds, schemas, live) for one in played])
 
 
-def check_hooks(settings: "RunSettings", hooks: tuple[str, ...]) -> int:
-    if (found := compat()) is None:
-        raise SettingsError("--hook: slime's hooks need agentrl.compat, which this installation does not have")
-    for hook in hooks:
-        name, _, path = hook.partition("=")
-        click.echo(found.check_hook(name, path or None, settings))
-    return 0
-
-
 def check_model(folder: str) -> None:
     """Print what the folder's chat template does. Raises SettingsError: the folder has no tokenizer."""
     from agentrl.chat import Chat
@@ -111,7 +97,6 @@ def check_model(folder: str) -> None:
     from agentrl.run.preflight import has_tokenizer
 
     has_tokenizer("--hf-checkpoint", Path(folder).expanduser())
-
     chat = Chat.load(folder)
     click.secho(f"{folder}: {chat.vocab_size} tokens", bold=True)
     click.echo(str(chat.report))
@@ -123,8 +108,7 @@ def check_model(folder: str) -> None:
     click.echo(f"{'reasoning parser':20} {tags!r}")
 
 
-def _live(play: str | None, model: str | None) -> "Live | Sequence[Lines] | None":
-    """Return the player in place of the scripts: a person, a file's episodes, or a served model."""
+def _live(play: str | None, model: str | None) -> "LivePlayer":
     if play is not None and model:
         raise SettingsError("--play and --model cannot be combined; leave one out")
     from agentrl.check.policy import Endpoint, Person
@@ -135,7 +119,7 @@ def _live(play: str | None, model: str | None) -> "Live | Sequence[Lines] | None
     return Person if play is not None else (lambda chat, tools: Endpoint(chat, model)) if model else None
 
 
-def check_agent(settings: "RunSettings", live: "Live | Sequence[Lines] | None") -> int:
+def check_agent(settings: "RunSettings", live: "LivePlayer") -> int:
     """Have the agent of `--agent` or `--env` play a session. Print its tree; return 1 if it fails or ids are wrong."""
     import anyio
 
@@ -160,9 +144,7 @@ def check_agent(settings: "RunSettings", live: "Live | Sequence[Lines] | None") 
     return int(bool(played.error or played.wrong))
 
 
-def check_env(
-    settings: "RunSettings", seconds: float, schemas: bool, live: "Live | Sequence[Lines] | None" = None
-) -> int:
+def check_env(settings: "RunSettings", seconds: float, schemas: bool, live: "LivePlayer" = None) -> int:
     """Play and print. Returns 1 if there is a problem."""
     import anyio
 
@@ -180,8 +162,7 @@ def check_env(
         sys.stdout.flush()
         os._exit(1)
 
-    shown = partial(_show, schemas=schemas)
-    anyio.run(play, settings, _chat(settings), seconds, played, leave, shown, live)
+    anyio.run(play, settings, _chat(settings), seconds, played, leave, partial(_show, schemas=schemas), live)
     if any(episode.lost for episode in played.episodes):
         leave()
     _show_end(played)

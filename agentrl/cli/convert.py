@@ -31,8 +31,7 @@ def command(source: Path, target: Path, form: "Form", hf_checkpoint: Path | None
     warnings.filterwarnings("ignore", category=UserWarning, module=r"megatron\.")  # of what it would do faster on a GPU
     from agentrl.train.convert import convert
 
-    left = convert(source, target, form, hf_checkpoint, _shown)
-    if left:
+    if left := convert(source, target, form, hf_checkpoint, _shown):
         some = f"{', '.join(left[:3])}{', ...' if len(left) > 3 else ''}"
         click.echo(f"left out: {len(left)} tensors that a {form} checkpoint has no place for ({some})", err=True)
     click.echo(f"wrote {target}")

@@ -65,8 +65,7 @@ def _software() -> Iterator[DoctorResult]:
 
 
 def _gpus() -> Iterator[DoctorResult]:
-    tool = shutil.which("nvidia-smi")
-    if tool is None:
+    if (tool := shutil.which("nvidia-smi")) is None:
         yield DoctorResult("GPUs", "ok", "none (no nvidia-smi); everything runs on the processors")
         return
     query = [tool, "--query-gpu=name,memory.total,driver_version", "--format=csv,noheader"]
@@ -92,8 +91,7 @@ def _sandbox() -> Iterator[DoctorResult]:
     for name, (works, said) in backends.items():
         found = f"works; runs {said}" if works else said
         yield DoctorResult(f"sandbox {name}", "ok" if works else "note", found, "" if works else _REMEDIES[name])
-    gets = next((name for name, (works, _) in backends.items() if works), None)
-    if gets is None:
+    if (gets := next((name for name, (works, _) in backends.items() if works), None)) is None:
         yield DoctorResult("Python tool", "problem", "no safe sandbox: model-written code cannot run here", _NO_SANDBOX)
     else:
         yield DoctorResult("Python tool", "ok", f"gets sandbox {gets}: {_WHY[gets]}")

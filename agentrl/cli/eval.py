@@ -1,5 +1,7 @@
 """`agentrl eval`."""
 
+from typing import Any
+
 import click
 
 from agentrl.cli.settings_command import settings_command
@@ -54,14 +56,6 @@ def _compare(ctx: click.Context, _: click.Parameter, pair: tuple[str, str] | Non
     ctx.exit()
 
 
-command.params.append(
-    click.Option(
-        ["--compare"],
-        nargs=2,
-        metavar="BEFORE AFTER",
-        is_eager=True,
-        expose_value=False,
-        callback=_compare,
-        help="Compare two kept evaluations by prompt and stop: folders (FOLDER@2: its evaluation 2, counted from 0; else the last).",
-    )
-)
+_HELP = "Compare two kept evaluations by prompt and stop: folders (FOLDER@2: its evaluation 2, counted from 0; else the last)."
+_STOPS: dict[str, Any] = {"is_eager": True, "expose_value": False, "callback": _compare}
+command.params.append(click.Option(["--compare"], nargs=2, metavar="BEFORE AFTER", help=_HELP, **_STOPS))

@@ -14,8 +14,7 @@ import click
 from agentrl.errors import DataError, disk_trouble
 from agentrl.files import write_atomic
 
-_NOTE = ".fetched.json"
-"""File of a fetched folder that says what it holds."""
+_NOTE = ".fetched.json"  # file of a fetched folder that says what it holds
 _TEXTS = ["*.md", "LICENSE*"]
 _MODEL = ["*.safetensors", "*.json", "*.model", "*.txt", "*.jinja", "*.tiktoken", *_TEXTS]
 _DATA = ["*.jsonl", "*.parquet", *_TEXTS]

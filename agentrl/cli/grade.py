@@ -21,15 +21,16 @@ from agentrl.rowfiles import RowFile, json_type, open_rows
 from agentrl.settings import flag_of
 
 Outcome = Grade | GraderFailure
+_EXPLAIN = "Show N answers with what was read and why: failures and wrong ones first."
+_READER = "Rule that finds answers in a text, for rows whose metadata name none. [default: strict]"
 
 
 def _grader_settings(function: Any) -> Any:
     """A flag for every setting of the graders, under its own name."""
     for name, info in reversed(RmHubSettings.model_fields.items()):
         choices = typing.get_args(info.annotation) if typing.get_origin(info.annotation) is Literal else ()
-        kind = click.Choice(choices) if choices else None
+        kind, metavar = (click.Choice(choices), None) if choices else (None, "VALUE")
         shown = "" if info.default is None else f" [default: {info.default}]"
-        metavar = None if choices else "VALUE"
         function = click.option(flag_of(name), type=kind, metavar=metavar, help=f"{info.description}{shown}")(function)
     return function
 
@@ -50,19 +51,9 @@ def _key(name: str, what: str) -> Callable[[Any], Any]:
 @_key("metadata", "Field with an object of what the grader needs besides.")
 @_key("prompt", "Field with the question, for judges and reward servers.")
 @click.option("--out", metavar="FILE", help="Write one result per answer: NAME.jsonl or NAME.parquet.")
-@click.option(
-    "--explain",
-    type=click.IntRange(0),
-    default=0,
-    metavar="N",
-    help="Show N answers with what was read and why: failures and wrong ones first.",
-)
+@click.option("--explain", type=click.IntRange(0), default=0, metavar="N", help=_EXPLAIN)
 @click.option("--limit", type=click.IntRange(1), metavar="N", help="Grade only the first N answers.")
-@click.option(
-    "--reader",
-    type=click.Choice(("strict", "lenient")),
-    help="Rule that finds answers in a text, for rows whose metadata name none. [default: strict]",
-)
+@click.option("--reader", type=click.Choice(("strict", "lenient")), help=_READER)
 @_grader_settings
 def command(answers: str, rm_type: str, out: str | None, **options: Any) -> int:
     """Grade the answers in a file: how many are right, and why not.
@@ -148,7 +139,12 @@ class Report:
         for at, failure in self._first_failures.values():
             where = escape(self.rows.where(at))
             console.print(f"[red]{failure.kind}[/], first at {where}: {escape(_clean(str(failure)[:500]))}")
-        _print_histogram(console, self.summary.histogram())
+        if histogram := self.summary.histogram():
+            most, width = max(count for _, count in histogram), max(len(label) for label, _ in histogram)
+            console.print("scores")
+            for label, count in histogram:
+                bar = "#" * (max(1, round(40 * count / most)) if count else 0)
+                console.print(f"  {label:>{width}s}  {bar} {count}")
         if out is not None:
             console.print(f"results: {escape(out)}")
 
@@ -186,16 +182,6 @@ def _result(at: int, row: Mapping[str, Any], outcome: Outcome) -> dict[str, Any]
     return {**known, **outcome.as_dict(), "failure": None}
 
 
-def _print_histogram(console: Any, histogram: list[tuple[str, int]]) -> None:
-    if not histogram:
-        return
-    most, width = max(count for _, count in histogram), max(len(label) for label, _ in histogram)
-    console.print("scores")
-    for label, count in histogram:
-        bar = "#" * (max(1, round(40 * count / most)) if count else 0)
-        console.print(f"  {label:>{width}s}  {bar} {count}")
-
-
 async def _grade_all(
     rm_type: str, spec: GraderSpec, options: Mapping[str, Any], settings: RmHubSettings, report: Report
 ) -> None:
@@ -206,8 +192,7 @@ async def _grade_all(
 
         async def one(at: int, _: int) -> None:
             outcome: Outcome
-            row: Mapping[str, Any] = {}
-            response, label, where = "", None, rows.where(at)
+            row, response, label, where = dict[str, Any](), "", None, rows.where(at)
             try:
                 row = rows.read(at)
                 response, label, metadata = _item(row, spec, options)

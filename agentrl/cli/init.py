@@ -10,16 +10,12 @@ from click.core import ParameterSource
 from agentrl.errors import SettingsError
 from agentrl.tiny import Arch, shipped
 
+_HELP = f"Architecture: {', '.join(get_args(Arch))}."
+
 
 @click.command("init", context_settings={"show_default": True})
 @click.argument("path", type=click.Path(path_type=Path))
-@click.option(
-    "--arch",
-    default="qwen3",
-    type=click.Choice(get_args(Arch)),
-    metavar="TYPE",
-    help=f"Architecture: {', '.join(get_args(Arch))}.",
-)
+@click.option("--arch", default="qwen3", type=click.Choice(get_args(Arch)), metavar="TYPE", help=_HELP)
 @click.option("--layers", default=4, type=click.IntRange(1), metavar="N", help="Transformer layers.")
 @click.option("--hidden", default=128, type=click.IntRange(1), metavar="N", help="Width of the residual stream.")
 @click.option("--heads", default=4, type=click.IntRange(1), metavar="N", help="Attention heads.")
@@ -49,8 +45,6 @@ def command(path: Path, skilled: bool, force: bool, **shape: str | int) -> None:
     from agentrl.tiny import create
 
     logging.disable_progress_bar()
-
     made = create(path, draw_pad_row=True, **shape)  # type: ignore[arg-type]
-    size = f"{made.num_parameters():,} parameters, {made.config.vocab_size} tokens"
-    click.echo(f"{path}: {shape['arch']}, {size}")
+    click.echo(f"{path}: {shape['arch']}, {made.num_parameters():,} parameters, {made.config.vocab_size} tokens")
     click.echo(f"Next: agentrl check {path}")

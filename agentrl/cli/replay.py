@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from agentrl.cli.settings_command import PlayedCommand, given_settings
-from agentrl.errors import SettingsError
+from agentrl.errors import SettingsError, raised_as
 from agentrl.runfolder import SETTINGS
 
 if TYPE_CHECKING:
@@ -54,10 +54,8 @@ def stored_settings(folder: Path) -> dict[str, Any]:
         beside = sorted(file.parent.name for file in folder.parent.glob(f"*/{SETTINGS}"))
         there = f"; {folder.parent} has {', '.join(beside)}" if beside else ""
         raise SettingsError(f"{folder}: no run here; give the --output-dir of a run{there}")
-    try:
+    with raised_as(SettingsError, f"{folder / SETTINGS} cannot be read", OSError, ValueError):
         sections: dict[str, dict[str, Any]] = json.loads((folder / SETTINGS).read_text())
-    except (OSError, ValueError) as error:
-        raise SettingsError(f"{folder / SETTINGS} cannot be read: {error}") from error
     plain = RunSettings.from_flat({}).shown()
     own = {n: v for s in _KEPT for n, v in sections.get(s, {}).items() if n in plain[s] and v != plain[s][n]}
     return own | {"hf_checkpoint": sections.get("train", {}).get("hf_checkpoint")}

@@ -13,8 +13,7 @@ def command(run: Path, title: str | None) -> None:
 
     The last lines say whether the run learned, and if not, the likeliest cause.
 
-    RUN is the --output-dir of a run, or its folder rollouts or evaluation. `agentrl view RUN` shows all trajectories.
-    """
+    RUN is the --output-dir of a run, or its folder rollouts or evaluation. `agentrl view RUN` shows all trajectories."""
     from agentrl.observability.report import run_verdict, write_report
 
     click.echo("\n".join([str(write_report(run, title=title)), *run_verdict(run)]))

@@ -20,8 +20,7 @@ from agentrl.rm_hub.grade import Grade
 _BATCH = 256
 SUFFIXES = (".jsonl", ".parquet")
 
-Write = Callable[[Mapping[str, Any]], object]
-"""Takes results one after another."""
+Write = Callable[[Mapping[str, Any]], object]  # takes results one after another
 
 
 @contextmanager

@@ -4,6 +4,8 @@ from typing import Any
 
 import click
 
+_ADMIN = "Key for the control routes instead (weights, pauses, memory). Without any key, browsers are refused there."
+
 
 @click.command("serve", context_settings={"show_default": True})
 @click.argument("model_path", metavar="MODEL")
@@ -22,13 +24,7 @@ import click
 @click.option("--chat-template", metavar="FILE", help="A Jinja template instead of the model's own.")
 @click.option("--trust-remote-code", is_flag=True, help="Run code that comes with the model folder.")
 @click.option("--api-key", envvar="SGLANG_API_KEY", show_envvar=True, metavar="KEY", help="Key for all but /health.")
-@click.option(
-    "--admin-api-key",
-    envvar="SGLANG_ADMIN_API_KEY",
-    show_envvar=True,
-    metavar="KEY",
-    help="Key for the control routes instead (weights, pauses, memory). Without any key, browsers are refused there.",
-)
+@click.option("--admin-api-key", envvar="SGLANG_ADMIN_API_KEY", show_envvar=True, metavar="KEY", help=_ADMIN)
 @click.option("--batch-invariant", is_flag=True, help="Results do not depend on the batch, for --true-on-policy-mode.")
 @click.option("--exact", is_flag=True, hidden=True)
 def command(**options: Any) -> int:

@@ -100,13 +100,9 @@ def settings_command(
                 return _dry_run(settings, purpose, problems)
             return function(settings)
 
-        made = SettingsCommand(
-            name or purpose,
-            params=_own_options(),
-            callback=callback,
-            help=function.__doc__,
-            epilog="\b\nExamples:\n" + textwrap.indent(textwrap.dedent(examples).strip(), "  "),
-        )
+        epilog = "\b\nExamples:\n" + textwrap.indent(textwrap.dedent(examples).strip(), "  ")
+        about: dict[str, Any] = {"help": function.__doc__, "epilog": epilog}
+        made = SettingsCommand(name or purpose, params=_own_options(), callback=callback, **about)
         made.presets = presets
         return made
 
@@ -127,30 +123,20 @@ def _dry_run(settings: RunSettings, purpose: Purpose, problems: Problems) -> int
             show(settings, purpose=purpose)
     for note in notes:
         click.echo(f"note: {note}", err=True)
-    if purpose == "train" and (differs := changed(settings)):
-        run = f"The run in {settings.observability.output_dir}"
-        click.echo(f"{run} would go on with changed settings: {', '.join(differs)}")
+    if purpose == "train" and (differs := ", ".join(changed(settings))):
+        click.echo(f"The run in {settings.observability.output_dir} would go on with changed settings: {differs}")
     click.echo("All checks that precede a run have passed.")
     return 0
 
 
 def _own_options() -> list[click.Parameter]:
+    script = "Launch script of slime: its flags are read, with slime's defaults. Other flags override them."
+    stops: dict[str, Any] = {"is_flag": True, "expose_value": False, "is_eager": True, "callback": _help_all}
     return [
         click.Option(["--config"], metavar="FILE", help="YAML or TOML file of settings; flags override it."),
-        click.Option(
-            ["--slime-script"],
-            metavar="FILE",
-            help="Launch script of slime: its flags are read, with slime's defaults. Other flags override them.",
-        ),
+        click.Option(["--slime-script"], metavar="FILE", help=script),
         click.Option(["--dry-run"], is_flag=True, help="Check everything, print non-default settings, and stop."),
-        click.Option(
-            ["--help-all"],
-            is_flag=True,
-            expose_value=False,
-            is_eager=True,
-            callback=_help_all,
-            help="Explain every setting.",
-        ),
+        click.Option(["--help-all"], help="Explain every setting.", **stops),
     ]
 
 
@@ -168,9 +154,8 @@ def _help_all(ctx: click.Context, _: click.Parameter, wanted: bool) -> None:
 
 
 def _own_section(command: click.Command, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-    rows = [p.get_help_record(ctx) for p in command.get_params(ctx)]
     with formatter.section("Command"):
-        formatter.write_dl([row for row in rows if row is not None])
+        formatter.write_dl([row for p in command.get_params(ctx) if (row := p.get_help_record(ctx)) is not None])
 
 
 def _groups(skip: frozenset[str] = frozenset()) -> Iterator[tuple[str, list[FieldRef]]]:

@@ -28,10 +28,8 @@ class Args:
             raise AttributeError(f"the run's settings have no {name!r}{did_you_mean(name, self._values)}") from None
 
     def __setattr__(self, name: str, value: object) -> Never:
-        raise AttributeError(
-            f"args is read-only: cannot set {name!r}; keep per-sample state in sample.metadata, "
-            "and set options by flags or the settings file"
-        )
+        said = f"args is read-only: cannot set {name!r}; keep per-sample state in sample.metadata,"
+        raise AttributeError(f"{said} and set options by flags or the settings file")
 
     def __delattr__(self, name: str) -> Never:
         raise AttributeError(f"args is read-only: cannot delete {name!r}")

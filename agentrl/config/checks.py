@@ -49,16 +49,13 @@ def batch_arithmetic(s: Sections, _: ModelInfo | None) -> Iterator[str]:
     if total == wanted or (steps is None and total % batch == 0):
         return
     used = f"--global-batch-size {batch}" + (f" x --num-steps-per-rollout {steps} = {wanted}" if steps else "")
-    yield f"{made}, but {used} does not use them up; set {_batch_proposal(prompts, n, batch, steps)}"
-
-
-def _batch_proposal(prompts: int, n: int, batch: int, steps: int | None) -> str:
-    total, wanted, ways = prompts * n, batch * (steps or 1), []
+    ways = list[str]()
     if total % (steps or 1) == 0:
         ways.append(f"--global-batch-size {total // steps if steps else _nearest_divisor(total, batch)}")
     if wanted % n == 0:
         ways.append(f"--rollout-batch-size {wanted // n}")
-    return " or ".join(ways or [f"--num-steps-per-rollout 1 --global-batch-size {total}"])
+    proposal = " or ".join(ways or [f"--num-steps-per-rollout 1 --global-batch-size {total}"])
+    yield f"{made}, but {used} does not use them up; set {proposal}"
 
 
 def layout(s: Sections, model: ModelInfo | None) -> Iterator[str]:
@@ -85,10 +82,8 @@ def _model_splits(model: ModelInfo, train: TrainSettings) -> Iterator[str]:
     tensor = train.tensor_model_parallel_size
     heads = (model.heads, "attention heads") if (model.heads or 0) % tensor else (model.kv_heads, "key-value heads")
     if heads[0] and heads[0] % tensor:
-        yield (
-            f"--tensor-model-parallel-size {tensor} does not divide the model's {heads[0]} {heads[1]}; "
-            f"sizes that do: {', '.join(map(str, _divisors(heads[0])))}"
-        )
+        said = f"--tensor-model-parallel-size {tensor} does not divide the model's {heads[0]} {heads[1]}"
+        yield f"{said}; sizes that do: {', '.join(map(str, _divisors(heads[0])))}"
     try:
         train.stage_sizes(model.layers or train.pipeline_model_parallel_size)
     except TrainError as error:
@@ -138,10 +133,8 @@ def engines(s: Sections, _: ModelInfo | None) -> Iterator[str]:
     """Engines must share their devices evenly; the built-in one has one."""
     total, each = s.cluster.rollout_num_gpus, s.cluster.rollout_num_gpus_per_engine
     if total % each:
-        yield (
-            f"--rollout-num-gpus {total} is no multiple of --rollout-num-gpus-per-engine {each}; "
-            f"use --rollout-num-gpus {_multiples(total, each)}"
-        )
+        said = f"--rollout-num-gpus {total} is no multiple of --rollout-num-gpus-per-engine {each}"
+        yield f"{said}; use --rollout-num-gpus {_multiples(total, each)}"
     if each > 1 and s.engine.engine == "embedded":
         yield f"--rollout-num-gpus-per-engine {each}: the built-in engine uses one device; use 1, or --engine sglang"
     if (nodes := s.cluster.nodes_per_engine) > 1 and each % nodes:
@@ -184,10 +177,9 @@ def lengths(s: Sections, model: ModelInfo | None) -> Iterator[str]:
     if context is None or response is None or (prompt or 1) + response <= context:
         return
     whose = f"--rollout-max-context-len {own}" if context == own else f"the model's context of {context} tokens"
-    asked = f"--rollout-max-response-len {response}"
+    asked, room = f"--rollout-max-response-len {response}", context - (prompt or 1)
     if prompt:
         asked = f"--rollout-max-prompt-len {prompt} + {asked} = {prompt + response} tokens"
-    room = context - (prompt or 1)
     fix = f"set --rollout-max-response-len to at most {room}" if room > 0 else f"prompts must be below {context} tokens"
     yield f"{asked} does not fit {whose}; {fix}"
 
@@ -218,8 +210,8 @@ def staleness(s: Sections, _: ModelInfo | None) -> Iterator[str]:
     if masked and not s.rollout.partial_rollout:
         yield "--mask-offpolicy-in-partial-rollout has no effect without --partial-rollout; set both or none"
     if kept is not None and (masked or kept >= allowed):
-        none = f"--max-staleness {allowed} allows none that is staler"
-        why = "--mask-offpolicy-in-partial-rollout masks them all" if masked else none
+        why = f"--max-staleness {allowed} allows none that is staler"
+        why = "--mask-offpolicy-in-partial-rollout masks them all" if masked else why
         yield f"--max-token-staleness {kept} has no effect: {why}; leave it out"
 
 
@@ -228,8 +220,8 @@ def on_policy(s: Sections, _: ModelInfo | None) -> Iterator[str]:
     if not s.train.true_on_policy_mode:
         return
     same = "engine and trainer do not compute the same to the bit"
+    remedy = "use --engine embedded, or --ci-train-rollout-logprob-abs-diff-threshold alone"
     if s.engine.engine != "embedded":
-        remedy = "use --engine embedded, or --ci-train-rollout-logprob-abs-diff-threshold alone"
         yield f"--true-on-policy-mode with --engine {s.engine.engine}: {same}; {remedy}"
     if s.rollout.max_staleness or s.rollout.partial_rollout:
         yield "--true-on-policy-mode trains what the newest weights sampled; use --max-staleness 0 without --partial-rollout"
@@ -244,20 +236,14 @@ def devices(s: Sections, _: ModelInfo | None) -> Iterator[str]:
     """Check that engines and trainer that take turns share devices, and that each replica fits onto its machines."""
     allowed, trainers, wanted = s.rollout.max_staleness, s.cluster.world_size, s.cluster.rollout_num_gpus
     if s.cluster.colocate and allowed > 0:
-        yield (
-            f"--colocate with --max-staleness {allowed}: on shared devices nothing is generated while the trainer trains; "
-            "leave one of them out"
-        )
+        said = f"--colocate with --max-staleness {allowed}:"
+        yield f"{said} on shared devices nothing is generated while the trainer trains; leave one of them out"
     if s.cluster.colocate and wanted > trainers:
-        yield (
-            f"--colocate: the trainer has {trainers} devices, and --rollout-num-gpus is {wanted}; use at most {trainers}, "
-            "or leave it out"
-        )
+        said = f"--colocate: the trainer has {trainers} devices, and --rollout-num-gpus is {wanted}"
+        yield f"{said}; use at most {trainers}, or leave it out"
     if s.cluster.update_weight_mode == "ipc" and not (s.cluster.colocate and s.engine.engine == "sglang"):
-        yield (
-            "--update-weight-mode ipc: trainer processes share their memory with SGLang on the same devices; use --engine sglang "
-            "--colocate, or leave it out"
-        )
+        said = "--update-weight-mode ipc: trainer processes share their memory with SGLang on the same devices"
+        yield f"{said}; use --engine sglang --colocate, or leave it out"
     stages = {"pp_size", "pipeline_parallel_size"} & {name.replace("-", "_") for name in s.engine.sglang_options}
     if s.cluster.update_weight_mode == "ipc" and stages:
         yield f"--update-weight-mode ipc: SGLang takes a handle for each rank of one stage; leave {flag_of(f'sglang_{min(stages)}')} out"
@@ -314,8 +300,7 @@ def teacher(s: Sections, _: ModelInfo | None) -> Iterator[str]:
     elif asked and given and given != [asked]:
         yield f"--opd-type {asked} needs {_TEACHERS[asked]}, not {flags}"
     if held := read_model_info(s.train.opd_teacher_load):
-        splits = _model_splits(held, s.train)
-        yield from (f"--opd-teacher-load: {said}" for said in splits)
+        yield from (f"--opd-teacher-load: {said}" for said in _model_splits(held, s.train))
     key = s.rollout.opd_privileged_key
     if given == ["self"] and key is None:
         yield "--opd-type self: a model learns nothing from itself unless it sees more: name it with --opd-privileged-key"
@@ -340,19 +325,17 @@ UNTRAINABLE = (
     "--engine openai: RL trains on token ids and their log-probs, and a hosted model gives neither; collect demonstrations "
     "with `agentrl rollout` and learn them with `agentrl sft`, or train with --engine embedded, sglang or external"
 )
+_NO_IDS = "it needs token ids, and a hosted model gives none"
 _NOT_HOSTED = {
     "rollout_top_k eval_top_k": "OpenAI's API has no such parameter; --hosted-options top_k=20 sends it to a server that has it",
-    "eval_min_new_tokens rollout_stop_token_ids": "OpenAI's API has no such parameter",
-    "rollout_skip_special_tokens": "OpenAI's API has no such parameter",
+    "eval_min_new_tokens rollout_stop_token_ids rollout_skip_special_tokens": "OpenAI's API has no such parameter",
     "rollout_max_prompt_len rollout_max_context_len eval_max_prompt_len eval_max_context_len engine_context_length": (
         "the tokens of a hosted model's conversation are not known"
     ),
     "chat_template_path apply_chat_template_kwargs tool_call_parser reasoning_parser template_rewrite_policy": (
         "the server renders messages and reads calls itself"
     ),
-    "custom_generate_function_path agent use_rollout_routing_replay opd_teacher_url": (
-        "it needs token ids, and a hosted model gives none"
-    ),
+    "custom_generate_function_path agent use_rollout_routing_replay opd_teacher_url": _NO_IDS,
 }
 """Settings that a hosted model cannot follow, and why."""
 _SLIMES = ("rollout_function_path", "eval_function_path")
@@ -368,7 +351,7 @@ def hosted(s: Sections, _: ModelInfo | None) -> Iterator[str]:
             if flat[name] not in (known[name].default, -1):  # -1: no top-k
                 yield f"{flag_of(name)} with --engine openai: {why}; leave it out"
     for name in filter(s.compat.compat_options.get, _SLIMES):
-        yield f"{name} with --engine openai: it needs token ids, and a hosted model gives none; leave it out"
+        yield f"{name} with --engine openai: {_NO_IDS}; leave it out"
     if s.cluster.rollout_workers > 1:
         yield "--rollout-workers with --engine openai: one process plays with a hosted model; leave it out"
 
@@ -377,8 +360,7 @@ CHECKS: tuple[Check, ...] = (
     hosted, prompts, adapters, one_process, on_policy, devices, batch_arithmetic, layout, sharding, experts, engines,
     engine_groups, lengths, staleness, teacher,
 )  # fmt: skip
-_TRAINERS: tuple[Check, ...] = (batch_arithmetic, layout, sharding, experts)
-"""Checks of what only a trainer does."""
+_TRAINERS: tuple[Check, ...] = (batch_arithmetic, layout, sharding, experts)  # checks of what only a trainer does
 
 
 def contradictions(s: Sections, model: ModelInfo | None) -> list[str]:
@@ -391,8 +373,16 @@ def contradictions(s: Sections, model: ModelInfo | None) -> list[str]:
 def missing(s: Sections, purpose: str) -> Iterator[str]:
     """Name the settings that `train`, `eval` or `rollout` needs and that were not given."""
     data, dump = s.data.prompt_data, s.cluster.load_debug_rollout_data
-    if hosts(s):
-        yield from _missing_host(s, purpose)
+    if hosts(s) and purpose == "train":
+        yield UNTRAINABLE
+    elif hosts(s):
+        engine = s.engine
+        if not engine.base_url:
+            yield "--engine openai: give the server's address by --base-url, for example https://api.openai.com/v1"
+        if not engine.hosted_model:
+            yield "--engine openai: name the server's model by --hosted-model"
+        if "hosted_api_key_env" in engine.model_fields_set and not engine.api_key:
+            yield f"--hosted-api-key-env {engine.hosted_api_key_env}: no such environment variable is set"
     elif not s.train.hf_checkpoint:
         yield "--hf-checkpoint is missing: the folder of the model to start from (`agentrl init DIR` makes a tiny one)"
     if s.engine.engine == "external" and not (s.engine.rollout_external_engine_addrs or dump):
@@ -403,19 +393,6 @@ def missing(s: Sections, purpose: str) -> Iterator[str]:
         return
     if not (data or s.rollout.env or s.data.data_source_path or dump):
         yield "no prompts: give --prompt-data FILE.jsonl, or --env pkg.mod:Name with an environment that makes its own"
-
-
-def _missing_host(s: Sections, purpose: str) -> Iterator[str]:
-    engine = s.engine
-    if purpose == "train":
-        yield UNTRAINABLE
-        return
-    if not engine.base_url:
-        yield "--engine openai: give the server's address by --base-url, for example https://api.openai.com/v1"
-    if not engine.hosted_model:
-        yield "--engine openai: name the server's model by --hosted-model"
-    if "hosted_api_key_env" in engine.model_fields_set and not engine.api_key:
-        yield f"--hosted-api-key-env {engine.hosted_api_key_env}: no such environment variable is set"
 
 
 def absent(s: Sections, purpose: str) -> Iterator[str]:
@@ -433,9 +410,10 @@ def _elsewhere(name: str, kind: str) -> str:
     folder, last = os.path.split(os.path.expanduser(name))
     if os.path.isdir(folder or "."):
         close = difflib.get_close_matches(last, sorted(os.listdir(folder or ".")), 2)
-        near = [os.path.join(folder, one) for one in close]
-        if near or folder:
-            return f"; did you mean {' or '.join(near)}?" if near else f"; {folder} has no {last}"
+        if near := " or ".join(os.path.join(folder, one) for one in close):
+            return f"; did you mean {near}?"
+        if folder:
+            return f"; {folder} has no {last}"
     if not re.fullmatch(r"[\w-]+/[\w.-]+", name) or name.endswith((".jsonl", ".parquet")):
         return ""
     return f"; a run downloads nothing: if this is a name on the Hub, `agentrl fetch {name} DIR{kind}` does"
@@ -456,10 +434,8 @@ def untrainable(s: Sections) -> Iterator[str]:
             "are over the whole vocabulary, those of the student among what was kept of it; use --opd-teacher-load, or leave these out"
         )
     if "preferred_sampling_params" in {name.replace("-", "_") for name in s.engine.sglang_options}:
-        yield (
-            "--sglang-preferred-sampling-params: penalties and the like change what is sampled from, and the trainer would "
-            "not know; leave it out"
-        )
+        said = "--sglang-preferred-sampling-params: penalties and the like change what is sampled from,"
+        yield f"{said} and the trainer would not know; leave it out"
     algorithm, kind, unbiased = algorithm_of(s.algorithm), s.algorithm.kl_loss_type, s.algorithm.use_unbiased_kl
     if s.algorithm.kl_loss_coef and "kl_loss_type" in algorithm.takes:
         if kind == "k1" and not unbiased:
@@ -468,10 +444,8 @@ def untrainable(s: Sections) -> Iterator[str]:
                 "near the reference; use --kl-loss-type low_var_kl, or add --use-unbiased-kl"
             )
         if kind == "k2" and unbiased:
-            yield (
-                "--use-unbiased-kl with --kl-loss-type k2: the gradient of k2 is unbiased by itself, and is not with the "
-                "ratio; leave one of them out"
-            )
+            said = "--use-unbiased-kl with --kl-loss-type k2: the gradient of k2 is unbiased by itself,"
+            yield f"{said} and is not with the ratio; leave one of them out"
     teachers = itself or s.rollout.opd_teacher_url or s.train.opd_teacher_load
     if "teacher_log_probs" in algorithm.reads and not teachers:
         yield f"{algorithm.name} needs a teacher here: give {' or '.join(_TEACHERS.values())}"
@@ -479,10 +453,8 @@ def untrainable(s: Sections) -> Iterator[str]:
     alone = s.rollout.n_samples_per_prompt == 1 and s.cluster.load_debug_rollout_data is None
     if alone and algorithm.compares_within_group and not algorithm.distills:
         otherwise = ", or --no-rewards-normalization" if "rewards_normalization" in algorithm.takes else ""
-        yield (
-            f"--n-samples-per-prompt 1: {algorithm.name} compares a trajectory with the others of its prompt, so that "
-            f"one alone has advantage 0 and nothing is learned; use at least 2{otherwise}"
-        )
+        said = f"--n-samples-per-prompt 1: {algorithm.name} compares a trajectory with the others of its prompt,"
+        yield f"{said} so that one alone has advantage 0 and nothing is learned; use at least 2{otherwise}"
     critic, rollouts = s.train.num_critic_only_steps, s.rollout.num_rollout
     if "values" in algorithm.reads and critic >= rollouts:
         yield f"--num-critic-only-steps {critic}: the actor would not learn in --num-rollout {rollouts}; use fewer"

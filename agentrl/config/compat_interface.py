@@ -6,8 +6,7 @@ from typing import Any, Protocol
 from agentrl.config.fields import Sections
 from agentrl.plugins import compat
 
-Part = tuple[Mapping[str, Any], Mapping[str, str]]
-"""Values by setting, and where each was written."""
+Part = tuple[Mapping[str, Any], Mapping[str, str]]  # values by setting, and where each was written
 
 
 class CompatInterface(Protocol):

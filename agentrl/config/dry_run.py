@@ -35,7 +35,15 @@ def describe(settings: RunSettings, purpose: Purpose = "train") -> Iterator[str]
     """The placement in sentences, one a kind of process."""
     train, cluster, rollout = settings.train, settings.cluster, settings.rollout
     if purpose == "train" and not cluster.debug_rollout_only:
-        yield from _trainer_lines(settings)
+        tp, pp, cp = train.tensor_model_parallel_size, train.pipeline_model_parallel_size, train.context_parallel_size
+        cut = "" if train.train_backend == "fsdp" else f"TP {tp} x PP {pp} x CP {cp} x "
+        nodes, dp = f"{cluster.actor_num_nodes} node(s)", cluster.world_size // train.model_parallel_size
+        who = f"trainer: {train.train_backend}, {cluster.world_size} process(es) on {nodes}"
+        yield f"{who}, {cut}DP {dp}, device {cluster.device}"
+        if own := cluster.critic_world_size:
+            yield f"critic: {own} process(es) of its own, DP {own // train.model_parallel_size}, cut as the trainer"
+        elif "values" in settings.algorithm.reads:
+            yield "critic: in the trainer's processes"
     else:
         yield "trainer: none"
     yield from list(_engine_lines(settings)) or ["engines: none"]
@@ -47,21 +55,6 @@ def describe(settings: RunSettings, purpose: Purpose = "train") -> Iterator[str]
         f"{rollout.n_samples_per_prompt} samples = {samples} trajectories, in {train.num_steps_per_rollout} optimizer "
         f"step(s) of {train.global_batch_size}"
     )
-
-
-def _trainer_lines(settings: RunSettings) -> Iterator[str]:
-    train, cluster = settings.train, settings.cluster
-    tp, pp, cp = train.tensor_model_parallel_size, train.pipeline_model_parallel_size, train.context_parallel_size
-    cut = "" if train.train_backend == "fsdp" else f"TP {tp} x PP {pp} x CP {cp} x "
-    dp = cluster.world_size // train.model_parallel_size
-    yield (
-        f"trainer: {train.train_backend}, {cluster.world_size} process(es) on {cluster.actor_num_nodes} node(s), "
-        f"{cut}DP {dp}, device {cluster.device}"
-    )
-    if own := cluster.critic_world_size:
-        yield f"critic: {own} process(es) of its own, DP {own // train.model_parallel_size}, cut as the trainer"
-    elif "values" in settings.algorithm.reads:
-        yield "critic: in the trainer's processes"
 
 
 def _engine_lines(settings: RunSettings) -> Iterator[str]:
@@ -86,8 +79,7 @@ def _engine_lines(settings: RunSettings) -> Iterator[str]:
 
 def render(value: Any) -> str:
     """A value as a person would write it in a settings file, without secrets."""
-    value = shown(value)
-    if value is None:
+    if (value := shown(value)) is None:
         return "none"
     if isinstance(value, bool):
         return "true" if value else "false"

@@ -62,15 +62,13 @@ class Sections(Settings):
 
 SECTIONS: Mapping[str, type[Settings]] = {name: type(section) for name, section in Sections()}
 
-RENAMED: Mapping[str, str] = types.MappingProxyType(
-    {
-        "history_policy": "template_rewrite_policy",
-        "ledger_keep": "ledger_retention",
-        "mask_staleness": "max_token_staleness",
-        "reduce_to_fit": "allow_fewer_devices",
-        "stall_warning": "event_loop_block_warning",
-    }
-)
+RENAMED: Mapping[str, str] = {
+    "history_policy": "template_rewrite_policy",
+    "ledger_keep": "ledger_retention",
+    "mask_staleness": "max_token_staleness",
+    "reduce_to_fit": "allow_fewer_devices",
+    "stall_warning": "event_loop_block_warning",
+}
 """Former names of settings. Flags, files, `from_flat` and `args` accept them for one release; no help text shows them."""
 
 _SAID = {
@@ -95,7 +93,6 @@ class FieldRef:
 
     @property
     def flag(self) -> str:
-        """The flag, with its dashes: `--rollout-batch-size`."""
         return flag_of(self.name)
 
     @property

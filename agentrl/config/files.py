@@ -15,10 +15,9 @@ from agentrl.config.compat_interface import CompatInterface, Part, foreign
 from agentrl.config.fields import RENAMED, SECTIONS, FieldRef, all_fields
 from agentrl.config.flags import MERGED, SGLANG_FIELD
 from agentrl.config.problems import Problems, one_error, unknown
-from agentrl.errors import SECRET, SECRET_NAME, SettingsError
+from agentrl.errors import SECRET, SECRET_NAME, SettingsError, raised_as
 
-Lines = dict[tuple[str, ...], int]
-"""The line of each key by its path; of an item of a list, by its number, from 0."""
+Lines = dict[tuple[str, ...], int]  # the line of each key by its path; of an item of a list, by its number, from 0
 
 
 def read_file(path: str | Path, problems: Problems | None = None) -> Part:
@@ -73,14 +72,11 @@ class _Sorter:
 
     def __init__(self, file: str, lines: Lines) -> None:
         self.file, self.lines = file, lines
-        self.values: dict[str, Any] = {}
-        self.origins: dict[str, str] = {}
-        self.problems: list[str] = []
+        self.values, self.origins, self.problems = dict[str, Any](), dict[str, str](), list[str]()
 
     def ours(self, document: Mapping[str, Any]) -> None:
         for raw, value in document.items():
-            key = str(raw).replace("-", "_")
-            if key in SECTIONS and isinstance(value, Mapping):
+            if (key := str(raw).replace("-", "_")) in SECTIONS and isinstance(value, Mapping):
                 for inner, inner_value in value.items():
                     self._put(key, str(inner), inner_value, self._where((str(raw), str(inner))))
             elif key in SECTIONS and key not in all_fields():
@@ -100,8 +96,7 @@ class _Sorter:
 
     def _put(self, section: str | None, written: str, value: Any, where: str) -> None:
         key, known = written.replace("-", "_"), all_fields()
-        key = RENAMED.get(key, key)
-        if key in known and section in (None, known[key].section):
+        if (key := RENAMED.get(key, key)) in known and section in (None, known[key].section):
             if key in self.values and key not in MERGED:
                 self.problems.append(f"{where}: {key} is given twice (also {self.origins[key]})")
             self._set(key, _as_flags_read_it(known[key], value), where)
@@ -137,9 +132,7 @@ def _as_flags_read_it(field: FieldRef, value: Any) -> Any:
     """YAML makes a boolean of the word `off`, and a text of `none`; what a flag takes, a file takes."""
     if value is False and "off" in field.choices:
         return "off"
-    if value == "none" and field.optional and field.kind is not str:
-        return None
-    return value
+    return None if value == "none" and field.optional and field.kind is not str else value
 
 
 _MOST_NESTED = 64
@@ -214,12 +207,10 @@ def _mark(file: str, node: yaml.Node, above: tuple[str, ...], lines: Lines) -> N
 
 
 def _read_toml(file: str, text: str) -> tuple[Mapping[str, Any], Lines]:
-    try:
+    # A number of more digits than Python reads has no type of its own.
+    with raised_as(SettingsError, f"{file} is not valid TOML", ValueError):
         document = tomllib.loads(text)
-    except ValueError as error:  # a number of more digits than Python reads has no type of its own
-        raise SettingsError(f"{file} is not valid TOML: {error}") from error
-    lines: Lines = {}
-    table: tuple[str, ...] = ()
+    lines, table = Lines(), tuple[str, ...]()
     for number, raw in enumerate(text.splitlines(), start=1):
         line = raw.strip()
         if line.startswith("[") and line.endswith("]"):

@@ -7,6 +7,7 @@
 4. Flags of other trainers mean what `foreign` says. A number that such a flag implies is a minimum."""
 
 import json
+import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
@@ -17,12 +18,11 @@ from agentrl.config.compat_interface import Part, foreign
 from agentrl.config.fields import RENAMED, SECTIONS, FieldRef, all_fields
 from agentrl.config.problems import Problems, one_error, sentences, unknown
 from agentrl.config.values import TRUTH, json_or_text, read_texts
-from agentrl.errors import SettingsError
+from agentrl.errors import SettingsError, raised_as
 from agentrl.settings import flag_of
 
 _PLAYED = "env agent custom_generate_function_path hf_checkpoint"
-_GRADED = "label_key rm_type custom_rm_path"
-_HOSTED = "engine base_url hosted_model"
+_GRADED, _HOSTED = "label_key rm_type custom_rm_path", "engine base_url hosted_model"
 ESSENTIAL: Mapping[str, str] = {
     "train": f"""env hf_checkpoint prompt_data {_GRADED} num_rollout rollout_batch_size n_samples_per_prompt
         rollout_max_response_len lr max_staleness eval_prompt_data eval_interval save save_interval load output_dir""",
@@ -37,8 +37,8 @@ ESSENTIAL: Mapping[str, str] = {
 }
 """Shown first in a command's `--help`: what its first use needs."""
 
-SGLANG_PREFIX = "--sglang-"
-SGLANG_FIELD = "sglang_options"
+SGLANG_PREFIX, SGLANG_FIELD = "--sglang-", "sglang_options"
+_FLAG = re.compile(r"-(?![\d.])")  # other tokens are values: `-1` and `-0.5` are numbers
 MERGED = (SGLANG_FIELD, "compat_options")
 """Of these the parts that are given in several places are put together; of others one wins."""
 
@@ -66,14 +66,11 @@ def read_flags(
 
 def read_script(path: str, given: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, str], list[str]]:
     """Read another trainer's launch script as `read_flags` does, with notes; `given` settings win over its own."""
-    compat = foreign()
-    if compat is None:
+    if (compat := foreign()) is None:
         raise SettingsError(f"--slime-script {path}: this installation has no agentrl.compat, which reads such scripts")
     argv, lines, notes = compat.script(path, {*given, *(given.get("compat_options") or ())})
-    try:
+    with raised_as(SettingsError, path, SettingsError):
         values, origins, rest = read_flags(argv)
-    except SettingsError as error:
-        raise SettingsError(f"{path}: {error}") from error
     if rest:
         raise SettingsError(f"{path}: {' '.join(rest)} belongs to no flag")
     return values, {name: lines.get(name, f"{path}, {flag}") for name, flag in origins.items()}, notes
@@ -96,13 +93,9 @@ class _Reader:
         self.fields = {field.flag: field for field in all_fields().values()}
         self.renamed = {flag_of(old): self.fields[flag_of(new)] for old, new in RENAMED.items()}
         self.own, self.foreign = own, foreign()
-        self.rest: list[str] = []
-        self.texts: dict[str, list[str]] = {}
+        self.texts, self.many, self.sglang = dict[str, list[str]](), dict[str, list[str]](), dict[str, Any]()
+        self.rest, self.unknown, self.problems = list[str](), list[str](), list[str]()
         self.spelt: list[tuple[bool, str, str, str]] = []
-        self.sglang: dict[str, Any] = {}
-        self.many: dict[str, list[str]] = {}
-        self.unknown: list[str] = []
-        self.problems: list[str] = []
 
     def read(self, argv: list[str], values: dict[str, Any]) -> None:
         """Put the values into `values`; with a problem, those without one."""
@@ -196,7 +189,7 @@ class _Reader:
 
 def _taken(after: list[str], most: int | None = None) -> list[str]:
     """Take the values at the beginning of `after` out of it, at most so many."""
-    end = next((at for at, token in enumerate(after) if not _is_value(token)), len(after))
+    end = next((at for at, token in enumerate(after) if _FLAG.match(token)), len(after))
     end = end if most is None else min(end, most)
     found, after[:end] = after[:end], []
     return found
@@ -204,8 +197,3 @@ def _taken(after: list[str], most: int | None = None) -> list[str]:
 
 def _truth(after: list[str]) -> list[str]:
     return [after.pop(0)] if after and after[0].lower() in ("true", "false") else []
-
-
-def _is_value(token: str) -> bool:
-    """A token is a value unless it looks like a flag; `-1` and `-0.5` are numbers."""
-    return not token.startswith("-") or token[1:2].isdigit() or token[1:2] == "."

@@ -16,14 +16,10 @@ from agentrl.settings import shown
 class Effect(NamedTuple):
     """When settings have an effect."""
 
-    names: str
-    """With spaces between; `x_*` are all that begin so."""
-    needs: str
-    """A condition (`tables.holds`) on settings, and on what `_sentences` says of them besides."""
-    named: str
-    """Not empty if another setting can ask for them: they are named, the others refused."""
-    why: str
-    """Completes "has no effect"."""
+    names: str  # with spaces between; `x_*` are all that begin so
+    needs: str  # a condition (`tables.holds`) on settings, and on what `_sentences` says of them besides
+    named: str  # not empty if another setting can ask for them: they are named, the others refused
+    why: str  # completes "has no effect"
 
 
 EFFECTS = tuple(Effect(*row) for row in rows("agentrl.config", "effects.tsv"))
@@ -70,7 +66,6 @@ def _unread(settings: Sections, purpose: str) -> tuple[frozenset[str], str]:
 
 
 def inapplicable(settings: Sections, purpose: str) -> list[str]:
-    """Sentences about settings that were given and can have no effect."""
     return list(_sentences(settings, purpose, certain=True))
 
 

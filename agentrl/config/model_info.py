@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from agentrl.errors import CheckpointError, SettingsError
+from agentrl.errors import CheckpointError, SettingsError, raised_as
 from agentrl.modelfolder import EXPERTS, read_config, text_config
 
 
@@ -25,15 +25,10 @@ class ModelInfo:
 def read_model_info(path: str | None) -> ModelInfo | None:
     """Read `<path>/config.json`; None if there is no such file (a model yet to be made, or a hub name). Raises
     SettingsError: the file is there but is damaged."""
-    if path is None:
+    if path is None or not os.path.isfile(file := Path(os.path.expanduser(path), "config.json")):
         return None
-    file = Path(os.path.expanduser(path), "config.json")
-    if not os.path.isfile(file):
-        return None
-    try:
+    with raised_as(SettingsError, "--hf-checkpoint", CheckpointError):
         config = read_config(file.parent)
-    except CheckpointError as error:
-        raise SettingsError(f"--hf-checkpoint: {error}") from error
     merged = text_config(config)
     heads = _int(merged, "num_attention_heads", "n_head")
     return ModelInfo(

@@ -25,8 +25,7 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
     others = compat.called() if (compat := foreign()) else {}
     called = [others[other] for other in difflib.get_close_matches(plain, others, n=1, cutoff=0.9)]
     ours = [*called, *map(flag_of, called)]
-    best = [other for other in ours if other in names]
-    if not best:
+    if not (best := [other for other in ours if other in names]):
         alike = {other: difflib.SequenceMatcher(None, name.strip("-"), other.strip("-")).ratio() for other in names}
         close = sorted((other for other in names if _near(name, other, alike[other])), key=lambda o: -alike[o])
         best = [other for other in close[:3] if alike[other] > alike[close[0]] - 0.1]
@@ -91,8 +90,7 @@ def one_error(problems: list[str]) -> SettingsError:
 class Problems:
     """Errors of several checks, raised together: `with problems:` around each check, `raise_all()` behind the last."""
 
-    passed = True
-    """True if the newest check raised nothing."""
+    passed = True  # true if the newest check raised nothing
 
     def __init__(self) -> None:
         self._errors: list[AgentRLError] = []

@@ -51,8 +51,11 @@ class RunSettings(Sections):
         self._fill("train", global_batch_size=batch, num_steps_per_rollout=steps)
         if self.train.lora_rank is not None:
             self._follow_adapter()
-        if self.cluster.backend == "local":
-            self._follow_one_process()
+        if self.cluster.backend == "local":  # a process cannot broadcast to itself, and its threads are everybody's
+            self._only_by_disk("--backend local")
+            threads = self.train.train_threads or self.engine.embedded_threads
+            self._fill("train", train_threads=threads)
+            self._fill("engine", embedded_threads=threads)
         decided = self.algorithm.use_rollout_logprobs is not None or self.algorithm.supervised
         chosen = built_in(self.algorithm)
         anchored = self.rollout.max_staleness > 0 or (chosen is not None and chosen.anchored_at_rollout)
@@ -86,11 +89,11 @@ class RunSettings(Sections):
         self._fill("cluster", rollout_num_gpus=devices, **offload)
         if self.engine.engine == "sglang" and offload["offload_rollout"]:
             given = self.engine.sglang_options
-            copies = {
-                "enable_weights_cpu_backup": self.train.lora_rank is not None,
-                "enable_draft_weights_cpu_backup": any(name.startswith("speculative") for name in given),
-            }
-            options = {name: True for name, needed in {"enable_memory_saver": True, **copies}.items() if needed}
+            options = {"enable_memory_saver": True}
+            if self.train.lora_rank is not None:
+                options["enable_weights_cpu_backup"] = True
+            if any(name.startswith("speculative") for name in given):
+                options["enable_draft_weights_cpu_backup"] = True
             self._fill("engine", sglang_options={**options, **given})
 
     def _follow_adapter(self) -> None:
@@ -98,17 +101,9 @@ class RunSettings(Sections):
         train = self.train
         self._only_by_disk("--lora-rank")
         if self.engine.engine == "sglang":
-            options = {"enable_lora": True, "max_lora_rank": train.lora_rank, "lora_target_modules": ["all"]}
-            if train.target_modules != ("all-linear",):
-                options["lora_target_modules"] = list(train.target_modules)
+            modules = ["all"] if train.target_modules == ("all-linear",) else list(train.target_modules)
+            options = {"enable_lora": True, "max_lora_rank": train.lora_rank, "lora_target_modules": modules}
             self._fill("engine", sglang_options={**options, **self.engine.sglang_options})
-
-    def _follow_one_process(self) -> None:
-        """A process cannot broadcast to itself, and its threads are everybody's."""
-        self._only_by_disk("--backend local")
-        threads = self.train.train_threads or self.engine.embedded_threads
-        self._fill("train", train_threads=threads)
-        self._fill("engine", embedded_threads=threads)
 
     def _only_by_disk(self, why: str) -> None:
         if "update_weight_mode" in self.cluster.model_fields_set and self.cluster.update_weight_mode != "disk":
@@ -126,14 +121,9 @@ class RunSettings(Sections):
     def from_flat(
         cls, values: Mapping[str, Any], origins: Mapping[str, str] | None = None, problems: Problems | None = None
     ) -> Self:
-        """Build from flat field names; what is not named has its default.
-
-        Args:
-            values: field name to value.
-            origins: field name to where the value was written, for messages; the flag's name if not given.
-            problems: gets what would be raised; a setting that is wrong then has its default.
-
-        Raises SettingsError: unknown names, wrong types, contradictions."""
+        """Build from flat field names; what is not named has its default. `origins`: field name to where the value was
+        written, for messages; the flag's name if not given. `problems`: gets what would be raised; a setting that is
+        wrong then has its default. Raises SettingsError: unknown names, wrong types, contradictions."""
         known, wrong = all_fields(), list[str]()
         values = {RENAMED.get(name, name): value for name, value in values.items()}
         for name, value in values.items():
@@ -193,12 +183,10 @@ class RunSettings(Sections):
         presets: Mapping[str, Any] | None = None,
         problems: Problems | None = None,
     ) -> Self:
-        """Build from flags already read, an optional file below them, and what a command presets below that.
-
-        Args, raises: as of `from_flat`."""
+        """Build from flags already read, an optional file below them, and what a command presets below that. Other
+        arguments and errors are those of `from_flat`."""
         low: Part = (presets or {}, {})
-        if config is not None:
-            low = merged(low, read_file(config, problems))
+        low = low if config is None else merged(low, read_file(config, problems))
         both: Part = merged(low, (values, origins))
         if compat := foreign():
             with problems or Problems.raised():
@@ -209,15 +197,11 @@ class RunSettings(Sections):
 
     def shown(self) -> dict[str, dict[str, Any]]:
         """Every setting by section and name as plain JSON, without secrets."""
-        return {
-            section: {name: shown(value) for name, value in values.items()}
-            for section, values in self.model_dump(mode="json").items()
-        }
+        dumped = self.model_dump(mode="json")
+        return {section: {name: shown(value) for name, value in own.items()} for section, own in dumped.items()}
 
     def replace(self, **changes: Any) -> Self:
-        """A copy with some settings changed, by flat name, checked again.
-
-        A batch size and a number of steps that were not given follow the change."""
+        """A copy with some settings changed, by flat name, checked again; what follows from them follows the change."""
         given = self.given()
         return type(self).from_flat({**{n: v for n, v in self.flat().items() if n in given}, **changes})
 
@@ -233,15 +217,13 @@ class RunSettings(Sections):
 
     @property
     def args(self) -> Args:
-        """The read-only flat view that user functions get."""
         flat = self.flat()
         options = flat.get(SGLANG_FIELD) or {}
         return Args({**{f"sglang_{k}": v for k, v in options.items()}, **flat, **self.compat.compat_options})
 
     def check_complete(self, purpose: Purpose) -> Self:
         """Check that nothing is missing, that what was given has an effect, and that training can train; returns the
-        settings. Raises SettingsError: lists settings that are missing, have no effect or contradict others, and what
-        to do."""
+        settings. Raises SettingsError: lists settings that are missing, have no effect or contradict others."""
         problems = [*checks.absent(self, purpose), *checks.missing(self, purpose)]
         if not (problems or self.compat.slime_defaults):
             problems += inapplicable.inapplicable(self, purpose)

@@ -23,8 +23,7 @@ _NAME_AND_PATH = re.compile(r"([\w.-]+)=(.+)")
 
 
 def read_texts(field: FieldRef, texts: Sequence[str]) -> Any:
-    """The value that the flag's occurrences mean. Raises SettingsError: the text has not the container's shape; names
-    the flag, the value, what was expected."""
+    """The value that the flag's occurrences mean. Raises SettingsError: the text has not the container's shape."""
     if field.is_named:
         return _named(field, texts)
     if field.kind is dict:
@@ -49,13 +48,13 @@ def _named(field: FieldRef, texts: Sequence[str]) -> str | dict[str, str]:
 def _mapping(field: FieldRef, texts: Sequence[str]) -> dict[str, Any]:
     out: dict[str, Any] = {}
     for text in texts:
+        key, equals, value = text.partition("=")
         if text.lstrip().startswith("{"):
             out.update(_json(field, text))
-            continue
-        key, equals, value = text.partition("=")
-        if not equals or not key:
+        elif not equals or not key:
             raise SettingsError(f"{field.flag}: expected {field.expected()}; got {text!r:.200}")
-        out[key.strip()] = json_or_text(value)
+        else:
+            out[key.strip()] = json_or_text(value)
     return out
 
 

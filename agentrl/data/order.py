@@ -35,8 +35,7 @@ def permute(index: int, n: int, *, seed: int, epoch: int) -> int:
         left, right = index >> half, index & mask
         for key in keys:
             left, right = right, left ^ (mix(right ^ key) & mask)
-        index = (left << half) | right
-        if index < n:
+        if (index := (left << half) | right) < n:
             return index
 
 
@@ -49,8 +48,7 @@ class DataPosition(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class PromptOrder:
-    """Maps a run's position to one of `rows` prompt rows. Without `shuffle` every epoch has the file's order; without
-    `num_epoch` they repeat for ever."""
+    """Maps a run's position to one of `rows` prompt rows, in the file's order or shuffled, for ever or `num_epoch` times."""
 
     rows: int
     seed: int = 0

@@ -13,9 +13,9 @@ from typing import Any
 
 from agentrl.chat.demonstration import learned
 from agentrl.data.settings import DataSettings
-from agentrl.errors import DataError, MediaError, TemplateError
+from agentrl.errors import DataError, MediaError, TemplateError, raised_as
 from agentrl.media import Image, is_image, take_images
-from agentrl.rowfiles import RowFile, json_type, open_rows, read_json, split_slice
+from agentrl.rowfiles import json_type, open_rows, read_json, split_slice
 from agentrl.sample import RECORDED, Message
 
 ROLES = ("system", "developer", "user", "assistant", "tool", "function")
@@ -31,30 +31,19 @@ _IMAGE_MARK = "<image>"
 
 @dataclass(frozen=True, slots=True)
 class PromptRow:
-    """One prompt.
+    """One prompt."""
 
-    Attributes:
-        index: the row's number within the (sliced) data, from 0.
-        prompt: text, or chat messages.
-        label: whatever the row holds under the label key; None when there is none.
-        metadata: the row's metadata object.
-        tools: the row's own tool schemas; None leaves the choice to the environment.
-        env: the name of its environment, where the run has several.
-        has_unread_label: the row has a field `label`, and no setting names the label's field.
-        images: the images that the prompt refers to, by hash."""
-
-    index: int
-    prompt: str | list[Message]
-    label: Any = None
+    index: int  # the row's number within the (sliced) data, from 0
+    prompt: str | list[Message]  # text, or chat messages
+    label: Any = None  # whatever the row holds under the label key; None when there is none
     metadata: dict[str, Any] = field(default_factory=dict)
-    tools: list[dict[str, Any]] | None = None
-    env: str | None = None
-    has_unread_label: bool = False
-    images: Mapping[str, Image] = field(default_factory=dict)
+    tools: list[dict[str, Any]] | None = None  # the row's own schemas; None leaves the choice to the environment
+    env: str | None = None  # the name of its environment, where the run has several
+    has_unread_label: bool = False  # the row has a field `label`, and no setting names the label's field
+    images: Mapping[str, Image] = field(default_factory=dict)  # those of the prompt, by hash
 
 
-Look = Callable[[PromptRow], str | None]
-"""Says what is wrong with a row; None if nothing is."""
+Look = Callable[[PromptRow], str | None]  # says what is wrong with a row; None if nothing is
 
 
 class PromptData:
@@ -64,13 +53,10 @@ class PromptData:
 
     def __init__(self, path: str, settings: DataSettings | None = None) -> None:
         plain, part = split_slice(path)
-        self._file: RowFile = open_rows(plain)
-        self._settings = settings or DataSettings()
-        rows = range(len(self._file))[part]
-        if not rows:
+        self._file, self._settings = open_rows(plain), settings or DataSettings()
+        if not (rows := range(len(self._file))[part]):
             raise DataError(f"{path}: the slice is empty; {plain} has {len(self._file)} rows")
-        self._rows = rows[: self._settings.prompt_data_limit]
-        self._drawn = 0
+        self._rows, self._drawn = rows[: self._settings.prompt_data_limit], 0
 
     def __len__(self) -> int:
         return len(self._rows)
@@ -89,8 +75,7 @@ class PromptData:
                 raise DataError(f"{self.where(row.index)}: {problem}")
 
     def __getitem__(self, index: int) -> PromptRow:
-        """Row `index`, from 0; negative numbers are not accepted. Raises IndexError: no such row. DataError: the row is
-        malformed."""
+        """Row `index`, from 0, not negative. Raises IndexError: no such row. DataError: the row is malformed."""
         if not 0 <= index < len(self):
             raise IndexError(f"row {index} is outside the {len(self)} rows of the prompt data")
         row, where, used = self._file.read(self._rows[index]), self.where(index), self._settings
@@ -98,25 +83,16 @@ class PromptData:
             hint = f"set --image-key {media}" if media.startswith("image") else "videos and sound are not read"
             raise DataError(f"{where}: field {media!r} is not shown to the model; {hint}, or leave the field out")
         for key in row.keys() & {used.input_key, used.label_key, used.metadata_key, used.tool_key}:
-            try:
+            remedy = "use finite numbers, text, lists, objects"
+            with raised_as(DataError, f"{where}: field {key!r}", TypeError, ValueError, remedy=remedy):
                 json.dumps(row[key], allow_nan=False)
-            except (TypeError, ValueError) as error:
-                raise DataError(f"{where}: field {key!r}: {error}; use finite numbers, text, lists, objects") from error
         prompt, images = self._with_images(self._prompt(row, where), row, where)
-        return PromptRow(
-            index,
-            prompt,
-            self._label(row, where),
-            self._metadata(row, where),
-            self._tools(row, where),
-            self._env(row, where),
-            used.label_key is None and row.get("label") is not None,
-            images,
-        )
+        unread = used.label_key is None and row.get("label") is not None
+        label, metadata, tools = self._label(row, where), self._metadata(row, where), self._tools(row, where)
+        return PromptRow(index, prompt, label, metadata, tools, self._env(row, where), unread, images)
 
     def _prompt(self, row: dict[str, Any], where: str) -> str | list[Message]:
-        key = self._settings.input_key
-        if key not in row:
+        if (key := self._settings.input_key) not in row:
             raise DataError(f"{where}: no field {key!r} for the prompt; it has {_names(row)}; set --input-key")
         prompt = row[key]
         if isinstance(prompt, str) and self._settings.sft_turns is None:
@@ -138,22 +114,17 @@ class PromptData:
         self, prompt: str | list[Message], row: dict[str, Any], where: str
     ) -> tuple[str | list[Message], dict[str, Image]]:
         """Return the prompt with references in place of images, and the images."""
-        key = self._settings.image_key
-        given = row.get(key) if key is not None else None
-        try:
+        given = row.get(key) if (key := self._settings.image_key) is not None else None
+        with raised_as(DataError, where, MediaError):
             if given is not None:
                 prompt = _placed(prompt, given if isinstance(given, list) else [given])
             return (prompt, {}) if isinstance(prompt, str) else take_images(prompt, {}, self._settings.image_limits)
-        except MediaError as error:
-            raise DataError(f"{where}: {error}") from error
 
     def _end(self, messages: list[Message], where: str) -> None:
         """Check the last message's role: the model's if the row is learned from, else another."""
         if (turns := self._settings.sft_turns) is not None:
-            try:
+            with raised_as(DataError, where, TemplateError):
                 learned(messages, turns)
-            except TemplateError as error:
-                raise DataError(f"{where}: {error}") from error
         elif messages[-1]["role"] == "assistant":
             remedy = "leave it out, or learn from whole conversations with `agentrl sft`"
             raise DataError(f"{where}: the last message is the assistant's; {remedy}")
@@ -166,16 +137,14 @@ class PromptData:
         return row[key]
 
     def _metadata(self, row: dict[str, Any], where: str) -> dict[str, Any]:
-        key = self._settings.metadata_key
-        metadata: dict[str, Any] = _typed(row, key, dict, where) or {}
+        metadata: dict[str, Any] = _typed(row, key := self._settings.metadata_key, dict, where) or {}
         if taken := sorted(RECORDED & metadata.keys()):
             taken_by = "under which agentrl writes its own records; rename it"
             raise DataError(f"{where}: field {key!r} has the key {taken[0]!r}, {taken_by}")
         return metadata
 
     def _tools(self, row: dict[str, Any], where: str) -> list[dict[str, Any]] | None:
-        key = self._settings.tool_key
-        tools: list[Any] | None = _typed(row, key, list, where)
+        tools: list[Any] | None = _typed(row, key := self._settings.tool_key, list, where)
         for number, tool in enumerate(tools or ()):
             if not isinstance(tool, dict):
                 expected = "must be a tool schema (an object)"
@@ -250,10 +219,8 @@ def _typed(row: dict[str, Any], key: str, kind: type, where: str) -> Any:
     """The optional field `key`, decoded from JSON text where it is text; None when absent."""
     value = row.get(key)
     if isinstance(value, str):
-        try:
+        with raised_as(DataError, f"{where}: field {key!r} is text but not JSON", ValueError):
             value = read_json(value)
-        except ValueError as error:
-            raise DataError(f"{where}: field {key!r} is text but not JSON: {error}") from error
     if value is not None and not isinstance(value, kind):
         want = "an object" if kind is dict else "a list"
         raise DataError(f"{where}: field {key!r} must be {want}, got {json_type(value)}")

@@ -1,6 +1,5 @@
-"""Data sources: groups of samples. `get_samples(n)` returns n groups of `n_samples_per_prompt` deep copies, and fewer
-only at the end of the data. `add_samples(groups)` hands groups back. `save` and `load` keep a source's position; a
-ledger keeps its own."""
+"""Data sources: groups of samples. `get_samples(n)` returns n groups of `n_samples_per_prompt` deep copies, fewer at the
+end of the data. `add_samples(groups)` hands groups back. `save` and `load` keep a position; a ledger keeps its own."""
 
 import copy
 from collections.abc import Callable, Iterable, Sequence
@@ -13,7 +12,7 @@ import orjson
 from agentrl.data.order import DataPosition, PromptOrder
 from agentrl.data.prompts import PromptRow, open_prompts
 from agentrl.data.settings import DataSettings
-from agentrl.errors import DataError, PluginError
+from agentrl.errors import DataError, PluginError, raised_as
 from agentrl.files import write_atomic
 from agentrl.groups import Group
 from agentrl.plugins import load_object
@@ -45,12 +44,10 @@ class DataSource(Protocol):
 
 
 class RolloutDataSource:
-    """Prompts of a dataset, in file order or shuffled anew in every epoch, for ever or for `num_epoch` passes.
-
-    Attributes:
-        dataset: rows by number (`__len__` and `__getitem__` giving `PromptRow`); None opens `args.prompt_data`, and
-            where that is None too, groups have an empty prompt that the environment fills.
-        args: the flat settings: those of `DataSettings`, `n_samples_per_prompt` and `rollout_seed`."""
+    """Prompts of a dataset, in file order or shuffled anew in every epoch, for ever or for `num_epoch` passes. `dataset`:
+    rows by number (`__len__` and `__getitem__` giving `PromptRow`); None opens `args.prompt_data`, and where that is None
+    too, groups have an empty prompt that the environment fills. `args`: the flat settings: those of `DataSettings`,
+    `n_samples_per_prompt` and `rollout_seed`."""
 
     def __init__(self, *arguments: Any) -> None:
         if len(arguments) not in (1, 2):
@@ -93,10 +90,8 @@ class RolloutDataSource:
 
     def get_samples(self, num_groups: int) -> list[Group]:
         """The next groups in order; fewer when the data has come to its end."""
-        groups = []
-        for _ in range(num_groups):
-            if (place := self.place(self.position)) is None:
-                break
+        groups = list[Group]()
+        while len(groups) < num_groups and (place := self.place(self.position)) is not None:
             groups.append(self.build(self.position, place))
             self.position += 1
         return groups
@@ -124,10 +119,8 @@ class RolloutDataSource:
 
     def load(self, path: str | Path) -> None:
         """Go on from what `save` wrote. Raises DataError: missing, malformed, or of other data."""
-        try:
+        with raised_as(DataError, f"data source state {path} cannot be read", OSError, orjson.JSONDecodeError):
             state = orjson.loads(Path(path).read_bytes())
-        except (OSError, orjson.JSONDecodeError) as error:
-            raise DataError(f"data source state {path} cannot be read: {error}") from error
         if not isinstance(state, dict) or not isinstance(state.get("position"), int):
             raise DataError(f"{path} is not a data source's state: it has no whole-numbered 'position'")
         self.set_state(state)
@@ -206,8 +199,7 @@ def take_from_buffer(choose: BufferFilter, args: Any, buffer: list[Group], num_g
 
 def pending_group(row: PromptRow, group_id: int, n: int, **recorded: Any) -> Group:
     """`n` fresh samples of one prompt, numbered by `group_id`; `recorded` goes into their metadata."""
-    named = {"tools": row.tools, "env": row.env}
-    own = {key: value for key, value in named.items() if value is not None}
+    own = {key: value for key, value in (("tools", row.tools), ("env", row.env)) if value is not None}
     given: dict[str, Any] = {"prompt": row.prompt, "label": row.label, "metadata": {**row.metadata, **own, **recorded}}
     return number_group([Sample(**copy.deepcopy(given), images=dict(row.images)) for _ in range(n)], group_id, n)
 

@@ -21,7 +21,7 @@ from agentrl.data.source import (
     load_buffer_filter,
     take_from_buffer,
 )
-from agentrl.errors import PluginError
+from agentrl.errors import PluginError, raised_as
 from agentrl.groups import Group
 from agentrl.plugins import load_object, positional, user_code
 from agentrl.sample import Sample
@@ -29,15 +29,12 @@ from agentrl.sample import Sample
 
 def load_source(settings: DataSettings, args: Any) -> DataSource:
     """The data source that the settings name, the user's or the built-in one; a class is built from the flat `args`."""
-    path = settings.data_source_path
-    if path is None:
+    if (path := settings.data_source_path) is None:
         return (RolloutDataSourceWithBuffer if settings.buffer_filter_path else RolloutDataSource)(args)
-    found = _find(path)
-    if inspect.isclass(found):
-        with user_code(f"--data-source-path {path!r}: {found.__name__}()"):
-            source = _construct(found, settings, args)
-    else:
-        source = found
+    source = _find(path)
+    if inspect.isclass(source):
+        with user_code(f"--data-source-path {path!r}: {source.__name__}()"):
+            source = _construct(source, settings, args)
     return source if isinstance(source, RolloutDataSource) else SourceAdapter(source, settings, args)
 
 
@@ -66,17 +63,14 @@ def _check_methods(source: Any, name: str) -> None:
 
 def _construct(kind: type, settings: DataSettings, args: Any) -> Any:
     path = settings.data_source_path
-    try:
+    with raised_as(PluginError, f"--data-source-path {path!r}: cannot see how to build {kind.__name__}", ValueError):
         parameters = positional(kind)
-    except ValueError as error:
-        raise PluginError(f"--data-source-path {path!r}: cannot see how to build {kind.__name__}: {error}") from error
     needed = [p for p in parameters if p.default is p.empty]
     if issubclass(kind, RolloutDataSource) and not parameters:
         return kind(args)
     if len(needed) > 2:
-        takes = f"{kind.__name__} needs {', '.join(p.name for p in needed)}"
-        built = "a data source is built as (dataset, args), (args) or ()"
-        raise PluginError(f"--data-source-path {path!r}: {takes}; {built}")
+        takes = f"needs {', '.join(p.name for p in needed)}; a data source is built as (dataset, args), (args) or ()"
+        raise PluginError(f"--data-source-path {path!r}: {kind.__name__} {takes}")
     if len(needed) == 2 or [p.name for p in parameters[:2]] == ["dataset", "args"]:
         return kind(open_prompts(settings), args)
     return kind(args) if parameters else kind()
@@ -99,8 +93,7 @@ class SourceAdapter:
         with user_code(f"{self._name}.get_samples"):
             given = self.source.get_samples(num_groups)
         if not isinstance(given, (list, tuple)):
-            hint = "; it must be a plain function, not async" if inspect.isawaitable(given) else ""
-            got = f"{type(given).__name__}{hint}"
+            got = type(given).__name__ + "; it must be a plain function, not async" * inspect.isawaitable(given)
             raise PluginError(f"{self._name}.get_samples must return a list of groups, got {got}")
         groups = [self._group(item) for item in given]
         if len(groups) > num_groups:

@@ -8,7 +8,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any, ClassVar
+from typing import Any
 
 Point = tuple[float, float]
 Scale = Callable[[float], float]
@@ -55,12 +55,8 @@ class Chart:
     x_ticks: tuple[tuple[float, str], ...]
     y_ticks: tuple[tuple[float, str], ...]
 
-    width: ClassVar[int] = 460
-    height: ClassVar[int] = 210
-    left: ClassVar[int] = 52
-    right: ClassVar[int] = width - 14
-    top: ClassVar[int] = 12
-    floor: ClassVar[int] = height - 30
+    width, height, left, top = 460, 210, 52, 12
+    right, floor = width - 14, height - 30
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,14 +69,13 @@ class ChartLine:
 
 
 def layout(title: str, series: Sequence[tuple[str, Series]]) -> Chart:
-    """Lay out labelled series, at least one, on common axes."""
     everything = [point for _, s in series for point in s.finite]
-    lowest, highest = min(y for _, y in everything), max(y for _, y in everything)
+    xs, ys = zip(*everything, strict=True)
+    lowest, highest, first, last = min(ys), max(ys), min(xs), max(xs)
     if 0 < lowest < highest / 2:
         lowest = 0.0
     if lowest == highest == 0:
         highest = 1.0
-    first, last = min(x for x, _ in everything), max(x for x, _ in everything)
     y_ticks = ticks(lowest, highest, 4)
     to_x = _scale(first, last, Chart.left, Chart.right)
     to_y = _scale(y_ticks[0], y_ticks[-1], Chart.floor, Chart.top)
@@ -115,8 +110,7 @@ def ticks(low: float, high: float, count: int, *, whole: bool = False) -> list[f
     raw = (high - low) / max(count, 1)
     power = 10.0 ** math.floor(math.log10(raw))
     step = next(m * power for m in (1, 2, 5, 10) if m * power >= raw * 0.999)
-    if whole:
-        step = max(1.0, round(step))
+    step = max(1.0, round(step)) if whole else step
     first, last = math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9)
     return [round(i * step, 12) for i in range(first, last + 1)]
 
@@ -140,6 +134,4 @@ def number(value: float, digits: int = 3) -> str:
         return f"{round(value):,}"
     if abs(value) >= 1000:
         return f"{value:,.{digits - 3}f}"
-    if abs(value) < 1e-3:
-        return f"{value:.{digits - 2}e}"
-    return f"{value:.{digits}g}"
+    return f"{value:.{digits - 2}e}" if abs(value) < 1e-3 else f"{value:.{digits}g}"

@@ -66,14 +66,12 @@ def find_evaluation(given: str) -> Evaluation:
             steps = sorted({step for one in sets for step in reader.steps("eval", one)})
         if (steps and not number) or (number and int(number) in steps):
             step = int(number) if number else steps[-1]
-            file = store.with_name(EVALUATIONS)
-            rows = list(read_metrics(file)) if file.is_file() else []
+            rows = list(read_metrics(file)) if (file := store.with_name(EVALUATIONS)).is_file() else []
             return Evaluation(store, step, next((row["checkpoint"] for row in rows if row["step"] == step), None))
         if steps:
             raise DataError(f"{given}: {store.parent} has the evaluations {', '.join(map(str, steps))}")
-    raise DataError(
-        f"{given}: no evaluation's trajectories here; give the --output-dir of `agentrl eval`, or of a run that evaluates"
-    )
+    said = f"{given}: no evaluation's trajectories here"
+    raise DataError(f"{said}; give the --output-dir of `agentrl eval`, or of a run that evaluates")
 
 
 def compare(before: Evaluation, after: Evaluation) -> dict[str, tuple[int, list[Difference]]]:
@@ -83,8 +81,7 @@ def compare(before: Evaluation, after: Evaluation) -> dict[str, tuple[int, list[
         raise DataError(f"{before.name} has sets {', '.join(first)}, {after.name} {', '.join(second)}: none in common")
     found = {}
     for name in common:
-        prompts = [prompt for prompt in first[name] if prompt in second[name]]
-        if not prompts:
+        if not (prompts := [prompt for prompt in first[name] if prompt in second[name]]):
             raise DataError(f"set {name}: {before.name} and {after.name} have no prompt in common")
         rows = [(first[name][prompt], second[name][prompt]) for prompt in prompts]
         found[name] = len(prompts), [one for measure in MEASURES if (one := _difference(measure, rows)) is not None]

@@ -8,20 +8,20 @@ import math
 import secrets
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, closing
+from contextlib import AbstractContextManager, ExitStack, closing
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 import orjson
 
-from agentrl.errors import DataError, SettingsError, install
+from agentrl.errors import DataError, SettingsError, install, raised_as
 from agentrl.files import replacing
 from agentrl.observability.settings import ObservabilitySettings
 from agentrl.observability.sinks import MetricsRun, Sink, open_sink, prometheus
 from agentrl.runfolder import METRICS
 
 
-class MetricsLogger:
+class MetricsLogger(AbstractContextManager["MetricsLogger"]):
     """Sends a step's metrics to all sinks; a context manager that closes them."""
 
     def __init__(self, settings: ObservabilitySettings, folder: str | Path, *, resume_step: int = 0) -> None:
@@ -35,13 +35,12 @@ class MetricsLogger:
         with ExitStack() as opened:
             self._sinks = [_jsonl(folder / METRICS, resume_step, opened)]
             if settings.use_tensorboard:
-                where = Path(settings.tensorboard_dir or folder / "tensorboard")
+                where = settings.tensorboard_dir or folder / "tensorboard"
                 self._sinks.append(_tensorboard(where, resume_step, opened))
             if settings.use_wandb:
                 self._sinks.append(_wandb(settings, run, opened))
             if settings.prometheus_port is not None:
-                address = settings.prometheus_host, settings.prometheus_port
-                self._sinks.append(prometheus(*address, folder.name, opened))
+                self._sinks.append(prometheus(settings.prometheus_host, settings.prometheus_port, folder.name, opened))
             self._sinks += [open_sink(path, run, opened) for path in settings.metrics_sinks]
             self._opened = opened.pop_all()
 
@@ -53,9 +52,6 @@ class MetricsLogger:
         plain = {name: float(value) for name, value in metrics.items()}
         for sink in self._sinks:
             sink(step, at, plain)
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(self, *_: object) -> None:
         self._opened.close()
@@ -76,7 +72,7 @@ def _jsonl(path: Path, resume_step: int, opened: ExitStack) -> Sink:
     return write
 
 
-def _tensorboard(folder: Path, resume_step: int, opened: ExitStack) -> Sink:
+def _tensorboard(folder: str | Path, resume_step: int, opened: ExitStack) -> Sink:
     """Event files by TensorBoard's own writer; needs neither torch nor TensorFlow."""
     try:
         from tensorboard.compat.proto.event_pb2 import Event, SessionLog
@@ -116,31 +112,22 @@ def wandb_arguments(settings: ObservabilitySettings, folder: Path, known: str | 
     place.mkdir(parents=True, exist_ok=True)  # else wandb takes a temporary one
     suffix = f"_{secrets.token_hex(3)}" if settings.wandb_random_suffix else ""
     named = {"group": settings.wandb_group, "name": settings.wandb_name}
-    return {
-        "project": settings.wandb_project,
-        "entity": settings.wandb_team,
-        "mode": settings.wandb_mode,
-        "dir": str(place),
-        "settings": {"base_url": settings.wandb_host} if settings.wandb_host else None,
-        "id": known,
-        "resume": "allow",
-        **({} if known and suffix else {what: text and text + suffix for what, text in named.items()}),
-    }
+    named = {} if known and suffix else {what: text and text + suffix for what, text in named.items()}
+    own = {"project": settings.wandb_project, "entity": settings.wandb_team, "mode": settings.wandb_mode}
+    server = {"base_url": settings.wandb_host} if settings.wandb_host else None
+    return {**own, "dir": str(place), "settings": server, "id": known, "resume": "allow", **named}
 
 
 def read_metrics(path: str | Path) -> Iterator[dict[str, Any]]:
-    """The rows of a `metrics.jsonl`, with values that were not finite as floats again. A last line without its newline
-    was being written when the run was killed; it is left out. Raises DataError: no such file, or a line that is not a
-    JSON object with a `step`."""
+    """The rows of a `metrics.jsonl`, with values that were not finite as floats again; without a last line that a kill has
+    cut. Raises DataError: no such file, or a line that is not a JSON object with a `step`."""
     try:
         lines = Path(path).read_bytes().split(b"\n")
     except FileNotFoundError as error:
         raise DataError(f"{path}: no such file; a run writes it into its --output-dir") from error
     for number, line in enumerate(lines[:-1], start=1):
-        try:
+        with raised_as(DataError, f"{path} line {number}: not valid JSON", orjson.JSONDecodeError):
             row = orjson.loads(line)
-        except orjson.JSONDecodeError as error:
-            raise DataError(f"{path} line {number}: not valid JSON: {error}") from error
         if not isinstance(row, dict) or not isinstance(row.get("step"), int):
             raise DataError(f"{path} line {number}: expected a JSON object with an integer step")
         for name, text in row.pop("nonfinite", {}).items():

@@ -22,8 +22,7 @@ _SHOWN = (
     ("perf/rollout_tokens_per_second", "tokens/s", "{:,.0f}"),
     ("perf/step_seconds", "time", "{:.1f}s"),
 )
-_BUSY = 0.9
-"""Share of computing from which on an event loop delays the requests."""
+_BUSY = 0.9  # share of computing from which on an event loop delays the requests
 _NO_SPREAD = (
     "note: within each group all rewards were equal, so there was nothing to learn from (gradient 0); easier prompts, "
     "partial rewards or a higher --n-samples-per-prompt help (said once)"
@@ -32,14 +31,12 @@ _SHOWN_OF_EVAL = ("reward", "success", "pass@1", "used_tool")
 
 
 class Progress:
-    """Display of phases and finished steps; a context manager. `total`: rollouts of the whole run. `console`: where to
-    write; by default standard error."""
+    """Display of phases and of finished steps, `total` in the run; a context manager. `console`: by default stderr."""
 
     def __init__(self, settings: ObservabilitySettings, *, total: int, console: Console | None = None) -> None:
         self._console = console or Console(stderr=True, highlight=False, soft_wrap=True)
-        self._mode = settings.progress
-        if self._mode == "auto":
-            self._mode = "live" if self._console.is_terminal else "plain"
+        looks = "live" if self._console.is_terminal else "plain"
+        self._mode = looks if settings.progress == "auto" else settings.progress
         self._total, self._started = total, time.monotonic()
         self._told_no_spread = False
         text = TextColumn("{task.description}", markup=False)
@@ -96,7 +93,6 @@ class Progress:
 
 
 def counted(count: int, one: str, many: str | None = None) -> str:
-    """`1 engine`, `2 engines`."""
     return f"{count} {one if count == 1 else many or one + 's'}"
 
 
@@ -104,16 +100,17 @@ def describe_step(step: int, total: int, metrics: Mapping[str, float]) -> str:
     """One line about a step: `rollout 3/100  reward 0.512  tokens/s 1,204`, or `eval after rollout 3  ...`."""
     if any(name.startswith("eval/") for name in metrics):
         when = f"eval after rollout {step + 1}" if step >= 0 else "eval before training"
-        return "  ".join([when, *_eval_parts(metrics)])
+        named = [(*name.partition("/")[2].rpartition("/"), value) for name, value in metrics.items()]
+        shown = [f"{data} {what} {value:.3f}" for data, _, what, value in named if what in _SHOWN_OF_EVAL]
+        return "  ".join([when, *shown])
     parts = [f"{label} {form.format(metrics[name])}" for name, label, form in _SHOWN if name in metrics]
     return "  ".join([f"rollout {step + 1}/{total}", *parts, *describe_bottleneck(metrics)])
 
 
 def describe_bottleneck(metrics: Mapping[str, float]) -> list[str]:
-    """Return what kept a step from being faster, as `["limited by ..."]`; nothing if the metrics do not say.
-
-    It is the trainer if the rollouts were ready for most of the step. Otherwise it is the event loop of the rollouts if it
-    nearly always computes. Otherwise it is where more trajectories are on average: at the engines, or in tools."""
+    """Return what kept a step from being faster, as `["limited by ..."]`; nothing if the metrics do not say. It is the
+    trainer if the rollouts were ready for most of the step. Otherwise it is the event loop of the rollouts if it nearly
+    always computes. Otherwise it is where more trajectories are on average: at the engines, or in tools."""
     waited, engines = metrics.get("perf/wait_time_ratio"), metrics.get("engines/in_flight")
     busy, tools = metrics.get("loop/busy_share", 0.0), metrics.get("tools/in_flight", 0.0)
     if waited is not None and waited < 0.5:
@@ -126,8 +123,3 @@ def describe_bottleneck(metrics: Mapping[str, float]) -> list[str]:
     if tools > engines:
         return [f"limited by tools and environments ({tools:.1f} trajectories in them, {engines:.1f} at the engines)"]
     return [f"limited by the engines ({engines:.1f} requests at once, {tools:.1f} trajectories in tools)"]
-
-
-def _eval_parts(metrics: Mapping[str, float]) -> list[str]:
-    named = [(*name.partition("/")[2].rpartition("/"), value) for name, value in metrics.items()]
-    return [f"{data} {what} {value:.3f}" for data, _, what, value in named if what in _SHOWN_OF_EVAL]

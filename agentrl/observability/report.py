@@ -14,7 +14,7 @@ from jinja2 import ChoiceLoader, PackageLoader, StrictUndefined
 from jinja2 import Environment as Jinja
 
 from agentrl.buffer.store import first_words
-from agentrl.errors import DataError
+from agentrl.errors import DataError, raised_as
 from agentrl.observability.charts import Series, collect_series, layout, number
 from agentrl.observability.metrics import read_metrics
 from agentrl.observability.selection import first_and_last, own_trajectories
@@ -44,8 +44,7 @@ MAIN_CHARTS: tuple[tuple[str, tuple[tuple[str, str], ...]], ...] = (
     ("Rollouts that the trained tokens are old", (("mean", "staleness/mean"), ("most", "staleness/max"))),
     ("Generated tokens a second", (("tokens/s", "perf/rollout_tokens_per_second"),)),
 )
-_PAIRS = 6
-"""Most prompts that are shown before and after."""
+_PAIRS = 6  # most prompts that are shown before and after
 _HEADLINE_OF_EVAL = (("pass@1", "solved (pass@1)"), ("reward", "mean reward"), ("used_tool", "used a tool"))
 
 
@@ -72,45 +71,34 @@ def write_report(run: str | Path, *, title: str | None = None) -> Path:
     """Write `report.html` into the run's folder; returns its path. `run`: the run's folder. `title`: the page's
     headline; the folder's name if not given. Raises DataError: no metrics, or a malformed file; names it."""
     run = Path(run)
-    evaluations = _evaluations_in(run)
-    home = _home(run)
+    home, folders = _home(run), [*([] if (run / METRICS).is_file() else [run]), run / BELOW["eval"]]
+    # The evaluations that `agentrl eval` noted here or below; not those of training, which its curves show.
+    noted = [folder / EVALUATIONS for folder in folders]
+    evaluations = [row for file in noted if file.is_file() for row in read_metrics(file)]
     rows = list(read_metrics(home / METRICS)) if (home / METRICS).is_file() else list(map(_as_metrics, evaluations))
-    series = collect_series(rows)
-    if not series:
-        raise DataError(
-            f"{run}: holds no metrics yet; expected the --output-dir of a run that has finished a step, or its folder "
-            "rollouts or evaluation"
-        )
-    settings = read_settings(home)
-    texts = run_texts(run, settings)
+    if not (series := collect_series(rows)):
+        said = f"{run}: holds no metrics yet; expected the --output-dir of a run that has finished a step,"
+        raise DataError(f"{said} or its folder rollouts or evaluation")
+    texts = run_texts(run, settings := read_settings(home))
     pairs = [
-        Pair(
-            number,
-            "" if a.label is None else first_words(str(a.label)),
-            describe_sample(a, texts),
-            describe_sample(b, texts),
-        )
-        for number, (a, b) in enumerate(first_and_last(run)[:_PAIRS], start=1)
+        Pair(at, first_words("" if a.label is None else str(a.label)), *(describe_sample(s, texts) for s in (a, b)))
+        for at, (a, b) in enumerate(first_and_last(run)[:_PAIRS], start=1)
     ]
     groups = chart_groups(series)
     shown = {one.name for _, members in groups for _, one in members}
-    page = (
-        templates("observability")
-        .get_template("report.html")
-        .render(
-            title=title or f"Run {run.resolve().name}",
-            headlines=headlines(series),
-            verdict=verdict_lines(rows),
-            facts=_facts(rows, series, settings),
-            charts=[layout(name, members) for name, members in groups],
-            more=[layout(name, [(name, one)]) for name, one in sorted(series.items()) if name not in shown],
-            pairs=pairs,
-            own=own_trajectories(run, texts),
-            evaluations=evaluations[-20:],
-            settings=settings,
-        )
+    template, out = templates("observability").get_template("report.html"), run / "report.html"
+    page = template.render(
+        title=title or f"Run {run.resolve().name}",
+        headlines=headlines(series),
+        verdict=verdict_lines(rows),
+        facts=_facts(rows, series, settings),
+        charts=[layout(name, members) for name, members in groups],
+        more=[layout(name, [(name, one)]) for name, one in sorted(series.items()) if name not in shown],
+        pairs=pairs,
+        own=own_trajectories(run, texts),
+        evaluations=evaluations[-20:],
+        settings=settings,
     )
-    out = run / "report.html"
     out.write_text(page, encoding="utf-8")
     return out
 
@@ -161,23 +149,19 @@ def _facts(
     rows: Sequence[Mapping[str, Any]], series: Mapping[str, Series], settings: Mapping[str, Any]
 ) -> list[tuple[str, str]]:
     facts = []
-    steps = [row["step"] for row in rows if "rollout/reward" in row or any(n.startswith("train/") for n in row)]
-    if steps:
+    if steps := [r["step"] for r in rows if "rollout/reward" in r or any(name.startswith("train/") for name in r)]:
         facts.append(("rollouts", number(max(steps) + 1)))
-    rollout = settings.get("rollout", {})
-    if rollout:
+    if rollout := settings.get("rollout", {}):
         shape = f"{rollout.get('rollout_batch_size')} × {rollout.get('n_samples_per_prompt')}"
         facts.append(("prompts × samples a rollout", shape))
-    times = [row["time"] for row in rows if isinstance(row.get("time"), (int, float))]
-    if times:
+    if times := [row["time"] for row in rows if isinstance(row.get("time"), (int, float))]:
         first = max(float(rows[0].get(f"perf/{what}_seconds", 0.0)) for what in ("step", "rollout"))
         facts.append(("wall time, without starting", str(timedelta(seconds=round(times[-1] - times[0] + first)))))
     if speed := series.get("perf/rollout_tokens_per_second"):
         facts.append(("tokens/s, last rollout", number(speed.last)))
     if rollout.get("allow_truncated_sampling"):
         facts.append(("truncated sampling", "unknown to the trainer: biased gradients"))
-    checkpoint = settings.get("train", {}).get("hf_checkpoint")
-    if checkpoint:
+    if checkpoint := settings.get("train", {}).get("hf_checkpoint"):
         facts.append(("started from", Path(checkpoint).name))
     return facts
 
@@ -186,13 +170,6 @@ def _home(run: Path) -> Path:
     """The folder of metrics and settings: the run's folder, or that of a command below it."""
     folders = [run / below for below in BELOW.values()]
     return next((folder for name in (METRICS, SETTINGS) for folder in folders if (folder / name).is_file()), run)
-
-
-def _evaluations_in(run: Path) -> list[dict[str, Any]]:
-    """The evaluations that `agentrl eval` noted here or below; not those of training, which its curves show."""
-    folders = [*([] if (run / METRICS).is_file() else [run]), run / BELOW["eval"]]
-    files = [folder / EVALUATIONS for folder in folders]
-    return [row for file in files if file.is_file() for row in read_metrics(file)]
 
 
 def _as_metrics(row: Mapping[str, Any]) -> dict[str, Any]:
@@ -205,10 +182,8 @@ def read_settings(folder: Path) -> dict[str, Any]:
     file = folder / SETTINGS
     if not file.is_file():
         return {}
-    try:
+    with raised_as(DataError, f"{file}: not valid JSON", ValueError):
         found = json.loads(file.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise DataError(f"{file}: not valid JSON: {error}") from error
     return found if isinstance(found, dict) else {}
 
 

@@ -11,10 +11,8 @@ from agentrl.observability.trajectories import Token, TokenSpan, TokenTexts, Tra
 from agentrl.sample import Sample
 
 _WHAT = {"train": "training, rollout {}", "rollout": "agentrl rollout, rollout {}", "eval": "evaluation {} of {}"}
-_EACH, _PROMPTS = 2, 200
-"""Most trajectories of one kind, and most prompts of an evaluation that are looked at."""
-_LONGEST = 1500
-"""Tokens of a part from which on its middle is left out: the page is one file that is sent."""
+_EACH, _PROMPTS = 2, 200  # most trajectories of one kind, and most prompts of an evaluation that are looked at
+_LONGEST = 1500  # tokens of a part from which on its middle is left out: the page is one file that is sent
 
 
 @dataclass(frozen=True, slots=True)

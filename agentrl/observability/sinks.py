@@ -16,7 +16,7 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from agentrl.errors import SettingsError, install
+from agentrl.errors import SettingsError, install, raised_as
 from agentrl.plugins import load_object, user_code
 
 Sink = Callable[[int, float, Mapping[str, float]], None]
@@ -25,14 +25,10 @@ Sink = Callable[[int, float, Mapping[str, float]], None]
 
 @dataclass(frozen=True, slots=True)
 class MetricsRun:
-    """The run that a sink is opened for.
+    """The run that a sink is opened for."""
 
-    Attributes:
-        folder: the run's folder. A sink may keep the id of its own run in it.
-        resume_step: the first step of this life; above 0 if the run goes on. Steps from it on may be logged again."""
-
-    folder: Path
-    resume_step: int
+    folder: Path  # the run's; a sink may keep the id of its own run in it
+    resume_step: int  # first step of this life, above 0 if the run goes on; steps from it on may be logged again
 
     def known_id(self, file: str) -> str | None:
         """Return the text of this file of the folder, if the run goes on and has it."""
@@ -99,18 +95,15 @@ def prometheus(host: str, port: int, run: str, opened: ExitStack) -> Sink:
     except ImportError as error:
         raise SettingsError(f"--prometheus-port needs the package prometheus-client: {install('metrics')}") from error
     registry, gauges = CollectorRegistry(), dict[str, Gauge]()
-    try:
+    with raised_as(SettingsError, f"--prometheus-port {port}: cannot listen on {host}", OSError):
         server, thread = start_http_server(port, host, registry)
-    except OSError as error:
-        raise SettingsError(f"--prometheus-port {port}: cannot listen on {host}: {error}") from error
     opened.callback(thread.join)
     opened.callback(server.server_close)
     opened.callback(server.shutdown)
 
     def write(step: int, at: float, metrics: Mapping[str, float]) -> None:
         for name, value in {**metrics, "step": step, "logged_at": at}.items():
-            key = f"agentrl_{_name(name, '_')}"
-            if key not in gauges:
+            if (key := f"agentrl_{_name(name, '_')}") not in gauges:
                 gauges[key] = Gauge(key, name, ["run"], registry=registry)
             gauges[key].labels(run).set(value)
 

@@ -2,8 +2,7 @@
 
 import math
 
-SOLVED = 1.0
-"""Least reward that counts as a success in pass@k."""
+SOLVED = 1.0  # least reward that counts as a success in pass@k
 
 
 def pass_at_k(n: int, c: int, k: int) -> float:
@@ -14,6 +13,4 @@ def pass_at_k(n: int, c: int, k: int) -> float:
         raise ValueError(f"pass@k: expected 0 <= c <= n; got n={n}, c={c}")
     if not 1 <= k <= n:
         raise ValueError(f"pass@k: expected 1 <= k <= n; got n={n}, k={k}; take at least k samples a prompt")
-    if n - c < k:
-        return 1.0
-    return 1.0 - math.prod(1.0 - k / i for i in range(n - c + 1, n + 1))
+    return 1.0 if n - c < k else 1.0 - math.prod(1.0 - k / i for i in range(n - c + 1, n + 1))

@@ -23,14 +23,12 @@ Trained = Mapping[str, Sequence[float]]
 """The trainer's `log_probs` and `advantages` of a sample: one a response token each, NaN where there is none."""
 
 UNSURE = math.log(0.5)
-LONG = 80
-"""Tokens from which on an answer of the environment is folded."""
+LONG = 80  # tokens from which on an answer of the environment is folded
 
 
 @dataclass(frozen=True, slots=True)
 class Token:
-    """One token as the page shows it; `origin` is prompt, model, close or env. `image` is the data URL of the image that
-    begins there."""
+    """One token as the page shows it; `origin` is prompt, model, close or env. `image`: data URL of one that begins there."""
 
     text: str
     origin: str
@@ -48,10 +46,8 @@ class TokenSpan:
     title: str
     tokens: tuple[Token, ...]
     folded: bool = False
-    reward: float | None = None
-    """The environment's reward for this step."""
-    seconds: float | None = None
-    """The seconds that the model, or the environment, took for it."""
+    reward: float | None = None  # the environment's reward for this step
+    seconds: float | None = None  # the seconds that the model, or the environment, took for it
 
     @property
     def preview(self) -> str:
@@ -69,10 +65,8 @@ class Trajectory:
     turns: int
     weights: str
     stop_reason: str
-    scores: Mapping[str, float]
-    """The parts of the reward: its own if it is a dict, and the grade's."""
-    grading: Mapping[str, str]
-    """The label, the answer that the grader extracted, and its reason, as far as known."""
+    scores: Mapping[str, float]  # the parts of the reward: its own if it is a dict, and the grade's
+    grading: Mapping[str, str]  # the label, the answer that the grader extracted, and its reason, as far as known
 
     @property
     def tokens(self) -> tuple[Token, ...]:
@@ -85,10 +79,7 @@ class Trajectory:
 
 def describe_sample(sample: Sample, texts: TokenTexts, trained: Trained | None = None) -> Trajectory:
     """A sample's tokens with authors and notes. Raises DataError: `texts` or `trained` have not one entry a token."""
-    if sample.hosted:
-        sample, pieces = _in_messages(sample)
-    else:
-        pieces = list(texts(sample.tokens))
+    sample, pieces = _in_messages(sample) if sample.hosted else (sample, list(texts(sample.tokens)))
     if len(pieces) != len(sample.tokens):
         raise DataError(f"expected one text a token: got {len(pieces)} texts for {len(sample.tokens)} tokens")
     if trained and set(map(len, trained.values())) != {sample.response_length}:
@@ -100,9 +91,13 @@ def describe_sample(sample: Sample, texts: TokenTexts, trained: Trained | None =
         tokens += [_token(sample, at, pieces[at], span, trained) for at in places]
     _show_images(sample, tokens)
     turns, weights = max((s.turn for s in spans), default=0), ", ".join(sample.weight_versions)
-    parts = (*_prompt_parts(sample, tokens[:prompt]), *_response_parts(sample, tokens[prompt:], spans, turns))
-    about = _scores(sample), _grading(sample)
-    return Trajectory(parts, _reward(sample), sample.status.value, turns, weights, sample.stop_reason, *about)
+    parts = (*_prompt_parts(sample, tokens[:prompt]), *_answer_parts(sample, tokens[prompt:], spans, turns))
+    grade = grade if isinstance(grade := sample.metadata.get("grade"), Mapping) else {}
+    about = {"label": sample.label, "extracted": grade.get("extracted"), "reason": grade.get("reason")}
+    said = {name: first_words(str(value), 200) for name, value in about.items() if value is not None}
+    grading, scores = {name: text for name, text in said.items() if text}, _scores(sample, grade)
+    reward, status = _reward(sample), sample.status.value
+    return Trajectory(parts, reward, status, turns, weights, sample.stop_reason, scores, grading)
 
 
 def _token(sample: Sample, at: int, text: str, span: Segment | None, trained: Trained | None) -> Token:
@@ -175,16 +170,13 @@ def _prompt_parts(sample: Sample, tokens: Sequence[Token]) -> Iterator[TokenSpan
     messages = _messages(sample) or [{"role": "user", "content": sample.prompt}]
     said = [m["content"] for m in messages if m.get("role") == "user" and isinstance(m.get("content"), str)]
     begins = max((text.rfind(content.strip()) for content in said if content.strip()), default=0)
-    cut = bisect_right(ends, begins) if begins > 0 else 0
-    if cut:
+    if cut := bisect_right(ends, begins) if begins > 0 else 0:
         yield TokenSpan("prompt", 0, "system prompt, tools, earlier messages", tuple(tokens[:cut]), folded=True)
     if tokens[cut:]:
         yield TokenSpan("prompt", 0, "prompt", tuple(tokens[cut:]))
 
 
-def _response_parts(
-    sample: Sample, tokens: Sequence[Token], spans: Sequence[Segment], turns: int
-) -> Iterator[TokenSpan]:
+def _answer_parts(sample: Sample, tokens: Sequence[Token], spans: Sequence[Segment], turns: int) -> Iterator[TokenSpan]:
     """One part for what the model wrote in a turn, with the tokens that close it, one for what it was shown then."""
     names = ("step_rewards", "generate_seconds", "step_seconds")
     rewards, generating, stepping = (dict(enumerate(sample.metadata.get(name) or (), 1)) for name in names)
@@ -213,21 +205,10 @@ def _reward(sample: Sample) -> float | None:
     return None if sample.reward is None else float(sample.reward)
 
 
-def _scores(sample: Sample) -> dict[str, float]:
-    given = (_grade(sample).get("parts"), sample.reward)
+def _scores(sample: Sample, grade: Mapping[str, Any]) -> dict[str, float]:
+    given = (grade.get("parts"), sample.reward)
     found = (item for parts in given if isinstance(parts, Mapping) for item in parts.items())
     return {str(name): float(value) for name, value in found if isinstance(value, (int, float))}
-
-
-def _grading(sample: Sample) -> dict[str, str]:
-    grade = _grade(sample)
-    found = {"label": sample.label, "extracted": grade.get("extracted"), "reason": grade.get("reason")}
-    return {name: text for name, value in found.items() if value is not None and (text := first_words(str(value), 200))}
-
-
-def _grade(sample: Sample) -> Mapping[str, Any]:
-    grade = sample.metadata.get("grade")
-    return grade if isinstance(grade, Mapping) else {}
 
 
 def run_texts(folder: Path, settings: Mapping[str, Any]) -> TokenTexts:
@@ -249,12 +230,9 @@ def split_texts(ids: Sequence[int], decode: Callable[[Sequence[int]], str]) -> l
     out, held = [], 0
     for at in range(len(ids)):
         text = decode(ids[at - held : at + 1])
-        if text.endswith("�") and held < 3 and at + 1 < len(ids):
-            out.append("")
-            held += 1
-        else:
-            out.append(text)
-            held = 0
+        waits = text.endswith("�") and held < 3 and at + 1 < len(ids)
+        out.append("" if waits else text)
+        held = held + 1 if waits else 0
     return out
 
 

@@ -43,20 +43,14 @@ class RunVerdict:
 
 
 class Trend(NamedTuple):
-    """One metric over the run.
+    """One metric over the run."""
 
-    Attributes:
-        start, end, top: mean over the first, the last and the highest window of rollouts.
-        mean: mean over all rollouts.
-        peak: largest absolute value.
-        noise: standard error of the difference of two windows."""
-
-    start: float
-    end: float
-    top: float
-    mean: float
-    peak: float
-    noise: float
+    start: float  # mean over the first window of rollouts
+    end: float  # mean over the last window
+    top: float  # mean over the window with the highest
+    mean: float  # over all rollouts
+    peak: float  # largest absolute value
+    noise: float  # standard error of the difference of two windows
 
     @property
     def steady(self) -> float:
@@ -228,9 +222,7 @@ def judge(rows: Iterable[Mapping[str, Any]]) -> RunVerdict | None:
 
 
 def verdict_lines(rows: Iterable[Mapping[str, Any]]) -> list[str]:
-    """Return the verdict as lines for people; no line if `judge` returns None."""
-    verdict = judge(rows)
-    return verdict.lines if verdict else []
+    return verdict.lines if (verdict := judge(rows)) else []
 
 
 def _mean(values: Sequence[float]) -> float:

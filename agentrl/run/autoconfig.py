@@ -8,31 +8,24 @@ from agentrl.errors import DataError, SettingsError
 
 
 def resolve_device(settings: RunSettings) -> RunSettings:
-    """Replace `--device auto` by what this machine, or the joined cluster, has. Raises SettingsError: CUDA was asked
-    for and is not there."""
+    """Replace `--device auto` by what this machine or the joined cluster has. Raises SettingsError: CUDA is missing."""
     import torch
 
-    wanted = settings.cluster.device
-    joined = settings.cluster.ray_address is not None
-    available = torch.cuda.is_available()
-    if wanted == "cuda" and not available and not joined:
+    wanted, available = settings.cluster.device, torch.cuda.is_available()
+    if wanted == "cuda" and not available and settings.cluster.ray_address is None:
         raise SettingsError("--device cuda: this machine has no usable CUDA device; pass --device cpu")
-    if wanted == "auto":
-        return settings.replace(device="cuda" if available else "cpu")
-    return settings
+    return settings.replace(device="cuda" if available else "cpu") if wanted == "auto" else settings
 
 
 def resolve_threads(settings: RunSettings) -> RunSettings:
-    """Give trainer processes that Ray starts here all cores while the engines wait for them, else their share. Left
-    alone Ray would give each one thread, and torch in one process takes all cores anyway. Trainers of a joined cluster
-    are on machines that are not known yet."""
+    """Give trainer processes that Ray starts here all cores while the engines wait for them, else their share. Ray would
+    give each one thread. torch in one process takes all cores. The machines of a joined cluster are not known yet."""
     cluster = settings.cluster
     if settings.train.train_threads or cluster.backend == "local" or cluster.ray_address or cluster.device != "cpu":
         return settings
     beside = cluster.num_engines if settings.rollout.max_staleness else 0
-    cores = len(os.sched_getaffinity(0))
-    trainers = cluster.world_size + cluster.critic_world_size
-    return settings.replace(train_threads=max(1, cores // (trainers + beside)))
+    processes = cluster.world_size + cluster.critic_world_size + beside
+    return settings.replace(train_threads=max(1, len(os.sched_getaffinity(0)) // processes))
 
 
 def whole_epochs(settings: RunSettings) -> RunSettings:
@@ -44,10 +37,8 @@ def whole_epochs(settings: RunSettings) -> RunSettings:
     counted = "num_rollout" in settings.given()
     if epochs is None and settings.data.sft_turns is not None and not counted:
         epochs = 1
-    if epochs is None or settings.data.data_source_path is not None:
-        return settings
-    data = open_prompts(settings.data.model_copy(update={"prompt_data_check": "lazy"}))
-    if data is None:
+    lazily = settings.data.model_copy(update={"prompt_data_check": "lazy"})
+    if epochs is None or settings.data.data_source_path is not None or (data := open_prompts(lazily)) is None:
         return settings
     if (drawn := epochs * len(data)) < size:
         raise DataError(

@@ -2,8 +2,8 @@
 
 1. `write_delta` compares a version with the one before. A block that differs is stored as the compressed XOR of old and new
    bytes. The index has the place of each block, and the size and hash of each file.
-2. `fetch` makes the copy of a version from the copy before and the delta. If a hash differs or a file is damaged, it
-   copies the whole version instead."""
+2. `fetch` makes the copy of a version from the copy before and the delta. If a file is damaged, it copies the
+   whole version."""
 
 import fcntl
 import hashlib
@@ -45,11 +45,8 @@ def write_delta(old: Path, new: Path) -> None:
             size, offsets = file.stat().st_size, range(0, file.stat().st_size, _BLOCK)
             with file.open("rb") as after, _opened(old / file.name) as before:
                 made = threads.map(partial(_difference, before, after), offsets)
-                blocks = []
-                for offset, stored in zip(offsets, made, strict=True):
-                    if stored:
-                        blocks.append((offset, out.tell(), len(stored)))
-                        out.write(stored)
+                stored = ((offset, block) for offset, block in zip(offsets, made, strict=True) if block)
+                blocks = [(offset, out.tell(), out.write(block)) for offset, block in stored]
             index[file.name] = {"size": size, "hash": _hash(file), "blocks": blocks}
     write_atomic(new / _DELTA / _INDEX, json.dumps(index))
 
@@ -71,9 +68,8 @@ def fetch(version: Path, into: Path, name: str, base: str | None) -> None:
                     _patch(into / base, version / _DELTA, made)
                 return
             except (OSError, ValueError, KeyError, TypeError, zlib.error, CheckpointError) as error:
-                _log.warning(
-                    "%s: the delta is damaged or its base is missing (%s); the whole version is copied", version, error
-                )
+                said = "%s: the delta is damaged or its base is missing (%s); the whole version is copied"
+                _log.warning(said, version, error)
         with whole_folder(into / name) as made:
             for file in _files(version):
                 shutil.copy2(file, made / file.name)
@@ -98,8 +94,7 @@ def _xor(old: bytes, change: bytes) -> bytes:
 
 
 def _patch(base: Path, delta: Path, made: Path) -> None:
-    """Write the files of a version from those of `base` and the delta. Raises CheckpointError: a file's hash differs; other
-    errors of damaged files as they come."""
+    """Write a version's files from those of `base` and the delta. Damaged files raise CheckpointError and other errors."""
     index: dict[str, _File] = json.loads((delta / _INDEX).read_bytes())
     with (delta / _BLOCKS).open("rb") as stored:
         for name, file in index.items():
@@ -108,12 +103,10 @@ def _patch(base: Path, delta: Path, made: Path) -> None:
             changed = {offset: (place, length) for offset, place, length in file["blocks"]}
             with (made / name).open("wb") as out, _opened(base / name) as before:
                 for offset in range(0, file["size"], _BLOCK):
-                    size = min(_BLOCK, file["size"] - offset)
-                    block = os.pread(before.fileno(), size, offset)
+                    block = os.pread(before.fileno(), min(_BLOCK, file["size"] - offset), offset)
                     if offset in changed:
                         place, length = changed[offset]
-                        change = zlib.decompress(os.pread(stored.fileno(), length, place))
-                        block = _xor(block, change)
+                        block = _xor(block, zlib.decompress(os.pread(stored.fileno(), length, place)))
                     out.write(block)
             if _hash(made / name) != file["hash"]:
                 raise CheckpointError(f"{name} has another hash than the index says")

@@ -5,8 +5,9 @@
 2. Data source, ledger, checkpoints and resume are those of any run, so that no conversation is trained twice.
 3. A conversation that is longer than the context is left out: the ledger has it as dropped, and a metric counts it."""
 
+import sys
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, Self
 
 from anyio import to_thread
@@ -16,30 +17,26 @@ from agentrl.buffer.local import place_ledger
 from agentrl.buffer.queue import GroupQueue
 from agentrl.chat import Chat
 from agentrl.config import RunSettings
+from agentrl.config.model_info import read_model_info
 from agentrl.data.source import RolloutDataSource
 from agentrl.dumps import dump_path, read_groups
 from agentrl.errors import DataError
 from agentrl.groups import Group
-from agentrl.run.conversations import demonstrated, longest
+from agentrl.run.conversations import demonstrated
 from agentrl.run.preflight import load_chat
 from agentrl.run.protocols import Batch, Rollouts, WithoutEngines
 from agentrl.run.rollouts import make_batch
 from agentrl.runfolder import RunFolder
-from agentrl.sample import Sample
 from agentrl.train.hooks import hooks_of
 
 _TOO_LONG = "too_long"
 
 
-@contextmanager
-def without_engines(settings: RunSettings, folder: RunFolder, resume_step: int | None) -> Iterator[Rollouts]:
+def without_engines(settings: RunSettings, folder: RunFolder, resume: int | None) -> AbstractContextManager[Rollouts]:
     """The rollouts of a run that does not generate: those of a dump, or conversations."""
-    template = settings.cluster.load_debug_rollout_data
-    if template is not None:
-        yield DumpedRollouts(settings, template)
-        return
-    with Demonstrations.open(settings, folder, resume_step) as rollouts:
-        yield rollouts
+    if (template := settings.cluster.load_debug_rollout_data) is not None:
+        return nullcontext(DumpedRollouts(settings, template))
+    return Demonstrations.open(settings, folder, resume)
 
 
 class Demonstrations(WithoutEngines):
@@ -47,7 +44,9 @@ class Demonstrations(WithoutEngines):
 
     def __init__(self, settings: RunSettings, chat: Chat, source: RolloutDataSource, queue: GroupQueue) -> None:
         self._settings, self._chat, self._source, self._queue = settings, chat, source, queue
-        self._longest = longest(settings)
+        model = read_model_info(settings.train.hf_checkpoint)
+        known = [settings.rollout.rollout_max_context_len, model.context_length if model else None]
+        self._longest = min(filter(None, known), default=sys.maxsize)
         self._left_out = 0
 
     @classmethod
@@ -66,8 +65,7 @@ class Demonstrations(WithoutEngines):
     def _next_batch(self, step: int) -> Batch | None:
         size, too_long = self._settings.rollout.rollout_batch_size, 0
         while len(groups := self._queue.next_batch(size, step)) < size:
-            leased = self._queue.lease(size - len(groups), step)
-            if not leased:
+            if not (leased := self._queue.lease(size - len(groups), step)):
                 return None
             too_long += sum(not self._completed(group) for group in leased)
         samples = [sample for group in groups for sample in group]
@@ -80,11 +78,14 @@ class Demonstrations(WithoutEngines):
         return make_batch(self._settings, groups, metrics, step)
 
     def _completed(self, group: Group) -> bool:
-        """Turn a leased row into a sample that trains; False if it is too long. Raises DataError: the template cannot
-        write it, or none of the data fits."""
+        """Make a sample of a leased row; False if it is too long. Raises DataError: no template for it, or none fits."""
         (row,) = group
         assert row.group_index is not None
-        sample = self._sample(row, row.group_index)
+        place = self._source.place(row.group_index)
+        assert place is not None
+        where = self._source.dataset.where(place.prompt_index)
+        tools = row.metadata.get("tools")
+        sample = demonstrated(self._chat, self._settings, row, tools, where, row.group_index)
         if len(sample.tokens) <= self._longest:
             self._queue.complete(row.group_index, [sample])
             self._left_out = 0
@@ -97,12 +98,6 @@ class Demonstrations(WithoutEngines):
                 f"{self._longest} tokens, the model's context or --rollout-max-context-len; shorten them"
             )
         return False
-
-    def _sample(self, row: Sample, group_id: int) -> Sample:
-        place = self._source.place(group_id)
-        assert place is not None
-        where = self._source.dataset.where(place.prompt_index)
-        return demonstrated(self._chat, self._settings, row, row.metadata.get("tools"), where, group_id)
 
     async def trained(self, group_ids: Sequence[int], step: int, details: Any = None) -> None:
         await to_thread.run_sync(self._queue.trained, group_ids, step)
@@ -121,11 +116,9 @@ class DumpedRollouts(WithoutEngines):
         self._settings, self._template, self._hooks = settings, template, hooks_of(settings.args)
 
     async def next_batch(self, step: int) -> Batch | None:
-        groups = read_groups(dump_path(self._template, step))
-        if not groups:
+        if not (groups := read_groups(dump_path(self._template, step))):
             raise DataError(f"--load-debug-rollout-data {self._template}: rollout {step} holds no groups")
-        share = self._settings.cluster.load_debug_rollout_data_subsample
-        if share is not None:
+        if (share := self._settings.cluster.load_debug_rollout_data_subsample) is not None:
             groups = groups[: max(1, round(len(groups) * share))]
         return make_batch(self._settings, groups, {}, step, self._hooks)
 

@@ -11,27 +11,24 @@ import anyio
 
 from agentrl.config import RunSettings
 from agentrl.config.placement import ClusterSettings
+from agentrl.engine.weights import WHOLE
 from agentrl.errors import ungrouped
 from agentrl.observability.metrics import MetricsLogger, read_metrics
 from agentrl.observability.progress import Progress, counted
 from agentrl.observability.verdict import verdict_lines
 from agentrl.run.autoconfig import resolve_device, resolve_threads
 from agentrl.run.preflight import prepared, resumed
-from agentrl.run.protocols import WHOLE, Batch, Components, Start, WeightTransfer, within
+from agentrl.run.protocols import Batch, Components, Start, WeightTransfer, within
 from agentrl.run.resuming import changed
-from agentrl.run.schedule import Action, Cadence, Do, actions
+from agentrl.run.schedule import Cadence, Do, actions
 from agentrl.run.signals import stopped_by_sigterm
 from agentrl.runfolder import METRICS, RunFolder
 from agentrl.train.checkpoints import foreign, latest
 
 
 def train(settings: RunSettings, start: Start) -> int:
-    """Run the whole training; resumes if the run's folder holds a checkpoint. Returns the exit code.
-
-    If the run is finished and its model is written, nothing is started.
-
-    Args:
-        start: starts the parts of the run: `agentrl.cluster.start` or `agentrl.run.local.start`."""
+    """Run the whole training; resumes if the run's folder holds a checkpoint. Returns the exit code. If the run is
+    finished and its model is written, nothing is started. `start`: `agentrl.cluster.start` or `agentrl.run.local.start`."""
     with Progress(settings.observability, total=settings.rollout.num_rollout) as progress:
         began = time.monotonic()
         # Prints no line: if the check fails, its error is the only output.
@@ -42,10 +39,10 @@ def train(settings: RunSettings, start: Start) -> int:
         differs = changed(settings)
         with open_folder(settings) as folder:
             progress.ready("settings, model and data checked", began)
+            if differs:
+                notes.append(f"the run in {folder.path} goes on with changed settings: {', '.join(differs)}")
             for note in notes:
                 progress.note(note)
-            if differs:
-                progress.note(f"the run in {folder.path} goes on with changed settings: {', '.join(differs)}")
             _train(settings, folder, progress, start)
             progress.note(f"the model is in {folder.model}; curves and trajectories: agentrl view {folder.path}")
             if (metrics := folder.path / METRICS).is_file():  # the user may have moved the file of a finished run
@@ -56,9 +53,8 @@ def train(settings: RunSettings, start: Start) -> int:
 
 def open_folder(settings: RunSettings, command: str = "train") -> AbstractContextManager[RunFolder]:
     """Open and lock the folder that the settings name, and write the settings into it."""
-    s = settings
-    text = json.dumps(s.shown(), indent=2)
-    return RunFolder.open(s.observability.output_dir, text, command, save=s.train.save, load=s.train.load)
+    place, train = settings.observability.output_dir, settings.train
+    return RunFolder.open(place, json.dumps(settings.shown(), indent=2), command, save=train.save, load=train.load)
 
 
 def _train(settings: RunSettings, folder: RunFolder, progress: Progress, start: Start) -> None:
@@ -97,14 +93,8 @@ def cadence(settings: RunSettings, *, engines: bool = True) -> Cadence:
     )
 
 
-_ENGINES: dict[Do, frozenset[str]] = {
-    Do.NEXT_BATCH: WHOLE,
-    Do.EVALUATE: WHOLE,
-    Do.TRAIN: frozenset(),
-    Do.SEND: frozenset({"weights"}),
-    Do.SAVE: frozenset({"weights"}),
-    Do.EXPORT: frozenset({"weights"}),
-}
+_ENGINES = {Do.NEXT_BATCH: WHOLE, Do.EVALUATE: WHOLE, Do.TRAIN: frozenset[str]()}
+_ENGINES |= dict.fromkeys((Do.SEND, Do.SAVE, Do.EXPORT), frozenset({"weights"}))
 
 
 class DeviceSharing:
@@ -114,15 +104,14 @@ class DeviceSharing:
 
     def __init__(self, settings: ClusterSettings, parts: Components) -> None:
         self._settings, self._parts = settings, parts
-        self._before: Do | None = None
+        self._before: frozenset[str] | None = None
 
     async def before(self, do: Do) -> None:
         """Return when `do` may begin."""
         generates = _ENGINES[do] == WHOLE
-        same = self._before is not None and _ENGINES[self._before] == _ENGINES[do]
-        if self._parts.weights is None or same:
+        if self._parts.weights is None or self._before == _ENGINES[do]:
             return
-        self._before = do
+        self._before = _ENGINES[do]
         with within(self._settings.start_timeout, "taking turns on the devices (--colocate)"):
             if generates and self._settings.offload_train:
                 await self._parts.trainer.offload()
@@ -137,10 +126,7 @@ _LEAST_ESS, _FAR_APART_STEPS = 0.7, 2
 
 
 class Driver:
-    """The executor of a schedule, action by action.
-
-    Args:
-        parts: the parts of the run, already started. The driver does not stop them."""
+    """The executor of a schedule, action by action. `parts` are already started; the driver does not stop them."""
 
     def __init__(
         self, settings: RunSettings, parts: Components, folder: RunFolder, logger: MetricsLogger, progress: Progress
@@ -150,8 +136,7 @@ class Driver:
         self._batch: Batch | None = None
         self._saving: int | None = None
         self._began = self._waited = 0.0
-        self._sent = 0
-        self._far_apart = 0
+        self._sent = self._far_apart = 0
         self._evaluating: anyio.Event | None = None
 
     async def run(self, first: int = 0) -> None:
@@ -160,16 +145,13 @@ class Driver:
         self._sharing = DeviceSharing(self._settings.cluster, self._parts)
         self._first = first
         often = cadence(self._settings, engines=self._parts.weights is not None)
+        calls = {Do.SEND: self._send, Do.NEXT_BATCH: self._next_batch, Do.TRAIN: self._train}
+        calls |= {Do.EVALUATE: self._evaluate, Do.SAVE: self._save, Do.EXPORT: self._export}
         with ungrouped():
             async with anyio.create_task_group() as self._beside:
                 for action in actions(often, first, data_ended=lambda: self._batch is None):
                     await self._sharing.before(action.do)
-                    await self._do(action)
-
-    async def _do(self, action: Action) -> None:
-        calls = {Do.SEND: self._send, Do.NEXT_BATCH: self._next_batch, Do.TRAIN: self._train}
-        calls |= {Do.EVALUATE: self._evaluate, Do.SAVE: self._save, Do.EXPORT: self._export}
-        await calls[action.do](action.step)
+                    await calls[action.do](action.step)
 
     async def _send(self, version: int) -> None:
         assert self._parts.weights is not None
@@ -182,8 +164,7 @@ class Driver:
     async def _next_batch(self, step: int) -> None:
         self._began = time.monotonic()
         if step == self._first:
-            again = f"rollout {step + 1}, the first after the checkpoint"
-            self._progress.begin(again if step else "first rollout")
+            self._progress.begin(f"rollout {step + 1}, the first after the checkpoint" if step else "first rollout")
         self._progress.phase(f"rollout {step + 1}: generating")
         with within(self._limits.rollout_timeout, f"generating rollout {step}"):
             async with self._weights_kept(Do.NEXT_BATCH):
@@ -202,14 +183,14 @@ class Driver:
             await self._parts.rollouts.trained(batch.group_ids, step, details)
         await self._saved(wait=False)
         now = time.monotonic()
-        times = {"perf/wait_seconds": self._waited, "perf/train_seconds": now - began}
-        times["perf/step_seconds"] = now - self._began
-        times["perf/wait_time_ratio"] = self._waited / max(now - self._began, 1e-9)
+        times = {"wait_seconds": self._waited, "train_seconds": now - began, "step_seconds": now - self._began}
+        times["wait_time_ratio"] = self._waited / max(now - self._began, 1e-9)
         named = {k if k.startswith("perf/") else f"train/{k}": v for k, v in metrics.items()}
-        self._log(step, {**batch.metrics, **named, **times})
+        self._log(step, {**batch.metrics, **named, **{f"perf/{name}": value for name, value in times.items()}})
 
     async def _evaluate(self, step: int) -> None:
-        await self._evaluated()
+        if self._evaluating is not None:
+            await self._evaluating.wait()
         if step < 0:
             self._progress.begin("evaluating before training")
         else:
@@ -217,12 +198,12 @@ class Driver:
         if self._parts.eval_weights is not None:
             with within(self._limits.weight_sync_timeout, "the weight update of the engines that evaluate"):
                 await self._parts.eval_weights.send(step + 1)
-        if not self._settings.rollout.eval_while_training:
+        if self._settings.rollout.eval_while_training:
+            self._evaluating = anyio.Event()
+            self._beside.start_soon(self._figures_of, step, self._evaluating)
+        else:
             async with self._weights_kept(Do.EVALUATE):
                 await self._figures_of(step)
-            return
-        self._evaluating = anyio.Event()
-        self._beside.start_soon(self._figures_of, step, self._evaluating)
 
     async def _figures_of(self, step: int, ended: anyio.Event | None = None) -> None:
         """Evaluate with the weights that the engines have."""
@@ -231,11 +212,6 @@ class Driver:
         self._log(step, metrics)
         if ended is not None:
             ended.set()
-
-    async def _evaluated(self) -> None:
-        """Return when no evaluation is under way: a checkpoint covers it."""
-        if self._evaluating is not None:
-            await self._evaluating.wait()
 
     @asynccontextmanager
     async def _weights_kept(self, do: Do) -> AsyncIterator[None]:
@@ -261,7 +237,8 @@ class Driver:
                 tasks.cancel_scope.cancel()
 
     async def _save(self, step: int) -> None:
-        await self._evaluated()
+        if self._evaluating is not None:  # the checkpoint covers the evaluation
+            await self._evaluating.wait()
         self._progress.phase(f"rollout {step + 1}: saving")
         if self._settings.train.save_hf is not None:  # first: a resume from the checkpoint would not write the model
             with within(self._limits.train_timeout, "writing the model"):
@@ -285,9 +262,9 @@ class Driver:
         with within(self._limits.start_timeout, "recording the checkpoint"):
             await self._parts.rollouts.checkpointed(step)
         if keep := self._settings.train.keep_checkpoints:
-            # Only folders with a checkpoint's name are deleted, and never the new checkpoint.
             path = self._folder.checkpoint(step)
             found = path.parent.glob("rollout_" + "[0-9]" * 6)
+            # Only folders with a checkpoint's name are deleted, and never the new checkpoint.
             for old in sorted(folder for folder in found if folder.name <= path.name)[:-keep]:
                 shutil.rmtree(old)
 
@@ -300,12 +277,9 @@ class Driver:
             self._folder.wrote_model_of(written.path)
 
     def _log(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Log metrics; warn once for each series of steps in which the engine's probabilities were far from the trainer's."""
         self._logger.log(step, metrics)
         self._progress.step(step, metrics)
-        self._watch_mismatch(metrics)
-
-    def _watch_mismatch(self, metrics: Mapping[str, float]) -> None:
-        """Warn once for each series of steps in which the engine's probabilities were far from the trainer's."""
         ess = metrics.get("train/mismatch_ess", 1.0)
         self._far_apart = self._far_apart + 1 if ess < _LEAST_ESS else 0
         if self._far_apart == _FAR_APART_STEPS:

@@ -3,6 +3,7 @@
 import time
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
+from functools import partial
 from pathlib import Path
 
 from agentrl.config import RunSettings
@@ -16,28 +17,19 @@ from agentrl.runfolder import RunFolder
 
 @asynccontextmanager
 async def launched(settings: RunSettings, folder: RunFolder, progress: Progress) -> AsyncIterator[list[str]]:
-    """Addresses of engines that were started here, or were there before; they are stopped at the end. Raises SettingsError:
-    an engine needs several machines."""
+    """Start engines, stop them at the end; gives their addresses. Raises SettingsError: one needs several machines."""
     if settings.engine.engine == "openai":
         yield []  # `RolloutResources` asks the hosted model itself
         return
     began, external = time.monotonic(), settings.engine.engine == "external"
+    each = settings.cluster.rollout_num_gpus_per_engine
     if settings.cluster.nodes_per_engine > 1 and not external:
-        each = settings.cluster.rollout_num_gpus_per_engine
-        raise SettingsError(
-            f"--rollout-num-gpus-per-engine {each}: only `agentrl train` on Ray starts engines over several machines; start "
-            "yours, and give --rollout-external-engine-addrs"
-        )
-    what = counted(settings.cluster.num_engines, "engine")
+        said = f"--rollout-num-gpus-per-engine {each}: only `agentrl train` on Ray starts engines over several machines"
+        raise SettingsError(f"{said}; start yours, and give --rollout-external-engine-addrs")
+    count, model = settings.cluster.num_engines, model_of(settings)
+    what = counted(count, "engine")
     progress.begin("connecting to the engines" if external else f"loading the model into {what}")
-    context = launch(
-        settings.engine,
-        model_of(settings),
-        count=settings.cluster.num_engines,
-        log_dir=folder.logs,
-        gpus_per_engine=settings.cluster.rollout_num_gpus_per_engine,
-    )
-    async with context as engines:
+    async with launch(settings.engine, model, count=count, log_dir=folder.logs, gpus_per_engine=each) as engines:
         progress.ready("connected" if external else f"{what} ready", began)
         yield [engine.url for engine in engines]
 
@@ -47,17 +39,10 @@ async def launched_groups(settings: RunSettings, folder: RunFolder) -> AsyncIter
     """Start the engines of `--engine-groups` here; gives the settings with their addresses in the place of numbers."""
     found, first = dict(settings.engine.engine_groups), settings.cluster.num_engines
     each = settings.cluster.rollout_num_gpus_per_engine
+    start = partial(launch, settings.engine, log_dir=folder.logs, gpus_per_engine=each)
     async with AsyncExitStack() as stack:
         for name, count in settings.engine.started_groups.items():
-            context = launch(
-                settings.engine,
-                model_of(settings),
-                count=count,
-                first=first,
-                log_dir=folder.logs,
-                gpus_per_engine=each,
-            )
-            engines = await stack.enter_async_context(context)
+            engines = await stack.enter_async_context(start(model_of(settings), count=count, first=first))
             found[name], first = ",".join(engine.url for engine in engines), first + count
         yield settings.replace(engine_groups=found) if found else settings
 
@@ -74,17 +59,9 @@ def serve_one(
 ) -> Iterator[EngineProcess]:
     """Run engine `index` of several, for code without an event loop. `host`: address to listen on; default the
     settings'. `gpus`: CUDA devices; default: leave the choice to the engine. `node`: run one machine's part of it."""
-    context = launch_blocking(
-        settings.engine,
-        model_of(settings),
-        first=index,
-        log_dir=logs,
-        host=host,
-        gpus_per_engine=settings.cluster.rollout_num_gpus_per_engine,
-        gpu_ids=gpus,
-        node=node,
-    )
-    with context as engines:
+    each = settings.cluster.rollout_num_gpus_per_engine
+    start = partial(launch_blocking, settings.engine, model_of(settings), gpus_per_engine=each)
+    with start(first=index, log_dir=logs, host=host, gpu_ids=gpus, node=node) as engines:
         yield engines[0]
 
 

@@ -10,8 +10,7 @@ from agentrl.rollout.failures import guarded
 
 @asynccontextmanager
 async def set_up(entries: Iterable[EnvSpec], timeout: float) -> AsyncIterator[None]:
-    """The sources of their tools, `setup` and `teardown`, each once a class, however many entries have it. `timeout`:
-    seconds that each call may take."""
+    """Open the sources of their tools, and set up; once a class. `timeout`: seconds that each call may take."""
     classes = {entry.kind: entry for entry in entries}
     sources = {id(source): (source, kind) for kind in classes for source in kind.tool_sources()}
     async with AsyncExitStack() as stack:

@@ -18,16 +18,10 @@ from agentrl.groups import Group
 from agentrl.rowfiles import split_slice
 
 _LENGTHS = ("max_prompt_len", "max_context_len")
-_OF_SETS = {f"eval_{name}": f"rollout_{name}" for name in _LENGTHS} | {
-    f"eval_{name}": name for name in ("input_key", "label_key", "tool_key")
-}
-"""The run's settings for all its sets, and what each is instead of."""
 
 SETTINGS: Mapping[str, str] = {
-    **{name: f"eval_{name}" for name in ("temperature", "top_p", "top_k", "max_response_len", "reward_key")},
-    **{name: f"rollout_{name}" for name in _LENGTHS},
-    "min_new_tokens": "eval_min_new_tokens",
-    **{name: f"rollout_{name}" for name in ("stop", "stop_token_ids", "skip_special_tokens")},
+    **{n: f"eval_{n}" for n in ("temperature", "top_p", "top_k", "max_response_len", "reward_key", "min_new_tokens")},
+    **{name: f"rollout_{name}" for name in (*_LENGTHS, "stop", "stop_token_ids", "skip_special_tokens")},
     **{name: name for name in ("n_samples_per_eval_prompt", "max_turns", "env", "env_args", "env_key")},
     **{name: name for name in ("custom_generate_function_path", "rm_type", "custom_rm_path", "group_rm")},
     **{name: name for name in ("input_key", "label_key", "metadata_key", "tool_key")},
@@ -51,7 +45,6 @@ class EvalSet:
     metadata: Mapping[str, Any] = field(default_factory=dict)
 
     def groups(self) -> list[Group]:
-        """Fresh groups of pending samples, one a prompt."""
         n, given = self.settings.rollout.n_samples_per_eval_prompt, {**self.metadata, "attempt": "eval"}
         return [pending_group(row, row.index, n, **given) for row in self.data]
 
@@ -69,10 +62,9 @@ def eval_sets(settings: RunSettings) -> list[EvalSet]:
     """Open every set; a path without a name takes the file's. Raises SettingsError: a name is given twice, or the file
     is no list of sets. Raises DataError: a file is missing or empty."""
     file, values = settings.rollout.eval_config, settings.rollout.eval_prompt_data
-    if file is None:
-        said = [_Said(f"--eval-prompt-data {name}", {"name": name, "path": path}) for name, path in name_paths(values)]
-    else:
-        said = _read(file)
+    pairs = name_paths(values) if file is None else ()
+    said = [_Said(f"--eval-prompt-data {name}", {"name": name, "path": path}) for name, path in pairs]
+    said += [] if file is None else _read(file)
     names = [one.values["name"] for one in said]
     if len(set(names)) != len(names):
         raise SettingsError(f"{file or '--eval-prompt-data'}: each set needs its own name, got {', '.join(names)}")
@@ -91,8 +83,7 @@ class _Said:
     def add(self, given: Mapping[str, Any], lines: Mapping[str, str]) -> None:
         """The values of a set; later ones replace earlier ones, and null says nothing."""
         given = {key: value for key, value in given.items() if value is not None}
-        gone = {old for key in given for old in _REPLACES.get(key, ())}
-        self.replaced |= gone
+        self.replaced |= (gone := {old for key in given for old in _REPLACES.get(key, ())})
         self.values = {key: value for key, value in self.values.items() if key not in gone} | given
         self.lines.update(lines)
 
@@ -117,10 +108,8 @@ def _read(path: str) -> list[_Said]:
     items = items if isinstance(items, Mapping) else {}
     sound = all(isinstance(entry, Mapping) for entry in (defaults, *items.values()))
     if not items or not sound or body.keys() - {"defaults", "datasets"}:
-        raise SettingsError(
-            f"{file}: expected `eval:` with `datasets:` below it, a list of sets with name and path, and if wanted "
-            "`defaults:` for all of them"
-        )
+        told = f"{file}: expected `eval:` with `datasets:` below it, a list of sets with name and path,"
+        raise SettingsError(f"{told} and if wanted `defaults:` for all of them")
 
     def numbered(path: tuple[str, ...], keys: Mapping[str, Any]) -> dict[str, str]:
         return {key: f"{file} line {lines.get((*path, key), '?')}, {key}" for key in keys}
@@ -146,7 +135,10 @@ def _open(said: _Said, settings: RunSettings) -> EvalSet:
         metadata["env"] = env
     given = {key: value for key, value in settings.flat().items() if key in settings.given() - said.replaced}
     name, path = said.values["name"], said.values["path"]
-    ours = {name: given[flag] for flag, name in _OF_SETS.items() if flag in given}
+    # The run's settings for all its sets, by what each is instead of.
+    of_sets = {f"rollout_{n}": f"eval_{n}" for n in _LENGTHS}
+    of_sets |= {n: f"eval_{n}" for n in ("input_key", "label_key", "tool_key")}
+    ours = {name: given[flag] for name, flag in of_sets.items() if flag in given}
     values = {**given, "eval_config": None, **ours, **own, "eval_prompt_data": (name, path)}
     origins = {SETTINGS[key]: line for key, line in said.lines.items() if key in SETTINGS}
     if "rm_type" in own and "custom_rm_path" not in own:

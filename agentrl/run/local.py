@@ -15,7 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 import anyio
 
@@ -53,12 +53,9 @@ async def start(
             yield Components(stack.enter_context(without_engines(settings, folder, step)), trainer, None)
             return
         rollouts = await stack.enter_async_context(LedgerRollouts.open(settings, folder, urls, step))
-        yield Components(
-            rollouts,
-            trainer,
-            DiskWeights(folder, trainer, rollouts.engines, root=settings.cluster.update_weight_disk_dir),
-            eval_weights(settings, folder, trainer, lambda: rollouts.eval_engines),
-        )
+        weights = DiskWeights(folder, trainer, rollouts.engines, root=settings.cluster.update_weight_disk_dir)
+        own = eval_weights(settings, folder, trainer, lambda: rollouts.eval_engines)
+        yield Components(rollouts, trainer, weights, own)
 
 
 _checked: Start = start
@@ -66,12 +63,10 @@ _checked: Start = start
 
 @asynccontextmanager
 async def _engines(settings: RunSettings, folder: RunFolder, progress: Progress) -> AsyncIterator[list[str]]:
-    """The engines' addresses."""
     if settings.engine.engine != "embedded" or settings.rollout.max_staleness:
         with ThreadPoolExecutor(1) as meanwhile:
-            meanwhile.submit(
-                backend_class, settings.train.train_backend
-            )  # importing takes as long as an engine's start
+            # Importing takes as long as an engine's start.
+            meanwhile.submit(backend_class, settings.train.train_backend)
             async with launched(settings, folder, progress) as urls:
                 yield urls
         return
@@ -95,16 +90,13 @@ class LocalTrainer(Trainer):
 
     @classmethod
     @asynccontextmanager
-    async def open(
-        cls, settings: RunSettings, resume: Found | None, progress: Progress
-    ) -> "AsyncIterator[LocalTrainer]":
+    async def open(cls, settings: RunSettings, resume: Found | None, progress: Progress) -> AsyncIterator[Self]:
         """Build the model, load the checkpoint, and close at the end, after the call that is under way."""
         began = time.monotonic()
         progress.begin("starting the trainer in this process")
         with ThreadPoolExecutor(1, thread_name_prefix="trainer") as thread:
-            where = RankInfo(master_port=free_port())
             with within(settings.cluster.start_timeout, "starting the trainer"):
-                backend = await _call(thread, partial(start_backend, settings, where))
+                backend = await _call(thread, partial(start_backend, settings, RankInfo(master_port=free_port())))
             try:
                 if resume is not None:
                     with within(settings.cluster.train_timeout, "loading the checkpoint"):

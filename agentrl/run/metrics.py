@@ -5,46 +5,35 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from agentrl.groups import Group
+from agentrl.rollout import stats as figures
 from agentrl.rollout.settings import RolloutSettings
-from agentrl.rollout.stats import (
-    RolloutStats,
-    by_environment,
-    categories,
-    describe,
-    heads,
-    mean,
-    means,
-    pass_rates,
-    speculation,
-    standard_error,
-)
 from agentrl.train.batch import TrainBatch
 
 
 def rollout_metrics(
-    groups: Sequence[Group], stats: RolloutStats, settings: RolloutSettings, environments: Sequence[str] = ()
+    groups: Sequence[Group], stats: figures.RolloutStats, settings: RolloutSettings, environments: Sequence[str] = ()
 ) -> dict[str, float]:
-    """Metrics of one rollout: what is trained on, beside what was offered, and what went wrong.
-
-    Names: `rollout/...` for the kept samples, `offered/...` for all that were finished since the rollout before,
-    `env/<name>/...` for those of one of several environments, `failures/<blame>/<kind>`, `dropped/<reason>`; `tokens/...` adds up: generated = trained + waiting + all of dropped.
-    """
+    """Metrics of one rollout: what is trained on, beside what was offered, and what went wrong. Names: `rollout/...` for
+    the kept samples, `offered/...` for all that were finished since the rollout before, `env/<name>/...` for those of one
+    of several environments, `failures/<blame>/<kind>`, `dropped/<reason>`; `tokens/...` adds up: generated = trained +
+    waiting + all of dropped."""
     reward_key = settings.reward_key
-    rows = [describe(group, reward_key) for group in groups if group]
+    rows = [figures.describe(group, reward_key) for group in groups if group]
     kept = [row for group in rows for row in group]
-    metrics = {f"rollout/{name}": value for name, value in means(kept).items()}
+    metrics = {f"rollout/{name}": value for name, value in figures.means(kept).items()}
     if stats.offered:  # else there is no mean to show
-        metrics.update({f"offered/{name}": value for name, value in means(stats.offered).items()})
-    metrics |= by_environment(groups, reward_key, environments)
+        metrics.update({f"offered/{name}": value for name, value in figures.means(stats.offered).items()})
+    metrics |= figures.by_environment(groups, reward_key, environments)
     rewards = [[s.get_reward_value(reward_key) for s in group] for group in groups if group]
-    first = [sample for group in groups for sample in heads(group)]
-    metrics["rollout/reward"] = mean([sample.get_reward_value(reward_key) for sample in first])
-    metrics["rollout/zero_std_groups"] = mean([max(values) - min(values) < 1e-9 for values in rewards])
+    first = [sample for group in groups for sample in figures.heads(group)]
+    metrics["rollout/reward"] = figures.mean([sample.get_reward_value(reward_key) for sample in first])
+    metrics["rollout/zero_std_groups"] = figures.mean([max(values) - min(values) < 1e-9 for values in rewards])
     if min(map(len, rows), default=0) > 1:
-        metrics["rollout/reward_standard_error"] = standard_error([[r.get("reward", 0.0) for r in g] for g in rows])
-    found = pass_rates(rows) | speculation([sample for group in groups for sample in group])
+        earned = [[row.get("reward", 0.0) for row in group] for group in rows]
+        metrics["rollout/reward_standard_error"] = figures.standard_error(earned)
+    found = figures.pass_rates(rows) | figures.speculation([sample for group in groups for sample in group])
     if settings.log_reward_category is not None and first:
-        found |= categories(first, settings.log_reward_category)
+        found |= figures.categories(first, settings.log_reward_category)
     metrics |= {f"rollout/{name}": value for name, value in found.items()}
     metrics["rollout/groups"] = float(len(groups))
     metrics["rollout/retries"] = float(stats.retries)

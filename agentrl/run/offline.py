@@ -1,23 +1,26 @@
 """Generating without a trainer: `agentrl rollout` and `agentrl eval`. Engines are started here; Ray is not needed."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import anyio
+import orjson
 from anyio import to_thread
 
 from agentrl.buffer.sqlite import read_meta
 from agentrl.config import RunSettings
-from agentrl.groups import group_id
+from agentrl.files import write_atomic
+from agentrl.groups import Group, group_id
 from agentrl.observability.metrics import MetricsLogger
 from agentrl.observability.progress import Progress, counted
 from agentrl.run.driver import open_folder
 from agentrl.run.engines import launched, launched_groups
 from agentrl.run.preflight import prepared
-from agentrl.run.recorded import RecordedConversations
 from agentrl.run.resuming import evaluations_in
 from agentrl.run.rollouts import LedgerRollouts, OpenWorkers, RolloutResources, spare_loaded
 from agentrl.runfolder import BELOW, DEMONSTRATIONS, LEDGER
+from agentrl.sample import Sample, Status
 
 
 def evaluate(settings: RunSettings, workers: OpenWorkers | None = None) -> Mapping[str, float]:
@@ -44,9 +47,8 @@ async def _evaluate(settings: RunSettings, notes: Sequence[str], workers: OpenWo
 
 def rollout(settings: RunSettings, workers: OpenWorkers | None = None) -> int:
     """Generate rollouts until there are `num_rollout`, and dump them; returns the number of samples that were made. The
-    samples go to `save_debug_rollout_data`, or `<output_dir>/rollouts/<rollout id>.jsonl`. What an earlier life of the
-    same settings has made there is kept, and gone on from. Raises SettingsError: what is there was made with other
-    settings."""
+    samples go to `save_debug_rollout_data`, or `<output_dir>/rollouts/<rollout id>.jsonl`. A second call goes on from
+    what is there. Raises SettingsError: what is there was made with other settings."""
     settings, notes = prepared(settings, "rollout")
     folder = Path(settings.observability.output_dir).expanduser() / BELOW["rollout"]
     first = int(read_meta(folder / LEDGER).get("checkpoint", -1)) + 1
@@ -64,16 +66,13 @@ async def _rollout(settings: RunSettings, first: int, notes: Sequence[str], work
         for note in notes:
             progress.note(note)
         if first >= total:
-            progress.note(
-                f"{folder.path} holds {counted(first, 'rollout')}, and --num-rollout is {total}: nothing left to do; "
-                "to go on from there give a larger one, to begin anew another --output-dir"
-            )
+            said = f"{folder.path} holds {counted(first, 'rollout')}, and --num-rollout is {total}: nothing left to do"
+            progress.note(f"{said}; to go on from there give a larger one, to begin anew another --output-dir")
             return 0
         if settings.observability.save_debug_rollout_data is None:
             settings = settings.replace(save_debug_rollout_data=str(folder.path))
-        recorded = None
+        key, least, recorded = settings.rollout.reward_key, settings.rollout.demonstration_min_reward, None
         if settings.hosted:
-            key, least = settings.rollout.reward_key, settings.rollout.demonstration_min_reward
             recorded = RecordedConversations(folder.path / DEMONSTRATIONS, first, key, least)
         resume = first - 1 if first else None
         async with (
@@ -100,3 +99,35 @@ async def _rollout(settings: RunSettings, first: int, notes: Sequence[str], work
                 if not full:
                     break
     return samples
+
+
+class RecordedConversations:
+    """Conversations with a hosted model, as `agentrl sft` reads them. A row has `messages` up to the assistant's last one,
+    `tools` if there were any, `reward`, and where it is from: `rollout`, `group_index`, `index`. Trajectories that failed or
+    were cut off are left out. What the file at `path` has of rollout `first` and later ones is dropped: these are played
+    again. `reward_key` picks from dict rewards; only rewards of at least `least` are kept."""
+
+    def __init__(self, path: Path, first: int, reward_key: str | None = None, least: float | None = None) -> None:
+        self._path, self._key, self._least = path, reward_key, least
+        lines = path.read_bytes().splitlines(keepends=True) if path.is_file() else []
+        # A kill may have cut the last line.
+        kept = [line for line in lines if line.endswith(b"\n") and orjson.loads(line)["rollout"] < first]
+        write_atomic(path, b"".join(kept))
+
+    def add(self, step: int, groups: Sequence[Group]) -> None:
+        """Append the conversations of a rollout."""
+        samples = (sample for group in groups for sample in group)
+        rows = [{**row, "rollout": step} for sample in samples for row in self._rows(sample)]
+        with self._path.open("ab") as file:
+            file.write(b"".join(orjson.dumps(row, option=orjson.OPT_APPEND_NEWLINE) for row in rows))
+
+    def _rows(self, sample: Sample) -> Iterator[dict[str, Any]]:
+        if sample.status is not Status.COMPLETED or sample.remove_sample:
+            return
+        reward, messages = sample.get_reward_value(self._key), sample.metadata["messages"]
+        if self._least is not None and reward < self._least:
+            return
+        last = max(at for at, message in enumerate(messages) if message["role"] == "assistant")
+        tools = {"tools": tools} if (tools := sample.metadata.get("tools")) else {}
+        about = {"reward": reward, "group_index": sample.group_index, "index": sample.index}
+        yield {"messages": messages[: last + 1], **tools, **about}

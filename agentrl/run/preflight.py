@@ -8,8 +8,9 @@
 4. Of a user's code nothing but the import runs: no `setup`, no `reset`, no reward, no data source is built."""
 
 import os
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -60,9 +61,8 @@ class Plugins:
 
     @classmethod
     def load(cls, settings: RunSettings, kinds: EnvClasses | None = None) -> "Plugins":
-        """Import and inspect all of them. Where no path says how to play, it is one answer a prompt. `kinds`: the
-        environments' classes that this process has already. Raises PluginError: one is not found, does not import, or
-        has the wrong shape."""
+        """Import and inspect all of them. Where no path says how to play, it is one answer a prompt. `kinds`: environments
+        that this process has already. Raises PluginError: one is not found, does not import, or has the wrong shape."""
         s, problems, found = settings.rollout, Problems(), dict[str, Any]()
         with problems:
             if s.env:
@@ -72,15 +72,15 @@ class Plugins:
                 found["environments"] = Environments.alone(kind, settings.args)
             elif not s.custom_generate_function_path:
                 found["environments"] = Environments.alone(Environment, settings.args)
-        with problems:
-            if path := s.custom_generate_function_path:
-                found["generate"] = GenerateFunction.load(path)
-        with problems:
-            if path := s.custom_rm_path:
-                found["reward"] = RewardFunction.load(path, group=s.group_rm)
-        with problems:
-            if path := s.dynamic_sampling_filter_path:
-                found["group_filter"] = load_filter(path)
+        loads: dict[str, tuple[str | None, Callable[[str], Any]]] = {
+            "generate": (s.custom_generate_function_path, GenerateFunction.load),
+            "reward": (s.custom_rm_path, partial(RewardFunction.load, group=s.group_rm)),
+            "group_filter": (s.dynamic_sampling_filter_path, load_filter),
+        }
+        for name, (path, load) in loads.items():
+            with problems:
+                if path:
+                    found[name] = load(path)
         with problems:
             found["hooks"] = rollout_hooks(settings.args)
         problems.raise_all()
@@ -88,10 +88,8 @@ class Plugins:
         if settings.cluster.rollout_workers > 1 and (name := plugins.hooks.alone):
             raise SettingsError(f"{name} needs all trajectories in one process; leave out --rollout-workers")
         if settings.hosted and plugins.agents:
-            raise SettingsError(
-                f"--env {s.env}: an agent program asks the gateway, which needs token ids, and {NO_TOKENS}; give the program the "
-                "hosted model's own address, or use another --engine"
-            )
+            said = f"--env {s.env}: an agent program asks the gateway, which needs token ids, and {NO_TOKENS}"
+            raise SettingsError(f"{said}; give the program the hosted model's own address, or use another --engine")
         return plugins
 
     @property
@@ -102,7 +100,6 @@ class Plugins:
 
 
 def load_chat(settings: RunSettings) -> Chat:
-    """The tokenizer, template and parsers that the settings name."""
     s = settings.rollout
     assert settings.train.hf_checkpoint is not None
     return Chat.load(
@@ -141,15 +138,13 @@ def preflight(settings: RunSettings, purpose: Purpose, problems: Problems | None
     problems, train = problems or Problems(), purpose == "train"
     if train and settings.cluster.backend == "ray" and find_spec("ray") is None:
         raise ModuleNotFoundError("No module named 'ray'", name="ray")
-    with problems:
-        place = Path(settings.observability.output_dir, BELOW[purpose])
-        check_writable("--output-dir", place)
-    with problems:
-        if train and settings.train.save:
-            check_writable("--save", settings.train.save)
-    with problems:
-        if train and (shared := settings.cluster.update_weight_disk_dir):
-            check_writable("--update-weight-disk-dir", shared)
+    written: dict[str, str | Path | None] = {"--output-dir": Path(settings.observability.output_dir, BELOW[purpose])}
+    if train:
+        written |= {"--save": settings.train.save, "--update-weight-disk-dir": settings.cluster.update_weight_disk_dir}
+    for flag, folder in written.items():
+        with problems:
+            if folder:
+                check_writable(flag, folder)
     with problems:
         if purpose == "rollout":
             refuse_others(settings)
@@ -160,13 +155,17 @@ def preflight(settings: RunSettings, purpose: Purpose, problems: Problems | None
         with problems:
             check_model_folder(settings, purpose)
         model = problems.passed
-    with problems:
-        if train:
-            _checkpoint(settings)
-    with problems:
-        if train:
-            check_prompts(settings)
-    notes = [*(_uncorrected(settings) if train else ()), *_check_played(settings, purpose, model, problems)]
+    for check in (_checkpoint, check_prompts) if train else ():
+        with problems:
+            check(settings)
+    notes, stale, algorithm = list[str](), settings.rollout.max_staleness, settings.algorithm
+    corrected = algorithm.use_rollout_logprobs or algorithm.old_is_trainers or algorithm.supervised
+    if train and stale and not corrected:  # the ratio leaves out the weights that sampled
+        notes.append(
+            f"--max-staleness {stale} with --no-use-rollout-logprobs and no correction: the loss takes tokens of older weights for "
+            "tokens of the newest ones, and training may become unstable; leave the flag out, or add --use-tis"
+        )
+    notes += _check_played(settings, purpose, model, problems)
     problems.raise_all()
     if train:
         from agentrl.run.training import make_backend
@@ -205,9 +204,8 @@ def _check_played(settings: RunSettings, purpose: Purpose, model: bool, problems
     with problems:
         local = purpose == "train" and settings.cluster.backend == "local" and settings.engine.engine == "embedded"
         if whole and not local:
-            sampling_support = purpose == "train" and settings.rollout.replays_truncation
-            here = settings.cluster.ray_address is None
-            anyio.run(check_launch, settings.engine, settings.cluster.num_engines, here, sampling_support)
+            support, cluster = purpose == "train" and settings.rollout.replays_truncation, settings.cluster
+            anyio.run(check_launch, settings.engine, cluster.num_engines, cluster.ray_address is None, support)
     with problems:
         if purpose != "eval" and not any(absent(settings, purpose)):
             seen.append(_training_rows(settings, plugins, whole))
@@ -218,7 +216,10 @@ def _check_played(settings: RunSettings, purpose: Purpose, model: bool, problems
             seen.append(_eval_rows(held_out, whole))
     with problems:
         if whole and purpose != "eval" and data.prompt_data_check == "full" and data.data_source_path is None:
-            _all_play(plugins, {name for rows in seen for name in rows.rows})
+            used = {name for rows in seen for name in rows.rows}
+            names = plugins.environments.names if plugins.environments else ()
+            if idle := ", ".join(name for name in names if name not in used):
+                raise SettingsError(f"--env {idle}: no row of the data names it; leave it out, or correct the rows")
     told = list[str]()
     with problems:
         if model and not problems.any:
@@ -246,10 +247,8 @@ def check_model_folder(settings: RunSettings, purpose: Purpose) -> None:
             f"sglang, or `agentrl convert {folder} DIR --to hf`, which writes it without"
         )
     if purpose == "train" and (kind := settings.engine.sglang_options.get("quantization")):
-        raise SettingsError(
-            f"--sglang-quantization {kind}: the trainer sends weights in the form of --hf-checkpoint; leave it out, and give "
-            "a folder with float8 blocks of 128 x 128 for float8 engines"
-        )
+        said = f"--sglang-quantization {kind}: the trainer sends weights in the form of --hf-checkpoint; leave it out,"
+        raise SettingsError(f"{said} and give a folder with float8 blocks of 128 x 128 for float8 engines")
     if purpose == "train" or any(folder.glob("*.safetensors*")):
         check_weights(folder)
     elif settings.engine.engine == "embedded" and not any(folder.glob("*.bin")):
@@ -280,11 +279,9 @@ def resumed(settings: RunSettings) -> Found | None:
 
 def has_tokenizer(flag: str, folder: Path) -> None:
     if not any((folder / name).is_file() for name in ("tokenizer.json", "tokenizer_config.json")):
-        there = (
-            "it has config.json: download the tokenizer too"
-            if (folder / "config.json").is_file()
-            else ("nor config.json; download a model into it, or `agentrl init DIR` makes a tiny one")
-        )
+        there = "nor config.json; download a model into it, or `agentrl init DIR` makes a tiny one"
+        if (folder / "config.json").is_file():
+            there = "it has config.json: download the tokenizer too"
         raise SettingsError(f"{flag} {folder}: no tokenizer.json in it, {there}")
 
 
@@ -300,43 +297,32 @@ def _checkpoint(settings: RunSettings) -> None:
     """A folder to resume from that holds nothing would silently start afresh. That is wanted where it is the folder to
     save to as well: the first life of a run finds it empty."""
     load, save = settings.train.load, settings.train.save
-    if (
-        load is None
-        or foreign(load) is not None
-        or (save is not None and Path(save).expanduser().resolve() == Path(load).expanduser().resolve())
-    ):
+    if load is None or foreign(load) is not None:
         return
-    if latest(Path(load).expanduser()) is None:
-        raise CheckpointError(
-            f"--load {load}: no complete checkpoint in it; correct the path, or leave it out to start from "
-            f"--hf-checkpoint {settings.train.hf_checkpoint}"
-        )
+    same = save is not None and Path(save).expanduser().resolve() == Path(load).expanduser().resolve()
+    if not same and latest(Path(load).expanduser()) is None:
+        said = f"--load {load}: no complete checkpoint in it; correct the path,"
+        raise CheckpointError(f"{said} or leave it out to start from --hf-checkpoint {settings.train.hf_checkpoint}")
 
 
 def _dump(template: str, num_rollout: int) -> None:
     """There must be a file for every rollout, or from some rollout on: a resumed run begins later."""
-    found = {number for number in range(num_rollout) if dump_path(template, number).is_file()}
-    if not found:
-        raise DataError(
-            f"--load-debug-rollout-data {template}: no file like {dump_path(template, 0)}; "
-            "write one with --save-debug-rollout-data"
-        )
-    missing = next((number for number in range(min(found), num_rollout) if number not in found), None)
-    if missing is not None:
+    if not (found := {number for number in range(num_rollout) if dump_path(template, number).is_file()}):
+        said = f"--load-debug-rollout-data {template}: no file like {dump_path(template, 0)}"
+        raise DataError(f"{said}; write one with --save-debug-rollout-data")
+    if (missing := min({*range(min(found), num_rollout)} - found, default=None)) is not None:
         raise DataError(
             f"--load-debug-rollout-data {template}: --num-rollout {num_rollout} needs {dump_path(template, missing)}, "
             f"which is not there; set --num-rollout {missing}, or dump more rollouts"
         )
 
 
-_LABELLED = 8
-"""Rows whose labels are tried."""
+_LABELLED = 8  # rows whose labels are tried
 
 
 @dataclass(frozen=True, slots=True)
 class FirstRows:
-    """The first row of each environment, the rows whose labels are tried, and the first row with images, noted while
-    all rows are looked at."""
+    """The first row of each environment, the rows whose labels are tried, and the first row with images."""
 
     plugins: Plugins
     rows: dict[str, PromptRow] = field(default_factory=dict)
@@ -350,43 +336,34 @@ class FirstRows:
             self.with_images.append(row)
         environments, name = self.plugins.environments, row.env or row.metadata.get("env")
         if environments is None or not environments.names:
-            self._add(ALONE, row)
-            return None
-        if problem := environments.unknown(name):
+            name = ALONE
+        elif problem := environments.unknown(name):
             return f"{problem}; --env-key says which field names it"
-        self._add(str(name), row)
-        return None
-
-    def _add(self, name: str, row: PromptRow) -> None:
-        self.rows.setdefault(name, row)
-        first = self.labelled.setdefault(name, [])
+        self.rows.setdefault(str(name), row)
+        first = self.labelled.setdefault(str(name), [])
         if len(first) < _LABELLED and row not in first:  # the first row is shown again
             first.append(row)
             if row.has_unread_label:
-                self.notes.append(
-                    "the rows have a field 'label' that nobody reads, so that Sample.label is None; --label-key label reads it"
-                )
+                said = "the rows have a field 'label' that nobody reads, so that Sample.label is None"
+                self.notes.append(f"{said}; --label-key label reads it")
+        return None
 
 
 def _training_rows(settings: RunSettings, plugins: Plugins, whole: bool) -> FirstRows:
-    rows = FirstRows(plugins)
-    if settings.data.data_source_path is not None and plugins.environments and plugins.environments.names:
+    rows, own_source = FirstRows(plugins), settings.data.data_source_path is not None
+    if own_source and plugins.environments and plugins.environments.names:
         check_source(settings.data)  # the source says who plays
-        return rows
-    first = check_source(settings.data, rows.look)
-    if first is None:
-        if whole and settings.data.data_source_path is None:
+    elif (first := check_source(settings.data, rows.look)) is None:
+        if whole and not own_source:
             _someone_asks(plugins)
-        return rows
-    if problem := rows.look(first):  # the only row that is looked at where the check is a lazy one
+    elif problem := rows.look(first):  # the only row that is looked at where the check is a lazy one
         raise DataError(f"--prompt-data {settings.data.prompt_data}: its first row: {problem}")
-    if whole:
+    elif whole:
         someone_grades(settings, rows)
     return rows
 
 
 def _eval_rows(held_out: EvalSet, whole: bool) -> FirstRows:
-    """Check a set and what plays it."""
     rows = FirstRows(Plugins.load(held_out.settings) if whole else Plugins())
     held_out.data.check(rows.look)
     if whole:
@@ -394,12 +371,6 @@ def _eval_rows(held_out: EvalSet, whole: bool) -> FirstRows:
     if chosen := held_out.metadata.get("env"):
         rows.rows[chosen] = held_out.data[0]
     return rows
-
-
-def _all_play(plugins: Plugins, used: Collection[str]) -> None:
-    names = plugins.environments.names if plugins.environments else ()
-    if idle := [name for name in names if name not in used]:
-        raise SettingsError(f"--env {', '.join(idle)}: no row of the data names it; leave it out, or correct the rows")
 
 
 def _someone_asks(plugins: Plugins) -> None:
@@ -410,29 +381,17 @@ def _someone_asks(plugins: Plugins) -> None:
         raise SettingsError("no prompts: with several environments a row says which plays it; give --prompt-data FILE")
     kind = plugins.environments[ALONE].kind
     if kind.reset is Environment.reset:
-        raise SettingsError(
-            f"no prompts: {kind.__name__} has no reset method that makes its own; write one, or give --prompt-data FILE.jsonl"
-        )
+        said = f"no prompts: {kind.__name__} has no reset method that makes its own"
+        raise SettingsError(f"{said}; write one, or give --prompt-data FILE.jsonl")
 
 
 def calls_tools(first: FirstRows) -> bool:
-    """Return true if turns are read for tool calls: an environment has tools, or a step method of its own and rows with
-    tools."""
+    """Return true if turns are read for tool calls: an environment has tools, or its own step method and rows with tools."""
     plugins = first.plugins
     kinds = [entry.kind for entry in (plugins.environments or {}).values()] if plugins.generate is None else []
     own_steps = any(kind.step is not Environment.step for kind in kinds)
     declared = any(kind.declared_tools(with_sources=False) or kind.tool_sources() for kind in kinds)
     return declared or (own_steps and any(row.tools for row in first.rows.values()))
-
-
-def _uncorrected(settings: RunSettings) -> Iterator[str]:
-    """Name stale training whose ratio leaves out the weights that sampled."""
-    stale, algorithm = settings.rollout.max_staleness, settings.algorithm
-    if stale and not (algorithm.use_rollout_logprobs or algorithm.old_is_trainers or algorithm.supervised):
-        yield (
-            f"--max-staleness {stale} with --no-use-rollout-logprobs and no correction: the loss takes tokens of older weights for "
-            "tokens of the newest ones, and training may become unstable; leave the flag out, or add --use-tis"
-        )
 
 
 def _longest_trajectory(settings: RunSettings, plugins: Plugins) -> None:
@@ -493,16 +452,13 @@ def someone_grades(settings: RunSettings, first: FirstRows) -> None:
         if rm_type and entry.kind.reward is not Environment.reward:
             own = f"{entry.kind.__name__}.reward"
             first.notes.append(f"--rm-type {rm_type}: {own} decides; the grader counts only where that method calls it")
-        if (
-            name in first.rows
-            and settings.compat.slime_defaults
-            and _unlabelled(first.rows[name], rm_type, settings.rm_hub)
-        ):
-            first.notes.append(
-                f"--rm-type {rm_type} compares with a label, and the prompts have none: every reward is 0, as in slime"
-            )
-        elif name in first.rows:
-            _grades(entry.kind, first.rows[name], rm_type, settings.rm_hub, first.labelled.get(name, ()))
+        if (row := first.rows.get(name)) is None:
+            continue
+        if settings.compat.slime_defaults and _unlabelled(row, rm_type, settings.rm_hub):
+            said = f"--rm-type {rm_type} compares with a label, and the prompts have none:"
+            first.notes.append(f"{said} every reward is 0, as in slime")
+        else:
+            _grades(entry.kind, row, rm_type, settings.rm_hub, first.labelled.get(name, ()))
 
 
 def _unlabelled(row: PromptRow, rm_type: str | None, graders: RmHubSettings) -> bool:
@@ -514,8 +470,7 @@ def _grades(
 ) -> None:
     if any(getattr(kind, name) is not getattr(Environment, name) for name in ("reset", "step", "reward")):
         return
-    rm_type = row.metadata.get("rm_type") or rm_type
-    if not rm_type:
+    if not (rm_type := row.metadata.get("rm_type") or rm_type):
         raise SettingsError(
             "nothing gives an answer a reward; pass --rm-type or --custom-rm-path, or play it by --env pkg.mod:Name or "
             "--custom-generate-function-path"
@@ -524,9 +479,8 @@ def _grades(
             "that returns Step(reward=...); write one of them, or pass --rm-type or --custom-rm-path"
         )
     if _unlabelled(row, rm_type, graders):
-        raise SettingsError(
-            f"--rm-type {rm_type} compares with a label, and the prompts have none; set --label-key to the data's field"
-        )
+        said = f"--rm-type {rm_type} compares with a label, and the prompts have none"
+        raise SettingsError(f"{said}; set --label-key to the data's field")
     if labelled and all(refused := [_refused(rm_type, row) for row in labelled]):
         raise DataError(f"no label of the first {len(labelled)} rows can be graded: {refused[0]}")
 

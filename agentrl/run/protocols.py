@@ -3,8 +3,7 @@
 1. Protocols, all of them awaited: `Rollouts` generate, a `Trainer` learns, `WeightTransfer` travel from one to the other.
    `agentrl.cluster` gives them as Ray actors, `agentrl.run.local` in one process.
 2. What a batch holds is opaque to the driver: a reference into an object store, or the arrays themselves.
-3. A part raises `AgentRLError`; `ComponentLost` where a process or another machine is to blame. Deadlines are the driver's.
-"""
+3. A part raises `AgentRLError`; `ComponentLost` if a process or a machine is to blame. Deadlines are the driver's."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, contextmanager
@@ -15,15 +14,8 @@ from typing import Any, Protocol
 import anyio
 
 from agentrl.config import RunSettings
-from agentrl.engine.weights import WHOLE as WHOLE
-from agentrl.engine.weights import BroadcastUpdate as BroadcastUpdate
-from agentrl.engine.weights import Bucket as Bucket
-from agentrl.engine.weights import DiskUpdate as DiskUpdate
-from agentrl.engine.weights import Handles as Handles
-from agentrl.engine.weights import SharedUpdate as SharedUpdate
+from agentrl.engine.weights import Bucket, Handles, WeightGroup, WeightUpdate
 from agentrl.engine.weights import TensorSpec as TensorSpec
-from agentrl.engine.weights import WeightGroup as WeightGroup
-from agentrl.engine.weights import WeightUpdate as WeightUpdate
 from agentrl.errors import AgentRLError
 from agentrl.observability.progress import Progress as Progress
 from agentrl.observability.progress import counted as counted
@@ -74,8 +66,7 @@ class Rollouts(Protocol):
         """Play all evaluation sets with the engines' current weights; `done` rollouts have been trained."""
 
 
-EVALUATES = "eval"
-"""The engine group that evaluates, if there is one."""
+EVALUATES = "eval"  # the engine group that evaluates, if there is one
 
 
 class WithoutEngines(Rollouts):
@@ -98,8 +89,7 @@ class Trainer(Protocol):
         """Take the optimizer steps of training step `step`; returns metrics."""
 
     async def details(self) -> Any:
-        """The figures of each token in the last `train` (`Training.details`), or whatever `Rollouts.trained` takes for
-        it."""
+        """The figures of each token in the last `train` (`Training.details`), as `Rollouts.trained` takes them."""
 
     async def offload(self) -> None:
         """Give back the devices' memory; only `onload` may follow. Twice is once."""
@@ -108,8 +98,7 @@ class Trainer(Protocol):
         """Take it again, with the same state. Twice is once."""
 
     async def save(self, path: Path, step: int) -> None:
-        """Write a checkpoint that covers rollouts up to `step`, whole or not at all. With `--async-save` it is under way
-        on return."""
+        """Write a checkpoint of rollouts up to `step`, whole or not at all. With `--async-save`, return meanwhile."""
 
     async def saved(self, *, wait: bool) -> bool:
         """Return true if no checkpoint is under way any more; with `wait`, return when that is so."""
@@ -178,8 +167,7 @@ class WeightTransfer(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Components:
-    """A started run. Without `weights` there are no engines: the rollouts come from a dump. `eval_weights`: to the engine
-    group that evaluates."""
+    """A started run. Without `weights` there are no engines. `eval_weights`: to the engine group that evaluates."""
 
     rollouts: Rollouts
     trainer: Trainer
@@ -193,8 +181,7 @@ Start = Callable[[RunSettings, RunFolder, Found | None, Progress], AbstractAsync
 
 @contextmanager
 def within(seconds: float, what: str) -> Iterator[None]:
-    """A deadline, and a name for what is waited for in what goes wrong. Raises AgentRLError: the deadline passed, or a
-    part was lost."""
+    """Limit the time of a block, `what` in messages. Raises AgentRLError: the deadline passed, or a part was lost."""
     try:
         with anyio.fail_after(seconds) as scope:
             yield

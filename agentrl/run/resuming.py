@@ -16,15 +16,10 @@ from agentrl.errors import SettingsError
 from agentrl.observability.metrics import read_metrics
 from agentrl.runfolder import BELOW, EVALUATIONS, LEDGER, SETTINGS
 
-_MAY_DIFFER = frozenset(
-    {
-        *("num_rollout", "num_epoch", "output_dir", "load", "progress", "device"),
-        *("train_threads", "embedded_threads", "rollout_max_concurrency", "rollout_workers"),
-    }
-)
+_MAY_DIFFER = {"num_rollout", "num_epoch", "output_dir", "load", "progress", "device"}
+_MAY_DIFFER |= {"train_threads", "embedded_threads", "rollout_max_concurrency", "rollout_workers"}
 """Settings whose change is no surprise: how far to go, and what depends on the machine and the terminal."""
-_PLAYED = ("rollout", "data", "rm_hub")
-"""The packages whose settings decide what is played and how it is graded."""
+_PLAYED = ("rollout", "data", "rm_hub")  # the packages whose settings decide what is played and how it is graded
 
 
 def changed(settings: RunSettings, command: str = "train", only: Collection[str] | None = None) -> list[str]:
@@ -37,9 +32,8 @@ def changed(settings: RunSettings, command: str = "train", only: Collection[str]
     try:
         before = {section: dict(values) for section, values in json.loads(file.read_bytes()).items()}
     except (OSError, ValueError, TypeError, AttributeError) as error:
-        raise SettingsError(
-            f"{file}: the settings of the run cannot be read ({error}); take the file away to go on without comparing them"
-        ) from error
+        said = f"{file}: the settings of the run cannot be read ({error})"
+        raise SettingsError(f"{said}; take the file away to go on without comparing them") from error
     now, given = json.loads(json.dumps(settings.shown())), settings.given()
     pairs = ((n, old, now[s][n]) for s, values in before.items() for n, old in values.items() if n in now.get(s, {}))
     return [
@@ -58,12 +52,8 @@ def check_prompts(settings: RunSettings) -> None:
         return
     before = {key[9:]: json.loads(value) for key, value in meta.items() if key.startswith("identity.")}
     now = RolloutDataSource(settings.args.changed(prompt_data_check="lazy")).identity()
-    differ = [
-        f"{key} was {render(before[key])} and is {render(new)}"
-        for key, new in now.items()
-        if before.get(key, new) != new
-    ]
-    if differ:
+    pairs = [(key, before[key], new) for key, new in now.items() if before.get(key, new) != new]
+    if differ := [f"{key} was {render(old)} and is {render(new)}" for key, old, new in pairs]:
         raise SettingsError(
             f"--output-dir {settings.observability.output_dir}: its run has other prompts, or another order of them: "
             f"{', '.join(differ)}; go on with those that it began with, or choose another folder"
@@ -71,8 +61,7 @@ def check_prompts(settings: RunSettings) -> None:
 
 
 def refuse_others(settings: RunSettings) -> None:
-    """Refuse to go on with a folder of rollouts under settings that play or grade in another way. Raises SettingsError:
-    names what differs, and what to do."""
+    """Refuse to go on with rollouts under settings that play or grade in another way. Raises SettingsError: what differs."""
     folder = Path(settings.observability.output_dir).expanduser() / BELOW["rollout"]
     if not (folder / SETTINGS).is_file() and (others := next(folder.glob("*.jsonl"), None)) is not None:
         raise SettingsError(f"{others} is there, and {SETTINGS} of its run is not; choose another --output-dir")

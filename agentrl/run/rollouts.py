@@ -3,8 +3,7 @@
 1. `Loaded` opens a rollout worker. `RolloutResources` has one, or several in processes of their own, and evaluates: all that
    `agentrl eval` needs.
 2. `LedgerRollouts` adds the coordinator with data source and ledger, and makes the train batch. `agentrl.cluster` runs both
-   in one actor, `agentrl.run.local` beside the trainer. Weight updates go to the engine pool; `updated` tells of them.
-"""
+   in one actor, `agentrl.run.local` beside the trainer. Weight updates go to the engine pool; `updated` tells of them."""
 
 import gc
 import sys
@@ -45,7 +44,6 @@ from agentrl.rollout.functions import RewardFunction
 from agentrl.rollout.group import GroupPlayer
 from agentrl.rollout.hosted import NoChat
 from agentrl.rollout.rewards import UNGRADED, Grader
-from agentrl.rollout.settings import RolloutSettings
 from agentrl.rollout.stats import RolloutStats
 from agentrl.rollout.teacher import probe_text, same_vocabulary
 from agentrl.rollout.user_tasks import UserTasks
@@ -57,7 +55,6 @@ from agentrl.run.preflight import Plugins, load_chat, teacher_pool, ungraded
 from agentrl.run.protocols import EVALUATES, Batch, Rollouts, WeightSink
 from agentrl.run.resuming import write_evaluation
 from agentrl.runfolder import RunFolder
-from agentrl.sample import Sample
 from agentrl.tools.threads import run_in_daemon_thread
 from agentrl.train.batch import TrainBatch
 from agentrl.train.hooks import NO_HOOKS, TrainHooks, hooks_of
@@ -89,7 +86,12 @@ class Loaded:
                 yield hosted
             return
         every = [self.settings.rollout, *(held.settings.rollout for held, _ in self.sets)]
-        async with _engine_pool(self.settings, urls, transport, every, follows) as pool:
+        told = [t for s in every for t in (s.rollout_temperature, s.eval_temperature) if t is not None]
+        model = read_model_info(self.settings.train.hf_checkpoint)
+        size, engine = model.vocab_size if model else None, self.settings.engine
+        async with EnginePool(
+            urls, engine, vocab_size=size, transport=transport, temperatures=told, follows=follows
+        ) as pool:
             await pool.check()
             if self.settings.data.image_key is not None:
                 await pool.check_sees_images()
@@ -97,8 +99,7 @@ class Loaded:
 
     @asynccontextmanager
     async def worker(self, pool: EnginePool | HostedModel) -> AsyncIterator[RolloutWorker]:
-        """Load the chat template, start the graders, set up the environments; gives a worker that plays in this
-        process."""
+        """Load the chat template, start graders, set up environments; gives a worker that plays in this process."""
         settings, plugins, sets = self.settings, self.plugins, self.sets
         rollout, args, teacher, gateway = settings.rollout, settings.args, None, None
         chat, length = NoChat.as_chat() if settings.hosted else load_chat(settings), sys.maxsize
@@ -119,8 +120,7 @@ class Loaded:
             context = RolloutContext(rollout, args, chat, pool, length, *own, gateway, hooks=plugins.hooks)
             context = replace(context, engine_groups=await _groups(settings, context, stack))
             named = {s.rollout.rm_type for s in (settings, *(held.settings for held, _ in sets))}
-            preload = [rm_type for rm_type in named if rm_type]
-            graders = await stack.enter_async_context(GraderRunner(settings.rm_hub, preload=preload))
+            graders = await stack.enter_async_context(GraderRunner(settings.rm_hub, preload=[*filter(None, named)]))
             reward = RewardFunction.load(UNGRADED, group=False) if ungraded(settings, plugins) else plugins.reward
             grader = Grader(rollout, args, reward, graders)
             every = (plugins, *(own for _, own in sets))
@@ -178,9 +178,8 @@ class RolloutResources:
             yield cls(settings, folder, pool, player, loaded.plugins, store, sets)
 
     async def evaluate(self, done: int, checkpoint: str | None = None) -> Mapping[str, float]:
-        """Evaluate on every set; trajectories and figures are added to those in the run's folder. `done`: rollouts that
-        the weights were trained on; the number of an `agentrl eval`. `checkpoint`: whose weights these are; by default
-        the run's own."""
+        """Evaluate on every set; trajectories and figures are added to the run's folder. `done`: rollouts that the weights
+        were trained on, or the number of an `agentrl eval`. `checkpoint`: of these weights; by default the run's own."""
         whose = str(checkpoint or (self.folder.checkpoint(done - 1) if done else self.settings.train.hf_checkpoint))
         hooks = self.plugins.hooks
         hooks.begin(done)
@@ -194,8 +193,7 @@ class RolloutResources:
         metrics: dict[str, float] = {}
         for own, result in results:
             key = own.rollout.eval_reward_key or own.rollout.reward_key
-            add = partial(self.store.add, "eval", result.name, done, result.groups, reward_key=key)
-            await to_thread.run_sync(add)
+            await to_thread.run_sync(partial(self.store.add, "eval", result.name, done, result.groups, reward_key=key))
             write_evaluation(self.folder.path, done, whose, result.name, result.metrics)
             metrics.update({f"eval/{result.name}/{name}": value for name, value in result.metrics.items()})
         unlogged = hooks.log_evaluation({result.name: result.groups for _, result in results}, metrics)
@@ -213,8 +211,7 @@ class LedgerRollouts(Rollouts):
         self, generation: RolloutResources, queue: GroupQueue, coordinator: RolloutCoordinator, kind: Kind
     ) -> None:
         self.generation, self._queue, self._coordinator, self._kind = generation, queue, coordinator, kind
-        self._settings = generation.settings
-        self._hooks = hooks_of(generation.settings.args)
+        self._settings, self._hooks = generation.settings, hooks_of(generation.settings.args)
         environments = generation.plugins.environments
         self._names = environments.names if environments else ()
         self._played = time.monotonic()
@@ -242,9 +239,8 @@ class LedgerRollouts(Rollouts):
             ledger = stack.enter_context(Ledger(place, keep=settings.buffer.ledger_retention))
             source = load_source(settings.data, settings.args)
             queue = GroupQueue(source, ledger, resume_step, generation.store, folder.ledger)
+            name = named_filter(chosen) if (chosen := generation.plugins.group_filter) else ""
             carried = ledger.kept(0).tokens
-            group_filter = generation.plugins.group_filter
-            name = named_filter(group_filter) if group_filter else ""
             running = RolloutCoordinator.running(generation.player, queue, settings.rollout, name, carried)
             yield cls(generation, queue, await stack.enter_async_context(running), kind)
 
@@ -302,7 +298,6 @@ class LedgerRollouts(Rollouts):
 
     @property
     def eval_engines(self) -> EnginePool:
-        """The engines of the group `eval`, for weight updates."""
         assert isinstance(self.generation.player, RolloutWorker)
         pool = self.generation.player.player.context.engine_group(EVALUATES).client
         assert isinstance(pool, EnginePool)
@@ -326,6 +321,8 @@ def make_batch(
     reward_key, supervised = settings.rollout.reward_key, settings.algorithm.supervised
     truncated = settings.rollout.replays_truncation and not supervised
     chosen, rewards = hooks.samples(groups)
+    # Only samples that bring pixels themselves need the trained model's placeholders.
+    brought = any(sample.multimodal_train_inputs is not None for group in chosen for sample in group)
     payload = TrainBatch.from_samples(
         chosen,
         reward_key,
@@ -335,29 +332,22 @@ def make_batch(
         truncated=truncated,
         routed=settings.rollout.use_rollout_routing_replay and not supervised,
         rewards=rewards,
-        image_tokens=_image_tokens(settings, chosen),
+        image_tokens=ImageTokens.of(Path(str(settings.train.hf_checkpoint))) if brought else None,
     )
     ids = tuple(-1 if group[0].group_index is None else group[0].group_index for group in groups)
     found = staleness_metrics(payload) | truncation_metrics(payload, settings.rollout)
     return Batch(payload, ids, {**metrics, **found})
 
 
-def _image_tokens(settings: RunSettings, groups: Sequence[Sequence[Sample]]) -> ImageTokens | None:
-    """The trained model's placeholders, which only samples that bring pixels themselves need."""
-    brought = any(sample.multimodal_train_inputs is not None for group in groups for sample in group)
-    return ImageTokens.of(Path(str(settings.train.hf_checkpoint))) if brought else None
-
-
 def _player_of(held_out: EvalSet, plugins: Plugins, beside: GroupPlayer) -> GroupPlayer:
-    """Plays a set by its own settings, with the engines and graders of `beside`."""
     settings, context = held_out.settings, beside.context
     other = settings.data.apply_chat_template_kwargs != context.args.apply_chat_template_kwargs and not context.hosted
     chat, rollout, args = load_chat(settings) if other else context.chat, settings.rollout, settings.args
     length = rollout.rollout_max_context_len or context.context_length
     context = replace(context, settings=rollout, args=args, chat=chat, environments=plugins.environments)
     context = replace(context, context_length=length)
-    grader, own = Grader(rollout, args, plugins.reward, beside.grader.runner), context.engine_groups.get(EVALUATES)
-    if own is not None:
+    grader = Grader(rollout, args, plugins.reward, beside.grader.runner)
+    if own := context.engine_groups.get(EVALUATES):
         return GroupPlayer(replace(context, client=own.client), grader, plugins.generate)
     return GroupPlayer(context, grader, plugins.generate, beside)
 
@@ -370,28 +360,11 @@ async def _groups(settings: RunSettings, context: RolloutContext, stack: AsyncEx
         await stack.enter_async_context(pool)
         await pool.check()
         tokenizer = context.chat.tokenizer
-        text = probe_text(tokenizer)
-        for url, ids in zip(pool.urls, await pool.encode(text), strict=True):
+        for url, ids in zip(pool.urls, await pool.encode(text := probe_text(tokenizer)), strict=True):
             same_vocabulary(tokenizer, text, ids, f"--engine-groups {name}={url}")
         params = replace(context.params(), return_sampling_mask=False, routed_experts_start_len=None)
         found[name] = EngineGroup(context.chat, pool, params)
     return found
-
-
-def _engine_pool(
-    settings: RunSettings,
-    urls: Sequence[str],
-    transport: HttpTransport | None,
-    every: Sequence[RolloutSettings],
-    follows: bool,
-) -> EnginePool:
-    """The engines of the run, which is played under `every` of these settings; not open yet."""
-    model = read_model_info(settings.train.hf_checkpoint)
-    vocab_size = model.vocab_size if model else None
-    found = [t for s in every for t in (s.rollout_temperature, s.eval_temperature) if t is not None]
-    return EnginePool(
-        urls, settings.engine, vocab_size=vocab_size, transport=transport, temperatures=found, follows=follows
-    )
 
 
 def spare_loaded() -> None:
@@ -405,8 +378,7 @@ async def _context_length(settings: RunSettings, pool: EnginePool) -> int:
     said = [info.get("context_length") for info in await pool.server_info()]
     model = read_model_info(settings.train.hf_checkpoint)
     said += [settings.engine.engine_context_length, model.context_length if model else None]
-    known = [length for length in said if isinstance(length, int) and length > 0]
-    if not known:
+    if not (known := [length for length in said if isinstance(length, int) and length > 0]):
         raise SettingsError("neither engine nor model says its context length; set --rollout-max-context-len")
     return min(known)
 

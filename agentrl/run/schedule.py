@@ -1,6 +1,5 @@
-"""The order of a run: pure, without clocks, tasks or processes. It makes every moment safe to be killed at: a step is
-recorded as trained before the checkpoint that contains it is written, and an evaluation comes before the checkpoint, so
-that a resume repeats both or neither."""
+"""The order of a run: pure, without clocks, tasks or processes. A run may be killed at any moment: a step is recorded as
+trained, and evaluated, before its checkpoint is written, so that a resume repeats both or neither."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -28,26 +27,18 @@ class Action(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Cadence:
-    """Intervals between actions, in steps; None is never.
+    """Intervals between actions, in steps; None is never."""
 
-    Attributes:
-        steps: steps in the whole run.
-        send: weights to the engines. They also go there before every evaluation and after the last step.
-        evaluate: evaluations; one more follows the last step, so that the model that is written was evaluated.
-        evaluate_first: also before the first step of a fresh run.
-        save: checkpoints; one more covers the last step."""
-
-    steps: int
-    send: int | None = 1
-    evaluate: int | None = None
-    evaluate_first: bool = False
-    save: int | None = None
+    steps: int  # steps in the whole run
+    send: int | None = 1  # weights to the engines; they also go there before every evaluation and after the last step
+    evaluate: int | None = None  # one more follows the last step, so that the model that is written was evaluated
+    evaluate_first: bool = False  # also before the first step of a fresh run
+    save: int | None = None  # checkpoints; one more covers the last step
 
 
 def actions(cadence: Cadence, first: int, data_ended: Callable[[], bool]) -> Iterator[Action]:
-    """All that a run does, in order; an action is done when the next one is asked for. `first`: the first step to
-    train, above 0 when the run goes on from a checkpoint. `data_ended` is asked when a batch was to be generated: there
-    is none, nor will there be one."""
+    """All that a run does, in order; an action is done when the next one is asked for. `first`: the first step to train,
+    above 0 when the run goes on from a checkpoint. `data_ended` is asked after NEXT_BATCH: true if there is no batch."""
     done = evaluated = saved = first - 1
     yield from _send(cadence, first)
     if first == 0 and cadence.evaluate_first:

@@ -1,6 +1,5 @@
-"""SIGTERM stops a run as Ctrl-C does, with exit code 143. It is turned into SIGINT, because that is the signal that an
-event loop takes to cancel its main task and let it clean up; an exception raised from a handler would end the loop in
-the middle of whatever runs."""
+"""SIGTERM stops a run as Ctrl-C does, with exit code 143. It is turned into SIGINT, at which an event loop cancels its
+main task and lets it clean up; an exception from a handler would end the loop in the middle of whatever runs."""
 
 import contextlib
 import signal

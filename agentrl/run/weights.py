@@ -1,5 +1,4 @@
-"""WeightTransfer from the trainer to the engines, under a new version. The version is the number of rollouts that the
-weights were trained on."""
+"""WeightTransfer from trainer to engines. A version is the number of rollouts that the weights were trained on."""
 
 import hashlib
 import itertools
@@ -23,6 +22,7 @@ from agentrl.run.deltas import write_delta
 from agentrl.run.protocols import EVALUATES, Trainer, WeightSink, WeightSource, WeightTransfer, within
 from agentrl.runfolder import RunFolder
 
+_Side = Callable[[], Coroutine[Any, Any, None]]
 Fetch = Callable[[Path, Path, str, str | None], Awaitable[None]]
 """Has `deltas.fetch` make a copy on every machine with engines; a machine that cannot gets no new weights."""
 
@@ -61,10 +61,10 @@ class DiskWeights(WeightTransfer):
         """Return the folder from which engines load a version: the version, or the copy on their machines."""
         if self._fetch is None or self._copies is None:
             return version
-        before, name = self._fetched, f"{version.name}-{uuid.uuid4().hex[:8]}"
+        before, base, name = self._fetched, None, f"{version.name}-{uuid.uuid4().hex[:8]}"
         if before and before[0] != version:
             await to_thread.run_sync(write_delta, before[0], version)
-        base = before[1] if before and before[0] != version else None
+            base = before[1]
         await self._fetch(version, self._copies, name, base)
         self._fetched = version, name
         return self._copies / name
@@ -83,16 +83,13 @@ def eval_weights(
 
 
 class BroadcastWeights(WeightTransfer):
-    """Each sender, a trainer process, shares a process group with the engines; tensors go in buckets of bounded size.
-    Made by `open`. The groups are those of one set of engines: they are made again when others are there, or when one of
-    them was lost."""
+    """Each sender, a trainer process, shares a process group with the engines; tensors go in buckets of bounded size. Made
+    by `open`. Process groups belong to one set of engines: they are made again if an engine comes or is lost."""
 
     def __init__(self, settings: ClusterSettings, source: WeightSource, sink: WeightSink, shared: bool) -> None:
         self._settings, self._source, self._sink = settings, source, sink
-        self._epoch: tuple[str, ...] = ()
-        self._shared = shared
-        self._groups: list[str] = []
-        self._buckets: list[Bucket] = []
+        self._shared, self._epoch = shared, tuple[str, ...]()
+        self._groups, self._buckets = list[str](), list[Bucket]()
 
     @classmethod
     @asynccontextmanager
@@ -140,8 +137,7 @@ class BroadcastWeights(WeightTransfer):
         for sender, specs in (await self._source.weight_specs()).items():
             name, found = f"{base}_{sender}", buckets(specs, cluster.update_weight_buffer_size)
             parts.append([Bucket(name, bucket) for bucket in found])
-            size = max(sum(spec.nbytes for spec in bucket) for bucket in found)
-            world = 1 + len(members) * per_engine
+            size, world = max(sum(spec.nbytes for spec in b) for b in found), 1 + len(members) * per_engine
             where = await self._source.address(sender)
             group = WeightGroup(sender, size, *where, world, name, backend, per_engine, members)
             await _both(partial(self._sink.join_weight_group, group), partial(self._source.init_weight_group, group))
@@ -188,9 +184,7 @@ class SharedWeights(WeightTransfer):
         return await self._sink.lacks_weights()
 
 
-async def _both(
-    engines: Callable[[], Coroutine[Any, Any, None]], trainer: Callable[[], Coroutine[Any, Any, None]]
-) -> None:
+async def _both(engines: _Side, trainer: _Side) -> None:
     """Both sides of a collective; the first error ends the wait for the other, which cannot finish alone."""
     with ungrouped():
         async with anyio.create_task_group() as tasks:

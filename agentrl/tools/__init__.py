@@ -8,15 +8,5 @@
 from agentrl.tools.arguments import Injected, OutcomeKind, ToolError, ToolOutcome
 from agentrl.tools.base import OnFailure, Tool, Toolbox, ToolSource, as_tool, tool
 
-__all__ = [
-    "Injected",
-    "OnFailure",
-    "OutcomeKind",
-    "Tool",
-    "ToolError",
-    "ToolOutcome",
-    "ToolSource",
-    "Toolbox",
-    "as_tool",
-    "tool",
-]
+__all__ = ["Injected", "OnFailure", "OutcomeKind", "ToolError", "ToolOutcome"]
+__all__ += ["Tool", "ToolSource", "Toolbox", "as_tool", "tool"]

@@ -15,32 +15,23 @@ from pydantic.errors import PydanticSchemaGenerationError, PydanticUserError
 from pydantic.json_schema import GenerateJsonSchema
 from pydantic_core import ErrorDetails
 
-from agentrl.errors import AgentRLError, PluginError
+from agentrl.errors import AgentRLError, PluginError, raised_as
 from agentrl.sample import content_text
 
-Content = str | list[dict[str, Any]]
-"""Content of a message: text, or text parts and image parts."""
+Content = str | list[dict[str, Any]]  # content of a message: text, or text parts and image parts
 
 
 class OutcomeKind(StrEnum):
     """Kind of end of a tool call; the values are stable names for metrics."""
 
-    OK = "ok"
-    """The tool returned a usable result."""
-    BAD_ARGUMENTS = "bad_arguments"
-    """The arguments are not a JSON object, or do not fit the tool's schema."""
-    UNKNOWN_TOOL = "unknown_tool"
-    """There is no tool of that name."""
-    REFUSED = "refused"
-    """The tool raised a `ToolError`: it answers with an error that it words for the model."""
-    RAISED = "raised"
-    """The tool raised any other exception."""
-    TIMEOUT = "timeout"
-    """The tool did not finish before its deadline."""
-    HUNG = "hung"
-    """The tool was not run: too many calls of sync tools have outlived their deadline and never returned."""
-    BAD_RESULT = "bad_result"
-    """The tool returned something that cannot be shown to a model."""
+    OK = "ok"  # the tool returned a usable result
+    BAD_ARGUMENTS = "bad_arguments"  # they are not a JSON object, or do not fit the tool's schema
+    UNKNOWN_TOOL = "unknown_tool"  # there is no tool of that name
+    REFUSED = "refused"  # the tool raised a `ToolError`: it answers with an error that it words for the model
+    RAISED = "raised"  # the tool raised any other exception
+    TIMEOUT = "timeout"  # the tool did not finish before its deadline
+    HUNG = "hung"  # it was not run: too many calls of sync tools have outlived their deadline and never returned
+    BAD_RESULT = "bad_result"  # the tool returned something that cannot be shown to a model
 
 
 class ToolError(AgentRLError):
@@ -53,15 +44,10 @@ class ToolError(AgentRLError):
 
 @dataclass(frozen=True, slots=True)
 class ToolOutcome:
-    """The outcome of a call.
+    """The outcome of a call."""
 
-    Attributes:
-        content: text to show the model, or a list of parts if there are images.
-        kind: the way in which the call ended.
-        seconds: its duration."""
-
-    content: Content
-    kind: OutcomeKind
+    content: Content  # text to show the model, or a list of parts if there are images
+    kind: OutcomeKind  # the way in which the call ended
     seconds: float
 
     @property
@@ -92,25 +78,18 @@ class _WithoutTitles(GenerateJsonSchema):
 
 @dataclass(frozen=True, slots=True)
 class Arguments:
-    """A tool's parameters.
+    """A tool's parameters. `check` makes keyword arguments of a call's arguments; what the model left out keeps the
+    function's default. It raises `ToolError` of kind `bad_arguments`, one sentence for each mistake."""
 
-    Attributes:
-        schema: JSON Schema of an object.
-        check: a call's arguments to the function's keyword arguments; arguments that the model left out keep the function's
-            defaults. Raises `ToolError` of kind `bad_arguments`, one sentence for each mistake.
-        injected: parameters that the environment fills."""
-
-    schema: dict[str, Any]
+    schema: dict[str, Any]  # JSON Schema of an object
     check: Callable[[Mapping[str, Any]], dict[str, Any]]
-    injected: tuple[str, ...] = ()
+    injected: tuple[str, ...] = ()  # parameters that the environment fills
 
 
 def of_function(function: Callable[..., Any], name: str, descriptions: Mapping[str, str]) -> Arguments:
     """The arguments of a function. Raises PluginError: a parameter has no type hint, a hint cannot be resolved or has
     no JSON schema, or the signature takes `*args`, `**kwargs` or positional-only parameters."""
-    hints = _hints(function, name)
-    fields: dict[str, Any] = {}
-    injected: list[str] = []
+    hints, fields, injected = _hints(function, name), dict[str, Any](), list[str]()
     parameters = list(inspect.signature(function).parameters.values())
     for position, parameter in enumerate(parameters[needs_self(function) :]):
         if parameter.kind not in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY):
@@ -199,8 +178,7 @@ def parse_docstring(text: str | None) -> tuple[str, dict[str, str]]:
 
 def _entries(lines: list[str]) -> dict[str, str]:
     """`name: description` entries; what is indented more than the first line goes on with the one before."""
-    entries: dict[str, list[str]] = {}
-    current: list[str] = []
+    entries, current = dict[str, list[str]](), list[str]()
     for line in lines:
         match = _ENTRY.match(line.strip())
         if match and len(line) - len(line.lstrip()) == len(lines[0]) - len(lines[0].lstrip()):
@@ -212,10 +190,9 @@ def _entries(lines: list[str]) -> dict[str, str]:
 
 def _hints(function: Callable[..., Any], name: str) -> dict[str, Any]:
     target = function if isinstance(function, (types.FunctionType, types.MethodType)) else type(function).__call__
-    try:
+    what = f"tool {name!r}: a type hint cannot be resolved"
+    with raised_as(PluginError, what, NameError, TypeError, AttributeError):
         return get_type_hints(target, include_extras=True)
-    except (NameError, TypeError, AttributeError) as error:
-        raise PluginError(f"tool {name!r}: a type hint cannot be resolved: {error}") from error
 
 
 def _explain(detail: ErrorDetails, tool: str, properties: Mapping[str, Any]) -> str:

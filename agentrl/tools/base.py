@@ -3,12 +3,12 @@
 import contextlib
 import copy
 import difflib
-import functools
 import inspect
 import re
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any, Literal, Self, TypedDict, Unpack, overload
 
 import anyio
@@ -33,8 +33,7 @@ from agentrl.tools.threads import ToolThread
 
 _TOOLS_FAULT = frozenset((OutcomeKind.RAISED, OutcomeKind.TIMEOUT, OutcomeKind.HUNG, OutcomeKind.BAD_RESULT))
 _NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")
-DEFAULT_TIMEOUT = 30.0
-DEFAULT_MAX_OUTPUT_CHARS = 16_384
+DEFAULT_TIMEOUT, DEFAULT_MAX_OUTPUT_CHARS = 30.0, 16_384
 
 OnFailure = Literal["observe", "fail"]
 """The consequence of a tool's own failure: a sentence for the model, or a `ToolFailure` that ends the trajectory."""
@@ -59,17 +58,14 @@ class ToolOptions(CallOptions, total=False):
 class Tool:
     """A function that a model may call.
 
-    Attributes:
-        name: what the model calls it.
-        description: what the model reads about it.
-        schema: the OpenAI form, `{"type": "function", "function": {"name", "description", "parameters"}}`.
-        timeout: deadline of one call in seconds. A sync function that overruns it is left behind in its thread.
-        max_output_chars: longer results are cut, with a note of how much is missing.
-        max_concurrency: calls in flight at once in this process; the others wait, outside their deadline.
-        on_failure: "observe" shows the model that the tool raised, hung or returned nonsense; "fail" raises a
-            `ToolFailure` instead, and the run's failure policy decides. The model's own mistakes, and a `ToolError`
-            that the tool raises to answer them, are always shown.
-        stray: names that the docstring describes as arguments and that are no parameters."""
+    1. `name` and `description` are what the model reads; `stray` are names that the docstring describes as arguments and
+       that are no parameters.
+    2. `timeout`: deadline of one call in seconds. A sync function that overruns it is left behind in its thread.
+       `max_concurrency`: calls in flight at once in this process; the others wait, outside their deadline.
+       `max_output_chars`: longer results are cut, with a note of how much is missing.
+    3. `on_failure`: "observe" shows the model that the tool raised, hung or returned nonsense; "fail" raises a
+       `ToolFailure` instead, and the run's failure policy decides. The model's own mistakes, and a `ToolError` that the
+       tool raises to answer them, are always shown."""
 
     def __init__(
         self,
@@ -83,12 +79,8 @@ class Tool:
         on_failure: OnFailure = "observe",
         arguments: Arguments | None = None,
     ) -> None:
-        """
-        Args:
-            function: sync or async; sync ones run in a thread of their own.
-            arguments: the parameters, where they do not come from the function's type hints.
-
-        Raises PluginError: the function cannot become a tool; names the tool and the parameter."""
+        """Make a tool of `function`, sync (it runs in a thread of its own) or async. `arguments`: the parameters, where
+        they do not come from type hints. Raises PluginError: it cannot become a tool; names tool and parameter."""
         self.name = name or getattr(function, "__name__", "") or type(function).__name__
         if not _NAME.fullmatch(self.name):
             raise PluginError(f"tool {self.name!r}: a name has 1-64 letters, digits, '_' or '-'; use @tool(name=...)")
@@ -114,6 +106,7 @@ class Tool:
 
     @property
     def schema(self) -> dict[str, Any]:
+        """The OpenAI form, `{"type": "function", "function": {"name", "description", "parameters"}}`."""
         function = {"name": self.name, "description": self.description, "parameters": self._arguments.schema}
         return copy.deepcopy({"type": "function", "function": function})
 
@@ -127,7 +120,7 @@ class Tool:
         if not self.unbound:
             return self
         bound = copy.copy(self)
-        bound._function = functools.partial(self._function, instance)
+        bound._function = partial(self._function, instance)
         return bound
 
     def __get__(self, instance: object | None, owner: type | None = None) -> Self:
@@ -135,13 +128,9 @@ class Tool:
 
     async def call(self, arguments: Mapping[str, Any], *, state: object = None) -> Content:
         """Run the tool and return the content to show the model. A result that is an image, or a list of texts and
-        images, becomes a list of parts; images are Pillow's or `agentrl.media`'s.
-
-        Args:
-            arguments: the model's arguments, already parsed from JSON.
-            state: handed to parameters annotated `Annotated[..., Injected]`.
-
-        Raises ToolError: anything that went wrong; the message is written for the model, `kind` says what it was."""
+        images, becomes a list of parts; images are Pillow's or `agentrl.media`'s. `arguments`: parsed from JSON. `state`:
+        handed to parameters annotated `Annotated[..., Injected]`. Raises ToolError: anything that went wrong; the message
+        is written for the model, `kind` says what it was."""
         keywords = self._arguments.check(arguments)
         keywords.update(dict.fromkeys(self._arguments.injected, state))
         # Waiting for a free place or thread is not the tool's fault, so it is outside the deadline, and outside the
@@ -151,7 +140,7 @@ class Tool:
                 return await self._finish(self._function(**keywords))
             thread = ToolThread(self.name, self.timeout)
             async with waiting(thread):
-                return await self._finish(thread.run(functools.partial(self._function, **keywords)))
+                return await self._finish(thread.run(partial(self._function, **keywords)))
 
     async def run(self, arguments: Mapping[str, Any], *, state: object = None) -> ToolOutcome:
         """Like `call`, but failures come back as a `ToolOutcome` whose text starts with `Error: `. Raises ToolFailure:
@@ -166,7 +155,6 @@ class Tool:
         return ToolOutcome(content, kind, time.perf_counter() - start)
 
     async def _finish(self, running: Awaitable[Any]) -> Content:
-        """Wait for the result within the deadline, and make content of it."""
         result: Any = None
         try:
             with Deadline(self.timeout, f"tool {self.name}") as limit:
@@ -236,9 +224,7 @@ def tool(
 ) -> Tool | Callable[[Callable[..., Any]], Tool]:
     """Make a function a `Tool`: `@tool`, or with options `@tool(timeout=5)`. Raises PluginError: the function cannot
     become a tool; names the tool and the parameter."""
-    if function is not None:
-        return Tool(function, **options)
-    return lambda decorated: Tool(decorated, **options)
+    return partial(Tool, **options) if function is None else Tool(function, **options)
 
 
 class ToolSource(ABC):
@@ -281,18 +267,11 @@ class Toolbox:
         return [entry.schema for entry in self]
 
     async def run(self, name: str, arguments: Mapping[str, Any] | str, *, state: object = None) -> ToolOutcome:
-        """Run one call of the model; never raises for what the model did.
-
-        Args:
-            name: the tool that the model asked for.
-            arguments: its arguments, parsed or as JSON text.
-            state: handed to parameters annotated `Annotated[..., Injected]`.
-
-        Raises ToolFailure: the tool failed, and its `on_failure` is "fail"."""
+        """Run one call of the model, with arguments parsed or as JSON text. `state`: handed to parameters annotated
+        `Annotated[..., Injected]`. Raises ToolFailure: the tool failed, and its `on_failure` is "fail"."""
         start = time.perf_counter()
         try:
-            entry = self._find(name)
-            parsed = as_object(arguments)
+            entry, parsed = self._find(name), as_object(arguments)
         except ToolError as error:
             return ToolOutcome(f"Error: {error}", error.kind, time.perf_counter() - start)
         return await entry.run(parsed, state=state)

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Self, Unpack
 import anyio
 
 from agentrl import parent_watchdog
-from agentrl.errors import PluginError, first_error, install
+from agentrl.errors import PluginError, first_error, install, raised_as
 from agentrl.tools.arguments import OutcomeKind, ToolError, mistakes, of_schema
 from agentrl.tools.base import DEFAULT_TIMEOUT, CallOptions, Tool, ToolSource, described
 from agentrl.tools.schema_check import SchemaCheck
@@ -31,8 +31,7 @@ if TYPE_CHECKING:
     from mcp.types import Tool as ServerTool
 
 Connect = Callable[[], AbstractAsyncContextManager["Client"]]
-_CLOSE_SECONDS = 10.0
-_MOST_PAGES = 100
+_CLOSE_SECONDS, _MOST_PAGES = 10.0, 100
 _MOST_CHARS = 1 << 18
 """Characters that the names, descriptions and schemas of a server's tools may have: all of them go into every prompt."""
 
@@ -50,22 +49,15 @@ class MCPTools(ToolSource):
         start_timeout: float = 30.0,
         **options: Unpack[CallOptions],
     ) -> None:
-        """Use `stdio` or `http`.
-
-        Args:
-            connect: opens an SDK client.
-            what: the server in messages.
-            include: names of the server's tools to take; all if None.
-            prefix: put before each tool's name, to keep the tools of several servers apart.
-            start_timeout: seconds that connecting may take.
-            options: `timeout`, `max_output_chars`, `max_concurrency` (for each tool) and `on_failure`, as of `Tool`."""
+        """Use `stdio` or `http`. `connect` opens an SDK client; `what` is the server in messages. `include`: names of the
+        server's tools to take; all if None. `prefix`: put before each tool's name, to keep the tools of several servers
+        apart. `start_timeout`: seconds that connecting may take. `options`: `timeout`, `max_output_chars`,
+        `max_concurrency` (for each tool) and `on_failure`, as of `Tool`."""
         self._connect, self._what = connect, what
         self._include, self._prefix, self._start_timeout = include, prefix, start_timeout
-        self._options = options
+        self._options, self._lock, self._check = options, anyio.Lock(), SchemaCheck()
         self._tools: tuple[Tool, ...] | None = None
         self._connection: _Connection | None = None
-        self._lock = anyio.Lock()
-        self._check = SchemaCheck()
 
     @classmethod
     def stdio(
@@ -76,13 +68,8 @@ class MCPTools(ToolSource):
         cwd: str | Path | None = None,
         **options: Any,
     ) -> Self:
-        """A server to start: a program that speaks MCP over its standard input and output.
-
-        Args:
-            arguments: of the program.
-            env: environment variables, besides a minimal set.
-            cwd: its working directory.
-            options: as of `MCPTools`."""
+        """A server to start: a program that speaks MCP over its standard input and output. `env`: environment variables,
+        besides a minimal set. `cwd`: its working directory. `options`: as of `MCPTools`."""
         what = f"MCP server `{' '.join((command, *arguments))}`"
 
         def connect() -> "Client":
@@ -97,11 +84,8 @@ class MCPTools(ToolSource):
 
     @classmethod
     def http(cls, url: str, *, headers: Mapping[str, str] | None = None, **options: Any) -> Self:
-        """A running server's streamable HTTP endpoint (usually `http://host:port/mcp`).
-
-        Args:
-            headers: sent with every request, for example an authorisation.
-            options: as of `MCPTools`."""
+        """A running server's streamable HTTP endpoint (usually `http://host:port/mcp`). `headers`: sent with every
+        request, for example an authorisation. `options`: as of `MCPTools`."""
 
         @asynccontextmanager
         async def connect() -> AsyncIterator["Client"]:
@@ -149,10 +133,8 @@ class MCPTools(ToolSource):
             )
         tools = tuple(map(self._tool, taken))
         for tool, entry in zip(tools, taken, strict=True):
-            try:  # without arguments: only the schema is checked
-                await self._check.problems(json.dumps(entry.input_schema), {})
-            except PluginError as error:
-                raise PluginError(f"tool {tool.name!r}: its parameters are no usable JSON schema: {error}") from error
+            with raised_as(PluginError, f"tool {tool.name!r}: its parameters are no usable JSON schema", PluginError):
+                await self._check.problems(json.dumps(entry.input_schema), {})  # without arguments: only the schema
         return tools
 
     async def close(self) -> None:
@@ -181,13 +163,8 @@ class MCPTools(ToolSource):
                 raise mistakes(problems)
             return await self._call(entry.name, arguments)
 
-        return Tool(
-            call,
-            name=name,
-            description=entry.description or entry.title or entry.name,
-            arguments=of_schema(name, _without_titles(entry.input_schema)),
-            **self._options,
-        )
+        said, arguments = entry.description or entry.title or entry.name, _without_titles(entry.input_schema)
+        return Tool(call, name=name, description=said, arguments=of_schema(name, arguments), **self._options)
 
     async def _opened(self) -> "_Connection":
         async with self._lock:
@@ -224,8 +201,7 @@ class _Connection:
     def __init__(self, connect: Connect) -> None:
         self.client: Client
         self.listed: list[ServerTool] = []
-        self.lost = False
-        self._stop = asyncio.Event()
+        self.lost, self._stop = False, asyncio.Event()
         self._ready: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._task = asyncio.create_task(self._own(connect))
 
@@ -251,8 +227,7 @@ class _Connection:
     async def _own(self, connect: Connect) -> None:
         try:
             async with connect() as client:
-                self.client = client
-                self.listed = await _list_tools(client)
+                self.client, self.listed = client, await _list_tools(client)
                 if not self._ready.done():
                     self._ready.set_result(None)
                 await self._stop.wait()
@@ -264,9 +239,8 @@ class _Connection:
 
     def gone(self, error: Exception) -> ToolError:
         """Mark the connection as lost; the error for the call that met it."""
-        self.lost = True
-        text = f"the connection to the tool's server was lost ({described(first_error(error))})"
-        return ToolError(text, kind=OutcomeKind.RAISED)
+        self.lost, said = True, f"the connection to the tool's server was lost ({described(first_error(error))})"
+        return ToolError(said, kind=OutcomeKind.RAISED)
 
     async def close(self) -> None:
         self._stop.set()
@@ -278,13 +252,11 @@ class _Connection:
 
 
 async def _list_tools(client: "Client") -> list["ServerTool"]:
-    found: list[ServerTool] = []
-    cursor: str | None = None
+    found, cursor = list["ServerTool"](), None
     for _ in range(_MOST_PAGES):
         page = await client.list_tools(cursor=cursor)
         found += page.tools
-        cursor = page.next_cursor
-        if cursor is None:
+        if (cursor := page.next_cursor) is None:
             return found
     raise PluginError(f"the MCP server's list of tools has more than {_MOST_PAGES} pages")
 
@@ -308,8 +280,7 @@ def _text(result: "CallToolResult") -> str:
     """Return the text for the model: the texts; other content by name; structured content as JSON if no text."""
     parts = []
     for block in result.content:
-        text = getattr(block, "text", None)
-        if text is None and block.type == "resource":
+        if (text := getattr(block, "text", None)) is None and block.type == "resource":
             text = getattr(block.resource, "text", None)
         parts.append(text if text is not None else f"[{block.type}: {getattr(block, 'mime_type', None) or 'no text'}]")
     if not parts and result.structured_content is not None:

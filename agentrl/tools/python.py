@@ -32,45 +32,36 @@ class PythonTool(Tool):
     def __init__(
         self, box: Sandbox | None = None, *, stateful: bool = True, timeout: float = 10.0, max_output_chars: int = 4096
     ) -> None:
-        """
-        Args:
-            box: an open sandbox; without one the environment's attribute `sandbox` is used (`WithPython`).
-            stateful: whether variables stay within a trajectory.
-            timeout: seconds for the code of one call, at most the sandbox's `wall_seconds`.
-            max_output_chars: of longer outputs the middle is left out."""
+        """Use the open sandbox `box`, or the environment's attribute `sandbox` (`WithPython`). If `stateful`, variables
+        stay within a trajectory. `timeout`: seconds for the code of one call, at most the sandbox's `wall_seconds`. Of
+        outputs longer than `max_output_chars` the middle is left out."""
 
         async def python(code: str, state: Annotated[Any, Injected]) -> str:
             return await self._run(code, state)
 
+        outer = timeout + _QUEUE_SECONDS  # a call may wait for its turn
         description = _STATEFUL if stateful else _STATELESS
-        # The deadline of the call is beyond the code's own: a call may wait for its turn.
-        outer = timeout + _QUEUE_SECONDS
         super().__init__(python, description=description, timeout=outer, max_output_chars=max_output_chars)
         self.stateful, self._box, self._code_timeout = stateful, box, timeout
         self._sessions: weakref.WeakKeyDictionary[object, SandboxSession] = weakref.WeakKeyDictionary()
 
     async def end(self, state: object) -> None:
         """End the session of a trajectory; without one, nothing happens."""
-        session = self._sessions.pop(state, None) if state is not None else None
-        if session is not None:
+        if state is not None and (session := self._sessions.pop(state, None)) is not None:
             await session.close()
 
     async def _run(self, code: str, state: object) -> str:
         try:
-            box = self._find_box(state)
+            box = self._box if self._box is not None else getattr(state, "sandbox", None)
+            if not isinstance(box, Sandbox):
+                remedy = "let the environment inherit from WithPython and call its `setup`"
+                raise SandboxUnavailable(f"the tool `python` has no sandbox: give one to python_tool(...), or {remedy}")
             result = await (self._session(box, state) if self.stateful else box).run(code, timeout=self._code_timeout)
         except SandboxBusy as error:
             raise ToolError("the interpreter is busy; try again", kind=OutcomeKind.TIMEOUT) from error
         except SandboxFailure as error:
             raise ToolError(f"the interpreter failed: {error}") from error
         return _observation(result, self.max_output_chars)
-
-    def _find_box(self, state: object) -> Sandbox:
-        box = self._box if self._box is not None else getattr(state, "sandbox", None)
-        if not isinstance(box, Sandbox):
-            remedy = "give one to python_tool(...), or let the environment inherit from WithPython and call its `setup`"
-            raise SandboxUnavailable(f"the tool `python` has no sandbox: {remedy}")
-        return box
 
     def _session(self, box: Sandbox, state: object) -> SandboxSession:
         if state is None:
@@ -85,14 +76,12 @@ python_tool = PythonTool
 
 
 class WithPython:
-    """For environments whose model may run Python; put it before `Environment` among the bases.
-
-    Attributes:
-        python: the tool; a subclass may make another one, `python = python_tool(stateful=False)`.
-        sandbox: the sandbox that all instances share, open between `setup` and `teardown`."""
+    """For environments whose model may run Python; put it before `Environment` among the bases."""
 
     python: ClassVar[PythonTool] = python_tool()
+    """The tool; a subclass may make another one, `python = python_tool(stateful=False)`."""
     sandbox: ClassVar[Sandbox | None] = None
+    """The sandbox that all instances share, open between `setup` and `teardown`."""
 
     @classmethod
     def make_sandbox(cls, args: Any) -> Sandbox:
@@ -134,6 +123,5 @@ def _shortened(text: str, room: int) -> str:
     if len(text) <= room:
         return text
     mark = f"\n[{len(text) - room} characters left out]\n"
-    kept = max(room - len(mark), 0)
-    tail = kept // 2
+    tail = (kept := max(room - len(mark), 0)) // 2
     return (text[: kept - tail] + mark + text[len(text) - tail :])[:room]

@@ -12,8 +12,7 @@ from anyio.streams.buffered import BufferedByteReceiveStream
 
 from agentrl.errors import PluginError
 
-SECONDS: Final = 0.5
-"""CPU time for one check."""
+SECONDS: Final = 0.5  # CPU time for one check
 _PATIENCE, _GRACE = 60.0, 5.0
 _MOST_BYTES = 1 << 16
 _WORKER = Path(__file__).with_name("schema_worker.py")
@@ -38,8 +37,7 @@ class SchemaCheck:
                 with anyio.fail_after(_PATIENCE):
                     found = json.loads(await self._exchange(line))
             except (anyio.EndOfStream, anyio.IncompleteRead, anyio.BrokenResourceError, TimeoutError) as error:
-                status = await self.close(_GRACE)
-                if status in (-signal.SIGPROF, None):
+                if (status := await self.close(_GRACE)) in (-signal.SIGPROF, None):
                     raise PluginError(f"a check by it takes longer than {SECONDS:g} s of computing") from error
                 raise PluginError(f"the process that checks arguments ended with status {status}") from error
             except BaseException:  # cancelled: the pending answer belongs to no later question

@@ -12,6 +12,7 @@ import contextvars
 import threading
 from collections import Counter
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Final, Self
 
@@ -29,11 +30,8 @@ async def run_in_daemon_thread(function: Callable[[], Any], ended: Callable[[], 
     """Call `function` in a thread of its own and return what it returns or raise what it raises. On cancellation the
     thread goes on, and its result is dropped. Context variables are those of the caller. `ended`: called in the event
     loop when the function has ended, also after a cancellation."""
-    token = current_token()
-    context = contextvars.copy_context()
-    finished = anyio.Event()
-    results: list[Any] = []
-    errors: list[BaseException] = []
+    token, context, finished = current_token(), contextvars.copy_context(), anyio.Event()
+    results, errors = list[Any](), list[BaseException]()
 
     def end() -> None:
         finished.set()
@@ -44,10 +42,8 @@ async def run_in_daemon_thread(function: Callable[[], Any], ended: Callable[[], 
             results.append(context.run(function))
         except BaseException as error:  # noqa: BLE001 - raised again in the caller's task
             errors.append(error)
-        try:
+        with suppress(anyio.RunFinishedError):  # the event loop has ended, and with it the caller
             anyio.from_thread.run_sync(end, token=token)
-        except anyio.RunFinishedError:
-            return  # the event loop has ended, and with it the caller
 
     threading.Thread(target=work, name="agentrl-tool", daemon=True).start()
     await finished.wait()
@@ -66,8 +62,7 @@ class ToolThreads:
 
     @classmethod
     def current(cls) -> "ToolThreads":
-        threads = _THREADS.get()
-        if threads is None:
+        if (threads := _THREADS.get()) is None:
             _THREADS.set(threads := cls())
         return threads
 

@@ -28,10 +28,8 @@ from agentrl.viewer.query import Query, macro
 
 P = ParamSpec("P")
 R = TypeVar("R")
-_LOOK = 1.0
-"""Seconds between two looks at the files."""
-_PATIENCE = 60.0
-"""Seconds that a page may take."""
+_LOOK = 1.0  # seconds between two looks at the files
+_PATIENCE = 60.0  # seconds that a page may take
 _AWAY = 30.0
 """Seconds that a browser may be busy with a large page, or away, before its page is forgotten here and loaded again."""
 _FILES = Path(__file__).parent / "templates"
@@ -93,8 +91,6 @@ def _frame(library: Library) -> None:
 def _page(
     library: Library, build: Callable[[Library, PageArguments], Awaitable[None]]
 ) -> Callable[..., Awaitable[None]]:
-    """The page with its errors told in it."""
-
     async def shown(args: PageArguments) -> None:
         async def again() -> None:
             args.frame.refresh()
@@ -104,15 +100,13 @@ def _page(
             await build(library, args)
         except AgentRLError as error:
             _html(macro("frame.html", "trouble")(str(error)))
-            _keep(partial(_stores, library), again)
+            _keep(stores, again)
+
+    def stores() -> tuple[int, ...]:
+        library.refresh()
+        return tuple(part for source in library.sources for part in source.stamp)
 
     return shown
-
-
-def _stores(library: Library) -> tuple[int, ...]:
-    """Changes when there is more to see."""
-    library.refresh()
-    return tuple(part for source in library.sources for part in source.stamp)
 
 
 async def _table(library: Library, args: PageArguments) -> None:
@@ -146,9 +140,7 @@ async def _curves(library: Library, args: PageArguments) -> None:
     everything = bool(args.query_parameters.get("all"))
     runs = _html(await _aside(curves.overview, library))
     _html(macro("frame.html", "which_curves")(everything))
-    drawn: dict[str, ui.echart] = {}
-    with ui.element("section").classes("charts") as grid:
-        pass
+    drawn, grid = dict[str, ui.echart](), ui.element("section").classes("charts")
 
     async def renew() -> None:
         runs.content = await _aside(curves.overview, library)
@@ -156,10 +148,10 @@ async def _curves(library: Library, args: PageArguments) -> None:
             if title in drawn:
                 drawn[title].options.update(options)
                 drawn[title].update()
-                continue
-            with grid, ui.element("figure").classes("card"):
-                ui.label(title).classes("caption")
-                drawn[title] = ui.echart(options)
+            else:
+                with grid, ui.element("figure").classes("card"):
+                    ui.label(title).classes("caption")
+                    drawn[title] = ui.echart(options)
 
     await renew()
     _keep(lambda: tuple(part for one in library.runs for part in one.stamp), renew)

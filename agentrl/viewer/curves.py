@@ -11,8 +11,7 @@ from agentrl.viewer.query import macro
 
 _COLOURS = ("#4a6fe3", "#d9772b", "#2f9e63", "#a34fc4", "#c44f6b", "#3a9db8", "#8c8c3a", "#7a6a5a")
 _GREY = "#888"
-_POINTS = 80
-"""Points of a line from which on they are not drawn one by one."""
+_POINTS = 80  # points of a line from which on they are not drawn one by one
 
 
 @dataclass(frozen=True)
@@ -50,10 +49,8 @@ def charts(library: Library, everything: bool) -> dict[str, dict[str, Any]]:
     lines: dict[str, list[Curve]] = {}
     for at, run in enumerate(library.runs):
         series = collect_series(run.metrics())
-        groups = chart_groups(series)
-        if everything:
-            groups = [(name, [(name, one)]) for name, one in sorted(series.items())]
-        for title, members in groups:
+        single = [(name, [(name, one)]) for name, one in sorted(series.items())]
+        for title, members in single if everything else chart_groups(series):
             for place, (label, one) in enumerate(members):
                 lines.setdefault(title, []).append(Curve(label, at, place, one))
     return {title: _options(members, [run.name for run in library.runs]) for title, members in lines.items()}
@@ -75,15 +72,13 @@ def _options(lines: list[Curve], runs: list[str]) -> dict[str, Any]:
 def _drawn(line: Curve, runs: list[str], count: int) -> Mapping[str, Any]:
     several = len(runs) > 1
     parts = [runs[line.run]] * several + [line.label] * (not several or count > len(runs))
-    colour = _COLOURS[(line.run if several else line.place) % len(_COLOURS)]
     finite = set(line.series.finite)
+    style = {"showSymbol": len(line.series.points) <= _POINTS, "symbolSize": 5, "sampling": "lttb"}
     return {
         "type": "line",
         "name": " ".join(parts),
         "data": [[x, y if (x, y) in finite else None] for x, y in line.series.points],
-        "showSymbol": len(line.series.points) <= _POINTS,
-        "symbolSize": 5,
-        "sampling": "lttb",
-        "color": colour,
+        "color": _COLOURS[(line.run if several else line.place) % len(_COLOURS)],
         "lineStyle": {"width": 2, "type": "dashed" if several and line.place else "solid"},
+        **style,
     }

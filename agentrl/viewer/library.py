@@ -49,8 +49,7 @@ class Source:
         """Opened at the first look, and again if another file lies there now. Raises DataError: it cannot be read."""
         if not self.path.is_file():
             raise DataError(f"{self.path} is not there any more")
-        identity = self.path.stat().st_ino
-        if identity not in self._opened:
+        if (identity := self.path.stat().st_ino) not in self._opened:
             self._opened = {identity: StoreReader(self.path)}
         return self._opened[identity]
 
@@ -78,13 +77,11 @@ class Library:
     def __init__(self, folders: Sequence[Path]) -> None:
         """Look for runs in `folders` and below them. Raises SettingsError: one of them has none."""
         self._folders = [folder.expanduser().resolve() for folder in folders]
-        self.runs: list[Run] = []
-        self.sources: list[Source] = []
+        self.runs, self.sources = list[Run](), list[Source]()
         for folder in self._folders:
             if not folder.is_dir() or not _runs_in(folder):
-                raise SettingsError(
-                    f"{folder}: no run here; give the --output-dir of a run, or a folder that has such folders in it"
-                )
+                remedy = "give the --output-dir of a run, or a folder that has such folders in it"
+                raise SettingsError(f"{folder}: no run here; {remedy}")
         self.refresh()
 
     def refresh(self) -> None:
@@ -100,9 +97,8 @@ class Library:
     def source(self, number: int) -> Source:
         """A source by its number. Raises DataError: there is none."""
         if not 0 <= number < len(self.sources):
-            raise DataError(
-                "no trajectories here yet: `agentrl train`, `rollout` and `eval` store them unless --keep-trajectories is 0"
-            )
+            commands = "`agentrl train`, `rollout` and `eval`"
+            raise DataError(f"no trajectories here yet: {commands} store them unless --keep-trajectories is 0")
         return self.sources[number]
 
     def chosen(self, number: int | None) -> Sequence[Source]:

@@ -17,22 +17,13 @@ from agentrl.observability.charts import number
 from agentrl.observability.report import templates
 
 RANGES = {"step": "step", "group_index": "group", "reward": "reward", "length": "length", "staleness": "staleness"}
-VALUES = {
-    "status": "status",
-    "stop_reason": "stop reason",
-    "failure": "failure",
-    "dropped": "not trained",
-    "env": "environment",
-    "role": "role",
-    "branch": "branch",
-}
+VALUES = {"status": "status", "stop_reason": "stop reason", "failure": "failure", "dropped": "not trained"}
+VALUES |= {"env": "environment", "role": "role", "branch": "branch"}
 """Columns and their names on the page: filtered by a range, and by one of the values that there are."""
 
-NONE = "(none)"
-"""Chosen for rows that have no failure, no reason, no environment's name, no session of an agent."""
+NONE = "(none)"  # chosen for rows that have no failure, no reason, no environment's name, no session of an agent
 
-PAGE = 50
-"""Rows of a page."""
+PAGE = 50  # rows of a page
 
 T = TypeVar("T", int, None)
 
@@ -86,9 +77,8 @@ class Query:
 def parse_range(text: str) -> Range:
     """Reads a range as people write it: 3, 2..5, 2.., ..5, >0, <=0.5. Raises DataError: it is none of these."""
     low, dots, high = text.partition("..")
-    sign = re.match(r"\s*([<>]=?)", text)
     try:
-        if sign:
+        if sign := re.match(r"\s*([<>]=?)", text):
             bound = float(text[sign.end() :])
             if not sign[1].endswith("="):
                 bound = math.nextafter(bound, math.inf if sign[1] == ">" else -math.inf)

@@ -16,7 +16,7 @@ from contextlib import closing, suppress
 from pathlib import Path
 
 from agentrl.buffer.reader import StoreReader
-from agentrl.errors import DataError
+from agentrl.errors import DataError, raised_as
 from agentrl.files import stamp
 
 _BATCH = 64
@@ -32,9 +32,7 @@ class TextIndex:
     def __init__(self, store: Path) -> None:
         self._store, self._mutex = store, threading.Lock()
         self._thread: threading.Thread | None = None
-        self._failed = ""
-        self._read: tuple[int, ...] = ()
-        self.path = _place(store)
+        self._failed, self._read, self.path = "", tuple[int, ...](), _place(store)
 
     def find(self, text: str) -> list[int]:
         """Ids of the trajectories that have all words of `text`, as far as they are indexed; begins to index the rest.
@@ -43,11 +41,9 @@ class TextIndex:
         words = " ".join(f'"{word}"*' for word in re.findall(r"\w+", text))
         if not words or not self.path.is_file():
             return []
-        try:
-            with closing(self._open()) as db:
-                return [found for (found,) in db.execute("SELECT rowid FROM texts WHERE texts MATCH ?", (words,))]
-        except (sqlite3.Error, OSError) as error:
-            raise DataError(f"{self.path}: cannot be searched: {error}; delete it, it is made again") from error
+        what, remedy = f"{self.path}: cannot be searched", "delete it, it is made again"
+        with raised_as(DataError, what, sqlite3.Error, OSError, remedy=remedy), closing(self._open()) as db:
+            return [found for (found,) in db.execute("SELECT rowid FROM texts WHERE texts MATCH ?", (words,))]
 
     def wait(self, timeout: float) -> bool:
         """Wait until everything that was there is indexed, at most so many seconds; whether it is."""

@@ -3,17 +3,14 @@
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from pydantic import ValidationError
 
 from agentrl.gateway.record import SessionRecord, TurnRecord
 from agentrl.groups import Group
 from agentrl.rollout.stats import trajectories
-from agentrl.sample import Sample
 
-_DEPTH = 6
-"""Most levels by which a branch is moved to the right."""
+_DEPTH = 6  # most levels by which a branch is moved to the right
 
 
 @dataclass(frozen=True)
@@ -61,7 +58,8 @@ class ShownSession:
 def session_of(group: Group, place: int) -> ShownSession | str:
     """Return the session of a group's sample; "" if none was stored, and an error if it cannot be read."""
     own = next(set(map(id, path)) for path in trajectories(group) if any(one is group[place] for one in path))
-    found = {at: _gateway(sample) for at, sample in enumerate(group) if id(sample) in own}
+    abouts = {at: sample.metadata.get("gateway") for at, sample in enumerate(group) if id(sample) in own}
+    found = {at: about if isinstance(about, Mapping) else {} for at, about in abouts.items()}
     given = [about["session"] for about in found.values() if "session" in about]
     try:
         record = SessionRecord.model_validate(given[0]) if given else None
@@ -71,21 +69,15 @@ def session_of(group: Group, place: int) -> ShownSession | str:
     for at, about in found.items():
         for number in nodes if isinstance(nodes := about.get("nodes"), list) else ():
             holders.setdefault(str(number), []).append(at)
-    turns = []
-    for turn, depth in _in_order(record.turns) if record else ():
-        samples = holders.get(str(turn.number), [])
-        turns.append(SessionTurn(turn, depth, place in samples, samples))
-    return ShownSession(record, turns, sum("nodes" in about for about in found.values())) if record else ""
-
-
-def _gateway(sample: Sample) -> Mapping[str, Any]:
-    about = sample.metadata.get("gateway")
-    return about if isinstance(about, Mapping) else {}
+    if record is None:
+        return ""
+    ordered = [(turn, depth, holders.get(str(turn.number), [])) for turn, depth in _in_order(record.turns)]
+    turns = [SessionTurn(turn, depth, place in samples, samples) for turn, depth, samples in ordered]
+    return ShownSession(record, turns, sum("nodes" in about for about in found.values()))
 
 
 def _in_order(turns: Sequence[TurnRecord]) -> Iterator[tuple[TurnRecord, int]]:
-    """Yield each turn and its depth. The child with most turns below it keeps its parent's depth; other children come
-    first, one level deeper."""
+    """Yield turns and depths. The child with most turns below keeps its parent's depth; others come first, one deeper."""
     children: dict[int | None, list[TurnRecord]] = {}
     for turn in turns:
         children.setdefault(turn.parent, []).append(turn)

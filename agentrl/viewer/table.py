@@ -10,27 +10,17 @@ from agentrl.viewer.library import Library, Source
 from agentrl.viewer.query import NONE, PAGE, RANGES, VALUES, Query, macro
 
 _COLUMNS = (
-    ("step", "step", False),
-    ("group", "group_index", False),
-    ("prompt", "question", True),
-    ("answer", "answer", True),
-    ("reward", "reward", False),
-    ("ended", "status", False),
-    ("stop", "stop_reason", True),
-    ("turns", "turns", False),
-    ("tools", "tools", True),
-    ("tokens", "length", False),
-    ("sampled", "sampled", True),
-    ("staleness", "staleness", True),
-    ("env seconds", "seconds", True),
-    ("stored", "at", True),
+    *(("step", "step", False), ("group", "group_index", False), ("prompt", "question", True)),
+    *(("answer", "answer", True), ("reward", "reward", False), ("ended", "status", False)),
+    *(("stop", "stop_reason", True), ("turns", "turns", False), ("tools", "tools", True)),
+    *(("tokens", "length", False), ("sampled", "sampled", True), ("staleness", "staleness", True)),
+    *(("env seconds", "seconds", True), ("stored", "at", True)),
 )
 _OF_AGENTS = (("role", "role", False), ("branch", "branch", True))
 """Label, column of the store, and whether a narrow screen goes without."""
 
 
-Located = tuple[Source, TrajectoryRow]
-"""A row, and the source that has it."""
+Located = tuple[Source, TrajectoryRow]  # a row, and the source that has it
 
 
 def form(library: Library, query: Query) -> str:
@@ -40,9 +30,7 @@ def form(library: Library, query: Query) -> str:
 
 
 @lru_cache(maxsize=8)
-def _choices(
-    sources: tuple[Source, ...], stamps: tuple[tuple[int, ...], ...]
-) -> list[tuple[str, str, list[tuple[str, int]]]]:
+def _choices(sources: tuple[Source, ...], stamps: tuple[object, ...]) -> list[tuple[str, str, list[tuple[str, int]]]]:
     """Return column, label and counted values of the filters, read once while the stores are unchanged."""
     kinds = Counter[str]()
     for part in (part for source in sources for part in source.reader.kinds()):
@@ -60,8 +48,7 @@ def _choices(
 def rows(library: Library, query: Query) -> str:
     where, note = search(library, query)
     total = sum(source.reader.count(part) for source, part in where)
-    pages = max(1, -(-total // PAGE))
-    page = min(query.page, pages)
+    page = min(query.page, pages := max(1, -(-total // PAGE)))
     offset = (page - 1) * PAGE
     found = _read(where, query.order, PAGE, offset)
     agents = any(row.role for _, row in found)

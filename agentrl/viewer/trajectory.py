@@ -16,13 +16,10 @@ from agentrl.viewer.query import Query, macro
 from agentrl.viewer.session import ShownSession, session_of
 from agentrl.viewer.table import neighbours
 
-Place = tuple[int, int]
-"""A trajectory anywhere: the number of its source, and its id there."""
+Place = tuple[int, int]  # a trajectory anywhere: the number of its source, and its id there
 
-BESIDE = 8
-"""Most trajectories side by side."""
-_MOST = 100_000
-"""Most tokens on a page of several; browsers become slow."""
+BESIDE = 8  # most trajectories side by side
+_MOST = 100_000  # most tokens on a page of several; browsers become slow
 _ABOUT = 20_000
 
 
@@ -41,13 +38,10 @@ class TrajectoryPage:
 def load(library: Library, here: Place) -> TrajectoryPage:
     """Read one trajectory. Raises DataError: it is not there (any more). SampleError: it is damaged."""
     source = library.source(here[0])
-    found = source.reader.query(Filter({"id": here[1]}))
-    if not found:
+    if not (found := source.reader.query(Filter({"id": here[1]}))):
         raise DataError(f"{source.name} has trajectory {here[1]} no more: the oldest go first (--keep-trajectories)")
-    row = found[0]
-    group, trajectory = read_trajectory(source.reader, row, source.texts)
-    sample = group[row.place]
-    about = _about(sample, source.texts is id_texts and not sample.hosted)
+    group, trajectory = read_trajectory(source.reader, row := found[0], source.texts)
+    about = _about(group[row.place], source.texts is id_texts and not group[row.place].hosted)
     return TrajectoryPage(_href(here), source.name, row, trajectory, about, session_of(group, row.place))
 
 
@@ -90,7 +84,6 @@ def _href(place: Place) -> str:
 
 
 def _about(sample: Sample, without_tokenizer: bool) -> str:
-    """The other contents of a sample, as text."""
     metadata = {name: value for name, value in sample.metadata.items() if name != "messages"}
     if isinstance(gateway := metadata.get("gateway"), dict):  # the page shows the session by itself
         metadata["gateway"] = {name: value for name, value in gateway.items() if name != "session"}

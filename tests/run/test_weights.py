@@ -12,21 +12,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agentrl.config.placement import ClusterSettings
-from agentrl.engine.weights import buckets
-from agentrl.errors import EngineUnreachable, TrainError
-from agentrl.run.protocols import (
-    Batch,
+from agentrl.engine.weights import (
     Bucket,
     DiskUpdate,
     Handles,
     SharedUpdate,
     TensorSpec,
-    Trainer,
     WeightGroup,
-    WeightSink,
-    WeightSource,
     WeightUpdate,
+    buckets,
 )
+from agentrl.errors import EngineUnreachable, TrainError
+from agentrl.run.protocols import Batch, Trainer, WeightSink, WeightSource
 from agentrl.run.weights import BroadcastWeights, DiskWeights, SharedWeights
 from agentrl.runfolder import RunFolder
 

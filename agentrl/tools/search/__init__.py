@@ -8,16 +8,5 @@ from agentrl.tools.search.index import BM25Index
 from agentrl.tools.search.passages import Hit, Passage, load_corpus
 from agentrl.tools.search.tool import RemoteSearch, format_hits, search_tool
 
-__all__ = [
-    "BM25Index",
-    "DenseIndex",
-    "Encoder",
-    "Hit",
-    "Passage",
-    "RemoteSearch",
-    "RetrievalClient",
-    "RetrievalError",
-    "format_hits",
-    "load_corpus",
-    "search_tool",
-]
+__all__ = ["BM25Index", "DenseIndex", "Encoder", "Hit", "Passage", "load_corpus"]
+__all__ += ["RemoteSearch", "RetrievalClient", "RetrievalError", "format_hits", "search_tool"]

@@ -20,14 +20,12 @@ if TYPE_CHECKING:
     import httpx
 
 
-_MOST_QUERIES, _MOST_REQUESTS = 64, 32
-"""In one request, and in flight."""
+_MOST_QUERIES, _MOST_REQUESTS = 64, 32  # in one request, and in flight
 
 
 class RetrievalError(ToolFailure):
     """The retrieval server cannot be reached, is too slow, or answers something else than passages. Raised in an
-    environment's own code it is a tool's failure, which the run's failure policy answers (by default the trajectory
-    starts again)."""
+    environment's own code it is a tool's failure, which the run's failure policy answers."""
 
     usual_kind = "tool_retrieval"
 
@@ -48,22 +46,15 @@ class RetrievalClient:
         [hits] = await client.search(["who wrote Emma?"], k=3)"""
 
     def __init__(self, url: str, *, timeout: float = 30.0, cache_size: int = 10_000) -> None:
-        """
-        Args:
-            url: the server's endpoint; a bare address gets the path `/retrieve`.
-            timeout: seconds that one question may take, waiting included.
-            cache_size: answers kept, the least recently used go first; 0 keeps none.
-
-        Raises PluginError: `url` is no http address."""
+        """Use the endpoint `url`; a bare address gets the path `/retrieve`. `timeout`: seconds of one question, waiting
+        included. `cache_size`: answers kept, the newest used; 0 keeps none. Raises PluginError: `url` is not http."""
         scheme, _, rest = url.partition("://")
         if scheme not in ("http", "https") or not rest:
             raise PluginError(f"retrieval server: expected an address like http://127.0.0.1:8000/retrieve, got {url!r}")
         self.url = url if "/" in rest.rstrip("/") else f"{url.rstrip('/')}/retrieve"
         self.timeout, self._cache_size = timeout, cache_size
-        self._cache = OrderedDict[tuple[str, int], list[Hit]]()
-        self._slots = anyio.Semaphore(_MOST_REQUESTS)
-        self._open: dict[int, _Batch] = {}
-        self._tasks: set[asyncio.Task[Any]] = set()
+        self._cache, self._slots = OrderedDict[tuple[str, int], list[Hit]](), anyio.Semaphore(_MOST_REQUESTS)
+        self._open, self._tasks = dict[int, _Batch](), set[asyncio.Task[Any]]()
         self._http: httpx.AsyncClient | None = None
 
     async def __aenter__(self) -> Self:
@@ -89,8 +80,8 @@ class RetrievalClient:
                 for task in {batch.task for batch in waiting if batch.task is not None}:
                     found |= await asyncio.shield(task)
         except TimeoutError as error:
-            said = f"did not answer within {self.timeout:g} s; is it overloaded?"
-            raise RetrievalError(f"the retrieval server {self.url} {said}") from error
+            late = f"the retrieval server {self.url} did not answer within {self.timeout:g} s; is it overloaded?"
+            raise RetrievalError(late) from error
         return [found[query] for query in queries]
 
     def _ask(self, query: str, k: int, found: dict[str, list[Hit]]) -> _Batch | None:
@@ -99,8 +90,7 @@ class RetrievalClient:
             self._cache.move_to_end((query, k))
             found[query] = self._cache[query, k]
             return None
-        batch = self._open.get(k)
-        if batch is None or len(batch.queries) >= _MOST_QUERIES:
+        if (batch := self._open.get(k)) is None or len(batch.queries) >= _MOST_QUERIES:
             batch = self._open[k] = _Batch(k)
             batch.task = asyncio.create_task(self._send(batch))
             self._tasks.add(batch.task)
@@ -134,9 +124,8 @@ class RetrievalClient:
         try:
             answer = await self._http.post(self.url, json={"queries": queries, "topk": k, "return_scores": True})
         except httpx.TransportError as error:
-            remedy = "start one with agentrl retrieval --corpus FILE"
-            said = f"cannot be reached ({type(error).__name__}: {error}); {remedy}"
-            raise RetrievalError(f"the retrieval server {self.url} {said}") from error
+            said = f"({type(error).__name__}: {error}); start one with agentrl retrieval --corpus FILE"
+            raise RetrievalError(f"the retrieval server {self.url} cannot be reached {said}") from error
         if answer.status_code != 200:
             raise RetrievalError(f"the retrieval server {self.url} answered {answer.status_code}: {answer.text:.200}")
         try:
@@ -159,7 +148,5 @@ def _read(answer: Any, expected: int, url: str) -> list[list[Hit]]:
 def _hit(entry: Any, rank: int) -> Hit:
     document = entry.get("document", entry)
     text = document["contents"] if "contents" in document else document["text"]
-    title = document.get("title") or ""
-    if not title:
-        title, text = split_title(text)
+    title, text = (title, text) if (title := document.get("title")) else split_title(text)
     return Hit(str(document.get("id", "")), text, title, float(entry.get("score", -rank)))

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
-from agentrl.errors import DataError
+from agentrl.errors import DataError, raised_as
 from agentrl.tools.search.passages import Hit, Passage, StoredPassages, find_index, numbered, written_index
 
 _HEADER, _VECTORS = "agentrl-dense-index.json", "vectors.faiss"
@@ -36,10 +36,8 @@ class Encoder:
         from transformers import AutoModel, AutoTokenizer
 
         path = str(folder)
-        try:
+        with raised_as(DataError, f"{path}: no encoder could be loaded from here", OSError, ValueError):
             tokenizer, model = AutoTokenizer.from_pretrained(path), AutoModel.from_pretrained(path)
-        except (OSError, ValueError) as error:
-            raise DataError(f"{path}: no encoder could be loaded from here: {error}") from error
         model.eval().requires_grad_(False)
         return cls(path, tokenizer, model, query_prefix, passage_prefix, **options)
 
@@ -72,8 +70,7 @@ class DenseIndex:
         """Encode and index passages; plain strings get their position as id. Raises DataError: there is no passage."""
         import faiss
 
-        kept = numbered(passages)
-        if not kept:
+        if not (kept := numbered(passages)):
             raise DataError("the search index needs at least one passage, got none")
         texts = [f"{p.title}\n{p.text}" if p.title else p.text for p in kept]
         vectors = encoder.encode([encoder.passage_prefix + text for text in texts])
@@ -95,13 +92,11 @@ class DenseIndex:
         index, it is of another version, or of vectors of another width."""
         import faiss
 
-        missing = "no dense index here; build one with DenseIndex.build(...).save(...)"
-        source = find_index(folder, _HEADER, missing)
+        source = find_index(folder, _HEADER, "no dense index here; build one with DenseIndex.build(...).save(...)")
         vectors = faiss.read_index(str(source / _VECTORS), faiss.IO_FLAG_MMAP)
         if vectors.d != encoder.model.config.hidden_size:
-            other = f"the encoder {encoder.folder} makes {encoder.model.config.hidden_size}"
-            remedy = "load the one that the index was built with"
-            raise DataError(f"{source} holds vectors of width {vectors.d}, {other}; {remedy}")
+            other = f"{vectors.d}, the encoder {encoder.folder} makes {encoder.model.config.hidden_size}"
+            raise DataError(f"{source} holds vectors of width {other}; load the one that the index was built with")
         return cls(StoredPassages(source), vectors, encoder)
 
     def search(self, queries: Sequence[str], k: int = 3) -> list[list[Hit]]:

@@ -1,6 +1,5 @@
-"""BM25 over passages, in memory or mapped from a folder. Words are lower-cased without English stop words; a title
-counts as text. A passage without a query word is no hit. Equal scores keep the order of the passages. `load` maps the
-folder, so processes share its pages."""
+"""BM25 over passages, in memory or mapped from a folder, whose pages processes share. Words are lower-cased without
+English stop words; a title counts as text. A passage without a query word is no hit. Equal scores keep the order."""
 
 from __future__ import annotations
 
@@ -8,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from agentrl.errors import DataError
+from agentrl.errors import DataError, raised_as
 from agentrl.tools.search.passages import Hit, Passage, StoredPassages, find_index, numbered, written_index
 
 _HEADER = "agentrl-index.json"
@@ -46,10 +45,9 @@ class BM25Index:
 
         build = f"BM25Index.build(...).save({str(folder)!r}), or with agentrl retrieval --corpus FILE --index DIR"
         source = find_index(folder, _HEADER, f"no search index here; build one with {build}")
-        try:
+        damage = (OSError, ValueError, KeyError)
+        with raised_as(DataError, f"{source}: the index cannot be read", *damage, remedy="build it again"):
             retriever = bm25s.BM25.load(source, mmap=True, show_progress=False)
-        except (OSError, ValueError, KeyError) as error:
-            raise DataError(f"{source}: the index cannot be read: {error}; build it again") from error
         return cls(StoredPassages(source), retriever)
 
     def search(self, queries: Sequence[str], k: int = 3) -> list[list[Hit]]:

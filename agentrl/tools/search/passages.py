@@ -16,7 +16,7 @@ from typing import Any, overload
 import numpy as np
 import orjson
 
-from agentrl.errors import DataError, disk_trouble
+from agentrl.errors import DataError, disk_trouble, raised_as
 from agentrl.rowfiles import open_rows
 
 _TEXT_FIELDS = ("text", "contents", "content", "passage")
@@ -58,8 +58,7 @@ def load_corpus(path: str | Path) -> Iterator[Passage]:
 
 
 def _passage(row: Mapping[str, Any], index: int, where: str) -> Passage:
-    field = next((name for name in _TEXT_FIELDS if row.get(name) is not None), None)
-    if field is None:
+    if (field := next((name for name in _TEXT_FIELDS if row.get(name) is not None), None)) is None:
         raise DataError(f"{where}: expected a passage's text in the field 'text' or 'contents', found {sorted(row)}")
     text, title = row[field], row.get("title") or ""
     for name, value in ((field, text), ("title", title)):
@@ -83,9 +82,8 @@ def numbered(passages: Iterable[Passage | str]) -> list[Passage]:
 
 @contextmanager
 def written_index(folder: str | Path, header: str, passages: Sequence[Passage]) -> Iterator[Path]:
-    """A folder to write an index to, which becomes `folder` at the end, with its passages, or leaves no trace.
-    `header`: name of the file that tells this kind of index. Raises DataError: the folder holds something else, or
-    cannot be written."""
+    """A folder to write an index to, which becomes `folder` at the end, with its passages, or leaves no trace. `header`:
+    file that tells this kind of index. Raises DataError: the folder holds something else, or cannot be written."""
     target = Path(folder).expanduser().absolute()
     try:
         if target.exists() and not (target / header).is_file() and any(target.iterdir()):
@@ -110,15 +108,13 @@ def written_index(folder: str | Path, header: str, passages: Sequence[Passage]) 
 
 
 def find_index(folder: str | Path, header: str, missing: str) -> Path:
-    """The folder that `written_index` made. `missing`: what to say where there is none. Raises DataError: there is
-    none, or it is of another version."""
+    """The folder that `written_index` made. Raises DataError: there is none (`missing`), or it is of another version."""
     source = Path(folder).expanduser()
     if not (source / header).is_file():
         raise DataError(f"{source}: {missing}")
-    try:
+    damage = (OSError, ValueError, TypeError, LookupError)
+    with raised_as(DataError, f"{source}: {header} cannot be read", *damage, remedy="build the index again"):
         version = json.loads((source / header).read_text(encoding="utf-8"))["version"]
-    except (OSError, ValueError, TypeError, LookupError) as error:
-        raise DataError(f"{source}: {header} cannot be read: {error}; build the index again") from error
     if version != _VERSION:
         raise DataError(f"{source}: index version {version}, expected {_VERSION}; build it again")
     return source
@@ -129,13 +125,10 @@ class StoredPassages(Sequence[Passage]):
 
     def __init__(self, folder: Path) -> None:
         """Raises `DataError` where the files are missing, or do not belong together."""
-
-        try:
+        what, remedy = f"{folder}: the index's passages cannot be read", "build the index again"
+        with raised_as(DataError, what, OSError, ValueError, remedy=remedy), (folder / _ROWS).open("rb") as file:
             self._offsets: Any = np.load(folder / _OFFSETS, mmap_mode="r", allow_pickle=False)
-            with (folder / _ROWS).open("rb") as file:
-                self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-        except (OSError, ValueError) as error:
-            raise DataError(f"{folder}: the index's passages cannot be read: {error}; build the index again") from error
+            self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
         if len(self._offsets) < 2 or int(self._offsets[-1]) != len(self._map):
             raise DataError(f"{folder}: {_ROWS} and {_OFFSETS} do not belong together; build the index again")
 

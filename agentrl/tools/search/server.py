@@ -22,12 +22,7 @@ MAX_QUERIES, MAX_TOPK, MAX_QUERY_CHARS = 4_096, 1_000, 20_000
 
 
 def application(index: BM25Index | DenseIndex, *, topk: int = 3, concurrency: int = 4) -> Starlette:
-    """The server as an ASGI application.
-
-    Args:
-        index: what is searched.
-        topk: passages a query where the request does not say.
-        concurrency: requests that are searched at once."""
+    """The server as an ASGI application. `topk`: passages a query by default. `concurrency`: requests searched at once."""
     limiter = anyio.CapacityLimiter(concurrency)
 
     async def retrieve(request: Request) -> Response:
@@ -57,6 +52,5 @@ def _read(body: Any, topk: int) -> tuple[list[str], int, bool]:
 
 
 def _document(hit: Hit, scores: bool) -> dict[str, Any]:
-    contents = f'"{hit.title}"\n{hit.text}' if hit.title else hit.text
-    document = {"id": hit.id, "contents": contents}
+    document = {"id": hit.id, "contents": f'"{hit.title}"\n{hit.text}' if hit.title else hit.text}
     return {"document": document, "score": hit.score} if scores else document

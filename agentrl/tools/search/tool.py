@@ -25,16 +25,9 @@ def search_tool(
     max_passage_chars: int = 2_000,
     **options: Unpack[CallOptions],
 ) -> Tool:
-    """A tool with one argument, `query`, that shows the `k` best passages.
-
-    Args:
-        searcher: what is searched; a blocking one is searched in a thread.
-        k: passages shown.
-        name: of the tool.
-        description: what the model reads about it.
-        max_passage_chars: each passage's text is cut to this.
-        options: `timeout` and the like, as of `Tool`; `on_failure="fail"` keeps a search server that is down out of
-            what the model learns from."""
+    """A tool with one argument, `query`, that shows the `k` best passages, each cut to `max_passage_chars`. A blocking
+    `searcher` is searched in a thread. `options`: `timeout` and the like, as of `Tool`; `on_failure="fail"` keeps a search
+    server that is down out of what the model learns from."""
 
     def asked(query: str) -> Any:
         if not query.strip():
@@ -61,10 +54,7 @@ class RemoteSearch(ToolSource):
     """The tool `search` over a retrieval server, as an entry of `Environment.tools`; the client is opened with it."""
 
     def __init__(self, client: RetrievalClient | str, **options: Any) -> None:
-        """
-        Args:
-            client: a client, or the server's address.
-            options: as of `search_tool`."""
+        """Search by a client, or at a server's address. `options`: as of `search_tool`."""
         self._client = RetrievalClient(client) if isinstance(client, str) else client
         self._tool = search_tool(self._client, **options)
 
