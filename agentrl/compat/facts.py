@@ -10,8 +10,7 @@ from agentrl.config.fields import Sections
 from agentrl.modelfolder import EXPERTS, read_config, text_config
 
 Config = Mapping[str, Any]
-Fact = Callable[[Config, Any], Any]
-"""From config.json, and the value that was given, to what it is."""
+Fact = Callable[[Config, Any], Any]  # from config.json, and the value that was given, to what it is
 
 
 def _head(config: Config) -> Any:

@@ -29,20 +29,16 @@ _SUMS: Mapping[type[ast.operator], Callable[[int, int], int]] = {
     ast.Div: operator.floordiv,
     ast.Mod: operator.mod,
 }
-Known = bool | None
-"""True, False, or not to be known without running the script."""
+Known = bool | None  # True, False, or not to be known without running the script
 
 
 @dataclass(frozen=True, slots=True)
 class Field:
     """A word of a command line, after expansion."""
 
-    text: str | None
-    """None where only running the script would tell."""
-    where: str
-    """`run.sh line 31`."""
-    why: str = ""
-    """The reason why there is no text."""
+    text: str | None  # None where only running the script would tell
+    where: str  # `run.sh line 31`
+    why: str = ""  # the reason why there is no text
 
 
 @dataclass(slots=True)
@@ -51,8 +47,7 @@ class Launch:
 
     flags: list[Field]
     where: str
-    asynchronous: bool
-    """True if it is `train_async.py`."""
+    asynchronous: bool  # True if it is `train_async.py`
     notes: list[str]
 
 

@@ -188,8 +188,7 @@ def _plain(value: Any) -> Any:
     return value.tolist() if hasattr(value, "tolist") else value
 
 
-_default: list[Callable[..., Any]] = []
-"""The builder of our own model, for a provider of the user's that changes that."""
+_default: list[Callable[..., Any]] = []  # the builder of our own model, for a provider of the user's that changes that
 
 
 def get_model_provider_func(args: Any, role: str = "actor") -> Callable[..., Any]:

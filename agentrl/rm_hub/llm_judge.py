@@ -58,10 +58,8 @@ _OBJECT = {"type": "object", "properties": _FIELDS, "required": list(_FIELDS), "
 _SCHEMA = {"type": "json_schema", "json_schema": {"name": "verdict", "strict": True, "schema": _OBJECT}}
 
 _FIELD = re.compile(r"\{(question|response|label)\}")
-_NO_SCHEMA = (400, 404, 415, 422, 501)
-"""Statuses with which servers refuse a `response_format` that they do not know."""
-_WAIT = 30.0
-"""Seconds to wait for another process's write to the cache."""
+_NO_SCHEMA = (400, 404, 415, 422, 501)  # statuses with which servers refuse a `response_format` that they do not know
+_WAIT = 30.0  # seconds to wait for another process's write to the cache
 
 
 class LLMJudge(GraderService):

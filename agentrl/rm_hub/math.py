@@ -22,8 +22,7 @@ from agentrl.rm_hub.reading.latex import LONGEST, clean
 from agentrl.rm_hub.reading.shapes import shape
 from agentrl.rm_hub.reading.words import wordy
 
-WINDOW = 300
-"""Characters at the end of a response that `dapo` reads. The longest answer of MATH-500 has 159."""
+WINDOW = 300  # characters at the end of a response that `dapo` reads. The longest answer of MATH-500 has 159
 
 _MOST_PARTS = 20
 _LINE = re.compile(r"(?i)(?:\banswer|答案)[*_\s]*[:：][*_]*[ \t]*")

@@ -20,10 +20,8 @@ from agentrl.rm_hub.reading.common import after_reasoning, clip, last_box
 from agentrl.rm_hub.settings import RmHubSettings
 
 BOXED = "boxed_"
-MAX_RESPONSE = 4_000_000
-"""Most characters of an answer that is graded."""
-MAX_EXTRACTED = 2_000
-"""Most characters of `Grade.extracted` and `Grade.reason` that are kept."""
+MAX_RESPONSE = 4_000_000  # most characters of an answer that is graded
+MAX_EXTRACTED = 2_000  # most characters of `Grade.extracted` and `Grade.reason` that are kept
 
 
 @dataclass(frozen=True, slots=True)

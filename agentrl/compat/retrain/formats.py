@@ -13,8 +13,7 @@ from agentrl.envs import Turn
 from agentrl.errors import DataError
 from agentrl.sample import Message, Origin, Sample, Status
 
-KEPT = "retrain"
-"""The key of a sample's metadata under which stands what a sample has no place of its own for."""
+KEPT = "retrain"  # the key of a sample's metadata under which stands what a sample has no place of its own for
 _CALL = re.compile(r"\n?<tool_call>\n(\{.*?\})\n</tool_call>", re.DOTALL)
 _TOOL = re.compile(r"<tool>(.*?)</tool>", re.DOTALL)
 
@@ -41,8 +40,7 @@ class RawRolloutData(TypedDict):
     rollout_metadata: dict[str, Any]
 
 
-Steps = list[tuple[LLMAction, list[dict[str, str]]]]
-"""Actions, and the messages with which each was answered."""
+Steps = list[tuple[LLMAction, list[dict[str, str]]]]  # actions, and the messages with which each was answered
 
 
 def action_of(turn: Turn) -> LLMAction:

@@ -28,8 +28,7 @@ from agentrl.rollout.failures import describe
 from agentrl.sample import Sample, Status
 from agentrl.tools.threads import run_in_daemon_thread
 
-ENVIRONMENT = "environment"
-"""The name of the rewards that the environment's steps gave."""
+ENVIRONMENT = "environment"  # the name of the rewards that the environment's steps gave
 _SPREAD: Mapping[str, CreditStrategy] = {"last_step": "last", "all_steps_average": "average", "all_steps_equal": "all"}
 F = TypeVar("F", bound=Callable[..., Any])
 _REGISTRY: dict[str, Callable[..., Any]] = {}

@@ -20,14 +20,11 @@ import tomllib
 from functools import cache, cached_property
 from importlib import resources
 
-MARKS = string.punctuation
-"""The ASCII marks; the only ones that the checks of IFBench know as punctuation."""
+MARKS = string.punctuation  # the ASCII marks; the only ones that the checks of IFBench know as punctuation
 
-AROUND = MARKS + " "
-"""The characters that are stripped from around a word."""
+AROUND = MARKS + " "  # the characters that are stripped from around a word
 
-CLOSERS = "])}>\"'»”’ "
-"""The characters that may stand between the mark that ends a sentence and the next sentence."""
+CLOSERS = "])}>\"'»”’ "  # the characters that may stand between the mark that ends a sentence and the next sentence
 
 _NO_MARKS = str.maketrans("", "", MARKS)
 _WORD = re.compile(r"\w+")
@@ -126,8 +123,7 @@ def _clitics(piece: str) -> list[str]:
     return [piece]
 
 
-_ENOUGH = 1_000
-"""Characters that the first two words are looked for in."""
+_ENOUGH = 1_000  # characters that the first two words are looked for in
 
 LISTS: dict[str, tuple[str, ...]] = {
     name: tuple(words.split())

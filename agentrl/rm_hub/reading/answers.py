@@ -26,8 +26,7 @@ Value = Callable[[str], "tuple[str, str] | None"]
 """The value that is asked for: a text to (the value that it begins with, what follows it in the sentence), or None."""
 
 NOTHING = re.compile(r"(?!)")
-MOST_CLAIMS = 3
-"""Different values, one after the other, that are announced by a response that only guesses."""
+MOST_CLAIMS = 3  # different values, one after the other, that are announced by a response that only guesses
 
 _SEARCHED, _MOST, _LAST_LINE = 20_000, 300, 400
 """Characters in which phrases are searched, candidates of a kind that are judged, characters of a last line: the last ones."""

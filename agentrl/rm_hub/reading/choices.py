@@ -12,8 +12,7 @@ from typing import Any
 from agentrl.rm_hub.reading.common import bad_label, bad_metadata, compose
 from agentrl.rm_hub.reading.phrases import any_of
 
-MANY = "several"
-"""Stands for an answer that names more than one choice."""
+MANY = "several"  # stands for an answer that names more than one choice
 
 _ALL = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 _MARKS = r"[\s#*_`\"'“”‘’$({\[<>\\:：]*"

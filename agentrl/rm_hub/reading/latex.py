@@ -9,8 +9,7 @@ import unicodedata
 from collections.abc import Callable
 from functools import lru_cache
 
-LONGEST = 2000
-"""Characters of an answer that are looked at; a longer one is no final answer."""
+LONGEST = 2000  # characters of an answer that are looked at; a longer one is no final answer
 
 _CHARACTERS = {
     **dict.fromkeys("−–—‒﹣－", "-"),

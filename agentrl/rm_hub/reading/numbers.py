@@ -42,8 +42,7 @@ _SCALE = re.compile(r"(?i)\s*(hundred|thousand|million|billion|trillion|dozen|k(
 _PERCENT = re.compile(r"(?i)\s*(?:%|percent(?:age)?(?:\s+points?)?\b|per cent\b|pct\b)")
 _MOST_BITS = 4000
 _NONE = Unit("")
-_EXACT_PLACES = 6
-"""Decimals from which on a decimal stands for an exact value that it rounds."""
+_EXACT_PLACES = 6  # decimals from which on a decimal stands for an exact value that it rounds
 
 
 class Number(NamedTuple):

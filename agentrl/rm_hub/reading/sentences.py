@@ -14,8 +14,7 @@ from agentrl.rm_hub.reading.latex import LONGEST, clean
 from agentrl.rm_hub.reading.phrases import words
 from agentrl.rm_hub.reading.words import strip_units, wordy
 
-TAIL = 100_000
-"""Characters at the end of a response that are read."""
+TAIL = 100_000  # characters at the end of a response that are read
 
 _ESCAPED = {"\x0crac": r"\frac", "\x08inom": r"\binom", "\text{": r"\text{", "\times": r"\times"}
 """The characters that a JSON or Python string makes of LaTeX with single backslashes."""

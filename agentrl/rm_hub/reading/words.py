@@ -26,10 +26,7 @@ _KNOWN = {
 }
 _SHORT, _NOT_UNITS, _MATH_WORDS = (set(_WORDS[of].split()) for of in ("short_units", "not_units", "mathematics"))
 _DEGREES = re.compile(r"\s*\^\s*(?:\{\s*\\circ\s*\}|\\circ)\s*([CFK])?(?![a-zA-Z])")
-_AREAS = {
-    "square": re.compile(r"\bsq(?:uare)?\b|\^\s*\{?\s*2"),
-    "cubic": re.compile(r"\bcu(?:bic)?\b|\^\s*\{?\s*3"),
-}
+_AREAS = {"square": re.compile(r"\bsq(?:uare)?\b|\^\s*\{?\s*2"), "cubic": re.compile(r"\bcu(?:bic)?\b|\^\s*\{?\s*3")}
 _POWER = re.compile(r"\^\s*\{?\s*-?[1-4]\s*\}?")
 _WORD = re.compile(r"[^\W\d_]+(?:[-'’.][^\W\d_]+)*\.?")
 _RATE = re.compile(r"([a-zA-Z]+)\.?\s*(?:/|\bper\b|\ba\b|\ban\b)\s*([a-zA-Z]+)\.?$")

@@ -29,20 +29,16 @@ from agentrl.rm_hub.registry import GraderSpec, exhausted
 from agentrl.rm_hub.running import worker as protocol
 from agentrl.rm_hub.settings import RmHubSettings
 
-STARVED = 0.5
-"""Share of its deadline for which a worker must have had the processor if the answer is to be blamed."""
-_START_SECONDS = 60.0
-"""Seconds that a worker may take to start and load its graders."""
-_GRACE = 1.0
-"""Seconds to wait for the end of a process that hung up or was killed, and for a reply that is under way."""
+STARVED = 0.5  # share of its deadline for which a worker must have had the processor if the answer is to be blamed
+_START_SECONDS = 60.0  # seconds that a worker may take to start and load its graders
+_GRACE = 1.0  # seconds to wait for the end of a process that hung up or was killed, and for a reply that is under way
 _PIECE = 1 << 16
 _MAIN = "import json, sys; sys.path[:] = json.loads(sys.argv[1]); import agentrl.rm_hub.running.worker as worker; "
 _MAIN += "worker.main(*json.loads(sys.argv[2]))"
 _ONE_THREAD = {name: "1" for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")}
 _FROM_OUTSIDE = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 """Signals by which others end a process, the kernel's search for memory among them."""
-_LOST = (OSError, EOFError, anyio.ClosedResourceError)
-"""Errors of reading from and writing to a process that has gone."""
+_LOST = (OSError, EOFError, anyio.ClosedResourceError)  # errors of reading from and writing to a process that has gone
 
 
 class WorkerPool:

@@ -22,10 +22,8 @@ from agentrl.rm_hub.registry import find, grade
 from agentrl.sample import RECORDED
 
 PR_SET_PDEATHSIG = 1
-NICE = 5
-"""Graders give way to the event loop that feeds them, if both want one core."""
-MAX_REST = 2_000_000
-"""Most bytes of label and metadata together."""
+NICE = 5  # graders give way to the event loop that feeds them, if both want one core
+MAX_REST = 2_000_000  # most bytes of label and metadata together
 
 
 def request(rm_type: str, response: str, label: Any, metadata: Mapping[str, Any], *, conversation: bool) -> list[bytes]:

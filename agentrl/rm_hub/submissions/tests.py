@@ -40,8 +40,7 @@ class Checks:
     """Tests of what a program defines: texts that must run, and calls (function, arguments, the value to come back)."""
 
     tests: tuple[str | tuple[str, tuple[Any, ...], Any], ...]
-    entry: str | None = None
-    """The function that a function `check` of the texts is to test."""
+    entry: str | None = None  # the function that a function `check` of the texts is to test
     preamble: str = ""
 
 
@@ -167,8 +166,7 @@ def _bad(what: str) -> GraderFailure:
     return GraderFailure(f"--rm-type code cannot use the item's tests: {what}; {_FORMS}", kind="grader_bad_label")
 
 
-_MOST = 200_000
-"""Characters that are read, from the end: the program comes last."""
+_MOST = 200_000  # characters that are read, from the end: the program comes last
 _FENCE = re.compile(r"(?m)(`{3,}|~{3,})[ \t]{0,8}([\w+.#-]{0,24})[^\S\n]{0,8}(?:\n|\Z)")
 _LINE = re.compile(
     r"(?:def|class|import|from|if|elif|else|for|while|with|try|except|finally|return|print|async|assert|raise|pass|"

@@ -29,19 +29,15 @@ _DESCRIBING = {f"__{name}__" for name in ("name", "qualname", "annotations", "sl
 class Held:
     """The object behind a stand-in, by its handle `data`: a `class`, `callable` or `object`, of the class `kind`."""
 
-    ask: Callable[..., Any]
-    """Has the submission's side do something: `ask(what, stand-in, *args, **named)`."""
-    classes: set[str]
-    """Those of the submission that the tests have used by name."""
+    ask: Callable[..., Any]  # has the submission's side do something: `ask(what, stand-in, *args, **named)`
+    classes: set[str]  # those of the submission that the tests have used by name
     data: list[Any]
     form: str
     kind: str
-    plain: Any = None
-    """The plain value in an object of a subclass of a plain type."""
+    plain: Any = None  # the plain value in an object of a subclass of a plain type
     given: bool = False
     """True if every submission has it: a name of its own, or an object of a class that the tests used by name."""
-    untold: str = ""
-    """A method that is not told arguments, by its name."""
+    untold: str = ""  # a method that is not told arguments, by its name
 
     @property
     def used(self) -> bool:
