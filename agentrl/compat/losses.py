@@ -104,9 +104,6 @@ class Whole:
         """[n] as one tensor a sample."""
         return list(values.split(self.lengths))
 
-    def data(self) -> RolloutBatch:
-        return microbatch(self.batch, self.index.device)
-
 
 def own_loss(
     function: Callable[..., Any], args: Any, step: StepInputs, mb: MicrobatchTensors, logits: Tensor
@@ -118,7 +115,8 @@ def own_loss(
     rows = torch.cat([torch.arange(end - n - 1, end - 1, device=logits.device) for end, n in ends])
     packed = whole.join(logits, rows[whole.places], len(whole.batch.tokens))[None]
     weights, count = step.weights[whole.positions], whole.divisor
-    loss, stats = function(args, whole.data(), packed, lambda values: (values * weights).sum() * count)
+    data = microbatch(whole.batch, whole.index.device)
+    loss, stats = function(args, data, packed, lambda values: (values * weights).sum() * count)
     return loss / count, {name: torch.as_tensor(value).detach().double() / count for name, value in stats.items()}
 
 

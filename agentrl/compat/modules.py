@@ -40,10 +40,8 @@ class _Finder(MetaPathFinder, Loader):
         if fullname.partition(".")[0] not in ROOTS:
             return None
         if not _known(fullname):
-            raise ModuleNotFoundError(
-                f"agentrl has no counterpart of slime's module {fullname}; see docs/slime-hooks.md for those it has",
-                name=fullname,
-            )
+            known = f"agentrl has no counterpart of slime's module {fullname}; see docs/slime-hooks.md for those it has"
+            raise ModuleNotFoundError(known, name=fullname)
         return ModuleSpec(fullname, self, is_package=True)
 
     def create_module(self, spec: ModuleSpec) -> ModuleType | None:

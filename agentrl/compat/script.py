@@ -23,12 +23,8 @@ _NAME = re.compile(r"([A-Za-z_]\w*|[0-9@#?])(?:\[([@*]|\w+)\])?(?:(:?)([-=+])(.*
 _OPENS = ("if", "for", "while", "until", "case", "{")
 _BLOCKS = (*_OPENS, "then", "elif", "else", "do", "fi", "done", "esac", "}")
 _SUMS: Mapping[type[ast.operator], Callable[[int, int], int]] = {
-    ast.Add: operator.add,
-    ast.Sub: operator.sub,
-    ast.Mult: operator.mul,
-    ast.Div: operator.floordiv,
-    ast.Mod: operator.mod,
-}
+    ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Div: operator.floordiv, ast.Mod: operator.mod,
+}  # fmt: skip
 Known = bool | None  # True, False, or not to be known without running the script
 
 

@@ -176,16 +176,13 @@ def converted(data: Any, groups: Groups) -> tuple[list[list[Sample]], list[float
         if index not in origins:
             raise PluginError(f"{what}: sample_indices[{row}] is {index!r}, which no sample of the rollout has")
         group, origin = origins[index]
-        fields = {ours: _plain(data[key][row]) for key, ours in _COLUMNS.items() if key in data}
+        values = {ours: data[key][row] for key, ours in _COLUMNS.items() if key in data}
+        fields = {ours: v.tolist() if hasattr(v, "tolist") else v for ours, v in values.items()}
         if fields["tokens"] != list(origin.tokens):
             origin = Sample(index=index, group_index=origin.group_index, rollout_id=origin.rollout_id)
         out[group].append(replace(origin, **fields, reward=float(data["rewards"][row])))
     kept = [group for group in out if group]
     return kept, [sample.get_reward_value() for group in kept for sample in group]
-
-
-def _plain(value: Any) -> Any:
-    return value.tolist() if hasattr(value, "tolist") else value
 
 
 _default: list[Callable[..., Any]] = []  # the builder of our own model, for a provider of the user's that changes that

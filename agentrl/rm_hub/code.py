@@ -50,7 +50,10 @@ class CodeGrader(GraderService):
         """Test the answer's program. Raises GraderFailure: `grader_no_label` or `grader_bad_label` if the tests are
         missing or broken; `grader_sandbox` if the sandbox broke. SandboxUnavailable: this machine has none."""
         cases = read_tests(label, metadata)
-        program, where = await _aside(len(response), partial(extract_code, response, _needed(cases)))
+        # A block that defines a name which the tests mention is preferred.
+        mentioned = () if isinstance(cases, Programs) else (*cases.tests, cases.entry, "Solution")
+        needed = set(re.findall(r"[A-Za-z_]\w*", "\n".join(map(str, mentioned))))
+        program, where = await _aside(len(response), partial(extract_code, response, needed))
         if program is None:
             return Grade(0.0, False, None, where)
         program = with_preamble(program, cases.preamble)
@@ -97,12 +100,6 @@ async def _aside(size: int, work: Callable[[], T]) -> T:
     return result
 
 
-def _needed(cases: Programs | Checks) -> set[str]:
-    """Return the names that the tests mention: a code block that defines one of them is preferred."""
-    mentioned = () if isinstance(cases, Programs) else (*cases.tests, cases.entry, "Solution")
-    return set(re.findall(r"[A-Za-z_]\w*", "\n".join(map(str, mentioned))))
-
-
 def _grade(program: str, results: list[str], rule: str) -> Grade:
     failed = [(number, why) for number, why in enumerate(results, 1) if why]
     passed, total = len(results) - len(failed), len(results)
@@ -139,6 +136,5 @@ def _same_number(got: str, want: str) -> bool:
         return False
     if not (a.is_finite() and b.is_finite()):
         return False
-    if "." not in want and "e" not in want.lower():
-        return a == b
-    return math.isclose(float(a), float(b), rel_tol=1e-6, abs_tol=1e-6)
+    whole = "." not in want and "e" not in want.lower()
+    return a == b if whole else math.isclose(float(a), float(b), rel_tol=1e-6, abs_tol=1e-6)

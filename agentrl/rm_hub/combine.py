@@ -57,9 +57,7 @@ class Verifier:
         return f"verifier_{self.name or _name(self.check)}"
 
     def apply(self, score: float) -> float:
-        if self.otherwise == "zero":
-            return 0.0
-        return score * self.amount if self.otherwise == "multiply" else score - self.amount
+        return {"zero": 0.0, "multiply": score * self.amount, "subtract": score - self.amount}[self.otherwise]
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,8 +161,8 @@ combine = Combined
 
 
 async def _score(args: Any, sample: Sample, part: Weighted, said: dict[str, float]) -> None:
-    result = await _asked(args, sample, part.grader)
-    grade = result if isinstance(result, Grade) else Grade(result, correct=False)
+    grade = await _asked(args, sample, part.grader)
+    grade = grade if isinstance(grade, Grade) else Grade(grade, correct=False)
     score = grade.part(part.part or "score")
     if part.part and score is None:
         has = ", ".join(grade.parts) or "none"
@@ -201,12 +199,15 @@ def _credit(steps: StepRewards, sample: Sample, trajectory: float, failed: Seque
 
 
 async def _asked(args: Any, sample: Sample, what: Any) -> Any:
-    """The result of a grader by name, or of a function; plain functions run in a thread."""
-    if isinstance(what, str):
-        return await grade_sample(args, sample, what)
-    if inspect.iscoroutinefunction(what):
-        return await what(sample)
-    result = await run_in_daemon_thread(partial(what, sample))
+    """The result of a grader by name, or of a function."""
+    return await (grade_sample(args, sample, what) if isinstance(what, str) else result_of(partial(what, sample)))
+
+
+async def result_of(call: partial[Any]) -> Any:
+    """The result of a call; a plain function runs in a thread."""
+    if inspect.iscoroutinefunction(call.func):
+        return await call()
+    result = await run_in_daemon_thread(call)
     return await result if inspect.isawaitable(result) else result
 
 

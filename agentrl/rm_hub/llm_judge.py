@@ -216,10 +216,8 @@ def ask(rubric: str, response: str, label: Any, metadata: Mapping[str, Any]) -> 
         return f"<text-{tag}>\n{texts[field.group(1)]}\n</text-{tag}>"
 
     # One pass: a {label} inside the graded answer stays what it is.
-    return [
-        {"role": "system", "content": _SYSTEM.format(tag=tag)},
-        {"role": "user", "content": _FIELD.sub(put, rubric)},
-    ]
+    said = {"system": _SYSTEM.format(tag=tag), "user": _FIELD.sub(put, rubric)}
+    return [{"role": role, "content": text} for role, text in said.items()]
 
 
 def digest(*texts: str) -> str:

@@ -74,8 +74,15 @@ def grade_dapo(response: str, label: Any, metadata: Mapping[str, Any]) -> Grade:
     golds = read_labels("dapo", label)
     asked = asked_for(golds)._replace(announced=NOTHING if form == "boxed" else _LINE, called=NOTHING)
     text = sentences.seen(response).rstrip()
-    since = _box_in(text) if form == "boxed" else _line_in(text, form == "strict")
-    if since is None:
+    if form == "boxed":
+        marked = boxes(text)
+        fits = bool(marked) and marked[-1].complete and len(text) - marked[-1].end <= WINDOW
+        since = 0  # the box may begin before the window
+    else:
+        lines = list(_LINE.finditer(text, max(0, len(text) - WINDOW)))
+        fits = bool(lines) and not (form == "strict" and "\n" in text[lines[-1].end() :].strip())
+        since = lines[0].start() if lines else 0
+    if not fits:
         what = "box" if form == "boxed" else "line 'Answer: ...'" + (" at the very end" if form == "strict" else "")
         return _dapo(False, None, f"no {what} in the last {WINDOW} characters of the answer")
     found = read(text, asked, since=since)
@@ -84,18 +91,6 @@ def grade_dapo(response: str, label: Any, metadata: Mapping[str, Any]) -> Grade:
     said = " or ".join(found.values)
     verdict = best(golds, said)
     return _dapo(verdict.equal, said, verdict.reason)
-
-
-def _box_in(text: str) -> int | None:
-    """The position where reading begins: the start, if the last box ends in the window; it may be before the start."""
-    found = boxes(text)
-    return 0 if found and found[-1].complete and len(text) - found[-1].end <= WINDOW else None
-
-
-def _line_in(text: str, strict: bool) -> int | None:
-    """The position of the first `Answer:` of the window; for "strict" nothing may stand behind the last one's line."""
-    lines = list(_LINE.finditer(text, max(0, len(text) - WINDOW)))
-    return None if not lines or (strict and "\n" in text[lines[-1].end() :].strip()) else lines[0].start()
 
 
 def _dapo(right: bool, extracted: str | None, reason: str) -> Grade:

@@ -26,33 +26,22 @@ MAX_EXTRACTED = 2_000  # most characters of `Grade.extracted` and `Grade.reason`
 
 @dataclass(frozen=True, slots=True)
 class GraderSpec:
-    """One grader: its name, its function and its options.
+    """One grader: its name, its function and its options."""
 
-    Attributes:
-        path: `module:name` of what `runs` says.
-        packages: packages without which no answer can be graded; of the extra `graders`, or of the grader's own extra.
-        runs: "process": a `GraderFunction` in a worker process; "service": a `GraderService`; "async": a coroutine
-            function of a `GraderFunction`'s form.
-        reads: which text of a sample is graded: its final answer, or its whole response.
-        needs_label: whether a label is required.
-        boxable: whether `boxed_NAME` exists.
-        conversation: whether it reads `metadata["messages"]`; else a recorded conversation is not sent to its process.
-        zero: the score of an answer that exhausted its grader; None for graders that fail instead."""
-
-    path: str
-    packages: tuple[str, ...] = ()
+    path: str  # `module:name` of what `runs` says
+    packages: tuple[str, ...] = ()  # without which no answer can be graded; of the extra `graders`, or the grader's own
     runs: Literal["process", "service", "async"] = "process"
-    reads: Literal["answer", "response"] = "answer"
+    """A `GraderFunction` in a worker process, a `GraderService`, or a coroutine function of a `GraderFunction`'s form."""
+    reads: Literal["answer", "response"] = "answer"  # a sample's final answer is graded, or its whole response
     needs_label: bool = True
-    boxable: bool = True
-    conversation: bool = False
-    zero: float | None = 0.0
+    boxable: bool = True  # `boxed_NAME` exists
+    conversation: bool = False  # it reads `metadata["messages"]`, which are not sent to the processes of others
+    zero: float | None = 0.0  # the score of an answer that exhausted its grader; None for graders that fail instead
 
     def load(self) -> Any:
         """Import the function, or the class of a service, which is made from the settings."""
-        if not self.path.startswith("agentrl.rm_hub."):
-            return load_object(self.path, what="--rm-type")
-        return pkgutil.resolve_name(self.path)
+        ours = self.path.startswith(f"{_HUB}.")
+        return pkgutil.resolve_name(self.path) if ours else load_object(self.path, what="--rm-type")
 
 
 _HUB = "agentrl.rm_hub"

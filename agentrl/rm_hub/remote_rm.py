@@ -47,11 +47,7 @@ def read_answer(answer: Any) -> Grade | None:
     score = numbers.pop("score", None if "score" in told else reward)
     if score is None:
         return None
-    correct, extracted, reason = told.get("correct"), told.get("extracted"), told.get("reason")
-    return Grade(
-        score,
-        correct if isinstance(correct, bool) else score > 0,
-        extracted if isinstance(extracted, str) else None,
-        reason if isinstance(reason, str) else "scored by the reward server",
-        numbers,
-    )
+    correct = told["correct"] if isinstance(told.get("correct"), bool) else score > 0
+    extracted = told["extracted"] if isinstance(told.get("extracted"), str) else None
+    reason = told["reason"] if isinstance(told.get("reason"), str) else "scored by the reward server"
+    return Grade(score, correct, extracted, reason, numbers)

@@ -47,7 +47,9 @@ def grade_search_r1(response: str, label: Any, metadata: Mapping[str, Any]) -> G
     final = number(metadata, "final_format_score", 0.0, "search_r1")
     retrieval = number(metadata, "retrieval_score", 0.0, "search_r1")
     match = contains if flag(metadata, "sub_em", "search_r1") else exact
-    seen = _read(response, metadata)
+    messages = mappings(metadata.get("messages", ()), "messages", "a list of messages", "search_r1")
+    native = any(message.get("role") == "tool" or message.get("tool_calls") for message in messages)
+    seen = _from_messages(messages) if native else _from_text(response)
     readings = () if seen.answer is None else (seen.answer, last_box(seen.answer))
     right = any(match(text, accepted) for text in readings if text is not None)
     found = bool(seen.retrieved) and contains(_MARKUP.sub(" ", seen.retrieved), accepted)
@@ -61,12 +63,6 @@ def grade_search_r1(response: str, label: Any, metadata: Mapping[str, Any]) -> G
     verdict = "no closed <answer> block" if seen.answer is None else "right answer" if right else "wrong answer"
     reason = f"{verdict}; {seen.fault or 'structure as expected'}"
     return Grade(score, right, None if seen.answer is None else clip(seen.answer), reason, parts)
-
-
-def _read(response: str, metadata: Mapping[str, Any]) -> SearchAnswer:
-    messages = mappings(metadata.get("messages", ()), "messages", "a list of messages", "search_r1")
-    native = any(message.get("role") == "tool" or message.get("tool_calls") for message in messages)
-    return _from_messages(messages) if native else _from_text(response)
 
 
 def _from_text(response: str) -> SearchAnswer:

@@ -56,17 +56,11 @@ def grade_tool_call(response: str, label: Any, metadata: Mapping[str, Any]) -> G
 
 def _alternatives(label: Any, rules: Rules) -> list[list[Call]]:
     value = json_or_text(label) if isinstance(label, str) else label
-    if hasattr(value, "tolist"):
-        value = value.tolist()
+    value = value.tolist() if hasattr(value, "tolist") else value
     if isinstance(value, Mapping) and "any_of" in value:
-        options = value["any_of"]
-        if not isinstance(options, (list, tuple)) or not options:
+        if not isinstance(options := value["any_of"], (list, tuple)) or not options:
             raise bad_label("tool_call", "any_of with a list of one or more labels", label)
         return [calls for option in options for calls in _alternatives(option, rules)]
-    return [_label_calls(value, label, rules)]
-
-
-def _label_calls(value: Any, label: Any, rules: Rules) -> list[Call]:
     expected = 'a call {"name": ..., "arguments": {...}}, a list of them, or {"any_of": [...]}'
     try:
         calls = (read_calls(value) or None) if isinstance(value, str) else calls_of(value)
@@ -77,7 +71,7 @@ def _label_calls(value: Any, label: Any, rules: Rules) -> list[Call]:
     listed = (isinstance(values, (list, tuple)) and values for call in calls for values in call.arguments.values())
     if rules.accepted_values and not all(listed):
         raise bad_label("tool_call", "a list of accepted values for every argument (accepted_values)", label)
-    return calls
+    return [calls]
 
 
 def _made(response: str, metadata: Mapping[str, Any]) -> list[Call]:

@@ -67,10 +67,6 @@ def _tagged(text: str) -> list[dict[str, Any]]:
     return [{"tool_name": call["name"], "tool_input": call.get("args")}] if named else []
 
 
-def _said(text: str) -> LLMAction:
-    return {"action_type": "text_response", "text": text, "tool_call": None, "raw_llm_output": text, "reasoning": None}
-
-
 class DataFormatBridge:
     """Converts there and back without loss. `chat` renders messages as ids; only a new sample needs it."""
 
@@ -91,7 +87,9 @@ class DataFormatBridge:
         prompt = [{"role": "user", "content": sample.prompt}] if isinstance(sample.prompt, str) else sample.prompt
         messages = sample.metadata.get("messages") or [*prompt, {"role": "assistant", "content": sample.response}]
         history = self.messages_to_conversation(messages)
-        actions = [_said(m["content"]) for m in history if m["role"] == "assistant"]
+        texts = [message["content"] for message in history if message["role"] == "assistant"]
+        plain: LLMAction = {"action_type": "text_response", "tool_call": None, "reasoning": None}
+        actions: list[LLMAction] = [{**plain, "text": text, "raw_llm_output": text} for text in texts]
         for action, own in zip(actions, kept.get("actions", ()), strict=False):
             action.update(own)
         for action, turn in zip(actions, _places(sample), strict=False):

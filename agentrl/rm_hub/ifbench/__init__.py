@@ -33,7 +33,8 @@ def grade_ifbench(response: str, label: Any, metadata: Mapping[str, Any]) -> Gra
     mode = one_of(metadata, "ifbench_mode", ("strict", "loose"), "ifbench")
     field = "aggregate" if metadata.get("ifbench_aggregate") is None else "ifbench_aggregate"
     aggregate = one_of(metadata, field, ("all", "mean"), "ifbench")
-    answer = _answer(response)
+    _, mark, answer = response.rpartition("</think>")
+    answer = answer.lstrip("\r\n") if mark else "" if answer.lstrip().startswith("<think>") else answer
     if len(answer) > LONGEST:
         strict: list[str | None] = [f"an answer of {len(answer)} characters; more than {LONGEST} are not graded"]
         strict *= len(constraints)
@@ -66,13 +67,6 @@ def _score(faults: Sequence[str | None], aggregate: str) -> float:
     return float(met == len(faults)) if aggregate == "all" else met / len(faults)
 
 
-def _answer(response: str) -> str:
-    _, mark, after = response.rpartition("</think>")
-    if mark:
-        return after.lstrip("\r\n")
-    return "" if response.lstrip().startswith("<think>") else response
-
-
 def _variants(answer: str) -> list[str]:
     """The texts of the loose mode that differ from the answer, each once."""
     lines = answer.split("\n")
@@ -91,17 +85,16 @@ def _constraints(label: Any, metadata: Mapping[str, Any]) -> list[Constraint]:
         raise _bad("instruction_id_list", "a list of at least one id", kinds)
     if not is_list(kwargs) or len(kwargs) != len(kinds):
         raise _bad("kwargs", f"a list of {len(kinds)} mappings, one for each of instruction_id_list", kwargs)
-    return [_constraint(kind, {} if given is None else given) for kind, given in zip(kinds, kwargs, strict=True)]
-
-
-def _constraint(kind: Any, given: Any) -> Constraint:
-    check = CHECKS.get(kind) if isinstance(kind, str) else None
-    if check is None:
-        nearest = difflib.get_close_matches(str(kind)[:200], CHECKS, n=1, cutoff=0.0)[0]
-        raise _bad("instruction_id_list", f"of known ids (this is no known constraint; the nearest: {nearest!r})", kind)
-    if not isinstance(given, Mapping):
-        raise _bad("kwargs", f"a mapping for {kind!r}", given)
-    return constrain(kind, check, given)
+    constraints = []
+    for kind, given in zip(kinds, kwargs, strict=True):
+        if not isinstance(kind, str) or kind not in CHECKS:
+            nearest = difflib.get_close_matches(str(kind)[:200], CHECKS, n=1, cutoff=0.0)[0]
+            known = f"of known ids (this is no known constraint; the nearest: {nearest!r})"
+            raise _bad("instruction_id_list", known, kind)
+        if not isinstance(given, Mapping | None):
+            raise _bad("kwargs", f"a mapping for {kind!r}", given)
+        constraints.append(constrain(kind, CHECKS[kind], given or {}))
+    return constraints
 
 
 _bad = partial(bad_metadata, "ifbench")

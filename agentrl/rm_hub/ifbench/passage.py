@@ -86,10 +86,7 @@ _PIECE = re.compile(
 )
 _CLITIC = re.compile(r"(?i)(?:n't|'(?:s|m|d|ll|re|ve))\Z")
 _CLITIC_START = re.compile(r"(?i)'(?:re|ve|ll|m|t|s|d|n)\b")
-_FUSED = {
-    **dict.fromkeys(("cannot", "gimme", "gonna", "gotta", "lemme", "wanna"), 3),
-    **dict.fromkeys(("'tis", "'twas"), 2),
-}
+_FUSED = {**dict.fromkeys(("cannot", "gimme", "gonna", "gotta", "lemme", "wanna"), 3), "'tis": 2, "'twas": 2}
 
 
 def tokenise(sentence: str) -> list[str]:
@@ -98,13 +95,8 @@ def tokenise(sentence: str) -> list[str]:
     tail = sentence[len(body) :]
     # Only the full stop that ends the sentence is a token of its own.
     stop = body.endswith(".") and not body.endswith("..") and len(body) > 1
-    if stop:
-        body = body[:-1]
-    tokens = [part for piece in _PIECE.findall(body) for part in _clitics(piece)]
-    if stop:
-        tokens.append(".")
-    tokens.extend(_PIECE.findall(tail))
-    return tokens
+    pieces = _PIECE.findall(body[:-1] if stop else body)
+    return [*(part for piece in pieces for part in _clitics(piece)), *(["."] if stop else []), *_PIECE.findall(tail)]
 
 
 def _clitics(piece: str) -> list[str]:

@@ -62,12 +62,8 @@ _JOINED = re.compile(
 
 
 class AnswerPattern(NamedTuple):
-    """The kind of answer that a response is asked for.
-
-    Attributes:
-        value: what can be an answer, see `Value`.
-        announced: what announces one; a match ends where the value begins.
-        called: what calls one the answer; its group `value` is the value."""
+    """The kind of answer that a response is asked for: what can be one, what announces one (a match ends where the value
+    begins), and what calls one the answer (the group `value` is the value)."""
 
     value: Value
     announced: re.Pattern[str] = re.compile(rf"(?i){any_of('answer')}{_LINKED}|(?m:^A:)|{_HEADING}")
@@ -87,19 +83,13 @@ CHOICE_CALLED = re.compile(
 
 
 class Candidate(NamedTuple):
-    """A place where a response may give its answer.
+    """A place where a response may give its answer. `standing` is "conditional" if it depends on something; "aside" if it
+    is asked, supposed, quoted, or of a part or a formula; "denied" if it is said not to be the answer; "open" if another
+    value may be it too, or it is cut off."""
 
-    Attributes:
-        start: where the claim begins in the text that was searched.
-        end: where its value ends.
-        text: the value as written.
-        standing: "conditional" if it depends on something; "aside" if it is asked, supposed, quoted, or of a part or a
-            formula; "denied" if it is said not to be the answer; "open" if another value may be it too, or it is cut off.
-    """
-
-    start: int
-    end: int
-    text: str
+    start: int  # where the claim begins in the text that was searched
+    end: int  # where its value ends
+    text: str  # the value as written
     kind: Kind
     standing: Standing = "claimed"
 

@@ -20,6 +20,7 @@ _FORMATS = {
 """By which marks the format of an answer is known before all else, the first that is there before others."""
 _ARGUMENTS = ("arguments", "parameters", "args", "input", "action_input", "kwargs")
 _NAMES = ("name", "function", "tool", "action", "tool_name", "function_name")
+_TOOL, _NO_TOOLS = re.compile(r"[A-Za-z_][\w.\-]*"), {*_NAMES, *_ARGUMENTS, "answer", "result"}
 _WRAPPERS = ("function", "function_call", "tool_call")
 _LIST_MARK = re.compile(r"(?i)\A(?:(?:[-*•]|\d{1,2}[.)])\s{1,4}|(?:(?:tool|function) )?(?:call|action):\s)")
 _FENCE = re.compile(r"(?s)```[a-zA-Z_]{0,12}[ \t]*\n?(.*?)```")
@@ -71,7 +72,10 @@ def read_calls(text: str, tools: Sequence[Mapping[str, Any]] = ()) -> list[Call]
     if "<functioncall>" in text:
         text = _QUOTED.sub(r"\1", text)
     if actions := list(_REACT.finditer(text))[:_MAX_ATTEMPTS]:
-        return [_with_object(text, action) for action in actions]
+        inputs: list[tuple[Any, int]] = [read_json(text, action.end()) or (None, 0) for action in actions]
+        if not all(isinstance(value, dict) for value, _ in inputs):
+            raise Broken("the input of an action is not a JSON object")
+        return [Call(action[1], value) for action, (value, _) in zip(actions, inputs, strict=True)]
     edged = _LEADING.sub("", text, count=1)
     edged = edged[:-_TAIL] + _TRAILING.sub("", edged[-_TAIL:], count=1)  # marks inside may be part of an argument
     if calls := _written(edged) or _of_format(detect_family(with_marks).name, with_marks, tools):
@@ -87,13 +91,6 @@ def read_calls(text: str, tools: Sequence[Mapping[str, Any]] = ()) -> list[Call]
 def _written(text: str) -> list[Call]:
     """The calls of a text that is nothing but calls, in JSON or in Python."""
     return _values(text) or _python(text)
-
-
-def _with_object(text: str, action: re.Match[str]) -> Call:
-    found = read_json(text, action.end())
-    if found is None or not isinstance(found[0], dict):
-        raise Broken("the input of an action is not a JSON object")
-    return Call(action[1], found[0])
 
 
 def _of_format(name: str, text: str, tools: Sequence[Mapping[str, Any]]) -> list[Call]:
@@ -121,7 +118,10 @@ def call_of(value: Any) -> Call | None:
     name = _name(value)
     key = next((key for key in _ARGUMENTS if key in value), None)
     if name is None:
-        return _by_key(value)
+        match [*value.items()]:
+            case [(str(tool), Mapping() as given)] if _TOOL.fullmatch(tool) and tool not in _NO_TOOLS:
+                return Call(tool, given)
+        return None
     if key is None and set(value) - {*_NAMES, "id", "type"}:
         return None
     arguments = read_arguments(value[key]) if key is not None else {}
@@ -134,14 +134,6 @@ def _name(value: Any) -> str | None:
     """The name that a JSON object gives under one of the usual keys."""
     names = (value.get(key) for key in _NAMES) if isinstance(value, Mapping) else ()
     return next((name for name in names if isinstance(name, str)), None)
-
-
-def _by_key(value: Mapping[Any, Any]) -> Call | None:
-    if len(value) != 1:
-        return None
-    (name, arguments), *_ = value.items()
-    usual = isinstance(name, str) and re.fullmatch(r"[A-Za-z_][\w.\-]*", name) and isinstance(arguments, Mapping)
-    return Call(name, arguments) if usual and name not in (*_NAMES, *_ARGUMENTS, "answer", "result") else None
 
 
 def calls_of(value: Any) -> list[Call] | None:
@@ -159,13 +151,10 @@ def _values(text: str) -> list[Call]:
     calls: list[Call] = []
     position = 0
     while position < len(text):
-        found = read_json(text, position)
-        some = calls_of(found[0]) if found else None
-        if found is None or not some:
+        if (found := read_json(text, position)) is None or not (some := calls_of(found[0])):
             return []
-        calls.extend(some)
-        gap = _GAP.match(text, found[1])
-        position = gap.end() if gap else found[1]
+        calls += some
+        position = gap.end() if (gap := _GAP.match(text, found[1])) else found[1]
     return calls
 
 

@@ -62,8 +62,7 @@ def read(text: str, comma_is_point: bool = False) -> Number | None:
         return None
     if comma_is_point:
         text = _COMMA.sub(lambda match: f"{match[1]}{re.sub('[. ]', '', match[2])}.{match[3]}", text)
-    found = _leading(text)
-    if found is None:
+    if (found := _leading(text)) is None:
         return _spelled(text)
     value, decimals, end = found
     return _finish(value, decimals, text[end:])
@@ -81,7 +80,9 @@ def same(label: Number, answer: Number) -> bool:
     if label.percent != answer.percent:
         if first.kind or second.kind:
             return False
-        if _percent(label, answer):
+        signed, bare = (label, answer) if label.percent else (answer, label)
+        usual = label.percent or label.value.denominator != 1 or abs(label.value) <= 2
+        if usual and signed.value / 100 == bare.value:
             return True
         if answer.percent and 0 < abs(label.value) < 1:
             return False
@@ -105,13 +106,6 @@ def _rounded(label: Number, answer: Number) -> bool:
     return off < Fraction(6, 10 ** (answer.decimals + 1)) + Fraction(1, 10**12)
 
 
-def _percent(label: Number, answer: Number) -> bool:
-    """Return true if a value with a percent sign (1/100) equals one without the sign."""
-    if label.percent:
-        return label.value / 100 == answer.value
-    return answer.value / 100 == label.value and (label.value.denominator != 1 or abs(label.value) <= 2)
-
-
 def _leading(text: str) -> tuple[Fraction, int | None, int] | None:
     match = _FORMS.match(text)
     if match is None:
@@ -120,7 +114,9 @@ def _leading(text: str) -> tuple[Fraction, int | None, int] | None:
     sign = -1 if part["sign"] == "-" else 1
     decimals: int | None = None
     if part["period"]:
-        value = _repeating(part["repeat"], part["period"])
+        whole, _, places = part["repeat"].partition(".")
+        again = Fraction(int(part["period"]), 10 ** len(part["period"]) - 1)
+        value = int(whole or "0") + (int(places or "0") + again) / 10 ** len(places)
     elif over := part["above"] or part["above2"] or part["above3"]:
         whole = part["whole"] or part["whole2"]
         above, below = _plain(over)[0], _plain(part["below"] or part["below2"] or part["below3"])[0]
@@ -147,13 +143,6 @@ def _plain(text: str) -> tuple[Fraction, int]:
     """Value and digits after the point of a plain decimal, with or without separators."""
     text = re.sub(r"[\s,'_]", "", text).removesuffix(".")
     return Fraction(text if text[-1:].isdigit() else text + "0"), len(text.partition(".")[2])
-
-
-def _repeating(head: str, period: str) -> Fraction:
-    whole, _, places = head.partition(".")
-    ten = Fraction(10 ** len(places))
-    again = Fraction(int(period), 10 ** len(period) - 1)
-    return int(whole or "0") + (int(places or "0") + again) / ten
 
 
 def _finish(value: Fraction, decimals: int | None, rest: str) -> Number | None:

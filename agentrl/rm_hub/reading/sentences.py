@@ -61,8 +61,7 @@ def _instead(match: re.Match[str]) -> str:
 
 def sentence(text: str, start: int) -> tuple[str, int]:
     """The sentence that goes on at `start`, without marks before it, and where it ends, its stop not counted."""
-    skipped = len(text[start : start + 100]) - len(text[start : start + 100].lstrip(" \t\r\n*_:#`\"'"))
-    start += skipped
+    start += len(text[start : start + 100]) - len(text[start : start + 100].lstrip(" \t\r\n*_:#`\"'"))
     display = re.compile(r"\\\[(.{1,400}?)\\\]|\$\$(.{1,400}?)\$\$", re.DOTALL).match(text, start)
     if display is not None:
         return (display.group(1) or display.group(2)).strip(), display.end()

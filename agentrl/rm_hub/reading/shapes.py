@@ -28,22 +28,14 @@ MOST_ITEMS = 40
 
 
 class AnswerShape(NamedTuple):
-    """An answer taken apart.
+    """An answer taken apart."""
 
-    Attributes:
-        kind: what it is; "brackets" is a tuple, an interval or a vector, told apart by `fence`.
-        text: the cleaned text without its name.
-        items: the parts; empty for "one".
-        fence: the brackets of "brackets" ("(]") and the environment of a matrix.
-        name: what the answer was said to be the value of ("x", "f(x)"); "" if nothing.
-        columns: the width of a matrix, whose items go row by row."""
-
-    kind: Kind
-    text: str
-    items: tuple["AnswerShape", ...] = ()
-    fence: str = ""
-    name: str = ""
-    columns: int = 0
+    kind: Kind  # "brackets" is a tuple, an interval or a vector, told apart by `fence`
+    text: str  # cleaned, without its name
+    items: tuple["AnswerShape", ...] = ()  # the parts; empty for "one"
+    fence: str = ""  # the brackets of "brackets" ("(]") and the environment of a matrix
+    name: str = ""  # what the answer was said to be the value of ("x", "f(x)"); "" if nothing
+    columns: int = 0  # the width of a matrix, whose items go row by row
 
 
 def shape(text: str, depth: int = 0) -> AnswerShape:
@@ -61,11 +53,9 @@ def shape(text: str, depth: int = 0) -> AnswerShape:
     name, value = _named(text)
     if name:
         return shape(value, depth + 1)._replace(name=name)
-    parts = _split(text, {r"\cup"})
-    if len(parts) > 1:
+    if len(parts := _split(text, {r"\cup"})) > 1:
         return AnswerShape("union", text, tuple(shape(part, depth + 1) for part in parts))
-    fenced = _fenced(text)
-    if fenced is not None:
+    if (fenced := _fenced(text)) is not None:
         opening, inside, closing = fenced
         parts = [part for part in _split(inside, {",", ";"}) if part.strip()]
         items = _items(parts, depth) or tuple(shape(part, depth + 1) for part in parts)

@@ -96,10 +96,10 @@ def equal(label: str, answer: str) -> tuple[bool, str]:
     if not gold or not got:
         return False, f"the {'answer' if gold else 'label'} is not an expression that could be parsed"
     try:
-        verdict = bool(_math_verify().verify(list(gold), list(got), timeout_seconds=None, raise_on_error=True))
+        same = _math_verify()[0].verify(list(gold), list(got), timeout_seconds=None, raise_on_error=True)
     except Exception as error:  # noqa: BLE001  (sympy raises anything; what cannot be compared is not shown equal)
         return False, f"could not be compared ({type(error).__name__})"
-    return verdict, "equal by algebra" if verdict else "different by algebra"
+    return bool(same), "equal by algebra" if same else "different by algebra"
 
 
 def rounds_to(answer: str, value: Fraction, decimals: int) -> bool:
@@ -120,24 +120,20 @@ def parse(text: str) -> tuple[Any, ...]:
     # math-verify looks for a free-standing i to see that numbers are complex.
     text = re.sub(r"(?<=[\d+*/({-])i(?![a-zA-Z])", " i ", text)
     text = re.sub(r"\^\s*(?:\{\s*0?\.5\s*\}|0?\.5(?!\d))", r"^{\\frac{1}{2}}", text)
-    options = {"extraction_config": [_extraction()], "fallback_mode": "no_fallback", "parsing_timeout": None}
-    return tuple(_math_verify().parse(f"$${text}$$", **options))
+    math_verify, extraction = _math_verify()
+    options = {"extraction_config": [extraction], "fallback_mode": "no_fallback", "parsing_timeout": None}
+    return tuple(math_verify.parse(f"$${text}$$", **options))
 
 
 @lru_cache(maxsize=1)
-def _extraction() -> Any:
-    """Without math-verify's list of units, which drops letters behind a number: it reads `a + 2ab` as a + 2."""
-    from latex2sympy2_extended.math_normalization import NormalizationConfig  # type: ignore[import-untyped]
-
-    plain = NormalizationConfig(units=False, malformed_operators=True, nits=True, boxed="none")
-    return _math_verify().LatexExtractionConfig(boxed_match_priority=-1, normalization_config=plain)
-
-
-@lru_cache(maxsize=1)
-def _math_verify() -> Any:
+def _math_verify() -> tuple[Any, Any]:
+    """math-verify, and its extraction without the list of units, which drops letters behind a number: it reads `a + 2ab`
+    as a + 2."""
     import math_verify
+    from latex2sympy2_extended.math_normalization import NormalizationConfig  # type: ignore[import-untyped]
 
     # It warns once that its timeouts are off, which is so on purpose.
     for name in ("math_verify.parser", "math_verify.grader"):
         logging.getLogger(name).setLevel(logging.ERROR)
-    return math_verify
+    plain = NormalizationConfig(units=False, malformed_operators=True, nits=True, boxed="none")
+    return math_verify, math_verify.LatexExtractionConfig(boxed_match_priority=-1, normalization_config=plain)

@@ -17,18 +17,14 @@ from agentrl.rm_hub.reading.common import after_reasoning
 _MOST = 20_000
 _MOST_OBJECTS = 64
 
-_RIGHT = (
-    "correct, right, true, yes, pass, passed, passes, accept, accepted, valid, 1, "
-    "正确, 对, richtig, korrekt, correcto, correcta"
-)
-_WRONG = (
-    "incorrect, not correct, wrong, false, no, fail, failed, fails, reject, rejected, invalid, not right, 0, "
-    "错误, 不正确, 错, falsch, nicht korrekt, incorrecto, incorrecta"
-)
-_PARTLY = "partial, partially correct, partly correct, partially right, half correct, 部分正确"
-_WORDS: Mapping[str, float] = {
-    word: score for words, score in ((_RIGHT, 1.0), (_WRONG, 0.0), (_PARTLY, 0.5)) for word in words.split(", ")
+_SCORES = {
+    1.0: "correct, right, true, yes, pass, passed, passes, accept, accepted, valid, 1, "
+    "正确, 对, richtig, korrekt, correcto, correcta",
+    0.0: "incorrect, not correct, wrong, false, no, fail, failed, fails, reject, rejected, invalid, not right, 0, "
+    "错误, 不正确, 错, falsch, nicht korrekt, incorrecto, incorrecta",
+    0.5: "partial, partially correct, partly correct, partially right, half correct, 部分正确",
 }
+_WORDS: Mapping[str, float] = {word: score for score, words in _SCORES.items() for word in words.split(", ")}
 _WORD_KEYS = ("verdict", "judgment", "judgement", "decision", "is_correct", "correct", "correctness", "grade", "result")
 _SCORE_KEYS = ("score", "rating")
 _KEYS = {*_WORD_KEYS, *_SCORE_KEYS}
@@ -142,17 +138,14 @@ def _from_text(text: str, response: str) -> Grade | None:
         return _settle([bare], [], "")
     found = [match for form in (_LABELLED, _TAGGED) for match in form.finditer(text)]
     own = [match for match in found if (said := match.group().strip()) not in response or said == text]
-    words = [_word(next(filter(None, match.groups()))) for match in own] or _bare(text)
+    words = [_word(next(filter(None, match.groups()))) for match in own]
+    if not words:  # without a label: alone on the last line, or as the first word of the first
+        opening = _OPENING.match(text)
+        first = opening[1] if opening and len(opening[1]) > 1 else ""
+        words = [word for said in (text.splitlines()[-1], first) if (word := _word(said)) is not None]
     scored = [match for match in _SCORED.finditer(text) if match.group() not in response]
     scores = [_score(text[match.start(1) : match.end()]) for match in scored]
     return _settle(words, scores, text[:500]) if words else None
-
-
-def _bare(text: str) -> list[float]:
-    """Verdicts without a label: alone on the last line, or as the first word of the first."""
-    opening = _OPENING.match(text)
-    first = opening[1] if opening and len(opening[1]) > 1 else ""
-    return [word for said in (text.splitlines()[-1], first) if (word := _word(said)) is not None]
 
 
 def _lower(value: Mapping[str, Any]) -> dict[str, Any]:

@@ -40,10 +40,8 @@ class JsonService:
         # As many connections as places: httpx's own queue would count against the deadline.
         limits = httpx.Limits(max_connections=self.concurrency, max_keepalive_connections=self.concurrency)
         try:
-            self._client = httpx.AsyncClient(
-                transport=httpx.AsyncHTTPTransport(retries=_CONNECT_RETRIES, limits=limits),
-                timeout=httpx.Timeout(None, connect=_CONNECT_TIMEOUT),
-            )
+            transport = httpx.AsyncHTTPTransport(retries=_CONNECT_RETRIES, limits=limits)
+            self._client = httpx.AsyncClient(transport=transport, timeout=httpx.Timeout(None, connect=_CONNECT_TIMEOUT))
             httpx.URL(self.url)
         except httpx.InvalidURL as error:
             raise SettingsError(f"{self.flag} {self.url!r}: not an address: {error}") from error

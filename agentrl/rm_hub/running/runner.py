@@ -158,26 +158,24 @@ def grade_many(
     Raises:
         SettingsError: no such grader, or a setting that it needs is missing."""
     own = (settings or RmHubSettings()).model_copy(update={"grader_processes": processes, "grader_timeout": timeout})
+    results: dict[int, Grade | GraderFailure] = {}
+
+    async def grade_all() -> None:
+        async with GraderRunner(own, preload=[rm_type]) as runner:
+
+            async def one(at: int, item: Item) -> None:
+                try:
+                    results[at] = await runner.grade(rm_type, *_parts(item))
+                except GraderFailure as failure:
+                    results[at] = failure
+                if progress is not None:
+                    progress(len(results))
+
+            await each(items, one)
+
     # The loop is in a thread of its own, so that it works where one is running already (a notebook).
     with start_blocking_portal() as portal:
-        return portal.call(_all, rm_type, items, own, progress)
-
-
-async def _all(
-    rm_type: str, items: Sequence[Item], settings: RmHubSettings, progress: Callable[[int], None] | None
-) -> list[Grade | GraderFailure]:
-    results: dict[int, Grade | GraderFailure] = {}
-    async with GraderRunner(settings, preload=[rm_type]) as runner:
-
-        async def one(at: int, item: Item) -> None:
-            try:
-                results[at] = await runner.grade(rm_type, *_parts(item))
-            except GraderFailure as failure:
-                results[at] = failure
-            if progress is not None:
-                progress(len(results))
-
-        await each(items, one)
+        portal.call(grade_all)
     return [results[at] for at in range(len(items))]
 
 

@@ -172,6 +172,7 @@ _LINE = re.compile(
     r"(?:def|class|import|from|if|elif|else|for|while|with|try|except|finally|return|print|async|assert|raise|pass|"
     r"break|continue|global|lambda|yield)\b|[@#\])}\"']|[A-Za-z_][\w.\[\], ]{0,80}(?:[+*/%|&^-]|//|\*\*)?=(?!=)|[A-Za-z_][\w.]{0,60}\("
 )
+_BEGINS = re.compile(r"(?:def|class|import|from|async def|@)\s?\w")
 _PYTHON = ("python", "py", "python3", "py3", "")
 _DEFINES = re.compile(r"(?m)^[ \t]*(?:async[ \t]+)?(?:def|class)[ \t]+(\w+)|^(\w+)[ \t]*=")
 
@@ -207,9 +208,7 @@ def _blocks(text: str) -> Iterator[tuple[str, str]]:
 def _unfenced(text: str) -> str | None:
     """From the first line that begins a program to the last paragraph that is one."""
     lines = text.strip("\n").splitlines()
-    first = next(
-        (i for i, line in enumerate(lines) if re.match(r"(?:def|class|import|from|async def|@)\s?\w", line)), None
-    )
+    first = next((at for at, line in enumerate(lines) if _BEGINS.match(line)), None)
     if first is None:
         code = [line for line in lines if line.strip() and line[0] not in " \t"]
         if not all(_LINE.match(line) and not line.rstrip().endswith((".", "?", "!")) for line in code):
