@@ -3,8 +3,7 @@
 1. `namespace(args)` is what slime's functions know as args: mutable, one object for all calls of a run, with the user's
    own keys (`compat_options`), and slime's default (`flags.tsv`) for flags of slime that are none of ours.
 2. Samples, also in lists and lists of lists, are given as slime's (`sample.Sample`), their prompt rendered where slime
-   renders it. After the call what the function changed is taken back into ours, in place, and what it returns is ours.
-"""
+   renders it. After the call what the function changed is taken back into ours, in place; what it returns is ours."""
 
 import copy
 import functools

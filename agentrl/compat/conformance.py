@@ -218,8 +218,8 @@ _GOOD: Mapping[str, Callable[[Any, Mapping[str, Any]], bool]] = {
     "custom_reward_post_process_path": lambda r, _: [len(part) for part in r] == [2, 2],
     "custom_convert_samples_to_train_data_path": lambda r, _: {"tokens", "response_lengths", "loss_masks"} <= set(r),
     "rollout_data_postprocess_path": lambda r, _: r is None,
-    "custom_advantage_function_path": lambda r, v: all(
-        len(v["rollout_data"][k]) == 2 for k in ("advantages", "returns")
+    "custom_advantage_function_path": lambda r, v: (
+        {len(v["rollout_data"][k]) for k in ("advantages", "returns")} == {2}
     ),
     "custom_tis_function_path": lambda r, _: len(r) == 3 and isinstance(r[2], dict),
     "custom_pg_loss_reducer_function_path": lambda r, _: callable(r) and r(_tensors(1)[0].repeat(2)).numel() == 1,

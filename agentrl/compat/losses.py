@@ -158,9 +158,6 @@ def _factors(reducer: Callable[[Tensor], Tensor], whole: Whole, loss: Tensor) ->
     return torch.where(weights > 0, slopes[whole.places] / whole.divisor * users / weights, 0.0)
 
 
-# ---- slime's helpers, for functions that import them --------------------------------------------------------
-
-
 def all_gather_with_cp(tensor: Tensor, total_length: int, response_length: int) -> Tensor:
     """The tensor: a sample is whole already. Also in the place of slime's opposite of it."""
     return tensor

@@ -49,8 +49,7 @@ class _Finder(MetaPathFinder, Loader):
         return importlib.import_module(whole) if whole else None
 
     def exec_module(self, module: ModuleType) -> None:
-        spec = module.__spec__
-        if spec is not None and module.__name__ == spec.name:
+        if (spec := module.__spec__) is not None and module.__name__ == spec.name:
             module.__getattr__ = functools.partial(_look_up, spec.name)  # type: ignore[method-assign]
 
 
@@ -59,8 +58,7 @@ def _known(module: str) -> bool:
 
 
 def _look_up(module: str, name: str) -> Any:
-    ours = names().get(module, {}).get(name)
-    if ours is None:
+    if (ours := names().get(module, {}).get(name)) is None:
         # Python asks for a submodule in this way too, and for what it may do without.
         wrong = AttributeError if name.startswith("__") or _known(f"{module}.{name}") else ImportError
         known = ", ".join(names().get(module, {})) or "only modules"

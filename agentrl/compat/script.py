@@ -240,8 +240,7 @@ class _Shell:
                 yield False, [Field(piece, where)]
 
     def _value(self, inside: str, where: str) -> list[Field]:
-        read = _NAME.fullmatch(inside)
-        if read is None:
+        if (read := _NAME.fullmatch(inside)) is None:
             return [Field(None, where, f"{where}: ${{{inside}}} is not read without running it")]
         name, index, colon, action, word = read.groups()
         found = self._lookup(name, where)

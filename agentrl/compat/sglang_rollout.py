@@ -48,8 +48,7 @@ async def generate(args: Any, sample: SlimeSample, sampling_params: dict[str, An
     if params["max_new_tokens"] <= 0:
         sample.status = SlimeSample.Status.TRUNCATED
         return sample
-    images = (sample.multimodal_inputs or {}).get("images") or []
-    if images and not sample.tokens:
+    if (images := (sample.multimodal_inputs or {}).get("images") or []) and not sample.tokens:
         made = state.processor(text=sample.prompt, **build_processor_kwargs(sample.multimodal_inputs))
         sample.tokens = made["input_ids"][0]
         pixels = {name: value for name, value in made.items() if name not in ("input_ids", "attention_mask")}

@@ -1,12 +1,10 @@
 """slime's hooks of training, at slime's moments and in slime's form: the rows of `hooks.tsv` whose side is training.
 
-1. A path is loaded, and its parameters compared with the form, before anything starts; an exception out of a hook names the
-   flag, the path and the user's line.
-2. Hooks of a whole rollout see all of it on every rank, where slime's see their rank's part; what they write has to be the
-   same on every rank.
+1. Before anything starts a path is loaded, and its parameters compared with the form. Exceptions of hooks name the flag, the
+   path and the user's line.
+2. Hooks of a whole rollout see all of it on every rank, where slime's see a part; what they write has to be the same there.
 3. Rewards that a hook gave are final, as in slime: no estimator compares them within their group again.
-4. Three settings are our own as well (`OURS`): their functions have our form if they can be called with two arguments.
-"""
+4. Three settings are our own as well (`OURS`): functions have our form if they can be called with two arguments."""
 
 from __future__ import annotations
 
@@ -217,10 +215,5 @@ def _load(setting: str, path: str) -> Callable[..., Any]:
     found = find_object(path, what=flag_of(setting))
     if not callable(found) or not _binds(found, form):
         raise PluginError(f"{what}: expected a function {form}, got {found!r:.80}")
-    function = adapted(found)
-
-    def called(*given: Any, **named: Any) -> Any:
-        with user_code(what):
-            return function(*given, **named)
-
+    called: Callable[..., Any] = user_code(what)(adapted(found))
     return called

@@ -11,7 +11,7 @@
 import math
 import re
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import aclosing
 from decimal import Decimal, InvalidOperation
 from functools import partial
@@ -20,7 +20,7 @@ from typing import Any, TypeVar
 import anyio
 
 from agentrl.errors import GraderFailure
-from agentrl.rm_hub.grade import Grade, GraderService
+from agentrl.rm_hub.grade import Grade, GraderService, Metadata
 from agentrl.rm_hub.reading.common import one_of
 from agentrl.rm_hub.settings import RmHubSettings
 from agentrl.rm_hub.submissions.sessions import MOST_OVERRUNS, NOT_RUN, Submission, run_tests
@@ -46,7 +46,7 @@ class CodeGrader(GraderService):
         self._sandbox = Sandbox(limits=limits, preload=_PRELOAD, max_concurrency=2 * width)
         super().__init__(self._sandbox)
 
-    async def grade(self, response: str, label: Any, metadata: Mapping[str, Any]) -> Grade:
+    async def grade(self, response: str, label: Any, metadata: Metadata) -> Grade:
         """Test the answer's program. Raises GraderFailure: `grader_no_label` or `grader_bad_label` if the tests are
         missing or broken; `grader_sandbox` if the sandbox broke. SandboxUnavailable: this machine has none."""
         cases = read_tests(label, metadata)
@@ -66,7 +66,12 @@ class CodeGrader(GraderService):
         except SandboxInput as error:
             raise GraderFailure(f"--rm-type code: an input of the tests: {error}", kind="grader_bad_label") from error
         rules = dict.fromkeys((self._settings.code_score, "all", "fraction"))  # the first is the default
-        return _grade(program, results, one_of(metadata, "code_score", tuple(rules), "code"))
+        rule = one_of(metadata, "code_score", tuple(rules), "code")
+        failed = [(number, why) for number, why in enumerate(results, 1) if why]
+        passed, total = len(results) - len(failed), len(results)
+        reason = f"{passed} of {total} tests passed" + (f"; test {failed[0][0]}: {failed[0][1]}" if failed else "")
+        parts = {"passed": float(passed), "tests": float(total), "fraction": passed / total}
+        return Grade(parts["fraction"] if rule == "fraction" else float(not failed), not failed, program, reason, parts)
 
     async def _run(self, program: str, cases: Programs | Checks, ends: float) -> list[str]:
         """Return a text for each test: empty if it passed, else the reason of the failure."""
@@ -98,15 +103,6 @@ async def _aside(size: int, work: Callable[[], T]) -> T:
         return work()
     result: T = await run_in_daemon_thread(work)
     return result
-
-
-def _grade(program: str, results: list[str], rule: str) -> Grade:
-    failed = [(number, why) for number, why in enumerate(results, 1) if why]
-    passed, total = len(results) - len(failed), len(results)
-    fraction = passed / total
-    reason = f"{passed} of {total} tests passed" + (f"; test {failed[0][0]}: {failed[0][1]}" if failed else "")
-    parts = {"passed": float(passed), "tests": float(total), "fraction": fraction}
-    return Grade(float(not failed) if rule == "all" else fraction, not failed, program, reason, parts)
 
 
 def same_output(got: str, want: str) -> bool:

@@ -87,11 +87,9 @@ class Weighted:
 
 @dataclass(frozen=True, slots=True)
 class StepRewards:
-    """Rule that combines the rewards of steps with the trajectory's reward. Steps are the model's turns.
-
-    Attributes:
-        distribution: which steps get the trajectory's reward: the "last", "all" of them (each the whole), or "average".
-        weight: factor of the steps' own rewards."""
+    """Rule that combines the rewards of steps with the trajectory's reward. Steps are the model's turns. `distribution`
+    says which steps get the trajectory's reward: the "last", "all" of them (each the whole), or "average"; `weight` is a
+    factor of the steps' own rewards."""
 
     distribution: CreditStrategy = "last"
     weight: float = 1.0
@@ -113,12 +111,8 @@ class StepRewards:
 
 
 class Combined:
-    """One reward function out of several; see the module's text.
-
-    Args:
-        parts: graders with their weights.
-        gate: checks that guard the whole reward, applied in order.
-        steps: whether and how the environment's step rewards count.
+    """One reward function out of several; see the module's text. `parts` are graders with their weights, `gate` checks that
+    guard the whole reward, applied in order, `steps` whether and how the environment's step rewards count.
 
     Raises SettingsError: an unknown grader, two parts of one name, or nothing to combine."""
 
@@ -146,7 +140,17 @@ class Combined:
     async def scores(self, args: Any, sample: Sample) -> dict[str, float]:
         """The reward as "score", and all its parts; parts behind a closed gate are 0."""
         said = dict.fromkeys(self._labels, 0.0)
-        failed = await _failed(args, sample, self._gates, said)
+
+        async def ask(_: int, gate: Verifier) -> None:
+            passed = await _asked(args, sample, gate.check)
+            passed = passed.correct if isinstance(passed, Grade) else passed
+            if not isinstance(passed, bool):
+                wrong = f"{gate.label} must return True or False, got {passed!r:.80}"
+                raise GraderFailure(wrong, kind="grader_bad_verifier")
+            said[gate.label] = float(passed)
+
+        await each(self._gates, ask)
+        failed = [gate for gate in self._gates if not said[gate.label]]
         if all(gate.otherwise != "zero" for gate in failed):
             await each(self._parts, lambda _, part: _score(args, sample, part, said))
         said["trajectory"] = sum(part.weight * said[part.label] for part in self._parts)
@@ -168,21 +172,6 @@ async def _score(args: Any, sample: Sample, part: Weighted, said: dict[str, floa
         has = ", ".join(grade.parts) or "none"
         raise GraderFailure(f"{part.label}: no part {part.part!r}; it has {has}", kind="grader_no_part")
     said[part.label] = _number(part.label, score, _bad_reward)
-
-
-async def _failed(args: Any, sample: Sample, checks: Sequence[Verifier], said: dict[str, float]) -> list[Verifier]:
-    """The checks that failed; what each one said is put among the parts."""
-
-    async def ask(_: int, check: Verifier) -> None:
-        passed = await _asked(args, sample, check.check)
-        passed = passed.correct if isinstance(passed, Grade) else passed
-        if not isinstance(passed, bool):
-            wrong = f"{check.label} must return True or False, got {passed!r:.80}"
-            raise GraderFailure(wrong, kind="grader_bad_verifier")
-        said[check.label] = float(passed)
-
-    await each(checks, ask)
-    return [check for check in checks if not said[check.label]]
 
 
 def _credit(steps: StepRewards, sample: Sample, trajectory: float, failed: Sequence[Verifier]) -> float:

@@ -18,7 +18,7 @@ from typing import Any, Self
 import anyio
 
 from agentrl.errors import GraderFailure, SettingsError
-from agentrl.rm_hub.grade import Grade, GraderService
+from agentrl.rm_hub.grade import Grade, GraderService, Metadata
 from agentrl.rm_hub.reading.verdict import parse_verdict
 from agentrl.rm_hub.running.http import HttpStatus, JsonService
 from agentrl.rm_hub.settings import RmHubSettings
@@ -77,7 +77,7 @@ class LLMJudge(GraderService):
         self._cache = JudgeCache(settings.judge_cache_path) if settings.judge_cache_path else None
         super().__init__(self._service, *filter(None, [self._cache]))
 
-    async def grade(self, response: str, label: Any, metadata: Mapping[str, Any]) -> Grade:
+    async def grade(self, response: str, label: Any, metadata: Metadata) -> Grade:
         """Ask the judge, or its cache. The question is the metadata's `question`, else its `prompt`. Raises
         GraderFailure: `judge_unreachable`, `judge_timeout`, `judge_http_STATUS`, `judge_bad_answer`, `judge_nonsense`,
         `judge_cache`; `grader_no_label`, `grader_no_metadata` if the rubric needs what is not there."""
@@ -197,7 +197,7 @@ def read_rubric(given: str | None) -> str:
     return text
 
 
-def ask(rubric: str, response: str, label: Any, metadata: Mapping[str, Any]) -> list[dict[str, str]]:
+def ask(rubric: str, response: str, label: Any, metadata: Metadata) -> list[dict[str, str]]:
     """The messages for the judge: every text in tags that it cannot close itself. Raises GraderFailure: the rubric
     names a label or question that is not there."""
     question = metadata.get("question", metadata.get("prompt"))

@@ -15,7 +15,7 @@ from typing import Any, Literal
 
 from agentrl.errors import AgentRLError, GraderFailure, SettingsError, install
 from agentrl.plugins import load_object, raised_at
-from agentrl.rm_hub.grade import Grade, GraderFunction
+from agentrl.rm_hub.grade import Grade, GraderFunction, Metadata
 from agentrl.rm_hub.reading.common import after_reasoning, clip, last_box
 from agentrl.rm_hub.settings import RmHubSettings
 
@@ -82,8 +82,7 @@ def find(rm_type: str) -> GraderSpec:
     if ":" in rm_type:
         return _by_path(rm_type)
     base = rm_type.removeprefix(BOXED)
-    spec = GRADERS.get(base)
-    if spec is not None and (base == rm_type or spec.boxable):
+    if (spec := GRADERS.get(base)) is not None and (base == rm_type or spec.boxable):
         return replace(spec, reads="answer") if base != rm_type else spec
     names = [*GRADERS, *(BOXED + name for name, entry in GRADERS.items() if entry.boxable)]
     close = difflib.get_close_matches(rm_type.lower(), names, n=1)
@@ -117,14 +116,10 @@ def _failure(kind: str, rm_type: str, what: str) -> GraderFailure:
     return GraderFailure(f"--rm-type {rm_type}{what}", kind=kind)
 
 
-def grade(rm_type: str, response: str, label: Any = None, metadata: Mapping[str, Any] | None = None) -> Grade:
-    """Grade one answer, in this process and without a deadline.
-
-    Args:
-        rm_type: a name of `graders()`, `boxed_` and such a name, or `path/to/file.py:function`.
-        response: the model's answer.
-        label: the accepted answer, or a list of them.
-        metadata: what some graders need besides.
+def grade(rm_type: str, response: str, label: Any = None, metadata: Metadata | None = None) -> Grade:
+    """Grade one answer, in this process and without a deadline. `rm_type` is a name of `graders()`, `boxed_` and such a
+    name, or `path/to/file.py:function`; `label` the accepted answer, or a list of them; `metadata` what some graders need
+    besides.
 
     Raises SettingsError: no such grader (with the nearest name), or one that has to be awaited. GraderFailure: the
     label or a field of the metadata is missing or of the wrong type, or the grader raised."""
@@ -136,8 +131,7 @@ def grade(rm_type: str, response: str, label: Any = None, metadata: Mapping[str,
         return too_long
     function: GraderFunction = spec.load()
     if rm_type.startswith(BOXED):
-        boxed = last_box(after_reasoning(response))
-        if boxed is None:
+        if (boxed := last_box(after_reasoning(response))) is None:
             return Grade(spec.zero or 0.0, False, None, "no box found", unjudged="no_box")
         response = boxed
     try:

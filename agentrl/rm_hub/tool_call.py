@@ -1,11 +1,9 @@
 """Tool calls against accepted ones: names and arguments, after BFCL's AST check (Patil et al. 2025).
 
-1. All calls of the label and no others; order is free unless `ordered`. `{"any_of": [...]}` accepts one of several
-   labels.
+1. All calls of the label and no others; order is free unless `ordered`. `{"any_of": [...]}` has several labels.
 2. Arguments are equal as JSON: 1 equals 1.0, true is not 1, "5" is not 5 unless `coerce`. `loose_strings` ignores case,
    spaces and `,./-_*^`. With `accepted_values` each argument is a list; "" in it makes the argument optional.
-3. Calls are those of `metadata["messages"]` after its last user message, else those in the response (`reading.calls`).
-"""
+3. Calls are those of `metadata["messages"]` after its last user message, else of the response (`reading.calls`)."""
 
 import re
 from collections.abc import Mapping
@@ -13,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from agentrl.chat.parsers.base import json_or_text
-from agentrl.rm_hub.grade import Grade
+from agentrl.rm_hub.grade import Grade, Metadata
 from agentrl.rm_hub.reading.calls import Broken, Call, calls_of, read_calls
 from agentrl.rm_hub.reading.common import bad_label, clip, flag, mappings
 
@@ -35,13 +33,10 @@ class Rules:
     coerce: bool
 
 
-def grade_tool_call(response: str, label: Any, metadata: Mapping[str, Any]) -> Grade:
-    """1 if exactly the accepted calls are made, else 0; parts give credit for names and arguments.
-
-    Args:
-        response: what the model wrote.
-        label: `{"name", "arguments"}`, a list of such, or `{"any_of": [...]}`; also as JSON text.
-        metadata: the flags `ordered`, `accepted_values`, `loose_strings`, `coerce`; `messages`; `tools` (schemas)."""
+def grade_tool_call(response: str, label: Any, metadata: Metadata) -> Grade:
+    """1 if exactly the accepted calls are made, else 0; parts give credit for names and arguments. `label` is
+    `{"name", "arguments"}`, a list of such, or `{"any_of": [...]}`, also as JSON text. `metadata` may have the flags
+    `ordered`, `accepted_values`, `loose_strings`, `coerce`; `messages`; `tools` (schemas)."""
     accepted = flag(metadata, "accepted_values", "tool_call")
     loose = flag(metadata, "loose_strings", "tool_call") if "loose_strings" in metadata else accepted
     rules = Rules(flag(metadata, "ordered", "tool_call"), accepted, loose, flag(metadata, "coerce", "tool_call"))
@@ -74,7 +69,7 @@ def _alternatives(label: Any, rules: Rules) -> list[list[Call]]:
     return [calls]
 
 
-def _made(response: str, metadata: Mapping[str, Any]) -> list[Call]:
+def _made(response: str, metadata: Metadata) -> list[Call]:
     """The calls that the model made; `Broken` if it said nothing at all."""
     messages = mappings(metadata.get("messages", ()), "messages", "a list of messages", "tool_call")
     calls: list[Call] = []
@@ -82,8 +77,7 @@ def _made(response: str, metadata: Mapping[str, Any]) -> list[Call]:
         if message.get("role") == "user":
             calls = []
         elif message.get("role") == "assistant":
-            some = calls_of(message.get("tool_calls") or ())
-            if some is None:
+            if (some := calls_of(message.get("tool_calls") or ())) is None:
                 raise Broken("a tool call of the messages has no name")
             calls.extend(some)
     if calls:

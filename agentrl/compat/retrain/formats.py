@@ -4,7 +4,7 @@ import json
 import math
 import re
 from collections.abc import Mapping, Sequence
-from itertools import pairwise
+from itertools import chain, pairwise
 from typing import Any, TypedDict
 
 from agentrl.chat import Chat
@@ -126,7 +126,10 @@ class DataFormatBridge:
             )
         last = max(at for at, message in enumerate(messages) if message["role"] == "assistant")
         sample = to_sample(self._chat, messages[: last + 1], index=index)
-        _take_log_probs(sample, [action.get("old_per_token_logps") for action in actions])
+        places, given = _places(sample), [action.get("old_per_token_logps") or [] for action in actions]
+        flat = dict(zip(chain.from_iterable(places), chain.from_iterable(given), strict=False))
+        whole = [len(turn) for turn in places] == [len(numbers) for numbers in given]
+        sample.rollout_log_probs = [flat.get(at, 0.0) for at in range(sample.response_length)] if whole else None
         sample.reward, sample.status = math.fsum(earned), Status.COMPLETED
         kept = {"observation": rollout["final_environment_observation"], "actions": [dict(a) for a in actions]}
         kept |= {"infos": rollout["step_info_dicts_per_turn"], "rollout_metadata": rollout["rollout_metadata"]}
@@ -185,12 +188,3 @@ def _places(sample: Sample) -> list[list[int]]:
         if segment.origin is Origin.MODEL:
             turns.setdefault(segment.turn, []).extend(range(segment.start, segment.end))
     return list(turns.values())
-
-
-def _take_log_probs(sample: Sample, given: Sequence[list[float] | None]) -> None:
-    places = _places(sample)
-    if [len(own or ()) for own in given] != [len(turn) for turn in places]:
-        sample.rollout_log_probs = None
-        return
-    flat = {at: p for turn, own in zip(places, given, strict=True) for at, p in zip(turn, own or (), strict=True)}
-    sample.rollout_log_probs = [flat.get(at, 0.0) for at in range(sample.response_length)]

@@ -4,8 +4,7 @@
     def polite(prompt, completion, config_params, step_info)    def brevity(raw_rollout, infos)
 
 A function gets those of its arguments that it takes, plain or async: of a turn `prompt` (text), `completion`,
-`step_info` and `config_params`, of an episode `raw_rollout` and `infos`; both the entries of `params` by their names.
-"""
+`step_info` and `config_params`, of an episode `raw_rollout` and `infos`; both the entries of `params` by name."""
 
 import math
 import statistics

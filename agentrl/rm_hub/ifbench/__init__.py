@@ -13,7 +13,7 @@ from functools import partial
 from typing import Any
 
 from agentrl.chat.parsers.base import json_or_text
-from agentrl.rm_hub.grade import Grade
+from agentrl.rm_hub.grade import Grade, Metadata
 from agentrl.rm_hub.ifbench import counts, ifeval, layout, words
 from agentrl.rm_hub.ifbench.check import Check, Constraint, constrain, is_list
 from agentrl.rm_hub.ifbench.passage import ResponseText
@@ -25,7 +25,7 @@ LONGEST = 100_000
 """Characters of the longest answer that is graded, some 25,000 tokens: a bound on the time that one item takes."""
 
 
-def grade_ifbench(response: str, label: Any, metadata: Mapping[str, Any]) -> Grade:
+def grade_ifbench(response: str, label: Any, metadata: Metadata) -> Grade:
     """Grade an answer by the constraints of its prompt. The score is 0 or 1, or the share of constraints that are met
     under "mean". Parts are "strict" and "loose" (scores of the two modes) and each constraint's verdict under its id
     (with #2 and so on where the same kind comes again)."""
@@ -75,7 +75,7 @@ def _variants(answer: str) -> list[str]:
     return [text for text in dict.fromkeys(texts) if text != answer and text.strip()]
 
 
-def _constraints(label: Any, metadata: Mapping[str, Any]) -> list[Constraint]:
+def _constraints(label: Any, metadata: Metadata) -> list[Constraint]:
     source: Any = metadata if metadata.get("instruction_id_list") is not None else label
     source = json_or_text(source) if isinstance(source, str) else source
     if not isinstance(source, Mapping):

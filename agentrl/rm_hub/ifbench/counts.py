@@ -49,8 +49,7 @@ def stop_words(passage: ResponseText, percentage: float) -> Faults:
 def overlap(passage: ResponseText, reference_text: str, percentage: float) -> Faults:
     """Of the answer's different trigrams, the share that the reference has too; within 2 points of `percentage`.
     Trigrams are of characters, as in the benchmark, though its prompt does not say so."""
-    trigrams = _trigrams(passage.raw)
-    if not trigrams:
+    if not (trigrams := _trigrams(passage.raw)):
         return ["fewer than three characters"]
     got = 100 * len(trigrams & _trigrams(reference_text)) / len(trigrams)
     return unless(percentage - _OVERLAP_SLACK <= got <= percentage + _OVERLAP_SLACK, f"{got:.1f}% overlap")

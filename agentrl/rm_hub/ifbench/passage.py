@@ -8,11 +8,8 @@ IFBench and IFEval count in the same units, so that verdicts agree with theirs:
    full stop is one only where it ends the sentence.
 3. `bare` words are what white space separates once every ASCII mark is taken out ("it's" is "its").
 
-All of it takes time linear in the length of the text.
-
 The benchmark asks a statistical tagger if a text starts with a verb. Here the lists of `words.toml` decide; a word that is
-as often a noun ("Design") is a verb before an object, an adverb or a preposition. Expect other verdicts on rare verbs.
-"""
+as often a noun ("Design") is a verb before an object, an adverb or a preposition. Rare verbs get other verdicts."""
 
 import re
 import string

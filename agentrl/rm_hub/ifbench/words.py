@@ -25,8 +25,7 @@ def neighbours(items: Iterable[Item], fits: Callable[[Item, Item], bool]) -> Fau
 
 def alphabet(passage: ResponseText) -> Faults:
     """Each word's first letter is the next one after that of the word before, Z before A."""
-    firsts = [word[0] for word in passage.bare_words]
-    if not firsts or firsts[0] not in _NEXT:
+    if not (firsts := [word[0] for word in passage.bare_words]) or firsts[0] not in _NEXT:
         return ["no letter at the start"]
     return neighbours(firsts, lambda one, other: other == _NEXT[one])
 

@@ -115,8 +115,7 @@ def find_answer(response: str, asked: AnswerPattern, lenient: bool = False) -> R
 def read(text: str, asked: AnswerPattern, lenient: bool = False, since: int = 0) -> ResponseAnswer:
     """The final answer that a text without reasoning gives from `since` on; `find_answer` without its first step."""
     every = (candidate for candidate in _candidates(text, asked) if candidate.end > since)
-    found = sorted(every, key=lambda candidate: candidate.end)
-    if found:
+    if found := sorted(every, key=lambda candidate: candidate.end):
         return choose(text, found)
     bare = text.strip()
     whole = None if "\n" in bare or _ASKED.search(bare) else asked.value(bare)
@@ -258,9 +257,7 @@ def _last_line(text: str, value: Value) -> str | None:
     line = text[-_LAST_LINE:].rpartition("\n")[2].strip(" \t*_#>`")
     if len(line) == _LAST_LINE:
         return None
-    links = [0, *(link.end() for link in re.finditer(rf"(?i){_LINK}|,\s", line))]
-    for start in links:
-        read = value(line[start:].strip(" *_"))
-        if read is not None and not read[1].strip(" .!*_$"):
+    for start in (0, *(link.end() for link in re.finditer(rf"(?i){_LINK}|,\s", line))):
+        if (read := value(line[start:].strip(" *_"))) is not None and not read[1].strip(" .!*_$"):
             return read[0]
     return None

@@ -89,8 +89,7 @@ def golds(label: Any, grader: str) -> list[str]:
     Accepted are a text or a number, a list of them, a JSON list as text, an array, and a mapping with one of the fields
     target (Search-R1), ground_truth, golden_answers, answers, answer, text (SQuAD), label. A truth value accepts "yes"
     and "true", or "no" and "false". Raises GraderFailure: there is no usable answer in it."""
-    found = [text for text in _texts(label, label, grader, depth=0) if text.strip()]
-    if not found:
+    if not (found := [text for text in _texts(label, label, grader, depth=0) if text.strip()]):
         raise bad_label(grader, "at least one accepted answer that is not empty", label)
     return found
 
@@ -208,8 +207,7 @@ def boxes(text: str) -> list[Box]:
         elif "box" in token.group() and (word := _BARE.match(text, token.end())):
             spans.append((token.start(), word.end(), *word.span()))
     found = [Box(start, end, text[a:b].strip()) for start, end, a, b in spans if text[a:b].strip()]
-    unclosed = [box for box in opened if box is not None]
-    if not unclosed:
+    if not (unclosed := [box for box in opened if box is not None]):
         return found
     start, inside = unclosed[-1]
     ended = _FORGOTTEN.match(text, inside)

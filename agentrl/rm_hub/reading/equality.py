@@ -58,8 +58,7 @@ def _compare(gold: str, got: str, budget: Budget) -> Equality:
         number = numbers.read(gold, comma_is_point=True)
     if number is not None:
         # 3,14 is a number only beside a label that is one and no list.
-        found = numbers.read(got)
-        if found is None and re.fullmatch(r"[+-]?[\d. ]+,\d+\D*", got):
+        if (found := numbers.read(got)) is None and re.fullmatch(r"[+-]?[\d. ]+,\d+\D*", got):
             found = numbers.read(got, comma_is_point=True)
         if found is not None:
             return _verdict(numbers.same(number, found), "equal numbers", "different numbers")
@@ -112,9 +111,7 @@ def _names(gold: AnswerShape, got: AnswerShape) -> str | None:
         bare = {re.sub(r"_(?:\{\d+\}|\d)$", "", name) for name in (first, second)}
         if first != second and not functions and not (len(bare) == 1 and bare & {first, second}):
             return f"the answer is about {got.name}, the label about {gold.name}"
-    if got.name and not is_name(got.name) and gold.name:
-        return "equation"
-    return None
+    return "equation" if got.name and not is_name(got.name) and gold.name else None
 
 
 def _single(gold: AnswerShape, got: AnswerShape, budget: Budget) -> Equality:
@@ -267,10 +264,8 @@ def _bases(gold: str, got: str) -> Equality | None:
     left, right = _BASED.match(gold), _BASED.match(got)
     if left is None and right is None:
         return None
-    digits = (left.group(1) if left else gold, right.group(1) if right else got)
-    same = digits[0].lower() == digits[1].lower()
-    if left and right:
-        same = same and left.group(2) == right.group(2)
+    digits = {(left[1] if left else gold).lower(), (right[1] if right else got).lower()}
+    same = len(digits) == 1 and not (left and right and left[2] != right[2])
     return _verdict(same, "the same digits and base", "different digits or base")
 
 

@@ -107,8 +107,7 @@ def _rounded(label: Number, answer: Number) -> bool:
 
 
 def _leading(text: str) -> tuple[Fraction, int | None, int] | None:
-    match = _FORMS.match(text)
-    if match is None:
+    if (match := _FORMS.match(text)) is None:
         return None
     part = match.groupdict()
     sign = -1 if part["sign"] == "-" else 1
@@ -163,8 +162,7 @@ _PARTS = {
 
 def _spelled(text: str) -> Number | None:
     """A number in English words at the start ("twenty-one apples", "three quarters")."""
-    tokens = re.findall(r"[a-z]+", text.lower()[:80])
-    if not tokens or re.search(r"\d", text):
+    if not (tokens := re.findall(r"[a-z]+", text.lower()[:80])) or re.search(r"\d", text):
         return None
     negative = tokens[0] in {"minus", "negative"}
     total, current, used = 0, 0, 0
@@ -181,8 +179,7 @@ def _spelled(text: str) -> Number | None:
     if used == 0:
         return None
     value = Fraction(total + current)
-    rest = tokens[start + used :]
-    if rest and (part := rest[0].removesuffix("s")) in _PARTS:
+    if (rest := tokens[start + used :]) and (part := rest[0].removesuffix("s")) in _PARTS:
         value, rest = value / _PARTS[part], rest[1:]
     if rest[:1] == ["and"] or any(word in _WORDS for word in rest):
         return None

@@ -85,8 +85,7 @@ def _items(parts: list[str], depth: int) -> tuple[AnswerShape, ...]:
 
 
 def _matrix(text: str) -> AnswerShape | None:
-    match = _MATRIX.match(text)
-    if match is None or r"\begin" in match.group(2):
+    if (match := _MATRIX.match(text)) is None or r"\begin" in match.group(2):
         return None
     rows = [row.split("&") for row in _ROW_END.split(match.group(2)) if row.strip()]
     if not rows or len({len(row) for row in rows}) != 1 or len(rows) * len(rows[0]) > 100:

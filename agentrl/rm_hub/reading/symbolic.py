@@ -104,8 +104,7 @@ def equal(label: str, answer: str) -> tuple[bool, str]:
 
 def rounds_to(answer: str, value: Fraction, decimals: int) -> bool:
     """Return true if an exact expression without variables, rounded to `decimals` places, is `value`."""
-    trees = parse(answer)
-    if not trees or getattr(trees[0], "free_symbols", True):
+    if not (trees := parse(answer)) or getattr(trees[0], "free_symbols", True):
         return False
     try:
         number = complex(trees[0].evalf(30))

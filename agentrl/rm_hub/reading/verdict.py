@@ -50,8 +50,7 @@ _SCORED = re.compile(rf"\bscore\b[\s*_`\"':=]{{0,12}}{_NUMBER}", re.IGNORECASE)
 
 def parse_verdict(text: str, response: str = "") -> Grade | None:
     """The verdict in `text`, what a judge wrote about `response`; None if there is none or it is ambiguous."""
-    text = after_reasoning(text)[-_MOST:]
-    if not text:
+    if not (text := after_reasoning(text)[-_MOST:]):
         return None
     if (whole := _whole(text)) is not None:
         return _from_value(whole)
@@ -59,8 +58,7 @@ def parse_verdict(text: str, response: str = "") -> Grade | None:
     if not found:
         return _from_text(text, response)
     quoted = [value for _, value in _objects(response[-_MOST:])]
-    own = [(end, _from_value(value)) for end, value in found if value not in quoted]
-    if not own:
+    if not (own := [(end, _from_value(value)) for end, value in found if value not in quoted]):
         return None
     end, last = own[-1]
     agreed = all(said is not None and last is not None and said.correct == last.correct for _, said in own)

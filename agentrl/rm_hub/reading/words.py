@@ -45,17 +45,12 @@ def find_unit(rest: str) -> Unit | None:
         return rate
     if len(rest) > 120:
         return None
-    if (degrees := _DEGREES.match(rest)) is not None:
-        tail = rest[degrees.end() :].strip()
-        if not tail:
-            return Unit(f"degree {degrees[1]}") if degrees[1] else Unit("degree", "angle")
-        rest = tail
+    if (degrees := _DEGREES.match(rest)) is not None and not (rest := rest[degrees.end() :].strip()):
+        return Unit(f"degree {degrees[1]}") if degrees[1] else Unit("degree", "angle")
     spaced = _POWER.sub(" ", rest)
     words = [word.lower().rstrip(".") for word in _WORD.findall(spaced)]
     is_word = (w not in _NOT_UNITS and (len(w) >= 3 or w in _SHORT or not w.isascii()) for w in words)
-    if not all(is_word) or not words or _FRAME.sub("", _WORD.sub("", spaced)):
-        return None
-    if rest[0] == "/" and len(words) > 3:
+    if not all(is_word) or not words or _FRAME.sub("", _WORD.sub("", spaced)) or (rest[0] == "/" and len(words) > 3):
         return None
     area = next((name for name, mark in _AREAS.items() if mark.search(rest)), "")
     measured = [word for word in words if word not in {"square", "sq", "cubic", "cu"}]
@@ -67,8 +62,7 @@ def find_unit(rest: str) -> Unit | None:
 
 def _rate(text: str) -> Unit | None:
     """Kilometres per hour and the like, if both units are known."""
-    found = _RATE.match(_SPEEDS.get(text.lower().rstrip("."), text))
-    if found is None:
+    if (found := _RATE.match(_SPEEDS.get(text.lower().rstrip("."), text))) is None:
         return None
     above, below = (_KNOWN.get(part.lower()) for part in found.groups())
     if above is None or below is None:
@@ -111,8 +105,7 @@ def known_words(text: str) -> bool:
 def normal_words(text: str) -> str:
     """Words in one spelling: lower case, no punctuation, no articles."""
     text = _MERIDIEM.sub(r"\1m", text.lower().replace("\\", " ").replace("'", ""))
-    meaning = _MEANING.get(re.sub(r"\s+", "", text)) or _MEANING.get(" ".join(text.split()))
-    if meaning:
+    if meaning := _MEANING.get(re.sub(r"\s+", "", text)) or _MEANING.get(" ".join(text.split())):
         return meaning
     text = " ".join(re.sub(r"[^\w\s.+/^<>=:%-]", " ", text).split())
     text = " ".join(_ARTICLES.sub(" ", text).split())

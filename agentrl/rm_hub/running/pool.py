@@ -18,13 +18,13 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import anyio
 
 from agentrl.errors import GraderFailure
-from agentrl.rm_hub.grade import Grade
+from agentrl.rm_hub.grade import Grade, Metadata
 from agentrl.rm_hub.registry import GraderSpec, exhausted
 from agentrl.rm_hub.running import worker as protocol
 from agentrl.rm_hub.settings import RmHubSettings
@@ -61,9 +61,7 @@ class WorkerPool:
         if not self._names.keys() >= set(names):
             self._idle.append(await self._start(names))
 
-    async def grade(
-        self, rm_type: str, spec: GraderSpec, response: str, label: Any, metadata: Mapping[str, Any]
-    ) -> Grade:
+    async def grade(self, rm_type: str, spec: GraderSpec, response: str, label: Any, metadata: Metadata) -> Grade:
         """Grade one answer that `registry.check_inputs` has passed. Raises as `GraderRunner.grade` does."""
         self._check_open()
         longest = self._settings.grader_total_timeout

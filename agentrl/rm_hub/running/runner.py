@@ -17,7 +17,7 @@ from anyio.lowlevel import RunVar
 from pydantic import ValidationError
 
 from agentrl.errors import AgentRLError, GraderFailure, SettingsError, ungrouped
-from agentrl.rm_hub.grade import Grade, GraderService
+from agentrl.rm_hub.grade import Grade, GraderService, Metadata
 from agentrl.rm_hub.registry import GraderSpec, check_inputs, checked, find, raised
 from agentrl.rm_hub.running.pool import WorkerPool
 from agentrl.rm_hub.settings import RmHubSettings
@@ -30,14 +30,11 @@ Item = tuple[str, Any] | tuple[str, Any, Mapping[str, Any]] | Mapping[str, Any]
 
 
 class GraderRunner:
-    """An async context manager; `grade` inside it.
+    """An async context manager; `grade` inside it. `settings` are those of the pool and of the servers, `preload` are
+    graders to load at the start.
 
         async with GraderRunner(RmHubSettings(grader_timeout=5)) as runner:
-            grade = await runner.grade("math", r"So it is \\boxed{\\frac12}.", "0.5")
-
-    Args:
-        settings: of the pool and of the servers; default: the defaults.
-        preload: graders to load at the start."""
+            grade = await runner.grade("math", r"So it is \\boxed{\\frac12}.", "0.5")"""
 
     def __init__(self, settings: RmHubSettings | None = None, *, preload: Sequence[str] = ()) -> None:
         self.settings = settings or RmHubSettings()
@@ -59,9 +56,7 @@ class GraderRunner:
         self.pool.close()
         await self._stack.aclose()
 
-    async def grade(
-        self, rm_type: str, response: str, label: Any = None, metadata: Mapping[str, Any] | None = None
-    ) -> Grade:
+    async def grade(self, rm_type: str, response: str, label: Any = None, metadata: Metadata | None = None) -> Grade:
         """Grade one answer. Raises SettingsError: no such grader, or a setting that it needs is missing. GraderFailure:
         kinds `grader_raised`, `grader_unavailable`, `grader_closed`, those of the grader itself, and `grader_timeout`,
         `grader_crashed` and `grader_out_of_memory` as `pool` says."""
@@ -142,7 +137,9 @@ def grade_many(
     settings: RmHubSettings | None = None,
     progress: Callable[[int], None] | None = None,
 ) -> list[Grade | GraderFailure]:
-    """Grade answers in worker processes and return when all are done; usable inside a running event loop, too.
+    """Grade answers in worker processes and return when all are done; usable inside a running event loop, too. Returns in
+    the order of `items` a grade, or the failure where one could not be graded (not raised). Raises SettingsError: no such
+    grader, or a setting that it needs is missing.
 
     Args:
         rm_type: a name of `graders()`, a `boxed_` form, or `path/to/file.py:function`.
@@ -150,28 +147,26 @@ def grade_many(
         processes: worker processes; default one a core, at most 8.
         timeout: seconds one answer may take.
         settings: for graders that need more (`rm_url`, `judge_url`, ...); `processes` and `timeout` win over it.
-        progress: called with the number of answers done so far, after each.
-
-    Returns:
-        In the order of `items`, a grade, or the failure where one could not be graded (not raised).
-
-    Raises:
-        SettingsError: no such grader, or a setting that it needs is missing."""
+        progress: called with the number of answers done so far, after each."""
     own = (settings or RmHubSettings()).model_copy(update={"grader_processes": processes, "grader_timeout": timeout})
+    rows: list[tuple[Any, ...]] = [
+        (item["response"], item.get("label"), item.get("metadata")) if isinstance(item, Mapping) else item
+        for item in items
+    ]
     results: dict[int, Grade | GraderFailure] = {}
 
     async def grade_all() -> None:
         async with GraderRunner(own, preload=[rm_type]) as runner:
 
-            async def one(at: int, item: Item) -> None:
+            async def one(at: int, row: tuple[Any, ...]) -> None:
                 try:
-                    results[at] = await runner.grade(rm_type, *_parts(item))
+                    results[at] = await runner.grade(rm_type, *row)
                 except GraderFailure as failure:
                     results[at] = failure
                 if progress is not None:
                     progress(len(results))
 
-            await each(items, one)
+            await each(rows, one)
 
     # The loop is in a thread of its own, so that it works where one is running already (a notebook).
     with start_blocking_portal() as portal:
@@ -192,10 +187,3 @@ async def each(items: Iterable[T], work: Callable[[int, T], Awaitable[None]], at
         async with anyio.create_task_group() as group:
             for _ in range(min(at_once, length_hint(items, at_once))):
                 group.start_soon(run)
-
-
-def _parts(item: Item) -> tuple[str, Any, Mapping[str, Any]]:
-    if isinstance(item, Mapping):
-        return item["response"], item.get("label"), item.get("metadata") or {}
-    response, label, *rest = item
-    return response, label, rest[0] if rest else {}
