@@ -42,9 +42,8 @@ _adapted: set[str] = set()
 
 def namespace(args: Args) -> Namespace:
     """The args of a run's slime functions; the same object for the same `args`."""
-    for known, made in _known:
-        if known is args or known == args:
-            return made
+    if made := next((made for known, made in _known if known is args or known == args), None):
+        return made
     values = {name: list(value) if isinstance(value := getattr(args, name), tuple) else value for name in args}
     values.update(args.compat_options)  # a key of the user's own that only we have a setting of
     values["sglang_server_concurrency"] = args.rollout_max_concurrency

@@ -161,9 +161,8 @@ def converted(data: Any, groups: Groups) -> tuple[list[list[Sample]], list[float
     row whose tokens are the sample's keeps what else there is known of it: turns, weight versions, log-probs. Raises
     PluginError: a key is missing, of another length or none of slime's, or a row names no sample."""
     what = flag_of(CONVERT)
-    if not isinstance(data, Mapping) or (
-        wrong := sorted(_NEEDED - data.keys() or data.keys() - _COLUMNS.keys() - _NEEDED - _FOLLOWS)
-    ):
+    keys = data.keys() if isinstance(data, Mapping) else set()
+    if wrong := sorted(_NEEDED - keys or keys - _COLUMNS.keys() - _NEEDED - _FOLLOWS):
         told = f"something is wrong with {', '.join(wrong)}" if isinstance(data, Mapping) else f"got {data!r:.80}"
         raise PluginError(f"{what}: expected a dict with the lists {', '.join(sorted(_NEEDED))}; {told}")
     if len(sizes := {key: len(column) for key, column in data.items()}) and len(set(sizes.values())) > 1:

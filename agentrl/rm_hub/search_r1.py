@@ -25,8 +25,6 @@ _SHAPE = re.compile(
     "<think>.?</think>(<search>.?</search><information></information><think>.?</think>)*<answer>.?</answer>"
 )
 """Of a response in which each text is one character, and what was retrieved is none."""
-
-
 SearchAnswer = tuple[str | None, str, str]  # the answer, what was retrieved, and the first fault of the structure or ""
 
 

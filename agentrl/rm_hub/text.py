@@ -17,16 +17,7 @@ from typing import Any
 from agentrl.rm_hub.grade import Grade, Metadata
 from agentrl.rm_hub.reading.answers import CHOICE_ANNOUNCED, CHOICE_CALLED, AnswerPattern, find_answer, is_lenient
 from agentrl.rm_hub.reading.choices import MANY, read_choice, read_choices
-from agentrl.rm_hub.reading.common import (
-    after_reasoning,
-    answer_blocks,
-    bad_metadata,
-    clip,
-    compose,
-    flag,
-    golds,
-    number,
-)
+from agentrl.rm_hub.reading.common import bad_metadata, clip, compose, flag, golds, number, unwrapped
 
 _ARTICLES = re.compile(r"\b(?:a|an|the)\b")
 _MARK = re.compile(r"(?<![\d.])\d+\.\d+(?!\.?\d)|(?P<minus>(?<!\S)[-−–]+(?=[$€£]?\.?\d))|[^\w\s]|_")
@@ -63,7 +54,7 @@ def contains(text: str, accepted: list[str]) -> bool:
 def grade_exact_match(response: str, label: Any, metadata: Metadata) -> Grade:
     """Right if the normalised answer equals one of the normalised labels (`reading.common.golds`)."""
     accepted = golds(label, "exact_match")
-    if not (answer := _answer(response)):
+    if not (answer := unwrapped(response)):
         return Grade(0.0, False, None, "the answer is empty")
     right = exact(answer, accepted)
     return Grade(float(right), right, clip(answer), "equal" if right else "equals none of the accepted answers")
@@ -75,20 +66,13 @@ def grade_f1(response: str, label: Any, metadata: Metadata) -> Grade:
     al. 2018, arXiv:1809.09600) that "yes", "no" and "noanswer" match nothing but themselves."""
     accepted = golds(label, "f1")
     threshold, verdicts = number(metadata, "f1_threshold", 1.0, "f1"), flag(metadata, "f1_yes_no", "f1")
-    if not (answer := _answer(response)):
+    if not (answer := unwrapped(response)):
         return Grade(0.0, False, None, "the answer is empty")
     got = normalise(answer)
     scores = [_f1(got, normalise(gold), verdicts) for gold in accepted]
     best = max(range(len(scores)), key=scores.__getitem__)
     score = scores[best]
     return Grade(score, score >= threshold, clip(answer), f"token F1 {score:.3f} with {clip(accepted[best])!r}")
-
-
-def _answer(response: str) -> str:
-    answer = after_reasoning(response)
-    wrapped = answer.lower().startswith("<answer>") and answer.lower().endswith("</answer>")
-    blocks = answer_blocks(answer) if wrapped else []
-    return blocks[0][1] if len(blocks) == 1 else answer
 
 
 def _f1(got: str, want: str, verdicts: bool) -> float:

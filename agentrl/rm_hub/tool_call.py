@@ -19,8 +19,7 @@ _RESULT = re.compile(
     r"<tool_response>.*?(?:</tool_response>|\Z)|<\|start\|>functions\.[^<]*<\|channel\|>.*?(?:<\|end\|>|\Z)", re.DOTALL
 )
 _LOOSE = str.maketrans("", "", " ,./-_*^")
-_MAX_DEPTH = 64
-_MAX_CALLS = 64
+_MAX_DEPTH, _MAX_CALLS = 64, 64
 
 
 @dataclass(frozen=True, slots=True)

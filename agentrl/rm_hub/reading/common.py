@@ -59,17 +59,23 @@ def _reasoning() -> tuple[re.Pattern[str], re.Pattern[str]]:
     """The marks that open and close reasoning, in the formats of the chat parsers and in others."""
     from agentrl.chat.parsers.base import TAGS
 
-    marks = ((_OPENED, (tags.open for tags in TAGS)), (_CLOSED, (tags.close for tags in TAGS)))
-    opened, closed = (
-        re.compile(f"(?i){'|'.join([more, *(re.escape(tag.strip()) for tag in of)])}") for more, of in marks
-    )
-    return opened, closed
+    marks = {_OPENED: [tags.open for tags in TAGS], _CLOSED: [tags.close for tags in TAGS]}
+    opened, closed = ("|".join([own, *(re.escape(tag.strip()) for tag in tags)]) for own, tags in marks.items())
+    return re.compile(f"(?i){opened}"), re.compile(f"(?i){closed}")
 
 
 def answer_blocks(text: str) -> list[tuple[int, str]]:
     """Position and content of every closed `<answer>...</answer>`; a tag that opens again restarts the block."""
     tags = pairwise(_ANSWER_TAG.finditer(text))
     return [(a.end(), text[a.end() : b.start()].strip()) for a, b in tags if not a.group(1) and b.group(1)]
+
+
+def unwrapped(response: str) -> str:
+    """The answer after the reasoning, or what its `<answer>` block holds if the answer is one such block."""
+    answer = after_reasoning(response)
+    wrapped = answer.lower().startswith("<answer>") and answer.lower().endswith("</answer>")
+    blocks = answer_blocks(answer) if wrapped else []
+    return blocks[0][1] if len(blocks) == 1 else answer
 
 
 def compose(text: str) -> str:

@@ -124,8 +124,7 @@ SAID = re.compile(
 )
 """The words of a sentence before its value: "The total is 12 apples", "She has 12 apples"."""
 _DOLLAR = re.compile(r"(?<!\\)\$")
-_MOST_WORDS = 8
-_MOST_UNITS = 4
+_MOST_WORDS, _MOST_UNITS = 8, 4
 _VERBS = words("is_", "no")
 
 

@@ -14,8 +14,7 @@ from agentrl.chat.parsers.base import read_json
 from agentrl.rm_hub.grade import Grade
 from agentrl.rm_hub.reading.common import after_reasoning
 
-_MOST = 20_000
-_MOST_OBJECTS = 64
+_MOST, _MOST_OBJECTS = 20_000, 64  # characters and JSON objects
 
 _SCORES = {
     1.0: "correct, right, true, yes, pass, passed, passes, accept, accepted, valid, 1, "
