@@ -99,19 +99,20 @@ def _compare(made: list[Call], wanted: list[Call], rules: Rules) -> Grade:
     most = max(len(made), len(wanted))
     if most > _MAX_CALLS:
         return _grade(False, shown, counts)
-    shares = [[_share(call, want, rules) for want in wanted] for call in made]
+    checked = [[_arguments(call, want, rules) for want in wanted] for call in made]
+    shares = [[-1.0 if c is None else sum(c.values()) / len(c) if c else 1.0 for c in row] for row in checked]
     pairs = _pairs(shares, rules.ordered)
-    faults = (_fault(made[i], wanted[j], rules) for i, j in pairs if shares[i][j] < 1)
+    faults = (_fault(made[i], wanted[j], checked[i][j]) for i, j in pairs if shares[i][j] < 1)
     fault = counts if len(made) != len(wanted) else next(faults, None)
     parts = [shares[i][j] for i, j in pairs if shares[i][j] >= 0]
     return _grade(fault is None, shown, fault or "as expected", len(parts) / most, sum(parts) / most)
 
 
-def _fault(got: Call, want: Call, rules: Rules) -> str:
-    if got.name != want.name:
+def _fault(got: Call, want: Call, checked: Mapping[str, bool] | None) -> str:
+    if checked is None:
         return f"calls {clip(got.name)}, expected {clip(want.name)}"
-    wrong = [key for key, right in _arguments(got, want, rules).items() if not right]
-    return f"{got.name}: wrong, missing or additional arguments {clip(', '.join(wrong))}"
+    wrong = ", ".join(key for key, right in checked.items() if not right)
+    return f"{got.name}: wrong, missing or additional arguments {clip(wrong)}"
 
 
 def _pairs(shares: list[list[float]], ordered: bool) -> list[tuple[int, int]]:
@@ -142,16 +143,10 @@ def _augment(i: int, shares: list[list[float]], holder: dict[int, int], seen: se
     return False
 
 
-def _share(got: Call, want: Call, rules: Rules) -> float:
-    """The share of arguments that are right; -1 for another tool."""
+def _arguments(got: Call, want: Call, rules: Rules) -> dict[str, bool] | None:
+    """Every argument of the two calls, and whether it is right; None for another tool."""
     if got.name != want.name:
-        return -1.0
-    right = _arguments(got, want, rules)
-    return sum(right.values()) / len(right) if right else 1.0
-
-
-def _arguments(got: Call, want: Call, rules: Rules) -> dict[str, bool]:
-    """Every argument of the two calls, and whether it is right."""
+        return None
     keys = {**want.arguments, **got.arguments}
     return {key: _field(got.arguments, want.arguments, key, rules, 0) for key in keys}
 

@@ -12,6 +12,7 @@ from agentrl.chat.parsers.base import read_arguments, read_json
 from agentrl.chat.parsers.families import detect_family
 from agentrl.chat.parsers.harmony import split_channels
 from agentrl.rm_hub.reading.common import after_reasoning, without_control
+from agentrl.rm_hub.reading.verdict import objects
 
 _FORMATS = {
     "<function=": "qwen_xml", "<tool_sep>": "hunyuan", "<arg_key>": "glm", "<tool_call>": "hermes", "<invoke name=": "minimax-m2",
@@ -85,7 +86,8 @@ def read_calls(text: str, tools: Sequence[Mapping[str, Any]] = ()) -> list[Call]
         if calls := [call for piece in pieces[:_MAX_ATTEMPTS] for call in _written(piece.strip())]:
             return calls
     lines = (_LIST_MARK.sub("", line.strip(), count=1).strip("` ") for line in bare.splitlines()[-_MAX_ATTEMPTS:])
-    return _embedded(bare) or [call for line in lines for call in _python(line)]
+    embedded = [call for _, value in objects(bare, _OPENING) for call in calls_of(value) or []]
+    return embedded or [call for line in lines for call in _python(line)]
 
 
 def _written(text: str) -> list[Call]:
@@ -155,18 +157,6 @@ def _values(text: str) -> list[Call]:
             return []
         calls += some
         position = gap.end() if (gap := _GAP.match(text, found[1])) else found[1]
-    return calls
-
-
-def _embedded(text: str) -> list[Call]:
-    calls: list[Call] = []
-    position = 0
-    for _ in range(_MAX_ATTEMPTS):
-        if (opening := _OPENING.search(text, position)) is None:
-            break
-        found = read_json(text, opening.start())
-        calls.extend(calls_of(found[0]) or [] if found else [])
-        position = found[1] if found else opening.start() + 1
     return calls
 
 

@@ -49,10 +49,6 @@ def compare(label: str, answer: str) -> Equality:
     chains = ([numbers.read(part) for part in chain.split("=")] for chain in re.split(",|;|and|or", got))
     if any(len({number.value for number in chain if number is not None}) > 1 for chain in chains):  # as x = 5 = 6
         return Equality(False, "the answer says that different numbers are equal")
-    return _compare(gold, got, iter(range(_MOST_ALGEBRA)))
-
-
-def _compare(gold: str, got: str, budget: Budget) -> Equality:
     number = numbers.read(gold)
     if number is None and _COMMA_DECIMAL.fullmatch(gold) and "," not in got and numbers.read(got) is not None:
         number = numbers.read(gold, comma_is_point=True)
@@ -62,7 +58,7 @@ def _compare(gold: str, got: str, budget: Budget) -> Equality:
             found = numbers.read(got, comma_is_point=True)
         if found is not None:
             return _verdict(numbers.same(number, found), "equal numbers", "different numbers")
-    return _shapes(shape(gold), shape(got), budget)
+    return _shapes(shape(gold), shape(got), iter(range(_MOST_ALGEBRA)))
 
 
 def _verdict(equal: bool, same: str, other: str) -> Equality:

@@ -62,10 +62,34 @@ def read(text: str, comma_is_point: bool = False) -> Number | None:
         return None
     if comma_is_point:
         text = _COMMA.sub(lambda match: f"{match[1]}{re.sub('[. ]', '', match[2])}.{match[3]}", text)
-    if (found := _leading(text)) is None:
+    if (match := _FORMS.match(text)) is None:
         return _spelled(text)
-    value, decimals, end = found
-    return _finish(value, decimals, text[end:])
+    part = match.groupdict()
+    decimals: int | None = None
+    if part["period"]:
+        whole, _, places = part["repeat"].partition(".")
+        again = Fraction(int(part["period"]), 10 ** len(part["period"]) - 1)
+        value = int(whole or "0") + (int(places or "0") + again) / 10 ** len(places)
+    elif over := part["above"] or part["above2"] or part["above3"]:
+        whole = part["whole"] or part["whole2"]
+        above, below = _plain(over)[0], _plain(part["below"] or part["below2"] or part["below3"])[0]
+        if below == 0 or (whole and (above < 0 or below < 0)):
+            return None
+        value = Fraction(whole or 0) + above / below
+    elif part["mantissa"]:
+        tens = int(part["tens"])
+        mantissa, digits = _plain(part["mantissa"])
+        value = mantissa * Fraction(10) ** tens
+        decimals = max(digits - tens, 0) if digits else None
+    elif part["base"]:
+        base, power = int(part["base"]), int(part["power"] or part["digit"])
+        if base.bit_length() * abs(power) > _MOST_BITS or (base == 0 and power < 0):
+            return None
+        value = Fraction(base) ** power
+    else:
+        value, digits = _plain(part["plain"])
+        decimals = digits or None
+    return _finish(-value if part["sign"] == "-" else value, decimals, text[match.end() :])
 
 
 def same(label: Number, answer: Number) -> bool:
@@ -88,11 +112,9 @@ def same(label: Number, answer: Number) -> bool:
             return False
     if label.scale != answer.scale:
         return label.value * label.scale == answer.value * answer.scale
-    return label.value == answer.value or _rounded(label, answer)
-
-
-def _rounded(label: Number, answer: Number) -> bool:
-    """Return true if one is the other rounded in a way that a reader takes for the same answer."""
+    if label.value == answer.value:
+        return True
+    # Is one the other, rounded in a way that a reader takes for the same answer?
     off = abs(answer.value - label.value)
     if label.decimals is not None and label.decimals >= 2:
         # A label such as 3.75 is most likely exact, one such as 2.33 most likely rounded.
@@ -104,38 +126,6 @@ def _rounded(label: Number, answer: Number) -> bool:
     if answer.decimals is None or answer.decimals < enough:
         return False
     return off < Fraction(6, 10 ** (answer.decimals + 1)) + Fraction(1, 10**12)
-
-
-def _leading(text: str) -> tuple[Fraction, int | None, int] | None:
-    if (match := _FORMS.match(text)) is None:
-        return None
-    part = match.groupdict()
-    sign = -1 if part["sign"] == "-" else 1
-    decimals: int | None = None
-    if part["period"]:
-        whole, _, places = part["repeat"].partition(".")
-        again = Fraction(int(part["period"]), 10 ** len(part["period"]) - 1)
-        value = int(whole or "0") + (int(places or "0") + again) / 10 ** len(places)
-    elif over := part["above"] or part["above2"] or part["above3"]:
-        whole = part["whole"] or part["whole2"]
-        above, below = _plain(over)[0], _plain(part["below"] or part["below2"] or part["below3"])[0]
-        if below == 0 or (whole and (above < 0 or below < 0)):
-            return None
-        value = Fraction(whole or 0) + above / below
-    elif part["mantissa"]:
-        tens = int(part["tens"])
-        mantissa, places = _plain(part["mantissa"])
-        value = mantissa * Fraction(10) ** tens
-        decimals = max(places - tens, 0) if places else None
-    elif part["base"]:
-        base, power = int(part["base"]), int(part["power"] or part["digit"])
-        if base.bit_length() * abs(power) > _MOST_BITS or (base == 0 and power < 0):
-            return None
-        value = Fraction(base) ** power
-    else:
-        value, places = _plain(part["plain"])
-        decimals = places or None
-    return sign * value, decimals, match.end()
 
 
 def _plain(text: str) -> tuple[Fraction, int]:

@@ -201,7 +201,12 @@ _OF = re.compile(r"^([a-zA-Z])\s*\(\s*([a-z])\s*\)\s*=(?!=)")
 def without_frame(gold: str, got: str) -> tuple[str, str] | None:
     """Both without what only one of them says around the answer, and with the same names for parameters and for variables
     of functions (`f(x) = x`, `f(t) = t`); None if they say different things there."""
-    gold, got = _quantified(*_same_variable(gold, got))
+    first, second = _OF.match(gold), _OF.match(got)
+    if first and second and first[1] == second[1]:
+        here, there = first[2], second[2]
+        swapped = str.maketrans(here + there, there + here)
+        got = _letter(f"[{here}{there}]").sub(lambda letter: letter.group().translate(swapped), got)
+    gold, got = _quantified(gold, got)
     moduli = [_MODULUS.search(text) for text in (gold, got)]
     if moduli == [None, None]:
         return gold, got
@@ -211,16 +216,6 @@ def without_frame(gold: str, got: str) -> tuple[str, str] | None:
     if r"\equiv" in got or r"\equiv" not in gold:
         gold, got = (text.rpartition(r"\equiv")[2].strip() for text in (gold, got))
     return gold, got
-
-
-def _same_variable(gold: str, got: str) -> tuple[str, str]:
-    """f(t) = t as f(x) = x where the label has x."""
-    first, second = _OF.match(gold), _OF.match(got)
-    if first is None or second is None or first.group(1) != second.group(1):
-        return gold, got
-    there, here = first.group(2), second.group(2)
-    swapped = str.maketrans(there + here, here + there)
-    return gold, _letter(f"[{there}{here}]").sub(lambda letter: letter.group().translate(swapped), got)
 
 
 def _quantified(gold: str, got: str) -> tuple[str, str]:

@@ -53,10 +53,10 @@ def parse_verdict(text: str, response: str = "") -> Grade | None:
         return None
     if (whole := _whole(text)) is not None:
         return _from_value(whole)
-    found = [(end, value) for end, value in _objects(text) if not _lower(value).keys().isdisjoint(_KEYS)]
+    found = [(end, value) for end, value in objects(text) if not _lower(value).keys().isdisjoint(_KEYS)]
     if not found:
         return _from_text(text, response)
-    quoted = [value for _, value in _objects(response[-_MOST:])]
+    quoted = [value for _, value in objects(response[-_MOST:])]
     if not (own := [(end, _from_value(value)) for end, value in found if value not in quoted]):
         return None
     end, last = own[-1]
@@ -74,13 +74,13 @@ def _whole(text: str) -> Any:
     return None
 
 
-def _objects(text: str) -> Iterator[tuple[int, dict[str, Any]]]:
-    """The JSON objects in a text, not those inside of others, with the positions of their ends."""
+def objects(text: str, opening: re.Pattern[str] = re.compile(r"\{")) -> Iterator[tuple[int, Any]]:
+    """The JSON values in a text that begin so, not those inside of others, with the positions of their ends."""
     at = 0
     for _ in range(_MOST_OBJECTS):
-        if (at := text.find("{", at)) < 0:
+        if (begin := opening.search(text, at)) is None:
             return
-        value, at = read_json(text, at) or (None, at + 1)
+        value, at = read_json(text, begin.start()) or (None, begin.start() + 1)
         if value is not None:
             yield at, value
 
