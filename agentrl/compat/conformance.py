@@ -40,9 +40,8 @@ def hooks() -> Mapping[str, Hook]:
 
 
 def check_hook(name: str, path: str | None, settings: RunSettings) -> str:
-    """The finding about a hook; without a path, of the one that the settings name. Raises PluginError: it cannot be
-    called as a run calls it, it raised, or what it returned cannot be used. SettingsError: there is no such hook, or no
-    path."""
+    """The finding about a hook; without a path, of the one that the settings name. Raises PluginError: it cannot be called
+    as a run calls it, it raised, or what it returned cannot be used. SettingsError: no such hook, or no path."""
     meant = [setting for setting in hooks() if setting.startswith(name.strip("-").replace("-", "_"))]
     if len(meant) != 1:
         known = ", ".join(meant or hooks())

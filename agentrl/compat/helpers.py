@@ -1,5 +1,4 @@
-"""Names that slime's functions import besides samples and generating: loading, HTTP, filters, results of rollouts,
-loss masks."""
+"""Other names that slime's functions import: loading, HTTP, tokens, rollouts and filters, rewards."""
 
 import asyncio
 import functools

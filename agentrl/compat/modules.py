@@ -4,8 +4,7 @@
    is asked for. A name that is not in the table is an ImportError that says so.
 2. The names resolve from the moment at which a first user's file is loaded, so that imports inside functions work too;
    ours win over an installed slime, whose classes the run would not know.
-3. A function is slime's if its file imports slime. It is called with slime's args and samples (`calls.adapted`); every
-   other function with ours."""
+3. A function is slime's if its file imports slime: it is called with slime's args and samples (`calls.adapted`)."""
 
 import ast
 import functools

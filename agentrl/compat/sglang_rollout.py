@@ -131,6 +131,5 @@ async def apply_rollout_sample_hooks(args: Any, value: Any, **kwargs: Any) -> An
 
 
 def generate_rollout(args: Any, rollout_id: int, data_source: Any, evaluation: bool = False) -> NoReturn:
-    """The run's own behaviour, as `--rollout-function-path`; a function of a user's has `generate_and_rm_group`.
-    Raises PluginError: always."""
+    """The run's own behaviour; a user's function has `generate_and_rm_group`. Raises PluginError: always."""
     raise PluginError("the run plays and evaluates by itself: leave rollout_function_path or eval_function_path out")

@@ -1,7 +1,6 @@
 """slime's hooks of training, at slime's moments and in slime's form: the rows of `hooks.tsv` whose side is training.
 
-1. Before anything starts a path is loaded, and its parameters compared with the form. Exceptions of hooks name the flag, the
-   path and the user's line.
+1. Before the start a path is loaded, and its parameters compared. Exceptions of hooks name flag, path and the user's line.
 2. Hooks of a whole rollout see all of it on every rank, where slime's see a part; what they write has to be the same there.
 3. Rewards that a hook gave are final, as in slime: no estimator compares them within their group again.
 4. Three settings are our own as well (`OURS`): functions have our form if they can be called with two arguments."""

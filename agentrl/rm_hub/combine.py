@@ -87,9 +87,8 @@ class Weighted:
 
 @dataclass(frozen=True, slots=True)
 class StepRewards:
-    """Rule that combines the rewards of steps with the trajectory's reward. Steps are the model's turns. `distribution`
-    says which steps get the trajectory's reward: the "last", "all" of them (each the whole), or "average"; `weight` is a
-    factor of the steps' own rewards."""
+    """Rule that combines the rewards of steps, which are the model's turns, with the trajectory's. `distribution` says which
+    steps get the latter: the "last", "all" (each the whole), or "average"; `weight` is a factor of the steps' own."""
 
     distribution: CreditStrategy = "last"
     weight: float = 1.0

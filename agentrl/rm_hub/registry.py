@@ -118,8 +118,7 @@ def _failure(kind: str, rm_type: str, what: str) -> GraderFailure:
 
 def grade(rm_type: str, response: str, label: Any = None, metadata: Metadata | None = None) -> Grade:
     """Grade one answer, in this process and without a deadline. `rm_type` is a name of `graders()`, `boxed_` and such a
-    name, or `path/to/file.py:function`; `label` the accepted answer, or a list of them; `metadata` what some graders need
-    besides.
+    name, or `path/to/file.py:function`; `label` the accepted answer, or a list; `metadata` what some graders need besides.
 
     Raises SettingsError: no such grader (with the nearest name), or one that has to be awaited. GraderFailure: the
     label or a field of the metadata is missing or of the wrong type, or the grader raised."""
@@ -173,8 +172,7 @@ def check_rm_type(rm_type: str, settings: RmHubSettings | None = None) -> Grader
 
 
 def checked(rm_type: str, grade: object) -> Grade:
-    """`grade` with its texts cut to a readable length. Raises GraderFailure (`grader_bad_grade`): it is none, or its
-    numbers are not finite."""
+    """`grade` with its texts cut. Raises GraderFailure (`grader_bad_grade`): it is none, or its numbers are not finite."""
     if not isinstance(grade, Grade):
         raise _failure("grader_bad_grade", rm_type, f" must return a Grade, got {type(grade).__name__}")
     if not all(isinstance(n, (int, float)) and math.isfinite(n) for n in (grade.score, *grade.parts.values())):

@@ -1,8 +1,7 @@
 """Grading a rollout's samples: which text of a sample is graded, by which grader, and what becomes of the grade.
 
 1. The grader is the sample's own `metadata["rm_type"]`, else `args.rm_type`.
-2. The reward is the grade's score; with `--reward-key` (or `--eval-reward-key`) it is the dict `{"score": ..., **parts}`
-   from which the key picks.
+2. The reward is the grade's score; with `--reward-key` (or `--eval-reward-key`) the key picks from `{"score": ..., **parts}`.
 3. The whole grade stays in `sample.metadata["grade"]`."""
 
 from collections.abc import Mapping, Sequence

@@ -100,9 +100,8 @@ class EnvironmentBridge(_Kept):
 
 
 class FastMCPEnv(_Kept):
-    """retrain's `fastmcp_env`: the tools of an MCP server, and a turn without calls is the final answer. `server_url` is the
-    server's streamable HTTP endpoint (`http://host:port/mcp`), `initial_prompt_template` the prompt where the run's
-    prompts are the environment's.
+    """retrain's `fastmcp_env`: the tools of an MCP server at `server_url` (streamable HTTP, `http://host:port/mcp`). A turn
+    without calls is the final answer. `initial_prompt_template` is the prompt where the run has none of its own.
 
     As in retrain a call that worked earns 0.1, one of an unknown tool -0.2, one that failed -0.5, and the answer 1."""
 

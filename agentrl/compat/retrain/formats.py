@@ -110,8 +110,7 @@ class DataFormatBridge:
         """The episode as a sample with its tokens; the reward is the sum of those of its turns.
 
         Log-probs are those of the actions, where each has one for every token of its turn; else the sample has none.
-        Raises DataError: there is no chat to render it with, or its lists disagree in length. TemplateError: the chat
-        template cannot render it."""
+        Raises DataError: there is no chat, or the lists disagree in length. TemplateError: the template cannot render it."""
         if (carried := rollout["rollout_metadata"].get("sample")) is not None:
             return Sample.from_dict(carried)
         if self._chat is None:

@@ -39,8 +39,7 @@ class SlimeTrainerAdapter:
 
     async def step(self, experience_batch: Sequence[RawRolloutData]) -> dict[str, Any]:
         """Train on episodes that another program played: groups of `n_samples_per_prompt`, one after the other. Rewards
-        are those of `reward_setup`, else the sums of the environment's own. Raises SampleError: an episode cannot be
-        trained on."""
+        are those of `reward_setup`, else the sums of the environment's own. Raises SampleError: an episode is unfit."""
         bridge = DataFormatBridge(load_chat(self.settings))
         setup = self.settings.compat.compat_options.get("reward_setup", {})
         samples = [bridge.rollout_to_sample(rollout, at) for at, rollout in enumerate(experience_batch)]

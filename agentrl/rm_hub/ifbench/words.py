@@ -74,8 +74,7 @@ def _alliterating(sentence: str) -> int:
 
 def repeat_span(passage: ResponseText, prompt_to_repeat: str, n_start: int, n_end: int) -> Faults:
     """The words `n_start` to `n_end` of the request, counted from 0, in any case. The prompts of IFBench ask for words,
-    its checker takes the same numbers for characters: that span is accepted too, so that no answer is refused here
-    which passes there."""
+    its checker takes the numbers for characters: that span is accepted too, so that what passes there passes here."""
     answer, span = passage.lower.strip(), slice(n_start, n_end + 1)
     same = answer.split() == prompt_to_repeat.lower().split()[span]
     return unless(same or answer == prompt_to_repeat[span].strip().lower())

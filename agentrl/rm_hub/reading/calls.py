@@ -139,8 +139,7 @@ def _name(value: Any) -> str | None:
 
 
 def calls_of(value: Any) -> list[Call] | None:
-    """The calls of a JSON value: one, a list of them, or `{"tool_calls": [...]}`; None if anything in it is no call.
-    Raises Broken: as for `call_of`."""
+    """The calls of a JSON value (one, a list, or `{"tool_calls": [...]}`); None if anything in it is none. Raises Broken."""
     if isinstance(value, Mapping) and isinstance(value.get("tool_calls"), (list, tuple)):
         value = value["tool_calls"]
     items = value if isinstance(value, (list, tuple)) else [value]

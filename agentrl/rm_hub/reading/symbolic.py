@@ -126,8 +126,7 @@ def parse(text: str) -> tuple[Any, ...]:
 
 @lru_cache(maxsize=1)
 def _math_verify() -> tuple[Any, Any]:
-    """math-verify, and its extraction without the list of units, which drops letters behind a number: it reads `a + 2ab`
-    as a + 2."""
+    """math-verify, and its extraction without the list of units, which reads `a + 2ab` as a + 2."""
     import math_verify
     from latex2sympy2_extended.math_normalization import NormalizationConfig  # type: ignore[import-untyped]
 

@@ -19,8 +19,7 @@ _MAX_ANSWER = 8 << 20
 @dataclass
 class JsonService:
     """An async context manager that holds the connections to one server: `what` it is in words, the `flag` that names it,
-    how the `kind` of its failures begins, seconds for one exchange, and exchanges at once. Raises SettingsError: no http
-    or https address."""
+    how the `kind` of its failures begins, seconds for an exchange, exchanges at once. Raises SettingsError: no address."""
 
     url: str
     what: str

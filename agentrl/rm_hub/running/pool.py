@@ -3,8 +3,7 @@
 1. A worker that overruns is killed with all processes that it started; other answers do not notice. An overrun, a crash
    or lack of memory is the answer's fault (`registry.exhausted`), unless the grader is the user's own, the worker was
    killed from outside, or it had the processor for less than half its deadline.
-2. Answers start in order. The deadline runs from an answer's start, after the grader is loaded; `grader_total_timeout`
-   bounds the wait before it.
+2. Answers start in order. The deadline runs from the start, with the grader loaded; `grader_total_timeout` bounds the wait.
 3. Nothing blocks the event loop. The pool works in its callers' tasks and belongs to one event loop. `close` ends all
    processes; so does the end of the process that uses it.
 4. The standard library's pools and Pebble's pickle what workers answer, and import the user's main module."""
@@ -183,8 +182,7 @@ class WorkerPool:
 class WorkerProcess:
     """One worker process: send it a request, read its reply, kill it. Its first reply says why graders cannot be loaded.
 
-    It is in a session of its own. It is reaped only after its session was killed: until then no other process can have
-    its number."""
+    It has a session of its own. It is reaped after its session was killed: until then no other process has its number."""
 
     def __init__(self, names: Sequence[str], memory_mb: int) -> None:
         self.loaded = frozenset(names)

@@ -30,11 +30,10 @@ Item = tuple[str, Any] | tuple[str, Any, Mapping[str, Any]] | Mapping[str, Any]
 
 
 class GraderRunner:
-    """An async context manager; `grade` inside it. `settings` are those of the pool and of the servers, `preload` are
-    graders to load at the start.
+    """An async context manager; `grade` inside it. `settings` are of pool and servers, `preload` are graders to load first.
 
-        async with GraderRunner(RmHubSettings(grader_timeout=5)) as runner:
-            grade = await runner.grade("math", r"So it is \\boxed{\\frac12}.", "0.5")"""
+    async with GraderRunner(RmHubSettings(grader_timeout=5)) as runner:
+        grade = await runner.grade("math", r"So it is \\boxed{\\frac12}.", "0.5")"""
 
     def __init__(self, settings: RmHubSettings | None = None, *, preload: Sequence[str] = ()) -> None:
         self.settings = settings or RmHubSettings()

@@ -45,8 +45,7 @@ class Checks:
 
 
 def read_tests(label: Any, metadata: Mapping[str, Any]) -> Programs | Checks:
-    """The tests of an item. Raises GraderFailure: `grader_no_label` if there are none, `grader_bad_label` if they have
-    no known form."""
+    """The tests of an item. Raises GraderFailure: `grader_no_label`; `grader_bad_label` if they have no known form."""
     if label is None or label == "":
         label = {name: metadata[name] for name in (*_FIELDS, *_BESIDE) if name in metadata}
         if label.keys().isdisjoint(_FIELDS):

@@ -20,8 +20,7 @@ _ITEMS = ("getitem", "setitem", "delitem")
 _ARITHMETIC = ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "matmul", "xor", "and", "or")
 _DATA: tuple[Any, ...] = (str, bytes, int, float, complex, tuple, frozenset, range, types.MappingProxyType)
 _METHODS_OF_DATA = {name for kind in _DATA for name in dir(kind) if name[0] != "_"} | {"pop", "setdefault"}
-"""Methods by which plain data answers something. Methods that only change data are not among them: they are told their
-arguments."""
+"""Methods by which plain data answers something. A method that only changes data is told its arguments."""
 _DESCRIBING = {f"__{name}__" for name in ("name", "qualname", "annotations", "slots", "mro", "bases", "members")}
 
 

@@ -1,8 +1,7 @@
 """The tests' side: runs them against stand-ins for the submission's objects. Runs after `values`, `standins`, `forms`.
 
 1. Tests run in a thread that waits whenever it needs the submission; `step` hands over an answer and prints what comes
-   next: `{"ask": request}`, or a test's `{"result": [outcome, reason]}`: `passed`, `failed`, or (whatever the submission)
-   `broken`.
+   next: `{"ask": request}`, or `{"result": [outcome, reason]}`: `passed`, `failed`, or `broken` whatever the submission.
 2. Names of the submission are found where built-ins are: they shadow neither these nor modules nor what tests define.
 3. A text runs as `__main__`; then its `check(candidate)`, doctests, functions and classes do. One that passed without
    having asked the submission anything is broken."""
