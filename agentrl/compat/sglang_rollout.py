@@ -81,8 +81,7 @@ async def generate_and_rm(
             return sample
         path = sample.generate_function_path or args.custom_generate_function_path
         function = load_function(path) if path else generate
-        takes = "evaluation" in inspect.signature(function).parameters
-        more = {"evaluation": evaluation} if takes else {}
+        more = {"evaluation": evaluation} if "evaluation" in inspect.signature(function).parameters else {}
         found: Generated = await function(args, sample, sampling_params, **more)
     found = await apply_rollout_sample_hooks(args, found, evaluation=evaluation)
     members = found if isinstance(found, list) else [found]

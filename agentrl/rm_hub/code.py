@@ -59,8 +59,7 @@ class CodeGrader(GraderService):
         program = with_preamble(program, cases.preamble)
         try:
             async with self._places:
-                ends = time.monotonic() + self._settings.code_timeout
-                results = await self._run(program, cases, ends)
+                results = await self._run(program, cases, time.monotonic() + self._settings.code_timeout)
         except (SandboxBusy, SandboxFailure) as error:
             raise GraderFailure(f"the sandbox failed: {error}", kind="grader_sandbox") from error
         except SandboxInput as error:
@@ -108,12 +107,10 @@ async def _aside(size: int, work: Callable[[], T]) -> T:
 def same_output(got: str, want: str) -> bool:
     """Return true if the lines of both outputs are equal. Ignores white space around words and empty lines at the ends.
     Numbers are equal by value; if the wanted number has a point or an exponent, within 1e-6."""
-    got_lines, want_lines = _trimmed(got), _trimmed(want)
+    got_lines, want_lines = (
+        "\n".join(line.rstrip() for line in text.split("\n")).strip("\n").split("\n") for text in (got, want)
+    )
     return len(got_lines) == len(want_lines) and all(map(_same_line, got_lines, want_lines))
-
-
-def _trimmed(text: str) -> list[str]:
-    return "\n".join(line.rstrip() for line in text.split("\n")).strip("\n").split("\n")
 
 
 def _same_line(got: str, want: str) -> bool:

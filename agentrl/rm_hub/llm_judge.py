@@ -72,7 +72,10 @@ class LLMJudge(GraderService):
         self._settings = settings
         self._rubric = read_rubric(settings.judge_rubric)
         self._schema = True
-        url, timeout, concurrency = _endpoint(settings.judge_url), settings.judge_timeout, settings.judge_concurrency
+        url, timeout, concurrency = settings.judge_url.rstrip("/"), settings.judge_timeout, settings.judge_concurrency
+        if not url.endswith("/chat/completions"):  # the address of a host, or of its API
+            path = url.partition("://")[2].partition("/")[2]
+            url += "/chat/completions" if path else "/v1/chat/completions"
         self._service = JsonService(url, "the judge", "--judge-url", "judge", timeout, concurrency)
         self._cache = JudgeCache(settings.judge_cache_path) if settings.judge_cache_path else None
         super().__init__(self._service, *filter(None, [self._cache]))
@@ -231,12 +234,3 @@ def _text(item: Any) -> str:
     if isinstance(item, (list, tuple)) and all(isinstance(m, Mapping) and "role" in m for m in item):
         return "\n\n".join(f"{m['role']}: {content_text(m.get('content'))}" for m in item)
     return json.dumps(item, ensure_ascii=False, default=str)
-
-
-def _endpoint(url: str) -> str:
-    """The chat endpoint below the address that was given: of a host, of its API, or itself."""
-    base = url.rstrip("/")
-    if base.endswith("/chat/completions"):
-        return base
-    path = base.partition("://")[2].partition("/")[2]
-    return f"{base}/chat/completions" if path else f"{base}/v1/chat/completions"

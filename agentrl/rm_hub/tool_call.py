@@ -171,16 +171,12 @@ def _equal(got: Any, want: Any, rules: Rules, depth: int) -> bool:
         both = zip(got, want, strict=False)
         return len(got) == len(want) and all(_equal(a, b, rules, depth + 1) for a, b in both)
     if rules.coerce and isinstance(got, str) != isinstance(want, str):
-        got, want = _coerced(got), _coerced(want)
+        got, want = (json_or_text(v.strip().lower()) if isinstance(v, str) else v for v in (got, want))
     if isinstance(got, bool) or isinstance(want, bool) or got is None or want is None:
         return got is want
     if isinstance(got, (int, float)) and isinstance(want, (int, float)):
         return got == want or (isinstance(got, float) and abs(got - want) <= 1e-9 * abs(want))
     return isinstance(got, str) and isinstance(want, str) and _text(got, rules) == _text(want, rules)
-
-
-def _coerced(value: Any) -> Any:
-    return json_or_text(value.strip().lower()) if isinstance(value, str) else value
 
 
 def _text(text: str, rules: Rules) -> str:

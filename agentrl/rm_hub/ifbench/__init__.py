@@ -8,7 +8,7 @@
 
 import difflib
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
@@ -46,8 +46,10 @@ def grade_ifbench(response: str, label: Any, metadata: Metadata) -> Grade:
             fault if fault is None or None not in map(constraint.fault, variants) else None
             for constraint, fault in zip(constraints, strict, strict=True)
         ]
-    faults = strict if mode == "strict" else loose
-    parts = {"strict": _score(strict, aggregate), "loose": _score(loose, aggregate)}
+    modes = {"strict": strict, "loose": loose}
+    shares = {name: faults.count(None) / len(faults) for name, faults in modes.items()}
+    parts = {name: share if aggregate == "mean" else float(share == 1) for name, share in shares.items()}
+    faults = modes[mode]
     seen: Counter[str] = Counter()
     unmet = []
     for constraint, fault in zip(constraints, faults, strict=True):
@@ -60,11 +62,6 @@ def grade_ifbench(response: str, label: Any, metadata: Metadata) -> Grade:
     if unmet:
         reason = f"not met: {unmet[0]}" + (f"; {len(unmet) - 1} more" if len(unmet) > 1 else "")
     return Grade(parts[mode], not unmet, answer or None, reason, parts)
-
-
-def _score(faults: Sequence[str | None], aggregate: str) -> float:
-    met = faults.count(None)
-    return float(met == len(faults)) if aggregate == "all" else met / len(faults)
 
 
 def _variants(answer: str) -> list[str]:

@@ -149,7 +149,9 @@ def choose(text: str, found: list[Candidate]) -> ResponseAnswer:
         if later.start < earlier.end:
             continue  # one stands in the other: an announced box
         final = _FINALLY.search(text, earlier.end, later.start + 8)
-        if len(values) > 50 or final is not None or not _together(text[earlier.end : later.start]):
+        if len(values) > 50 or final is not None or len(gap := text[earlier.end : later.start]) > 120:
+            break
+        if not _GUESS.search(gap) and ("\n\n" in gap or len(_JOINED.sub("", gap)) > 4):  # something is said between
             break
         values.insert(0, earlier.text)
     return ResponseAnswer(tuple({squeeze(clean(one)): " ".join(one.split()) for one in values}.values()), last.kind)
@@ -243,13 +245,6 @@ def _taken_back(rest: str, *, boxed: bool) -> bool:
         found = [back for back, of in about if not (_DIGIT.search(of) or _DEPENDS.match(rest, back.end()))]
     last = max((back.end() for back in found), default=None)
     return last is not None and _SURE.search(rest, last) is None
-
-
-def _together(gap: str) -> bool:
-    """Return true if two candidates with this text between them are one answer with several values."""
-    if len(gap) > 120:
-        return False
-    return _GUESS.search(gap) is not None or ("\n\n" not in gap and len(_JOINED.sub("", gap)) <= 4)
 
 
 def _last_line(text: str, value: Value) -> str | None:

@@ -42,8 +42,7 @@ _REACT = re.compile(
 _GAP = re.compile(r"[\s;,]*")
 _OPENING = re.compile(r"\[?\{")
 _NAME_ONLY = re.compile(r"[^\W\d][\w.-]{0,200}")
-_MAX_PYTHON = 10_000
-_MAX_ATTEMPTS = 64
+_MAX_PYTHON, _MAX_ATTEMPTS = 10_000, 64
 _CONSTANTS = {"true": True, "false": False, "null": None, "none": None}
 
 

@@ -158,8 +158,7 @@ def _in_order(gold: AnswerShape, got: AnswerShape, budget: Budget) -> Equality:
     if len(gold.items) != len(got.items):
         return Equality(False, f"{len(got.items)} parts for {len(gold.items)}")
     for left, right in zip(gold.items, got.items, strict=True):
-        verdict = _shapes(left, right, budget)
-        if not verdict.equal:
+        if not _shapes(left, right, budget).equal:
             return Equality(False, f"{left.text!r} is not {right.text!r}")
     return Equality(True, "equal part by part")
 

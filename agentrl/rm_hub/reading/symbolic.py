@@ -10,12 +10,8 @@ from functools import lru_cache
 from itertools import accumulate
 from typing import Any
 
-_LONGEST = 400
-_DEEPEST = 12
-_MOST_DIGITS = 40
-_HIGHEST_POWER = 40
-_MOST_TERMS = 2000
-_MOST_FACTORIAL = 60
+_LONGEST, _DEEPEST, _MOST_DIGITS = 400, 12, 40
+_HIGHEST_POWER, _MOST_TERMS, _MOST_FACTORIAL = 40, 2000, 60
 _REFUSED = {
     re.compile(rf"\d{{{_MOST_DIGITS + 1}}}"): f"a number of more than {_MOST_DIGITS} digits",
     re.compile(r"(?<![_^\d])\d+\s+\d"): "two numbers side by side",

@@ -62,9 +62,8 @@ def find_unit(rest: str) -> Unit | None:
 
 def _rate(text: str) -> Unit | None:
     """Kilometres per hour and the like, if both units are known."""
-    if (found := _RATE.match(_SPEEDS.get(text.lower().rstrip("."), text))) is None:
-        return None
-    above, below = (_KNOWN.get(part.lower()) for part in found.groups())
+    found = _RATE.match(_SPEEDS.get(text.lower().rstrip("."), text))
+    above, below = (_KNOWN.get(part.lower()) for part in found.groups()) if found else (None, None)
     if above is None or below is None:
         return None
     return Unit(f"{above.name}/{below.name}", f"{above.kind}/{below.kind}", above.factor / below.factor)

@@ -11,9 +11,7 @@ import anyio
 
 from agentrl.errors import GraderFailure, SettingsError
 
-_CONNECT_RETRIES = 2
-_CONNECT_TIMEOUT = 5.0
-_MAX_ANSWER = 8 << 20
+_CONNECT_RETRIES, _CONNECT_TIMEOUT, _MAX_ANSWER = 2, 5.0, 8 << 20  # tries, seconds, bytes
 
 
 @dataclass

@@ -118,8 +118,7 @@ def runner_for(args: Any) -> GraderRunner:
 
 def settings_of(args: Any) -> RmHubSettings:
     """The graders' settings among the attributes of `args`, else the defaults. Raises SettingsError: one cannot be."""
-    names = RmHubSettings.model_fields
-    given = {name: getattr(args, name) for name in names if hasattr(args, name)}
+    given = {name: getattr(args, name) for name in RmHubSettings.model_fields if hasattr(args, name)}
     try:
         return RmHubSettings(**given)
     except ValidationError as error:
