@@ -201,8 +201,7 @@ def read_rubric(given: str | None) -> str:
 
 
 def ask(rubric: str, response: str, label: Any, metadata: Metadata) -> list[dict[str, str]]:
-    """The messages for the judge: every text in tags that it cannot close itself. Raises GraderFailure: the rubric
-    names a label or question that is not there."""
+    """The judge's messages: each text in tags that it cannot close. Raises GraderFailure: a label or question is missing."""
     question = metadata.get("question", metadata.get("prompt"))
     needed = {"response", *_FIELD.findall(rubric)}
     if "label" in needed and label is None:

@@ -77,8 +77,7 @@ def graders() -> tuple[str, ...]:
 
 
 def find(rm_type: str) -> GraderSpec:
-    """The grader of that name; a `boxed_` form has its base's spec. Raises SettingsError: no such grader (with the nearest
-    name). PluginError: a grader given by path cannot be found."""
+    """The grader of that name; a `boxed_` form has its base's spec. Raises SettingsError, PluginError: there is none."""
     if ":" in rm_type:
         return _by_path(rm_type)
     base = rm_type.removeprefix(BOXED)

@@ -58,8 +58,7 @@ class Broken(ValueError):
 
 
 def read_calls(text: str, tools: Sequence[Mapping[str, Any]] = ()) -> list[Call]:
-    """The calls of an answer, in order; the tools' schemas say what the values of the XML forms mean. Raises Broken: a
-    call was begun but cannot be read, or there is no text."""
+    """The calls of an answer, in order; `tools` tell the types of values in XML. Raises Broken, also for an empty text."""
     if "<|channel|>" in text:
         return _of_format("gpt-oss", split_channels(text).rest, tools)
     text = after_reasoning(text, control=True)

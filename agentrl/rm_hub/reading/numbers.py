@@ -155,21 +155,21 @@ def _spelled(text: str) -> Number | None:
     if not (tokens := re.findall(r"[a-z]+", text.lower()[:80])) or re.search(r"\d", text):
         return None
     negative = tokens[0] in {"minus", "negative"}
-    total, current, used = 0, 0, 0
-    start = int(negative)
-    for used, token in enumerate([*tokens[start:], ""]):
+    tokens = tokens[negative:]
+    total = current = used = 0
+    for used, token in enumerate([*tokens, ""]):
         if token in _WORDS:
             current += _WORDS[token]
         elif token == "hundred" and current:
             current *= 100
         elif token in {"thousand", "million"} and current:
             total, current = total + current * _SCALES[token], 0
-        elif not (token == "and" and used and tokens[start + used - 1 : start + used] in (["hundred"], ["thousand"])):
+        elif not (token == "and" and used and tokens[used - 1] in ("hundred", "thousand")):
             break
     if used == 0:
         return None
     value = Fraction(total + current)
-    if (rest := tokens[start + used :]) and (part := rest[0].removesuffix("s")) in _PARTS:
+    if (rest := tokens[used:]) and (part := rest[0].removesuffix("s")) in _PARTS:
         value, rest = value / _PARTS[part], rest[1:]
     if rest[:1] == ["and"] or any(word in _WORDS for word in rest):
         return None

@@ -38,9 +38,8 @@ def refusal(text: str) -> str | None:
         return f"nested deeper than {_DEEPEST}"
     if depths[-1] != 0:
         return "unbalanced brackets"
-    for pattern, reason in _REFUSED.items():
-        if pattern.search(text):
-            return reason
+    if reason := next((reason for pattern, reason in _REFUSED.items() if pattern.search(text)), None):
+        return reason
     if _WORDS.search(_ENVIRONMENT.sub("", text)):
         return "words"
     return _powers(text) or _factorials(text)

@@ -49,8 +49,7 @@ class JsonService:
             await self._client.aclose()
 
     async def post(self, payload: Mapping[str, Any], headers: Mapping[str, str] | None = None) -> Any:
-        """Post the payload; returns the parsed JSON answer of a 2xx reply. Raises GraderFailure: see the module's text;
-        an `HttpStatus` for another status."""
+        """Post the payload; returns the JSON of a 2xx reply. Raises GraderFailure: see the module's text; or an `HttpStatus`."""
         import httpx
 
         try:

@@ -212,8 +212,7 @@ class WorkerProcess:
         return bool(poll.poll(0))
 
     def cpu_seconds(self) -> float:
-        """Return the processor time of the process so far (its clock's number is that of clock_getcpuclockid(3)).
-        Raises OSError: the process has gone."""
+        """Return the process's processor time (for the clock's number see clock_getcpuclockid(3)). Raises OSError: it has gone."""
         return time.clock_gettime((~self.process.pid << 3) | 2)
 
     async def ask(self, pieces: Iterable[bytes]) -> bytes:

@@ -173,8 +173,7 @@ def grade_many(
 
 
 async def each(items: Iterable[T], work: Callable[[int, T], Awaitable[None]], at_once: int = 128) -> None:
-    """Do `work` on every item and its number, `at_once` side by side (starting thousands of tasks in one step would hold
-    the event loop up); the first error ends it."""
+    """Do `work` on every item and its number, `at_once` side by side to spare the event loop; the first error ends it."""
     left = enumerate(items)
 
     async def run() -> None:
