@@ -1,7 +1,6 @@
 """Support for users of slime and retrain: their flags, module names, function forms and configuration files.
 
-The core asks for it by `plugins.compat`, and goes on without it if the folder is not there. Tables of names are data files
-beside the code that reads them."""
+The core asks for it by `plugins.compat`, and goes on without it if the folder is not there."""
 
 from collections.abc import Callable
 from pkgutil import resolve_name

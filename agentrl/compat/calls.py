@@ -3,8 +3,7 @@
 1. `namespace(args)` is what slime's functions know as args: mutable, one object for all calls of a run, with the user's
    own keys (`compat_options`), and slime's default (`flags.tsv`) for flags of slime that are none of ours.
 2. Samples, also in lists and lists of lists, are given as slime's (`sample.Sample`), their prompt rendered where slime
-   renders it. After the call what the function changed is taken back into ours, in place, and what it returns is ours.
-"""
+   renders it. After the call what the function changed is taken back into ours, in place; what it returns is ours."""
 
 import copy
 import functools
@@ -43,9 +42,8 @@ _adapted: set[str] = set()
 
 def namespace(args: Args) -> Namespace:
     """The args of a run's slime functions; the same object for the same `args`."""
-    for known, made in _known:
-        if known is args or known == args:
-            return made
+    if made := next((made for known, made in _known if known is args or known == args), None):
+        return made
     values = {name: list(value) if isinstance(value := getattr(args, name), tuple) else value for name in args}
     values.update(args.compat_options)  # a key of the user's own that only we have a setting of
     values["sglang_server_concurrency"] = args.rollout_max_concurrency

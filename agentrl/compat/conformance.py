@@ -3,11 +3,11 @@ Its parameters must be those of `hooks.tsv`, and what it returns what is said th
 optimizer are looked at only; generating ones are called where there is a model folder, with the built-in engine."""
 
 import ast
-import functools
 import inspect
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import cache, partial
 from typing import Any, NamedTuple
 
 import anyio
@@ -21,7 +21,7 @@ from agentrl.config.values import rows
 from agentrl.data.prompts import open_prompts
 from agentrl.errors import PluginError, SettingsError
 from agentrl.plugins import defined_at, find_object, user_code
-from agentrl.tools.threads import run_in_daemon_thread
+from agentrl.rm_hub.combine import result_of
 
 
 class Hook(NamedTuple):
@@ -34,15 +34,14 @@ class Hook(NamedTuple):
     moment: str
 
 
-@functools.cache
+@cache
 def hooks() -> Mapping[str, Hook]:
     return {row[0]: Hook(*row) for row in rows(__package__, "hooks.tsv")}
 
 
 def check_hook(name: str, path: str | None, settings: RunSettings) -> str:
-    """The finding about a hook; without a path, of the one that the settings name. Raises PluginError: it cannot be
-    called as a run calls it, it raised, or what it returned cannot be used. SettingsError: there is no such hook, or no
-    path."""
+    """The finding about a hook; without a path, of the one that the settings name. Raises PluginError: it cannot be called
+    as a run calls it, it raised, or what it returned cannot be used. SettingsError: no such hook, or no path."""
     meant = [setting for setting in hooks() if setting.startswith(name.strip("-").replace("-", "_"))]
     if len(meant) != 1:
         known = ", ".join(meant or hooks())
@@ -78,7 +77,7 @@ def _check(hook: Hook, path: str, settings: RunSettings) -> str:
     return f"{where}: called; returned what it should ({hook.moment})"
 
 
-def _call(found: Any, form: str, args: Namespace, settings: RunSettings) -> tuple[Callable[[], Any], dict[str, Any]]:
+def _call(found: Any, form: str, args: Namespace, settings: RunSettings) -> tuple[partial[Any], dict[str, Any]]:
     """The call that a run makes, and the values by name. What has a default in the form is for who takes it."""
     prompts = open_prompts(settings.data)
     parts = [part.strip() for part in form.partition("(")[2].partition(")")[0].split(",")]
@@ -94,16 +93,15 @@ def _call(found: Any, form: str, args: Namespace, settings: RunSettings) -> tupl
     named = {name: values.get(name) for name in behind if name != "*"} | taken_by(found, defaults)
     given = [values.get(name) for name in names if name not in behind and name not in defaults]
     inspect.signature(found).bind(*given, **named)
-    return functools.partial(found, *given, **named), values
+    return partial(found, *given, **named), values
 
 
-async def _result(call: Callable[[], Any], where: str, settings: RunSettings) -> Any:
+async def _result(call: partial[Any], where: str, settings: RunSettings) -> Any:
     with user_code(where):
-        result = await run_in_daemon_thread(call)
-        return await result if inspect.isawaitable(result) else result
+        return await result_of(call)
 
 
-async def _with_engine(call: Callable[[], Any], where: str, settings: RunSettings) -> Any:
+async def _with_engine(call: partial[Any], where: str, settings: RunSettings) -> Any:
     from agentrl.engine.local import in_process
     from agentrl.engine.pool import EnginePool
     from agentrl.gateway.router import router
@@ -218,8 +216,8 @@ _GOOD: Mapping[str, Callable[[Any, Mapping[str, Any]], bool]] = {
     "custom_reward_post_process_path": lambda r, _: [len(part) for part in r] == [2, 2],
     "custom_convert_samples_to_train_data_path": lambda r, _: {"tokens", "response_lengths", "loss_masks"} <= set(r),
     "rollout_data_postprocess_path": lambda r, _: r is None,
-    "custom_advantage_function_path": lambda r, v: all(
-        len(v["rollout_data"][k]) == 2 for k in ("advantages", "returns")
+    "custom_advantage_function_path": lambda r, v: (
+        {len(v["rollout_data"][k]) for k in ("advantages", "returns")} == {2}
     ),
     "custom_tis_function_path": lambda r, _: len(r) == 3 and isinstance(r[2], dict),
     "custom_pg_loss_reducer_function_path": lambda r, _: callable(r) and r(_tensors(1)[0].repeat(2)).numel() == 1,

@@ -10,8 +10,7 @@ from agentrl.config.fields import Sections
 from agentrl.modelfolder import EXPERTS, read_config, text_config
 
 Config = Mapping[str, Any]
-Fact = Callable[[Config, Any], Any]
-"""From config.json, and the value that was given, to what it is."""
+Fact = Callable[[Config, Any], Any]  # from config.json, and the value that was given, to what it is
 
 
 def _head(config: Config) -> Any:
@@ -56,8 +55,7 @@ SHAPES: Mapping[str, Fact] = {
         c.get("num_key_value_heads", c["num_attention_heads"]) < c["num_attention_heads"]
     ),
     "kv_channels": lambda c, given: given if c.get("kv_lora_rank") else _head(c),
-    "vocab_size": lambda c, _: c["vocab_size"],
-    "padded_vocab_size": lambda c, _: c["vocab_size"],
+    **dict.fromkeys(("vocab_size", "padded_vocab_size"), lambda c, _: c["vocab_size"]),
     "make_vocab_size_divisible_by": lambda c, given: given if c["vocab_size"] % given == 0 else 1,
     "max_position_embeddings": lambda c, _: c["max_position_embeddings"],
     "seq_length": lambda c, given: min(given, c["max_position_embeddings"]),
@@ -77,8 +75,7 @@ SHAPES: Mapping[str, Fact] = {
         ("use_gated_attention", "attention_output_gate", "apply_layernorm_1p"),
         lambda c, _: c["model_type"].startswith(_GATED),
     ),
-    "post_self_attn_layernorm": lambda c, _: c["model_type"] == "glm4",
-    "post_mlp_layernorm": lambda c, _: c["model_type"] == "glm4",
+    **dict.fromkeys(("post_self_attn_layernorm", "post_mlp_layernorm"), lambda c, _: c["model_type"] == "glm4"),
     "rotary_interleaved": lambda c, _: c["model_type"] in ("glm", "glm4"),
     "spec": _spec,
     "multi_latent_attention": lambda c, _: bool(c.get("kv_lora_rank")),

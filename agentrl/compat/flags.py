@@ -10,8 +10,7 @@ ours differs, or we have none; why it is refused and what to do. Targets may beg
 - `agrees`: accepted where it says what is so anyway: one of the target's values, `config`, what `facts` says of this run, or
   what an environment variable says (`$NAME`).
 - `own`: none of ours, but a hook or a key that `agentrl.compat` and user functions find in `args`: goes to `compat_options`.
-- `hint`: changes neither the loss nor what is sampled: accepted, with one of the target's values if there are any; a note
-  says the last column.
+- `hint`: changes neither loss nor samples: accepted, with one of the target's values if any; a note says the last column.
 - `args`: no flag, but in slime's `args`, with the default.
 - `refused`: not here; the last column says why, and what to do.
 - `called`: refused as unknown, with the target as the proposal.

@@ -1,5 +1,4 @@
-"""Names that slime's functions import besides samples and generating: loading, HTTP, filters, results of rollouts,
-loss masks."""
+"""Other names that slime's functions import: loading, HTTP, tokens, rollouts and filters, rewards."""
 
 import asyncio
 import functools
@@ -38,8 +37,6 @@ class SingletonMeta(type):
             SingletonMeta.instances[cls] = super().__call__(*args, **kwargs)
         return SingletonMeta.instances[cls]
 
-
-# ---- HTTP -----------------------------------------------------------------------------------------------------
 
 _clients: "weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, httpx.AsyncClient]" = weakref.WeakKeyDictionary()
 
@@ -90,9 +87,6 @@ def run(coroutine: Coroutine[Any, Any, T]) -> T:
     return asyncio.run_coroutine_threadsafe(coroutine, _loop()).result()
 
 
-# ---- tokens ---------------------------------------------------------------------------------------------------
-
-
 @functools.cache
 def load_tokenizer(name_or_path: str, **kwargs: Any) -> Any:
     """The tokenizer of a model folder; its own code is not run, whatever `trust_remote_code` says."""
@@ -119,9 +113,6 @@ class MultiTurnLossMaskGenerator:
 
     def get_response_lengths(self, loss_masks: list[list[int]]) -> list[int]:
         return [len(mask) - mask.index(1) if 1 in mask else 0 for mask in loss_masks]
-
-
-# ---- rollouts and filters ---------------------------------------------------------------------------------------
 
 
 @dataclass
@@ -176,9 +167,6 @@ def check_reward_nonzero_std(args: Any, samples: Sequence[SlimeSample], **kwargs
 def check_reward_nonzero_std_with_fallback(args: Any, samples: Sequence[SlimeSample], **kwargs: Any) -> FilterOutput:
     """The same, but a group is kept where dropping it would need more sampling."""
     return replace(check_reward_nonzero_std(args, samples), keep_when_insufficient=True)
-
-
-# ---- rewards ----------------------------------------------------------------------------------------------------
 
 
 async def async_rm(args: Any, sample: SlimeSample, **kwargs: Any) -> Any:

@@ -104,9 +104,6 @@ class Whole:
         """[n] as one tensor a sample."""
         return list(values.split(self.lengths))
 
-    def data(self) -> RolloutBatch:
-        return microbatch(self.batch, self.index.device)
-
 
 def own_loss(
     function: Callable[..., Any], args: Any, step: StepInputs, mb: MicrobatchTensors, logits: Tensor
@@ -118,7 +115,8 @@ def own_loss(
     rows = torch.cat([torch.arange(end - n - 1, end - 1, device=logits.device) for end, n in ends])
     packed = whole.join(logits, rows[whole.places], len(whole.batch.tokens))[None]
     weights, count = step.weights[whole.positions], whole.divisor
-    loss, stats = function(args, whole.data(), packed, lambda values: (values * weights).sum() * count)
+    data = microbatch(whole.batch, whole.index.device)
+    loss, stats = function(args, data, packed, lambda values: (values * weights).sum() * count)
     return loss / count, {name: torch.as_tensor(value).detach().double() / count for name, value in stats.items()}
 
 
@@ -158,9 +156,6 @@ def _factors(reducer: Callable[[Tensor], Tensor], whole: Whole, loss: Tensor) ->
     weights, given = step.weights[whole.index], step.batch.loss_weights
     users = 1 if given is None else torch.from_numpy(given.copy()).to(loss.device)[whole.index]
     return torch.where(weights > 0, slopes[whole.places] / whole.divisor * users / weights, 0.0)
-
-
-# ---- slime's helpers, for functions that import them --------------------------------------------------------
 
 
 def all_gather_with_cp(tensor: Tensor, total_length: int, response_length: int) -> Tensor:

@@ -4,8 +4,7 @@
    is asked for. A name that is not in the table is an ImportError that says so.
 2. The names resolve from the moment at which a first user's file is loaded, so that imports inside functions work too;
    ours win over an installed slime, whose classes the run would not know.
-3. A function is slime's if its file imports slime. It is called with slime's args and samples (`calls.adapted`); every
-   other function with ours."""
+3. A function is slime's if its file imports slime: it is called with slime's args and samples (`calls.adapted`)."""
 
 import ast
 import functools
@@ -40,10 +39,8 @@ class _Finder(MetaPathFinder, Loader):
         if fullname.partition(".")[0] not in ROOTS:
             return None
         if not _known(fullname):
-            raise ModuleNotFoundError(
-                f"agentrl has no counterpart of slime's module {fullname}; see docs/slime-hooks.md for those it has",
-                name=fullname,
-            )
+            known = f"agentrl has no counterpart of slime's module {fullname}; see docs/slime-hooks.md for those it has"
+            raise ModuleNotFoundError(known, name=fullname)
         return ModuleSpec(fullname, self, is_package=True)
 
     def create_module(self, spec: ModuleSpec) -> ModuleType | None:
@@ -51,8 +48,7 @@ class _Finder(MetaPathFinder, Loader):
         return importlib.import_module(whole) if whole else None
 
     def exec_module(self, module: ModuleType) -> None:
-        spec = module.__spec__
-        if spec is not None and module.__name__ == spec.name:
+        if (spec := module.__spec__) is not None and module.__name__ == spec.name:
             module.__getattr__ = functools.partial(_look_up, spec.name)  # type: ignore[method-assign]
 
 
@@ -61,8 +57,7 @@ def _known(module: str) -> bool:
 
 
 def _look_up(module: str, name: str) -> Any:
-    ours = names().get(module, {}).get(name)
-    if ours is None:
+    if (ours := names().get(module, {}).get(name)) is None:
         # Python asks for a submodule in this way too, and for what it may do without.
         wrong = AttributeError if name.startswith("__") or _known(f"{module}.{name}") else ImportError
         known = ", ".join(names().get(module, {})) or "only modules"

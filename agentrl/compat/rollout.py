@@ -123,10 +123,8 @@ class SlimeRollouts(RolloutHooks):
             sample.validate().compact()
 
     def log(self, groups: Sequence[Group], metrics: dict[str, float], seconds: float) -> bool:
-        if self._log is None:
-            return False
-        samples = [sample for group in groups for sample in group]
-        return bool(adapted(self._log)(self._slime.rollout_id, self._args, samples, metrics, seconds))
+        call = (self._slime.rollout_id, self._args, [sample for group in groups for sample in group], metrics, seconds)
+        return self._log is not None and bool(adapted(self._log)(*call))
 
     async def evaluate(self) -> Mapping[str, list[Group]] | None:
         if self._evaluate is None:

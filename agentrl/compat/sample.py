@@ -163,8 +163,7 @@ class SlimeSample(ours.Sample):
                 self.append_model(ids, known or [], None if version is None else str(version), turn=turn)
             else:
                 self.append_observation(ids, turn=turn - 1)
-        finish = (meta.get("finish_reason") or {}).get("type")
-        if finish is None or not update_terminal_info:
+        if (finish := (meta.get("finish_reason") or {}).get("type")) is None or not update_terminal_info:
             return
         self.prefix_cache_info.add(meta)
         if getattr(args, "sglang_speculative_algorithm", None):

@@ -23,26 +23,18 @@ _NAME = re.compile(r"([A-Za-z_]\w*|[0-9@#?])(?:\[([@*]|\w+)\])?(?:(:?)([-=+])(.*
 _OPENS = ("if", "for", "while", "until", "case", "{")
 _BLOCKS = (*_OPENS, "then", "elif", "else", "do", "fi", "done", "esac", "}")
 _SUMS: Mapping[type[ast.operator], Callable[[int, int], int]] = {
-    ast.Add: operator.add,
-    ast.Sub: operator.sub,
-    ast.Mult: operator.mul,
-    ast.Div: operator.floordiv,
-    ast.Mod: operator.mod,
-}
-Known = bool | None
-"""True, False, or not to be known without running the script."""
+    ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Div: operator.floordiv, ast.Mod: operator.mod,
+}  # fmt: skip
+Known = bool | None  # True, False, or not to be known without running the script
 
 
 @dataclass(frozen=True, slots=True)
 class Field:
     """A word of a command line, after expansion."""
 
-    text: str | None
-    """None where only running the script would tell."""
-    where: str
-    """`run.sh line 31`."""
-    why: str = ""
-    """The reason why there is no text."""
+    text: str | None  # None where only running the script would tell
+    where: str  # `run.sh line 31`
+    why: str = ""  # the reason why there is no text
 
 
 @dataclass(slots=True)
@@ -51,8 +43,7 @@ class Launch:
 
     flags: list[Field]
     where: str
-    asynchronous: bool
-    """True if it is `train_async.py`."""
+    asynchronous: bool  # True if it is `train_async.py`
     notes: list[str]
 
 
@@ -249,8 +240,7 @@ class _Shell:
                 yield False, [Field(piece, where)]
 
     def _value(self, inside: str, where: str) -> list[Field]:
-        read = _NAME.fullmatch(inside)
-        if read is None:
+        if (read := _NAME.fullmatch(inside)) is None:
             return [Field(None, where, f"{where}: ${{{inside}}} is not read without running it")]
         name, index, colon, action, word = read.groups()
         found = self._lookup(name, where)

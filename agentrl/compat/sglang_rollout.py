@@ -48,8 +48,7 @@ async def generate(args: Any, sample: SlimeSample, sampling_params: dict[str, An
     if params["max_new_tokens"] <= 0:
         sample.status = SlimeSample.Status.TRUNCATED
         return sample
-    images = (sample.multimodal_inputs or {}).get("images") or []
-    if images and not sample.tokens:
+    if (images := (sample.multimodal_inputs or {}).get("images") or []) and not sample.tokens:
         made = state.processor(text=sample.prompt, **build_processor_kwargs(sample.multimodal_inputs))
         sample.tokens = made["input_ids"][0]
         pixels = {name: value for name, value in made.items() if name not in ("input_ids", "attention_mask")}
@@ -82,8 +81,7 @@ async def generate_and_rm(
             return sample
         path = sample.generate_function_path or args.custom_generate_function_path
         function = load_function(path) if path else generate
-        takes = "evaluation" in inspect.signature(function).parameters
-        more = {"evaluation": evaluation} if takes else {}
+        more = {"evaluation": evaluation} if "evaluation" in inspect.signature(function).parameters else {}
         found: Generated = await function(args, sample, sampling_params, **more)
     found = await apply_rollout_sample_hooks(args, found, evaluation=evaluation)
     members = found if isinstance(found, list) else [found]
@@ -132,6 +130,5 @@ async def apply_rollout_sample_hooks(args: Any, value: Any, **kwargs: Any) -> An
 
 
 def generate_rollout(args: Any, rollout_id: int, data_source: Any, evaluation: bool = False) -> NoReturn:
-    """The run's own behaviour, as `--rollout-function-path`; a function of a user's has `generate_and_rm_group`.
-    Raises PluginError: always."""
+    """The run's own behaviour; a user's function has `generate_and_rm_group`. Raises PluginError: always."""
     raise PluginError("the run plays and evaluates by itself: leave rollout_function_path or eval_function_path out")

@@ -21,9 +21,8 @@ class Word(NamedTuple):
 
 
 def commands(text: str, name: str) -> Iterator[tuple[list[Word], str]]:
-    """The words of each simple command, and the operator behind it. `name`: what the text is called in messages: a
-    file, or the line of one that it begins in (`run.sh line 3`). Raises SettingsError: a quote or bracket is never
-    closed."""
+    """The words of each simple command, and the operator behind it. `name`: what the text is called in messages: a file,
+    or the line of one that it begins in (`run.sh line 3`). Raises SettingsError: a quote or bracket is not closed."""
     file, _, first = name.rpartition(" line ") if " line " in name else (name, "", "1")
     at, words = 0, list[Word]()
     after: list[str] = []

@@ -1,12 +1,9 @@
 """slime's hooks of training, at slime's moments and in slime's form: the rows of `hooks.tsv` whose side is training.
 
-1. A path is loaded, and its parameters compared with the form, before anything starts; an exception out of a hook names the
-   flag, the path and the user's line.
-2. Hooks of a whole rollout see all of it on every rank, where slime's see their rank's part; what they write has to be the
-   same on every rank.
+1. Before the start a path is loaded, and its parameters compared. Exceptions of hooks name flag, path and the user's line.
+2. Hooks of a whole rollout see all of it on every rank, where slime's see a part; what they write has to be the same there.
 3. Rewards that a hook gave are final, as in slime: no estimator compares them within their group again.
-4. Three settings are our own as well (`OURS`): their functions have our form if they can be called with two arguments.
-"""
+4. Three settings are our own as well (`OURS`): functions have our form if they can be called with two arguments."""
 
 from __future__ import annotations
 
@@ -163,9 +160,8 @@ def converted(data: Any, groups: Groups) -> tuple[list[list[Sample]], list[float
     row whose tokens are the sample's keeps what else there is known of it: turns, weight versions, log-probs. Raises
     PluginError: a key is missing, of another length or none of slime's, or a row names no sample."""
     what = flag_of(CONVERT)
-    if not isinstance(data, Mapping) or (
-        wrong := sorted(_NEEDED - data.keys() or data.keys() - _COLUMNS.keys() - _NEEDED - _FOLLOWS)
-    ):
+    keys = data.keys() if isinstance(data, Mapping) else set()
+    if wrong := sorted(_NEEDED - keys or keys - _COLUMNS.keys() - _NEEDED - _FOLLOWS):
         told = f"something is wrong with {', '.join(wrong)}" if isinstance(data, Mapping) else f"got {data!r:.80}"
         raise PluginError(f"{what}: expected a dict with the lists {', '.join(sorted(_NEEDED))}; {told}")
     if len(sizes := {key: len(column) for key, column in data.items()}) and len(set(sizes.values())) > 1:
@@ -176,7 +172,8 @@ def converted(data: Any, groups: Groups) -> tuple[list[list[Sample]], list[float
         if index not in origins:
             raise PluginError(f"{what}: sample_indices[{row}] is {index!r}, which no sample of the rollout has")
         group, origin = origins[index]
-        fields = {ours: _plain(data[key][row]) for key, ours in _COLUMNS.items() if key in data}
+        values = {ours: data[key][row] for key, ours in _COLUMNS.items() if key in data}
+        fields = {ours: v.tolist() if hasattr(v, "tolist") else v for ours, v in values.items()}
         if fields["tokens"] != list(origin.tokens):
             origin = Sample(index=index, group_index=origin.group_index, rollout_id=origin.rollout_id)
         out[group].append(replace(origin, **fields, reward=float(data["rewards"][row])))
@@ -184,12 +181,7 @@ def converted(data: Any, groups: Groups) -> tuple[list[list[Sample]], list[float
     return kept, [sample.get_reward_value() for group in kept for sample in group]
 
 
-def _plain(value: Any) -> Any:
-    return value.tolist() if hasattr(value, "tolist") else value
-
-
-_default: list[Callable[..., Any]] = []
-"""The builder of our own model, for a provider of the user's that changes that."""
+_default: list[Callable[..., Any]] = []  # the builder of our own model, for a provider of the user's that changes that
 
 
 def get_model_provider_func(args: Any, role: str = "actor") -> Callable[..., Any]:
@@ -221,10 +213,5 @@ def _load(setting: str, path: str) -> Callable[..., Any]:
     found = find_object(path, what=flag_of(setting))
     if not callable(found) or not _binds(found, form):
         raise PluginError(f"{what}: expected a function {form}, got {found!r:.80}")
-    function = adapted(found)
-
-    def called(*given: Any, **named: Any) -> Any:
-        with user_code(what):
-            return function(*given, **named)
-
+    called: Callable[..., Any] = user_code(what)(adapted(found))
     return called

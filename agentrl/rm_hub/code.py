@@ -11,7 +11,7 @@
 import math
 import re
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import aclosing
 from decimal import Decimal, InvalidOperation
 from functools import partial
@@ -20,7 +20,7 @@ from typing import Any, TypeVar
 import anyio
 
 from agentrl.errors import GraderFailure
-from agentrl.rm_hub.grade import Grade, GraderService
+from agentrl.rm_hub.grade import Grade, GraderService, Metadata
 from agentrl.rm_hub.reading.common import one_of
 from agentrl.rm_hub.settings import RmHubSettings
 from agentrl.rm_hub.submissions.sessions import MOST_OVERRUNS, NOT_RUN, Submission, run_tests
@@ -46,24 +46,31 @@ class CodeGrader(GraderService):
         self._sandbox = Sandbox(limits=limits, preload=_PRELOAD, max_concurrency=2 * width)
         super().__init__(self._sandbox)
 
-    async def grade(self, response: str, label: Any, metadata: Mapping[str, Any]) -> Grade:
+    async def grade(self, response: str, label: Any, metadata: Metadata) -> Grade:
         """Test the answer's program. Raises GraderFailure: `grader_no_label` or `grader_bad_label` if the tests are
         missing or broken; `grader_sandbox` if the sandbox broke. SandboxUnavailable: this machine has none."""
         cases = read_tests(label, metadata)
-        program, where = await _aside(len(response), partial(extract_code, response, _needed(cases)))
+        # A block that defines a name which the tests mention is preferred.
+        mentioned = () if isinstance(cases, Programs) else (*cases.tests, cases.entry, "Solution")
+        needed = set(re.findall(r"[A-Za-z_]\w*", "\n".join(map(str, mentioned))))
+        program, where = await _aside(len(response), partial(extract_code, response, needed))
         if program is None:
             return Grade(0.0, False, None, where)
         program = with_preamble(program, cases.preamble)
         try:
             async with self._places:
-                ends = time.monotonic() + self._settings.code_timeout
-                results = await self._run(program, cases, ends)
+                results = await self._run(program, cases, time.monotonic() + self._settings.code_timeout)
         except (SandboxBusy, SandboxFailure) as error:
             raise GraderFailure(f"the sandbox failed: {error}", kind="grader_sandbox") from error
         except SandboxInput as error:
             raise GraderFailure(f"--rm-type code: an input of the tests: {error}", kind="grader_bad_label") from error
         rules = dict.fromkeys((self._settings.code_score, "all", "fraction"))  # the first is the default
-        return _grade(program, results, one_of(metadata, "code_score", tuple(rules), "code"))
+        rule = one_of(metadata, "code_score", tuple(rules), "code")
+        failed = [(number, why) for number, why in enumerate(results, 1) if why]
+        passed, total = len(results) - len(failed), len(results)
+        reason = f"{passed} of {total} tests passed" + (f"; test {failed[0][0]}: {failed[0][1]}" if failed else "")
+        parts = {"passed": float(passed), "tests": float(total), "fraction": passed / total}
+        return Grade(parts["fraction"] if rule == "fraction" else float(not failed), not failed, program, reason, parts)
 
     async def _run(self, program: str, cases: Programs | Checks, ends: float) -> list[str]:
         """Return a text for each test: empty if it passed, else the reason of the failure."""
@@ -97,30 +104,13 @@ async def _aside(size: int, work: Callable[[], T]) -> T:
     return result
 
 
-def _needed(cases: Programs | Checks) -> set[str]:
-    """Return the names that the tests mention: a code block that defines one of them is preferred."""
-    mentioned = () if isinstance(cases, Programs) else (*cases.tests, cases.entry, "Solution")
-    return set(re.findall(r"[A-Za-z_]\w*", "\n".join(map(str, mentioned))))
-
-
-def _grade(program: str, results: list[str], rule: str) -> Grade:
-    failed = [(number, why) for number, why in enumerate(results, 1) if why]
-    passed, total = len(results) - len(failed), len(results)
-    fraction = passed / total
-    reason = f"{passed} of {total} tests passed" + (f"; test {failed[0][0]}: {failed[0][1]}" if failed else "")
-    parts = {"passed": float(passed), "tests": float(total), "fraction": fraction}
-    return Grade(float(not failed) if rule == "all" else fraction, not failed, program, reason, parts)
-
-
 def same_output(got: str, want: str) -> bool:
     """Return true if the lines of both outputs are equal. Ignores white space around words and empty lines at the ends.
     Numbers are equal by value; if the wanted number has a point or an exponent, within 1e-6."""
-    got_lines, want_lines = _trimmed(got), _trimmed(want)
+    got_lines, want_lines = (
+        "\n".join(line.rstrip() for line in text.split("\n")).strip("\n").split("\n") for text in (got, want)
+    )
     return len(got_lines) == len(want_lines) and all(map(_same_line, got_lines, want_lines))
-
-
-def _trimmed(text: str) -> list[str]:
-    return "\n".join(line.rstrip() for line in text.split("\n")).strip("\n").split("\n")
 
 
 def _same_line(got: str, want: str) -> bool:
@@ -139,6 +129,5 @@ def _same_number(got: str, want: str) -> bool:
         return False
     if not (a.is_finite() and b.is_finite()):
         return False
-    if "." not in want and "e" not in want.lower():
-        return a == b
-    return math.isclose(float(a), float(b), rel_tol=1e-6, abs_tol=1e-6)
+    whole = "." not in want and "e" not in want.lower()
+    return a == b if whole else math.isclose(float(a), float(b), rel_tol=1e-6, abs_tol=1e-6)

@@ -57,9 +57,7 @@ class Verifier:
         return f"verifier_{self.name or _name(self.check)}"
 
     def apply(self, score: float) -> float:
-        if self.otherwise == "zero":
-            return 0.0
-        return score * self.amount if self.otherwise == "multiply" else score - self.amount
+        return {"zero": 0.0, "multiply": score * self.amount, "subtract": score - self.amount}[self.otherwise]
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,11 +87,8 @@ class Weighted:
 
 @dataclass(frozen=True, slots=True)
 class StepRewards:
-    """Rule that combines the rewards of steps with the trajectory's reward. Steps are the model's turns.
-
-    Attributes:
-        distribution: which steps get the trajectory's reward: the "last", "all" of them (each the whole), or "average".
-        weight: factor of the steps' own rewards."""
+    """Rule that combines the rewards of steps, which are the model's turns, with the trajectory's. `distribution` says which
+    steps get the latter: the "last", "all" (each the whole), or "average"; `weight` is a factor of the steps' own."""
 
     distribution: CreditStrategy = "last"
     weight: float = 1.0
@@ -115,12 +110,8 @@ class StepRewards:
 
 
 class Combined:
-    """One reward function out of several; see the module's text.
-
-    Args:
-        parts: graders with their weights.
-        gate: checks that guard the whole reward, applied in order.
-        steps: whether and how the environment's step rewards count.
+    """One reward function out of several; see the module's text. `parts` are graders with their weights, `gate` checks that
+    guard the whole reward, applied in order, `steps` whether and how the environment's step rewards count.
 
     Raises SettingsError: an unknown grader, two parts of one name, or nothing to combine."""
 
@@ -148,7 +139,17 @@ class Combined:
     async def scores(self, args: Any, sample: Sample) -> dict[str, float]:
         """The reward as "score", and all its parts; parts behind a closed gate are 0."""
         said = dict.fromkeys(self._labels, 0.0)
-        failed = await _failed(args, sample, self._gates, said)
+
+        async def ask(_: int, gate: Verifier) -> None:
+            passed = await _asked(args, sample, gate.check)
+            passed = passed.correct if isinstance(passed, Grade) else passed
+            if not isinstance(passed, bool):
+                wrong = f"{gate.label} must return True or False, got {passed!r:.80}"
+                raise GraderFailure(wrong, kind="grader_bad_verifier")
+            said[gate.label] = float(passed)
+
+        await each(self._gates, ask)
+        failed = [gate for gate in self._gates if not said[gate.label]]
         if all(gate.otherwise != "zero" for gate in failed):
             await each(self._parts, lambda _, part: _score(args, sample, part, said))
         said["trajectory"] = sum(part.weight * said[part.label] for part in self._parts)
@@ -163,28 +164,13 @@ combine = Combined
 
 
 async def _score(args: Any, sample: Sample, part: Weighted, said: dict[str, float]) -> None:
-    result = await _asked(args, sample, part.grader)
-    grade = result if isinstance(result, Grade) else Grade(result, correct=False)
+    grade = await _asked(args, sample, part.grader)
+    grade = grade if isinstance(grade, Grade) else Grade(grade, correct=False)
     score = grade.part(part.part or "score")
     if part.part and score is None:
         has = ", ".join(grade.parts) or "none"
         raise GraderFailure(f"{part.label}: no part {part.part!r}; it has {has}", kind="grader_no_part")
     said[part.label] = _number(part.label, score, _bad_reward)
-
-
-async def _failed(args: Any, sample: Sample, checks: Sequence[Verifier], said: dict[str, float]) -> list[Verifier]:
-    """The checks that failed; what each one said is put among the parts."""
-
-    async def ask(_: int, check: Verifier) -> None:
-        passed = await _asked(args, sample, check.check)
-        passed = passed.correct if isinstance(passed, Grade) else passed
-        if not isinstance(passed, bool):
-            wrong = f"{check.label} must return True or False, got {passed!r:.80}"
-            raise GraderFailure(wrong, kind="grader_bad_verifier")
-        said[check.label] = float(passed)
-
-    await each(checks, ask)
-    return [check for check in checks if not said[check.label]]
 
 
 def _credit(steps: StepRewards, sample: Sample, trajectory: float, failed: Sequence[Verifier]) -> float:
@@ -201,12 +187,15 @@ def _credit(steps: StepRewards, sample: Sample, trajectory: float, failed: Seque
 
 
 async def _asked(args: Any, sample: Sample, what: Any) -> Any:
-    """The result of a grader by name, or of a function; plain functions run in a thread."""
-    if isinstance(what, str):
-        return await grade_sample(args, sample, what)
-    if inspect.iscoroutinefunction(what):
-        return await what(sample)
-    result = await run_in_daemon_thread(partial(what, sample))
+    """The result of a grader by name, or of a function."""
+    return await (grade_sample(args, sample, what) if isinstance(what, str) else result_of(partial(what, sample)))
+
+
+async def result_of(call: partial[Any]) -> Any:
+    """The result of a call; a plain function runs in a thread."""
+    if inspect.iscoroutinefunction(call.func):
+        return await call()
+    result = await run_in_daemon_thread(call)
     return await result if inspect.isawaitable(result) else result
 
 

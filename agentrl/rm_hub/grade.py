@@ -6,6 +6,8 @@ from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from dataclasses import dataclass, field
 from typing import Any, Self
 
+Metadata = Mapping[str, Any]  # what the data says of an item besides its label
+
 
 @dataclass(frozen=True, slots=True)
 class Grade:
@@ -35,7 +37,7 @@ class Grade:
         return {name: getattr(self, name) for name in self.__slots__} | {"parts": dict(self.parts)}
 
 
-GraderFunction = Callable[[str, Any, Mapping[str, Any]], Grade]
+GraderFunction = Callable[[str, Any, Metadata], Grade]
 """A grader: `(response, label, metadata) -> Grade`; pure, so that it can run in another process.
 
 Where the data is at fault it raises a `GraderFailure` of kind "grader_bad_label" or "grader_bad_metadata"."""
@@ -59,5 +61,5 @@ class GraderService(ABC):
         await self._opened.aclose()
 
     @abstractmethod
-    async def grade(self, response: str, label: Any, metadata: Mapping[str, Any]) -> Grade:
+    async def grade(self, response: str, label: Any, metadata: Metadata) -> Grade:
         """Grade one answer."""

@@ -18,7 +18,7 @@ from typing import Any, Self
 import anyio
 
 from agentrl.errors import GraderFailure, SettingsError
-from agentrl.rm_hub.grade import Grade, GraderService
+from agentrl.rm_hub.grade import Grade, GraderService, Metadata
 from agentrl.rm_hub.reading.verdict import parse_verdict
 from agentrl.rm_hub.running.http import HttpStatus, JsonService
 from agentrl.rm_hub.settings import RmHubSettings
@@ -58,10 +58,8 @@ _OBJECT = {"type": "object", "properties": _FIELDS, "required": list(_FIELDS), "
 _SCHEMA = {"type": "json_schema", "json_schema": {"name": "verdict", "strict": True, "schema": _OBJECT}}
 
 _FIELD = re.compile(r"\{(question|response|label)\}")
-_NO_SCHEMA = (400, 404, 415, 422, 501)
-"""Statuses with which servers refuse a `response_format` that they do not know."""
-_WAIT = 30.0
-"""Seconds to wait for another process's write to the cache."""
+_NO_SCHEMA = (400, 404, 415, 422, 501)  # statuses with which servers refuse a `response_format` that they do not know
+_WAIT = 30.0  # seconds to wait for another process's write to the cache
 
 
 class LLMJudge(GraderService):
@@ -74,12 +72,15 @@ class LLMJudge(GraderService):
         self._settings = settings
         self._rubric = read_rubric(settings.judge_rubric)
         self._schema = True
-        url, timeout, concurrency = _endpoint(settings.judge_url), settings.judge_timeout, settings.judge_concurrency
+        url, timeout, concurrency = settings.judge_url.rstrip("/"), settings.judge_timeout, settings.judge_concurrency
+        if not url.endswith("/chat/completions"):  # the address of a host, or of its API
+            path = url.partition("://")[2].partition("/")[2]
+            url += "/chat/completions" if path else "/v1/chat/completions"
         self._service = JsonService(url, "the judge", "--judge-url", "judge", timeout, concurrency)
         self._cache = JudgeCache(settings.judge_cache_path) if settings.judge_cache_path else None
         super().__init__(self._service, *filter(None, [self._cache]))
 
-    async def grade(self, response: str, label: Any, metadata: Mapping[str, Any]) -> Grade:
+    async def grade(self, response: str, label: Any, metadata: Metadata) -> Grade:
         """Ask the judge, or its cache. The question is the metadata's `question`, else its `prompt`. Raises
         GraderFailure: `judge_unreachable`, `judge_timeout`, `judge_http_STATUS`, `judge_bad_answer`, `judge_nonsense`,
         `judge_cache`; `grader_no_label`, `grader_no_metadata` if the rubric needs what is not there."""
@@ -199,9 +200,8 @@ def read_rubric(given: str | None) -> str:
     return text
 
 
-def ask(rubric: str, response: str, label: Any, metadata: Mapping[str, Any]) -> list[dict[str, str]]:
-    """The messages for the judge: every text in tags that it cannot close itself. Raises GraderFailure: the rubric
-    names a label or question that is not there."""
+def ask(rubric: str, response: str, label: Any, metadata: Metadata) -> list[dict[str, str]]:
+    """The judge's messages: each text in tags that it cannot close. Raises GraderFailure: a label or question is missing."""
     question = metadata.get("question", metadata.get("prompt"))
     needed = {"response", *_FIELD.findall(rubric)}
     if "label" in needed and label is None:
@@ -218,10 +218,8 @@ def ask(rubric: str, response: str, label: Any, metadata: Mapping[str, Any]) -> 
         return f"<text-{tag}>\n{texts[field.group(1)]}\n</text-{tag}>"
 
     # One pass: a {label} inside the graded answer stays what it is.
-    return [
-        {"role": "system", "content": _SYSTEM.format(tag=tag)},
-        {"role": "user", "content": _FIELD.sub(put, rubric)},
-    ]
+    said = {"system": _SYSTEM.format(tag=tag), "user": _FIELD.sub(put, rubric)}
+    return [{"role": role, "content": text} for role, text in said.items()]
 
 
 def digest(*texts: str) -> str:
@@ -235,12 +233,3 @@ def _text(item: Any) -> str:
     if isinstance(item, (list, tuple)) and all(isinstance(m, Mapping) and "role" in m for m in item):
         return "\n\n".join(f"{m['role']}: {content_text(m.get('content'))}" for m in item)
     return json.dumps(item, ensure_ascii=False, default=str)
-
-
-def _endpoint(url: str) -> str:
-    """The chat endpoint below the address that was given: of a host, of its API, or itself."""
-    base = url.rstrip("/")
-    if base.endswith("/chat/completions"):
-        return base
-    path = base.partition("://")[2].partition("/")[2]
-    return f"{base}/chat/completions" if path else f"{base}/v1/chat/completions"

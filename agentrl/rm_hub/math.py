@@ -2,17 +2,15 @@
 
 `answers.find_answer` finds the answer; `metadata["reader"]` is "strict" (default) or "lenient". `equality.compare`
 compares numbers, expressions, sets, tuples, intervals, matrices and equations; the last resort is math-verify. A label
-is a number, text, LaTeX, a boxed or `####` solution, or a list. `gsm8k`, `deepscaler` and `dapo` compare in the same
-way."""
+is a number, text, LaTeX, a boxed or `####` solution, or a list. `gsm8k`, `deepscaler` and `dapo` compare alike."""
 
 import math
 import re
-from collections.abc import Mapping
 from fractions import Fraction
 from itertools import product
 from typing import Any
 
-from agentrl.rm_hub.grade import Grade
+from agentrl.rm_hub.grade import Grade, Metadata
 from agentrl.rm_hub.reading import numbers, sentences
 from agentrl.rm_hub.reading.answers import NOTHING, AnswerPattern, find_answer, is_lenient, read
 from agentrl.rm_hub.reading.common import bad_label, boxes, one_of
@@ -22,8 +20,7 @@ from agentrl.rm_hub.reading.latex import LONGEST, clean
 from agentrl.rm_hub.reading.shapes import shape
 from agentrl.rm_hub.reading.words import wordy
 
-WINDOW = 300
-"""Characters at the end of a response that `dapo` reads. The longest answer of MATH-500 has 159."""
+WINDOW = 300  # characters at the end of a response that `dapo` reads. The longest answer of MATH-500 has 159
 
 _MOST_PARTS = 20
 _LINE = re.compile(r"(?i)(?:\banswer|答案)[*_\s]*[:：][*_]*[ \t]*")
@@ -33,12 +30,12 @@ _LETTERED = re.compile(r"[{\s]*(?i:option |choice |answer )?(?:\(\s*[A-J]\s*\)|[
 _HASHES = re.compile(r"####\s*(.+?)\s*$")
 
 
-def grade_math(response: str, label: Any, metadata: Mapping[str, Any]) -> Grade:
+def grade_math(response: str, label: Any, metadata: Metadata) -> Grade:
     """Right if the response's final answer equals one of the accepted ones."""
     return grade_labels(response, read_labels("math", label), is_lenient(metadata, "math"))
 
 
-def grade_gsm8k(response: str, label: Any, metadata: Mapping[str, Any]) -> Grade:
+def grade_gsm8k(response: str, label: Any, metadata: Metadata) -> Grade:
     """`gsm8k`: 1 if the one number that the response gives is the label's, else 0 (Cobbe et al. 2021, arXiv:2110.14168).
 
     Numbers are exact: 18, 18.00, $18, 18 dollars, "eighteen" are equal, 17.99 is not. A label with at least two decimals
@@ -49,13 +46,12 @@ def grade_gsm8k(response: str, label: Any, metadata: Mapping[str, Any]) -> Grade
     return grade_labels(response, wanted, is_lenient(metadata, "gsm8k"))
 
 
-def grade_deepscaler(response: str, label: Any, metadata: Mapping[str, Any]) -> Grade:
+def grade_deepscaler(response: str, label: Any, metadata: Metadata) -> Grade:
     """`deepscaler`: right if a box after the reasoning equals an accepted answer (DeepScaleR: Luo et al. 2025). The
     response must end its reasoning by `</think>` or `###Response`; boxes inside it do not count."""
     golds = read_labels("deepscaler", label)
     text = response[-sentences.TAIL :]
-    ends = [match.end() for match in _ENDED.finditer(text)]
-    if not ends:
+    if not (ends := [match.end() for match in _ENDED.finditer(text)]):
         return Grade(0.0, False, None, "the reasoning does not end: no </think>")
     found = find_answer(text[ends[-1] :], asked_for(golds)._replace(announced=NOTHING, called=NOTHING))
     if found.how != "box":
@@ -65,7 +61,7 @@ def grade_deepscaler(response: str, label: Any, metadata: Mapping[str, Any]) -> 
     return Grade(float(verdict.equal), verdict.equal, said, verdict.reason)
 
 
-def grade_dapo(response: str, label: Any, metadata: Mapping[str, Any]) -> Grade:
+def grade_dapo(response: str, label: Any, metadata: Metadata) -> Grade:
     """`dapo`: +1 if the answer ends in the asked form and equals an accepted one, else -1 (Yu et al. 2025, arXiv:2503.14476).
 
     Only the last `WINDOW` characters are read. `metadata["dapo_form"]` chooses what counts: "answer" (default) is an
@@ -75,8 +71,15 @@ def grade_dapo(response: str, label: Any, metadata: Mapping[str, Any]) -> Grade:
     golds = read_labels("dapo", label)
     asked = asked_for(golds)._replace(announced=NOTHING if form == "boxed" else _LINE, called=NOTHING)
     text = sentences.seen(response).rstrip()
-    since = _box_in(text) if form == "boxed" else _line_in(text, form == "strict")
-    if since is None:
+    if form == "boxed":
+        marked = boxes(text)
+        fits = bool(marked) and marked[-1].complete and len(text) - marked[-1].end <= WINDOW
+        since = 0  # the box may begin before the window
+    else:
+        lines = list(_LINE.finditer(text, max(0, len(text) - WINDOW)))
+        fits = bool(lines) and not (form == "strict" and "\n" in text[lines[-1].end() :].strip())
+        since = lines[0].start() if lines else 0
+    if not fits:
         what = "box" if form == "boxed" else "line 'Answer: ...'" + (" at the very end" if form == "strict" else "")
         return _dapo(False, None, f"no {what} in the last {WINDOW} characters of the answer")
     found = read(text, asked, since=since)
@@ -85,18 +88,6 @@ def grade_dapo(response: str, label: Any, metadata: Mapping[str, Any]) -> Grade:
     said = " or ".join(found.values)
     verdict = best(golds, said)
     return _dapo(verdict.equal, said, verdict.reason)
-
-
-def _box_in(text: str) -> int | None:
-    """The position where reading begins: the start, if the last box ends in the window; it may be before the start."""
-    found = boxes(text)
-    return 0 if found and found[-1].complete and len(text) - found[-1].end <= WINDOW else None
-
-
-def _line_in(text: str, strict: bool) -> int | None:
-    """The position of the first `Answer:` of the window; for "strict" nothing may stand behind the last one's line."""
-    lines = list(_LINE.finditer(text, max(0, len(text) - WINDOW)))
-    return None if not lines or (strict and "\n" in text[lines[-1].end() :].strip()) else lines[0].start()
 
 
 def _dapo(right: bool, extracted: str | None, reason: str) -> Grade:

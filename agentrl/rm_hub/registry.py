@@ -15,46 +15,33 @@ from typing import Any, Literal
 
 from agentrl.errors import AgentRLError, GraderFailure, SettingsError, install
 from agentrl.plugins import load_object, raised_at
-from agentrl.rm_hub.grade import Grade, GraderFunction
+from agentrl.rm_hub.grade import Grade, GraderFunction, Metadata
 from agentrl.rm_hub.reading.common import after_reasoning, clip, last_box
 from agentrl.rm_hub.settings import RmHubSettings
 
 BOXED = "boxed_"
-MAX_RESPONSE = 4_000_000
-"""Most characters of an answer that is graded."""
-MAX_EXTRACTED = 2_000
-"""Most characters of `Grade.extracted` and `Grade.reason` that are kept."""
+MAX_RESPONSE = 4_000_000  # most characters of an answer that is graded
+MAX_EXTRACTED = 2_000  # most characters of `Grade.extracted` and `Grade.reason` that are kept
 
 
 @dataclass(frozen=True, slots=True)
 class GraderSpec:
-    """One grader: its name, its function and its options.
+    """One grader: its name, its function and its options."""
 
-    Attributes:
-        path: `module:name` of what `runs` says.
-        packages: packages without which no answer can be graded; of the extra `graders`, or of the grader's own extra.
-        runs: "process": a `GraderFunction` in a worker process; "service": a `GraderService`; "async": a coroutine
-            function of a `GraderFunction`'s form.
-        reads: which text of a sample is graded: its final answer, or its whole response.
-        needs_label: whether a label is required.
-        boxable: whether `boxed_NAME` exists.
-        conversation: whether it reads `metadata["messages"]`; else a recorded conversation is not sent to its process.
-        zero: the score of an answer that exhausted its grader; None for graders that fail instead."""
-
-    path: str
-    packages: tuple[str, ...] = ()
+    path: str  # `module:name` of what `runs` says
+    packages: tuple[str, ...] = ()  # without which no answer can be graded; of the extra `graders`, or the grader's own
     runs: Literal["process", "service", "async"] = "process"
-    reads: Literal["answer", "response"] = "answer"
+    """A `GraderFunction` in a worker process, a `GraderService`, or a coroutine function of a `GraderFunction`'s form."""
+    reads: Literal["answer", "response"] = "answer"  # a sample's final answer is graded, or its whole response
     needs_label: bool = True
-    boxable: bool = True
-    conversation: bool = False
-    zero: float | None = 0.0
+    boxable: bool = True  # `boxed_NAME` exists
+    conversation: bool = False  # it reads `metadata["messages"]`, which are not sent to the processes of others
+    zero: float | None = 0.0  # the score of an answer that exhausted its grader; None for graders that fail instead
 
     def load(self) -> Any:
         """Import the function, or the class of a service, which is made from the settings."""
-        if not self.path.startswith("agentrl.rm_hub."):
-            return load_object(self.path, what="--rm-type")
-        return pkgutil.resolve_name(self.path)
+        ours = self.path.startswith(f"{_HUB}.")
+        return pkgutil.resolve_name(self.path) if ours else load_object(self.path, what="--rm-type")
 
 
 _HUB = "agentrl.rm_hub"
@@ -90,13 +77,11 @@ def graders() -> tuple[str, ...]:
 
 
 def find(rm_type: str) -> GraderSpec:
-    """The grader of that name; a `boxed_` form has its base's spec. Raises SettingsError: no such grader (with the nearest
-    name). PluginError: a grader given by path cannot be found."""
+    """The grader of that name; a `boxed_` form has its base's spec. Raises SettingsError, PluginError: there is none."""
     if ":" in rm_type:
         return _by_path(rm_type)
     base = rm_type.removeprefix(BOXED)
-    spec = GRADERS.get(base)
-    if spec is not None and (base == rm_type or spec.boxable):
+    if (spec := GRADERS.get(base)) is not None and (base == rm_type or spec.boxable):
         return replace(spec, reads="answer") if base != rm_type else spec
     names = [*GRADERS, *(BOXED + name for name, entry in GRADERS.items() if entry.boxable)]
     close = difflib.get_close_matches(rm_type.lower(), names, n=1)
@@ -130,14 +115,9 @@ def _failure(kind: str, rm_type: str, what: str) -> GraderFailure:
     return GraderFailure(f"--rm-type {rm_type}{what}", kind=kind)
 
 
-def grade(rm_type: str, response: str, label: Any = None, metadata: Mapping[str, Any] | None = None) -> Grade:
-    """Grade one answer, in this process and without a deadline.
-
-    Args:
-        rm_type: a name of `graders()`, `boxed_` and such a name, or `path/to/file.py:function`.
-        response: the model's answer.
-        label: the accepted answer, or a list of them.
-        metadata: what some graders need besides.
+def grade(rm_type: str, response: str, label: Any = None, metadata: Metadata | None = None) -> Grade:
+    """Grade one answer, in this process and without a deadline. `rm_type` is a name of `graders()`, `boxed_` and such a
+    name, or `path/to/file.py:function`; `label` the accepted answer, or a list; `metadata` what some graders need besides.
 
     Raises SettingsError: no such grader (with the nearest name), or one that has to be awaited. GraderFailure: the
     label or a field of the metadata is missing or of the wrong type, or the grader raised."""
@@ -149,8 +129,7 @@ def grade(rm_type: str, response: str, label: Any = None, metadata: Mapping[str,
         return too_long
     function: GraderFunction = spec.load()
     if rm_type.startswith(BOXED):
-        boxed = last_box(after_reasoning(response))
-        if boxed is None:
+        if (boxed := last_box(after_reasoning(response))) is None:
             return Grade(spec.zero or 0.0, False, None, "no box found", unjudged="no_box")
         response = boxed
     try:
@@ -192,8 +171,7 @@ def check_rm_type(rm_type: str, settings: RmHubSettings | None = None) -> Grader
 
 
 def checked(rm_type: str, grade: object) -> Grade:
-    """`grade` with its texts cut to a readable length. Raises GraderFailure (`grader_bad_grade`): it is none, or its
-    numbers are not finite."""
+    """`grade` with its texts cut. Raises GraderFailure (`grader_bad_grade`): it is none, or its numbers are not finite."""
     if not isinstance(grade, Grade):
         raise _failure("grader_bad_grade", rm_type, f" must return a Grade, got {type(grade).__name__}")
     if not all(isinstance(n, (int, float)) and math.isfinite(n) for n in (grade.score, *grade.parts.values())):

@@ -5,11 +5,10 @@
 2. `prompt` is the metadata's `prompt`, which the rollout sets to the sample's prompt; null if there is none.
 3. Without `correct` in the answer a positive score counts as right."""
 
-from collections.abc import Mapping
 from typing import Any
 
 from agentrl.errors import SettingsError
-from agentrl.rm_hub.grade import Grade, GraderService
+from agentrl.rm_hub.grade import Grade, GraderService, Metadata
 from agentrl.rm_hub.reading.common import finite
 from agentrl.rm_hub.running.http import JsonService
 from agentrl.rm_hub.settings import RmHubSettings
@@ -27,14 +26,13 @@ class RemoteRM(GraderService):
         self._service = JsonService(settings.rm_url, "the reward server", "--rm-url", "grader", timeout, concurrency)
         super().__init__(self._service)
 
-    async def grade(self, response: str, label: Any, metadata: Mapping[str, Any]) -> Grade:
+    async def grade(self, response: str, label: Any, metadata: Metadata) -> Grade:
         """Ask the server. Raises GraderFailure: `grader_unreachable`, `grader_timeout`, `grader_http_STATUS`,
         `grader_bad_answer`; `grader_bad_metadata` if label or metadata are not JSON."""
         rest = {name: value for name, value in metadata.items() if name != "prompt"}
         asked = {"prompt": metadata.get("prompt"), "response": response, "label": label, "metadata": rest}
         answer = await self._service.post(asked)
-        grade = read_answer(answer)
-        if grade is None:
+        if (grade := read_answer(answer)) is None:
             raise self._service.bad_answer(_EXPECTED, answer)
         return grade
 
@@ -47,11 +45,7 @@ def read_answer(answer: Any) -> Grade | None:
     score = numbers.pop("score", None if "score" in told else reward)
     if score is None:
         return None
-    correct, extracted, reason = told.get("correct"), told.get("extracted"), told.get("reason")
-    return Grade(
-        score,
-        correct if isinstance(correct, bool) else score > 0,
-        extracted if isinstance(extracted, str) else None,
-        reason if isinstance(reason, str) else "scored by the reward server",
-        numbers,
-    )
+    correct = told["correct"] if isinstance(told.get("correct"), bool) else score > 0
+    extracted = told["extracted"] if isinstance(told.get("extracted"), str) else None
+    reason = told["reason"] if isinstance(told.get("reason"), str) else "scored by the reward server"
+    return Grade(score, correct, extracted, reason, numbers)

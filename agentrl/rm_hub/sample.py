@@ -1,15 +1,14 @@
 """Grading a rollout's samples: which text of a sample is graded, by which grader, and what becomes of the grade.
 
 1. The grader is the sample's own `metadata["rm_type"]`, else `args.rm_type`.
-2. The reward is the grade's score; with `--reward-key` (or `--eval-reward-key`) it is the dict `{"score": ..., **parts}`
-   from which the key picks.
+2. The reward is the grade's score; with `--reward-key` (or `--eval-reward-key`) the key picks from `{"score": ..., **parts}`.
 3. The whole grade stays in `sample.metadata["grade"]`."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from agentrl.errors import GraderFailure, SettingsError
-from agentrl.rm_hub.grade import Grade
+from agentrl.rm_hub.grade import Grade, Metadata
 from agentrl.rm_hub.registry import GRADERS, find
 from agentrl.rm_hub.running.runner import each, runner_for
 from agentrl.sample import Message, Sample, content_text
@@ -18,11 +17,9 @@ Reward = float | dict[str, float]
 
 
 async def async_rm(args: Any, sample: Sample, **kwargs: Any) -> Reward:
-    """The built-in reward of a sample, graded in a worker process or by a server, never on the event loop.
-
-    Args:
-        args: settings as attributes (`rm_type`, `reward_key`, `grader_timeout`, ...); what is not there has its default.
-        sample: its final answer (or response), label and metadata are read.
+    """The built-in reward of a sample, graded in a worker process or by a server, never on the event loop. `args` has
+    settings as attributes (`rm_type`, `reward_key`, `grader_timeout`, ...); what is not there has its default. Of the
+    sample its final answer (or response), label and metadata are read.
 
     Raises SettingsError: no grader is set, or there is none of that name. GraderFailure: it cannot be graded; `kind`
     says why (`grader_timeout`, `grader_no_label`, ...)."""
@@ -42,7 +39,7 @@ async def grade_sample(args: Any, sample: Sample, rm_type: str) -> Grade:
     if sample.label is None and spec.needs_label and getattr(args, "slime_defaults", False):
         return Grade(0.0, correct=False, reason="there is no label, which slime rewards with 0")
     text = final_answer(sample) if spec.reads == "answer" else sample.response
-    metadata: Mapping[str, Any] = sample.metadata
+    metadata: Metadata = sample.metadata
     if spec.runs != "process":
         metadata = {"prompt": sample.prompt, **metadata}
     return await runner_for(args).grade(rm_type, text, sample.label, metadata)

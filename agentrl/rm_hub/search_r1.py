@@ -10,9 +10,9 @@
 import re
 from collections.abc import Mapping, Sequence
 from itertools import chain, pairwise
-from typing import Any, NamedTuple
+from typing import Any
 
-from agentrl.rm_hub.grade import Grade
+from agentrl.rm_hub.grade import Grade, Metadata
 from agentrl.rm_hub.reading.common import answer_blocks, clip, flag, golds, last_box, mappings, number
 from agentrl.rm_hub.text import contains, exact, normalise
 from agentrl.sample import content_text
@@ -25,48 +25,35 @@ _SHAPE = re.compile(
     "<think>.?</think>(<search>.?</search><information></information><think>.?</think>)*<answer>.?</answer>"
 )
 """Of a response in which each text is one character, and what was retrieved is none."""
+SearchAnswer = tuple[str | None, str, str]  # the answer, what was retrieved, and the first fault of the structure or ""
 
 
-class SearchAnswer(NamedTuple):
-    """The graded parts of a trajectory: its answer, what was retrieved, and the first fault of its structure or ""."""
-
-    answer: str | None
-    retrieved: str
-    fault: str
-
-
-def grade_search_r1(response: str, label: Any, metadata: Mapping[str, Any]) -> Grade:
-    """The reward of a search trajectory, retrieved text included; parts are em, format and retrieval, each 0 or 1.
-
-    Args:
-        label: the accepted answers (`reading.common.golds`), as Search-R1's `{"target": [...]}`.
-        metadata: `structure_format_score`, `final_format_score`, `retrieval_score` (default 0 each; the second paper
-            uses 0.2, 0.1 and 0), `sub_em` (default false), `messages` (default none, see the module's third point)."""
+def grade_search_r1(response: str, label: Any, metadata: Metadata) -> Grade:
+    """The reward of a search trajectory, retrieved text included; parts are em, format and retrieval, each 0 or 1. `label`
+    is the accepted answers (`reading.common.golds`), as Search-R1's `{"target": [...]}`. `metadata` may have
+    `structure_format_score`, `final_format_score`, `retrieval_score` (default 0 each; the second paper uses 0.2, 0.1 and
+    0), `sub_em` (default false), `messages` (default none, see the module's third point)."""
     accepted = golds(label, "search_r1")
     structure = number(metadata, "structure_format_score", 0.0, "search_r1")
     final = number(metadata, "final_format_score", 0.0, "search_r1")
     retrieval = number(metadata, "retrieval_score", 0.0, "search_r1")
     match = contains if flag(metadata, "sub_em", "search_r1") else exact
-    seen = _read(response, metadata)
-    readings = () if seen.answer is None else (seen.answer, last_box(seen.answer))
-    right = any(match(text, accepted) for text in readings if text is not None)
-    found = bool(seen.retrieved) and contains(_MARKUP.sub(" ", seen.retrieved), accepted)
-    if right:
-        score = 1.0 - structure if seen.fault else 1.0
-    elif not seen.fault:
-        score = structure + (retrieval if found else 0.0)
-    else:
-        score = final if seen.answer is not None else 0.0
-    parts = {"em": float(right), "format": float(not seen.fault), "retrieval": float(found)}
-    verdict = "no closed <answer> block" if seen.answer is None else "right answer" if right else "wrong answer"
-    reason = f"{verdict}; {seen.fault or 'structure as expected'}"
-    return Grade(score, right, None if seen.answer is None else clip(seen.answer), reason, parts)
-
-
-def _read(response: str, metadata: Mapping[str, Any]) -> SearchAnswer:
     messages = mappings(metadata.get("messages", ()), "messages", "a list of messages", "search_r1")
     native = any(message.get("role") == "tool" or message.get("tool_calls") for message in messages)
-    return _from_messages(messages) if native else _from_text(response)
+    answer, retrieved, fault = _from_messages(messages) if native else _from_text(response)
+    readings = () if answer is None else (answer, last_box(answer))
+    right = any(match(text, accepted) for text in readings if text is not None)
+    found = bool(retrieved) and contains(_MARKUP.sub(" ", retrieved), accepted)
+    if right:
+        score = 1.0 - structure if fault else 1.0
+    elif not fault:
+        score = structure + (retrieval if found else 0.0)
+    else:
+        score = final if answer is not None else 0.0
+    parts = {"em": float(right), "format": float(not fault), "retrieval": float(found)}
+    verdict = "no closed <answer> block" if answer is None else "right answer" if right else "wrong answer"
+    reason = f"{verdict}; {fault or 'structure as expected'}"
+    return Grade(score, right, None if answer is None else clip(answer), reason, parts)
 
 
 def _from_text(response: str) -> SearchAnswer:
@@ -79,7 +66,7 @@ def _from_text(response: str) -> SearchAnswer:
     shape = "".join(piece if _TAG.fullmatch(piece) else "." for piece in pieces).replace("tool_call>", "search>")
     expected = "expected think, (search, information, think)*, answer"
     fault = "" if _SHAPE.fullmatch(shape) else f"structure {shape[:200] or 'of nothing'}, {expected}"
-    return SearchAnswer(answer, "\n".join(retrieved), fault)
+    return answer, "\n".join(retrieved), fault
 
 
 def _from_messages(messages: Sequence[Mapping[str, Any]]) -> SearchAnswer:
@@ -94,4 +81,4 @@ def _from_messages(messages: Sequence[Mapping[str, Any]]) -> SearchAnswer:
     shaped = counts and all(0 < c <= r and not a for c, r, a in counts[:-1]) and counts[-1][::2] == (0, 1)
     fault = "" if shaped else f"turns with (calls, results, answers): {counts}, expected answers in the last alone"
     found = list(chain.from_iterable(answers))
-    return SearchAnswer(found[-1] if found else None, "\n".join(retrieved), fault)
+    return found[-1] if found else None, "\n".join(retrieved), fault

@@ -1,8 +1,6 @@
-"""Short-answer graders with SQuAD's metrics (Rajpurkar et al. 2016, arXiv:1606.05250, evaluation v1.1), `gpqa`,
-`random`.
+"""Short-answer graders with SQuAD's metrics (Rajpurkar et al. 2016, arXiv:1606.05250, v1.1), `gpqa`, `random`.
 
-1. `exact_match` and `f1` grade the whole answer after its reasoning; only an answer that is one `<answer>` block is
-   unwrapped.
+1. `exact_match` and `f1` grade the whole answer after its reasoning, or its `<answer>` block if it is nothing else.
 2. Normalisation is SQuAD's, with three differences: punctuation of all scripts goes; a decimal point between digits and
    a minus sign before a number stay; an answer of which nothing is left is compared as it is.
 3. The best of several accepted answers counts."""
@@ -12,24 +10,14 @@ import re
 import string
 import unicodedata
 from collections import Counter
-from collections.abc import Mapping
 from functools import lru_cache
 from random import Random
 from typing import Any
 
-from agentrl.rm_hub.grade import Grade
+from agentrl.rm_hub.grade import Grade, Metadata
 from agentrl.rm_hub.reading.answers import CHOICE_ANNOUNCED, CHOICE_CALLED, AnswerPattern, find_answer, is_lenient
 from agentrl.rm_hub.reading.choices import MANY, read_choice, read_choices
-from agentrl.rm_hub.reading.common import (
-    after_reasoning,
-    answer_blocks,
-    bad_metadata,
-    clip,
-    compose,
-    flag,
-    golds,
-    number,
-)
+from agentrl.rm_hub.reading.common import bad_metadata, clip, compose, flag, golds, number, unwrapped
 
 _ARTICLES = re.compile(r"\b(?:a|an|the)\b")
 _MARK = re.compile(r"(?<![\d.])\d+\.\d+(?!\.?\d)|(?P<minus>(?<!\S)[-−–]+(?=[$€£]?\.?\d))|[^\w\s]|_")
@@ -63,37 +51,28 @@ def contains(text: str, accepted: list[str]) -> bool:
     return any(f" {normalise(gold)} " in padded for gold in accepted)
 
 
-def grade_exact_match(response: str, label: Any, metadata: Mapping[str, Any]) -> Grade:
+def grade_exact_match(response: str, label: Any, metadata: Metadata) -> Grade:
     """Right if the normalised answer equals one of the normalised labels (`reading.common.golds`)."""
     accepted = golds(label, "exact_match")
-    answer = _answer(response)
-    if not answer:
+    if not (answer := unwrapped(response)):
         return Grade(0.0, False, None, "the answer is empty")
     right = exact(answer, accepted)
     return Grade(float(right), right, clip(answer), "equal" if right else "equals none of the accepted answers")
 
 
-def grade_f1(response: str, label: Any, metadata: Mapping[str, Any]) -> Grade:
+def grade_f1(response: str, label: Any, metadata: Metadata) -> Grade:
     """Score is the best token F1 over the labels (`reading.common.golds`), in [0, 1]. `metadata`: `f1_threshold`
     (default 1): from which score on the answer counts as correct. `f1_yes_no` (default false): HotpotQA's rule (Yang et
     al. 2018, arXiv:1809.09600) that "yes", "no" and "noanswer" match nothing but themselves."""
     accepted = golds(label, "f1")
     threshold, verdicts = number(metadata, "f1_threshold", 1.0, "f1"), flag(metadata, "f1_yes_no", "f1")
-    answer = _answer(response)
-    if not answer:
+    if not (answer := unwrapped(response)):
         return Grade(0.0, False, None, "the answer is empty")
     got = normalise(answer)
     scores = [_f1(got, normalise(gold), verdicts) for gold in accepted]
     best = max(range(len(scores)), key=scores.__getitem__)
     score = scores[best]
     return Grade(score, score >= threshold, clip(answer), f"token F1 {score:.3f} with {clip(accepted[best])!r}")
-
-
-def _answer(response: str) -> str:
-    answer = after_reasoning(response)
-    wrapped = answer.lower().startswith("<answer>") and answer.lower().endswith("</answer>")
-    blocks = answer_blocks(answer) if wrapped else []
-    return blocks[0][1] if len(blocks) == 1 else answer
 
 
 def _f1(got: str, want: str, verdicts: bool) -> float:
@@ -105,13 +84,12 @@ def _f1(got: str, want: str, verdicts: bool) -> float:
     return 2 * common / total if total else 0.0
 
 
-def grade_gpqa(response: str, label: Any, metadata: Mapping[str, Any]) -> Grade:
+def grade_gpqa(response: str, label: Any, metadata: Metadata) -> Grade:
     """1 if the choice that the response gives is the label's, else 0."""
     choices, wanted = read_choices(label, metadata)
     asked = AnswerPattern(lambda said: read_choice(compose(said), choices), CHOICE_ANNOUNCED, CHOICE_CALLED)
     found = find_answer(response, asked, is_lenient(metadata, "gpqa"))
-    read = {choice[0] for value in found.values if (choice := asked.value(value)) is not None}
-    if not read:
+    if not (read := {choice[0] for value in found.values if (choice := asked.value(value)) is not None}):
         return Grade(0.0, False, None, f"no choice found: {found.how}")
     got = read.pop()
     if got == MANY or read:
@@ -121,7 +99,7 @@ def grade_gpqa(response: str, label: Any, metadata: Mapping[str, Any]) -> Grade:
     return Grade(float(right), right, clip(got), reason)
 
 
-def grade_random(response: str, label: Any, metadata: Mapping[str, Any]) -> Grade:
+def grade_random(response: str, label: Any, metadata: Metadata) -> Grade:
     """1 with a probability of `random_rate` (default 0.5) of the metadata, else 0. It depends on the texts of response and
     label and on the metadata's `seed` (default 0), an integer or a text."""
     seed = metadata.get("seed", 0)

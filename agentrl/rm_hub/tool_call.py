@@ -1,11 +1,9 @@
 """Tool calls against accepted ones: names and arguments, after BFCL's AST check (Patil et al. 2025).
 
-1. All calls of the label and no others; order is free unless `ordered`. `{"any_of": [...]}` accepts one of several
-   labels.
+1. All calls of the label and no others; order is free unless `ordered`. `{"any_of": [...]}` has several labels.
 2. Arguments are equal as JSON: 1 equals 1.0, true is not 1, "5" is not 5 unless `coerce`. `loose_strings` ignores case,
    spaces and `,./-_*^`. With `accepted_values` each argument is a list; "" in it makes the argument optional.
-3. Calls are those of `metadata["messages"]` after its last user message, else those in the response (`reading.calls`).
-"""
+3. Calls are those of `metadata["messages"]` after its last user message, else of the response (`reading.calls`)."""
 
 import re
 from collections.abc import Mapping
@@ -13,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from agentrl.chat.parsers.base import json_or_text
-from agentrl.rm_hub.grade import Grade
+from agentrl.rm_hub.grade import Grade, Metadata
 from agentrl.rm_hub.reading.calls import Broken, Call, calls_of, read_calls
 from agentrl.rm_hub.reading.common import bad_label, clip, flag, mappings
 
@@ -21,8 +19,7 @@ _RESULT = re.compile(
     r"<tool_response>.*?(?:</tool_response>|\Z)|<\|start\|>functions\.[^<]*<\|channel\|>.*?(?:<\|end\|>|\Z)", re.DOTALL
 )
 _LOOSE = str.maketrans("", "", " ,./-_*^")
-_MAX_DEPTH = 64
-_MAX_CALLS = 64
+_MAX_DEPTH, _MAX_CALLS = 64, 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,13 +32,10 @@ class Rules:
     coerce: bool
 
 
-def grade_tool_call(response: str, label: Any, metadata: Mapping[str, Any]) -> Grade:
-    """1 if exactly the accepted calls are made, else 0; parts give credit for names and arguments.
-
-    Args:
-        response: what the model wrote.
-        label: `{"name", "arguments"}`, a list of such, or `{"any_of": [...]}`; also as JSON text.
-        metadata: the flags `ordered`, `accepted_values`, `loose_strings`, `coerce`; `messages`; `tools` (schemas)."""
+def grade_tool_call(response: str, label: Any, metadata: Metadata) -> Grade:
+    """1 if exactly the accepted calls are made, else 0; parts give credit for names and arguments. `label` is
+    `{"name", "arguments"}`, a list of such, or `{"any_of": [...]}`, also as JSON text. `metadata` may have the flags
+    `ordered`, `accepted_values`, `loose_strings`, `coerce`; `messages`; `tools` (schemas)."""
     accepted = flag(metadata, "accepted_values", "tool_call")
     loose = flag(metadata, "loose_strings", "tool_call") if "loose_strings" in metadata else accepted
     rules = Rules(flag(metadata, "ordered", "tool_call"), accepted, loose, flag(metadata, "coerce", "tool_call"))
@@ -56,17 +50,11 @@ def grade_tool_call(response: str, label: Any, metadata: Mapping[str, Any]) -> G
 
 def _alternatives(label: Any, rules: Rules) -> list[list[Call]]:
     value = json_or_text(label) if isinstance(label, str) else label
-    if hasattr(value, "tolist"):
-        value = value.tolist()
+    value = value.tolist() if hasattr(value, "tolist") else value
     if isinstance(value, Mapping) and "any_of" in value:
-        options = value["any_of"]
-        if not isinstance(options, (list, tuple)) or not options:
+        if not isinstance(options := value["any_of"], (list, tuple)) or not options:
             raise bad_label("tool_call", "any_of with a list of one or more labels", label)
         return [calls for option in options for calls in _alternatives(option, rules)]
-    return [_label_calls(value, label, rules)]
-
-
-def _label_calls(value: Any, label: Any, rules: Rules) -> list[Call]:
     expected = 'a call {"name": ..., "arguments": {...}}, a list of them, or {"any_of": [...]}'
     try:
         calls = (read_calls(value) or None) if isinstance(value, str) else calls_of(value)
@@ -77,10 +65,10 @@ def _label_calls(value: Any, label: Any, rules: Rules) -> list[Call]:
     listed = (isinstance(values, (list, tuple)) and values for call in calls for values in call.arguments.values())
     if rules.accepted_values and not all(listed):
         raise bad_label("tool_call", "a list of accepted values for every argument (accepted_values)", label)
-    return calls
+    return [calls]
 
 
-def _made(response: str, metadata: Mapping[str, Any]) -> list[Call]:
+def _made(response: str, metadata: Metadata) -> list[Call]:
     """The calls that the model made; `Broken` if it said nothing at all."""
     messages = mappings(metadata.get("messages", ()), "messages", "a list of messages", "tool_call")
     calls: list[Call] = []
@@ -88,8 +76,7 @@ def _made(response: str, metadata: Mapping[str, Any]) -> list[Call]:
         if message.get("role") == "user":
             calls = []
         elif message.get("role") == "assistant":
-            some = calls_of(message.get("tool_calls") or ())
-            if some is None:
+            if (some := calls_of(message.get("tool_calls") or ())) is None:
                 raise Broken("a tool call of the messages has no name")
             calls.extend(some)
     if calls:
@@ -112,19 +99,20 @@ def _compare(made: list[Call], wanted: list[Call], rules: Rules) -> Grade:
     most = max(len(made), len(wanted))
     if most > _MAX_CALLS:
         return _grade(False, shown, counts)
-    shares = [[_share(call, want, rules) for want in wanted] for call in made]
+    checked = [[_arguments(call, want, rules) for want in wanted] for call in made]
+    shares = [[-1.0 if c is None else sum(c.values()) / len(c) if c else 1.0 for c in row] for row in checked]
     pairs = _pairs(shares, rules.ordered)
-    faults = (_fault(made[i], wanted[j], rules) for i, j in pairs if shares[i][j] < 1)
+    faults = (_fault(made[i], wanted[j], checked[i][j]) for i, j in pairs if shares[i][j] < 1)
     fault = counts if len(made) != len(wanted) else next(faults, None)
     parts = [shares[i][j] for i, j in pairs if shares[i][j] >= 0]
     return _grade(fault is None, shown, fault or "as expected", len(parts) / most, sum(parts) / most)
 
 
-def _fault(got: Call, want: Call, rules: Rules) -> str:
-    if got.name != want.name:
+def _fault(got: Call, want: Call, checked: Mapping[str, bool] | None) -> str:
+    if checked is None:
         return f"calls {clip(got.name)}, expected {clip(want.name)}"
-    wrong = [key for key, right in _arguments(got, want, rules).items() if not right]
-    return f"{got.name}: wrong, missing or additional arguments {clip(', '.join(wrong))}"
+    wrong = ", ".join(key for key, right in checked.items() if not right)
+    return f"{got.name}: wrong, missing or additional arguments {clip(wrong)}"
 
 
 def _pairs(shares: list[list[float]], ordered: bool) -> list[tuple[int, int]]:
@@ -155,16 +143,10 @@ def _augment(i: int, shares: list[list[float]], holder: dict[int, int], seen: se
     return False
 
 
-def _share(got: Call, want: Call, rules: Rules) -> float:
-    """The share of arguments that are right; -1 for another tool."""
+def _arguments(got: Call, want: Call, rules: Rules) -> dict[str, bool] | None:
+    """Every argument of the two calls, and whether it is right; None for another tool."""
     if got.name != want.name:
-        return -1.0
-    right = _arguments(got, want, rules)
-    return sum(right.values()) / len(right) if right else 1.0
-
-
-def _arguments(got: Call, want: Call, rules: Rules) -> dict[str, bool]:
-    """Every argument of the two calls, and whether it is right."""
+        return None
     keys = {**want.arguments, **got.arguments}
     return {key: _field(got.arguments, want.arguments, key, rules, 0) for key in keys}
 
@@ -189,16 +171,12 @@ def _equal(got: Any, want: Any, rules: Rules, depth: int) -> bool:
         both = zip(got, want, strict=False)
         return len(got) == len(want) and all(_equal(a, b, rules, depth + 1) for a, b in both)
     if rules.coerce and isinstance(got, str) != isinstance(want, str):
-        got, want = _coerced(got), _coerced(want)
+        got, want = (json_or_text(v.strip().lower()) if isinstance(v, str) else v for v in (got, want))
     if isinstance(got, bool) or isinstance(want, bool) or got is None or want is None:
         return got is want
     if isinstance(got, (int, float)) and isinstance(want, (int, float)):
         return got == want or (isinstance(got, float) and abs(got - want) <= 1e-9 * abs(want))
     return isinstance(got, str) and isinstance(want, str) and _text(got, rules) == _text(want, rules)
-
-
-def _coerced(value: Any) -> Any:
-    return json_or_text(value.strip().lower()) if isinstance(value, str) else value
 
 
 def _text(text: str, rules: Rules) -> str:

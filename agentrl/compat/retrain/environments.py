@@ -42,12 +42,11 @@ class EnvironmentBridge(_Kept):
 
     Methods may be plain, then they run in a thread, and `setup` and `close` are called where there are any. `action` is
     an `LLMAction`. An observation is text, chat messages, or retrain's mapping: of its `current_conversation` the model is
-    shown what is new, else its `content`; its `available_tools` are offered to the model. `options` has the row's `initial_prompt` and `evaluation`; all samples of a
-    group have one `seed`.
+    shown what is new, else its `content`; its `available_tools` are offered to the model. `options` has the row's
+    `initial_prompt` and `evaluation`; all samples of a group have one `seed`.
 
-    Args:
-        environment: the class, or `pkg.mod:Name` or `path/file.py:Name` of it.
-        config: its keyword arguments (`env_specific_config`); `max_steps` among them limits the turns, too."""
+    `environment` is the class, or `pkg.mod:Name` or `path/file.py:Name` of it; `config` its keyword arguments
+    (`env_specific_config`); `max_steps` among them limits the turns, too."""
 
     max_turns: ClassVar[int] = 20
 
@@ -101,13 +100,10 @@ class EnvironmentBridge(_Kept):
 
 
 class FastMCPEnv(_Kept):
-    """retrain's `fastmcp_env`: the tools of an MCP server, and a turn without calls is the final answer.
+    """retrain's `fastmcp_env`: the tools of an MCP server at `server_url` (streamable HTTP, `http://host:port/mcp`). A turn
+    without calls is the final answer. `initial_prompt_template` is the prompt where the run has none of its own.
 
-    As in retrain a call that worked earns 0.1, one of an unknown tool -0.2, one that failed -0.5, and the answer 1.
-
-    Args:
-        server_url: the server's streamable HTTP endpoint (`http://host:port/mcp`).
-        initial_prompt_template: the prompt where the run's prompts are the environment's."""
+    As in retrain a call that worked earns 0.1, one of an unknown tool -0.2, one that failed -0.5, and the answer 1."""
 
     max_turns: ClassVar[int] = 10
 

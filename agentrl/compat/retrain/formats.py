@@ -4,7 +4,7 @@ import json
 import math
 import re
 from collections.abc import Mapping, Sequence
-from itertools import pairwise
+from itertools import chain, pairwise
 from typing import Any, TypedDict
 
 from agentrl.chat import Chat
@@ -13,8 +13,7 @@ from agentrl.envs import Turn
 from agentrl.errors import DataError
 from agentrl.sample import Message, Origin, Sample, Status
 
-KEPT = "retrain"
-"""The key of a sample's metadata under which stands what a sample has no place of its own for."""
+KEPT = "retrain"  # the key of a sample's metadata under which stands what a sample has no place of its own for
 _CALL = re.compile(r"\n?<tool_call>\n(\{.*?\})\n</tool_call>", re.DOTALL)
 _TOOL = re.compile(r"<tool>(.*?)</tool>", re.DOTALL)
 
@@ -41,8 +40,7 @@ class RawRolloutData(TypedDict):
     rollout_metadata: dict[str, Any]
 
 
-Steps = list[tuple[LLMAction, list[dict[str, str]]]]
-"""Actions, and the messages with which each was answered."""
+Steps = list[tuple[LLMAction, list[dict[str, str]]]]  # actions, and the messages with which each was answered
 
 
 def action_of(turn: Turn) -> LLMAction:
@@ -69,10 +67,6 @@ def _tagged(text: str) -> list[dict[str, Any]]:
     return [{"tool_name": call["name"], "tool_input": call.get("args")}] if named else []
 
 
-def _said(text: str) -> LLMAction:
-    return {"action_type": "text_response", "text": text, "tool_call": None, "raw_llm_output": text, "reasoning": None}
-
-
 class DataFormatBridge:
     """Converts there and back without loss. `chat` renders messages as ids; only a new sample needs it."""
 
@@ -93,7 +87,9 @@ class DataFormatBridge:
         prompt = [{"role": "user", "content": sample.prompt}] if isinstance(sample.prompt, str) else sample.prompt
         messages = sample.metadata.get("messages") or [*prompt, {"role": "assistant", "content": sample.response}]
         history = self.messages_to_conversation(messages)
-        actions = [_said(m["content"]) for m in history if m["role"] == "assistant"]
+        texts = [message["content"] for message in history if message["role"] == "assistant"]
+        plain: LLMAction = {"action_type": "text_response", "tool_call": None, "reasoning": None}
+        actions: list[LLMAction] = [{**plain, "text": text, "raw_llm_output": text} for text in texts]
         for action, own in zip(actions, kept.get("actions", ()), strict=False):
             action.update(own)
         for action, turn in zip(actions, _places(sample), strict=False):
@@ -114,8 +110,7 @@ class DataFormatBridge:
         """The episode as a sample with its tokens; the reward is the sum of those of its turns.
 
         Log-probs are those of the actions, where each has one for every token of its turn; else the sample has none.
-        Raises DataError: there is no chat to render it with, or its lists disagree in length. TemplateError: the chat
-        template cannot render it."""
+        Raises DataError: there is no chat, or the lists disagree in length. TemplateError: the template cannot render it."""
         if (carried := rollout["rollout_metadata"].get("sample")) is not None:
             return Sample.from_dict(carried)
         if self._chat is None:
@@ -130,7 +125,10 @@ class DataFormatBridge:
             )
         last = max(at for at, message in enumerate(messages) if message["role"] == "assistant")
         sample = to_sample(self._chat, messages[: last + 1], index=index)
-        _take_log_probs(sample, [action.get("old_per_token_logps") for action in actions])
+        places, given = _places(sample), [action.get("old_per_token_logps") or [] for action in actions]
+        flat = dict(zip(chain.from_iterable(places), chain.from_iterable(given), strict=False))
+        whole = [len(turn) for turn in places] == [len(numbers) for numbers in given]
+        sample.rollout_log_probs = [flat.get(at, 0.0) for at in range(sample.response_length)] if whole else None
         sample.reward, sample.status = math.fsum(earned), Status.COMPLETED
         kept = {"observation": rollout["final_environment_observation"], "actions": [dict(a) for a in actions]}
         kept |= {"infos": rollout["step_info_dicts_per_turn"], "rollout_metadata": rollout["rollout_metadata"]}
@@ -189,12 +187,3 @@ def _places(sample: Sample) -> list[list[int]]:
         if segment.origin is Origin.MODEL:
             turns.setdefault(segment.turn, []).extend(range(segment.start, segment.end))
     return list(turns.values())
-
-
-def _take_log_probs(sample: Sample, given: Sequence[list[float] | None]) -> None:
-    places = _places(sample)
-    if [len(own or ()) for own in given] != [len(turn) for turn in places]:
-        sample.rollout_log_probs = None
-        return
-    flat = {at: p for turn, own in zip(places, given, strict=True) for at, p in zip(turn, own or (), strict=True)}
-    sample.rollout_log_probs = [flat.get(at, 0.0) for at in range(sample.response_length)]

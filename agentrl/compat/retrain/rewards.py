@@ -4,10 +4,8 @@
     def polite(prompt, completion, config_params, step_info)    def brevity(raw_rollout, infos)
 
 A function gets those of its arguments that it takes, plain or async: of a turn `prompt` (text), `completion`,
-`step_info` and `config_params`, of an episode `raw_rollout` and `infos`; both the entries of `params` by their names.
-"""
+`step_info` and `config_params`, of an episode `raw_rollout` and `infos`; both the entries of `params` by name."""
 
-import inspect
 import math
 import statistics
 import sys
@@ -22,14 +20,12 @@ from agentrl.compat.retrain.formats import KEPT, DataFormatBridge, RawRolloutDat
 from agentrl.config.problems import did_you_mean
 from agentrl.errors import GraderFailure, SettingsError
 from agentrl.plugins import load_object
-from agentrl.rm_hub.combine import CreditStrategy, StepRewards
+from agentrl.rm_hub.combine import CreditStrategy, StepRewards, result_of
 from agentrl.rm_hub.running.runner import each
 from agentrl.rollout.failures import describe
 from agentrl.sample import Sample, Status
-from agentrl.tools.threads import run_in_daemon_thread
 
-ENVIRONMENT = "environment"
-"""The name of the rewards that the environment's steps gave."""
+ENVIRONMENT = "environment"  # the name of the rewards that the environment's steps gave
 _SPREAD: Mapping[str, CreditStrategy] = {"last_step": "last", "all_steps_average": "average", "all_steps_equal": "all"}
 F = TypeVar("F", bound=Callable[..., Any])
 _REGISTRY: dict[str, Callable[..., Any]] = {}
@@ -179,11 +175,7 @@ class RewardBridge(RewardCalculator):
 
 async def call(function: Callable[..., Any], given: Mapping[str, Any]) -> Any:
     """Call with those of `given` that it takes by name; a plain function runs in a thread."""
-    taken = taken_by(function, given)
-    if inspect.iscoroutinefunction(function):
-        return await function(**taken)
-    result = await run_in_daemon_thread(partial(function, **taken))
-    return await result if inspect.isawaitable(result) else result
+    return await result_of(partial(function, **taken_by(function, given)))
 
 
 @reward

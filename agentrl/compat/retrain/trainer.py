@@ -27,10 +27,7 @@ from agentrl.train.checkpoints import latest
 
 class SlimeTrainerAdapter:
     """The run that a settings file asks for, in `output_dir`; each call goes on from the newest checkpoint there.
-
-    Args:
-        config: the settings file.
-        settings: settings of ours by flat name, which win over it."""
+    `settings` are ours by flat name, and win over the file."""
 
     def __init__(self, config: TrainingConfig, **settings: Any) -> None:
         self.settings = config.settings(**settings).check_complete("train")
@@ -42,8 +39,7 @@ class SlimeTrainerAdapter:
 
     async def step(self, experience_batch: Sequence[RawRolloutData]) -> dict[str, Any]:
         """Train on episodes that another program played: groups of `n_samples_per_prompt`, one after the other. Rewards
-        are those of `reward_setup`, else the sums of the environment's own. Raises SampleError: an episode cannot be
-        trained on."""
+        are those of `reward_setup`, else the sums of the environment's own. Raises SampleError: an episode is unfit."""
         bridge = DataFormatBridge(load_chat(self.settings))
         setup = self.settings.compat.compat_options.get("reward_setup", {})
         samples = [bridge.rollout_to_sample(rollout, at) for at, rollout in enumerate(experience_batch)]
@@ -59,8 +55,7 @@ class SlimeTrainerAdapter:
 
     def save_checkpoint(self, checkpoint_directory: str) -> None:
         """Copy the newest checkpoint, as a folder in that one."""
-        found = resumed(self.settings)
-        if found is None:
+        if (found := resumed(self.settings)) is None:
             raise CheckpointError("nothing was trained yet: there is no checkpoint to save")
         shutil.copytree(found.path, Path(checkpoint_directory) / found.path.name)
 
@@ -80,14 +75,11 @@ class SlimeTrainerAdapter:
 
 
 class RolloutBridge:
-    """Environment and rewards in one generate function: `--custom-generate-function-path file.py:generate`.
+    """Environment and rewards in one generate function: `--custom-generate-function-path file.py:generate`. `environment` is
+    a class with retrain's form, or its path, and `config` its keyword arguments. Without `rewards` the reward is the sum
+    of what the environment's steps gave.
 
-        generate = RolloutBridge(MyEnvironment, RewardBridge({"task_completion": {"weight": 1.0}})).generate
-
-    Args:
-        environment: the class with retrain's form, or its path.
-        rewards: without it the reward is the sum of what the environment's steps gave.
-        config: the class's keyword arguments."""
+        generate = RolloutBridge(MyEnvironment, RewardBridge({"task_completion": {"weight": 1.0}})).generate"""
 
     def __init__(self, environment: Any, rewards: RewardBridge | None = None, config: dict[str, Any] | None = None):
         self._arguments, self._rewards = {"environment": environment, "config": config}, rewards

@@ -8,12 +8,12 @@
 
 import difflib
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
 from agentrl.chat.parsers.base import json_or_text
-from agentrl.rm_hub.grade import Grade
+from agentrl.rm_hub.grade import Grade, Metadata
 from agentrl.rm_hub.ifbench import counts, ifeval, layout, words
 from agentrl.rm_hub.ifbench.check import Check, Constraint, constrain, is_list
 from agentrl.rm_hub.ifbench.passage import ResponseText
@@ -25,7 +25,7 @@ LONGEST = 100_000
 """Characters of the longest answer that is graded, some 25,000 tokens: a bound on the time that one item takes."""
 
 
-def grade_ifbench(response: str, label: Any, metadata: Mapping[str, Any]) -> Grade:
+def grade_ifbench(response: str, label: Any, metadata: Metadata) -> Grade:
     """Grade an answer by the constraints of its prompt. The score is 0 or 1, or the share of constraints that are met
     under "mean". Parts are "strict" and "loose" (scores of the two modes) and each constraint's verdict under its id
     (with #2 and so on where the same kind comes again)."""
@@ -33,7 +33,8 @@ def grade_ifbench(response: str, label: Any, metadata: Mapping[str, Any]) -> Gra
     mode = one_of(metadata, "ifbench_mode", ("strict", "loose"), "ifbench")
     field = "aggregate" if metadata.get("ifbench_aggregate") is None else "ifbench_aggregate"
     aggregate = one_of(metadata, field, ("all", "mean"), "ifbench")
-    answer = _answer(response)
+    _, mark, answer = response.rpartition("</think>")
+    answer = answer.lstrip("\r\n") if mark else "" if answer.lstrip().startswith("<think>") else answer
     if len(answer) > LONGEST:
         strict: list[str | None] = [f"an answer of {len(answer)} characters; more than {LONGEST} are not graded"]
         strict *= len(constraints)
@@ -45,8 +46,10 @@ def grade_ifbench(response: str, label: Any, metadata: Mapping[str, Any]) -> Gra
             fault if fault is None or None not in map(constraint.fault, variants) else None
             for constraint, fault in zip(constraints, strict, strict=True)
         ]
-    faults = strict if mode == "strict" else loose
-    parts = {"strict": _score(strict, aggregate), "loose": _score(loose, aggregate)}
+    modes = {"strict": strict, "loose": loose}
+    shares = {name: faults.count(None) / len(faults) for name, faults in modes.items()}
+    parts = {name: share if aggregate == "mean" else float(share == 1) for name, share in shares.items()}
+    faults = modes[mode]
     seen: Counter[str] = Counter()
     unmet = []
     for constraint, fault in zip(constraints, faults, strict=True):
@@ -61,18 +64,6 @@ def grade_ifbench(response: str, label: Any, metadata: Mapping[str, Any]) -> Gra
     return Grade(parts[mode], not unmet, answer or None, reason, parts)
 
 
-def _score(faults: Sequence[str | None], aggregate: str) -> float:
-    met = faults.count(None)
-    return float(met == len(faults)) if aggregate == "all" else met / len(faults)
-
-
-def _answer(response: str) -> str:
-    _, mark, after = response.rpartition("</think>")
-    if mark:
-        return after.lstrip("\r\n")
-    return "" if response.lstrip().startswith("<think>") else response
-
-
 def _variants(answer: str) -> list[str]:
     """The texts of the loose mode that differ from the answer, each once."""
     lines = answer.split("\n")
@@ -81,7 +72,7 @@ def _variants(answer: str) -> list[str]:
     return [text for text in dict.fromkeys(texts) if text != answer and text.strip()]
 
 
-def _constraints(label: Any, metadata: Mapping[str, Any]) -> list[Constraint]:
+def _constraints(label: Any, metadata: Metadata) -> list[Constraint]:
     source: Any = metadata if metadata.get("instruction_id_list") is not None else label
     source = json_or_text(source) if isinstance(source, str) else source
     if not isinstance(source, Mapping):
@@ -91,17 +82,16 @@ def _constraints(label: Any, metadata: Mapping[str, Any]) -> list[Constraint]:
         raise _bad("instruction_id_list", "a list of at least one id", kinds)
     if not is_list(kwargs) or len(kwargs) != len(kinds):
         raise _bad("kwargs", f"a list of {len(kinds)} mappings, one for each of instruction_id_list", kwargs)
-    return [_constraint(kind, {} if given is None else given) for kind, given in zip(kinds, kwargs, strict=True)]
-
-
-def _constraint(kind: Any, given: Any) -> Constraint:
-    check = CHECKS.get(kind) if isinstance(kind, str) else None
-    if check is None:
-        nearest = difflib.get_close_matches(str(kind)[:200], CHECKS, n=1, cutoff=0.0)[0]
-        raise _bad("instruction_id_list", f"of known ids (this is no known constraint; the nearest: {nearest!r})", kind)
-    if not isinstance(given, Mapping):
-        raise _bad("kwargs", f"a mapping for {kind!r}", given)
-    return constrain(kind, check, given)
+    constraints = []
+    for kind, given in zip(kinds, kwargs, strict=True):
+        if not isinstance(kind, str) or kind not in CHECKS:
+            nearest = difflib.get_close_matches(str(kind)[:200], CHECKS, n=1, cutoff=0.0)[0]
+            known = f"of known ids (this is no known constraint; the nearest: {nearest!r})"
+            raise _bad("instruction_id_list", known, kind)
+        if not isinstance(given, Mapping | None):
+            raise _bad("kwargs", f"a mapping for {kind!r}", given)
+        constraints.append(constrain(kind, CHECKS[kind], given or {}))
+    return constraints
 
 
 _bad = partial(bad_metadata, "ifbench")

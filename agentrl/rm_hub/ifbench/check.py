@@ -42,9 +42,7 @@ _SHARE = Reader("a percentage from 0 to 100", lambda value: _number(value) and 0
 _TEXT = Reader("a text that is not blank", _text, str)
 _TRIMMED = _TEXT._replace(read=str.strip)
 _TEXTS = Reader("a list of texts", lambda value: is_list(value) and len(value) > 0 and all(map(_text, value)), tuple)
-_SIGN = Reader(
-    "one character", lambda value: _text(value) and len(value.strip()) == 1, lambda value: value.strip().lower()
-)
+_SIGN = Reader("one character", lambda v: _text(v) and len(v.strip()) == 1, lambda v: v.strip().lower())
 _RELATION = Reader("'less than' or 'at least'", lambda value: value in ("less than", "at least"), str)
 
 _NAMES = {
@@ -64,16 +62,11 @@ PARAMETERS = {name: reader for reader, names in _NAMES.items() for name in names
 
 
 class Check(NamedTuple):
-    """One kind of constraint.
+    """One kind of constraint."""
 
-    Attributes:
-        says: the constraint in words, with the parameters in braces.
-        run: the check itself, called with the passage and the parameters by name.
-        needs: the parameters it takes, each with its reader."""
-
-    says: str
-    run: Callable[..., Faults]
-    needs: Mapping[str, Reader]
+    says: str  # the constraint in words, with the parameters in braces
+    run: Callable[..., Faults]  # the check itself, called with the passage and the parameters by name
+    needs: Mapping[str, Reader]  # the parameters it takes, each with its reader
 
 
 def check(says: str, run: Callable[..., Faults], **readers: Reader) -> Check:

@@ -49,15 +49,11 @@ def stop_words(passage: ResponseText, percentage: float) -> Faults:
 def overlap(passage: ResponseText, reference_text: str, percentage: float) -> Faults:
     """Of the answer's different trigrams, the share that the reference has too; within 2 points of `percentage`.
     Trigrams are of characters, as in the benchmark, though its prompt does not say so."""
-    trigrams = _trigrams(passage.raw)
+    trigrams, theirs = ({*zip(raw, raw[1:], raw[2:], strict=False)} for raw in (passage.raw, reference_text))
     if not trigrams:
         return ["fewer than three characters"]
-    got = 100 * len(trigrams & _trigrams(reference_text)) / len(trigrams)
+    got = 100 * len(trigrams & theirs) / len(trigrams)
     return unless(percentage - _OVERLAP_SLACK <= got <= percentage + _OVERLAP_SLACK, f"{got:.1f}% overlap")
-
-
-def _trigrams(raw: str) -> set[str]:
-    return {raw[start : start + 3] for start in range(len(raw) - 2)}
 
 
 def _ends(passage: ResponseText, mark: str) -> int:

@@ -99,8 +99,7 @@ def _first_of(raw: str, tag: str, other: str) -> int:
 
 def no_bullets_bullets(passage: ResponseText) -> Faults:
     """At least two sentences, then at least two lines with *, and nothing else after the first of them. As in the
-    benchmark a blank line ends the sentences, so only bullets may follow it, and it does not matter which mark ends a
-    sentence."""
+    benchmark a blank line ends the sentences, so only bullets may follow it, and any mark ends a sentence."""
     sentences = bullets = 0
     reading = True
     for line in passage.raw.split("\n"):

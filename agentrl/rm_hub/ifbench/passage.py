@@ -8,11 +8,8 @@ IFBench and IFEval count in the same units, so that verdicts agree with theirs:
    full stop is one only where it ends the sentence.
 3. `bare` words are what white space separates once every ASCII mark is taken out ("it's" is "its").
 
-All of it takes time linear in the length of the text.
-
 The benchmark asks a statistical tagger if a text starts with a verb. Here the lists of `words.toml` decide; a word that is
-as often a noun ("Design") is a verb before an object, an adverb or a preposition. Expect other verdicts on rare verbs.
-"""
+as often a noun ("Design") is a verb before an object, an adverb or a preposition. Rare verbs get other verdicts."""
 
 import re
 import string
@@ -20,14 +17,11 @@ import tomllib
 from functools import cache, cached_property
 from importlib import resources
 
-MARKS = string.punctuation
-"""The ASCII marks; the only ones that the checks of IFBench know as punctuation."""
+MARKS = string.punctuation  # the ASCII marks; the only ones that the checks of IFBench know as punctuation
 
-AROUND = MARKS + " "
-"""The characters that are stripped from around a word."""
+AROUND = MARKS + " "  # the characters that are stripped from around a word
 
-CLOSERS = "])}>\"'»”’ "
-"""The characters that may stand between the mark that ends a sentence and the next sentence."""
+CLOSERS = "])}>\"'»”’ "  # the characters that may stand between the mark that ends a sentence and the next sentence
 
 _NO_MARKS = str.maketrans("", "", MARKS)
 _WORD = re.compile(r"\w+")
@@ -89,10 +83,7 @@ _PIECE = re.compile(
 )
 _CLITIC = re.compile(r"(?i)(?:n't|'(?:s|m|d|ll|re|ve))\Z")
 _CLITIC_START = re.compile(r"(?i)'(?:re|ve|ll|m|t|s|d|n)\b")
-_FUSED = {
-    **dict.fromkeys(("cannot", "gimme", "gonna", "gotta", "lemme", "wanna"), 3),
-    **dict.fromkeys(("'tis", "'twas"), 2),
-}
+_FUSED = {**dict.fromkeys(("cannot", "gimme", "gonna", "gotta", "lemme", "wanna"), 3), "'tis": 2, "'twas": 2}
 
 
 def tokenise(sentence: str) -> list[str]:
@@ -101,13 +92,8 @@ def tokenise(sentence: str) -> list[str]:
     tail = sentence[len(body) :]
     # Only the full stop that ends the sentence is a token of its own.
     stop = body.endswith(".") and not body.endswith("..") and len(body) > 1
-    if stop:
-        body = body[:-1]
-    tokens = [part for piece in _PIECE.findall(body) for part in _clitics(piece)]
-    if stop:
-        tokens.append(".")
-    tokens.extend(_PIECE.findall(tail))
-    return tokens
+    pieces = _PIECE.findall(body[:-1] if stop else body)
+    return [*(part for piece in pieces for part in _clitics(piece)), *(["."] if stop else []), *_PIECE.findall(tail)]
 
 
 def _clitics(piece: str) -> list[str]:
@@ -126,8 +112,7 @@ def _clitics(piece: str) -> list[str]:
     return [piece]
 
 
-_ENOUGH = 1_000
-"""Characters that the first two words are looked for in."""
+_ENOUGH = 1_000  # characters that the first two words are looked for in
 
 LISTS: dict[str, tuple[str, ...]] = {
     name: tuple(words.split())

@@ -25,8 +25,7 @@ def neighbours(items: Iterable[Item], fits: Callable[[Item, Item], bool]) -> Fau
 
 def alphabet(passage: ResponseText) -> Faults:
     """Each word's first letter is the next one after that of the word before, Z before A."""
-    firsts = [word[0] for word in passage.bare_words]
-    if not firsts or firsts[0] not in _NEXT:
+    if not (firsts := [word[0] for word in passage.bare_words]) or firsts[0] not in _NEXT:
         return ["no letter at the start"]
     return neighbours(firsts, lambda one, other: other == _NEXT[one])
 
@@ -75,8 +74,7 @@ def _alliterating(sentence: str) -> int:
 
 def repeat_span(passage: ResponseText, prompt_to_repeat: str, n_start: int, n_end: int) -> Faults:
     """The words `n_start` to `n_end` of the request, counted from 0, in any case. The prompts of IFBench ask for words,
-    its checker takes the same numbers for characters: that span is accepted too, so that no answer is refused here
-    which passes there."""
+    its checker takes the numbers for characters: that span is accepted too, so that what passes there passes here."""
     answer, span = passage.lower.strip(), slice(n_start, n_end + 1)
     same = answer.split() == prompt_to_repeat.lower().split()[span]
     return unless(same or answer == prompt_to_repeat[span].strip().lower())

@@ -26,8 +26,7 @@ Value = Callable[[str], "tuple[str, str] | None"]
 """The value that is asked for: a text to (the value that it begins with, what follows it in the sentence), or None."""
 
 NOTHING = re.compile(r"(?!)")
-MOST_CLAIMS = 3
-"""Different values, one after the other, that are announced by a response that only guesses."""
+MOST_CLAIMS = 3  # different values, one after the other, that are announced by a response that only guesses
 
 _SEARCHED, _MOST, _LAST_LINE = 20_000, 300, 400
 """Characters in which phrases are searched, candidates of a kind that are judged, characters of a last line: the last ones."""
@@ -63,12 +62,8 @@ _JOINED = re.compile(
 
 
 class AnswerPattern(NamedTuple):
-    """The kind of answer that a response is asked for.
-
-    Attributes:
-        value: what can be an answer, see `Value`.
-        announced: what announces one; a match ends where the value begins.
-        called: what calls one the answer; its group `value` is the value."""
+    """The kind of answer that a response is asked for: what can be one, what announces one (a match ends where the value
+    begins), and what calls one the answer (the group `value` is the value)."""
 
     value: Value
     announced: re.Pattern[str] = re.compile(rf"(?i){any_of('answer')}{_LINKED}|(?m:^A:)|{_HEADING}")
@@ -88,19 +83,13 @@ CHOICE_CALLED = re.compile(
 
 
 class Candidate(NamedTuple):
-    """A place where a response may give its answer.
+    """A place where a response may give its answer. `standing` is "conditional" if it depends on something; "aside" if it
+    is asked, supposed, quoted, or of a part or a formula; "denied" if it is said not to be the answer; "open" if another
+    value may be it too, or it is cut off."""
 
-    Attributes:
-        start: where the claim begins in the text that was searched.
-        end: where its value ends.
-        text: the value as written.
-        standing: "conditional" if it depends on something; "aside" if it is asked, supposed, quoted, or of a part or a
-            formula; "denied" if it is said not to be the answer; "open" if another value may be it too, or it is cut off.
-    """
-
-    start: int
-    end: int
-    text: str
+    start: int  # where the claim begins in the text that was searched
+    end: int  # where its value ends
+    text: str  # the value as written
     kind: Kind
     standing: Standing = "claimed"
 
@@ -126,8 +115,7 @@ def find_answer(response: str, asked: AnswerPattern, lenient: bool = False) -> R
 def read(text: str, asked: AnswerPattern, lenient: bool = False, since: int = 0) -> ResponseAnswer:
     """The final answer that a text without reasoning gives from `since` on; `find_answer` without its first step."""
     every = (candidate for candidate in _candidates(text, asked) if candidate.end > since)
-    found = sorted(every, key=lambda candidate: candidate.end)
-    if found:
+    if found := sorted(every, key=lambda candidate: candidate.end):
         return choose(text, found)
     bare = text.strip()
     whole = None if "\n" in bare or _ASKED.search(bare) else asked.value(bare)
@@ -161,7 +149,9 @@ def choose(text: str, found: list[Candidate]) -> ResponseAnswer:
         if later.start < earlier.end:
             continue  # one stands in the other: an announced box
         final = _FINALLY.search(text, earlier.end, later.start + 8)
-        if len(values) > 50 or final is not None or not _together(text[earlier.end : later.start]):
+        if len(values) > 50 or final is not None or len(gap := text[earlier.end : later.start]) > 120:
+            break
+        if not _GUESS.search(gap) and ("\n\n" in gap or len(_JOINED.sub("", gap)) > 4):  # something is said between
             break
         values.insert(0, earlier.text)
     return ResponseAnswer(tuple({squeeze(clean(one)): " ".join(one.split()) for one in values}.values()), last.kind)
@@ -257,21 +247,12 @@ def _taken_back(rest: str, *, boxed: bool) -> bool:
     return last is not None and _SURE.search(rest, last) is None
 
 
-def _together(gap: str) -> bool:
-    """Return true if two candidates with this text between them are one answer with several values."""
-    if len(gap) > 120:
-        return False
-    return _GUESS.search(gap) is not None or ("\n\n" not in gap and len(_JOINED.sub("", gap)) <= 4)
-
-
 def _last_line(text: str, value: Value) -> str | None:
     """The value that the last line comes to: all of it, or what follows a link."""
     line = text[-_LAST_LINE:].rpartition("\n")[2].strip(" \t*_#>`")
     if len(line) == _LAST_LINE:
         return None
-    links = [0, *(link.end() for link in re.finditer(rf"(?i){_LINK}|,\s", line))]
-    for start in links:
-        read = value(line[start:].strip(" *_"))
-        if read is not None and not read[1].strip(" .!*_$"):
+    for start in (0, *(link.end() for link in re.finditer(rf"(?i){_LINK}|,\s", line))):
+        if (read := value(line[start:].strip(" *_"))) is not None and not read[1].strip(" .!*_$"):
             return read[0]
     return None

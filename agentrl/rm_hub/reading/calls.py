@@ -12,6 +12,7 @@ from agentrl.chat.parsers.base import read_arguments, read_json
 from agentrl.chat.parsers.families import detect_family
 from agentrl.chat.parsers.harmony import split_channels
 from agentrl.rm_hub.reading.common import after_reasoning, without_control
+from agentrl.rm_hub.reading.verdict import objects
 
 _FORMATS = {
     "<function=": "qwen_xml", "<tool_sep>": "hunyuan", "<arg_key>": "glm", "<tool_call>": "hermes", "<invoke name=": "minimax-m2",
@@ -20,6 +21,7 @@ _FORMATS = {
 """By which marks the format of an answer is known before all else, the first that is there before others."""
 _ARGUMENTS = ("arguments", "parameters", "args", "input", "action_input", "kwargs")
 _NAMES = ("name", "function", "tool", "action", "tool_name", "function_name")
+_TOOL, _NO_TOOLS = re.compile(r"[A-Za-z_][\w.\-]*"), {*_NAMES, *_ARGUMENTS, "answer", "result"}
 _WRAPPERS = ("function", "function_call", "tool_call")
 _LIST_MARK = re.compile(r"(?i)\A(?:(?:[-*•]|\d{1,2}[.)])\s{1,4}|(?:(?:tool|function) )?(?:call|action):\s)")
 _FENCE = re.compile(r"(?s)```[a-zA-Z_]{0,12}[ \t]*\n?(.*?)```")
@@ -40,8 +42,7 @@ _REACT = re.compile(
 _GAP = re.compile(r"[\s;,]*")
 _OPENING = re.compile(r"\[?\{")
 _NAME_ONLY = re.compile(r"[^\W\d][\w.-]{0,200}")
-_MAX_PYTHON = 10_000
-_MAX_ATTEMPTS = 64
+_MAX_PYTHON, _MAX_ATTEMPTS = 10_000, 64
 _CONSTANTS = {"true": True, "false": False, "null": None, "none": None}
 
 
@@ -57,8 +58,7 @@ class Broken(ValueError):
 
 
 def read_calls(text: str, tools: Sequence[Mapping[str, Any]] = ()) -> list[Call]:
-    """The calls of an answer, in order; the tools' schemas say what the values of the XML forms mean. Raises Broken: a
-    call was begun but cannot be read, or there is no text."""
+    """The calls of an answer, in order; `tools` tell the types of values in XML. Raises Broken, also for an empty text."""
     if "<|channel|>" in text:
         return _of_format("gpt-oss", split_channels(text).rest, tools)
     text = after_reasoning(text, control=True)
@@ -71,7 +71,10 @@ def read_calls(text: str, tools: Sequence[Mapping[str, Any]] = ()) -> list[Call]
     if "<functioncall>" in text:
         text = _QUOTED.sub(r"\1", text)
     if actions := list(_REACT.finditer(text))[:_MAX_ATTEMPTS]:
-        return [_with_object(text, action) for action in actions]
+        inputs: list[tuple[Any, int]] = [read_json(text, action.end()) or (None, 0) for action in actions]
+        if not all(isinstance(value, dict) for value, _ in inputs):
+            raise Broken("the input of an action is not a JSON object")
+        return [Call(action[1], value) for action, (value, _) in zip(actions, inputs, strict=True)]
     edged = _LEADING.sub("", text, count=1)
     edged = edged[:-_TAIL] + _TRAILING.sub("", edged[-_TAIL:], count=1)  # marks inside may be part of an argument
     if calls := _written(edged) or _of_format(detect_family(with_marks).name, with_marks, tools):
@@ -81,19 +84,13 @@ def read_calls(text: str, tools: Sequence[Mapping[str, Any]] = ()) -> list[Call]
         if calls := [call for piece in pieces[:_MAX_ATTEMPTS] for call in _written(piece.strip())]:
             return calls
     lines = (_LIST_MARK.sub("", line.strip(), count=1).strip("` ") for line in bare.splitlines()[-_MAX_ATTEMPTS:])
-    return _embedded(bare) or [call for line in lines for call in _python(line)]
+    embedded = [call for _, value in objects(bare, _OPENING) for call in calls_of(value) or []]
+    return embedded or [call for line in lines for call in _python(line)]
 
 
 def _written(text: str) -> list[Call]:
     """The calls of a text that is nothing but calls, in JSON or in Python."""
     return _values(text) or _python(text)
-
-
-def _with_object(text: str, action: re.Match[str]) -> Call:
-    found = read_json(text, action.end())
-    if found is None or not isinstance(found[0], dict):
-        raise Broken("the input of an action is not a JSON object")
-    return Call(action[1], found[0])
 
 
 def _of_format(name: str, text: str, tools: Sequence[Mapping[str, Any]]) -> list[Call]:
@@ -121,7 +118,10 @@ def call_of(value: Any) -> Call | None:
     name = _name(value)
     key = next((key for key in _ARGUMENTS if key in value), None)
     if name is None:
-        return _by_key(value)
+        match [*value.items()]:
+            case [(str(tool), Mapping() as given)] if _TOOL.fullmatch(tool) and tool not in _NO_TOOLS:
+                return Call(tool, given)
+        return None
     if key is None and set(value) - {*_NAMES, "id", "type"}:
         return None
     arguments = read_arguments(value[key]) if key is not None else {}
@@ -136,17 +136,8 @@ def _name(value: Any) -> str | None:
     return next((name for name in names if isinstance(name, str)), None)
 
 
-def _by_key(value: Mapping[Any, Any]) -> Call | None:
-    if len(value) != 1:
-        return None
-    (name, arguments), *_ = value.items()
-    usual = isinstance(name, str) and re.fullmatch(r"[A-Za-z_][\w.\-]*", name) and isinstance(arguments, Mapping)
-    return Call(name, arguments) if usual and name not in (*_NAMES, *_ARGUMENTS, "answer", "result") else None
-
-
 def calls_of(value: Any) -> list[Call] | None:
-    """The calls of a JSON value: one, a list of them, or `{"tool_calls": [...]}`; None if anything in it is no call.
-    Raises Broken: as for `call_of`."""
+    """The calls of a JSON value (one, a list, or `{"tool_calls": [...]}`); None if anything in it is none. Raises Broken."""
     if isinstance(value, Mapping) and isinstance(value.get("tool_calls"), (list, tuple)):
         value = value["tool_calls"]
     items = value if isinstance(value, (list, tuple)) else [value]
@@ -159,25 +150,10 @@ def _values(text: str) -> list[Call]:
     calls: list[Call] = []
     position = 0
     while position < len(text):
-        found = read_json(text, position)
-        some = calls_of(found[0]) if found else None
-        if found is None or not some:
+        if (found := read_json(text, position)) is None or not (some := calls_of(found[0])):
             return []
-        calls.extend(some)
-        gap = _GAP.match(text, found[1])
-        position = gap.end() if gap else found[1]
-    return calls
-
-
-def _embedded(text: str) -> list[Call]:
-    calls: list[Call] = []
-    position = 0
-    for _ in range(_MAX_ATTEMPTS):
-        if (opening := _OPENING.search(text, position)) is None:
-            break
-        found = read_json(text, opening.start())
-        calls.extend(calls_of(found[0]) or [] if found else [])
-        position = found[1] if found else opening.start() + 1
+        calls += some
+        position = gap.end() if (gap := _GAP.match(text, found[1])) else found[1]
     return calls
 
 

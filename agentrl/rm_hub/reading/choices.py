@@ -12,8 +12,7 @@ from typing import Any
 from agentrl.rm_hub.reading.common import bad_label, bad_metadata, compose
 from agentrl.rm_hub.reading.phrases import any_of
 
-MANY = "several"
-"""Stands for an answer that names more than one choice."""
+MANY = "several"  # stands for an answer that names more than one choice
 
 _ALL = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 _MARKS = r"[\s#*_`\"'“”‘’$({\[<>\\:：]*"
@@ -90,14 +89,12 @@ def read_choice(said: str, choices: Choices) -> tuple[str, str] | None:
         return whole, ""
     if not _LABELLED.match(line) and (begun := choices.begins(line)) is not None:
         return begun
-    match = _LETTER.match(text)
-    if match is None:
+    if (match := _LETTER.match(text)) is None:
         return (MANY, "") if _TWO_IN_ONE.fullmatch(text.rstrip(".*$)")) else None
     letter, rest = match["letter"].upper(), text[match.end() :]
     if not choices.knows(letter):
         return None
-    another = _ANOTHER.match(rest)
-    if another is not None and another["letter"] != letter and choices.knows(another["letter"]):
+    if (another := _ANOTHER.match(rest)) and another["letter"] != letter and choices.knows(another["letter"]):
         return MANY, ""
     follows = choices.texts.get(letter, "")
     ends = _ENDS.match(rest) is not None or (follows and plain(rest).startswith(follows))
@@ -119,13 +116,12 @@ def read_choices(label: Any, metadata: Mapping[str, Any]) -> tuple[Choices, str]
         return Choices(known, texts), known[label]
     named = re.fullmatch(r"[\s(\[*]*(?:option |choice )?([A-Za-z])[\s)\].:*]*", label, re.IGNORECASE)
     by_text = [name for name, text in texts.items() if text == plain(label)]
-    labelled = _LABELLED.match(label)
     if len(by_text) == 1:
         wanted = by_text[0]
     elif named is not None:
         wanted = named[1].upper()
-    elif labelled and texts.get(labelled[1].upper()) == plain(label[labelled.end() :]):
-        wanted = labelled[1].upper()
+    elif (marked := _LABELLED.match(label)) and texts.get(marked[1].upper()) == plain(label[marked.end() :]):
+        wanted = marked[1].upper()
     elif texts or letters:
         raise bad_label("gpqa", "one of the valid letters or the text of one of metadata choices", label)
     else:
@@ -139,8 +135,7 @@ def read_choices(label: Any, metadata: Mapping[str, Any]) -> tuple[Choices, str]
 def _choice_texts(value: Any) -> dict[str, str]:
     if value is None:
         return {}
-    if hasattr(value, "tolist"):
-        value = value.tolist()
+    value = value.tolist() if hasattr(value, "tolist") else value
     if isinstance(value, Mapping) and all(isinstance(key, str) and len(key.strip()) == 1 for key in value):
         return {key.strip().upper(): plain(str(text)) for key, text in value.items()}
     if isinstance(value, str) or not isinstance(value, Sequence) or not 1 < len(value) <= len(_ALL):

@@ -8,8 +8,10 @@ import json
 import math
 import re
 import unicodedata
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from functools import lru_cache
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 from agentrl.errors import GraderFailure
@@ -57,24 +59,23 @@ def _reasoning() -> tuple[re.Pattern[str], re.Pattern[str]]:
     """The marks that open and close reasoning, in the formats of the chat parsers and in others."""
     from agentrl.chat.parsers.base import TAGS
 
-    marks = ((_OPENED, (tags.open for tags in TAGS)), (_CLOSED, (tags.close for tags in TAGS)))
-    opened, closed = (
-        re.compile(f"(?i){'|'.join([more, *(re.escape(tag.strip()) for tag in of)])}") for more, of in marks
-    )
-    return opened, closed
+    marks = {_OPENED: [tags.open for tags in TAGS], _CLOSED: [tags.close for tags in TAGS]}
+    opened, closed = ("|".join([own, *(re.escape(tag.strip()) for tag in tags)]) for own, tags in marks.items())
+    return re.compile(f"(?i){opened}"), re.compile(f"(?i){closed}")
 
 
 def answer_blocks(text: str) -> list[tuple[int, str]]:
     """Position and content of every closed `<answer>...</answer>`; a tag that opens again restarts the block."""
-    blocks: list[tuple[int, str]] = []
-    start: int | None = None
-    for tag in _ANSWER_TAG.finditer(text):
-        if not tag.group(1):
-            start = tag.end()
-        elif start is not None:
-            blocks.append((start, text[start : tag.start()].strip()))
-            start = None
-    return blocks
+    tags = pairwise(_ANSWER_TAG.finditer(text))
+    return [(a.end(), text[a.end() : b.start()].strip()) for a, b in tags if not a.group(1) and b.group(1)]
+
+
+def unwrapped(response: str) -> str:
+    """The answer after the reasoning, or what its `<answer>` block holds if the answer is one such block."""
+    answer = after_reasoning(response)
+    wrapped = answer.lower().startswith("<answer>") and answer.lower().endswith("</answer>")
+    blocks = answer_blocks(answer) if wrapped else []
+    return blocks[0][1] if len(blocks) == 1 else answer
 
 
 def compose(text: str) -> str:
@@ -94,8 +95,7 @@ def golds(label: Any, grader: str) -> list[str]:
     Accepted are a text or a number, a list of them, a JSON list as text, an array, and a mapping with one of the fields
     target (Search-R1), ground_truth, golden_answers, answers, answer, text (SQuAD), label. A truth value accepts "yes"
     and "true", or "no" and "false". Raises GraderFailure: there is no usable answer in it."""
-    found = [text for text in _texts(label, label, grader, depth=0) if text.strip()]
-    if not found:
+    if not (found := [text for text in _texts(label, label, grader, depth=0) if text.strip()]):
         raise bad_label(grader, "at least one accepted answer that is not empty", label)
     return found
 
@@ -146,42 +146,37 @@ def mappings(value: Any, field: str, expected: str, grader: str) -> Sequence[Map
     raise bad_metadata(grader, field, expected, value)
 
 
-def _texts(part: Any, label: Any, grader: str, depth: int) -> Iterable[str]:
-    expected = "a text, a number, a list of them, or a mapping with the field target"
-    if isinstance(part, str):
-        inner = _json_list(part) if depth < 3 else None
-        return [part] if inner is None else _each(inner, label, grader, depth)
-    if isinstance(part, bool):
-        return ("yes", "true") if part else ("no", "false")
-    if (isinstance(part, int) and part.bit_length() < 4_000) or (isinstance(part, float) and math.isfinite(part)):
-        return [str(part)]
-    if depth >= 3:
-        raise bad_label(grader, expected, label)
-    if isinstance(part, Mapping):
-        inner = next((part[field] for field in _LABEL_FIELDS if field in part), None)
-        if inner is None:
+def _texts(part: Any, label: Any, grader: str, depth: int) -> Iterator[str]:
+    inner: Any = None
+    match part:
+        case bool():
+            yield from ("yes", "true") if part else ("no", "false")
+        case int() if part.bit_length() < 4_000:
+            yield str(part)
+        case float() if math.isfinite(part):
+            yield str(part)
+        case str() if depth >= 3 or not (inner := _json_list(part)):
+            yield part
+        case str() | list() | tuple() | set() | frozenset() if depth < 3:
+            for one in inner or part:
+                yield from _texts(one, label, grader, depth + 1)
+        case Mapping() if depth < 3 and (inner := [part[name] for name in _LABEL_FIELDS if name in part]):
+            yield from _texts(inner[0], label, grader, depth + 1)
+        case _ if depth < 3 and hasattr(part, "tolist"):
+            yield from _texts(part.tolist(), label, grader, depth + 1)
+        case _:
+            expected = "a text, a number, a list of them, or a mapping with the field target"
             raise bad_label(grader, expected, label)
-        return _texts(inner, label, grader, depth + 1)
-    if hasattr(part, "tolist"):
-        return _texts(part.tolist(), label, grader, depth + 1)
-    if isinstance(part, (list, tuple, set, frozenset)):
-        return _each(part, label, grader, depth)
-    raise bad_label(grader, expected, label)
 
 
-def _each(parts: Iterable[Any], label: Any, grader: str, depth: int) -> list[str]:
-    return [text for part in parts for text in _texts(part, label, grader, depth + 1)]
-
-
-def _json_list(text: str) -> list[str] | None:
+def _json_list(text: str) -> list[str]:
+    """The texts of a JSON list; none if this is something else."""
     body = text.strip()
-    if not (body.startswith('["') and body.endswith('"]')):
-        return None
-    try:
-        value = json.loads(body)
-    except (ValueError, RecursionError):
-        return None
-    return value if all(isinstance(item, str) for item in value) else None
+    with suppress(ValueError, RecursionError):
+        said = json.loads(body) if body.startswith('["') and body.endswith('"]') else [None]
+        if all(isinstance(item, str) for item in said):
+            return list(said)
+    return []
 
 
 _TOKEN = re.compile(r"(?s)(?:\\{1,4}|\x08)(?:boxed|fbox|oxed)(?![A-Za-z])\s*(\{)?|\\.|[{}]")
@@ -209,8 +204,7 @@ def boxes(text: str) -> list[Box]:
         if token.group() == "{":
             opened.append(None)
         elif token.group() == "}":
-            box = opened.pop() if opened else None
-            if box is not None:
+            if opened and (box := opened.pop()) is not None:
                 while spans and spans[-1][0] >= box[0]:
                     spans.pop()
                 spans.append((box[0], token.end(), box[1], token.start()))
@@ -219,8 +213,7 @@ def boxes(text: str) -> list[Box]:
         elif "box" in token.group() and (word := _BARE.match(text, token.end())):
             spans.append((token.start(), word.end(), *word.span()))
     found = [Box(start, end, text[a:b].strip()) for start, end, a, b in spans if text[a:b].strip()]
-    unclosed = [box for box in opened if box is not None]
-    if not unclosed:
+    if not (unclosed := [box for box in opened if box is not None]):
         return found
     start, inside = unclosed[-1]
     ended = _FORGOTTEN.match(text, inside)
@@ -233,10 +226,9 @@ def boxes(text: str) -> list[Box]:
 
 def last_box(text: str) -> str | None:
     r"""The content of the last complete `\boxed{...}` or `\fbox{...}`; None if there is none."""
-    complete = [box for box in boxes(text) if box.complete]
-    if not complete:
+    if (last := next((box for box in reversed(boxes(text)) if box.complete), None)) is None:
         return None
-    content = complete[-1].text
+    content = last.text
     while (nested := _NESTED.fullmatch(content)) is not None:
         content = nested.group(1).strip()
-    return content.replace("\\\\", "\\") if _DOUBLED.match(text, complete[-1].start) else content
+    return content.replace("\\\\", "\\") if _DOUBLED.match(text, last.start) else content

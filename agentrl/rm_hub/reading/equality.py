@@ -5,8 +5,7 @@ r"""Compares an answer with a label: numbers exactly, words as words, structures
 3. An answer that names several different values is not equal to a label with one."""
 
 import re
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
 from typing import NamedTuple
 
 from agentrl.rm_hub.reading import numbers, symbolic
@@ -32,11 +31,7 @@ class Equality(NamedTuple):
     reason: str
 
 
-@dataclass(slots=True)
-class _Budget:
-    """Comparisons by algebra that one grade may still make."""
-
-    left: int = _MOST_ALGEBRA
+Budget = Iterator[int]  # comparisons by algebra that one grade may still make
 
 
 def compare(label: str, answer: str) -> Equality:
@@ -51,29 +46,19 @@ def compare(label: str, answer: str) -> Equality:
     gold, got = alike
     if squeeze(gold) == squeeze(got):
         return Equality(bool(got.strip()), "the same text")
-    if _contradicts(got):
+    chains = ([numbers.read(part) for part in chain.split("=")] for chain in re.split(",|;|and|or", got))
+    if any(len({number.value for number in chain if number is not None}) > 1 for chain in chains):  # as x = 5 = 6
         return Equality(False, "the answer says that different numbers are equal")
-    return _compare(gold, got, _Budget())
-
-
-def _compare(gold: str, got: str, budget: _Budget) -> Equality:
     number = numbers.read(gold)
     if number is None and _COMMA_DECIMAL.fullmatch(gold) and "," not in got and numbers.read(got) is not None:
         number = numbers.read(gold, comma_is_point=True)
     if number is not None:
         # 3,14 is a number only beside a label that is one and no list.
-        found = numbers.read(got)
-        if found is None and re.fullmatch(r"[+-]?[\d. ]+,\d+\D*", got):
+        if (found := numbers.read(got)) is None and re.fullmatch(r"[+-]?[\d. ]+,\d+\D*", got):
             found = numbers.read(got, comma_is_point=True)
         if found is not None:
             return _verdict(numbers.same(number, found), "equal numbers", "different numbers")
-    return _shapes(shape(gold), shape(got), budget)
-
-
-def _contradicts(text: str) -> bool:
-    """Return true if a chain of equations holds different numbers, as x = 5 = 6."""
-    chains = ([numbers.read(part) for part in chain.split("=")] for chain in re.split(",|;|and|or", text))
-    return any(len({number.value for number in chain if number is not None}) > 1 for chain in chains)
+    return _shapes(shape(gold), shape(got), iter(range(_MOST_ALGEBRA)))
 
 
 def _verdict(equal: bool, same: str, other: str) -> Equality:
@@ -84,7 +69,7 @@ def _words(gold: str, got: str, otherwise: str = "different words") -> Equality:
     return _verdict(same_words(gold, got), "the same words", otherwise)
 
 
-def _shapes(gold: AnswerShape, got: AnswerShape, budget: _Budget) -> Equality:
+def _shapes(gold: AnswerShape, got: AnswerShape, budget: Budget) -> Equality:
     named = _names(gold, got)
     if named == "equation" and got.name:  # it must be an equation with the same solutions
         left, right = (f"{part.name} = {part.text}" if part.name else part.text for part in (gold, got))
@@ -122,12 +107,10 @@ def _names(gold: AnswerShape, got: AnswerShape) -> str | None:
         bare = {re.sub(r"_(?:\{\d+\}|\d)$", "", name) for name in (first, second)}
         if first != second and not functions and not (len(bare) == 1 and bare & {first, second}):
             return f"the answer is about {got.name}, the label about {gold.name}"
-    if got.name and not is_name(got.name) and gold.name:
-        return "equation"
-    return None
+    return "equation" if got.name and not is_name(got.name) and gold.name else None
 
 
-def _single(gold: AnswerShape, got: AnswerShape, budget: _Budget) -> Equality:
+def _single(gold: AnswerShape, got: AnswerShape, budget: Budget) -> Equality:
     """One value against several: all of them must be it (1/2 or 0.5); a vector may be said in another way."""
     if got.kind in {"list", "set"} and got.items:
         other = _ratio(gold.text) is not None if got.kind == "list" else same_words(_EMPTY, gold.text)
@@ -138,7 +121,7 @@ def _single(gold: AnswerShape, got: AnswerShape, budget: _Budget) -> Equality:
     return _algebra(gold.text, got.text, budget)
 
 
-def _collection(gold: AnswerShape, got: AnswerShape, budget: _Budget) -> Equality:
+def _collection(gold: AnswerShape, got: AnswerShape, budget: Budget) -> Equality:
     if got.kind == "brackets" and gold.kind == "list" and len(gold.items) == len(got.items):
         # (1, 2) for "1, 2": the order is that of the label.
         return _in_order(gold, got, budget)
@@ -159,7 +142,7 @@ def _distinct(items: tuple[AnswerShape, ...]) -> tuple[AnswerShape, ...]:
     return tuple({squeeze(item.text): item for item in reversed(items)}.values())[::-1]
 
 
-def _matching(gold: tuple[AnswerShape, ...], got: tuple[AnswerShape, ...], budget: _Budget) -> Equality:
+def _matching(gold: tuple[AnswerShape, ...], got: tuple[AnswerShape, ...], budget: Budget) -> Equality:
     if len(gold) != len(got):
         return Equality(False, f"{len(got)} values for {len(gold)}")
     left = list(got)
@@ -171,17 +154,16 @@ def _matching(gold: tuple[AnswerShape, ...], got: tuple[AnswerShape, ...], budge
     return Equality(True, "the same values")
 
 
-def _in_order(gold: AnswerShape, got: AnswerShape, budget: _Budget) -> Equality:
+def _in_order(gold: AnswerShape, got: AnswerShape, budget: Budget) -> Equality:
     if len(gold.items) != len(got.items):
         return Equality(False, f"{len(got.items)} parts for {len(gold.items)}")
     for left, right in zip(gold.items, got.items, strict=True):
-        verdict = _shapes(left, right, budget)
-        if not verdict.equal:
+        if not _shapes(left, right, budget).equal:
             return Equality(False, f"{left.text!r} is not {right.text!r}")
     return Equality(True, "equal part by part")
 
 
-def _brackets(gold: AnswerShape, got: AnswerShape, budget: _Budget) -> Equality:
+def _brackets(gold: AnswerShape, got: AnswerShape, budget: Budget) -> Equality:
     pointed = gold.fence in {"()", r"\langle\rangle"}
     if got.kind == "one":
         return _words(gold.text, got.text, "the answer is not a tuple or an interval")
@@ -195,11 +177,11 @@ def _brackets(gold: AnswerShape, got: AnswerShape, budget: _Budget) -> Equality:
     return Equality(False, "the answer is not a tuple or an interval")
 
 
-def _union(gold: AnswerShape, got: AnswerShape, budget: _Budget) -> Equality:
+def _union(gold: AnswerShape, got: AnswerShape, budget: Budget) -> Equality:
     return _matching(gold.items, got.items, budget) if got.kind == "union" else _algebra(gold.text, got.text, budget)
 
 
-def _matrices(gold: AnswerShape, got: AnswerShape, budget: _Budget) -> Equality:
+def _matrices(gold: AnswerShape, got: AnswerShape, budget: Budget) -> Equality:
     if got.kind == "one" and r"\begin" in got.text:
         return _algebra(gold.text, got.text, budget)
     rows, columns, fence = len(gold.items) // gold.columns, got.columns, got.fence
@@ -210,13 +192,13 @@ def _matrices(gold: AnswerShape, got: AnswerShape, budget: _Budget) -> Equality:
     return _in_order(gold, got, budget)
 
 
-_BY_KIND: Mapping[Kind, Callable[[AnswerShape, AnswerShape, _Budget], Equality]] = {
+_BY_KIND: Mapping[Kind, Callable[[AnswerShape, AnswerShape, Budget], Equality]] = {
     "one": _single, "list": _collection, "set": _collection,
     "brackets": _brackets, "union": _union, "matrix": _matrices,
 }  # fmt: skip
 
 
-def _one(gold: str, got: str, budget: _Budget) -> Equality:
+def _one(gold: str, got: str, budget: Budget) -> Equality:
     if squeeze(gold) == squeeze(got):
         return Equality(True, "the same text")
     if letter := choice(gold):
@@ -231,7 +213,10 @@ def _one(gold: str, got: str, budget: _Budget) -> Equality:
     if _CLOCK.search(gold) or wordy(bare[0]) or wordy(bare[1]):
         return _words(gold, got)
     gold, got = bare
-    if number is not None and number.decimals is None and _is_arithmetic(got):
+    # Several operators and numbers only: 2 + 3 * 4, and not \frac{\sqrt{3}}{2}.
+    flat = re.sub(r"\\[dt]?frac(?![a-zA-Z])|\\(?:left|right)(?![a-zA-Z])", " ", got).lstrip("-+ ")
+    to_do = len(_OPERATOR.findall(flat)) > 1 or _SERIES.search(got)
+    if number is not None and number.decimals is None and to_do:
         return Equality(False, "arithmetic that is left to do, where the label is a number")
     verdict = _algebra(gold, got, budget)
     return verdict if verdict.equal else _rounded(gold, got, number, found) or verdict
@@ -248,12 +233,6 @@ def _ratios(gold: str, got: str, number: numbers.Number | None, found: numbers.N
     if other and number is not None and (number.decimals is not None or number.value.denominator == 1):
         return _verdict(other[1:] == (1,) and other[0] == number.value, "the ratio to one", "a ratio for a number")
     return None
-
-
-def _is_arithmetic(text: str) -> bool:
-    """Return true if a text has several operators, and numbers only: 2 + 3 * 4, and not \\frac{\\sqrt{3}}{2}."""
-    bare = re.sub(r"\\[dt]?frac(?![a-zA-Z])|\\(?:left|right)(?![a-zA-Z])", " ", text)
-    return len(_OPERATOR.findall(bare.lstrip("-+ "))) > 1 or bool(_SERIES.search(text))
 
 
 def _radians(text: str, other: str) -> str:
@@ -280,10 +259,8 @@ def _bases(gold: str, got: str) -> Equality | None:
     left, right = _BASED.match(gold), _BASED.match(got)
     if left is None and right is None:
         return None
-    digits = (left.group(1) if left else gold, right.group(1) if right else got)
-    same = digits[0].lower() == digits[1].lower()
-    if left and right:
-        same = same and left.group(2) == right.group(2)
+    digits = {(left[1] if left else gold).lower(), (right[1] if right else got).lower()}
+    same = len(digits) == 1 and not (left and right and left[2] != right[2])
     return _verdict(same, "the same digits and base", "different digits or base")
 
 
@@ -293,13 +270,12 @@ def _ratio(text: str) -> tuple[int, ...] | None:
     return tuple(int(part) for part in text.split(":")) if is_ratio else None
 
 
-def _algebra(gold: str, got: str, budget: _Budget) -> Equality:
+def _algebra(gold: str, got: str, budget: Budget) -> Equality:
     for what, text in (("answer", got), ("label", gold)):
         if reason := symbolic.refusal(text):
             return Equality(False, f"the {what} is not computed: {reason}")
-    if budget.left <= 0:
+    if next(budget, None) is None:
         return Equality(False, "too many parts to compare")
-    budget.left -= 1
     left, right = interval(gold), interval(got)
     if left is not None and right is not None:
         return _shapes(shape(left), shape(right), budget)

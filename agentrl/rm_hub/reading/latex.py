@@ -9,8 +9,7 @@ import unicodedata
 from collections.abc import Callable
 from functools import lru_cache
 
-LONGEST = 2000
-"""Characters of an answer that are looked at; a longer one is no final answer."""
+LONGEST = 2000  # characters of an answer that are looked at; a longer one is no final answer
 
 _CHARACTERS = {
     **dict.fromkeys("−–—‒﹣－", "-"),
@@ -28,12 +27,12 @@ _CHARACTERS = {
     "θ": r"\theta ", "α": r"\alpha ", "β": r"\beta ", "λ": r"\lambda ", "φ": r"\phi ", "⟨": r"\langle ", "⟩": r"\rangle ",
     "≡": r"\equiv ", "∧": r"\land ", "∨": r"\lor ", "…": r"\ldots ", "⋯": r"\ldots ", "➔": r"\to ", "→": r"\to ",
     **{chr(ord("①") + n): f"({n + 1}) " for n in range(20)},
+    **{c: r"\frac{{{}}}{{{}}}".format(*unicodedata.normalize("NFKC", c).split("⁄")) for c in "¼½¾⅐⅑⅒⅓⅔⅕⅖⅗⅘⅙⅚⅛⅜⅝⅞"},
     "€": "", "£": "", "¥": "", "￥": "", "₹": "", "₩": "", "₽": "", "₫": "",
 }  # fmt: skip
 _UNICODE = str.maketrans(_CHARACTERS)
 _CONTROL = dict.fromkeys(code for code in (*range(32), 127) if chr(code) not in "\n\t")
 _NUMERAL = re.compile(r"[-+]?\d(?:[\d.,]*\d)?[.,]?")
-_VULGAR = re.compile("[¼½¾⅐⅑⅒⅓⅔⅕⅖⅗⅘⅙⅚⅛⅜⅝⅞]")
 _RAISED = str.maketrans("⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻⁽⁾ⁿ", "0123456789+-()n")
 _RAISED_RUN = re.compile("[⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻⁽⁾ⁿ]+")
 _LOWERED = str.maketrans("₀₁₂₃₄₅₆₇₈₉", "0123456789")
@@ -97,7 +96,6 @@ def _clean(text: str) -> str:
     if text.isascii():
         return _latex(text.translate(_CONTROL))
     text = "".join(c for c in text if c in "\n\t" or not unicodedata.category(c).startswith("C"))
-    text = _VULGAR.sub(_vulgar, text)
     text = _RAISED_RUN.sub(lambda run: "^{" + run.group().translate(_RAISED) + "}", text)
     text = _LOWERED_RUN.sub(lambda run: "_{" + run.group().translate(_LOWERED) + "}", text)
     text = unicodedata.normalize("NFKC", text.translate(_UNICODE)).translate(_UNICODE)
@@ -145,11 +143,6 @@ def _latex(text: str) -> str:
         if text.endswith("\\") and not text.endswith("\\\\"):
             text = text[:-1]
     return text
-
-
-def _vulgar(match: re.Match[str]) -> str:
-    above, _, below = unicodedata.normalize("NFKC", match.group()).partition("⁄")
-    return rf"\frac{{{above}}}{{{below}}}"
 
 
 def _fraction(match: re.Match[str]) -> str:

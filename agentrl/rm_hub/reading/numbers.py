@@ -42,8 +42,7 @@ _SCALE = re.compile(r"(?i)\s*(hundred|thousand|million|billion|trillion|dozen|k(
 _PERCENT = re.compile(r"(?i)\s*(?:%|percent(?:age)?(?:\s+points?)?\b|per cent\b|pct\b)")
 _MOST_BITS = 4000
 _NONE = Unit("")
-_EXACT_PLACES = 6
-"""Decimals from which on a decimal stands for an exact value that it rounds."""
+_EXACT_PLACES = 6  # decimals from which on a decimal stands for an exact value that it rounds
 
 
 class Number(NamedTuple):
@@ -63,11 +62,34 @@ def read(text: str, comma_is_point: bool = False) -> Number | None:
         return None
     if comma_is_point:
         text = _COMMA.sub(lambda match: f"{match[1]}{re.sub('[. ]', '', match[2])}.{match[3]}", text)
-    found = _leading(text)
-    if found is None:
+    if (match := _FORMS.match(text)) is None:
         return _spelled(text)
-    value, decimals, end = found
-    return _finish(value, decimals, text[end:])
+    part = match.groupdict()
+    decimals: int | None = None
+    if part["period"]:
+        whole, _, places = part["repeat"].partition(".")
+        again = Fraction(int(part["period"]), 10 ** len(part["period"]) - 1)
+        value = int(whole or "0") + (int(places or "0") + again) / 10 ** len(places)
+    elif over := part["above"] or part["above2"] or part["above3"]:
+        whole = part["whole"] or part["whole2"]
+        above, below = _plain(over)[0], _plain(part["below"] or part["below2"] or part["below3"])[0]
+        if below == 0 or (whole and (above < 0 or below < 0)):
+            return None
+        value = Fraction(whole or 0) + above / below
+    elif part["mantissa"]:
+        tens = int(part["tens"])
+        mantissa, digits = _plain(part["mantissa"])
+        value = mantissa * Fraction(10) ** tens
+        decimals = max(digits - tens, 0) if digits else None
+    elif part["base"]:
+        base, power = int(part["base"]), int(part["power"] or part["digit"])
+        if base.bit_length() * abs(power) > _MOST_BITS or (base == 0 and power < 0):
+            return None
+        value = Fraction(base) ** power
+    else:
+        value, digits = _plain(part["plain"])
+        decimals = digits or None
+    return _finish(-value if part["sign"] == "-" else value, decimals, text[match.end() :])
 
 
 def same(label: Number, answer: Number) -> bool:
@@ -82,17 +104,17 @@ def same(label: Number, answer: Number) -> bool:
     if label.percent != answer.percent:
         if first.kind or second.kind:
             return False
-        if _percent(label, answer):
+        signed, bare = (label, answer) if label.percent else (answer, label)
+        usual = label.percent or label.value.denominator != 1 or abs(label.value) <= 2
+        if usual and signed.value / 100 == bare.value:
             return True
         if answer.percent and 0 < abs(label.value) < 1:
             return False
     if label.scale != answer.scale:
         return label.value * label.scale == answer.value * answer.scale
-    return label.value == answer.value or _rounded(label, answer)
-
-
-def _rounded(label: Number, answer: Number) -> bool:
-    """Return true if one is the other rounded in a way that a reader takes for the same answer."""
+    if label.value == answer.value:
+        return True
+    # Is one the other, rounded in a way that a reader takes for the same answer?
     off = abs(answer.value - label.value)
     if label.decimals is not None and label.decimals >= 2:
         # A label such as 3.75 is most likely exact, one such as 2.33 most likely rounded.
@@ -106,55 +128,10 @@ def _rounded(label: Number, answer: Number) -> bool:
     return off < Fraction(6, 10 ** (answer.decimals + 1)) + Fraction(1, 10**12)
 
 
-def _percent(label: Number, answer: Number) -> bool:
-    """Return true if a value with a percent sign (1/100) equals one without the sign."""
-    if label.percent:
-        return label.value / 100 == answer.value
-    return answer.value / 100 == label.value and (label.value.denominator != 1 or abs(label.value) <= 2)
-
-
-def _leading(text: str) -> tuple[Fraction, int | None, int] | None:
-    match = _FORMS.match(text)
-    if match is None:
-        return None
-    part = match.groupdict()
-    sign = -1 if part["sign"] == "-" else 1
-    decimals: int | None = None
-    if part["period"]:
-        value = _repeating(part["repeat"], part["period"])
-    elif over := part["above"] or part["above2"] or part["above3"]:
-        whole = part["whole"] or part["whole2"]
-        above, below = _plain(over)[0], _plain(part["below"] or part["below2"] or part["below3"])[0]
-        if below == 0 or (whole and (above < 0 or below < 0)):
-            return None
-        value = Fraction(whole or 0) + above / below
-    elif part["mantissa"]:
-        tens = int(part["tens"])
-        mantissa, places = _plain(part["mantissa"])
-        value = mantissa * Fraction(10) ** tens
-        decimals = max(places - tens, 0) if places else None
-    elif part["base"]:
-        base, power = int(part["base"]), int(part["power"] or part["digit"])
-        if base.bit_length() * abs(power) > _MOST_BITS or (base == 0 and power < 0):
-            return None
-        value = Fraction(base) ** power
-    else:
-        value, places = _plain(part["plain"])
-        decimals = places or None
-    return sign * value, decimals, match.end()
-
-
 def _plain(text: str) -> tuple[Fraction, int]:
     """Value and digits after the point of a plain decimal, with or without separators."""
     text = re.sub(r"[\s,'_]", "", text).removesuffix(".")
     return Fraction(text if text[-1:].isdigit() else text + "0"), len(text.partition(".")[2])
-
-
-def _repeating(head: str, period: str) -> Fraction:
-    whole, _, places = head.partition(".")
-    ten = Fraction(10 ** len(places))
-    again = Fraction(int(period), 10 ** len(period) - 1)
-    return int(whole or "0") + (int(places or "0") + again) / ten
 
 
 def _finish(value: Fraction, decimals: int | None, rest: str) -> Number | None:
@@ -175,26 +152,24 @@ _PARTS = {
 
 def _spelled(text: str) -> Number | None:
     """A number in English words at the start ("twenty-one apples", "three quarters")."""
-    tokens = re.findall(r"[a-z]+", text.lower()[:80])
-    if not tokens or re.search(r"\d", text):
+    if not (tokens := re.findall(r"[a-z]+", text.lower()[:80])) or re.search(r"\d", text):
         return None
     negative = tokens[0] in {"minus", "negative"}
-    total, current, used = 0, 0, 0
-    start = int(negative)
-    for used, token in enumerate([*tokens[start:], ""]):
+    tokens = tokens[negative:]
+    total = current = used = 0
+    for used, token in enumerate([*tokens, ""]):
         if token in _WORDS:
             current += _WORDS[token]
         elif token == "hundred" and current:
             current *= 100
         elif token in {"thousand", "million"} and current:
             total, current = total + current * _SCALES[token], 0
-        elif not (token == "and" and used and tokens[start + used - 1 : start + used] in (["hundred"], ["thousand"])):
+        elif not (token == "and" and used and tokens[used - 1] in ("hundred", "thousand")):
             break
     if used == 0:
         return None
     value = Fraction(total + current)
-    rest = tokens[start + used :]
-    if rest and (part := rest[0].removesuffix("s")) in _PARTS:
+    if (rest := tokens[used:]) and (part := rest[0].removesuffix("s")) in _PARTS:
         value, rest = value / _PARTS[part], rest[1:]
     if rest[:1] == ["and"] or any(word in _WORDS for word in rest):
         return None

@@ -2,8 +2,7 @@
 in which full stops are also decimal points and formulas have lines; and what a sentence gives as a value.
 
 A value is a formula or number at its beginning, or words. It ends where the sentence goes on about something else ("12,
-because ...", "$12$ apples in the basket"). A rest with a number of its own makes it no value: "5 apples and 3 pears" is not 5.
-"""
+because ...", "$12$ apples in the basket"). A rest with a number makes it no value: "5 apples and 3 pears" is not 5."""
 
 import re
 from collections.abc import Iterator
@@ -14,8 +13,7 @@ from agentrl.rm_hub.reading.latex import LONGEST, clean
 from agentrl.rm_hub.reading.phrases import words
 from agentrl.rm_hub.reading.words import strip_units, wordy
 
-TAIL = 100_000
-"""Characters at the end of a response that are read."""
+TAIL = 100_000  # characters at the end of a response that are read
 
 _ESCAPED = {"\x0crac": r"\frac", "\x08inom": r"\binom", "\text{": r"\text{", "\times": r"\times"}
 """The characters that a JSON or Python string makes of LaTeX with single backslashes."""
@@ -62,10 +60,8 @@ def _instead(match: re.Match[str]) -> str:
 
 def sentence(text: str, start: int) -> tuple[str, int]:
     """The sentence that goes on at `start`, without marks before it, and where it ends, its stop not counted."""
-    skipped = len(text[start : start + 100]) - len(text[start : start + 100].lstrip(" \t\r\n*_:#`\"'"))
-    start += skipped
-    display = re.compile(r"\\\[(.{1,400}?)\\\]|\$\$(.{1,400}?)\$\$", re.DOTALL).match(text, start)
-    if display is not None:
+    start += len(text[start : start + 100]) - len(text[start : start + 100].lstrip(" \t\r\n*_:#`\"'"))
+    if display := re.compile(r"\\\[(.{1,400}?)\\\]|\$\$(.{1,400}?)\$\$", re.DOTALL).match(text, start):
         return (display.group(1) or display.group(2)).strip(), display.end()
     limit = text[start : start + 600]
     if r"\begin{" in limit and (last := limit.rfind(r"\end{")) >= 0:  # the rows of a matrix may be lines
@@ -128,8 +124,7 @@ SAID = re.compile(
 )
 """The words of a sentence before its value: "The total is 12 apples", "She has 12 apples"."""
 _DOLLAR = re.compile(r"(?<!\\)\$")
-_MOST_WORDS = 8
-_MOST_UNITS = 4
+_MOST_WORDS, _MOST_UNITS = 8, 4
 _VERBS = words("is_", "no")
 
 
@@ -153,8 +148,7 @@ def formula(said: str) -> tuple[str, str] | None:
         value, behind = head.strip(" \t*_,;"), said[len(head) :]
         if len(_DOLLAR.findall(behind)) % 2 == 0 and is_value(clean(value)):
             return value, behind
-    segment = _SEGMENT.match(said)
-    if segment is not None and not re.search(r"[\d$\\=]", before_break(said[segment.end() :])):
+    if (segment := _SEGMENT.match(said)) and not re.search(r"[\d$\\=]", before_break(said[segment.end() :])):
         content = next(part for part in segment.groups() if part is not None)
         return (content, said[segment.end() :]) if is_value(clean(content)) else None
     if number is None or _COMPARES.match(rest) or re.search(r"[\d\\=+*/^]", before_break(rest)):

@@ -28,22 +28,14 @@ MOST_ITEMS = 40
 
 
 class AnswerShape(NamedTuple):
-    """An answer taken apart.
+    """An answer taken apart."""
 
-    Attributes:
-        kind: what it is; "brackets" is a tuple, an interval or a vector, told apart by `fence`.
-        text: the cleaned text without its name.
-        items: the parts; empty for "one".
-        fence: the brackets of "brackets" ("(]") and the environment of a matrix.
-        name: what the answer was said to be the value of ("x", "f(x)"); "" if nothing.
-        columns: the width of a matrix, whose items go row by row."""
-
-    kind: Kind
-    text: str
-    items: tuple["AnswerShape", ...] = ()
-    fence: str = ""
-    name: str = ""
-    columns: int = 0
+    kind: Kind  # "brackets" is a tuple, an interval or a vector, told apart by `fence`
+    text: str  # cleaned, without its name
+    items: tuple["AnswerShape", ...] = ()  # the parts; empty for "one"
+    fence: str = ""  # the brackets of "brackets" ("(]") and the environment of a matrix
+    name: str = ""  # what the answer was said to be the value of ("x", "f(x)"); "" if nothing
+    columns: int = 0  # the width of a matrix, whose items go row by row
 
 
 def shape(text: str, depth: int = 0) -> AnswerShape:
@@ -61,11 +53,9 @@ def shape(text: str, depth: int = 0) -> AnswerShape:
     name, value = _named(text)
     if name:
         return shape(value, depth + 1)._replace(name=name)
-    parts = _split(text, {r"\cup"})
-    if len(parts) > 1:
+    if len(parts := _split(text, {r"\cup"})) > 1:
         return AnswerShape("union", text, tuple(shape(part, depth + 1) for part in parts))
-    fenced = _fenced(text)
-    if fenced is not None:
+    if (fenced := _fenced(text)) is not None:
         opening, inside, closing = fenced
         parts = [part for part in _split(inside, {",", ";"}) if part.strip()]
         items = _items(parts, depth) or tuple(shape(part, depth + 1) for part in parts)
@@ -95,8 +85,7 @@ def _items(parts: list[str], depth: int) -> tuple[AnswerShape, ...]:
 
 
 def _matrix(text: str) -> AnswerShape | None:
-    match = _MATRIX.match(text)
-    if match is None or r"\begin" in match.group(2):
+    if (match := _MATRIX.match(text)) is None or r"\begin" in match.group(2):
         return None
     rows = [row.split("&") for row in _ROW_END.split(match.group(2)) if row.strip()]
     if not rows or len({len(row) for row in rows}) != 1 or len(rows) * len(rows[0]) > 100:
@@ -212,7 +201,12 @@ _OF = re.compile(r"^([a-zA-Z])\s*\(\s*([a-z])\s*\)\s*=(?!=)")
 def without_frame(gold: str, got: str) -> tuple[str, str] | None:
     """Both without what only one of them says around the answer, and with the same names for parameters and for variables
     of functions (`f(x) = x`, `f(t) = t`); None if they say different things there."""
-    gold, got = _quantified(*_same_variable(gold, got))
+    first, second = _OF.match(gold), _OF.match(got)
+    if first and second and first[1] == second[1]:
+        here, there = first[2], second[2]
+        swapped = str.maketrans(here + there, there + here)
+        got = _letter(f"[{here}{there}]").sub(lambda letter: letter.group().translate(swapped), got)
+    gold, got = _quantified(gold, got)
     moduli = [_MODULUS.search(text) for text in (gold, got)]
     if moduli == [None, None]:
         return gold, got
@@ -222,16 +216,6 @@ def without_frame(gold: str, got: str) -> tuple[str, str] | None:
     if r"\equiv" in got or r"\equiv" not in gold:
         gold, got = (text.rpartition(r"\equiv")[2].strip() for text in (gold, got))
     return gold, got
-
-
-def _same_variable(gold: str, got: str) -> tuple[str, str]:
-    """f(t) = t as f(x) = x where the label has x."""
-    first, second = _OF.match(gold), _OF.match(got)
-    if first is None or second is None or first.group(1) != second.group(1):
-        return gold, got
-    there, here = first.group(2), second.group(2)
-    swapped = str.maketrans(there + here, here + there)
-    return gold, _letter(f"[{there}{here}]").sub(lambda letter: letter.group().translate(swapped), got)
 
 
 def _quantified(gold: str, got: str) -> tuple[str, str]:

@@ -10,12 +10,8 @@ from functools import lru_cache
 from itertools import accumulate
 from typing import Any
 
-_LONGEST = 400
-_DEEPEST = 12
-_MOST_DIGITS = 40
-_HIGHEST_POWER = 40
-_MOST_TERMS = 2000
-_MOST_FACTORIAL = 60
+_LONGEST, _DEEPEST, _MOST_DIGITS = 400, 12, 40
+_HIGHEST_POWER, _MOST_TERMS, _MOST_FACTORIAL = 40, 2000, 60
 _REFUSED = {
     re.compile(rf"\d{{{_MOST_DIGITS + 1}}}"): f"a number of more than {_MOST_DIGITS} digits",
     re.compile(r"(?<![_^\d])\d+\s+\d"): "two numbers side by side",
@@ -42,9 +38,8 @@ def refusal(text: str) -> str | None:
         return f"nested deeper than {_DEEPEST}"
     if depths[-1] != 0:
         return "unbalanced brackets"
-    for pattern, reason in _REFUSED.items():
-        if pattern.search(text):
-            return reason
+    if reason := next((reason for pattern, reason in _REFUSED.items() if pattern.search(text)), None):
+        return reason
     if _WORDS.search(_ENVIRONMENT.sub("", text)):
         return "words"
     return _powers(text) or _factorials(text)
@@ -96,16 +91,15 @@ def equal(label: str, answer: str) -> tuple[bool, str]:
     if not gold or not got:
         return False, f"the {'answer' if gold else 'label'} is not an expression that could be parsed"
     try:
-        verdict = bool(_math_verify().verify(list(gold), list(got), timeout_seconds=None, raise_on_error=True))
+        same = _math_verify()[0].verify(list(gold), list(got), timeout_seconds=None, raise_on_error=True)
     except Exception as error:  # noqa: BLE001  (sympy raises anything; what cannot be compared is not shown equal)
         return False, f"could not be compared ({type(error).__name__})"
-    return verdict, "equal by algebra" if verdict else "different by algebra"
+    return bool(same), "equal by algebra" if same else "different by algebra"
 
 
 def rounds_to(answer: str, value: Fraction, decimals: int) -> bool:
     """Return true if an exact expression without variables, rounded to `decimals` places, is `value`."""
-    trees = parse(answer)
-    if not trees or getattr(trees[0], "free_symbols", True):
+    if not (trees := parse(answer)) or getattr(trees[0], "free_symbols", True):
         return False
     try:
         number = complex(trees[0].evalf(30))
@@ -120,24 +114,19 @@ def parse(text: str) -> tuple[Any, ...]:
     # math-verify looks for a free-standing i to see that numbers are complex.
     text = re.sub(r"(?<=[\d+*/({-])i(?![a-zA-Z])", " i ", text)
     text = re.sub(r"\^\s*(?:\{\s*0?\.5\s*\}|0?\.5(?!\d))", r"^{\\frac{1}{2}}", text)
-    options = {"extraction_config": [_extraction()], "fallback_mode": "no_fallback", "parsing_timeout": None}
-    return tuple(_math_verify().parse(f"$${text}$$", **options))
+    math_verify, extraction = _math_verify()
+    options = {"extraction_config": [extraction], "fallback_mode": "no_fallback", "parsing_timeout": None}
+    return tuple(math_verify.parse(f"$${text}$$", **options))
 
 
 @lru_cache(maxsize=1)
-def _extraction() -> Any:
-    """Without math-verify's list of units, which drops letters behind a number: it reads `a + 2ab` as a + 2."""
-    from latex2sympy2_extended.math_normalization import NormalizationConfig  # type: ignore[import-untyped]
-
-    plain = NormalizationConfig(units=False, malformed_operators=True, nits=True, boxed="none")
-    return _math_verify().LatexExtractionConfig(boxed_match_priority=-1, normalization_config=plain)
-
-
-@lru_cache(maxsize=1)
-def _math_verify() -> Any:
+def _math_verify() -> tuple[Any, Any]:
+    """math-verify, and its extraction without the list of units, which reads `a + 2ab` as a + 2."""
     import math_verify
+    from latex2sympy2_extended.math_normalization import NormalizationConfig  # type: ignore[import-untyped]
 
     # It warns once that its timeouts are off, which is so on purpose.
     for name in ("math_verify.parser", "math_verify.grader"):
         logging.getLogger(name).setLevel(logging.ERROR)
-    return math_verify
+    plain = NormalizationConfig(units=False, malformed_operators=True, nits=True, boxed="none")
+    return math_verify, math_verify.LatexExtractionConfig(boxed_match_priority=-1, normalization_config=plain)

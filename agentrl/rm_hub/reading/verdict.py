@@ -14,21 +14,16 @@ from agentrl.chat.parsers.base import read_json
 from agentrl.rm_hub.grade import Grade
 from agentrl.rm_hub.reading.common import after_reasoning
 
-_MOST = 20_000
-_MOST_OBJECTS = 64
+_MOST, _MOST_OBJECTS = 20_000, 64  # characters and JSON objects
 
-_RIGHT = (
-    "correct, right, true, yes, pass, passed, passes, accept, accepted, valid, 1, "
-    "正确, 对, richtig, korrekt, correcto, correcta"
-)
-_WRONG = (
-    "incorrect, not correct, wrong, false, no, fail, failed, fails, reject, rejected, invalid, not right, 0, "
-    "错误, 不正确, 错, falsch, nicht korrekt, incorrecto, incorrecta"
-)
-_PARTLY = "partial, partially correct, partly correct, partially right, half correct, 部分正确"
-_WORDS: Mapping[str, float] = {
-    word: score for words, score in ((_RIGHT, 1.0), (_WRONG, 0.0), (_PARTLY, 0.5)) for word in words.split(", ")
+_SCORES = {
+    1.0: "correct, right, true, yes, pass, passed, passes, accept, accepted, valid, 1, "
+    "正确, 对, richtig, korrekt, correcto, correcta",
+    0.0: "incorrect, not correct, wrong, false, no, fail, failed, fails, reject, rejected, invalid, not right, 0, "
+    "错误, 不正确, 错, falsch, nicht korrekt, incorrecto, incorrecta",
+    0.5: "partial, partially correct, partly correct, partially right, half correct, 部分正确",
 }
+_WORDS: Mapping[str, float] = {word: score for score, words in _SCORES.items() for word in words.split(", ")}
 _WORD_KEYS = ("verdict", "judgment", "judgement", "decision", "is_correct", "correct", "correctness", "grade", "result")
 _SCORE_KEYS = ("score", "rating")
 _KEYS = {*_WORD_KEYS, *_SCORE_KEYS}
@@ -54,17 +49,15 @@ _SCORED = re.compile(rf"\bscore\b[\s*_`\"':=]{{0,12}}{_NUMBER}", re.IGNORECASE)
 
 def parse_verdict(text: str, response: str = "") -> Grade | None:
     """The verdict in `text`, what a judge wrote about `response`; None if there is none or it is ambiguous."""
-    text = after_reasoning(text)[-_MOST:]
-    if not text:
+    if not (text := after_reasoning(text)[-_MOST:]):
         return None
     if (whole := _whole(text)) is not None:
         return _from_value(whole)
-    found = [(end, value) for end, value in _objects(text) if not _lower(value).keys().isdisjoint(_KEYS)]
+    found = [(end, value) for end, value in objects(text) if not _lower(value).keys().isdisjoint(_KEYS)]
     if not found:
         return _from_text(text, response)
-    quoted = [value for _, value in _objects(response[-_MOST:])]
-    own = [(end, _from_value(value)) for end, value in found if value not in quoted]
-    if not own:
+    quoted = [value for _, value in objects(response[-_MOST:])]
+    if not (own := [(end, _from_value(value)) for end, value in found if value not in quoted]):
         return None
     end, last = own[-1]
     agreed = all(said is not None and last is not None and said.correct == last.correct for _, said in own)
@@ -81,13 +74,13 @@ def _whole(text: str) -> Any:
     return None
 
 
-def _objects(text: str) -> Iterator[tuple[int, dict[str, Any]]]:
-    """The JSON objects in a text, not those inside of others, with the positions of their ends."""
+def objects(text: str, opening: re.Pattern[str] = re.compile(r"\{")) -> Iterator[tuple[int, Any]]:
+    """The JSON values in a text that begin so, not those inside of others, with the positions of their ends."""
     at = 0
     for _ in range(_MOST_OBJECTS):
-        if (at := text.find("{", at)) < 0:
+        if (begin := opening.search(text, at)) is None:
             return
-        value, at = read_json(text, at) or (None, at + 1)
+        value, at = read_json(text, begin.start()) or (None, begin.start() + 1)
         if value is not None:
             yield at, value
 
@@ -142,17 +135,14 @@ def _from_text(text: str, response: str) -> Grade | None:
         return _settle([bare], [], "")
     found = [match for form in (_LABELLED, _TAGGED) for match in form.finditer(text)]
     own = [match for match in found if (said := match.group().strip()) not in response or said == text]
-    words = [_word(next(filter(None, match.groups()))) for match in own] or _bare(text)
+    words = [_word(next(filter(None, match.groups()))) for match in own]
+    if not words:  # without a label: alone on the last line, or as the first word of the first
+        opening = _OPENING.match(text)
+        first = opening[1] if opening and len(opening[1]) > 1 else ""
+        words = [word for said in (text.splitlines()[-1], first) if (word := _word(said)) is not None]
     scored = [match for match in _SCORED.finditer(text) if match.group() not in response]
     scores = [_score(text[match.start(1) : match.end()]) for match in scored]
     return _settle(words, scores, text[:500]) if words else None
-
-
-def _bare(text: str) -> list[float]:
-    """Verdicts without a label: alone on the last line, or as the first word of the first."""
-    opening = _OPENING.match(text)
-    first = opening[1] if opening and len(opening[1]) > 1 else ""
-    return [word for said in (text.splitlines()[-1], first) if (word := _word(said)) is not None]
 
 
 def _lower(value: Mapping[str, Any]) -> dict[str, Any]:

@@ -26,10 +26,7 @@ _KNOWN = {
 }
 _SHORT, _NOT_UNITS, _MATH_WORDS = (set(_WORDS[of].split()) for of in ("short_units", "not_units", "mathematics"))
 _DEGREES = re.compile(r"\s*\^\s*(?:\{\s*\\circ\s*\}|\\circ)\s*([CFK])?(?![a-zA-Z])")
-_AREAS = {
-    "square": re.compile(r"\bsq(?:uare)?\b|\^\s*\{?\s*2"),
-    "cubic": re.compile(r"\bcu(?:bic)?\b|\^\s*\{?\s*3"),
-}
+_AREAS = {"square": re.compile(r"\bsq(?:uare)?\b|\^\s*\{?\s*2"), "cubic": re.compile(r"\bcu(?:bic)?\b|\^\s*\{?\s*3")}
 _POWER = re.compile(r"\^\s*\{?\s*-?[1-4]\s*\}?")
 _WORD = re.compile(r"[^\W\d_]+(?:[-'’.][^\W\d_]+)*\.?")
 _RATE = re.compile(r"([a-zA-Z]+)\.?\s*(?:/|\bper\b|\ba\b|\ban\b)\s*([a-zA-Z]+)\.?$")
@@ -48,17 +45,12 @@ def find_unit(rest: str) -> Unit | None:
         return rate
     if len(rest) > 120:
         return None
-    if (degrees := _DEGREES.match(rest)) is not None:
-        tail = rest[degrees.end() :].strip()
-        if not tail:
-            return Unit(f"degree {degrees[1]}") if degrees[1] else Unit("degree", "angle")
-        rest = tail
+    if (degrees := _DEGREES.match(rest)) is not None and not (rest := rest[degrees.end() :].strip()):
+        return Unit(f"degree {degrees[1]}") if degrees[1] else Unit("degree", "angle")
     spaced = _POWER.sub(" ", rest)
     words = [word.lower().rstrip(".") for word in _WORD.findall(spaced)]
     is_word = (w not in _NOT_UNITS and (len(w) >= 3 or w in _SHORT or not w.isascii()) for w in words)
-    if not all(is_word) or not words or _FRAME.sub("", _WORD.sub("", spaced)):
-        return None
-    if rest[0] == "/" and len(words) > 3:
+    if not all(is_word) or not words or _FRAME.sub("", _WORD.sub("", spaced)) or (rest[0] == "/" and len(words) > 3):
         return None
     area = next((name for name, mark in _AREAS.items() if mark.search(rest)), "")
     measured = [word for word in words if word not in {"square", "sq", "cubic", "cu"}]
@@ -71,9 +63,7 @@ def find_unit(rest: str) -> Unit | None:
 def _rate(text: str) -> Unit | None:
     """Kilometres per hour and the like, if both units are known."""
     found = _RATE.match(_SPEEDS.get(text.lower().rstrip("."), text))
-    if found is None:
-        return None
-    above, below = (_KNOWN.get(part.lower()) for part in found.groups())
+    above, below = (_KNOWN.get(part.lower()) for part in found.groups()) if found else (None, None)
     if above is None or below is None:
         return None
     return Unit(f"{above.name}/{below.name}", f"{above.kind}/{below.kind}", above.factor / below.factor)
@@ -114,8 +104,7 @@ def known_words(text: str) -> bool:
 def normal_words(text: str) -> str:
     """Words in one spelling: lower case, no punctuation, no articles."""
     text = _MERIDIEM.sub(r"\1m", text.lower().replace("\\", " ").replace("'", ""))
-    meaning = _MEANING.get(re.sub(r"\s+", "", text)) or _MEANING.get(" ".join(text.split()))
-    if meaning:
+    if meaning := _MEANING.get(re.sub(r"\s+", "", text)) or _MEANING.get(" ".join(text.split())):
         return meaning
     text = " ".join(re.sub(r"[^\w\s.+/^<>=:%-]", " ", text).split())
     text = " ".join(_ARTICLES.sub(" ", text).split())

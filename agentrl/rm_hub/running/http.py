@@ -11,16 +11,13 @@ import anyio
 
 from agentrl.errors import GraderFailure, SettingsError
 
-_CONNECT_RETRIES = 2
-_CONNECT_TIMEOUT = 5.0
-_MAX_ANSWER = 8 << 20
+_CONNECT_RETRIES, _CONNECT_TIMEOUT, _MAX_ANSWER = 2, 5.0, 8 << 20  # tries, seconds, bytes
 
 
 @dataclass
 class JsonService:
     """An async context manager that holds the connections to one server: `what` it is in words, the `flag` that names it,
-    how the `kind` of its failures begins, seconds for one exchange, and exchanges at once. Raises SettingsError: no http
-    or https address."""
+    how the `kind` of its failures begins, seconds for an exchange, exchanges at once. Raises SettingsError: no address."""
 
     url: str
     what: str
@@ -40,10 +37,8 @@ class JsonService:
         # As many connections as places: httpx's own queue would count against the deadline.
         limits = httpx.Limits(max_connections=self.concurrency, max_keepalive_connections=self.concurrency)
         try:
-            self._client = httpx.AsyncClient(
-                transport=httpx.AsyncHTTPTransport(retries=_CONNECT_RETRIES, limits=limits),
-                timeout=httpx.Timeout(None, connect=_CONNECT_TIMEOUT),
-            )
+            transport = httpx.AsyncHTTPTransport(retries=_CONNECT_RETRIES, limits=limits)
+            self._client = httpx.AsyncClient(transport=transport, timeout=httpx.Timeout(None, connect=_CONNECT_TIMEOUT))
             httpx.URL(self.url)
         except httpx.InvalidURL as error:
             raise SettingsError(f"{self.flag} {self.url!r}: not an address: {error}") from error
@@ -54,8 +49,7 @@ class JsonService:
             await self._client.aclose()
 
     async def post(self, payload: Mapping[str, Any], headers: Mapping[str, str] | None = None) -> Any:
-        """Post the payload; returns the parsed JSON answer of a 2xx reply. Raises GraderFailure: see the module's text;
-        an `HttpStatus` for another status."""
+        """Post the payload; returns the JSON of a 2xx reply. Raises GraderFailure: see the module's text; or an `HttpStatus`."""
         import httpx
 
         try:

@@ -3,8 +3,7 @@
 1. A worker that overruns is killed with all processes that it started; other answers do not notice. An overrun, a crash
    or lack of memory is the answer's fault (`registry.exhausted`), unless the grader is the user's own, the worker was
    killed from outside, or it had the processor for less than half its deadline.
-2. Answers start in order. The deadline runs from an answer's start, after the grader is loaded; `grader_total_timeout`
-   bounds the wait before it.
+2. Answers start in order. The deadline runs from the start, with the grader loaded; `grader_total_timeout` bounds the wait.
 3. Nothing blocks the event loop. The pool works in its callers' tasks and belongs to one event loop. `close` ends all
    processes; so does the end of the process that uses it.
 4. The standard library's pools and Pebble's pickle what workers answer, and import the user's main module."""
@@ -18,31 +17,27 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import anyio
 
 from agentrl.errors import GraderFailure
-from agentrl.rm_hub.grade import Grade
+from agentrl.rm_hub.grade import Grade, Metadata
 from agentrl.rm_hub.registry import GraderSpec, exhausted
 from agentrl.rm_hub.running import worker as protocol
 from agentrl.rm_hub.settings import RmHubSettings
 
-STARVED = 0.5
-"""Share of its deadline for which a worker must have had the processor if the answer is to be blamed."""
-_START_SECONDS = 60.0
-"""Seconds that a worker may take to start and load its graders."""
-_GRACE = 1.0
-"""Seconds to wait for the end of a process that hung up or was killed, and for a reply that is under way."""
+STARVED = 0.5  # share of its deadline for which a worker must have had the processor if the answer is to be blamed
+_START_SECONDS = 60.0  # seconds that a worker may take to start and load its graders
+_GRACE = 1.0  # seconds to wait for the end of a process that hung up or was killed, and for a reply that is under way
 _PIECE = 1 << 16
 _MAIN = "import json, sys; sys.path[:] = json.loads(sys.argv[1]); import agentrl.rm_hub.running.worker as worker; "
 _MAIN += "worker.main(*json.loads(sys.argv[2]))"
 _ONE_THREAD = {name: "1" for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")}
 _FROM_OUTSIDE = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 """Signals by which others end a process, the kernel's search for memory among them."""
-_LOST = (OSError, EOFError, anyio.ClosedResourceError)
-"""Errors of reading from and writing to a process that has gone."""
+_LOST = (OSError, EOFError, anyio.ClosedResourceError)  # errors of reading from and writing to a process that has gone
 
 
 class WorkerPool:
@@ -65,9 +60,7 @@ class WorkerPool:
         if not self._names.keys() >= set(names):
             self._idle.append(await self._start(names))
 
-    async def grade(
-        self, rm_type: str, spec: GraderSpec, response: str, label: Any, metadata: Mapping[str, Any]
-    ) -> Grade:
+    async def grade(self, rm_type: str, spec: GraderSpec, response: str, label: Any, metadata: Metadata) -> Grade:
         """Grade one answer that `registry.check_inputs` has passed. Raises as `GraderRunner.grade` does."""
         self._check_open()
         longest = self._settings.grader_total_timeout
@@ -189,8 +182,7 @@ class WorkerPool:
 class WorkerProcess:
     """One worker process: send it a request, read its reply, kill it. Its first reply says why graders cannot be loaded.
 
-    It is in a session of its own. It is reaped only after its session was killed: until then no other process can have
-    its number."""
+    It has a session of its own. It is reaped after its session was killed: until then no other process has its number."""
 
     def __init__(self, names: Sequence[str], memory_mb: int) -> None:
         self.loaded = frozenset(names)
@@ -220,8 +212,7 @@ class WorkerProcess:
         return bool(poll.poll(0))
 
     def cpu_seconds(self) -> float:
-        """Return the processor time of the process so far (its clock's number is that of clock_getcpuclockid(3)).
-        Raises OSError: the process has gone."""
+        """Return the process's processor time (for the clock's number see clock_getcpuclockid(3)). Raises OSError: it has gone."""
         return time.clock_gettime((~self.process.pid << 3) | 2)
 
     async def ask(self, pieces: Iterable[bytes]) -> bytes:

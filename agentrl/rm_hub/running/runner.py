@@ -17,7 +17,7 @@ from anyio.lowlevel import RunVar
 from pydantic import ValidationError
 
 from agentrl.errors import AgentRLError, GraderFailure, SettingsError, ungrouped
-from agentrl.rm_hub.grade import Grade, GraderService
+from agentrl.rm_hub.grade import Grade, GraderService, Metadata
 from agentrl.rm_hub.registry import GraderSpec, check_inputs, checked, find, raised
 from agentrl.rm_hub.running.pool import WorkerPool
 from agentrl.rm_hub.settings import RmHubSettings
@@ -30,14 +30,10 @@ Item = tuple[str, Any] | tuple[str, Any, Mapping[str, Any]] | Mapping[str, Any]
 
 
 class GraderRunner:
-    """An async context manager; `grade` inside it.
+    """An async context manager; `grade` inside it. `settings` are of pool and servers, `preload` are graders to load first.
 
-        async with GraderRunner(RmHubSettings(grader_timeout=5)) as runner:
-            grade = await runner.grade("math", r"So it is \\boxed{\\frac12}.", "0.5")
-
-    Args:
-        settings: of the pool and of the servers; default: the defaults.
-        preload: graders to load at the start."""
+    async with GraderRunner(RmHubSettings(grader_timeout=5)) as runner:
+        grade = await runner.grade("math", r"So it is \\boxed{\\frac12}.", "0.5")"""
 
     def __init__(self, settings: RmHubSettings | None = None, *, preload: Sequence[str] = ()) -> None:
         self.settings = settings or RmHubSettings()
@@ -59,9 +55,7 @@ class GraderRunner:
         self.pool.close()
         await self._stack.aclose()
 
-    async def grade(
-        self, rm_type: str, response: str, label: Any = None, metadata: Mapping[str, Any] | None = None
-    ) -> Grade:
+    async def grade(self, rm_type: str, response: str, label: Any = None, metadata: Metadata | None = None) -> Grade:
         """Grade one answer. Raises SettingsError: no such grader, or a setting that it needs is missing. GraderFailure:
         kinds `grader_raised`, `grader_unavailable`, `grader_closed`, those of the grader itself, and `grader_timeout`,
         `grader_crashed` and `grader_out_of_memory` as `pool` says."""
@@ -124,8 +118,7 @@ def runner_for(args: Any) -> GraderRunner:
 
 def settings_of(args: Any) -> RmHubSettings:
     """The graders' settings among the attributes of `args`, else the defaults. Raises SettingsError: one cannot be."""
-    names = RmHubSettings.model_fields
-    given = {name: getattr(args, name) for name in names if hasattr(args, name)}
+    given = {name: getattr(args, name) for name in RmHubSettings.model_fields if hasattr(args, name)}
     try:
         return RmHubSettings(**given)
     except ValidationError as error:
@@ -142,7 +135,9 @@ def grade_many(
     settings: RmHubSettings | None = None,
     progress: Callable[[int], None] | None = None,
 ) -> list[Grade | GraderFailure]:
-    """Grade answers in worker processes and return when all are done; usable inside a running event loop, too.
+    """Grade answers in worker processes and return when all are done; usable inside a running event loop, too. Returns in
+    the order of `items` a grade, or the failure where one could not be graded (not raised). Raises SettingsError: no such
+    grader, or a setting that it needs is missing.
 
     Args:
         rm_type: a name of `graders()`, a `boxed_` form, or `path/to/file.py:function`.
@@ -150,40 +145,35 @@ def grade_many(
         processes: worker processes; default one a core, at most 8.
         timeout: seconds one answer may take.
         settings: for graders that need more (`rm_url`, `judge_url`, ...); `processes` and `timeout` win over it.
-        progress: called with the number of answers done so far, after each.
-
-    Returns:
-        In the order of `items`, a grade, or the failure where one could not be graded (not raised).
-
-    Raises:
-        SettingsError: no such grader, or a setting that it needs is missing."""
+        progress: called with the number of answers done so far, after each."""
     own = (settings or RmHubSettings()).model_copy(update={"grader_processes": processes, "grader_timeout": timeout})
+    rows: list[tuple[Any, ...]] = [
+        (item["response"], item.get("label"), item.get("metadata")) if isinstance(item, Mapping) else item
+        for item in items
+    ]
+    results: dict[int, Grade | GraderFailure] = {}
+
+    async def grade_all() -> None:
+        async with GraderRunner(own, preload=[rm_type]) as runner:
+
+            async def one(at: int, row: tuple[Any, ...]) -> None:
+                try:
+                    results[at] = await runner.grade(rm_type, *row)
+                except GraderFailure as failure:
+                    results[at] = failure
+                if progress is not None:
+                    progress(len(results))
+
+            await each(rows, one)
+
     # The loop is in a thread of its own, so that it works where one is running already (a notebook).
     with start_blocking_portal() as portal:
-        return portal.call(_all, rm_type, items, own, progress)
-
-
-async def _all(
-    rm_type: str, items: Sequence[Item], settings: RmHubSettings, progress: Callable[[int], None] | None
-) -> list[Grade | GraderFailure]:
-    results: dict[int, Grade | GraderFailure] = {}
-    async with GraderRunner(settings, preload=[rm_type]) as runner:
-
-        async def one(at: int, item: Item) -> None:
-            try:
-                results[at] = await runner.grade(rm_type, *_parts(item))
-            except GraderFailure as failure:
-                results[at] = failure
-            if progress is not None:
-                progress(len(results))
-
-        await each(items, one)
+        portal.call(grade_all)
     return [results[at] for at in range(len(items))]
 
 
 async def each(items: Iterable[T], work: Callable[[int, T], Awaitable[None]], at_once: int = 128) -> None:
-    """Do `work` on every item and its number, `at_once` side by side (starting thousands of tasks in one step would hold
-    the event loop up); the first error ends it."""
+    """Do `work` on every item and its number, `at_once` side by side to spare the event loop; the first error ends it."""
     left = enumerate(items)
 
     async def run() -> None:
@@ -194,10 +184,3 @@ async def each(items: Iterable[T], work: Callable[[int, T], Awaitable[None]], at
         async with anyio.create_task_group() as group:
             for _ in range(min(at_once, length_hint(items, at_once))):
                 group.start_soon(run)
-
-
-def _parts(item: Item) -> tuple[str, Any, Mapping[str, Any]]:
-    if isinstance(item, Mapping):
-        return item["response"], item.get("label"), item.get("metadata") or {}
-    response, label, *rest = item
-    return response, label, rest[0] if rest else {}

@@ -13,22 +13,20 @@ import resource
 import signal
 import socket
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import IO, Any
 
 from agentrl.errors import AgentRLError, GraderFailure
-from agentrl.rm_hub.grade import Grade
+from agentrl.rm_hub.grade import Grade, Metadata
 from agentrl.rm_hub.registry import find, grade
 from agentrl.sample import RECORDED
 
 PR_SET_PDEATHSIG = 1
-NICE = 5
-"""Graders give way to the event loop that feeds them, if both want one core."""
-MAX_REST = 2_000_000
-"""Most bytes of label and metadata together."""
+NICE = 5  # graders give way to the event loop that feeds them, if both want one core
+MAX_REST = 2_000_000  # most bytes of label and metadata together
 
 
-def request(rm_type: str, response: str, label: Any, metadata: Mapping[str, Any], *, conversation: bool) -> list[bytes]:
+def request(rm_type: str, response: str, label: Any, metadata: Metadata, *, conversation: bool) -> list[bytes]:
     """Encode a request, as pieces to be sent in order. Drops metadata that is not JSON or that a rollout recorded, but
     `messages` for a grader of conversations. Raises GraderFailure: the label is not JSON, or the rest is too large."""
     if not _plain(label):
@@ -46,8 +44,7 @@ def request(rm_type: str, response: str, label: Any, metadata: Mapping[str, Any]
 
 def read_request(stream: IO[bytes]) -> dict[str, Any] | None:
     """Decode a request: `rm_type`, `response`, `label` and `metadata`; None if the pool hung up."""
-    head = stream.readline()
-    if not head:
+    if not (head := stream.readline()):
         return None
     job: dict[str, Any] = value(head)
     return job | {"response": stream.read(job.pop("bytes")).decode("utf-8", "surrogatepass")}

@@ -15,8 +15,7 @@ from agentrl.errors import GraderFailure
 from agentrl.sandbox import Sandbox, SandboxSession
 
 _START_SECONDS = 15.0
-MOST_OVERRUNS = 3
-"""Tests that may overrun their deadline before the rest counts as failed without a try."""
+MOST_OVERRUNS = 3  # tests that may overrun their deadline before the rest counts as failed without a try
 _LATE = "took too long"
 _ENDS = {"timeout": _LATE, "memory": "used too much memory", "output": "used too much output"}
 NOT_RUN = "not run: earlier tests took all the time"

@@ -40,14 +40,12 @@ class Checks:
     """Tests of what a program defines: texts that must run, and calls (function, arguments, the value to come back)."""
 
     tests: tuple[str | tuple[str, tuple[Any, ...], Any], ...]
-    entry: str | None = None
-    """The function that a function `check` of the texts is to test."""
+    entry: str | None = None  # the function that a function `check` of the texts is to test
     preamble: str = ""
 
 
 def read_tests(label: Any, metadata: Mapping[str, Any]) -> Programs | Checks:
-    """The tests of an item. Raises GraderFailure: `grader_no_label` if there are none, `grader_bad_label` if they have
-    no known form."""
+    """The tests of an item. Raises GraderFailure: `grader_no_label`; `grader_bad_label` if they have no known form."""
     if label is None or label == "":
         label = {name: metadata[name] for name in (*_FIELDS, *_BESIDE) if name in metadata}
         if label.keys().isdisjoint(_FIELDS):
@@ -167,13 +165,13 @@ def _bad(what: str) -> GraderFailure:
     return GraderFailure(f"--rm-type code cannot use the item's tests: {what}; {_FORMS}", kind="grader_bad_label")
 
 
-_MOST = 200_000
-"""Characters that are read, from the end: the program comes last."""
+_MOST = 200_000  # characters that are read, from the end: the program comes last
 _FENCE = re.compile(r"(?m)(`{3,}|~{3,})[ \t]{0,8}([\w+.#-]{0,24})[^\S\n]{0,8}(?:\n|\Z)")
 _LINE = re.compile(
     r"(?:def|class|import|from|if|elif|else|for|while|with|try|except|finally|return|print|async|assert|raise|pass|"
     r"break|continue|global|lambda|yield)\b|[@#\])}\"']|[A-Za-z_][\w.\[\], ]{0,80}(?:[+*/%|&^-]|//|\*\*)?=(?!=)|[A-Za-z_][\w.]{0,60}\("
 )
+_BEGINS = re.compile(r"(?:def|class|import|from|async def|@)\s?\w")
 _PYTHON = ("python", "py", "python3", "py3", "")
 _DEFINES = re.compile(r"(?m)^[ \t]*(?:async[ \t]+)?(?:def|class)[ \t]+(\w+)|^(\w+)[ \t]*=")
 
@@ -209,9 +207,7 @@ def _blocks(text: str) -> Iterator[tuple[str, str]]:
 def _unfenced(text: str) -> str | None:
     """From the first line that begins a program to the last paragraph that is one."""
     lines = text.strip("\n").splitlines()
-    first = next(
-        (i for i, line in enumerate(lines) if re.match(r"(?:def|class|import|from|async def|@)\s?\w", line)), None
-    )
+    first = next((at for at, line in enumerate(lines) if _BEGINS.match(line)), None)
     if first is None:
         code = [line for line in lines if line.strip() and line[0] not in " \t"]
         if not all(_LINE.match(line) and not line.rstrip().endswith((".", "?", "!")) for line in code):

@@ -65,8 +65,7 @@ class SubmissionServer:
         """Apply a built-in or an operator by its name; with an `r` before it the target is the last operand."""
         if name in ("enter", "exit"):
             return getattr(target, f"__{name}__")(*args)
-        function = getattr(builtins, name, None) or getattr(operator, name, None)
-        if function is None:
+        if (function := getattr(builtins, name, None) or getattr(operator, name, None)) is None:
             return (getattr(builtins, name[1:], None) or getattr(operator, name[1:]))(*args, target)
         return function(target, *args, **named)
 

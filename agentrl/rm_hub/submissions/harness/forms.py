@@ -27,8 +27,7 @@ _OWN = re.compile(
 _PYTEST_OPTIONS = ["-x", "-s", "-c/dev/null", "--rootdir=/tmp", "-pno:cacheprovider", "-pno:terminal", "-pno:logging"]
 
 numpy: Any = sys.modules.get("numpy")
-pytest: Any = sys.modules.get("pytest")
-"""As the sandbox has preloaded them: None where they are not installed."""
+pytest: Any = sys.modules.get("pytest")  # as the sandbox has preloaded them: None where they are not installed
 _pytest_main = pytest and pytest.main
 _CLOSE = ("allclose", "isclose", "array_equiv")
 _ASSERTED = [

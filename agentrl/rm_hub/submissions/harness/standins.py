@@ -20,8 +20,7 @@ _ITEMS = ("getitem", "setitem", "delitem")
 _ARITHMETIC = ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "matmul", "xor", "and", "or")
 _DATA: tuple[Any, ...] = (str, bytes, int, float, complex, tuple, frozenset, range, types.MappingProxyType)
 _METHODS_OF_DATA = {name for kind in _DATA for name in dir(kind) if name[0] != "_"} | {"pop", "setdefault"}
-"""Methods by which plain data answers something. Methods that only change data are not among them: they are told their
-arguments."""
+"""Methods by which plain data answers something. A method that only changes data is told its arguments."""
 _DESCRIBING = {f"__{name}__" for name in ("name", "qualname", "annotations", "slots", "mro", "bases", "members")}
 
 
@@ -29,19 +28,15 @@ _DESCRIBING = {f"__{name}__" for name in ("name", "qualname", "annotations", "sl
 class Held:
     """The object behind a stand-in, by its handle `data`: a `class`, `callable` or `object`, of the class `kind`."""
 
-    ask: Callable[..., Any]
-    """Has the submission's side do something: `ask(what, stand-in, *args, **named)`."""
-    classes: set[str]
-    """Those of the submission that the tests have used by name."""
+    ask: Callable[..., Any]  # has the submission's side do something: `ask(what, stand-in, *args, **named)`
+    classes: set[str]  # those of the submission that the tests have used by name
     data: list[Any]
     form: str
     kind: str
-    plain: Any = None
-    """The plain value in an object of a subclass of a plain type."""
+    plain: Any = None  # the plain value in an object of a subclass of a plain type
     given: bool = False
     """True if every submission has it: a name of its own, or an object of a class that the tests used by name."""
-    untold: str = ""
-    """A method that is not told arguments, by its name."""
+    untold: str = ""  # a method that is not told arguments, by its name
 
     @property
     def used(self) -> bool:

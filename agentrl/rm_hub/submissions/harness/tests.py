@@ -1,8 +1,7 @@
 """The tests' side: runs them against stand-ins for the submission's objects. Runs after `values`, `standins`, `forms`.
 
 1. Tests run in a thread that waits whenever it needs the submission; `step` hands over an answer and prints what comes
-   next: `{"ask": request}`, or `{"result": [outcome, reason]}` of a test: `passed`, `failed`, or `broken`, which it is
-   whatever the submission.
+   next: `{"ask": request}`, or `{"result": [outcome, reason]}`: `passed`, `failed`, or `broken` whatever the submission.
 2. Names of the submission are found where built-ins are: they shadow neither these nor modules nor what tests define.
 3. A text runs as `__main__`; then its `check(candidate)`, doctests, functions and classes do. One that passed without
    having asked the submission anything is broken."""
@@ -167,7 +166,10 @@ class Tests:
         for name, value in self._given.items():
             if is_remote(value):  # goes by its name, and so outlives a submission that is loaded afresh
                 held(value).data, held(value).given = ["name", name], True
-        shown = {name: value for name, value in self._given.items() if name == self.entry or not _hides(name, value)}
+        # A name of the submission must not stand in for a built-in or a module.
+        modules = {name for name, value in self._given.items() if isinstance(value, types.ModuleType)}
+        hidden = vars(builtins).keys() | (_MODULES - modules)
+        shown = {name: value for name, value in self._given.items() if name == self.entry or name not in hidden}
         self._shown.update(shown)
         solution = sys.modules["solution"] = sys.modules["main"] = types.ModuleType("solution")
         vars(solution).update(self._given, __all__=list(shown))
@@ -206,11 +208,6 @@ class Tests:
 async def _ready(value: Any) -> Any:
     """Stands for a coroutine of the submission, which has been run to its end there."""
     return value
-
-
-def _hides(name: str, value: Any) -> bool:
-    """Return true if a name of the submission would stand in for a built-in or a module."""
-    return hasattr(builtins, name) or (name in _MODULES and not isinstance(value, types.ModuleType))
 
 
 def _outcome(error: BaseException) -> tuple[str, str]:

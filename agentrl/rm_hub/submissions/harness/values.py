@@ -38,10 +38,8 @@ _TAGS: dict[type, str] = {kind: tag for tag, kind in _SEQUENCES.items()}
 _TAGS |= {kind[0]: tag for table in (_TEXTS, _PARTS) for tag, kind in table.items()}
 _MAPPINGS: dict[str, Any] = {"d": dict, "C": collections.Counter, "O": collections.OrderedDict}
 _TAGS |= {kind: tag for tag, kind in _MAPPINGS.items()}
-EMPTY: dict[int, Any] = {}
-"""The sequences without items that came from the other side, by their ids."""
-_ARRAYS = "biufcU"
-"""Kinds of arrays that travel by value: numbers and text."""
+EMPTY: dict[int, Any] = {}  # the sequences without items that came from the other side, by their ids
+_ARRAYS = "biufcU"  # kinds of arrays that travel by value: numbers and text
 _PLAIN_BASES: tuple[Any, ...] = (bool, int, float, str, bytes, list, tuple, dict, set, frozenset)
 
 
