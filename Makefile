@@ -5,8 +5,9 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 # Four tests at a time, those of one file one after another, the longest files first (tests/support/order.py): many of
-# them wait for processes, so that four keep two cores busy.
-AT_ONCE := -n 4 --dist loadfile
+# them wait for processes, so that four keep two cores busy. They are forked from one that has imported the heavy packages
+# (tests/support/warm.py).
+AT_ONCE := -n 4 --dist loadfile --warm
 # Hundreds of processes start in a test run: each would compile the package anew where the environment forbids a cache.
 unexport PYTHONDONTWRITEBYTECODE
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt

@@ -3,12 +3,13 @@
 import gc
 import os
 import signal
+from contextlib import ExitStack
 from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
 
-from tests.support import order
+from tests.support import order, warm
 from tests.support.checkout import import_path
 
 # On a busy machine a first draw can wait seconds for an import or a core; speed is measured in benchmarks/.
@@ -36,11 +37,24 @@ def _loaded_for_good() -> None:
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--record-seconds", action="store_true", help="write tests/seconds.tsv")
+    parser.addoption("--warm", action="store_true", help="fork processes from one that has imported the heavy packages")
 
 
 def pytest_configure(config: pytest.Config) -> None:
     if config.getoption("--record-seconds") and not hasattr(config, "workerinput"):
         config.pluginmanager.register(order.Recorder())
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_setupnodes(config: pytest.Config, specs: Any) -> None:
+    """Fork the processes that test from one that has imported the heavy packages."""
+    if not config.getoption("--warm"):
+        return
+    server = ExitStack()
+    server.enter_context(warm.serving())
+    config.add_cleanup(server.close)
+    for spec in specs:
+        spec.python = warm.python()
 
 
 @pytest.hookimpl(optionalhook=True)

@@ -11,11 +11,14 @@ import multiprocessing
 import os
 import traceback
 from collections.abc import Callable
+from multiprocessing import forkserver, resource_tracker, spawn
 from multiprocessing.connection import Connection, wait
 from typing import Any
 
 import pytest
 import torch
+
+from tests.support.warm import python
 
 
 def run_ranks(
@@ -37,6 +40,7 @@ def run_ranks(
     context: Any = multiprocessing.get_context("spawn" if fresh else "forkserver")
     if not fresh:
         context.set_forkserver_preload(["tests.train.megatron.helpers"])
+        _start_forkserver()
     ends, processes = [], []
     for rank in range(world_size):
         mine, theirs = context.Pipe(duplex=False)
@@ -51,6 +55,17 @@ def run_ranks(
         for process in processes:
             process.terminate()
             process.join()
+
+
+def _start_forkserver() -> None:
+    """Start it with the packages that it needs, where tests have such a Python."""
+    resource_tracker.ensure_running()
+    usual = spawn.get_executable()
+    spawn.set_executable(python())
+    try:
+        forkserver.ensure_running()
+    finally:
+        spawn.set_executable(usual)
 
 
 def _collect(ends: list[Connection], timeout: float) -> list[Any]:

@@ -8,13 +8,14 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from agentrl import parent_watchdog
+from tests.support.warm import python
 
 
 @contextmanager
 def embedded_server(model: str | Path, *arguments: str, log: Path | None = None) -> Iterator[str]:
     """Start `agentrl serve` on a free port; gives its URL; stopped at the end, or when this process ends."""
     command = [sys.executable, "-I", "-S", parent_watchdog.__file__, str(os.getpid())]
-    command += [sys.executable, "-m", "agentrl", "serve", str(model), "--port", "0", "--threads", "1", *arguments]
+    command += [python(), "-m", "agentrl", "serve", str(model), "--port", "0", "--threads", "1", *arguments]
     stderr = log.open("wb") if log is not None else subprocess.DEVNULL
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=stderr, text=True, start_new_session=True)
     try:
