@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.audit import audit_ledger
+from tests.support.nightly import nightly
 
 STEPS, BATCH, EVERY = 8, 3, 2
 
@@ -66,7 +67,7 @@ print("finished")
 """
 
 
-@pytest.mark.parametrize("seed", [1, 2])
+@pytest.mark.parametrize("seed", nightly([1, 2], 1))
 def test_killed_again_and_again(tmp_path: Path, seed: int) -> None:
     points = random.Random(seed)
     lives = 0

@@ -27,9 +27,10 @@ T = TypeVar("T")
 NIGHTLY = int(os.environ.get("AGENTRL_FUZZ", "10000"))
 """Mutants of each kind in the nightly run."""
 
-counts = pytest.mark.parametrize(
-    "count", [200, pytest.param(NIGHTLY, marks=[pytest.mark.slow, pytest.mark.timeout(7200)], id="nightly")]
-)
+_nightly = pytest.param(NIGHTLY, marks=[pytest.mark.slow, pytest.mark.timeout(7200)], id="nightly")
+counts = pytest.mark.parametrize("count", [200, _nightly])
+few = pytest.mark.parametrize("count", [80, _nightly])
+"""For mutants that take long to read."""
 
 DEADLINE = 20.0
 """Seconds that one mutant may take, on a busy machine."""

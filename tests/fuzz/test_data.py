@@ -18,7 +18,7 @@ from agentrl.data.source import RolloutDataSource
 from agentrl.dumps import read_groups
 from agentrl.groups import Group
 from tests.buffer.make import make_args
-from tests.fuzz.mutate import ODD, ODD_TEXTS, counts, fuzz, of_bytes, of_tree
+from tests.fuzz.mutate import ODD, ODD_TEXTS, few, fuzz, of_bytes, of_tree
 from tests.fuzz.test_samples import DICTS
 from tests.fuzz.test_samples import sound as sound_sample
 
@@ -96,7 +96,7 @@ def sound(groups: list[Group]) -> None:
         assert decode_group(encode_group(group)) == group
 
 
-@counts
+@few
 @pytest.mark.parametrize(("name", "make"), [("p.jsonl", as_jsonl), ("p.parquet", as_parquet)])
 def test_mutated_prompts(tmp_path: Path, count: int, name: str, make: Any) -> None:
     def read(mutant: bytes) -> list[Group]:
@@ -107,7 +107,7 @@ def test_mutated_prompts(tmp_path: Path, count: int, name: str, make: Any) -> No
     assert fuzz(count, make, read, sound)["accepted"] > count // 50
 
 
-@counts
+@few
 def test_mutated_dumps(tmp_path: Path, count: int) -> None:
     def make(rng: random.Random) -> bytes:
         lines = [orjson.dumps(DICTS), orjson.dumps(DICTS[0])]

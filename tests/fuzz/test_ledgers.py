@@ -16,7 +16,7 @@ from agentrl.buffer.ledger import Ledger
 from agentrl.groups import Group
 from agentrl.sample import Sample
 from tests.buffer.make import complete, finished, lease
-from tests.fuzz.mutate import counts, fuzz, of_bytes
+from tests.fuzz.mutate import few, fuzz, of_bytes
 
 LOG = "ledger.sqlite-wal"
 COVERED = 0
@@ -108,7 +108,7 @@ def edited(rng: random.Random, files: Files, scratch: Path) -> Files:
     return {"ledger.sqlite": (scratch / "ledger.sqlite").read_bytes()}
 
 
-@counts
+@few
 def test_mutated_ledgers(folder: Path, count: int) -> None:
     files, made, kept = originals(folder)
     place = folder / "mutant"

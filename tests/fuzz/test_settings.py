@@ -13,7 +13,7 @@ import yaml
 
 from agentrl.config import RunSettings
 from agentrl.config.fields import FieldRef, all_fields
-from tests.fuzz.mutate import ODD, ODD_TEXTS, counts, fuzz, of_bytes, of_tree
+from tests.fuzz.mutate import ODD, ODD_TEXTS, few, fuzz, of_bytes, of_tree
 
 NUMBERS: dict[type, tuple[Any, ...]] = {
     int: (1, 2, 8, 0, 64),
@@ -102,7 +102,7 @@ def numbers(value: Any) -> list[Any]:
     return [number for item in value for number in numbers(item)] if isinstance(value, (list, tuple)) else [value]
 
 
-@counts
+@few
 @pytest.mark.parametrize(("name", "make"), [("run.yaml", as_yaml), ("run.toml", as_toml)])
 def test_mutated_files(tmp_path: Path, count: int, name: str, make: Any) -> None:
     def read(mutant: bytes) -> RunSettings:
@@ -112,6 +112,6 @@ def test_mutated_files(tmp_path: Path, count: int, name: str, make: Any) -> None
     assert fuzz(count, make, read, sound)["accepted"] > count // 50
 
 
-@counts
+@few
 def test_mutated_command_lines(count: int) -> None:
     assert fuzz(count, as_flags, RunSettings.from_cli, sound)["accepted"] > count // 50

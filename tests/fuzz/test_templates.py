@@ -8,7 +8,7 @@ from typing import Any
 
 from agentrl.chat.jinja import MOST_WORK
 from agentrl.chat.template import Template
-from tests.fuzz.mutate import counts, fuzz, of_bytes
+from tests.fuzz.mutate import few, fuzz, of_bytes
 from tests.fuzz.test_data import CALL, TOOL
 
 SHIPPED = [file.read_bytes() for file in sorted(Path(__file__).parents[2].glob("[ae]*/**/*.jinja"))]
@@ -66,7 +66,7 @@ def sound(text: str) -> None:
     assert len(text) <= MOST_WORK
 
 
-@counts
+@few
 def test_mutated_templates(count: int) -> None:
     found = fuzz(count, mutant, read, sound)
     assert found["accepted"] > count // 50

@@ -232,12 +232,13 @@ def test_slopes_are_those_of_the_values(name: str) -> None:
 
 def test_cases_have_what_they_say() -> None:
     made = cases()
-    assert sum((c.lengths == 0).any() for c in made) > 50
-    assert sum(np.isnan(c.rewards).any() for c in made) > 50
-    assert sum(any(len(p) and not c.mask[p].any() for _, p in c.samples()) for c in made) > 50
-    assert sum(len(set(c.rollouts)) < len(c.rollouts) for c in made) > 50
-    assert sum((abs(c.log_probs - c.old) > 20).any() for c in made) > 50
-    assert sum((np.unique(c.groups, return_counts=True)[1] == 1).any() for c in made) > 50
+    least = len(made) / 6
+    assert sum((c.lengths == 0).any() for c in made) > least
+    assert sum(np.isnan(c.rewards).any() for c in made) > least
+    assert sum(any(len(p) and not c.mask[p].any() for _, p in c.samples()) for c in made) > least
+    assert sum(len(set(c.rollouts)) < len(c.rollouts) for c in made) > least
+    assert sum((abs(c.log_probs - c.old) > 20).any() for c in made) > least
+    assert sum((np.unique(c.groups, return_counts=True)[1] == 1).any() for c in made) > least
     sizes = [len(c.mask) for c in made]
     assert min(sizes) < 10
-    assert 20 < sum(sizes) / 300 < 150
+    assert 20 < sum(sizes) / len(made) < 150
