@@ -2,7 +2,6 @@
 
 import os
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -13,6 +12,7 @@ from agentrl.config import RunSettings
 from tests.check import plays
 from tests.support.nightly import nightly
 from tests.support.tiny_models import CHAT_TEMPLATE, make_tokenizer
+from tests.support.warm import python
 
 MISTAKES = {
     "Blocks": ("Blocks.step (", "blocks the event loop"),
@@ -127,7 +127,7 @@ async def test_several_environments_are_played_each_with_its_own_rows(tmp_path: 
 
 
 def agentrl(*arguments: str) -> "subprocess.CompletedProcess[str]":
-    command = [sys.executable, "-m", "agentrl", "check", *arguments]
+    command = [python(), "-m", "agentrl", "check", *arguments]
     return subprocess.run(command, capture_output=True, text=True, timeout=600, env=os.environ | {"COLUMNS": "100"})
 
 

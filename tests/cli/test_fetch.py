@@ -11,6 +11,7 @@ import pytest
 
 from tests.support.hub import COMMIT, Mirror
 from tests.support.tiny_models import make_tiny_model
+from tests.support.warm import python
 
 
 @pytest.fixture(scope="module")
@@ -27,7 +28,8 @@ def mirror() -> Iterator[Mirror]:
 def agentrl(url: str, *args: str, cwd: Path, **environment: str) -> subprocess.CompletedProcess[str]:
     clean = {name: value for name, value in os.environ.items() if not name.startswith(("HF_", "HUGGING"))}
     env = {**clean, "HF_ENDPOINT": url, "HF_HOME": str(cwd / "home"), **environment}
-    command = [sys.executable, "-m", "agentrl", *args]
+    # What reads the address of the Hub while it is imported needs an interpreter of its own.
+    command = [python() if args[0] == "check" else sys.executable, "-m", "agentrl", *args]
     return subprocess.run(command, capture_output=True, text=True, timeout=120, env=env, cwd=cwd)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 from collections.abc import Awaitable, Callable
 from functools import partial
 from pathlib import Path
@@ -21,6 +20,7 @@ from agentrl.engine.transport import HttpTransport
 from agentrl.engine.weights import BroadcastUpdate, Bucket, DiskUpdate, TensorSpec, WeightGroup, buckets
 from agentrl.engine.wire import Generation, SamplingParams
 from agentrl.numerics.weight_group import WeightSender, views
+from agentrl.run.training import free_port
 
 PROMPT = [10, 60, 61, 62, 63, 64, 65, 66]
 SHORT = SamplingParams(temperature=1.0, max_new_tokens=12, ignore_eos=True)
@@ -137,9 +137,7 @@ async def check_every_mode(pool: EnginePool, model: Path, other: Path, tolerance
 async def check_broadcast(pool: EnginePool, model: Path, tolerance: float, backend: str = "gloo") -> None:
     """New weights in flat buckets from rank 0, which is this process."""
     weights = load_file(model / "model.safetensors")
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     specs = [
         TensorSpec(name, str(each.dtype).removeprefix("torch."), list(each.shape)) for name, each in weights.items()
     ]

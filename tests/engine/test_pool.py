@@ -1,6 +1,7 @@
 """The pool against servers that go wrong on purpose (`faults`)."""
 
 import socket
+from collections.abc import Iterator
 from contextlib import AsyncExitStack
 from dataclasses import replace
 from types import SimpleNamespace
@@ -35,11 +36,11 @@ from tests.engine.faults import (
 
 
 @pytest.fixture
-def closed_url() -> str:
-    """An address where nothing listens."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return f"http://127.0.0.1:{probe.getsockname()[1]}"
+def closed_url() -> Iterator[str]:
+    """An address where nothing listens, nor will."""
+    with socket.socket() as held:
+        held.bind(("127.0.0.1", 0))
+        yield f"http://127.0.0.1:{held.getsockname()[1]}"
 
 
 async def test_a_good_answer_and_what_was_sent() -> None:

@@ -43,8 +43,9 @@ def serving(endpoint: Endpoint, path: str = "/", methods: tuple[str, ...] = ("PO
         listener.close()
 
 
-def unused_address() -> str:
-    """An address on which nothing listens."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return f"http://127.0.0.1:{probe.getsockname()[1]}/"
+@contextmanager
+def unused_address() -> Iterator[str]:
+    """An address on which nothing listens, nor will."""
+    with socket.socket() as held:
+        held.bind(("127.0.0.1", 0))
+        yield f"http://127.0.0.1:{held.getsockname()[1]}/"

@@ -180,9 +180,8 @@ async def test_answers_that_are_no_completions(answer: Response) -> None:
 
 
 async def test_a_judge_that_is_not_there() -> None:
-    settings = RmHubSettings(judge_url=unused_address())
-    with pytest.raises(GraderFailure, match="--judge-url") as caught:
-        await judged("5", "4", QUESTION, settings=settings)
+    with unused_address() as address, pytest.raises(GraderFailure, match="--judge-url") as caught:
+        await judged("5", "4", QUESTION, settings=RmHubSettings(judge_url=address))
     assert caught.value.kind == "judge_unreachable"
 
 

@@ -116,8 +116,9 @@ async def test_error_statuses_are_typed_and_not_tried_again(status: int) -> None
 
 
 async def test_a_server_that_is_not_there() -> None:
-    with pytest.raises(GraderFailure, match="is it running, and --rm-url right") as caught:
-        async with RemoteRM(settings(unused_address())) as server:
+    wanted = pytest.raises(GraderFailure, match="is it running, and --rm-url right")
+    with unused_address() as address, wanted as caught:
+        async with RemoteRM(settings(address)) as server:
             await server.grade("4", "4", {})
     assert caught.value.kind == "grader_unreachable"
 

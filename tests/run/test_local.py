@@ -60,10 +60,10 @@ def kit(tmp_path_factory: pytest.TempPathFactory) -> RunKit:
 
 def test_a_run_in_one_process_trains_agrees_with_its_engine_and_resumes(kit: RunKit) -> None:
     changes = {"backend": "local", "num_steps_per_rollout": 2, "save_interval": 1}
-    first = kit.start(kit.arguments("local", **changes, num_rollout=2))
+    first = kit.start(kit.arguments("local", **changes, num_rollout=2), forked=True)
     assert first.wait() == 0, first.output
     assert "Ray" not in first.output
-    again = kit.start(kit.arguments("local", **changes))
+    again = kit.start(kit.arguments("local", **changes), forked=True)
     assert again.wait() == 0, again.output
     rows = again.metrics()
     assert [row["step"] for row in rows] == [0, 1, 2]

@@ -23,6 +23,7 @@ import psutil
 from agentrl.buffer.reader import Filter, StoreReader
 from tests.support.checkout import import_path
 from tests.support.tiny_models import make_tiny_model
+from tests.support.warm import python
 
 ENV = '''
 import random
@@ -123,16 +124,17 @@ class RunKit:
                 out += [flag, *map(str, value if isinstance(value, tuple) else (value,))]
         return out
 
-    def start(self, arguments: Sequence[str], command: str = "train", **variables: str) -> Run:
+    def start(self, arguments: Sequence[str], command: str = "train", *, forked: bool = False, **variables: str) -> Run:
         """Start `agentrl <command>` of the tree that these tests belong to, whatever is installed.
 
         Args:
+            forked: by `warm.python()`, for a run whose processes nobody looks at.
             variables: of the process's environment.
         """
         log = self.folder / f"{command}-{time.monotonic_ns()}.log"
         with log.open("wb") as sink:
             process = subprocess.Popen(
-                [sys.executable, "-m", "agentrl", command, *arguments],
+                [python() if forked else sys.executable, "-m", "agentrl", command, *arguments],
                 cwd=self.folder,
                 stdout=sink,
                 stderr=subprocess.STDOUT,

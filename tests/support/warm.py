@@ -35,7 +35,7 @@ import agentrl
 _VARIABLE = "AGENTRL_TEST_PYTHON"
 _CLIENT = Path(__file__).with_name("warm_client.py")
 _IMPORTED = (
-    "ray ray.cluster_utils transformers.models.qwen3.modeling_qwen3 sympy nicegui aiohttp pytest mcp.server.lowlevel"
+    "ray ray.cluster_utils transformers.models.qwen3.modeling_qwen3 sympy nicegui aiohttp pytest mcp.server.mcpserver"
 )
 _FDS = 64
 """Most open files that one process is given."""

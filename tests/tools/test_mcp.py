@@ -3,7 +3,6 @@
 import contextlib
 import os
 import select
-import socket
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Iterator
@@ -18,23 +17,24 @@ from agentrl import Environment, Sample
 from agentrl.chat.messages import ToolCall
 from agentrl.envs import Turn, check_environment
 from agentrl.errors import PluginError
+from agentrl.run.training import free_port
 from agentrl.tools import OutcomeKind, Toolbox, ToolSource
 from agentrl.tools.mcp import MCPTools
 from tests.support.nightly import nightly
+from tests.support.warm import python
 
 SERVER = str(Path(__file__).parents[1] / "support" / "mcp_server.py")
+COMMAND = (python(), "-c", f"import runpy; runpy.run_path({SERVER!r}, run_name='__main__')")
 
 
 def over_pipes(**options: Any) -> MCPTools:
-    return MCPTools.stdio(sys.executable, SERVER, **options)
+    return MCPTools.stdio(*COMMAND, **options)
 
 
 @contextlib.contextmanager
 def http_server() -> Iterator[str]:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    process = subprocess.Popen([sys.executable, SERVER, "http", str(port)], stderr=subprocess.PIPE, text=True)
+    port = free_port()
+    process = subprocess.Popen([*COMMAND, "http", str(port)], stderr=subprocess.PIPE, text=True)
     try:
         assert process.stderr is not None
         for line in process.stderr:

@@ -3,7 +3,6 @@
 import os
 import shutil
 import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,6 +11,7 @@ from typing import IO, TYPE_CHECKING
 import pytest
 
 from tests.support.viewed import write_run
+from tests.support.warm import python
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page
@@ -50,7 +50,7 @@ def shared(runs: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tup
 @contextmanager
 def viewed(runs: Path, stderr: IO[str] | None, *flags: str) -> Iterator[str]:
     """The printed address of a started `agentrl view`."""
-    command = [sys.executable, "-m", "agentrl", "view", str(runs), "--port", "0", "--no-browser", *flags]
+    command = [python(), "-m", "agentrl", "view", str(runs), "--port", "0", "--no-browser", *flags]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=stderr, text=True) as server:
         assert server.stdout is not None
         yield server.stdout.readline().split()[3]

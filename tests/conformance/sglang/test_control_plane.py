@@ -1,6 +1,5 @@
 """Abort, pause, weights from disk and over gloo, versions: the recorded scenarios, step by step."""
 
-import socket
 import threading
 from collections.abc import Callable, Iterator
 from datetime import timedelta
@@ -10,6 +9,7 @@ from typing import Any
 import httpx
 import pytest
 
+from agentrl.run.training import free_port
 from tests.conformance.sglang.replay import Background, check, events, recording, same, send
 from tests.support.nightly import nightly
 
@@ -196,9 +196,7 @@ def test_weights_over_gloo(step: Step, url: str, models: tuple[Path, Path]) -> N
 
     state = load_file(models[1] / "model.safetensors")
     step("w_dist_no_group")
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     joined: list[Any] = []
     address = f"tcp://127.0.0.1:{port}"
     trainer = threading.Thread(

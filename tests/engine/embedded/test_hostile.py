@@ -19,6 +19,7 @@ import psutil
 import pytest
 
 from agentrl.engine.embedded.request import MAX_SEQUENCES
+from agentrl.run.training import free_port
 from tests.support.checkout import import_path
 from tests.support.hostile_clients import DEAD, GOOD, SLOW, attacks, request
 
@@ -30,8 +31,7 @@ LONG = {"input_ids": [1, 2], "sampling_params": {"max_new_tokens": 2000, "ignore
 
 @contextlib.contextmanager
 def serving(folder: Path) -> Iterator[tuple[subprocess.Popen[str], int]]:
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
+    port = free_port()
     command = [*SERVE, str(folder), "--port", str(port), "--threads", "1", "--dtype", "float32"]
     server = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
     try:
