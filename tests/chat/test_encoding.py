@@ -89,12 +89,12 @@ def test_clean_text_has_the_ids_of_the_plain_rendering(text: str, name: str) -> 
     assert ChatSession(chat, messages).prompt_ids == chat.encode(chat.template.render(messages))
 
 
-@pytest.mark.parametrize(("word", "control"), [("Q:", False), ("Qu:", True), ("Que:", True)])
-def test_an_added_token_of_the_template_is_control_unless_it_is_very_short(word: str, control: bool) -> None:
+def test_an_added_token_of_the_template_is_control_unless_it_is_very_short() -> None:
     tokenizer = copy.deepcopy(make_chat("qwen3").tokenizer)
-    tokenizer.add_tokens([word])
-    encoder = SafeEncoder(Codec(tokenizer), f"{word} {{{{ messages[0].content }}}}")
-    assert (word in encoder.controls) is control
+    words = {"Q:": False, "Qu:": True, "Que:": True}
+    tokenizer.add_tokens(list(words))
+    encoder = SafeEncoder(Codec(tokenizer), f"{' '.join(words)} {{{{ messages[0].content }}}}")
+    assert {word: word in encoder.controls for word in words} == words
 
 
 def test_attacks_in_names_and_schemas() -> None:

@@ -118,6 +118,7 @@ class _Server:
         while self._running:
             for key, _ in self._select.select():
                 key.data(key.fileobj)
+        signal.set_wakeup_fd(-1)
 
     def _end(self, _: object) -> None:
         self._running = False
