@@ -5,6 +5,8 @@ import inspect
 import json
 import subprocess
 import sys
+from copy import deepcopy
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -23,8 +25,18 @@ def rows(name: str) -> list[dict[str, str]]:
         return list(csv.DictReader(lines, delimiter="\t", quoting=csv.QUOTE_NONE))
 
 
+@cache
+def parsed(document: str) -> Any:
+    return yaml.safe_load((HERE / "documents" / f"{document}.yaml").read_text())
+
+
+@cache
+def read(document: str) -> RunSettings:
+    return RunSettings.from_file(HERE / "documents" / f"{document}.yaml")
+
+
 def changed(key: str, value: Any, document: str = "whole") -> Any:
-    whole = at = yaml.safe_load((HERE / "documents" / f"{document}.yaml").read_text())
+    whole = at = deepcopy(parsed(document))
     *above, last = key.split(".")
     for name in above:
         at = at.setdefault(name, {})
@@ -39,8 +51,7 @@ def settings_of(document: Any, folder: Path, **more: Any) -> RunSettings:
 
 @pytest.mark.parametrize("row", rows("accepted.tsv"), ids=lambda row: f"{row['document']}-{row['setting']}")
 def test_what_the_document_says_is_a_setting(row: dict[str, str]) -> None:
-    settings = RunSettings.from_file(HERE / "documents" / f"{row['document']}.yaml")
-    assert settings.flat()[row["setting"]] == json.loads(row["value"])
+    assert read(row["document"]).flat()[row["setting"]] == json.loads(row["value"])
 
 
 @pytest.mark.parametrize("row", rows("refused.tsv"), ids=lambda row: row["key"])
