@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from tensorboard.summary.writer import event_file_writer
 
 from agentrl.errors import DataError, SettingsError
 from agentrl.observability.metrics import MetricsLogger, read_metrics, wandb_arguments
@@ -95,7 +96,11 @@ def test_log_interval_skips_steps_but_no_evaluation(tmp_path: Path) -> None:
     assert steps(tmp_path) == [0, 3, 4]
 
 
-def test_tensorboard_reads_the_events_and_purges_what_a_resume_replaces(tmp_path: Path) -> None:
+def test_tensorboard_reads_the_events_and_purges_what_a_resume_replaces(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Files of one second are read in the order of their numbers as texts: 10 comes before 9.
+    monkeypatch.setattr(event_file_writer, "_global_uid", event_file_writer.AtomicCounter(0))
     log(tmp_path, 0, 4, settings=ObservabilitySettings())
     log(tmp_path, 2, 5, resume=2, settings=ObservabilitySettings())
     events = EventAccumulator(str(tmp_path / "tensorboard"))
