@@ -79,10 +79,10 @@ class LiveTurn:
         """Yield the pieces of a text, and "" where the model is still writing it."""
         at, found = 0, self._pieces[name]
         while True:
-            yield from found[at:]
-            at = len(found)
+            while at < len(found):  # more may come while the client reads
+                yield found[at]
+                at += 1
             if self.whole or (name == "reasoning" and self._pieces["content"]):
-                yield from found[at:]
                 return
             yield ""
 

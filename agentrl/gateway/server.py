@@ -163,7 +163,7 @@ class Gateway:
 
     async def _answer(self, request: Request, session: Session, wire: Wire, counting: bool) -> Response:
         body = await _object(request)
-        asked, run = wire.read(body, request.headers, session.memo), partial(aside, request)
+        asked, run = wire.read(body, request.headers, None if counting else session.memo), partial(aside, request)
         size = int(request.headers.get("content-length") or len(orjson.dumps(body)))
         if counting:
             return Json({"input_tokens": await session.measure(asked, size, run)})

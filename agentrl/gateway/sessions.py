@@ -188,6 +188,8 @@ class Session:
         return tokens
 
     def refused(self, refusal: Refusal) -> None:
+        """Count a refusal. Nothing of the request is kept: the limit on bytes does not count it."""
+        self.memo.clear()
         self.counts[f"refused/{refusal.reason or refusal.kind}"] += 1
         self.refusals.append(str(refusal))
 

@@ -6,6 +6,7 @@ import asyncio
 import json
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager
+from itertools import islice
 from typing import Any
 
 import httpx
@@ -22,6 +23,7 @@ from agentrl.gateway import live as live_module
 from agentrl.gateway.contracts import AgentTurn
 from agentrl.gateway.live import LiveTurn
 from agentrl.gateway.server import Gateway
+from agentrl.gateway.sessions import Limits
 from agentrl.gateway.wires import WIRES
 from agentrl.sample import Sample
 from tests.gateway.acceptance_engine import LoggingEngine, hermes
@@ -60,10 +62,15 @@ def told(text: str) -> ParsedTurn:
     content=TEXTS,
     calls=CALLS,
     broken=st.booleans(),
-    cuts=st.lists(st.integers(0, 200), max_size=12),
+    cuts=st.lists(st.tuples(st.integers(0, 200), st.integers(0, 4)), max_size=12),
 )
 def test_pieces_join_to_the_plain_answer(
-    path: str, thought: str | None, content: str, calls: list[tuple[str, Any]], broken: bool, cuts: list[int]
+    path: str,
+    thought: str | None,
+    content: str,
+    calls: list[tuple[str, Any]],
+    broken: bool,
+    cuts: list[tuple[int, int]],
 ) -> None:
     text = hermes(thought, content, calls) + "\n<tool_call>\n{" * broken
     begun, request = AgentTurn("a1", 1_700_000_000, prompt_tokens=9), read(path, BODIES[path])
@@ -73,9 +80,9 @@ def test_pieces_join_to_the_plain_answer(
     live.begin(begun)
     stream, found = WIRES[path].events(request, live), b""
     assert live.sink is not None
-    for cut in sorted(cuts):
+    for cut, most in sorted(cuts):  # a client may be slower than the model
         live.sink(reply(text[:cut]))
-        for event in stream:
+        for event in islice(stream, most):
             found += event
             if not event:
                 break
@@ -154,3 +161,14 @@ async def test_a_client_that_leaves_ends_the_turn() -> None:
         async with asyncio.timeout(60):
             await engine.cancelled.wait()
     assert (engine.log, session.tree.nodes) == ([], {})
+
+
+@ON_EACH
+async def test_a_refused_request_leaves_nothing_in_memory(path: str) -> None:
+    async with serving() as (gateway, _, client):
+        session = gateway.open(Sample(), SamplingParams(), Limits(requests=1))
+        url = f"{gateway.url(session)}/v1{path}"
+        assert (await client.post(url, json=BODIES[path])).status_code == 200
+        assert len(session.memo) > 0
+        assert (await client.post(url, json=BODIES[path])).status_code == 429
+        assert session.memo == {}
