@@ -36,7 +36,7 @@ from agentrl.run.rollouts import Loaded, spare_loaded
 
 T = TypeVar("T")
 _log = logging.getLogger(__name__)
-_GATHER = 0.02
+_GATHER = 0.05
 """Mean seconds from one worker's batch of answers to the next worker's. A batch costs the coordinator a millisecond."""
 _ATTEMPTS = 5
 """Number of failed starts of a worker in a row that end the run, if no other worker is ready."""
@@ -107,7 +107,7 @@ class WorkerServer:
 
     def __init__(self, settings: RunSettings, urls: Sequence[str]) -> None:
         self._settings, self._urls = settings, urls
-        self._ready, self._news = asyncio.Event(), asyncio.Event()
+        self._ready, self._news, self._idle = asyncio.Event(), asyncio.Event(), asyncio.Event()
         self._calls: dict[int, asyncio.Task[None]] = {}
         self._reports: dict[int, CallProgress] = {}
         self._answers: list[Answer] = []
@@ -138,13 +138,15 @@ class WorkerServer:
     async def take_orders(self, orders: Sequence[Order]) -> None:
         for order in orders:
             if order.what is not None:
+                self._idle.clear()
                 self._calls[order.call] = asyncio.ensure_future(self._play(order))
             elif (task := self._calls.get(order.call)) is not None:
                 task.cancel()
 
     async def answers(self) -> list[CallProgress | Answer]:
         await self._news.wait()
-        await asyncio.sleep(_GATHER * self._settings.cluster.rollout_workers)
+        with anyio.move_on_after(_GATHER * self._settings.cluster.rollout_workers):
+            await self._idle.wait()  # a worker without calls has nothing to collect
         found: list[CallProgress | Answer] = [*self._reports.values(), *self._answers]
         self._reports, self._answers = {}, []
         self._news.clear()
@@ -168,6 +170,8 @@ class WorkerServer:
             del self._calls[order.call]
             self._answers.append(answer)
             self._news.set()
+            if not self._calls:
+                self._idle.set()
 
     async def _lease(self, call: int, lease: Lease) -> Played:
         def report(progress: LeaseProgress) -> None:
