@@ -1,7 +1,6 @@
 """Rollout workers as Ray actors, on any node."""
 
 import os
-import pickle
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
@@ -21,13 +20,13 @@ class WorkerActor:
         enter_workspace(workspace)
         self._server = WorkerServer(settings, urls)
 
-    async def call(self, name: str, args: bytes) -> Any:
-        return await getattr(self._server, name)(*pickle.loads(args))
+    async def call(self, name: str, *args: Any) -> Any:
+        return await getattr(self._server, name)(*args)
 
 
 def _asks(name: str) -> Callable[..., Coroutine[Any, Any, Any]]:
-    """Make a method of a `RayWorker` that asks for this method of the server. Ray's pickler for code is slow for leases."""
-    return lambda self, *args: value(self._actor.call.remote(name, pickle.dumps(args)))
+    """Make a method of a `RayWorker` that asks for this method of the server."""
+    return lambda self, *args: value(self._actor.call.remote(name, *args))
 
 
 class RayWorker(RolloutProcess):
