@@ -12,8 +12,7 @@ from pathlib import Path
 import anyio
 import anyio.to_thread
 
-from agentrl.sandbox.command import SYSTEM_PATHS, CommandResult, call, confined, run_command
-from agentrl.sandbox.launch import NOBODY
+from agentrl.sandbox.command import NOBODY, SYSTEM_PATHS, CommandResult, call, confined, run_command
 from agentrl.sandbox.limits import SandboxFailure, SandboxUnavailable
 from agentrl.sandbox.machine import SHELL, Machine, start_guard
 
@@ -27,7 +26,6 @@ _ETC = {
 }
 _HOST = "host:"
 _REMOVE = 'rm -rf -- "$1" || { chmod -R u+rwX -- "$1"; rm -rf -- "$1"; }'
-_USER = NOBODY if os.geteuid() == 0 else None  # of commands outside: the limit on processes does not apply to root
 
 
 class BubblewrapMachine(Machine):
@@ -83,8 +81,8 @@ class BubblewrapMachine(Machine):
         if image:
             await call("cp", "-a", "--reflink=auto", f"{image}/.", str(root))
         line = await anyio.to_thread.run_sync(_with_system, root, workdir) if self._host else ["--bind", str(root), "/"]
-        if _USER is not None:
-            await call("chown", "-hR", f"{_USER}:{_USER}", str(self._folder))
+        if os.geteuid() == 0:
+            await call("chown", "-hR", f"{NOBODY}:{NOBODY}", str(self._folder))
         return [*line, "--proc", "/proc", "--dev", "/dev", "--bind", str(shared), "/dev/shm", "--remount-ro", "/dev"]
 
     async def _execute(self, stdin: bytes, seconds: float, most: int) -> CommandResult:
@@ -113,8 +111,8 @@ class BubblewrapMachine(Machine):
             inherited = (info_inside, block_inside)
             line = [*self._line, "--info-fd", str(info_inside), "--block-fd", str(block_inside), "--", *SHELL]
             try:
-                result = await run_command(
-                    line, _ENVIRONMENT, stdin=stdin, seconds=seconds, most=most, user=_USER, inherited=inherited, started=confine
+                result = await run_command(  # the limit on processes does not apply to root
+                    line, _ENVIRONMENT, stdin=stdin, seconds=seconds, most=most, as_nobody=True, inherited=inherited, started=confine
                 )  # fmt: skip
             finally:
                 _kill(first)
@@ -130,7 +128,7 @@ class BubblewrapMachine(Machine):
         processes = self.limits.processes + 2  # bubblewrap's own process, and the shell
         limits = {"nproc": processes, "as": self.limits.memory_mb << 20, "fsize": self.limits.file_mb << 20, "core": 0}
         options = (f"--{name}={value}:{value}" for name, value in limits.items())
-        await call("prlimit", f"--pid={pid}", *options, user=_USER)
+        await call("prlimit", f"--pid={pid}", *options, as_nobody=True)
 
 
 def _with_system(root: Path, workdir: str) -> list[str]:

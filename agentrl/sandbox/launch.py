@@ -17,6 +17,7 @@ import anyio
 import anyio.to_thread
 
 from agentrl.sandbox import bootstrap
+from agentrl.sandbox.command import unprivileged
 from agentrl.sandbox.inside import kernel
 from agentrl.sandbox.interpreter import Interpreter, find_interpreter
 from agentrl.sandbox.limits import SandboxFailure, SandboxLimits, SandboxUnavailable
@@ -24,7 +25,6 @@ from agentrl.sandbox.process import Process
 
 Backend = Literal["bubblewrap", "landlock", "unsafe_subprocess"]
 SAFE_BACKENDS: tuple[Backend, ...] = ("bubblewrap", "landlock")
-NOBODY = 65534
 _INSIDE_USER = "1000"
 _KINDS = {"bubblewrap": "namespaces", "landlock": "landlock", "unsafe_subprocess": "none"}
 _ENVIRONMENT = {
@@ -138,18 +138,18 @@ def _start(backend: Backend, preload: tuple[str, ...]) -> Zygote:
         errors = kept.enter_context(tempfile.TemporaryFile())
         inherited = (theirs.fileno(), lifeline, source.fileno())
         python = [interpreter.executable, "-I", "-S", "-B", "-X", "utf8", "-c", bootstrap.SCRIPT]
-        process = _popen([*before, *python, *map(str, inherited)], inherited, errors, root and bool(before))
+        command = [*before, *python, *map(str, inherited)]
+        process = _popen(unprivileged(command) if before else command, inherited, errors)
         ours.setblocking(False)
         kept.pop_all()
     return Zygote(backend, interpreter, process, ours, folder, errors)
 
 
-def _popen(command: list[str], inherited: Sequence[int], errors: IO[bytes], as_nobody: bool) -> subprocess.Popen[bytes]:
-    user = NOBODY if as_nobody else None
+def _popen(command: list[str], inherited: Sequence[int], errors: IO[bytes]) -> subprocess.Popen[bytes]:
     try:
         return subprocess.Popen(
             command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=errors, env=_ENVIRONMENT, cwd="/",
-            pass_fds=inherited, start_new_session=True, user=user, group=user, extra_groups=None if user is None else [],
+            pass_fds=inherited, start_new_session=True,
         )  # fmt: skip
     except OSError as error:
         raise SandboxUnavailable(f"{command[0]} cannot be started: {error.strerror}") from error
