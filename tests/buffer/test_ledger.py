@@ -3,7 +3,6 @@
 import os
 import sqlite3
 import subprocess
-import sys
 import threading
 from contextlib import closing
 from pathlib import Path
@@ -17,6 +16,7 @@ from agentrl.sample import Sample
 from tests.buffer.make import complete, finished, lease, recovered, until
 from tests.support.audit import audit_ledger
 from tests.support.ledgers import reading
+from tests.support.warm import python
 
 
 @pytest.fixture
@@ -295,7 +295,7 @@ def test_a_second_writer_is_refused_and_a_reader_is_not(path: Path) -> None:
         with pytest.raises(LedgerError, match=rf"in use by another writer \(process {os.getpid()}\)"):
             Ledger(path)
         code = "import sys; from agentrl.buffer.ledger import Ledger; Ledger(sys.argv[1])"
-        other = subprocess.run([sys.executable, "-c", code, str(path)], capture_output=True, text=True, timeout=600)
+        other = subprocess.run([python(), "-c", code, str(path)], capture_output=True, text=True, timeout=600)
         assert "in use by another writer" in other.stderr
         assert audit_ledger(path).groups == 1
     Ledger(path).close()
@@ -421,7 +421,7 @@ try:
 except LedgerError as error:
     print(done, error)
 """
-    child = subprocess.run([sys.executable, "-c", code, str(path)], capture_output=True, text=True, timeout=600)
+    child = subprocess.run([python(), "-c", code, str(path)], capture_output=True, text=True, timeout=600)
     assert child.returncode == 0, child.stderr
     done, _, message = child.stdout.partition(" ")
     assert "resume" in message, message

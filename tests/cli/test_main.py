@@ -20,13 +20,14 @@ from agentrl.errors import install
 from tests.support.commands import in_this_process, processor_seconds
 from tests.support.nightly import nightly
 from tests.support.runs import RunKit
+from tests.support.warm import python
 
 HEAVY = ("torch", "nicegui", "ray", "transformers", "megatron", "numpy", "pydantic", "matplotlib", "tensorboard")
 
 
 def agentrl(*args: str, cwd: Path | None = None, **environment: str) -> subprocess.CompletedProcess[str]:
     env = {**os.environ, "COLUMNS": "100", **environment}
-    return subprocess.run([sys.executable, "-m", "agentrl", *args], capture_output=True, text=True, env=env, cwd=cwd)
+    return subprocess.run([python(), "-m", "agentrl", *args], capture_output=True, text=True, env=env, cwd=cwd)
 
 
 def loaded_after(line: str) -> set[str]:

@@ -2,7 +2,6 @@
 
 import os
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -12,6 +11,7 @@ from agentrl.config import RunSettings
 from agentrl.run.preflight import preflight
 from tests.support.checkout import import_path
 from tests.support.tiny_models import make_tiny_model
+from tests.support.warm import python
 
 
 @pytest.fixture
@@ -28,7 +28,7 @@ def test_a_folder_may_be_called_like_a_word_of_the_template(here: Path) -> None:
 def test_a_new_project_passes_its_tests_check_and_preflight(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert run(["new", "maze-runner"]) == 0
     monkeypatch.chdir(here / "maze-runner")
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"]
+    command = [python(), "-m", "pytest", "-q", "-p", "no:cacheprovider"]
     done = subprocess.run(
         command,
         env={**os.environ, "PYTHONPATH": import_path()},

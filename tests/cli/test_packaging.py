@@ -1,6 +1,7 @@
 """The distribution: its name, its extras, its files, and the commands where nothing but the base is installed."""
 
 import ast
+import json
 import os
 import re
 import subprocess
@@ -8,7 +9,9 @@ import sys
 import tarfile
 import tomllib
 import zipfile
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from importlib import metadata
 from pathlib import Path
 
@@ -113,19 +116,57 @@ def write_files(folder: Path) -> None:
         store.add("train", "", 0, [[Sample(group_index=0, index=0, prompt="2 + 2?", tokens=[1], reward=0.0)]])
 
 
-def answers(command: list[str], folder: Path, **environment: str) -> None:
+FORKS = """
+import json, os, sys
+sys.path.append(sys.argv[1])
+from agentrl.cli.main import main
+ended, own = [], os.dup(1)
+for line in json.load(sys.stdin):
+    files = [open(f"../{name}", "w+b") for name in ("output", "errors")]
+    for fd, file in enumerate(files, 1):
+        os.dup2(file.fileno(), fd)
+    if not (pid := os.fork()):
+        os.close(own)
+        sys.argv = ["agentrl", *line.split()]
+        main()
+    status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    for file in files:
+        file.seek(0)
+    ended.append([sys.argv, status, *(file.read().decode() for file in files)])
+os.write(own, json.dumps(ended).encode())
+"""
+"""Runs command lines one after another, in forks of a process that has imported the command."""
+
+Run = Callable[[list[str], Path], list[subprocess.CompletedProcess[str]]]
+"""Runs lines of `agentrl` in a folder."""
+CLEAN = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "PYTHONHOME")}
+
+
+def in_forks(bare: Path, lines: list[str], folder: Path) -> list[subprocess.CompletedProcess[str]]:
+    command = [sys.executable, "-I", "-S", "-c", FORKS, str(bare)]
+    ended = subprocess.run(
+        command, input=json.dumps(lines), stdout=-1, text=True, timeout=600, cwd=folder, env=CLEAN, check=True
+    )
+    return [subprocess.CompletedProcess(*each) for each in json.loads(ended.stdout)]
+
+
+def in_processes(program: Path, lines: list[str], folder: Path) -> list[subprocess.CompletedProcess[str]]:
+    def run(line: str) -> subprocess.CompletedProcess[str]:
+        command = [str(program), *line.split()]
+        return subprocess.run(command, capture_output=True, text=True, timeout=120, cwd=folder, env=CLEAN)
+
+    with ThreadPoolExecutor(2) as threads:
+        return list(threads.map(run, lines))
+
+
+def answers(run: Run, folder: Path) -> None:
     """Run every line in `folder`, and check exit code and message of each."""
     write_files(folder)
-    clean = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "PYTHONHOME")}
-    env = {**clean, **environment}
-
-    def run(*args: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run([*command, *args], capture_output=True, text=True, timeout=120, cwd=folder, env=env)
-
-    assert run("--version").stdout == f"agentrl {__version__}\n"
-    assert run("new", "my_env").returncode == 0
-    with ThreadPoolExecutor(2) as threads:
-        ended = dict(zip(LINES, threads.map(lambda line: run(*line.split()), LINES), strict=True))
+    (version,) = run(["--version"], folder)
+    assert version.stdout == f"agentrl {__version__}\n"
+    (new,) = run(["new my_env"], folder)
+    assert new.returncode == 0
+    ended = dict(zip(LINES, run(list(LINES), folder), strict=True))
     wrong = []
     for line, extra in LINES.items():
         said = re.findall(r"pip install .*", ended[line].stderr)
@@ -139,8 +180,8 @@ def answers(command: list[str], folder: Path, **environment: str) -> None:
 
 
 def test_in_the_base_each_command_names_the_one_extra_that_it_needs(bare: Path, tmp_path: Path) -> None:
-    code = f"import sys; sys.path.append({str(bare)!r}); from agentrl.cli.main import main; main()"
-    answers([sys.executable, "-I", "-S", "-c", code], tmp_path)
+    (folder := tmp_path / "work").mkdir()
+    answers(partial(in_forks, bare), folder)
 
 
 def test_every_command_is_tried_and_has_its_extra() -> None:
@@ -246,7 +287,7 @@ def test_the_wheel_alone_answers_every_command(built: Path, tmp_path: Path) -> N
     )
     work = tmp_path / "work"
     work.mkdir()
-    answers([str(venv / "bin/agentrl")], work)
+    answers(partial(in_processes, venv / "bin/agentrl"), work)
     remedy = install("mcp").removeprefix("pip install ").strip("'")  # of no index: what is installed satisfies it
     added = subprocess.run(
         [*pip, remedy], capture_output=True, text=True, timeout=600, env={**os.environ, "PYTHONPATH": ""}

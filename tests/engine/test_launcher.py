@@ -22,6 +22,7 @@ from agentrl.engine.weights import DiskUpdate
 from agentrl.engine.wire import SamplingParams
 from agentrl.errors import EngineUnreachable, SettingsError
 from tests.engine.faults import serving
+from tests.support.warm import python
 
 EMBEDDED = EngineSettings(embedded_threads=1, embedded_slots=2, engine_start_timeout=100.0)
 
@@ -202,7 +203,7 @@ def test_an_engine_dies_with_a_parent_that_is_killed(tmp_path: Path) -> None:
     server = tmp_path / "python"
     server.write_text(f"#!/bin/sh\necho $$ > {fifo}\nexec sleep 1000\n")
     server.chmod(0o755)
-    parent = subprocess.Popen([sys.executable, "-c", PARENT, str(server), str(tmp_path)])
+    parent = subprocess.Popen([python(), "-c", PARENT, str(server), str(tmp_path)])
     try:
         child = int(fifo.read_text())
         assert not gone(child, 0.0)

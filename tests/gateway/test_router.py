@@ -3,7 +3,6 @@
 import os
 import signal
 import socket
-import sys
 from array import array
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -30,6 +29,7 @@ from agentrl.gateway.served.openai import ROUTES
 from tests.engine.faults import FAST, FaultyServer, answer, late, ok, sent, serving, status, until
 from tests.engine.test_interruptions import Sampler
 from tests.support.nightly import nightly
+from tests.support.warm import python
 
 SETTINGS = EngineSettings(embedded_slots=8, engine_max_retries=0)
 GREEDY = {"temperature": 0.0, "max_new_tokens": 8, "ignore_eos": True}
@@ -587,7 +587,7 @@ async def test_engines_come_and_go() -> None:
 
 async def test_the_command_serves_engines_until_a_signal(tmp_path: Path) -> None:
     async with serving(ok([7])) as server:
-        command = [sys.executable, "-m", "agentrl", "router", server.url, "--port", "0"]
+        command = [python(), "-m", "agentrl", "router", server.url, "--port", "0"]
         async with await anyio.open_process(command, env={**os.environ, "PYTHONUNBUFFERED": "1"}) as process:
             assert process.stdout is not None
             line = (await process.stdout.receive()).decode()
@@ -650,7 +650,7 @@ async def test_the_command_starts_while_engines_load_or_are_stopped() -> None:
     with socket.create_server(("127.0.0.1", 0)) as stopped:  # takes connections and never answers
         address = f"127.0.0.1:{stopped.getsockname()[1]}"
         async with serving(ok([7])) as server:
-            command = [sys.executable, "-m", "agentrl", "router", address, "127.0.0.1:9", server.url, "--port", "0"]
+            command = [python(), "-m", "agentrl", "router", address, "127.0.0.1:9", server.url, "--port", "0"]
             async with await anyio.open_process(command, env={**os.environ, "PYTHONUNBUFFERED": "1"}) as process:
                 assert process.stdout is not None
                 assert process.stderr is not None

@@ -3,13 +3,13 @@
 import hashlib
 import json
 import subprocess
-import sys
 
 import pytest
 import torch
 
 from agentrl.numerics.shared_handle import flattened_bucket
 from agentrl.numerics.weight_group import views
+from tests.support.warm import python
 
 SPECS: list[tuple[str, str, list[int]]] = [
     ("a", "bfloat16", [3, 5]),
@@ -58,7 +58,7 @@ def test_another_process_reads_the_same_bits(device: str) -> None:
     flat = torch.arange(300, dtype=torch.int32).to(torch.uint8).to(device)
     flat = flat[:60]
     handle = flattened_bucket(flat, SPECS)
-    done = subprocess.run([sys.executable, "-c", READER], input=handle, capture_output=True, text=True, timeout=300)
+    done = subprocess.run([python(), "-c", READER], input=handle, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
     kind, found = json.loads(done.stdout)
     assert kind == device

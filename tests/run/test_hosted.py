@@ -4,6 +4,7 @@ import json
 import re
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -11,6 +12,7 @@ from agentrl.buffer.reader import StoreReader
 from agentrl.config import RunSettings
 from agentrl.demo.data import write_train_and_test
 from agentrl.dumps import read_groups
+from agentrl.engine import commands
 from agentrl.errors import SettingsError
 from agentrl.observability.metrics import read_metrics
 from agentrl.run.driver import open_folder
@@ -18,6 +20,7 @@ from agentrl.run.rollouts import LedgerRollouts
 from agentrl.tiny import shipped
 from tests.support.commands import in_this_process
 from tests.support.embedded_server import embedded_server
+from tests.support.warm import python
 
 pytestmark = pytest.mark.timeout(900)
 
@@ -25,6 +28,13 @@ KEY = "sk-SEKRET"
 PLAYED = "--env agentrl.demo.task:CalculatorEnv --input-key prompt --label-key label --progress off"
 GROUPS = "--prompt-data data/train.jsonl --rollout-batch-size 4 --n-samples-per-prompt 4 --rollout-max-response-len 48"
 MODEL = f"--hf-checkpoint {shipped('calculator')} --embedded-threads 1"
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _engines_start_at_once() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(commands, "sys", SimpleNamespace(executable=python()))
+        yield
 
 
 @pytest.fixture(scope="module")

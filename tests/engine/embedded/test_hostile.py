@@ -22,10 +22,11 @@ from agentrl.engine.embedded.request import MAX_SEQUENCES
 from agentrl.run.training import free_port
 from tests.support.checkout import import_path
 from tests.support.hostile_clients import DEAD, GOOD, SLOW, attacks, request
+from tests.support.warm import python
 
 WAIT, END = 2.0, 5.0
 """Seconds that a good client may wait among hostile ones, and that a server may take to end."""
-SERVE = [sys.executable, "-c", "from agentrl.cli.main import main; main()", "serve"]
+SERVE = [python(), "-c", "from agentrl.cli.main import main; main()", "serve"]
 LONG = {"input_ids": [1, 2], "sampling_params": {"max_new_tokens": 2000, "ignore_eos": True}}
 
 
@@ -69,7 +70,7 @@ def test_64_hostile_clients_keep_nobody_waiting_and_no_server_alive(folder: Call
     with serving(folder()) as (server, port):
         ask(port)
         environment = {"PYTHONPATH": import_path(), "PATH": "/usr/bin:/bin"}
-        command = [sys.executable, "-m", "tests.support.hostile_clients", "127.0.0.1", str(port)]
+        command = [python(), "-m", "tests.support.hostile_clients", "127.0.0.1", str(port)]
         attackers = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment)
         assert attackers.stdout is not None
         said: list[str] = [attackers.stdout.readline()]
@@ -113,7 +114,7 @@ def test_a_process_whose_interpreter_is_held_ends_as_well() -> None:
         "here = serving.listen('127.0.0.1', 0)\n"
         "serving.serve(app, here, '127.0.0.1', ready='ready', on_signal=hold)\n"
     )
-    process = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True)
+    process = subprocess.Popen([python(), "-c", script], stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None
     assert process.stdout.readline() == "ready\n"
     assert ended(process) < END

@@ -4,7 +4,6 @@ import json
 import os
 import socket
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable
@@ -18,8 +17,9 @@ import pytest
 from agentrl import parent_watchdog
 from agentrl.engine.embedded.model import load_model
 from agentrl.errors import AgentRLError
+from tests.support.warm import python
 
-COMMAND = [sys.executable, "-m", "agentrl", "serve", "--port", "0", "--threads", "1", "--slots", "4"]
+COMMAND = [python(), "-m", "agentrl", "serve", "--port", "0", "--threads", "1", "--slots", "4"]
 USER = [{"role": "user", "content": "What is 12 plus 30?"}]
 
 
@@ -120,7 +120,7 @@ def test_a_dying_parent_takes_the_server_along_and_requests_end_properly(folder:
         f"p = subprocess.Popen([*guard, *{command!r}], start_new_session=True)\n"
         "print(p.pid, flush=True); sys.stdin.read()"
     )
-    parent = subprocess.Popen([sys.executable, "-c", script], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    parent = subprocess.Popen([python(), "-c", script], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     assert parent.stdout is not None
     child = int(parent.stdout.readline())
     url = parent.stdout.readline().removeprefix("ready on ").strip()
