@@ -11,6 +11,7 @@ from agentrl.chat import ParsedTurn, make_parser
 from agentrl.chat.parsers import FAMILIES, REASONING, Parsed, Split
 from agentrl.chat.parsers.base import TAGS
 from agentrl.errors import PluginError, SettingsError
+from tests.support.nightly import nightly
 
 FORMATS = sorted({family.name for family in FAMILIES.values()})
 
@@ -101,7 +102,7 @@ REPEATED = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("family", FORMATS)
+@pytest.mark.parametrize("family", nightly(FORMATS, FORMATS[::3]))
 def test_degenerate_output_takes_no_time(family: str) -> None:
     """Repetition of half a call, as a collapsing policy writes it, must not hang an event loop (or this test)."""
     for unit in REPEATED:

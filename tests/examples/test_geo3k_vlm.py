@@ -184,6 +184,7 @@ def test_the_settings_hold_together(name: str) -> None:
     assert settings.train.train_backend == "fsdp"
 
 
+@pytest.mark.slow
 async def test_lessons_show_what_the_environment_shows(tmp_path: Path) -> None:
     folder = make_model.create(tmp_path, 0)
     lessons, seen, env = make_model.Lessons(folder, 0), Chat.load(str(folder)), CropEnv.create(ARGS)

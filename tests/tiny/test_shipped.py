@@ -13,7 +13,6 @@ from agentrl.tiny import SHIPPED, shipped
 from examples.tiny_models.acceptance import LEAST_PROBABILITY, LEAST_RIGHT, PhraseCheck, Row, failures, measure
 from examples.tiny_models.calculator import CalculatorLessons
 from examples.tiny_models.make import RECIPES, RECORDS, make
-from tests.support.nightly import nightly
 
 NAMES = sorted(RECIPES)
 
@@ -33,7 +32,8 @@ def test_the_record_is_of_the_shipped_weights_and_of_the_recipe(name: str) -> No
     assert all(row.right >= LEAST_RIGHT and row.probability >= LEAST_PROBABILITY for row in rows)
 
 
-@pytest.mark.parametrize("name", nightly(NAMES, ["calculator"]))
+@pytest.mark.slow
+@pytest.mark.parametrize("name", NAMES)
 async def test_every_phrase_and_form_is_accepted(name: str) -> None:
     rows = await measure(shipped(name), RECIPES[name].load())
     assert not failures(rows)

@@ -242,7 +242,8 @@ def resume_where_cuda_is(_rank: int, folder: str, bf16: bool) -> tuple[float, fl
     return got
 
 
-@pytest.mark.parametrize("bf16", [False, pytest.param(True, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("bf16", [False, True])
 def test_the_distributed_optimizer_resumes_on_a_gpu_without_transformer_engine(tmp_path: Path, bf16: bool) -> None:
     make_tiny_model(tmp_path / "m", "qwen3")
     assert all(np.isfinite(run_ranks(resume_where_cuda_is, 1, str(tmp_path), bf16, fresh=True)[0]))
