@@ -123,7 +123,7 @@ def facts(settings: Sections, given: Mapping[str, Any]) -> dict[str, Any]:
     """The true facts, of those names in `given` that can be known."""
     found: dict[str, Any] = {name: RUNS[name](settings) for name in given if name in RUNS}
     folder = Path(os.path.expanduser(settings.train.hf_checkpoint or ""))
-    if not (folder / "config.json").is_file():
+    if not os.path.isfile(folder / "config.json"):  # unlike Path's, False for a name that is too long, too
         return found
     config = text_config(read_config(folder))
     for name, value in given.items():

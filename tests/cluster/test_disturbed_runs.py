@@ -29,7 +29,7 @@ def test_one_of_two_engines_may_go_at_any_moment(kit: RunKit, fault: Fault) -> N
 
 
 def test_workers_of_several_die_at_random_moments_of_one_run(kit: RunKit) -> None:
-    outcome = kill_workers(kit, 0, steps=8, kills=4, max_staleness=1, partial_rollout=True)
+    outcome = kill_workers(kit, 0, steps=20, kills=4, max_staleness=1, partial_rollout=True)
     assert "4 kills" in str(outcome)
     assert outcome.ok, str(outcome)
 

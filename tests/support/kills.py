@@ -108,7 +108,8 @@ def disturb_an_engine(
     drawn, victim, seconds = rng.choice(FAULTS), rng.randrange(engines), rng.uniform(0.5, 8)
     fault, pause = fault or drawn, pause or seconds
     changes = {**WAITING, **CHECKED, **IMPATIENT, "num_rollout": steps, "rollout_num_gpus": engines, **form}
-    run = kit.start(kit.arguments(f"engines-{engines}-{moment}-{fault}".replace(" ", "-"), **changes))
+    name = f"engines-{engines}-{moment}-{fault}-{form.get('update_weight_mode', '')}".replace(" ", "-")
+    run = kit.start(kit.arguments(name, **changes))
     at, problems = _random_moment(run, rng, steps), list[str]()
     if run.process.poll() is None:
         _disturb(run.processes()["engine"][victim], fault, pause)
