@@ -94,7 +94,7 @@ def test_a_kill_among_images_loses_no_group_and_no_image(kit: RunKit, role: str)
 
 
 def test_workers_that_die_among_images_lose_none(kit: RunKit) -> None:
-    outcome = kill_workers(kit, 0, steps=10, kills=3, **FORM)
+    outcome = kill_workers(kit, 0, steps=24, kills=3, **FORM)
     assert "3 kills" in str(outcome)
     assert outcome.ok, str(outcome)
-    check_images(kit, kit.folder / "workers-2-0", steps=10)
+    check_images(kit, kit.folder / "workers-2-0", steps=24)
