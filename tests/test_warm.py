@@ -58,3 +58,9 @@ def test_what_ends_by_an_error_says_it() -> None:
     done = subprocess.run([python(), "-c", "import torch\n1 / 0"], capture_output=True, text=True)
     assert done.returncode == 1
     assert done.stderr.endswith("ZeroDivisionError: division by zero\n")
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_a_process_that_signals_itself_ends_so(number: signal.Signals) -> None:
+    code = f"import os; os.kill(os.getpid(), {int(number)})"
+    assert subprocess.run([python(), "-c", code], capture_output=True, text=True).returncode == -number

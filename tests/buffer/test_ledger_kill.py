@@ -4,13 +4,13 @@ images."""
 import json
 import random
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from tests.support.audit import audit_ledger
 from tests.support.nightly import nightly
+from tests.support.warm import python
 
 STEPS, BATCH, EVERY = 8, 3, 2
 
@@ -75,7 +75,7 @@ def test_killed_again_and_again(tmp_path: Path, seed: int) -> None:
         lives += 1
         kill_at = points.randrange(3, 40) if lives <= 6 else 0
         child = subprocess.run(
-            [sys.executable, "-c", RUN, str(tmp_path), str(kill_at), str(STEPS), str(BATCH), str(EVERY)],
+            [python(), "-c", RUN, str(tmp_path), str(kill_at), str(STEPS), str(BATCH), str(EVERY)],
             capture_output=True,
             text=True,
             timeout=600,

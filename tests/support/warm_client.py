@@ -53,7 +53,8 @@ def main(python: str, path: str, arguments: list[str]) -> int:
     told = server.recv(4, socket.MSG_WAITALL)
     status = os.waitstatus_to_exitcode(int.from_bytes(told, "little")) if told else 1
     if status < 0:
-        signal.signal(-status, signal.SIG_DFL)
+        with contextlib.suppress(OSError):  # SIGKILL has no handler
+            signal.signal(-status, signal.SIG_DFL)
         os.kill(os.getpid(), -status)
     return status
 
