@@ -541,6 +541,7 @@ _READ: Mapping[str, Callable[[Any], Any]] = {
     "segments": lambda rows: [Segment(Origin(origin), *rest) for origin, *rest in rows],
     "images": lambda urls: {name: image_from_url(url) for name, url in urls.items()},
     "image_spans": lambda rows: [ImageSpan(*row) for row in rows],
+    _PIXELS: lambda arrays: None if arrays == {} else arrays,
     **dict.fromkeys(_KEPT, lambda numbers: numbers if numbers is None else array("i", numbers)),
 }
 """The readers of `from_dict` for fields that are not plain values."""

@@ -325,3 +325,8 @@ def test_routing_of_a_users_own_is_what_it_says() -> None:
         sample.rollout_routed_experts = [list(bad)] if isinstance(bad, tuple) else bad
         with pytest.raises(SampleError, match=said):
             sample.validate()
+
+
+def test_no_pixels_are_none() -> None:
+    found = Sample.from_dict({**Sample().to_dict(), "multimodal_train_inputs": {}})
+    assert found == Sample.from_dict(found.to_dict())
