@@ -7,7 +7,7 @@
 
 import re
 from collections.abc import Iterable
-from functools import cache
+from functools import cache, cached_property
 from typing import Any
 
 from agentrl.chat.messages import map_texts
@@ -36,7 +36,11 @@ class Codec:
         self.added: dict[str, int] = {str(token.content): int(number) for number, token in decoder.items()}
         self.special = frozenset(str(token.content) for token in decoder.values() if token.special)
         self.vocab_size = len(tokenizer)
-        self.longest_token = max(len(token.encode()) for token in tokenizer.get_vocab())
+
+    @cached_property
+    def longest_token(self) -> int:
+        """Bytes of the longest token's text."""
+        return max(map(len, map(str.encode, self.tokenizer.get_vocab())))
 
     def encode(self, text: str) -> list[int]:
         """The tokenizer's ids of trusted text: control strings become control tokens."""

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from agentrl.chat import Chat, ChatSession
 from agentrl.chat.encoding import Codec, SafeEncoder
 from tests.support.chats import make_chat
-from tests.support.nightly import examples
+from tests.support.nightly import examples, nightly
 
 TEMPLATES = ["qwen3", "qwen2_5", "llama3_1", "glm4moe", "gemma4_v2", "deepseekv3", "gptoss", "nemotron_3_nano"]
 TOOLS = [{"name": "fn", "description": "d", "parameters": {"type": "object", "properties": {}}}]
@@ -42,7 +42,7 @@ def conversation(chat: Chat, text: str) -> tuple[list[int], list[int]]:
     return prompt, delta.close + delta.env
 
 
-@pytest.mark.parametrize("name", TEMPLATES)
+@pytest.mark.parametrize("name", nightly(TEMPLATES, ("qwen3", "llama3_1", "deepseekv3")))
 def test_no_attack_makes_a_control_token(name: str) -> None:
     chat = make_chat(name)
     clean_prompt, clean_delta = conversation(chat, "x y EVIL")

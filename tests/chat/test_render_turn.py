@@ -6,6 +6,7 @@ from agentrl.chat.probe import TOOL, assistant, result, user
 from agentrl.chat.render_turn import render_turn, unread_call
 from agentrl.chat.template import Template
 from tests.support.chats import make_chat
+from tests.support.nightly import nightly
 
 NAMES = [
     "qwen2_5",
@@ -20,7 +21,7 @@ NAMES = [
 ]
 
 
-@pytest.mark.parametrize("name", [*NAMES, "deepseekv3"])
+@pytest.mark.parametrize("name", nightly([*NAMES, "deepseekv3"], ("qwen3", "glm4moe", "llama3_1", "gptoss")))
 def test_what_the_template_writes_is_read_back(name: str) -> None:
     chat = make_chat(name)
     assert unread_call(chat) is None

@@ -33,6 +33,7 @@ from tests.engine.faults import (
     status,
     until,
 )
+from tests.support.nightly import nightly
 
 
 @pytest.fixture
@@ -314,7 +315,7 @@ async def test_a_sessions_next_turn_goes_elsewhere_when_its_engine_fails() -> No
     assert len({body["rid"] for body in [*one.generates, *two.generates]}) == 3
 
 
-@pytest.mark.parametrize("count", [2, 4, 8])
+@pytest.mark.parametrize("count", nightly([2, 4, 8], 1))
 async def test_one_engine_that_fails_at_once_costs_no_trajectory(count: int) -> None:
     settings = EngineSettings(engine_retry_backoff=0.0)
     failed = 0

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from agentrl.errors import GraderFailure
 from agentrl.rm_hub import grade
 from agentrl.rm_hub.text import normalise
+from tests.support.nightly import nightly
 
 
 @pytest.mark.parametrize(
@@ -76,7 +77,7 @@ def test_metadata_of_the_wrong_type_is_an_error(metadata: dict[str, Any]) -> Non
     "text",
     ["\ud800", "\0", "a\u0300\u0316" * 300_000, "{" * 100_000, "the " * 250_000, "." * 1_000_000, "1." * 500_000],
 )
-@pytest.mark.parametrize("grader", ["exact_match", "f1", "boxed_f1"])
+@pytest.mark.parametrize("grader", nightly(["boxed_f1", "exact_match", "f1"], 1))
 @pytest.mark.timeout(120)
 def test_hostile_text(grader: str, text: str) -> None:
     result = grade(grader, text, "Paris")

@@ -100,7 +100,7 @@ async def test_a_pattern_that_takes_for_ever_holds_up_nobody(tmp_path: Path) -> 
             ({"properties": {"a": {"pattern": "("}}}, "is not a 'regex'"),
             ({"required": "a"}, "'a' is not of type 'array'"),
         ],
-        2,
+        1,
     ),
 )
 async def test_what_no_schema_is(tmp_path: Path, schema: dict[str, Any], message: str) -> None:

@@ -13,6 +13,7 @@ from agentrl.engine.embedded.sequence import Wanted
 from agentrl.engine.embedded.weights import WeightUpdater
 from tests.engine.embedded.conftest import ARCHES
 from tests.engine.embedded.driver import make_engine, make_job, prompt, reference_log_probs, run
+from tests.support.nightly import nightly
 
 Folder = Callable[..., Path]
 
@@ -204,7 +205,7 @@ def test_what_siblings_have_in_common_is_read_once(folder: Folder, plain_model: 
         assert job.log_probs == pytest.approx(reference_log_probs(plain_model(), job), abs=1e-5)
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", nightly(range(4), 2))
 def test_whatever_comes_and_goes_sharing_changes_no_log_prob(
     seed: int, folder: Folder, plain_model: Callable[..., Any]
 ) -> None:

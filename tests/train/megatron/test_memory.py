@@ -10,6 +10,7 @@ import torch
 
 from agentrl.algorithms import AlgorithmSettings
 from agentrl.errors import TrainError
+from tests.support.nightly import nightly
 from tests.support.tiny_models import make_tiny_model
 from tests.train.megatron.helpers import PPO, backend, make_batch, settings, timeless
 
@@ -19,11 +20,14 @@ STATE = 4
 
 @pytest.mark.parametrize(
     ("changes", "algorithm"),
-    [
-        ({"use_distributed_optimizer": True, "bf16": True}, AlgorithmSettings(use_kl_loss=True)),
-        ({"optimizer": "muon"}, AlgorithmSettings()),
-        ({}, PPO),
-    ],
+    nightly(
+        [
+            ({"use_distributed_optimizer": True, "bf16": True}, AlgorithmSettings(use_kl_loss=True)),
+            ({"optimizer": "muon"}, AlgorithmSettings()),
+            ({}, PPO),
+        ],
+        1,
+    ),
 )
 def test_training_goes_on_bit_for_bit(tmp_path: Path, changes: dict[str, Any], algorithm: AlgorithmSettings) -> None:
     train, batch = settings(make_tiny_model(tmp_path / "model"), **changes), make_batch()
