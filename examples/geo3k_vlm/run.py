@@ -21,7 +21,7 @@ EXAMPLE = Example(
     config=Path("examples/geo3k_vlm/cpu.yaml"),
     model="calculator",
     write_data=write_data,
-    goal=0.9,
+    goal=0.85,
     others=taught,
 )
 
