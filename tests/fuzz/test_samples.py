@@ -34,6 +34,7 @@ STORED = [encode_group([sample]) for sample in samples()]
 
 def sound(found: Sample) -> None:
     found.validate()
+    found.multimodal_train_inputs = found.multimodal_train_inputs or None  # none and no arrays are stored alike
     again = Sample.from_dict(found.to_dict())
     assert again == found
     assert Sample.from_arrays(*found.to_arrays()).tokens == found.tokens
@@ -46,7 +47,6 @@ def sound(found: Sample) -> None:
     for name in ("rollout_log_probs", "teacher_log_probs"):
         floats = getattr(found, name)
         setattr(found, name, None if floats is None else array("f", floats).tolist())
-    found.multimodal_train_inputs = found.multimodal_train_inputs or None  # none and no arrays are stored alike
     assert back == found
 
 
