@@ -278,6 +278,7 @@ class Ledger(LedgerFile):
         covered = -1 if checkpoint_step is None else checkpoint_step
         with self.transaction() as db:
             rows, last = db.execute("SELECT count(*), coalesce(max(train_step), -1) FROM groups").fetchone()
+            last = max(last, read_checkpoint(db))  # a branch begins after a checkpoint of another run
             if rows and covered > last:
                 raise LedgerError(
                     f"the checkpoint is of step {covered} but ledger {self.path} knows steps up to {last} only; "

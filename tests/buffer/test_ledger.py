@@ -272,6 +272,16 @@ def test_another_runs_checkpoint_is_refused(path: Path) -> None:
         ledger.recover(7)
 
 
+def test_a_branch_that_was_killed_before_its_first_batch_goes_on(path: Path) -> None:
+    """Its checkpoint is another run's; its own ledger has no step yet."""
+    for reason in ({}, {"the run stopped": [0, 1]}):
+        with Ledger(path) as ledger:
+            assert recovered(ledger, 4) == reason
+            assert lease(ledger, 2, 5) == [0, 1]
+    with Ledger(path) as ledger, pytest.raises(LedgerError, match="checkpoint is of step 5 but .* up to 4 only"):
+        ledger.recover(5)
+
+
 def test_other_data_is_refused(path: Path) -> None:
     with Ledger(path) as ledger:
         ledger.bind({"prompt_rows": 10, "rollout_seed": 1})
