@@ -179,14 +179,14 @@ class TrajectoryStore(AbstractContextManager["TrajectoryStore"]):
             db.execute("INSERT OR REPLACE INTO details VALUES (?, ?)", (step, data))
 
     def _trim(self, db: sqlite3.Connection, newest: int) -> None:
-        """Delete the oldest groups, but not the last `newest` groups."""
+        """Delete the oldest groups, but not the last `newest` groups, nor the newest training step."""
         (count,) = db.execute("SELECT count(*) FROM trajectories").fetchone()
         if (excess := count - self.keep) <= 0:
             return
         (last,) = db.execute("SELECT max(key) FROM groups").fetchone()
         gone = []
-        for which in ("=", "!="):
-            below = f"WHERE key <= ? AND kind {which} 'train' GROUP BY key ORDER BY key"
+        for which in ("= 'train' AND step < (SELECT max(step) FROM groups WHERE kind='train')", "!= 'train'"):
+            below = f"WHERE key <= ? AND kind {which} GROUP BY key ORDER BY key"
             for key, size in db.execute(f"SELECT key, count(*) FROM trajectories {below}", (last - newest,)):
                 if excess <= 0:
                     break

@@ -214,6 +214,17 @@ def test_a_step_larger_than_the_bound_stays_whole(tmp_path: Path) -> None:
             assert [(part.kind, part.trajectories, part.first) for part in reader.kinds()] == [("train", 4, 1)]
 
 
+def test_an_evaluation_beside_training_leaves_the_newest_step_whole(tmp_path: Path) -> None:
+    with TrajectoryStore(tmp_path / "t.sqlite", keep=8) as store:
+        for step in range(2):
+            store.add("train", "", step, [finished(0), finished(1)])
+            store.add("eval", "dev", step, [finished(at) for at in range(3)])
+            store.add_details(step, {"advantages": np.full(16, step, np.float16)})
+        with StoreReader(store.path) as reader:
+            assert reader.steps("train") == [1]
+            assert [len(reader.details(row.key)) for row in reader.query(Filter(equal={"kind": "train"}))] == [2] * 4
+
+
 def test_nothing_is_kept_where_nothing_is_to_be(tmp_path: Path) -> None:
     with TrajectoryStore(tmp_path / "t.sqlite", keep=0) as store:
         store.drop(finished(0), "zero_std")
