@@ -112,7 +112,6 @@ class RolloutCoordinator:
         start. Groups come in the data's order, so that gradients are summed in the same order in every run. Raises
         Failure: a failure's policy stops the run. AgentRLError: too many groups in a row were dropped, or the store,
         the filter or the grader failed."""
-        self._dry = False
         try:
             if self._error is None:
                 await self._begin(step)
@@ -133,7 +132,8 @@ class RolloutCoordinator:
 
     async def updated(self, version: int) -> None:
         """Record that the engines have weights of this version. Later leases get this version."""
-        self._admission.updated(version)
+        async with self._recording:  # groups that are being leased have the version of their lease
+            self._admission.updated(version)
         self._notify()
         await self._player.updated(version)
 
@@ -148,6 +148,7 @@ class RolloutCoordinator:
             self._admission.wait((await self._write(self._store.kept, step)).groups)
         if not self._admission.between:
             self._since = time.monotonic()
+        self._dry = False  # groups that became too old may be leased again
         self._notify()
 
     async def _hand_over(self, step: int) -> list[Group]:

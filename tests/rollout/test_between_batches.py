@@ -1,5 +1,6 @@
 """The runner in an asynchronous run: what goes on between batches, what becomes too old, and where every token went."""
 
+import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
@@ -38,6 +39,12 @@ def numbers(groups: list[list[Sample]]) -> list[int]:
 
 async def completed(store: Store, groups: int) -> None:
     await until(lambda: list(store.fate.values()).count("completed") == groups)
+
+
+async def settled() -> None:
+    """Let all tasks run until they wait."""
+    for _ in range(50):
+        await anyio.lowlevel.checkpoint()
 
 
 def adds_up(account: TokenBalance) -> bool:
@@ -285,6 +292,83 @@ async def test_a_run_goes_on_from_a_checkpoint_whose_successors_are_lost(chat: C
     await play(range(2, 7), 1)
     result = audit_ledger(tmp_path / "ledger.sqlite", through_step=6, groups_per_step=2)
     assert result.ok, result.problems
+
+
+class SlowToLease(Store):
+    """Waits in `lease` for the test, as soon as this number of groups has been leased."""
+
+    def __init__(self, after: int, groups: int = 1000) -> None:
+        super().__init__(groups)
+        self.after, self.leasing, self.goes_on = after, threading.Event(), threading.Event()
+
+    def lease(self, n: int, version: int) -> list[list[Sample]]:
+        waits = self.next >= self.after and not self.leasing.is_set()
+        given = super().lease(n, version)
+        if waits:
+            self.leasing.set()
+            self.goes_on.wait(10)
+        return given
+
+
+async def test_a_group_that_is_leased_during_a_weight_update_has_the_version_of_its_lease(chat: Chat) -> None:
+    fails, answers = anyio.Event(), anyio.Event()
+
+    def waits_for(event: anyio.Event) -> Callable[[], Any]:
+        async def late() -> str:
+            await event.wait()
+            return HELLO
+
+        return late
+
+    late = {"5": waits_for(fails), "6": waits_for(answers)}
+    store = SlowToLease(after=6)
+    loop, _ = build(
+        chat,
+        lambda key: [late.get(key.split("-")[0], HELLO)],
+        group_filter=lambda args, samples: samples[0].group_index != 5,
+        store=store,
+        max_staleness=1,
+    )
+    async with loop.running() as runner, anyio.create_task_group() as tasks:
+        await runner.batch(0)
+        fails.set()  # another group takes the place of group 5
+        await until(store.leasing.is_set)
+        tasks.start_soon(runner.updated, 1)
+        await settled()
+        store.goes_on.set()
+        await completed(store, 8)
+        assert store.versions == dict.fromkeys(range(7), 0) | dict.fromkeys(range(7, 10), 1)
+        tasks.start_soon(runner.batch, 1)
+        await settled()
+        answers.set()
+        await until(lambda: 1 in store.batches and store.fate[6] == "completed")
+        await runner.updated(2)
+        _, stats, _ = await runner.batch(2)
+    assert "too old" not in stats.account.lost
+
+
+async def test_groups_that_are_too_old_are_made_again_also_where_no_other_is_left(chat: Chat) -> None:
+    store = SlowToLease(after=10, groups=10)
+    dropped = {"group_filter": lambda args, samples: samples[0].group_index != 9}
+    loop, _ = build(chat, [HELLO], store=store, max_staleness=1, over_sampling_batch_size=4, **dropped)
+    async with loop.running() as runner:
+        await runner.batch(0)
+        await completed(store, 7)
+        await runner.updated(1)
+        await until(lambda: store.fate.get(9) == "dropped:filtered")
+        await runner.batch(1)
+        await runner.updated(2)
+        await until(store.leasing.is_set)
+        async with anyio.create_task_group() as tasks:
+            third: list[bool] = []
+
+            async def last_batch() -> None:
+                third.append((await runner.batch(2)).full)
+
+            tasks.start_soon(last_batch)
+            await settled()
+            store.goes_on.set()
+    assert third == [True]
 
 
 async def test_a_users_source_is_called_by_one_thread_at_a_time(chat: Chat, tmp_path: Path) -> None:
