@@ -280,7 +280,8 @@ class Driver:
         """Log metrics; warn once for each series of steps in which the engine's probabilities were far from the trainer's."""
         self._logger.log(step, metrics)
         self._progress.step(step, metrics)
-        ess = metrics.get("train/mismatch_ess", 1.0)
+        if (ess := metrics.get("train/mismatch_ess")) is None:
+            return  # the figures of an evaluation
         self._far_apart = self._far_apart + 1 if ess < _LEAST_ESS else 0
         if self._far_apart == _FAR_APART_STEPS:
             self._progress.note(

@@ -201,8 +201,11 @@ async def test_two_steps_of_distant_probabilities_are_named_once(
 
     said: list[str] = []
     monkeypatch.setattr(Progress, "note", lambda self, text: said.append(text))
-    await drive(settings(tmp_path, num_rollout=4, keep_trajectories=0), Apart())
-    assert len([text for text in said if "mismatch_ess" in text]) == warned
+    evaluated: dict[str, Any] = {"eval_prompt_data": ("set", "x.jsonl"), "eval_interval": 1}
+    for form in ({}, evaluated):  # evaluations are logged between the steps
+        said.clear()
+        await drive(settings(tmp_path / str(len(form)), num_rollout=4, keep_trajectories=0, **form), Apart())
+        assert len([text for text in said if "mismatch_ess" in text]) == warned
 
 
 async def test_data_that_ends_and_a_dump_without_engines(tmp_path: Path) -> None:
