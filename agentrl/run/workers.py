@@ -140,8 +140,10 @@ class WorkerServer:
             if order.what is not None:
                 self._idle.clear()
                 self._calls[order.call] = asyncio.ensure_future(self._play(order))
-            elif (task := self._calls.get(order.call)) is not None:
-                task.cancel()
+            elif order.call in self._calls:
+                await asyncio.sleep(0)  # a task that is cancelled before it begins would give no answer
+                if task := self._calls.get(order.call):
+                    task.cancel()
 
     async def answers(self) -> list[CallProgress | Answer]:
         await self._news.wait()
@@ -386,6 +388,7 @@ class RolloutWorkers(Player, EngineFollower):
                 self._workers[number] = worker
                 self._notify()
                 await _first(serving, self._send(worker), self._receive(worker), worker.lost.wait())
+                raise ComponentLost("it does not answer")
             except (ComponentLost, TimeoutError) as error:
                 failed += number not in self._workers
                 if failed >= _ATTEMPTS and not self._workers:

@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 
+import anyio
 import pytest
 
 from agentrl.buffer.codec import encode_group
@@ -16,7 +17,16 @@ from agentrl.rollout.filters import FilterOutput
 from agentrl.rollout.stats import RolloutStats, Tally
 from agentrl.rollout.worker import Lease, LeaseProgress, Played, WorkerLost
 from agentrl.run.protocols import ComponentLost
-from agentrl.run.workers import Answer, CallProgress, EngineView, Order, RolloutProcess, RolloutWorkers, share
+from agentrl.run.workers import (
+    Answer,
+    CallProgress,
+    EngineView,
+    Order,
+    RolloutProcess,
+    RolloutWorkers,
+    WorkerServer,
+    share,
+)
 from tests.buffer.make import finished
 
 
@@ -176,7 +186,9 @@ async def test_a_group_of_an_evaluation_is_played_again_after_its_worker_died() 
             await dropped
 
 
-async def test_workers_follow_the_engines_also_one_that_starts_during_an_update() -> None:
+async def test_workers_follow_the_engines_also_one_that_starts_during_an_update(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     farm = Farm()
     async with farm.open(engine_control_timeout=0.1) as workers:
         assert farm.pool.followers == (workers,)
@@ -195,6 +207,7 @@ async def test_workers_follow_the_engines_also_one_that_starts_during_an_update(
         await workers.pause()
         await settle()
         assert farm.started[1].killed, "one that does not stop is replaced"
+        assert "rollout worker 1 is lost and is replaced: it does not answer" in caplog.text
         assert farm.started[3].views[-1].held == "rollout"
     assert not farm.pool.followers
 
@@ -216,6 +229,13 @@ async def test_what_a_worker_cannot_open_ends_the_run_at_once_and_one_that_dies_
         farm.started[0].end(0)
         await call
     assert len(farm.started) == 11, "it is started again as long as another worker is ready"
+
+
+async def test_a_call_that_is_cancelled_before_it_begins_is_answered_too() -> None:
+    server = WorkerServer(RunSettings.from_flat({"rollout_workers": 2, "hf_checkpoint": "model"}), [])
+    await server.take_orders([Order(5, Lease(0, 0, 0, finished(0))), Order(5, None)])
+    with anyio.fail_after(5):
+        assert [answer.call for answer in await server.answers()] == [5]
 
 
 async def test_errors_of_a_worker_are_raised_and_figures_are_added_up() -> None:
