@@ -13,6 +13,7 @@ from agentrl.config.dry_run import render
 from agentrl.config.fields import all_fields
 from agentrl.data.source import RolloutDataSource
 from agentrl.errors import SettingsError
+from agentrl.files import write_atomic
 from agentrl.observability.metrics import read_metrics
 from agentrl.runfolder import BELOW, EVALUATIONS, LEDGER, SETTINGS
 
@@ -77,8 +78,9 @@ def write_evaluation(folder: Path, number: int, checkpoint: str, name: str, metr
     """Append the figures of one evaluation set to `evaluations.jsonl`. `number`: rollouts done before it; the number of
     an `agentrl eval` in its folder. `checkpoint`: whose weights played."""
     row = {"time": time.time(), "step": number, "set": name, "checkpoint": checkpoint, "metrics": dict(metrics)}
-    with (folder / EVALUATIONS).open("ab") as file:
-        file.write(orjson.dumps(row, option=orjson.OPT_APPEND_NEWLINE))
+    before = file.read_bytes() if (file := folder / EVALUATIONS).is_file() else b""
+    whole = before[: before.rfind(b"\n") + 1]  # a full disk may have cut the last line
+    write_atomic(file, whole + orjson.dumps(row, option=orjson.OPT_APPEND_NEWLINE))
 
 
 def evaluations_in(folder: Path) -> int:

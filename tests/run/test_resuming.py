@@ -8,9 +8,10 @@ from agentrl.buffer.ledger import Ledger
 from agentrl.config import RunSettings
 from agentrl.data.source import RolloutDataSource
 from agentrl.errors import SettingsError
+from agentrl.observability.metrics import read_metrics
 from agentrl.run.driver import open_folder
-from agentrl.run.resuming import changed, check_prompts
-from agentrl.runfolder import LEDGER, SETTINGS
+from agentrl.run.resuming import changed, check_prompts, evaluations_in, write_evaluation
+from agentrl.runfolder import EVALUATIONS, LEDGER, SETTINGS
 
 
 @pytest.fixture(autouse=True)
@@ -70,3 +71,13 @@ def test_a_source_of_ones_own_and_a_dump_have_no_such_numbers() -> None:
     began()
     check_prompts(build("--data-source-path a:b --prompt-data 4.jsonl"))
     check_prompts(build("--load-debug-rollout-data d --prompt-data 4.jsonl"))
+
+
+def test_an_evaluation_that_was_cut_does_not_spoil_the_next() -> None:
+    folder = Path()
+    write_evaluation(folder, 0, "model", "dev", {"reward": 0.5})
+    file = folder / EVALUATIONS
+    file.write_bytes(file.read_bytes() + b'{"time": 17, "step": 1, "se')  # by a full disk
+    assert evaluations_in(folder) == 1
+    write_evaluation(folder, 1, "model", "dev", {"reward": 0.75})
+    assert [(row["step"], row["metrics"]["reward"]) for row in read_metrics(file)] == [(0, 0.5), (1, 0.75)]
