@@ -1,6 +1,6 @@
 """A run's engines on Ray: an actor on each machine of an engine."""
 
-import contextlib
+import asyncio
 import logging
 from collections.abc import Sequence
 from contextlib import ExitStack
@@ -83,5 +83,5 @@ async def fetch(actors: Sequence[Any], version: Path, into: Path, name: str, bas
 
 async def stop_engines(actors: Sequence[Any]) -> None:
     """Stop the engines, also if some are already dead."""
-    with anyio.move_on_after(_STOP_TIMEOUT, shield=True), contextlib.suppress(AgentRLError):
-        await values([actor.stop.remote() for actor in actors])
+    with anyio.move_on_after(_STOP_TIMEOUT, shield=True):
+        await asyncio.gather(*(value(actor.stop.remote()) for actor in actors), return_exceptions=True)

@@ -31,8 +31,9 @@ def ray_runtime(settings: ClusterSettings, *, cpus: int) -> Iterator[None]:
     `ray_address` is another cluster than the one that this process is in. AgentRLError: nothing answers at
     `ray_address`, or Ray could not start."""
     if ray.is_initialized():
-        here, wanted = ray.get_runtime_context().gcs_address, settings.ray_address
-        if wanted not in (None, "auto", here):
+        context, wanted = ray.get_runtime_context(), settings.ray_address
+        # An actor is in the run's cluster, which it may know by another address (127.0.0.1).
+        if wanted not in (None, "auto", here := context.gcs_address) and context.get_actor_id() is None:
             said = f"--ray-address {wanted}: this process has joined the Ray cluster at {here} already"
             raise SettingsError(f"{said}; leave the flag out to use that one, or call ray.shutdown() first")
         yield

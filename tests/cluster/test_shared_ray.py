@@ -5,12 +5,18 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import anyio
 import psutil
 import pytest
 from ray.cluster_utils import Cluster
 
+from agentrl.cluster.engines import stop_engines
+from agentrl.cluster.runtime import ray_runtime
+from agentrl.config import RunSettings
+from agentrl.run.protocols import ComponentLost
 from tests.support.audit import audit_ledger
 from tests.support.checkout import import_path
 from tests.support.runs import RunKit, node_processes
@@ -74,6 +80,31 @@ def test_ray_that_is_initialised_is_used_and_stays_up_for_its_owner(tmp_path: Pa
     assert done.returncode == 0, done.stdout + done.stderr
     assert "the owner goes on" in done.stdout
     assert (tmp_path / "run" / "model" / "model.safetensors").is_file()
+
+
+def test_an_actor_may_know_its_cluster_by_another_address(monkeypatch: pytest.MonkeyPatch) -> None:
+    actor = SimpleNamespace(gcs_address="192.0.2.7:6379", get_actor_id=lambda: "01")
+    monkeypatch.setattr("ray.is_initialized", lambda: True)
+    monkeypatch.setattr("ray.get_runtime_context", lambda: actor)
+    given = RunSettings.from_flat({"ray_address": "127.0.0.1:6379", "hf_checkpoint": "model"})
+    with ray_runtime(given.cluster, cpus=1):
+        pass
+
+
+async def test_an_engine_that_is_dead_does_not_end_the_wait_for_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    stopped: list[str] = []
+
+    async def value(name: str) -> None:
+        if name == "dead":
+            raise ComponentLost("it died")
+        await anyio.sleep(0.01)
+        stopped.append(name)
+
+    monkeypatch.setattr("agentrl.cluster.engines.value", value)
+    monkeypatch.setattr("agentrl.cluster.runtime.value", value)
+    names = ("one", "dead", "other")
+    await stop_engines([SimpleNamespace(stop=SimpleNamespace(remote=lambda name=name: name)) for name in names])
+    assert stopped == ["one", "other"]
 
 
 @pytest.fixture
