@@ -39,9 +39,9 @@ _log = logging.getLogger(__name__)
 class EngineFollower(Protocol):
     """Another process that generates at the engines of a pool."""
 
-    async def hold(self, *, idle: bool) -> None:
+    async def hold(self, *, idle: bool, version: str | None = None) -> None:
         """Send no requests until `release`; then continue the requests that an update aborted. With `idle`, abort the
-        requests in flight and return when none is left."""
+        requests in flight and return when none is left. `version`: label of the weights that an update brings."""
 
     async def release(self, version: str | None, folder: DiskUpdate | None) -> None:
         """Resume with the weights of this version. `folder` has these weights, if they were sent as a folder."""
@@ -141,7 +141,7 @@ class HealthMonitor:
         for a folder, the call returns only if the trainer sends its part at the same time. Raises EngineFailure: no
         engine took the folder, or an engine missed another update; kind `weight_group_broken` if it was lost after it
         joined. Engines resume with the weights that they have; an engine with incomplete weights gets no requests."""
-        async with self._alone():
+        async with self._alone(version=version):
             if isinstance(update, BroadcastUpdate):
                 await self._broadcast(update, version)
             elif isinstance(update, SharedUpdate):
@@ -155,13 +155,13 @@ class HealthMonitor:
         return not self._updating and self._memory == WHOLE
 
     @asynccontextmanager
-    async def _alone(self, *, idle: bool = False) -> AsyncIterator[None]:
+    async def _alone(self, *, idle: bool = False, version: str | None = None) -> AsyncIterator[None]:
         """Pause requests and cancel recoveries inside the context. With `idle`, also abort the requests in flight."""
         async with self._lock:
             try:
                 self._block()
                 for follower in self.followers:
-                    await follower.hold(idle=idle)
+                    await follower.hold(idle=idle, version=version)
                 if idle:
                     await self._requests.interrupt()
                 yield
@@ -180,9 +180,11 @@ class HealthMonitor:
         while self._regains:
             self._regains.pop().cancel()
 
-    async def hold(self, *, idle: bool) -> None:
+    async def hold(self, *, idle: bool, version: str | None = None) -> None:
         """As a follower, send no requests until `release`; see `EngineFollower`."""
         self._block()
+        if version is not None:  # engines resume before `release` is called
+            self._requests.updated(version)
         if self.settings.pause_generation_mode == "abort":
             self._requests.mark_interrupted()
         if idle:

@@ -74,6 +74,7 @@ class EngineView:
     version: str | None = None
     folder: DiskUpdate | None = None
     held: str = ""
+    coming: str | None = None  # the version that an update brings
 
 
 class RolloutProcess(Protocol):
@@ -128,7 +129,7 @@ class WorkerServer:
         if view.held == "rollout":
             await self._pool.pause()
         elif view.held:
-            await self._pool.hold(idle=view.held == "idle")
+            await self._pool.hold(idle=view.held == "idle", version=view.coming)
         else:
             self._pool.release(view.version, view.folder)
 
@@ -325,8 +326,8 @@ class RolloutWorkers(Player, EngineFollower):
 
     # ---- what the engines' pool calls -----------------------------------------------------------------------
 
-    async def hold(self, *, idle: bool) -> None:
-        await self._tell(replace(self._view, held="idle" if idle else "update"))
+    async def hold(self, *, idle: bool, version: str | None = None) -> None:
+        await self._tell(replace(self._view, held="idle" if idle else "update", coming=version))
 
     async def release(self, version: str | None, folder: DiskUpdate | None) -> None:
         await self._tell(EngineView(version, folder))

@@ -19,9 +19,9 @@ class Remote(EngineFollower):
     def __init__(self, pool: EnginePool) -> None:
         self.pool, self.said = pool, list[str]()
 
-    async def hold(self, *, idle: bool) -> None:
+    async def hold(self, *, idle: bool, version: str | None = None) -> None:
         self.said.append("idle" if idle else "hold")
-        await self.pool.hold(idle=idle)
+        await self.pool.hold(idle=idle, version=version)
 
     async def release(self, version: str | None, folder: DiskUpdate | None) -> None:
         self.said.append(f"release {version}")
@@ -60,6 +60,44 @@ async def test_a_followers_call_goes_on_over_an_update_with_tokens_of_both_versi
     assert [body["input_ids"] for body in server.generates] == [[1], [1, 10, 11]]
     assert got[0].ids == [10, 11, 12, 13]
     assert [version for version, _, _ in got[0].weight_versions] == ["1", "2"]
+
+
+async def test_an_answer_of_the_new_weights_that_comes_before_a_follower_is_released_is_taken() -> None:
+    resumed, got = anyio.Event(), list[Generation]()
+    settings = FAST.model_copy(update={"pause_generation_mode": "retract"})
+
+    class Late(Remote):
+        async def release(self, version: str | None, folder: DiskUpdate | None) -> None:
+            resumed.set()  # the engine goes on
+            if self.said.count("hold") > 1:
+                await until(lambda: bool(got))
+            await super().release(version, folder)
+
+    async def of_both(server: FaultyServer, body: dict[str, Any], request: web.Request) -> web.StreamResponse:
+        await until(lambda: server.version == "2")
+        await resumed.wait()
+        spans = [{"version": "1", "start": 0, "end": 2}, {"version": "2", "start": 2, "end": 4}]
+        return web.json_response(answer([10, 11, 12, 13], prompt_tokens=1, weight_version="2", weight_versions=spans))
+
+    async with (
+        serving(of_both, ok([20])) as server,
+        EnginePool([server.url], settings, vocab_size=512) as pool,
+        EnginePool([server.url], settings, vocab_size=512, follows=True) as follower,
+    ):
+        pool.followers = (Late(follower),)
+        await pool.receive(DiskUpdate("/weights/1"), "1")
+
+        async def call() -> None:
+            got.append(await follower.generate([1], PARAMS))
+
+        async with anyio.create_task_group() as group:
+            group.start_soon(call)
+            await until(partial(sent, server, 1))
+            resumed = anyio.Event()
+            with anyio.fail_after(20):
+                await pool.receive(DiskUpdate("/weights/2"), "2")
+    assert (got[0].ids, got[0].weight_versions) == ([10, 11, 12, 13], (("1", 0, 2), ("2", 2, 4)))
+    assert len(server.generates) == 1
 
 
 async def test_an_engine_that_missed_an_update_gets_none_of_a_followers_requests_until_the_pool_has_repaired_it() -> (
