@@ -194,7 +194,7 @@ class RolloutResources:
         for own, result in results:
             key = own.rollout.eval_reward_key or own.rollout.reward_key
             await to_thread.run_sync(partial(self.store.add, "eval", result.name, done, result.groups, reward_key=key))
-            write_evaluation(self.folder.path, done, whose, result.name, result.metrics)
+            await to_thread.run_sync(write_evaluation, self.folder.path, done, whose, result.name, result.metrics)
             metrics.update({f"eval/{result.name}/{name}": value for name, value in result.metrics.items()})
         unlogged = hooks.log_evaluation({result.name: result.groups for _, result in results}, metrics)
         return {} if unlogged else metrics
