@@ -193,7 +193,8 @@ def test_a_lost_node_of_rollout_workers_changes_nothing(tmp_path: Path, cluster:
     """Of three nodes one is lost that has neither the trainer nor the engine."""
     nodes = [cluster.add_node(num_cpus=2) for _ in range(3)]
     kit = RunKit.make(tmp_path)
-    form = {"ray_address": cluster.address, "rollout_workers": 2, "num_rollout": 12, "max_staleness": 1}
+    address = f"127.0.0.1:{cluster.address.rpartition(':')[2]}"  # actors know another one
+    form = {"ray_address": address, "rollout_workers": 2, "num_rollout": 12, "max_staleness": 1}
     run = kit.start(kit.arguments("run", **form))
     run.until(lambda: "rollout 3/" in run.output)
     others = {*run.processes()["trainer"], *run.processes()["engine"]}

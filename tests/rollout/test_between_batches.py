@@ -349,8 +349,14 @@ async def test_a_group_that_is_leased_during_a_weight_update_has_the_version_of_
 
 async def test_groups_that_are_too_old_are_made_again_also_where_no_other_is_left(chat: Chat) -> None:
     store = SlowToLease(after=10, groups=10)
-    dropped = {"group_filter": lambda args, samples: samples[0].group_index != 9}
-    loop, _ = build(chat, [HELLO], store=store, max_staleness=1, over_sampling_batch_size=4, **dropped)
+    loop, _ = build(
+        chat,
+        [HELLO],
+        group_filter=lambda args, samples: samples[0].group_index != 9,
+        store=store,
+        max_staleness=1,
+        over_sampling_batch_size=4,
+    )
     async with loop.running() as runner:
         await runner.batch(0)
         await completed(store, 7)
