@@ -5,6 +5,7 @@ The model gets the tool `bash` in a machine of its own. After its last turn no p
 to /tests, and test.sh writes the reward to /logs/verifier/reward.json or reward.txt."""
 
 import logging
+import math
 import shlex
 import tomllib
 from dataclasses import dataclass
@@ -65,9 +66,10 @@ class HarborEnvironment(Environment):
     refusal: ClassVar[str | None] = None
     pool: ClassVar[MachinePool] = MachinePool()
     machine: Machine
+    _turn_end = math.inf
 
     def __init__(self, machine: _Kind = "auto", network: bool = False, warm_machines: NonNegativeInt = 0) -> None:
-        self._kind, self._network, self._warm = machine, network, warm_machines
+        self._kind, self._network, self._warm, self._turn = machine, network, warm_machines, anyio.Lock()
 
     @classmethod
     async def setup(cls, args: Any) -> None:
@@ -107,15 +109,19 @@ class HarborEnvironment(Environment):
 
         Args:
             command: text for bash."""
-        start = anyio.current_time()
-        result = await self.machine.run(f"exec bash -c {shlex.quote(command)} 2>&1", timeout=max(self._left, 0.0))
-        self._left -= anyio.current_time() - start
+        async with self._turn:
+            start = anyio.current_time()
+            seconds = max(min(self._left, self._turn_end - start), 0.0)
+            result = await self.machine.run(f"exec bash -c {shlex.quote(command)} 2>&1", timeout=seconds)
+            self._left -= anyio.current_time() - start
         if result.timed_out:
-            raise ToolError(f"{result.stdout}\n[the time of the task is over]")
+            raise ToolError(f"{result.stdout}\n[the time of the {'turn' if self._left > 0 else 'task'} is over]")
         return (result.stdout or "[no output]") + (f"\n[exit status {result.exit_code}]" if result.exit_code else "")
 
     async def step(self, turn: Turn) -> Step:
-        """Run the turn's commands; end the trajectory if its time is over."""
+        """Run the turn's commands within `--env-timeout`; end the trajectory if its time is over."""
+        if self.args is not None:
+            self._turn_end = anyio.current_time() + 0.9 * self.args.env_timeout
         step = await super().step(turn)
         return step if step.done or self._left > 0 else step.finish(stop_reason="task_timeout")
 

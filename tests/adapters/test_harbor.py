@@ -4,6 +4,7 @@ import json
 import logging
 import os
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -16,13 +17,17 @@ from agentrl.adapters.harbor import HarborEnvironment
 from agentrl.chat import Chat
 from agentrl.chat.messages import ToolCall
 from agentrl.envs.base import Turn
+from agentrl.envs.environments import Environments, EnvSpec
 from agentrl.envs.load import load_environment
 from agentrl.errors import GraderFailure, PluginError
+from agentrl.rollout.agent_loop import run_environment
 from agentrl.sample import Sample
 from agentrl.sandbox.bubblewrap_machine import BubblewrapMachine
+from agentrl.sandbox.command import CommandResult
 from agentrl.sandbox.container_machine import ContainerMachine
 from agentrl.sandbox.machine import Machine
 from tests.adapters.played import play
+from tests.rollout.scripted import END, ScriptedEngine, make_context
 from tests.sandbox.test_machines import place
 from tests.sandbox.watch import processes_called, until
 
@@ -178,6 +183,50 @@ async def test_the_time_of_all_commands_is_limited(tmp_path: Path) -> None:
         step = await play.env.step(turn)
         assert (step.done, step.stop_reason) == (True, "task_timeout")
         assert await play.reward() == 1.0
+
+
+def calling(commands: Sequence[str]) -> Turn:
+    calls = [ToolCall(id=str(at), name="bash", arguments={"command": each}) for at, each in enumerate(commands)]
+    return Turn(index=1, text="", content="", tool_calls=calls)
+
+
+@needs_bubblewrap
+async def test_the_commands_of_a_turn_share_the_time(tmp_path: Path) -> None:
+    folder = write_task(tmp_path, settings="[agent]\ntimeout_sec = 300\n", test=PASSES)
+    async with Play(folder, "bubblewrap") as play:
+        limits, clock, real = list[float](), [0.0], play.env.machine
+
+        class Timed:
+            """Takes 100 s of the test's own clock for each command."""
+
+            async def run(self, command: str, *, timeout: float) -> CommandResult:
+                limits.append(timeout)
+                await anyio.lowlevel.checkpoint()
+                clock[0] += min(100.0, timeout)
+                return CommandResult(0, b"", b"")
+
+        play.env.machine = Timed()  # type: ignore[assignment]
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr("agentrl.adapters.harbor.anyio.current_time", lambda: clock[0])
+            step = await play.env.step(calling(["a", "b"]))
+            assert (limits, step.done) == ([300.0, 200.0], False)
+            step = await play.env.step(calling(["c", "d"]))
+            assert (limits[2:], step.stop_reason) == ([100.0, 0.0], "task_timeout")
+        play.env.machine = real
+
+
+@needs_bubblewrap
+async def test_a_slow_command_ends_before_the_limit_of_a_step(tmp_path: Path, chat: Chat) -> None:
+    kind = load_environment(f"harbor:{write_task(tmp_path, test=PASSES)}")
+    call = {"name": "bash", "arguments": {"command": "echo begun; sleep 1000"}}
+    engine = ScriptedEngine(chat, [f"<tool_call>\n{json.dumps(call)}\n</tool_call>{END}", f"Done.{END}"])
+    context = make_context(chat, engine, kind, 1 << 16, env_timeout=20.0)
+    assert context.environments is not None
+    context.environments.update(Environments({"": EnvSpec(kind, context.args, {"machine": "bubblewrap"})}))
+    sample = (await run_environment(context, Sample(group_index=0, index=0), context.params()))[0]
+    assert (sample.stop_reason, sample.reward) == ("done", 1.0)
+    answer = next(message for message in sample.metadata["messages"] if message["role"] == "tool")
+    assert answer["content"] == "Error: begun\n\n[the time of the turn is over]"
 
 
 @needs_bubblewrap
