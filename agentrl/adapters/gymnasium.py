@@ -112,7 +112,7 @@ def _action(space: gymnasium.Space[Any], answer: str) -> int | str | None:
     """Return the last whole number of the answer, or its text; None if the space does not contain it."""
     action: int | str | None = answer.strip()
     if isinstance(space, spaces.Discrete):
-        action = int(found[-1]) if (found := _NUMBER.findall(answer)) else None
+        action = int(found[-1]) if (found := _NUMBER.findall(answer)) and len(found[-1]) < 20 else None
     return action if action is not None and space.contains(action) else None
 
 

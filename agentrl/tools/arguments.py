@@ -156,8 +156,9 @@ def as_object(arguments: object) -> dict[str, Any]:
     except json.JSONDecodeError as error:
         said = f"the arguments are not valid JSON: {error.msg} at character {error.pos}"
         raise ToolError(said, kind=OutcomeKind.BAD_ARGUMENTS) from error
-    except RecursionError as error:
-        raise ToolError("the arguments are nested too deeply", kind=OutcomeKind.BAD_ARGUMENTS) from error
+    except (RecursionError, ValueError) as error:
+        said = "the arguments are nested too deeply, or contain a number of too many digits"
+        raise ToolError(said, kind=OutcomeKind.BAD_ARGUMENTS) from error
     if not isinstance(value, dict):
         raise ToolError(f"the arguments must be a JSON object, got {_shown(value)}", kind=OutcomeKind.BAD_ARGUMENTS)
     return value

@@ -9,7 +9,9 @@ import pytest
 from agentrl.buffer.reader import Filter, StoreReader
 from agentrl.chat import Chat
 from agentrl.envs import Environments, load_environment
+from agentrl.envs.base import Turn
 from agentrl.errors import PluginError
+from agentrl.sample import Sample
 from tests.adapters.played import play
 from tests.rollout.scripted import ScriptedEngine, make_context
 from tests.support.runs import RunKit
@@ -77,6 +79,15 @@ async def test_an_answer_without_a_valid_action_has_reward_0_and_changes_nothing
     assert sample.metadata["step_rewards"][: len(wrong)] == [0.0] * len(wrong)
     seen, _, _ = library("FrozenLake-v1", 3, [1, 1, 1], is_slippery=False)
     assert said[len(wrong) + 1 :][: len(seen) - 1] == seen[1:]
+
+
+@pytest.mark.parametrize("answer", ["9" * 30, "9" * 5000, f"2, then {'1' * 5000}"])
+async def test_a_number_that_is_too_long_is_no_action(answer: str) -> None:
+    env = load_environment("gymnasium:FrozenLake-v1").create()
+    await env.reset(Sample(group_index=0))
+    step = await env.step(Turn(index=1, text=answer, content=answer))
+    await env.close()
+    assert (step.reward, step.done, step.info) == (0.0, False, {"invalid_actions": 1})
 
 
 async def test_the_first_message_has_the_rules_and_the_rendered_text(chat: Chat) -> None:

@@ -83,6 +83,7 @@ async def test_any_text_as_arguments_is_answered(text: str) -> None:
         ("[1]", "the arguments must be a JSON object, got [1]"),
         ([1], "the arguments must be a JSON object, got [1]"),
         ("[" * 100_000, "the arguments are nested too deeply"),
+        (f'{{"x": {"1" * 5000}}}', "the arguments are nested too deeply, or contain a number of too many"),
     ],
 )
 async def test_bad_arguments(arguments: Any, message: str) -> None:
