@@ -2,17 +2,18 @@
 
 import os
 import shutil
+import sys
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 from urllib.parse import urlsplit
 
-from anyio import to_thread
-
+from agentrl import parent_watchdog
 from agentrl.envs.base import Environment
 from agentrl.errors import AgentFailure
 from agentrl.sample import Sample, content_text
+from agentrl.sandbox.bubblewrap_machine import BubblewrapMachine
 from agentrl.sandbox.command import CommandResult, bubblewrapped, run_command, split_command
 
 
@@ -73,12 +74,14 @@ class CommandEnvironment(AgentEnvironment):
         if inside:
             bridged = None if self.socket is None else (self.socket, urlsplit(base_url).port or 80)
             words = bubblewrapped(words, self.folder, readable=(*_beside(found), *self.readable), bridged=bridged)
+        else:  # a command in bubblewrap ends with this process anyway
+            words = [sys.executable, "-I", "-S", parent_watchdog.__file__, str(os.getpid()), *words]
         self.result = await run_command(words, variables, self.folder)
         told = {"output": self.result.stdout[-4000:], "errors": self.result.stderr[-4000:]}
         sample.metadata["agent"] = {"exit_code": self.result.exit_code, **told}
 
     async def close(self) -> None:
-        await to_thread.run_sync(shutil.rmtree, self.folder, True)
+        await BubblewrapMachine.delete(str(self.folder))  # also what the command has locked
 
 
 def prompt_text(sample: Sample) -> str:

@@ -140,6 +140,7 @@ def _with_system(root: Path, workdir: str) -> list[str]:
     system: list[str] = []
     for path in filter(os.path.exists, SYSTEM_PATHS):
         inside = root / path[1:]
+        inside.parent.mkdir(parents=True, exist_ok=True)
         if not os.path.islink(path):
             inside.mkdir(exist_ok=True) if os.path.isdir(path) else inside.touch()
             system += ["--ro-bind", path, path]

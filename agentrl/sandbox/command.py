@@ -9,6 +9,7 @@
 import contextlib
 import math
 import os
+import re
 import shlex
 import shutil
 import signal
@@ -27,7 +28,8 @@ from agentrl.sandbox.inside import bridge
 from agentrl.sandbox.limits import SandboxFailure, SandboxUnavailable
 
 SYSTEM_PATHS = (
-    "/usr", "/bin", "/sbin", "/lib", "/lib64", "/lib32", "/etc/alternatives", "/etc/ssl", "/etc/ld.so.cache",
+    "/usr", "/bin", "/sbin", "/lib", "/lib64", "/lib32", "/etc/alternatives", "/etc/ssl/certs",
+    "/etc/ssl/cert.pem", "/etc/ssl/openssl.cnf", "/etc/ld.so.cache",
 )  # fmt: skip
 _INSIDE, _FOLDER, _HOME = "/run/agentrl", "/workspace", "/home/agent"
 _USER = "1000"  # the user inside: an unprivileged one, also if the caller is root
@@ -70,9 +72,7 @@ def split_command(command: str, values: Mapping[str, str]) -> list[str]:
         raise SettingsError(f"the command {command!r:.200} cannot be read: {error}") from None
     if not words:
         raise SettingsError("the command is empty")
-    for name, value in values.items():
-        words = [word.replace(f"{{{name}}}", value) for word in words]
-    return words
+    return [re.sub(r"{(\w+)}", lambda found: values.get(found[1], found[0]), word) for word in words]  # in one pass
 
 
 def confined() -> list[str]:

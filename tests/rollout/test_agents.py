@@ -1,5 +1,6 @@
 """Agent programs in a rollout: their requests go to a real gateway over HTTP, the engine behind it is scripted."""
 
+import os
 import shlex
 import shutil
 import sys
@@ -9,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import anyio
 import httpx
 import pytest
 
@@ -22,6 +24,7 @@ from agentrl.run.metrics import rollout_metrics
 from agentrl.sample import Sample, Status
 from agentrl.sandbox.command import split_command
 from tests.rollout.scripted import END, OneBatch, build
+from tests.sandbox.watch import named, processes_called, until
 from tests.support.evaluating import evaluate
 
 REPLIES = [f"first{END}", f"second{END}"]
@@ -289,10 +292,54 @@ async def test_a_sandboxed_command_reads_a_relative_path(tmp_path: Path, monkeyp
     assert environment.result.stdout == "found"
 
 
+@pytest.mark.skipif(shutil.which("bwrap") is None, reason="bwrap is not installed")
+async def test_a_sandboxed_command_sees_certificates_and_no_keys() -> None:
+    environment = command_environment("ls /etc/ssl", "bubblewrap", ())()
+    await environment.act("http://127.0.0.1:1/s/x", Sample(prompt="go"))
+    await environment.close()
+    assert environment.result is not None
+    assert environment.result.exit_code == 0
+    assert set(environment.result.stdout.split()) <= {"certs", "cert.pem", "openssl.cnf"}
+
+
+async def test_a_folder_that_the_command_locked_is_removed() -> None:
+    environment = command_environment("sh -c 'mkdir -p a/b; touch a/b/c; chmod 0 a/b a'", "none", ())()
+    await environment.act("http://127.0.0.1:1/s/x", Sample(prompt="go"))
+    await environment.close()
+    assert not environment.folder.exists()
+
+
+PLAYS = """
+import anyio, sys
+from agentrl.envs import command_environment
+from agentrl.sample import Sample
+environment = command_environment(sys.argv[1], "none", ())()
+print(environment.folder, flush=True)
+anyio.run(environment.act, "http://127.0.0.1:1/s/x", Sample(prompt="go"))
+"""
+
+
+async def test_a_command_without_a_sandbox_ends_with_the_process_that_runs_it() -> None:
+    name = f"orphan{os.getpid() % 100_000}"
+    program = f"{sys.executable} -c {shlex.quote(named(name))}"
+    player = await anyio.open_process([sys.executable, "-c", PLAYS, program], stderr=None)
+    assert player.stdout is not None
+    folder = (await player.stdout.receive()).decode().strip()
+    try:
+        await until(lambda: processes_called(name) == 1)
+    finally:
+        player.kill()
+        await player.aclose()
+        shutil.rmtree(folder)
+    await until(lambda: processes_called(name) == 0)
+
+
 def test_a_prompt_stays_one_argument() -> None:
     hostile = "'; rm -rf /; echo \"$(id) {base_url}"
     words = split_command("run -p {prompt} --to={prompt} 'a b'", {"prompt": hostile})
     assert words == ["run", "-p", hostile, f"--to={hostile}", "a b"]
+    values = {"prompt": "print(f'{folder} {base_url} {prompt}')", "base_url": "http://x", "folder": "/workspace"}
+    assert split_command("run {prompt} {folder} {other}", values) == ["run", values["prompt"], "/workspace", "{other}"]
     with pytest.raises(SettingsError, match="cannot be read"):
         split_command("run 'x", {})
     with pytest.raises(SettingsError, match="empty"):
