@@ -44,7 +44,7 @@ def read_lines(path: str) -> list[Lines]:
     with raised_as(SettingsError, f"--play {path} cannot be read", OSError, UnicodeDecodeError):
         text = Path(path).expanduser().read_text(encoding="utf-8")
     episodes, ended = list[Lines](), True
-    for number, line in enumerate(text.splitlines(), start=1):
+    for number, line in enumerate(text.split("\n"), start=1):
         if line.startswith("# "):
             continue
         if line.strip() in ("", "---"):

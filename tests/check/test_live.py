@@ -112,6 +112,12 @@ async def test_a_file_of_turns_is_played_and_its_rewards_are_compared(
         assert str(file) in problem.what
 
 
+def test_only_a_newline_ends_a_turn_of_a_file(tmp_path: Path) -> None:
+    (tmp_path / "play.txt").write_text("one\u2028two\x0cthree\n\nlast\n", encoding="utf-8")
+    episodes = read_lines(str(tmp_path / "play.txt"))
+    assert [episode.turns for episode in episodes] == [[(1, "one\u2028two\x0cthree")], [(3, "last")]]
+
+
 async def test_a_file_with_more_episodes_than_prompts_is_refused(rows: Path) -> None:
     file = rows.with_name("play.txt")
     file.write_text("no idea\n\n" * 4)

@@ -122,11 +122,13 @@ def test_corpora_in_every_form(tmp_path: Path) -> None:
         {"id": 7, "text": "Plain.", "title": "T"},
         {"contents": '"Title"\nBody with "quotes"\nand lines.'},
         {"id": "x", "contents": "No title here."},
+        {"id": None, "text": "Without an id."},
     ]
     expected = [
         Passage("7", "Plain.", "T"),
         Passage("1", 'Body with "quotes"\nand lines.', "Title"),
         Passage("x", "No title here."),
+        Passage("3", "Without an id."),
     ]
     file = tmp_path / "corpus.jsonl"
     file.write_text("".join(json.dumps(row) + "\n" for row in rows))

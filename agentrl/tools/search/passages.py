@@ -66,7 +66,7 @@ def _passage(row: Mapping[str, Any], index: int, where: str) -> Passage:
             raise DataError(f"{where}: field {name!r} must be text, got {type(value).__name__}")
     if field == "contents" and not title:
         title, text = split_title(text)
-    return Passage(str(row.get("id", index)), text, title)
+    return Passage(str(index if row.get("id") is None else row["id"]), text, title)
 
 
 def split_title(contents: str) -> tuple[str, str]:
