@@ -144,6 +144,7 @@ _AGAIN = "then start the same command again (a run goes on from its newest check
 _DISK = {
     errno.ENOSPC: f"free some space, {_AGAIN}",
     errno.EDQUOT: f"free some of the quota, {_AGAIN}",
+    **dict.fromkeys((errno.ENOTDIR, errno.ENAMETOOLONG), "choose another path"),
     errno.EROFS: "choose a folder on a disk that can be written",
     **dict.fromkeys((errno.EACCES, errno.EPERM), "choose a folder that you may write to, or change its permissions"),
 }

@@ -45,7 +45,7 @@ def writing(path: str | None, inputs: str) -> Iterator[Write]:
 def _to_jsonl(path: Path) -> Iterator[Write]:
     with path.open("w", encoding="utf-8") as file:
         # Escapes: the texts of models hold lone surrogates.
-        yield lambda row: print(json.dumps(row), file=file)
+        yield lambda row: print(json.dumps(row, default=str), file=file)
 
 
 @contextmanager
@@ -60,7 +60,7 @@ def _to_parquet(path: Path) -> Iterator[Write]:
     rows: list[dict[str, Any]] = []
 
     def write(row: Mapping[str, Any]) -> None:
-        told = {name: json.dumps(row[name]) for name in ("id", "input", "parts") if row.get(name) is not None}
+        told = {n: json.dumps(row[n], default=str) for n in ("id", "input", "parts") if row.get(n) is not None}
         rows.append({name: _utf8(told.get(name, row.get(name))) for name in schema.names})
         if len(rows) >= _BATCH:
             flush()

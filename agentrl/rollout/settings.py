@@ -35,7 +35,7 @@ DEFAULT_FAILURE_POLICY: dict[Blame, FailureAction] = {
 class RolloutSettings(Settings):
     """Generation, grading and evaluation of trajectories."""
 
-    env: str | dict[str, str] | None = None
+    env: str | dict[str, str] | None = Field(None, min_length=1)
     """The agent's environment: pkg.mod:Name, path/file.py:Name or SCHEME:NAME (docs/ecosystem.md). Several: NAME=PATH
     for each, repeatable; env_key names the one for a row. Without an environment, the model gives one answer per
     prompt."""
@@ -43,7 +43,7 @@ class RolloutSettings(Settings):
     """Keyword arguments of the environment's __init__; with several environments NAME={...} for each."""
     custom_generate_function_path: str | None = None
     """Your own generate function instead of an environment: pkg.mod:fn or path/file.py[:fn]."""
-    agent: str | None = None
+    agent: str | None = Field(None, min_length=1)
     """An agent program instead of an environment, for example 'claude -p {prompt}'. It gets the model's address
     (docs/gateway.md)."""
     agent_sandbox: Literal["bubblewrap", "none"] = "bubblewrap"

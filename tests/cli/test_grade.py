@@ -3,6 +3,7 @@
 import json
 import os
 from collections.abc import Mapping, Sequence
+from datetime import datetime
 from pathlib import Path
 
 import pytest
@@ -77,6 +78,18 @@ def test_the_summary_says_why_answers_were_not_graded(tmp_path: Path, capsys: py
     assert "failed: grader_unreachable" in out
     assert out.count("grader_unreachable, first at ") == 1
     assert "127.0.0.1:9" in out
+
+
+@pytest.mark.parametrize("suffix", ["jsonl", "parquet"])
+def test_columns_that_json_does_not_know_are_kept_as_text(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], suffix: str
+) -> None:
+    import pyarrow.parquet as pq
+
+    rows = [{"response": "1", "label": "1", "id": b"a", "when": datetime(2026, 1, 2, 3)}]
+    out = tmp_path / f"r.{suffix}"
+    assert grade(parquet(tmp_path / "a.parquet", rows), "--out", str(out), "--grader-processes", "1") == 0
+    assert "2026-01-02" in (out.read_text() if suffix == "jsonl" else pq.read_table(out).to_pylist()[0]["input"])
 
 
 @pytest.mark.slow
