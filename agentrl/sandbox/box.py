@@ -223,7 +223,8 @@ class SandboxSession:
         self._closed = True
         process, self._process = self._process, None
         if process is not None:
-            await process.end()
+            with contextlib.suppress(anyio.BusyResourceError):  # a run waits for its answer, and ends it then
+                await process.end()
 
     async def run(self, code: str, *, timeout: float | None = None) -> RunResult:
         """Run a cell; runs asked for at once go one after another. Raises SandboxBusy: no place became free in time;
@@ -231,8 +232,6 @@ class SandboxSession:
         return await self._run(code, "", timeout)
 
     async def _run(self, code: str, stdin: str, timeout: float | None) -> RunResult:
-        if self._closed:
-            raise SandboxUnavailable("the session is closed: open another one with box.session()")
         if timeout is not None and not timeout > 0:
             raise SettingsError(f"sandbox timeout: expected a positive number of seconds, got {timeout!r}")
         wall = min(self._box.limits.wall_seconds, timeout or self._box.limits.wall_seconds)
@@ -241,6 +240,8 @@ class SandboxSession:
             return RunResult("", f"the code is too long: {len(code)} characters\n", "error", None, 0.0)
         async with self._turn, self._box._place():
             for _ in range(3):
+                if self._closed:
+                    raise SandboxUnavailable("the session is closed: open another one with box.session()")
                 had_run = self._process is not None
                 process = self._process = self._process or await self._box._process(session=self._keeps)
                 note, self._lost = self._lost, _LOST.format("cancelled")

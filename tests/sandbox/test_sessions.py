@@ -5,8 +5,8 @@ import ast
 import anyio
 import pytest
 
-from agentrl.sandbox import Sandbox, SandboxLimits
-from tests.sandbox.watch import open_box, processes_called, until
+from agentrl.sandbox import Sandbox, SandboxLimits, SandboxUnavailable
+from tests.sandbox.watch import named, open_box, processes_called, until
 
 
 async def test_a_session_keeps_its_variables_and_shows_values(box: Sandbox) -> None:
@@ -21,6 +21,37 @@ async def test_a_session_keeps_its_variables_and_shows_values(box: Sandbox) -> N
         assert (await one.run("x")).stdout == "41\n"
         assert (await one.run("None")).stdout == ""
         assert (await one.run("input()")).stderr.endswith("EOFError: EOF when reading a line\n")
+
+
+async def test_closing_a_session_ends_its_run(safe: Sandbox) -> None:
+    session, results = safe.session(), list[str]()
+
+    async def run() -> None:
+        results.append((await session.run(named("closedrun"))).outcome)
+
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(run)
+        await until(lambda: processes_called("closedrun") == 1)
+        await session.close()
+    assert (results, processes_called("closedrun")) == (["killed"], 0)
+
+
+async def test_a_session_that_is_closed_before_its_turn_starts_nothing() -> None:
+    async with Sandbox(preload=(), warm=0, max_concurrency=1) as box:
+        session, refused = box.session(), list[str]()
+
+        async def run() -> None:
+            with pytest.raises(SandboxUnavailable, match="the session is closed"):
+                await session.run("1")
+            refused.append("run")
+
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(box.run, named("firstrun").replace("1000", "0.5"))
+            await until(lambda: processes_called("firstrun") == 1)
+            tasks.start_soon(run)
+            await anyio.wait_all_tasks_blocked()
+            await session.close()
+        assert refused == ["run"]
 
 
 @pytest.mark.parametrize(
