@@ -38,7 +38,7 @@ class TextIndex:
         """Ids of the trajectories that have all words of `text`, as far as they are indexed; begins to index the rest.
         Raises DataError: the index cannot be written or read."""
         self._start()
-        words = " ".join(f'"{word}"*' for word in re.findall(r"\w+", text))
+        words = " ".join(f'"{word}"*' for word in re.findall(r"[^\W_]+", text))
         if not words or not self.path.is_file():
             return []
         what, remedy = f"{self.path}: cannot be searched", "delete it, it is made again"

@@ -140,6 +140,12 @@ def test_two_make_the_same_index_at_once(tmp_path: Path) -> None:
         assert [file.name for file in store.parent.iterdir()] == ["trajectories.texts.sqlite"]
 
 
+def test_names_with_underscores_are_found_by_their_words(tmp_path: Path) -> None:
+    index = Library([write_run(tmp_path / "a", steps=1)]).source(0).index
+    assert found(index, "seven_times") == found(index, "seven times")
+    assert found(index, "__seven__")
+
+
 def test_the_table_and_its_choices_follow_the_store(tmp_path: Path) -> None:
     library = Library([write_run(tmp_path / "a", steps=1)])
     source, query = library.source(0), Query({"search": "seven"})
