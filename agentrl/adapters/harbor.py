@@ -5,7 +5,6 @@ The model gets the tool `bash` in a machine of its own. After its last turn no p
 to /tests, and test.sh writes the reward to /logs/verifier/reward.json or reward.txt."""
 
 import logging
-import math
 import shlex
 import tomllib
 from dataclasses import dataclass
@@ -66,7 +65,7 @@ class HarborEnvironment(Environment):
     refusal: ClassVar[str | None] = None
     pool: ClassVar[MachinePool] = MachinePool()
     machine: Machine
-    _turn_end = math.inf
+    _turn_end = float("inf")
 
     def __init__(self, machine: _Kind = "auto", network: bool = False, warm_machines: NonNegativeInt = 0) -> None:
         self._kind, self._network, self._warm, self._turn = machine, network, warm_machines, anyio.Lock()
