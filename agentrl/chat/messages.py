@@ -6,6 +6,7 @@ import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from math import isfinite
 from typing import Any
 
 from agentrl.errors import TemplateError
@@ -18,6 +19,8 @@ REASONING_KEYS = ("reasoning_content", "reasoning", "thinking")  # names of a me
 _JSON_TYPES = {"dict": "object", "list": "array", "tuple": "array", "str": "string", "none": "null"}
 _JSON_TYPES |= {"float": "number", "int": "integer", "bool": "boolean"}
 _MOST_NESTED = 100
+_FINITE: Any = {"parse_float": lambda text: n if isfinite(n := float(text)) else None, "parse_constant": lambda _: None}
+"""Options by which `json.loads` reads NaN and infinity, which no store takes, as null."""
 _SURROGATE = re.compile("[\ud800-\udfff]")
 _NAMED_SCHEMAS = ("properties", "$defs", "definitions", "patternProperties")
 
@@ -172,7 +175,7 @@ def _arguments(arguments: Any) -> Any:
         return {}
     if isinstance(arguments, str):
         try:
-            value = json.loads(arguments)
+            value = json.loads(arguments, **_FINITE)
         except (ValueError, RecursionError):
             return arguments
         return whole_text(value) if isinstance(value, dict) and not too_deep(value) else arguments

@@ -6,13 +6,12 @@
    order. No text is lost: what cannot be shown in a role is shown in another one.
 3. A fold changes nothing across an assistant's message, so that a longer history folds to a longer history."""
 
+import json
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby, pairwise, product
 from typing import Any, Self
-
-import orjson
 
 from agentrl.chat import Chat
 from agentrl.errors import TemplateError
@@ -116,7 +115,7 @@ class Roles:
             if message["role"] == "assistant":
                 holds = {"all": bool(calls), "beside": bool(calls and message["content"]), "several": len(calls) > 1}
                 told = any(holds.get(kind) for kind in self.retold)
-                texts = [str(orjson.dumps(call["function"]), "utf-8") for call in calls]
+                texts = [json.dumps(call["function"], ensure_ascii=False, separators=(",", ":")) for call in calls]
                 text = "\n".join(filter(None, [message["content"], *texts]))
                 message = {"role": "assistant", "content": text} if told else message
             elif message["role"] == "tool" and told:

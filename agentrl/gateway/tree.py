@@ -455,7 +455,9 @@ def _digest(message: Message) -> Key:
 
 
 def _canonical(value: Any) -> Any:
-    """Return `value` with whole numbers as int: many programs write 1.0 as 1."""
+    """Return `value` with whole numbers as int: many programs write 1.0 as 1. Beyond 64 bits they are float."""
+    if type(value) is int and not -(2**63) <= value < 2**64:
+        return float(str(value))
     if isinstance(value, float) and value.is_integer() and abs(value) < 2**53:
         return int(value)
     if isinstance(value, dict):

@@ -14,7 +14,7 @@ import anyio
 import orjson
 from pydantic import BaseModel, ConfigDict, ValidationError, create_model
 from starlette.requests import Request
-from starlette.responses import Response
+from starlette.responses import JSONResponse, Response
 
 from agentrl.errors import AgentRLError
 from agentrl.serving.server import CLIENT_GONE, read_json
@@ -66,11 +66,12 @@ def refuse_pages(request: Request) -> None:
         raise RequestError(said, {"error": {"message": said}}, 403)
 
 
-class Json(Response):
-    media_type = "application/json"
-
+class Json(JSONResponse):
     def render(self, content: Any) -> bytes:
-        return orjson.dumps(content)
+        try:
+            return orjson.dumps(content)
+        except TypeError:  # a whole number of more than 64 bits
+            return super().render(content)
 
 
 async def refusal(_: Request, error: Exception) -> Response:
