@@ -342,14 +342,14 @@ class SessionTree:
     def roots(self) -> dict[TurnNode, Role]:
         """Return the roots in order, with their roles."""
         roots = [node for node in self.nodes.values() if node.parent is None]
-        families = [node for node in roots if node.family is node and not node.agent]
+        first = {root.family: root for root in reversed(roots)}  # the request that opened a family may have failed
+        families = [node for node in roots if first[node.family] is node and not node.agent]
         main = next((node for node in families if node.has_tools), families[0] if families else None)
         if main is not None and not main.has_tools and any(node.has_tools for node in roots):
             main = None
-        return {root: self._role(root, main) for root in roots}
+        return {root: self._role(first[root.family], main) for root in roots}
 
-    def _role(self, root: TurnNode, main: TurnNode | None) -> Role:
-        first = root.family or root
+    def _role(self, first: TurnNode, main: TurnNode | None) -> Role:
         if first is main:
             return "main"
         return "subagent" if first.has_tools or first.agent else "side"
