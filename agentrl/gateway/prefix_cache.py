@@ -134,7 +134,8 @@ class PrefixCache:
         for start, stop, said in ((0, cut, shown), (cut, len(got.ids), shown + end)):
             if start < stop:
                 piece = Piece(piece, array("i", got.ids[start:stop]), array("d", got.log_probs[start:stop]), session)
-                self._known.put(text + said, piece)
+                if said:  # the prompt's own text keeps the prompt's ids
+                    self._known.put(text + said, piece)
 
     def _follow(self, key: str) -> tuple[int, Piece | None, str]:
         length, piece = self._known.find(key)

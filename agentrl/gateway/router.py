@@ -61,7 +61,7 @@ _PASSED: Final = """
     return_hidden_states return_routed_experts priority lora_path
 """
 """Fields of `/generate` that go along where the pool asks."""
-_SAMPLING: Final = {each.name for each in fields(SamplingParams)} - set(REQUEST_LEVEL_FIELDS) | {"n"}
+_KNOWN: Final = {each.name for each in fields(SamplingParams)} - set(REQUEST_LEVEL_FIELDS)
 
 
 @asynccontextmanager
@@ -108,7 +108,7 @@ class EngineRouter:
         body = await object_body(request)
         if not _plain(body):
             return await self._relay(request, body)
-        sampling = {name: value for name, value in (body.get("sampling_params") or {}).items() if name != "n"}
+        sampling = {name: value for name, value in (body.get("sampling_params") or {}).items() if name in _KNOWN}
         params = SamplingParams(**sampling, return_sampling_mask=bool(body.get("return_sampling_mask")))
         extra = {name: body[name] for name in _PASSED.split() if name in body}
         ask = partial(self.pool.generate, params=params, rid=_rid(body), extra=extra)
@@ -204,7 +204,7 @@ def _plain(body: Body) -> bool:
         one = isinstance(text, str)
     else:
         one = text is None and isinstance(ids, list) and bool(ids) and type(ids[0]) is int
-    return one and isinstance(sampling, dict) and _given(sampling) <= _SAMPLING and sampling.get("n") in (None, 1)
+    return one and isinstance(sampling, dict) and _given(sampling) <= _KNOWN | {"n"} and sampling.get("n") in (None, 1)
 
 
 def _has_body(request: Request) -> bool:

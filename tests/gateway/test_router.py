@@ -645,6 +645,27 @@ async def test_an_end_token_that_the_text_does_not_show_is_known_with_and_withou
     assert after.before is not None
 
 
+async def test_an_answer_without_text_leaves_the_ids_of_its_prompt_alone(tiny_model: Path) -> None:
+    memory = PrefixCache()
+    memory.tokenizer = _tokenizer(tiny_model / "tokenizer.json")
+
+    async def here(work: Any, text: str, whole: bool) -> list[int]:
+        return list(work(text, whole))
+
+    prompt, session = await memory.text("Hello", here)
+    got = Generation([2, 70], [-0.5] * 2, "", FinishReason("length"), "1", (("1", 0, 2),), 5, 0, {})
+    memory.answered("Hello", prompt, got, session)
+    again, _ = await memory.text("Hello", here)
+    assert again.all_ids() == prompt.all_ids()
+
+
+async def test_sampling_parameters_that_are_null_are_not_given() -> None:
+    async with serving(ok([5])) as server, over(server) as (client, _):
+        sampling = {"temperature": None, "mystery": None, "n": None, "return_sampling_mask": None}
+        await ask(client, input_ids=[1], sampling_params=sampling)
+        assert server.generates[0]["sampling_params"] == {}
+
+
 @pytest.mark.slow
 async def test_the_command_starts_while_engines_load_or_are_stopped() -> None:
     with socket.create_server(("127.0.0.1", 0)) as stopped:  # takes connections and never answers
