@@ -17,6 +17,7 @@ from socket import socket
 from typing import Any
 
 import orjson
+from anyio import CancelScope
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
@@ -208,8 +209,8 @@ class Gateway:
         return {**session.tree.shown(), "counts": session.figures()}, 200
 
     async def _close(self, request: Request) -> tuple[Any, int]:
-        session = self._known(request)
         body = await _fields(request, {"reward": float, "rewards": dict})
+        session = self._known(request)
         rewards = body.get("rewards", body.get("reward"))
         if isinstance(rewards, dict):
             roots = {str(root.number) for root in session.tree.roots()}
@@ -291,7 +292,7 @@ async def _stream(
         yield wire.error_event(refusal)
     finally:
         task.cancel()
-        with suppress(asyncio.CancelledError, Refusal):
+        with CancelScope(shield=True), suppress(asyncio.CancelledError, Refusal):  # the task aborts its request
             await task
 
 
