@@ -8,6 +8,7 @@
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import re
 from array import array
@@ -187,10 +188,13 @@ class SessionTree:
         self._add(placed)
         return placed
 
-    def measure(self, reading: Reading) -> int:
-        """Return the number of prompt tokens that a request would have. The tree keeps no node for it."""
-        node = self.place(reading)
-        self.discard(node)
+    def measure(self, request: AgentRequest) -> int:
+        """Return the number of prompt tokens that a request would have. The tree keeps nothing of it."""
+        other = copy.copy(self)
+        other._normal, other._digests = self._normal.copy(), self._digests.copy()
+        other._tools, other._asked = self._tools.copy(), self._asked.copy()
+        node = other.place(other.read(request))
+        other.discard(node)
         return node.length
 
     def _normalised(self, messages: Sequence[Message]) -> list[Message]:

@@ -292,13 +292,14 @@ async def test_names_of_fields_without_effect_are_counted_up_to_a_hundred() -> N
     async with serving(engine.chat, engine) as served:
         base = await served.open(index=0, group_index=0)
         for start in (0, 60, 0):
-            fields = {f"mystery{at}": 1 for at in range(start, start + 60)}
+            fields = {f"mystery{at}": 1 for at in range(start, start + 59)} | {f"{start}{'x' * 1000}": 1}
             response = await served.agents.post(f"{base}/{PATHS['chat']}", json=good("chat", **fields))
             assert response.status_code == 200, response.text
         counts = (await served.tree(base))["counts"]
         ignored = {name: count for name, count in counts.items() if name.startswith("ignored/")}
         assert len(ignored) == 100
         assert sum(ignored.values()) == 160
+        assert max(map(len, ignored)) == len("ignored/") + 80
 
 
 async def test_an_agents_own_limit_and_stop_strings_reach_the_engine() -> None:

@@ -163,7 +163,7 @@ def agent_request(
     if chosen not in (None, "auto", "none"):
         raise body.refusal("tool_choice", "only auto and none are supported; a call cannot be forced")
     return AgentRequest(
-        messages=list(_in_order_of_calls(messages)),
+        messages=list(in_order_of_calls(messages)),
         tools=[] if chosen == "none" else tools,
         model=body.get("model", str) or "",
         stream=body.get("stream", bool) or False,
@@ -208,7 +208,7 @@ def _form(body: Fields) -> str:
     return ""
 
 
-def _in_order_of_calls(messages: Sequence[Message]) -> Iterator[Message]:
+def in_order_of_calls(messages: Sequence[Message]) -> Iterator[Message]:
     """Put results that follow each other in the order of their calls: most chat templates do not show the ids."""
     calls = [call["id"] for message in messages for call in message.get("tool_calls", ())]
     places = {call: place for place, call in enumerate(calls)}

@@ -1,0 +1,186 @@
+"""Sessions under parallel requests, odd numbers in calls, and prompts that are only counted."""
+
+import asyncio
+import json
+from typing import Any
+
+import httpx
+import pytest
+from aiohttp import web
+
+from agentrl.buffer.codec import encode_group
+from agentrl.engine.pool import EnginePool
+from agentrl.engine.wire import SamplingParams
+from agentrl.errors import EngineUnreachable
+from agentrl.gateway.server import Gateway
+from agentrl.gateway.sessions import Limits
+from agentrl.sample import Sample
+from tests.engine import faults
+from tests.engine.faults import until
+from tests.gateway.acceptance_engine import LoggingEngine, hermes
+from tests.gateway.acceptance_gateway import Served, serving
+from tests.support.agent_clients import Json
+from tests.support.chats import make_chat
+
+LOOK = {"type": "function", "function": {"name": "look", "parameters": {"type": "object", "properties": {}}}}
+BEGUN: list[Json] = [{"role": "user", "content": "x"}]
+
+
+def engine_of(*said: Any) -> LoggingEngine:
+    """An engine that says these turns in order, and the last one again and again."""
+    left = list(said)
+    return LoggingEngine(make_chat("qwen3"), lambda *_: left.pop(0) if left[1:] else left[0], damage=False)
+
+
+async def ask(served: Served, base: str, messages: list[Json], **more: Any) -> httpx.Response:
+    body = {"model": "m", "messages": messages, **more}
+    return await served.agents.post(f"{base}/chat/completions", json=body)
+
+
+@pytest.mark.parametrize("number", ["1" + "0" * 30, "-" + "9" * 400, "NaN", "-Infinity", "1e999"])
+async def test_numbers_that_json_encoders_refuse_are_answered_compared_and_stored(number: str) -> None:
+    arguments = f'{{"n": {number}}}'
+    engine = engine_of(f'<tool_call>\n{{"name": "look", "arguments": {arguments}}}\n</tool_call>', "Done.")
+    async with serving(engine.chat, engine) as served:
+        base = await served.open(index=0, group_index=0)
+        first = await ask(served, base, BEGUN, tools=[LOOK])
+        assert first.status_code == 200, first.text
+        said = first.json()["choices"][0]["message"]
+        result = {"role": "tool", "tool_call_id": said["tool_calls"][0]["id"], "content": "r"}
+        second = await ask(served, base, [*BEGUN, said, result], tools=[LOOK])
+        assert second.status_code == 200, second.text
+        assert [node["reason"] for node in (await served.tree(base))["nodes"]] == ["first", "extend"]
+        closed = await served.close(base, reward=1.0)
+        assert closed.counts["trained"] == closed.counts["sampled"]
+        encode_group(closed.samples)
+
+
+@pytest.mark.parametrize("name", ["qwen3", "llama3_2"])
+async def test_large_numbers_in_a_history_of_others_are_shown(name: str) -> None:
+    engine = LoggingEngine(make_chat(name), lambda *_: "Done.", damage=False)
+    call = {"id": "c", "type": "function", "function": {"name": "look", "arguments": '{"n": 1' + "0" * 30 + "}"}}
+    calls = [call, {**call, "id": "d"}]
+    told = [{"role": "tool", "tool_call_id": each["id"], "content": "r"} for each in calls]
+    async with serving(engine.chat, engine) as served:
+        base = await served.open(index=0, group_index=0)
+        response = await ask(served, base, [*BEGUN, {"role": "assistant", "content": "I", "tool_calls": calls}, *told])
+        assert response.status_code == 200, response.text
+        assert "1" + "0" * 30 in engine.chat.decode(engine.log[0].prompt)
+
+
+async def test_numbers_of_samples_in_a_run_can_be_stored() -> None:
+    engine = engine_of(hermes(calls=[("look", {"n": float("nan"), "m": [float("inf")]})]), "Done.")
+    gateway = Gateway(engine.chat, engine, context_length=1000)
+    async with gateway.serving() as base, httpx.AsyncClient() as client:
+        session = gateway.open(Sample(index=0, group_index=0), SamplingParams())
+        body = {"model": "m", "messages": BEGUN, "tools": [LOOK]}
+        assert (await client.post(f"{gateway.url(session)}/v1/chat/completions", json=body)).status_code == 200
+        samples = gateway.close(session.token, 1.0)
+    assert base
+    encode_group(samples)
+
+
+async def test_the_main_conversation_is_that_of_the_first_request_that_is_answered() -> None:
+    engine = engine_of(EngineUnreachable("no engine"), "yes")
+    engine.gate = asyncio.Event()
+    async with serving(engine.chat, engine) as served:
+        base = await served.open(index=0, group_index=0)
+        both = [asyncio.ensure_future(ask(served, base, BEGUN)) for _ in range(2)]
+        (session,) = served.gateway._sessions.values()
+        await until(lambda: session.counts["requests"] == 2)
+        engine.gate.set()
+        assert sorted([(await each).status_code for each in both]) == [200, 503]
+        assert [root["role"] for root in (await served.tree(base))["roots"]] == ["main"]
+        closed = await served.close(base, reward=1.0)
+        assert closed.counts["trained"] == closed.counts["sampled"] > 0
+
+
+async def test_results_for_an_answers_id_come_in_the_order_of_its_calls() -> None:
+    engine = engine_of(hermes(calls=[("look", {"at": 1}), ("look", {"at": 2})]), "Done.")
+    tools = [{"type": "function", "name": "look", "parameters": {"type": "object", "properties": {}}}]
+    async with serving(engine.chat, engine) as served:
+        base = await served.open(index=0, group_index=0)
+        body: Json = {"model": "m", "input": "x", "tools": tools}
+        first = (await served.agents.post(f"{base}/responses", json=body)).json()
+        ids = [item["call_id"] for item in first["output"] if item["type"] == "function_call"]
+        outputs = [{"type": "function_call_output", "call_id": id_, "output": f"of {id_}"} for id_ in reversed(ids)]
+        body |= {"previous_response_id": first["id"], "input": outputs}
+        assert (await served.agents.post(f"{base}/responses", json=body)).status_code == 200
+        shown = engine.chat.decode(engine.log[1].prompt)
+        assert 0 < shown.index(f"of {ids[0]}") < shown.index(f"of {ids[1]}")
+
+
+async def test_prompts_that_are_only_counted_are_not_kept() -> None:
+    engine = engine_of("yes")
+    async with serving(engine.chat, engine) as served:
+        base = await served.open(index=0, group_index=0)
+        (session,) = served.gateway._sessions.values()
+        tree = session.tree
+        assert (await ask(served, base, BEGUN)).status_code == 200
+        kept = [tree._normal, tree._digests, tree._tools, tree._asked]
+        before = [len(each) for each in kept]
+        for n in range(20):
+            body = {
+                "messages": [*BEGUN, {"role": "user", "content": f"y{n}"}],
+                "tools": [{"name": f"t{n}", "input_schema": {}}],
+            }
+            counted = await served.agents.post(f"{base}/messages/count_tokens", json=body)
+            assert counted.json()["input_tokens"] > 0
+        assert [len(each) for each in (tree._normal, tree._digests, tree._tools, tree._asked)] == before
+        assert (await ask(served, base, [*BEGUN, {"role": "assistant", "content": "yes"}, *BEGUN])).status_code == 200
+        assert [node["reason"] for node in (await served.tree(base))["nodes"]] == ["first", "extend"]
+
+
+async def test_a_session_with_a_request_in_flight_is_not_idle() -> None:
+    engine = engine_of("yes")
+    engine.gate = asyncio.Event()
+    async with serving(engine.chat, engine) as served:
+        base = await served.open(index=0, group_index=0, limits={"idle_seconds": 10})
+        (session,) = served.gateway._sessions.values()
+        now = session._last
+        session.clock = lambda: now
+        first = asyncio.ensure_future(ask(served, base, BEGUN))
+        await engine.asking.wait()
+        now += 11
+        second = asyncio.ensure_future(ask(served, base, [*BEGUN, *BEGUN]))
+        await until(lambda: session.counts["requests"] == 2 or second.done())
+        engine.gate.set()
+        assert [(await first).status_code, (await second).status_code] == [200, 200]
+        now += 11
+        assert "idle_seconds" in (await ask(served, base, BEGUN)).text
+
+
+async def test_a_session_that_is_closed_twice_at_once_is_closed_once() -> None:
+    engine = engine_of("yes")
+    async with serving(engine.chat, engine) as served:
+        path = f"/sessions/{(await served.open(index=0)).rsplit('/', 1)[1]}"
+        body, headers = b'{"reward": 1}'.ljust(1 << 18), {"content-type": "application/json"}  # it is read in a thread
+        both = [served.owner.request("DELETE", path, content=body, headers=headers) for _ in range(2)]
+        answers = await asyncio.gather(*both)
+        assert sorted(each.status_code for each in answers) == [200, 404]
+
+
+async def test_a_stream_whose_client_leaves_is_aborted_at_the_engine() -> None:
+    begun = asyncio.Event()
+
+    async def reply(server: Any, body: Json, request: Any) -> Any:
+        stream = web.StreamResponse(headers={"content-type": "text/event-stream"})
+        await stream.prepare(request)
+        said = faults.answer([1], text="Hello", prompt_tokens=len(body["input_ids"]), finish_reason=None)
+        await stream.write(b"data: " + json.dumps({**said, "text": "Hello"}).encode() + b"\n\n")
+        begun.set()
+        await server.aborted.wait()
+        return stream
+
+    chat = make_chat("qwen3")
+    async with faults.serving(reply) as server, EnginePool([server.url], faults.FAST, vocab_size=None) as pool:
+        gateway = Gateway(chat, pool, context_length=1000, streams=pool)
+        async with gateway.serving(), httpx.AsyncClient() as client:
+            session = gateway.open(Sample(index=0, group_index=0), SamplingParams(), Limits())
+            url = f"{gateway.url(session)}/v1/chat/completions"
+            async with client.stream("POST", url, json={"model": "m", "messages": BEGUN, "stream": True}) as stream:
+                await anext(stream.aiter_bytes())
+                await begun.wait()
+            async with asyncio.timeout(20):
+                await until(lambda: len(server.aborts) == 1)
+            await until(lambda: not pool.members[0].in_flight)
