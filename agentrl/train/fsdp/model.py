@@ -110,8 +110,7 @@ def load(folder: HFFolder, place: ModelContext, *, values: bool, learns: bool) -
     disable_progress_bar()
     config = config_of(folder)
     cls, half = _class_of(config, values=values), place.settings.bf16 and not learns
-    dtype = torch.bfloat16 if half else torch.float32
-    form = {"attn_implementation": _attention(config), "dtype": dtype}
+    form = {"attn_implementation": _attention(config), "dtype": torch.float32}
 
     def read(*, pre_process: bool, post_process: bool) -> Any:
         try:
@@ -123,7 +122,7 @@ def load(folder: HFFolder, place: ModelContext, *, values: bool, learns: bool) -
         return Values(model, folder) if values else model
 
     def empty(*, pre_process: bool, post_process: bool) -> Any:
-        return without_weights(folder, values=values, dtype=dtype)
+        return without_weights(folder, values=values)
 
     mesh, settings = place.ranks.mesh, place.settings
 
@@ -131,6 +130,8 @@ def load(folder: HFFolder, place: ModelContext, *, values: bool, learns: bool) -
         model = place.hooks.model(build, pre_process=True, post_process=True).eval().requires_grad_(learns)
         if learns and place.lora is not None:
             _adapt(model, place.lora, settings)
+        for parameter in model.parameters() if half else ():  # a rounded buffer, a router's bias, chooses other experts
+            parameter.data = parameter.data.to(torch.bfloat16)
         return model
 
     if mesh is None:
@@ -149,13 +150,13 @@ def load(folder: HFFolder, place: ModelContext, *, values: bool, learns: bool) -
     return model
 
 
-def without_weights(folder: HFFolder, *, values: bool, dtype: torch.dtype = torch.float32) -> Any:
+def without_weights(folder: HFFolder, *, values: bool) -> Any:
     """Return the model of `load` on the meta device."""
     register()
     config = config_of(folder)
     with torch.device("meta"):
         cls = _class_of(config, values=values)
-        model = cls._from_config(config, attn_implementation=_attention(config), dtype=dtype)
+        model = cls._from_config(config, attn_implementation=_attention(config), dtype=torch.float32)
         return Values(model, None) if values else model
 
 

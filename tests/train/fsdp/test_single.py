@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from agentrl.algorithms import AlgorithmSettings
 from agentrl.config.inapplicable import inapplicable
@@ -98,6 +99,18 @@ def test_families_without_a_table_train_as_plain_torch(tmp_path: Path, arch: NoT
         assert {spec.name: spec.shape for spec in made.weight_specs()[0]} == stored
         for name, tensor in made.export_weights():
             torch.testing.assert_close(tensor.cpu(), theirs.tensor(name), rtol=0, atol=1e-5, msg=name)
+
+
+def test_the_reference_in_half_precision_chooses_the_experts_that_the_model_chooses(tmp_path: Path) -> None:
+    """In bfloat16 the biases of a router would all be 8."""
+    folder = make_tiny_model(tmp_path, "minimax_m2")
+    weights = load_file(folder / "model.safetensors")
+    for name in (name for name in weights if name.endswith("e_score_correction_bias")):
+        weights[name] = 8 + 0.01 * torch.arange(len(weights[name]))
+    save_file(weights, folder / "model.safetensors", {"format": "pt"})
+    batch = make_batch()
+    with backend(settings(folder, train_backend="fsdp", bf16=True), AlgorithmSettings(use_kl_loss=True)) as made:
+        np.testing.assert_array_equal(made.log_probs(batch, "ref"), made.log_probs(batch))
 
 
 @pytest.mark.parametrize("arch", nightly(["qwen3_next", "lfm2", "qwen3_5_text"], 2))
