@@ -107,8 +107,8 @@ class FsdpOptimizer(Optimizer):
         return [local(tensor) for tensor in super().memory()]
 
     def state(self, weights: dict[str, Any], *, is_loading: bool, reshardable: bool) -> dict[str, Any]:
-        if is_loading:
-            for p in self.learning.values():
+        for p in self.learning.values():
+            if is_loading or not self.inner.state[p]:  # weights for images have none before the first image
                 zeros = {name: torch.zeros_like(p.detach()) for name in ("exp_avg", "exp_avg_sq")}
                 self.inner.state[p] = {"step": torch.zeros((), device=p.device), **zeros}
         return {f"{name}.{key}": v for name, p in self.learning.items() for key, v in self.inner.state[p].items()}

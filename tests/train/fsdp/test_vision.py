@@ -23,6 +23,7 @@ from tests.support.tiny_models import make_tiny_model
 from tests.support.vision import IMAGE_PAD, Kind, picture, tiny_vlm, unit
 from tests.train.fsdp.seeing import DOUBLE, SeeingReference, image, make_batch, make_samples
 from tests.train.megatron.helpers import PPO, backend, settings, timeless
+from tests.train.megatron.helpers import make_batch as make_text
 
 KINDS: list[Kind] = ["qwen3_5", "qwen2_5_vl", "qwen3_vl", "qwen3_5_moe"]
 KL = AlgorithmSettings(use_kl_loss=True)
@@ -146,6 +147,19 @@ def test_with_train_vision_the_tower_learns_and_is_sent(kind: Kind, folder: Path
         made.save_hf(tmp_path / "out")
     written = AutoModelForImageTextToText.from_pretrained(tmp_path / "out", dtype=torch.float32)
     assert same(after, dict(written.named_parameters()))
+
+
+def test_a_tower_that_learns_resumes_from_before_its_first_image(kind: Kind, folder: Path, tmp_path: Path) -> None:
+    train = chosen(folder, train_vision=True)
+    with backend(train) as made:
+        made.train(make_text(vocab=300), 0)
+        made.save(tmp_path / "one", 1)
+        want = made.train(make_batch(kind), 1)["loss"]
+        end = weights_of(made)
+    with backend(train) as made:
+        assert made.load(tmp_path) == 1
+        assert made.train(make_batch(kind), 1)["loss"] == want
+        assert same(weights_of(made), end)
 
 
 @pytest.mark.parametrize("train_vision", [False, True])
