@@ -88,4 +88,7 @@ class Optimizer(ABC):
         for group in (group for part in self.parts for group in part.param_groups):
             group["lr"] = (muon_rate if group.get("muon") else rate) * group.get("lr_mult", 1.0)
             group["weight_decay"] = self.settings.weight_decay * group.get("wd_mult", 1.0)
+            if "betas" in group:  # which a loaded state brings along
+                group["betas"] = (self.settings.adam_beta1, self.settings.adam_beta2)
+                group["eps"] = self.settings.adam_eps
         return rate

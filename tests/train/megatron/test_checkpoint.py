@@ -147,6 +147,18 @@ def test_a_checkpoint_has_the_adapted_entropy_coefficient(folder: Path, tmp_path
         assert made.train(make_batch(seed=2), 2)["entropy_coef"] == pytest.approx(0.003)
 
 
+@pytest.mark.parametrize("kind", ["megatron", "fsdp"])
+def test_a_resumed_run_has_the_adam_of_its_own_settings(folder: Path, tmp_path: Path, kind: str) -> None:
+    with backend(settings(folder, train_backend=kind)) as made:
+        made.train(make_batch(), 0)
+        made.save(tmp_path / "one", 1)
+    with backend(settings(folder, train_backend=kind, adam_beta1=0.5, adam_beta2=0.7, adam_eps=1e-2)) as made:
+        made.load(tmp_path / "one")
+        made.train(make_batch(), 1)
+        groups = [group for part in made.actor.optimizer.parts for group in part.param_groups]
+        assert {(*group["betas"], group["eps"]) for group in groups} == {(0.5, 0.7, 1e-2)}
+
+
 @pytest.mark.parametrize(
     "changes",
     [{"bf16": True}, {"bf16": True, "use_distributed_optimizer": True}],
