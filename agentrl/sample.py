@@ -376,9 +376,9 @@ class Sample:
         edges = [0, *(edge for span in self.image_spans for edge in (span.start, span.end)), length]
         if any(a > b for a, b in pairwise(edges)) or any(span.start == span.end for span in self.image_spans):
             raise SampleError(f"{where}: image_spans must be places in {length} tokens, one after the other")
-        if mask is not None:
-            if (marks := mask.tobytes()).strip(b"\0\1"):
-                raise SampleError(f"{where}: loss_mask holds values other than 0 and 1")
+        if (marks := b"\1" * n if mask is None else mask.tobytes()).strip(b"\0\1"):
+            raise SampleError(f"{where}: loss_mask holds values other than 0 and 1")
+        if marks or mask is not None:  # without a mask all tokens train
             self._validate_segments(where, marks)
         return self
 

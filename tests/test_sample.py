@@ -203,6 +203,7 @@ def test_appending_to_a_sample_without_a_mask_is_refused() -> None:
         ),
         ({"rollout_log_probs": [0.0, float("inf"), 0.0]}, "not finite as a float32"),
         ({"loss_mask": [1, 1, 1]}, "disagrees with who wrote"),
+        ({"loss_mask": None}, "disagrees with who wrote"),
         ({"segments": [Segment(Origin.MODEL, 0, 2, 1)]}, "cover 2 of 3"),
     ],
 )
