@@ -181,7 +181,8 @@ class ForwardBackward(ABC):
 def _weighted(found: TokenLoss, inputs: StepInputs, response_index: Tensor) -> Learned:
     """The sum of the losses of the tokens at `response_index`, and the sums of their statistics."""
     weights = inputs.weights[response_index]
-    loss, means = (found.loss * weights).sum(), weights / inputs.total_weight
-    sums = {name: (value.double() * means).sum() for name, value in found.stats.items()}
+    loss, means = (found.loss * weights).sum(), weights / (inputs.total_weight or 1.0)
+    stats = found.stats if inputs.total_weight else {}  # a mean over no token is none, not 0
+    sums = {name: (value.double() * means).sum() for name, value in stats.items()}
     sums["loss"] = loss.detach().double()
     return loss, sums

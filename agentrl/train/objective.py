@@ -34,7 +34,7 @@ class StepInputs:
     algorithm: Algorithm
     ranks: Ranks
     weights: Tensor  # float32 [R], each token's weight in the loss
-    total_weight: float  # sum of `weights`, or 1 if the sum is 0. Statistics are weighted sums divided by it
+    total_weight: float  # sum of `weights`. Statistics are weighted sums divided by it; there are none if it is 0
     per_token: Mapping[str, Tensor]  # field of `TokenView` -> its values [R]; a critic's targets are `returns`
 
     def view(self, response_index: Tensor, log_probs: Tensor, entropy: Tensor, amend: Any = None) -> TokenView:
@@ -72,7 +72,7 @@ def step_inputs(
     weights = algorithm.token_weights(sample_view(batch, algorithm, counted)) * mask
     if batch.loss_weights is not None:
         weights = weights * tensor_of(batch.loss_weights)
-    total_weight = weights.sum().item() or 1.0
+    total_weight = weights.sum().item()
     known = {
         "loss_mask": mask,
         "sample_ids": torch.arange(len(batch)).repeat_interleave(lengths),

@@ -300,6 +300,19 @@ def test_a_batch_without_a_trained_token_gives_no_gradient(folder: Path) -> None
         assert all(torch.equal(tensor, before[name]) for name, tensor in exported(made).items())
 
 
+def test_a_step_without_a_trained_token_is_not_in_the_means_of_statistics(folder: Path) -> None:
+    batch, mask = make_batch(), make_batch().loss_mask.copy()
+    mask[batch.response_slice(6).start :] = 0
+    masked = dataclasses.replace(batch, loss_mask=mask)
+    found = []
+    for part, steps in ((masked.select(range(6)), 1), (masked, 2)):
+        with backend(settings(folder, num_steps_per_rollout=steps)) as made:
+            found.append(made.train(part, 0))
+    for name in ("ratio", "entropy"):
+        assert found[1][name] == pytest.approx(found[0][name], rel=1e-5)
+    assert found[1]["steps"] == 2
+
+
 def test_muon_trains_matrices_and_adam_the_rest(folder: Path) -> None:
     batch = make_batch()
     with backend(settings(folder, optimizer="muon", muon_lr=1e-2)) as made:
