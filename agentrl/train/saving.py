@@ -52,9 +52,8 @@ class Saving:
 
     def finish(self) -> None:
         """Make it a checkpoint. Collective. Raises CheckpointError: its files could not be written."""
-        with self.folder:
-            with write_errors(self.path):
-                self.files.result() if isinstance(self.files, Future) else self.files()
+        with write_errors(self.path), self.folder:  # whose end writes the manifest
+            self.files.result() if isinstance(self.files, Future) else self.files()
             if isinstance(self.critic, Saving):
                 self.critic.finish()
             elif self.critic is not None:
@@ -66,6 +65,8 @@ def write_errors(path: Path) -> Iterator[None]:
     """Raise whatever goes wrong as a CheckpointError about the checkpoint at `path`."""
     try:
         yield
+    except CheckpointError:  # of the critic's folder
+        raise
     # Torch's writer has no type for a full disk, and no word for it.
     except (Exception, CheckpointException) as error:
         free = shutil.disk_usage(path.parent).free / 2**20

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import errno
 import json
 import pickle
 import shutil
@@ -18,6 +19,7 @@ import torch
 from agentrl.algorithms import AlgorithmSettings
 from agentrl.errors import CheckpointError
 from agentrl.run.training import free_port
+from agentrl.train import checkpoints
 from agentrl.train.checkpoints import latest
 from agentrl.train.contracts import RankInfo
 from agentrl.train.hf import HFFolder
@@ -132,6 +134,23 @@ def test_a_failure_in_the_background_is_told_when_the_checkpoint_is_due(
         partial.unlink()
         made.save(tmp_path / "one", 2)
         assert made.saved()
+        assert made.load(tmp_path) == 2
+
+
+def test_a_disk_that_is_full_when_the_last_file_is_written_is_named(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: Any, **__: Any) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with backend(settings(folder, critic_lr=1e-3), PPO) as made:
+        with monkeypatch.context() as patched:
+            patched.setattr(checkpoints, "_contents", full)  # which the manifest holds
+            with pytest.raises(CheckpointError, match="critic could not be written, with .* No space left") as raised:
+                made.save(tmp_path / "one", 1)
+        assert str(raised.value).count("could not be written") == 1
+        assert latest(tmp_path) is None
+        made.save(tmp_path / "one", 2)
         assert made.load(tmp_path) == 2
 
 
