@@ -255,7 +255,13 @@ def check_model_folder(settings: RunSettings, purpose: Purpose) -> None:
         raise CheckpointError(f"{folder}: no weights in it; expected files like model.safetensors")
     if purpose == "train":
         train, reads = settings.train, settings.algorithm.reads
-        _other_model("--load", foreign(train.load))
+        _other_model("--load", taken := foreign(train.load))
+        stays = train.lora_rank is not None or ("vision_config" in read_config(folder) and not train.train_vision)
+        if settings.generates and stays and taken is not None and taken.resolve() != folder.resolve():
+            raise SettingsError(
+                f"--load {train.load}: engines keep those weights of --hf-checkpoint {folder} that do not learn; give the weights "
+                "to start from as --hf-checkpoint (`agentrl convert` makes a folder of a torch_dist checkpoint)"
+            )
         _other_model("--ref-load", train.ref_load if "ref_log_probs" in reads else None)
         _other_model("--opd-teacher-load", train.opd_teacher_load if "teacher_log_probs" in reads else None)
         _other_model("--critic-load", train.critic_load if "values" in reads else None)

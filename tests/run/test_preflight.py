@@ -483,6 +483,18 @@ def test_names_of_layers_are_checked_before_anything_starts(
     assert said in refused(["train", *here.arguments(train_backend="fsdp", **changes), "--dry-run"], capsys)
 
 
+def test_engines_and_trainer_have_the_same_weights_below_an_adapter(
+    here: RunKit, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shutil.copytree("model", tmp_path / "tuned")
+    loaded = here.arguments(train_backend="fsdp", load=str(tmp_path / "tuned"))
+    said = refused(["train", *loaded, "--lora-rank", "4", "--dry-run"], capsys)
+    assert "tuned: engines keep those weights of --hf-checkpoint model that do not learn" in said
+    assert run(["train", *loaded, "--dry-run"]) == 0
+    same = here.arguments(train_backend="fsdp", load="model", lora_rank=4)
+    assert run(["train", *same, "--dry-run"]) == 0
+
+
 def test_good_inputs_pass_and_none_of_the_users_code_is_called(here: RunKit) -> None:
     settings = RunSettings.from_cli(here.arguments(env="plugins.py:Early", eval_prompt_data="prompts.jsonl"))
     settings = settings.replace(save="saved", load="./saved")
