@@ -271,14 +271,12 @@ def test_two_processes_are_one(tmp_path: Path, which: Kind) -> None:
             chosen(tmp_path / "model", **changes | {"bf16": False, "fsdp_cpu_offload": False}), algorithm
         ) as made:
             want = played(made, which)
-        rel = 2e-2 if name == "bf16" else 1e-5
-        np.testing.assert_allclose(
-            found[name]["log_probs"], want["log_probs"], rtol=0, atol=(10 if rel > 1e-3 else 1) * rel
-        )
+        # In bf16 another shape of the same product rounds otherwise, and the reference is in float32.
+        same, near = (5e-2, 2e-1) if name == "bf16" else (1e-5, 1e-5)
+        np.testing.assert_allclose(found[name]["log_probs"], want["log_probs"], rtol=0, atol=near)
         np.testing.assert_array_equal(found[name]["log_probs"], other[name]["log_probs"])
-        np.testing.assert_allclose(
-            found[name]["single"], found[name]["log_probs"][: len(found[name]["single"])], atol=rel
-        )
+        single = found[name]["single"]
+        np.testing.assert_allclose(single, found[name]["log_probs"][: len(single)], rtol=0, atol=same)
         assert found[name]["loss"] == other[name]["loss"]
         assert found[name]["alone"] or name != "one image"  # a microbatch has images on one rank, none on the other
         assert found[name]["weights"].keys() == want["weights"].keys()
