@@ -41,7 +41,7 @@ EVERYDAY = ("Blocks", "Swallows", "Race", "Rewrites", "Careless", "LeavesTasks",
 """Mistakes of each kind; the others are looked for nightly."""
 
 
-async def checked(env: str, chat: Chat | None = None, seconds: float = 60.0, **settings: object) -> CheckedPlay:
+async def checked(env: str | None, chat: Chat | None = None, seconds: float = 60.0, **settings: object) -> CheckedPlay:
     played = CheckedPlay()
 
     def stuck() -> None:
@@ -104,8 +104,8 @@ async def test_generate_functions_are_played_and_their_tokens_compared(tmp_path:
         "    return sample\n"
     )
     ways = {way: f"{tmp_path}/own.py:{way}" for way in ("right", "wrong")}
-    assert (await checked("", custom_generate_function_path=ways["right"])).problems == []
-    found = (await checked("", custom_generate_function_path=ways["wrong"])).problems
+    assert (await checked(None, custom_generate_function_path=ways["right"])).problems == []
+    found = (await checked(None, custom_generate_function_path=ways["wrong"])).problems
     assert "leaves other tokens in the sample than the model's: from token" in found[0].what
 
 
