@@ -159,6 +159,6 @@ def test_a_template_of_ones_own_is_played_without_a_model(tmp_path: Path) -> Non
 def test_what_never_returns_is_named_and_ended(tmp_path: Path, line: str) -> None:
     code = f"from agentrl import Environment\nclass Env(Environment):\n    async def reset(self, sample):\n        {line}\n"
     (tmp_path / "stuck.py").write_text(code)
-    done = agentrl(f"{tmp_path}/stuck.py:Env", "--seconds", "1.5")
+    done = agentrl(f"{tmp_path}/stuck.py:Env", "--seconds", "3")
     assert done.returncode == 1, done.stdout + done.stderr
     assert "stuck.py:4 in reset) blocks the event loop" in done.stdout
