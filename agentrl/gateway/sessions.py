@@ -167,7 +167,8 @@ class Session:
             async with self._lock:
                 # Reading takes about a sixteenth of the time of tokenizing.
                 reading: Reading = await run(self._blamed, self.tree.read, request, size=size // 16)
-                node = await run(self._place, reading, size=reading.new_characters)
+                node = await run(self._blamed, self.tree.place, reading, size=reading.new_characters)
+                self._add(node)
             begun = AgentTurn(id=uuid.uuid4().hex, created=int(time.time()), prompt_tokens=node.length)
             if live is not None:
                 live.begin(begun)
@@ -282,14 +283,13 @@ class Session:
         own, new = request.messages[: request.instructions], request.messages[request.instructions :]
         return replace(request, messages=list(in_order_of_calls([*own, *before, *new])))
 
-    def _place(self, reading: Reading) -> TurnNode:
-        node = self._blamed(self.tree.place, reading)
+    def _add(self, node: TurnNode) -> None:
+        """Add a node to the tree: here, because others read the tree while a thread places a node."""
         most = self.context_length - 2
         if node.length > most:
             self.tree.overflowed(node)
-            self.tree.discard(node)
             raise Refusal(f"prompt is too long: {node.length} tokens > {most} maximum", "context")
-        return node
+        self.tree.add(node)
 
     def _blamed(self, work: Callable[[S], T], given: S) -> T:
         try:

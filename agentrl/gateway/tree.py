@@ -175,7 +175,7 @@ class SessionTree:
         return Reading(messages, keys, tools, digest, request.agent, self._known(messages, keys, digest))
 
     def place(self, reading: Reading) -> TurnNode:
-        """Add a pending node for a request, and return it. Raises TemplateError: see `read`."""
+        """Return a pending node for a request, which `add` adds. Raises TemplateError: see `read`."""
         messages, keys, found = reading.messages, reading.keys, reading.found
         placed = self._extended(found, messages, keys) if found else None
         if placed is None:
@@ -185,17 +185,14 @@ class SessionTree:
             placed = self._root(messages, reading.tools, reason, family)
         placed.tools, placed.has_tools, placed.keys = reading.digest, bool(reading.tools), keys
         placed.agent = reading.agent
-        self._add(placed)
         return placed
 
     def measure(self, request: AgentRequest) -> int:
         """Return the number of prompt tokens that a request would have. The tree keeps nothing of it."""
         other = copy.copy(self)
         other._normal, other._digests = self._normal.copy(), self._digests.copy()
-        other._tools, other._asked = self._tools.copy(), self._asked.copy()
-        node = other.place(other.read(request))
-        other.discard(node)
-        return node.length
+        other._tools = self._tools.copy()
+        return other.place(other.read(request)).length
 
     def _normalised(self, messages: Sequence[Message]) -> list[Message]:
         """Return `messages` in the normal form. A session converts equal messages once, and hashes none again that the
@@ -292,7 +289,8 @@ class SessionTree:
             return "edited", (same_instructions or other).root
         return "new_agent", None
 
-    def _add(self, node: TurnNode) -> None:
+    def add(self, node: TurnNode) -> None:
+        """Add the node that was placed last."""
         self.nodes[node.number] = node
         self._count += 1
         self._asked[node.keys[-1], node.tools].append(node)

@@ -12,8 +12,10 @@ from agentrl.buffer.codec import encode_group
 from agentrl.engine.pool import EnginePool
 from agentrl.engine.wire import SamplingParams
 from agentrl.errors import EngineUnreachable
+from agentrl.gateway.contracts import AgentRequest, Refusal
 from agentrl.gateway.server import Gateway
 from agentrl.gateway.sessions import Limits
+from agentrl.gateway.tree import TurnNode
 from agentrl.sample import Sample
 from tests.engine import faults
 from tests.engine.faults import until
@@ -184,3 +186,21 @@ async def test_a_stream_whose_client_leaves_is_aborted_at_the_engine() -> None:
             async with asyncio.timeout(20):
                 await until(lambda: len(server.aborts) == 1)
             await until(lambda: not pool.members[0].in_flight)
+
+
+async def test_a_session_that_is_closed_while_a_request_is_placed_has_no_node_of_it() -> None:
+    engine = engine_of("Done.")
+    gateway = Gateway(engine.chat, engine, context_length=1000)
+    session = gateway.open(Sample(), SamplingParams())
+
+    async def run(work: Any, *given: Any, size: int) -> Any:
+        """As a thread that ends after the session."""
+        found = work(*given)
+        if isinstance(found, TurnNode):
+            session.close(1.0)
+            await asyncio.sleep(0)
+        return found
+
+    with pytest.raises(Refusal):
+        await session.turn(AgentRequest(messages=BEGUN), 10, run)
+    assert session.tree.nodes == {}
