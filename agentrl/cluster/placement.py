@@ -86,6 +86,10 @@ class _Starting:
         urls, groups = list(s.engine.rollout_external_engine_addrs), dict(s.engine.engine_groups)
         pids, began = list[int](), time.monotonic()
 
+        async def check(worker: Any) -> None:
+            with within(timeout, "importing your code in the rollouts' process"):
+                await value(worker.check.remote())
+
         async def start_trainer() -> None:
             with within(timeout, "starting the trainer"):
                 await trainer.start(ranks)
@@ -106,7 +110,7 @@ class _Starting:
         with ungrouped():
             async with anyio.create_task_group() as tasks:
                 if worker is not None:
-                    tasks.start_soon(value, worker.check.remote())
+                    tasks.start_soon(check, worker)
                 tasks.start_soon(start_trainer)
                 if actors and not s.cluster.colocate:
                     tasks.start_soon(start_engines)
@@ -118,7 +122,8 @@ class _Starting:
             self.progress.ready("checkpoint loaded", since)
         if actors and s.cluster.colocate:
             if s.cluster.offload_train:
-                await trainer.offload()
+                with within(s.cluster.train_timeout, "taking the trainer off the devices"):
+                    await trainer.offload()
             await start_engines()
         parts, generating = await self._rollouts(stack, trainer, actors, (urls, groups), worker)
         with within(timeout, "asking for process ids"):
