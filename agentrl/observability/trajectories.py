@@ -18,6 +18,8 @@ from agentrl.sample import Origin, Sample, Segment
 
 TokenTexts = Callable[[Sequence[int]], Sequence[str]]
 """Token ids to as many pieces of text, which joined are the decoded text."""
+_INVISIBLE = (0xAD, 0x61C, 0x200B, 0x200E, 0x200F, *range(0x202A, 0x202F), 0x2060, *range(0x2066, 0x206A), 0xFEFF)
+_HIDDEN = {code: f"⟨U+{code:04X}⟩" for code in _INVISIBLE}
 
 Trained = Mapping[str, Sequence[float]]
 """The trainer's `log_probs` and `advantages` of a sample: one a response token each, NaN where there is none."""
@@ -35,6 +37,11 @@ class Token:
     note: str
     unsure: bool = False
     image: str = ""
+
+    @property
+    def shown(self) -> str:
+        """The text with names for characters that are invisible or change the direction of the text."""
+        return self.text.translate(_HIDDEN)
 
 
 @dataclass(frozen=True, slots=True)

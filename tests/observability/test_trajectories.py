@@ -2,11 +2,13 @@
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 
 from agentrl.errors import DataError
 from agentrl.media import Image, ImageSpan
+from agentrl.observability.report import templates
 from agentrl.observability.trajectories import LONG, describe_sample
 from agentrl.sample import Origin, Sample
 from tests.support.vision import picture
@@ -53,6 +55,17 @@ def test_parts_are_the_turns_and_joined_the_tokens() -> None:
     assert [p.reward for p in shown.parts] == [None, None, 0.5, None, None]
     assert [p.seconds for p in shown.parts] == [None, None, 1.5, 0.125, 0.25]
     assert "".join(t.text.replace("↵", "") for t in shown.tokens) == "".join(texts(sample.tokens))
+
+
+def test_characters_that_hide_or_turn_text_are_named() -> None:
+    """Otherwise a model could show a reader another order of its tokens than the one that was trained."""
+    hidden = ["a\u202eb", "\u2066", "\u200b", "é 好 \U0001f600"]
+    shown = describe_sample(two_turns(), lambda ids: [hidden[at % 4] for at in range(len(ids))])
+    assert [token.shown for token in shown.tokens[:4]] == ["a⟨U+202E⟩b", "⟨U+2066⟩", "⟨U+200B⟩", hidden[3]]
+    macros: Any = templates("observability").get_template("trajectory.html").module
+    page = "".join(macros.tokens_of(part) for part in shown.parts)
+    assert "⟨U+202E⟩" in page
+    assert not any(character in page for character in "\u202e\u2066\u200b")
 
 
 @pytest.mark.parametrize("shown", [LONG - 1, LONG])
