@@ -220,7 +220,7 @@ async def test_a_slow_command_ends_before_the_limit_of_a_step(tmp_path: Path, ch
     kind = load_environment(f"harbor:{write_task(tmp_path, test=PASSES)}")
     call = {"name": "bash", "arguments": {"command": "echo begun; sleep 1000"}}
     engine = ScriptedEngine(chat, [f"<tool_call>\n{json.dumps(call)}\n</tool_call>{END}", f"Done.{END}"])
-    context = make_context(chat, engine, kind, 1 << 16, env_timeout=20.0)
+    context = make_context(chat, engine, kind, 1 << 16, env_timeout=6.0)
     assert context.environments is not None
     context.environments.update(Environments({"": EnvSpec(kind, context.args, {"machine": "bubblewrap"})}))
     sample = (await run_environment(context, Sample(group_index=0, index=0), context.params()))[0]
