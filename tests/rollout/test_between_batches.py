@@ -306,7 +306,7 @@ class SlowToLease(Store):
         given = super().lease(n, version)
         if waits:
             self.leasing.set()
-            self.goes_on.wait(10)
+            self.goes_on.wait(1)
         return given
 
 
