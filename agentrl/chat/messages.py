@@ -19,8 +19,10 @@ REASONING_KEYS = ("reasoning_content", "reasoning", "thinking")  # names of a me
 _JSON_TYPES = {"dict": "object", "list": "array", "tuple": "array", "str": "string", "none": "null"}
 _JSON_TYPES |= {"float": "number", "int": "integer", "bool": "boolean"}
 _MOST_NESTED = 100
-_FINITE: Any = {"parse_float": lambda text: n if isfinite(n := float(text)) else None, "parse_constant": lambda _: None}
-"""Options by which `json.loads` reads NaN and infinity, which no store takes, as null."""
+_FINITE = json.JSONDecoder(
+    parse_float=lambda text: n if isfinite(n := float(text)) else None, parse_constant=lambda _: None
+)
+"""Reads NaN and infinity, which no store takes, as null."""
 _SURROGATE = re.compile("[\ud800-\udfff]")
 _NAMED_SCHEMAS = ("properties", "$defs", "definitions", "patternProperties")
 
@@ -175,7 +177,7 @@ def _arguments(arguments: Any) -> Any:
         return {}
     if isinstance(arguments, str):
         try:
-            value = json.loads(arguments, **_FINITE)
+            value = _FINITE.decode(arguments)
         except (ValueError, RecursionError):
             return arguments
         return whole_text(value) if isinstance(value, dict) and not too_deep(value) else arguments

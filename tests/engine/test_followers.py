@@ -1,5 +1,7 @@
 """Pools of other processes that generate at a pool's engines: they stop for an update and go on with its weights."""
 
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from functools import partial
 from typing import Any
 
@@ -8,9 +10,10 @@ from aiohttp import web
 
 from agentrl.engine.health import EngineFollower
 from agentrl.engine.pool import EnginePool
+from agentrl.engine.settings import EngineSettings
 from agentrl.engine.weights import DiskUpdate
 from agentrl.engine.wire import Generation
-from tests.engine.faults import FAST, PARAMS, FaultyServer, answer, ok, sent, serving, until
+from tests.engine.faults import FAST, PARAMS, FaultyServer, Reply, answer, ok, sent, serving, until
 
 
 class Remote(EngineFollower):
@@ -28,6 +31,22 @@ class Remote(EngineFollower):
         self.pool.release(version, folder)
 
 
+@asynccontextmanager
+async def followed(
+    *script: Reply, settings: EngineSettings = FAST, kind: type[Remote] = Remote
+) -> AsyncIterator[tuple[FaultyServer, EnginePool, Remote]]:
+    """A server that answers so, its pool with weights of version 1, and a follower."""
+    async with (
+        serving(*script) as server,
+        EnginePool([server.url], settings, vocab_size=512) as pool,
+        EnginePool([server.url], settings, vocab_size=512, follows=True) as follower,
+    ):
+        remote = kind(follower)
+        pool.followers = (remote,)
+        await pool.receive(DiskUpdate("/weights/1"), "1")
+        yield server, pool, remote
+
+
 async def interrupted(server: FaultyServer, body: dict[str, Any], request: web.Request) -> web.StreamResponse:
     """Two tokens, then the engine's abort for an update."""
     version = server.version
@@ -38,14 +57,8 @@ async def interrupted(server: FaultyServer, body: dict[str, Any], request: web.R
 
 async def test_a_followers_call_goes_on_over_an_update_with_tokens_of_both_versions() -> None:
     got: list[Generation] = []
-    async with (
-        serving(interrupted, ok([12, 13])) as server,
-        EnginePool([server.url], FAST, vocab_size=512) as pool,
-        EnginePool([server.url], FAST, vocab_size=512, follows=True) as follower,
-    ):
-        remote = Remote(follower)
-        pool.followers = (remote,)
-        await pool.receive(DiskUpdate("/weights/1"), "1")
+    async with followed(interrupted, ok([12, 13])) as (server, pool, remote):
+        follower = remote.pool
 
         async def call() -> None:
             got.append(await follower.generate([1], PARAMS))
@@ -79,13 +92,8 @@ async def test_an_answer_of_the_new_weights_that_comes_before_a_follower_is_rele
         spans = [{"version": "1", "start": 0, "end": 2}, {"version": "2", "start": 2, "end": 4}]
         return web.json_response(answer([10, 11, 12, 13], prompt_tokens=1, weight_version="2", weight_versions=spans))
 
-    async with (
-        serving(of_both, ok([20])) as server,
-        EnginePool([server.url], settings, vocab_size=512) as pool,
-        EnginePool([server.url], settings, vocab_size=512, follows=True) as follower,
-    ):
-        pool.followers = (Late(follower),)
-        await pool.receive(DiskUpdate("/weights/1"), "1")
+    async with followed(of_both, ok([20]), settings=settings, kind=Late) as (server, pool, remote):
+        follower = remote.pool
 
         async def call() -> None:
             got.append(await follower.generate([1], PARAMS))
