@@ -35,7 +35,8 @@ BEAT = 0.1  # seconds between two beats of the loop; shorter halts than this are
 _MOST_LAGS = 36_000  # most waits of callbacks that are kept for `Watchdog.take`: an hour's
 
 _OURS = f"{Path(__file__).parent}{os.sep}"
-_LIBRARIES = ("<frozen", *(sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")))
+_PATHS = ("stdlib", "platstdlib", "purelib", "platlib")
+_LIBRARIES = ("<frozen", "<string>", *map(sysconfig.get_path, _PATHS))
 _log = logging.getLogger(__name__)
 
 Tell = Callable[[float, str, str], None]
@@ -44,7 +45,7 @@ line or the cause in words."""
 
 
 def library(file: str) -> bool:
-    """Return true if a source file is Python's own or an installed package's."""
+    """Return true if a source file is Python's own or an installed package's, or if there is none."""
     return file.startswith(_LIBRARIES)
 
 
@@ -279,8 +280,9 @@ class Watchdog:
                 return
             (call, where), after = self._look(), ThreadTimes.of(self._native)
             kind, why = cause(before, after)
+            over = over or answered.is_set()
             if over and not why:
-                return  # this thread could not look either: whose code it was is not known any more
+                return  # this thread looked too late: whose code it was is not known any more
             what: str = kind
             if why:
                 where = why

@@ -410,10 +410,11 @@ class Sample:
         where = f"sample index={self.index!r:.40}: rollout_routed_experts"
         try:
             given = np.asarray(self.rollout_routed_experts)
-            rows = given.astype(np.int16, copy=False).reshape(len(given), -1 if given.size else 0)
+            kept = given.astype(np.int16, copy=False) if given.dtype.kind in "iu" else given
+            rows = kept.reshape(len(given), -1 if given.size else 0)
         except (TypeError, ValueError, OverflowError) as error:
             raise SampleError(f"{where} is no array of whole numbers, one row a token: {error}") from error
-        if given.dtype.kind not in "iu" or (rows.size and (rows.min() < 0 or given.max() != rows.max())):
+        if rows.dtype != np.int16 or (rows.size and (rows.min() < 0 or given.max() != rows.max())):
             raise SampleError(f"{where} must hold numbers of experts, from 0; got {given.dtype}")
         if len(rows) > len(self.tokens):
             raise SampleError(f"{where} has {len(rows)} rows, and the sample {len(self.tokens)} tokens")

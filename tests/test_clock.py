@@ -3,6 +3,7 @@
 import asyncio
 import logging
 import math
+import threading
 import time
 from collections.abc import Callable
 
@@ -151,6 +152,29 @@ async def test_code_outside_any_trajectory_is_named_by_its_line(caplog: pytest.L
         await beat(watchdog)
     assert watchdog.stalls == {"code outside any trajectory": 1}
     assert f"{__file__}:{block.__code__.co_firstlineno + 1} in block" in caplog.text
+
+
+async def test_a_look_that_comes_too_late_blames_nobody(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    goes_on = threading.Event()
+
+    def late(watchdog: Watchdog) -> tuple[None, str]:
+        goes_on.wait(60)
+        return None, "innocent.py:1 in idle"
+
+    monkeypatch.setattr(Watchdog, "_look", late)
+    monkeypatch.setattr(clock, "cause", lambda *_: ("its own code", ""))
+    with Watchdog.watching(clock.BEAT / 2) as watchdog:
+        block()
+        await beat(watchdog)
+        heard = watchdog.heard
+        goes_on.set()
+        with anyio.fail_after(120):
+            while watchdog.heard == heard:  # noqa: ASYNC110 - the thread asks again once it has looked
+                await anyio.sleep(0.01)
+    assert set(watchdog.stalls) == {"unseen"}
+    assert "innocent" not in caplog.text
 
 
 async def test_no_time_is_lost_while_the_loop_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
