@@ -1,8 +1,10 @@
 """Settings of all tests."""
 
+import functools
 import gc
 import os
 import signal
+import ssl
 from contextlib import ExitStack
 from typing import Any
 
@@ -23,6 +25,9 @@ os.environ["PYTHONPATH"] = import_path()
 
 # Several processes test at once: more threads would wait for each other and turn in circles meanwhile.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+# Each HTTP client reads the certificates of all authorities: as long as a small test takes. The tests' servers have none.
+ssl.create_default_context = functools.cache(ssl.create_default_context)  # type: ignore[assignment]
 
 # A shell's background jobs ignore SIGINT, and so would every process that the tests start and then interrupt.
 signal.signal(signal.SIGINT, signal.default_int_handler)

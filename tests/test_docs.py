@@ -260,6 +260,7 @@ def test_modules_named_as_commands_exist() -> None:
     assert [name for name in sorted(named) if not (ROOT / f"{name.replace('.', '/')}.py").exists()] == []
 
 
+@pytest.mark.slow
 def test_the_package_graph_is_that_of_the_code() -> None:
     program = ROOT / "scripts/docs/packages.py"
     drawing = runpy.run_path(str(program))["drawing"]()

@@ -72,7 +72,9 @@ def rendered(source: str, messages: list[dict[str, Any]] = USER) -> str:
     return Template(source, {}).render(messages)
 
 
-@pytest.mark.parametrize("source", nightly(GROWING, [source for source in GROWING if source != NESTED_AS_TEXT]))
+@pytest.mark.parametrize(
+    "source", nightly(GROWING, [each for each in GROWING if not each.startswith(BIG) and each != NESTED_AS_TEXT])
+)
 def test_text_that_grows_is_refused_before_it_is_made(source: str) -> None:
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     with pytest.raises(TemplateError, match="makes more than|width of more than|numbers without end|OverflowError"):

@@ -62,7 +62,7 @@ async def test_a_mistake_is_named(name: str) -> None:
 
 async def test_a_busy_processor_is_not_a_problem_of_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("agentrl.clock.cause", lambda *_: ("other programs on the processor", "the processor was busy"))
-    played = await checked("tests.check.plays:Blocks", seconds=30.0)
+    played = await checked("tests.check.plays:Blocks", seconds=3.0)
     assert [found.what for found in played.found if "blocks the event loop" in found.what] == []
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.hub import COMMIT, Mirror
+from tests.support.nightly import nightly
 from tests.support.tiny_models import make_tiny_model
 from tests.support.warm import python
 
@@ -137,13 +138,16 @@ def test_what_cannot_be_fetched_is_one_message(mirror: Mirror, model: Path, tmp_
     assert {path.name for path in tmp_path.iterdir()} <= {"full", "home"}
 
 
+@pytest.mark.parametrize(
+    "names", nightly([{"own/tiny": True, "nomodel": False}, {"runs/nomodel": False, "./own/tiny": False}], 1)
+)
 def test_a_run_downloads_nothing_and_names_the_command_for_names_of_the_hub_alone(
-    mirror: Mirror, model: Path, tmp_path: Path
+    mirror: Mirror, model: Path, tmp_path: Path, names: dict[str, bool]
 ) -> None:
     mirror.repositories["models/own/tiny"] = model
     (tmp_path / "runs").mkdir()
     (tmp_path / "train.jsonl").write_text(json.dumps({"input": "q", "label": "1"}) + "\n")
-    for name, fetch in (("own/tiny", True), ("runs/nomodel", False), ("./own/tiny", False), ("nomodel", False)):
+    for name, fetch in names.items():
         train = ("train", "--hf-checkpoint", name, "--prompt-data", "train.jsonl", "--rm-type", "math")
         done = agentrl(mirror.url, *train, cwd=tmp_path)
         assert done.returncode == 2

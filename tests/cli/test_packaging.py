@@ -179,6 +179,7 @@ def answers(run: Run, folder: Path) -> None:
     assert wrong == []
 
 
+@pytest.mark.slow
 def test_in_the_base_each_command_names_the_one_extra_that_it_needs(bare: Path, tmp_path: Path) -> None:
     (folder := tmp_path / "work").mkdir()
     answers(partial(in_forks, bare), folder)

@@ -15,6 +15,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from agentrl.chat import Chat
 from agentrl.chat.messages import ParsedTurn
 from agentrl.engine.transport import Reply, Sink
 from agentrl.engine.wire import Generation, SamplingParams
@@ -30,7 +31,11 @@ from tests.gateway.acceptance_engine import LoggingEngine, hermes
 from tests.gateway.turns import BODIES, join, read, sse
 from tests.support.chats import make_chat
 
-CHAT = make_chat("qwen3")
+
+def chat() -> Chat:
+    return make_chat("qwen3")
+
+
 ON_EACH = pytest.mark.parametrize("path", tuple(BODIES))
 SAID = hermes("Where is it? ", "I look.", [("bash", {"command": "ls"})])
 TEXTS = st.text("ab .\n<>/{}", max_size=30)
@@ -51,8 +56,8 @@ def reply(text: str) -> Reply:
 
 def told(text: str) -> ParsedTurn:
     """A turn as the agent gets it: broken calls are text."""
-    parsed = CHAT.turn_parser.parse(text)
-    return CHAT.turn_parser.without_calls().parse(text) if parsed.broken else parsed
+    parsed = chat().turn_parser.parse(text)
+    return chat().turn_parser.without_calls().parse(text) if parsed.broken else parsed
 
 
 @ON_EACH
@@ -76,7 +81,7 @@ def test_pieces_join_to_the_plain_answer(
     begun, request = AgentTurn("a1", 1_700_000_000, prompt_tokens=9), read(path, BODIES[path])
     parsed = told(text)
     whole = AgentTurn("a1", 1_700_000_000, parsed, "calls" if parsed.tool_calls else "stop", 9, 4, 7)
-    live = LiveTurn(CHAT.turn_parser)
+    live = LiveTurn(chat().turn_parser)
     live.begin(begun)
     stream, found = WIRES[path].events(request, live), b""
     assert live.sink is not None
@@ -118,9 +123,9 @@ class WritingEngine(LoggingEngine):
 
 @asynccontextmanager
 async def serving(dies: bool = False) -> AsyncIterator[tuple[Gateway, WritingEngine, httpx.AsyncClient]]:
-    engine = WritingEngine(CHAT, lambda rng, prompt, params: SAID, damage=False)
+    engine = WritingEngine(chat(), lambda rng, prompt, params: SAID, damage=False)
     engine.read, engine.cancelled, engine.dies = asyncio.Event(), asyncio.Event(), dies
-    gateway = Gateway(CHAT, engine, context_length=10_000, streams=engine)
+    gateway = Gateway(chat(), engine, context_length=10_000, streams=engine)
     async with gateway.serving(), httpx.AsyncClient(timeout=60) as client:
         yield gateway, engine, client
 
@@ -146,7 +151,7 @@ async def test_texts_arrive_while_the_model_writes(path: str, dies: bool) -> Non
         assert "I look." in json.dumps(answer)
         (node,) = session.tree.nodes.values()
         assert node.delivered
-        assert CHAT.decode(node.ids).startswith(SAID)
+        assert chat().decode(node.ids).startswith(SAID)
 
 
 async def test_a_client_that_leaves_ends_the_turn() -> None:

@@ -199,8 +199,8 @@ def wrong_verdicts(step: int, start: int = 0) -> tuple[list[str], int]:
 
 
 def test_gsm8k_in_every_form_a_slice() -> None:
-    told, graded = wrong_verdicts(step=120)
-    assert graded > 3000
+    told, graded = wrong_verdicts(step=240)
+    assert graded > 1500
     assert not told, told[:20]
 
 
@@ -232,7 +232,7 @@ def latex_errors(seed: int, rounds: int) -> list[str]:
 
 
 def test_rewritten_latex_a_slice() -> None:
-    assert not latex_errors(seed=0, rounds=3)
+    assert not latex_errors(seed=0, rounds=1)
 
 
 @pytest.mark.slow

@@ -11,6 +11,7 @@ from safetensors.torch import load_file, save_file
 
 from agentrl.run import deltas
 from agentrl.run.deltas import fetch, write_delta
+from tests.support.nightly import nightly
 
 SIZE = 1_500_000
 
@@ -31,14 +32,15 @@ def size_of(version: Path) -> int:
     return sum(file.stat().st_size for file in (version / "delta").iterdir())
 
 
-def test_fifty_differences_at_a_small_learning_rate_are_bit_equal_and_small(tmp_path: Path) -> None:
+@pytest.mark.parametrize("steps", nightly([10, 50], 1))
+def test_differences_at_a_small_learning_rate_are_bit_equal_and_small(tmp_path: Path, steps: int) -> None:
     generator = torch.Generator().manual_seed(0)
     master = torch.nn.Parameter(0.02 * torch.randn(SIZE, generator=generator))
     optimizer = torch.optim.AdamW([master], lr=1e-6, weight_decay=0.0)
     old, copies = write(tmp_path / "0", master.detach()), tmp_path / "copies"
     fetch(old, copies, "v0", None)
     shares = []
-    for step in range(1, 51):
+    for step in range(1, steps + 1):
         master.grad = torch.randn(SIZE, generator=generator)
         optimizer.step()
         new = write(tmp_path / str(step), master.detach())
@@ -51,7 +53,7 @@ def test_fifty_differences_at_a_small_learning_rate_are_bit_equal_and_small(tmp_
         assert sorted(path.name for path in copies.iterdir() if path.is_dir()) == sorted([f"v{step - 1}", f"v{step}"])
         (new / "model.safetensors").write_bytes(whole["model.safetensors"])
         old = new
-    final = load_file(copies / "v50" / "model.safetensors")["a"]
+    final = load_file(copies / f"v{steps}" / "model.safetensors")["a"]
     assert torch.equal(final, master.detach().bfloat16())
     assert not torch.equal(final, load_file(tmp_path / "0" / "model.safetensors")["a"])
     assert max(shares) < 0.1

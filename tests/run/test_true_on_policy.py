@@ -52,6 +52,7 @@ def test_one_planted_bit_ends_the_run_before_the_step(desk: Path) -> None:
     assert len(planted["metrics"]) == 1, "the first rollout was trained, and the second left out"
 
 
+@pytest.mark.slow
 def test_the_gate_alone_has_a_threshold(desk: Path) -> None:
     strict = "--ci-train-rollout-logprob-abs-diff-threshold"
     assert produced(BASE, f"{strict} 0")["failed"].startswith("TrainError")

@@ -36,6 +36,8 @@ _VARIABLE = "AGENTRL_TEST_PYTHON"
 _CLIENT = Path(__file__).with_name("warm_client.py")
 _IMPORTED = (
     "ray ray.cluster_utils transformers.models.qwen3.modeling_qwen3 sympy nicegui aiohttp pytest mcp.server.mcpserver"
+    " latex2sympy2_extended math_verify playwright.sync_api prometheus_client pyarrow.parquet"
+    " tensorboard.backend.event_processing.event_accumulator"
 )
 _FDS = 64
 """Most open files that one process is given."""

@@ -110,7 +110,7 @@ def test_log_probs_are_those_of_a_plain_forward(kind: Kind, folder: Folder, plai
         assert text.output == same.output
 
 
-@pytest.mark.parametrize("kind", nightly(KINDS, 3))
+@pytest.mark.parametrize("kind", nightly(KINDS, 1))
 def test_transformers_own_decoder_takes_images_too(kind: Kind, folder: Folder, plain: Callable[..., Any]) -> None:
     driver = Driver(folder(kind), slots=2, chunk=16)
     driver.engine.forward = forward_of(
@@ -137,7 +137,7 @@ def test_later_turns_bring_images_and_reuse_the_prefix(kind: Kind, folder: Folde
     check(model, first, second, third)
 
 
-@pytest.mark.parametrize("kind", nightly(KINDS, 3))
+@pytest.mark.parametrize("kind", nightly(KINDS, 1))
 def test_another_image_is_another_prefix(kind: Kind, folder: Folder, plain: Callable[..., Any]) -> None:
     driver, model = Driver(folder(kind)), plain(kind)
     red, blue, again = (driver.job([*words(20), each, *words(20, 1)], seed=5) for each in (RED, BLUE, RED))
@@ -150,7 +150,7 @@ def test_another_image_is_another_prefix(kind: Kind, folder: Folder, plain: Call
     check(model, red, blue, again)
 
 
-@pytest.mark.parametrize("kind", nightly(KINDS, 3))
+@pytest.mark.parametrize("kind", nightly(KINDS, 1))
 def test_a_placeholder_outside_the_spans_is_a_word(kind: Kind, folder: Folder, plain: Callable[..., Any]) -> None:
     driver, model = Driver(folder(kind)), plain(kind)
     stray = [*words(3), IMAGE_PAD, IMAGE_PAD, *words(2)]
@@ -161,7 +161,7 @@ def test_a_placeholder_outside_the_spans_is_a_word(kind: Kind, folder: Folder, p
     check(model, job, after)
 
 
-@pytest.mark.parametrize("kind", nightly(KINDS, 3))
+@pytest.mark.parametrize("kind", nightly(KINDS, 1))
 def test_turns_before_and_after_a_weight_update(kind: Kind, folder: Folder, plain: Callable[..., Any]) -> None:
     driver = Driver(folder(kind))
     opening: list[int | Image] = [*words(5), RED, *words(7, 1)]
@@ -176,7 +176,7 @@ def test_turns_before_and_after_a_weight_update(kind: Kind, folder: Folder, plai
     check(plain(kind, 1), second)
 
 
-@pytest.mark.parametrize("kind", nightly(KINDS, 3))
+@pytest.mark.parametrize("kind", nightly(KINDS, 1))
 def test_weights_have_the_names_of_the_folder_or_of_transformers(kind: Kind, folder: Folder) -> None:
     """The vision tower alone, then the language model alone, under both kinds of names."""
     driver, stored = Driver(folder(kind)), load_file(folder(kind, 1) / "model.safetensors")

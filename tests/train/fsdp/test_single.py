@@ -60,8 +60,9 @@ def test_numbers_and_weights_are_megatrons(folder: Path, algorithm: AlgorithmSet
         torch.testing.assert_close(tensor, their_weights[name], rtol=0, atol=1e-5, msg=name)
 
 
-DAILY = ["gemma3_text", "gpt_oss", "qwen3_next"]
+DAILY = ["gpt_oss", "qwen3_next"]
 NIGHTLY = [
+    "gemma3_text",
     "granite",
     "lfm2",
     "gemma4_text",
@@ -113,7 +114,7 @@ def test_the_reference_in_half_precision_chooses_the_experts_that_the_model_choo
         np.testing.assert_array_equal(made.log_probs(batch, "ref"), made.log_probs(batch))
 
 
-@pytest.mark.parametrize("arch", nightly(["qwen3_next", "lfm2", "qwen3_5_text"], 2))
+@pytest.mark.parametrize("arch", nightly(["qwen3_next", "lfm2", "qwen3_5_text"], 1))
 @pytest.mark.parametrize("share", [False, True])
 def test_a_packed_sample_leaves_no_state_to_the_others(tmp_path: Path, arch: NoTable, share: bool) -> None:
     """Other tokens of one sample change no bit of the others' log-probs; dense, because a mixture's products have as many

@@ -75,7 +75,9 @@ def shared_tokens(batch: TrainBatch) -> list[int]:
     return [2 * int(prompts[0]), 2 * int(prompts[3]), 2 * int(prompts[6]), 2 * 21]  # 20 tokens and the mark of an image
 
 
-@pytest.mark.parametrize("changes", [{}, {"train_vision": True}], ids=["frozen", "trained"])
+@pytest.mark.parametrize(
+    "changes", nightly([pytest.param({"train_vision": True}, id="trained"), pytest.param({}, id="frozen")], 1)
+)
 def test_gradients_are_those_of_float64(kind: Kind, folder: Path, changes: dict[str, Any]) -> None:
     batch, train = make_batch(kind), chosen(folder, **changes)
     reference = SeeingReference(folder, train, torch.float64)
@@ -99,6 +101,7 @@ def test_gradients_are_those_of_float64(kind: Kind, folder: Path, changes: dict[
         assert len(list(reference.model.parameters())) == len(found)
 
 
+@pytest.mark.slow
 def test_an_image_changes_no_bit_of_other_samples(kind: Kind, folder: Path) -> None:
     batch = make_batch(kind)
     with backend(chosen(folder)) as made:
@@ -118,6 +121,7 @@ def test_an_image_changes_no_bit_of_other_samples(kind: Kind, folder: Path) -> N
                     assert (after[own] != before[own]).any()
 
 
+@pytest.mark.slow
 def test_a_frozen_tower_is_equal_to_the_bit_after_ten_steps(kind: Kind, folder: Path, tmp_path: Path) -> None:
     """Engines do not get it, and the written folder has it as it was."""
     batch, source = make_batch(kind), HFFolder(folder)
@@ -162,7 +166,7 @@ def test_a_tower_that_learns_resumes_from_before_its_first_image(kind: Kind, fol
         assert same(weights_of(made), end)
 
 
-@pytest.mark.parametrize("train_vision", [False, True])
+@pytest.mark.parametrize("train_vision", nightly([True, False], 1))
 def test_adapters_are_the_language_models_unless_the_tower_learns(
     kind: Kind, folder: Path, tmp_path: Path, train_vision: bool
 ) -> None:
@@ -182,7 +186,9 @@ def test_adapters_are_the_language_models_unless_the_tower_learns(
     assert np.abs(learned - start).max() > 1e-3
 
 
-@pytest.mark.parametrize("changes", [{}, {"train_vision": True}], ids=["frozen", "trained"])
+@pytest.mark.parametrize(
+    "changes", nightly([pytest.param({"train_vision": True}, id="trained"), pytest.param({}, id="frozen")], 1)
+)
 def test_a_resumed_run_is_equal_to_the_bit(kind: Kind, folder: Path, tmp_path: Path, changes: dict[str, Any]) -> None:
     batch, train = make_batch(kind), chosen(folder, **changes)
     with backend(train) as made:

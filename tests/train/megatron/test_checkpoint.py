@@ -48,7 +48,7 @@ def same(left: dict[str, torch.Tensor], right: dict[str, torch.Tensor]) -> bool:
 @pytest.mark.parametrize(
     "changes",
     [
-        {},
+        pytest.param({}, marks=pytest.mark.slow),
         pytest.param({"bf16": True}, marks=pytest.mark.slow),
         pytest.param({"use_distributed_optimizer": True}, marks=pytest.mark.slow),
         {"bf16": True, "use_distributed_optimizer": True},

@@ -110,7 +110,7 @@ class Reference:
             ("qwen2", False, True, {"clip_grad": 0.05, "weight_decay": 1.0, "use_distributed_optimizer": True}),
             ("llama", False, False, {"clip_grad": 0.0}),
         ],
-        2,
+        1,
     ),
 )
 def test_values_gradients_and_steps_match_plain_torch(

@@ -59,7 +59,7 @@ def make(folder: Path, case: str) -> Path:
     return make_tiny_model(folder / case.replace(" ", "_"), arch, **changes)
 
 
-@pytest.mark.parametrize("case", nightly(CASES, ("glm4 with biases", "deepseek_v3", "moonlight")))
+@pytest.mark.parametrize("case", nightly(CASES, ("deepseek_v3",)))
 def test_log_probs_gradients_and_names_are_those_of_transformers(tmp_path: Path, case: str) -> None:
     """And the pack of shared prefixes is that of whole samples."""
     folder, batch, algorithm = make(tmp_path, case), make_batch(groups=6), AlgorithmSettings()
@@ -81,7 +81,7 @@ def test_log_probs_gradients_and_names_are_those_of_transformers(tmp_path: Path,
             )
 
 
-@pytest.mark.parametrize("case", ["glm4 with biases", "deepseek_v3", "moonlight"])
+@pytest.mark.parametrize("case", nightly(["deepseek_v3", "glm4 with biases", "moonlight"], 1))
 def test_engine_and_trainer_say_the_same(tmp_path: Path, case: str) -> None:
     folder = make(tmp_path, case)
     jobs = [make_job(prompt(20, seed), temperature=TEMPERATURE, max_new_tokens=24) for seed in (1, 1, 2)]
