@@ -25,6 +25,7 @@ _Kind = Literal["auto", "container", "bubblewrap"]
 _WORKDIR = "/app"
 _EMPTY = 'cd /; rm -rf tests logs/verifier; mkdir -p tests logs/verifier; [ -z "$(ls -A tests; ls -A logs/verifier)" ]'
 _SECONDS, _MEMORY_MB, _LONGEST_COMMAND = 600.0, 4096, 86_400.0
+_SHARE = 0.9  # of `env_timeout`, for the commands of a turn
 _REWARD = TypeAdapter[float | dict[str, float]](FiniteFloat | dict[str, FiniteFloat])
 _NOTE = "harbor: no Docker or Podman (%s), so tasks get this computer's programs; what Dockerfiles install is missing"
 
@@ -120,7 +121,7 @@ class HarborEnvironment(Environment):
     async def step(self, turn: Turn) -> Step:
         """Run the turn's commands within `--env-timeout`; end the trajectory if its time is over."""
         if self.args is not None:
-            self._turn_end = anyio.current_time() + 0.9 * self.args.env_timeout
+            self._turn_end = anyio.current_time() + _SHARE * self.args.env_timeout
         step = await super().step(turn)
         return step if step.done or self._left > 0 else step.finish(stop_reason="task_timeout")
 

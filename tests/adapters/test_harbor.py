@@ -13,6 +13,7 @@ import anyio
 import anyio.lowlevel
 import pytest
 
+from agentrl.adapters import harbor
 from agentrl.adapters.harbor import HarborEnvironment
 from agentrl.chat import Chat
 from agentrl.chat.messages import ToolCall
@@ -216,11 +217,14 @@ async def test_the_commands_of_a_turn_share_the_time(tmp_path: Path) -> None:
 
 
 @needs_bubblewrap
-async def test_a_slow_command_ends_before_the_limit_of_a_step(tmp_path: Path, chat: Chat) -> None:
+async def test_a_slow_command_ends_before_the_limit_of_a_step(
+    tmp_path: Path, chat: Chat, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(harbor, "_SHARE", 0.1)
     kind = load_environment(f"harbor:{write_task(tmp_path, test=PASSES)}")
     call = {"name": "bash", "arguments": {"command": "echo begun; sleep 1000"}}
     engine = ScriptedEngine(chat, [f"<tool_call>\n{json.dumps(call)}\n</tool_call>{END}", f"Done.{END}"])
-    context = make_context(chat, engine, kind, 1 << 16, env_timeout=6.0)
+    context = make_context(chat, engine, kind, 1 << 16, env_timeout=30.0)
     assert context.environments is not None
     context.environments.update(Environments({"": EnvSpec(kind, context.args, {"machine": "bubblewrap"})}))
     sample = (await run_environment(context, Sample(group_index=0, index=0), context.params()))[0]

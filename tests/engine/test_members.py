@@ -33,7 +33,7 @@ from tests.support.virtual_time import virtual_time
 
 
 async def test_an_engine_with_other_weights_is_noticed_and_given_the_current_ones(tmp_path: Path) -> None:
-    settings = FAST.model_copy(update={"engine_probe_interval": 0.02})
+    settings = FAST.model_copy(update={"engine_probe_interval": 0.1})
     async with (
         serving(ok([5])) as server,
         EnginePool([server.url], settings, vocab_size=512) as pool,
@@ -151,7 +151,7 @@ async def test_an_engine_that_was_long_away_may_come_back_without_the_weights(tm
 
 
 async def test_a_hung_engine_is_broken_off_also_when_it_was_lost_before() -> None:
-    settings = FAST.model_copy(update={"engine_probe_interval": 0.02, "engine_max_retries": 0})
+    settings = FAST.model_copy(update={"engine_probe_interval": 0.1, "engine_max_retries": 0})
     async with serving(silence) as hung, EnginePool([hung.url], settings, vocab_size=512) as pool:
         hung.deaf = True
         await until(lambda: pool.members[0].weights == "unknown")
@@ -286,7 +286,7 @@ async def test_a_call_that_waited_for_a_place_is_not_sent_to_weights_found_stale
 
 
 async def test_a_lost_engine_is_not_brought_back_while_weights_are_updated(tmp_path: Path) -> None:
-    settings = FAST.model_copy(update={"engine_probe_interval": 0.02})
+    settings = FAST.model_copy(update={"engine_probe_interval": 0.3})
     async with (
         serving(ok([5])) as one,
         serving(ok([6])) as two,

@@ -361,7 +361,7 @@ async def test_an_engine_is_left_alone_as_long_as_it_says() -> None:
 
 
 async def test_requests_of_an_engine_that_hangs_go_elsewhere() -> None:
-    settings = FAST.model_copy(update={"engine_probe_interval": 0.02})
+    settings = FAST.model_copy(update={"engine_probe_interval": 0.1})
     async with (
         serving(silence) as hung,
         serving(ok([5])) as well,

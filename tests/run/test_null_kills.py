@@ -1,0 +1,14 @@
+"""A run with a trainer that computes nothing, killed again and again; `benchmarks/null_kills.py` does it 1,000 times."""
+
+import pytest
+
+from benchmarks import null_kills
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("number", [0, 1])
+def test_a_run_that_is_killed_often_loses_no_group_and_trains_none_twice(number: int) -> None:
+    killed = null_kills.run(number, kills=15, steps=60)
+    assert killed.problems == []
+    assert killed.kills > 5
