@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
 import orjson
-from pydantic import BaseModel, ConfigDict, field_validator
+from pydantic import BaseModel, ConfigDict, ValidationInfo, field_validator
 
 from agentrl.errors import SECRET, SECRET_NAME, without_secrets
 
@@ -59,7 +59,9 @@ class Settings(BaseModel):
 
     @field_validator("*")
     @classmethod
-    def _check_serialisable(cls, value: Any) -> Any:
+    def _check(cls, value: Any, info: ValidationInfo) -> Any:
+        if value == "" and cls.model_fields[str(info.field_name)].default is None:
+            raise ValueError("it is empty; leave it out for none")
         try:
             orjson.dumps(value, default=str, option=orjson.OPT_NON_STR_KEYS)
         except TypeError as error:

@@ -110,15 +110,16 @@ def live(chosen: dict[str, Any], log: Path) -> None:
 class KilledRun:
     """A run that is killed `kills` times and then ends; `problems` are what contradicts the contract."""
 
-    def __init__(self, number: int, steps: int, url: str, folder: Path) -> None:
-        self._rng, self._steps, self._folder = random.Random(number), steps, folder
+    def __init__(self, number: int, kills: int, url: str, folder: Path) -> None:
+        self._rng, self._folder, self._most = random.Random(number), folder, kills
         self._save_interval = self._rng.choice([1, 2, 3, 5])
-        self._chosen = settings(folder, url, steps, self._save_interval)
+        self._steps = kills * (self._save_interval + 2)
+        self._chosen = settings(folder, url, self._steps, self._save_interval)
         self.kills, self.early, self.problems = 0, 0, list[str]()
 
-    def kill(self, most: int) -> None:
-        """Kill one life after the other, until `most` are dead or the run ends by itself."""
-        while self.kills < most and self._life(early=self._rng.random() < 0.2):
+    def kill(self) -> None:
+        """Kill one life after the other, until `kills` are dead or the run ends by itself."""
+        while self.kills < self._most and self._life(early=self._rng.random() < 0.2):
             self.kills += 1
 
     def end(self) -> str:
@@ -176,7 +177,7 @@ class KilledRun:
         return (self._folder / "log").read_text(errors="replace")[-2000:]
 
 
-def run(number: int, kills: int, steps: int) -> KilledRun:
+def run(number: int, kills: int) -> KilledRun:
     """Kill run `number` so often, and print its line."""
     scale = _LATENCY / (TOKEN_SECONDS * (CALL_TOKENS + MOST_FILLER / 2))
     with tempfile.TemporaryDirectory() as name, delay_engine(scale) as url:
@@ -184,8 +185,8 @@ def run(number: int, kills: int, steps: int) -> KilledRun:
         make_tiny_model(folder / "model", layers=1, hidden_size=32)
         rows = "".join(json.dumps({"input": f"Question {row}?"}) + "\n" for row in range(200))
         (folder / "prompts.jsonl").write_text(rows)
-        killed = KilledRun(number, steps, url, folder)
-        killed.kill(kills)
+        killed = KilledRun(number, kills, url, folder)
+        killed.kill()
         print(f"run {number}: {killed.end()}", flush=True)
     return killed
 
@@ -194,12 +195,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--kills", type=int, default=1000)
     parser.add_argument("--kills-in-a-run", type=int, default=50)
-    parser.add_argument("--steps", type=int, default=400, help="of a run")
     parser.add_argument("--first", type=int, default=0, help="number of the first run")
     options = parser.parse_args()
     began, done, number, wrong = time.monotonic(), 0, options.first, 0
     while done < options.kills:
-        killed = run(number, min(options.kills_in_a_run, options.kills - done), options.steps)
+        killed = run(number, min(options.kills_in_a_run, options.kills - done))
         done, number, wrong = done + killed.kills, number + 1, wrong + bool(killed.problems)
         if not killed.kills:
             break

@@ -1,6 +1,5 @@
 """`agentrl replay`."""
 
-import json
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
@@ -9,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from agentrl.cli.settings_command import PlayedCommand, given_settings
-from agentrl.errors import SettingsError, raised_as
+from agentrl.errors import SettingsError
 from agentrl.runfolder import SETTINGS
 
 if TYPE_CHECKING:
@@ -49,13 +48,13 @@ def command(folder: str, kind: str | None, limit: int) -> int:
 def stored_settings(folder: Path) -> dict[str, Any]:
     """Return a run's own settings about playing and grading. Raises SettingsError: the folder has none of a run."""
     from agentrl.config import RunSettings
+    from agentrl.observability.report import read_settings
 
     if not (folder / SETTINGS).is_file():
         beside = sorted(file.parent.name for file in folder.parent.glob(f"*/{SETTINGS}"))
         there = f"; {folder.parent} has {', '.join(beside)}" if beside else ""
         raise SettingsError(f"{folder}: no run here; give the --output-dir of a run{there}")
-    with raised_as(SettingsError, f"{folder / SETTINGS} cannot be read", OSError, ValueError):
-        sections: dict[str, dict[str, Any]] = json.loads((folder / SETTINGS).read_text())
+    sections = read_settings(folder)
     plain = RunSettings.from_flat({}).shown()
     own = {n: v for s in _KEPT for n, v in sections.get(s, {}).items() if n in plain[s] and v != plain[s][n]}
     return own | {"hf_checkpoint": sections.get("train", {}).get("hf_checkpoint")}

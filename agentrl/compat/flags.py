@@ -93,7 +93,7 @@ class Flags:
             if "".join(values) == os.environ.get(row.target[1:], ""):
                 return {}
             raise SettingsError(f"{flag_of(row.name)}: it is not what {row.target[1:]} says; {row.remedy}")
-        text = " ".join(values) or "true"
+        text = " ".join(values) if values else "true"
         for value, arrow, assigned in (word.partition(">") for word in row.target.split()):
             if arrow and value == text:
                 return _assigned(assigned.split(","), text)

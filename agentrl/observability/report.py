@@ -184,7 +184,7 @@ def read_settings(folder: Path) -> dict[str, Any]:
         return {}
     with raised_as(DataError, f"{file}: not valid JSON", ValueError):
         found = json.loads(file.read_text(encoding="utf-8"))
-    return found if isinstance(found, dict) else {}
+    return {name: part for name, part in found.items() if isinstance(part, dict)} if isinstance(found, dict) else {}
 
 
 @cache

@@ -36,6 +36,7 @@ STALE = "too old"  # the ledger's reason for a group that was dropped or is gene
 BROKEN_OFF = "broken off"  # the ledger's reason for a group that was in flight when the run stopped or failed
 _AT_ONCE = 64  # maximum number of results that are recorded at once
 LOST = "worker lost"  # the ledger's reason for a group whose worker died
+_MOST_LOSSES = 5  # deaths of workers after which a group that all of them played is dropped: it may be the cause
 
 
 class Rollout(NamedTuple):
@@ -82,6 +83,7 @@ class RolloutCoordinator:
         self._ended, self._stats, self._account = Tokens(), RolloutStats(), TokenBalance()
         self._since, self._seconds = time.monotonic(), 0.0
         self._trained = 0
+        self._losses = Counter[int]()  # by group
         self._error: Exception | None = None
         self._dry = False
         self._changed = anyio.Event()
@@ -250,11 +252,14 @@ class RolloutCoordinator:
         lease, stats, number = flight.lease, flight.stats, flight.lease.group_id
         self._admission.ended(self._admission.size - flight.ended)
         rewards = [row["reward"] for row in stats.offered if "reward" in row]
-        keep = None if played is None else played.verdict.kept(scarce=self._admission.scarce)
+        self._losses[number] += flight.lost
+        deadly = flight.lost and self._losses[number] >= _MOST_LOSSES
+        keep = (False if deadly else None) if played is None else played.verdict.kept(scarce=self._admission.scarce)
         self._admission.finished(lease.version, keep=keep)
         if played is None:
             why = STALE if self._admission.stale(lease.version) else LOST if flight.lost else BROKEN_OFF
-            drop = why == STALE and self._settings.stale_groups == "drop"
+            drop = deadly or (why == STALE and self._settings.stale_groups == "drop")
+            stats += RolloutStats(dropped=Counter([why] if deadly else []))
             write = self._write(self._store.drop if drop else self._store.release, number, why)
             stats = stats.lose(why)
         elif keep:

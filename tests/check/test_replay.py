@@ -80,6 +80,10 @@ def test_what_cannot_be_replayed_is_refused(folder: Path, capsys: pytest.Capture
         f"none: no run here; give the --output-dir of a run; {folder.parent} has {folder.name}"
         in capsys.readouterr().err
     )
+    for damaged in ("[]", '{"train": []}'):
+        (tmp_path / "settings.json").write_text(damaged)
+        assert run(["replay", str(tmp_path)]) == 2
+        assert "no trajectories" in capsys.readouterr().err
     assert run(["replay", str(folder), "--kind", "eval"]) == 2
     assert "no trajectories of kind eval" in capsys.readouterr().err
 

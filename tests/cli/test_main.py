@@ -137,6 +137,8 @@ def test_version() -> None:
         (("report", "x" * 300), ["File name too long; choose another path"]),
         (("check", "--agent", ""), ["--agent", "text, length at least 1"]),
         (("train", "--env", ""), ["--env", "length at least 1"]),
+        (("train", "--custom-rm-path", ""), ["--custom-rm-path: it is empty"]),
+        (("train", "--data-source-path", ""), ["--data-source-path: it is empty"]),
         (("check",), ["nothing to check: name an environment"]),
         (("check", "adding.py"), ["'adding.py': expected", "path/file.py:Name"]),
         (("check", "syntax.py:Env"), ["syntax.py failed to import: SyntaxError", "line 1"]),

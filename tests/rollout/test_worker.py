@@ -14,7 +14,7 @@ from agentrl.groups import Group
 from agentrl.rollout.coordinator import BROKEN_OFF, RolloutCoordinator
 from agentrl.rollout.filters import FilterOutput
 from agentrl.rollout.stats import Tally
-from agentrl.rollout.worker import Lease, LeaseProgress, Played, Player, RolloutWorker
+from agentrl.rollout.worker import Lease, LeaseProgress, Played, Player, RolloutWorker, WorkerLost
 from tests.rollout.scripted import END, EchoEnv, Store, build
 from tests.rollout.test_runner import until
 
@@ -140,3 +140,26 @@ async def test_pause_resume_and_version_reach_the_engines(chat: Chat) -> None:
     assert not engine.pause_gate.closed
     await worker.updated(5)
     assert engine.version == 5
+
+
+class Deadly(Late):
+    """Each worker that plays group 0 dies."""
+
+    async def play(self, lease: Lease, report: Callable[[LeaseProgress], None]) -> Played:
+        self.leases.append(lease)
+        if lease.group_id == 0:
+            raise WorkerLost("a rollout worker died")
+        return await self.player.play(lease, report)
+
+
+async def test_a_group_that_kills_each_worker_is_dropped_and_another_takes_its_place(chat: Chat) -> None:
+    store = Store()
+    loop, _ = build(chat, [HELLO], store=store)
+    player = Deadly(RolloutWorker(loop.player))
+    async with RolloutCoordinator.running(player, store, loop.player.context.settings) as coordinator:
+        groups, stats, full = await coordinator.batch(0)
+    assert full
+    assert [group[0].group_index for group in groups] == [1, 2, 3]
+    assert store.fate == {0: "dropped:worker lost", 1: "completed", 2: "completed", 3: "completed"}
+    assert [lease.group_id for lease in player.leases].count(0) == 5
+    assert stats.dropped == {"worker lost": 1}

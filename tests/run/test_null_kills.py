@@ -9,6 +9,6 @@ from benchmarks import null_kills
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("number", [0, 1])
 def test_a_run_that_is_killed_often_loses_no_group_and_trains_none_twice(number: int) -> None:
-    killed = null_kills.run(number, kills=15, steps=60)
+    killed = null_kills.run(number, kills=15)
     assert killed.problems == []
     assert killed.kills > 5
