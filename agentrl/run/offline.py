@@ -19,10 +19,12 @@ from agentrl.run.engines import launched, launched_groups
 from agentrl.run.preflight import prepared
 from agentrl.run.resuming import evaluations_in
 from agentrl.run.rollouts import LedgerRollouts, OpenWorkers, RolloutResources, spare_loaded
+from agentrl.run.signals import stopped_by_sigterm
 from agentrl.runfolder import BELOW, DEMONSTRATIONS, LEDGER
 from agentrl.sample import Sample, Status
 
 
+@stopped_by_sigterm()
 def evaluate(settings: RunSettings, workers: OpenWorkers | None = None) -> Mapping[str, float]:
     """Evaluate the model of `hf_checkpoint` on all evaluation sets; returns `eval/<set>/<metric>` values. Trajectories
     and figures are added to `trajectories.sqlite` and `evaluations.jsonl` in `<output_dir>/evaluation`. `workers`: starts
@@ -45,6 +47,7 @@ async def _evaluate(settings: RunSettings, notes: Sequence[str], workers: OpenWo
             return await generation.evaluate(evaluations_in(folder.path), whose)
 
 
+@stopped_by_sigterm()
 def rollout(settings: RunSettings, workers: OpenWorkers | None = None) -> int:
     """Generate rollouts until there are `num_rollout`, and dump them; returns the number of samples that were made. The
     samples go to `save_debug_rollout_data`, or `<output_dir>/rollouts/<rollout id>.jsonl`. A second call goes on from

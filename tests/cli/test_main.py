@@ -328,10 +328,23 @@ def test_ctrl_c_is_exit_code_130(tmp_path: Path) -> None:
     assert "Traceback" not in done.stderr
 
 
-def test_a_signal_ends_the_command_with_130(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("line", "number", "code"),
+    nightly(
+        [
+            ("check slow.py:Env", signal.SIGINT, 130),
+            ("rollout --env slow.py:Env --hf-checkpoint .", signal.SIGTERM, 143),
+            ("eval --env slow.py:Env --hf-checkpoint .", signal.SIGTERM, 143),
+        ],
+        2,
+    ),
+)
+def test_a_signal_ends_the_command_with_its_exit_code(
+    tmp_path: Path, line: str, number: signal.Signals, code: int
+) -> None:
     (tmp_path / "slow.py").write_text("import sys, signal\nprint('ready', flush=True)\nsignal.pause()\n")
     process = subprocess.Popen(
-        [sys.executable, "-m", "agentrl", "check", "slow.py:Env"],
+        [sys.executable, "-m", "agentrl", *line.split()],
         cwd=tmp_path,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -339,9 +352,9 @@ def test_a_signal_ends_the_command_with_130(tmp_path: Path) -> None:
     )
     assert process.stdout is not None
     assert process.stdout.readline() == "ready\n"
-    process.send_signal(signal.SIGINT)
+    process.send_signal(number)
     _, errors = process.communicate()
-    assert process.returncode == 130
+    assert process.returncode == code
     assert "Traceback" not in errors
 
 
