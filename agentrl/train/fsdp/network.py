@@ -12,6 +12,7 @@ from typing import Any, cast
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.distributed.checkpoint.filesystem import FileSystemReader
 from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
 from torch.distributed.checkpoint.state_dict_loader import load as load_in_place
 from torch.distributed.checkpoint.state_dict_saver import save
@@ -246,6 +247,9 @@ class FsdpNetwork(Network):
 
     @staticmethod
     def read(state: dict[str, Any], folder: Path) -> dict[str, Any]:
+        there = FileSystemReader(folder).read_metadata().state_dict_metadata
+        if "rng" in state:  # a checkpoint that was written without a GPU has nothing for one
+            state["rng"] = {name: value for name, value in state["rng"].items() if f"rng.{name}" in there}
         load_in_place(state, checkpoint_id=str(folder))
         return state
 

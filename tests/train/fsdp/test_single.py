@@ -200,3 +200,16 @@ def test_what_only_the_other_backend_reads_is_refused_with_the_remedy() -> None:
     assert "without --train-backend fsdp" in said("--fsdp-cpu-offload")
     assert "recomputes each layer or none" in said(f"{two} --recompute-granularity selective")
     assert "3 does not divide the 2" in said(f"{two} --data-parallel-replicate-degree 3")
+
+
+def test_a_checkpoint_that_was_written_without_a_gpu_resumes_on_one(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    chosen = settings(folder, train_backend="fsdp")
+    with backend(chosen) as made:
+        made.save(tmp_path / "0", 0)
+    on_cpu = FsdpNetwork.random
+    on_gpu = {"cuda_0": torch.zeros(16, dtype=torch.uint8)}
+    monkeypatch.setattr(FsdpNetwork, "random", lambda network: on_cpu(network) | on_gpu)
+    with backend(chosen) as made:
+        made.load(tmp_path / "0")
