@@ -63,7 +63,8 @@ class FsdpForwardBackward(ForwardBackward):
             result = on_output(out, mb)
             if learns:
                 loss, result = result
-                loss.backward()
+                if loss.requires_grad:  # where only the vision tower learns, not without images
+                    loss.backward()
             found.append(result)
         return found
 
@@ -90,8 +91,8 @@ class FsdpOptimizer(Optimizer):
         self.parts = [self.inner]
 
     def norm(self) -> float:
-        gradients = self._gradients()
-        squares = torch.stack(torch._foreach_norm(gradients)).double().square().sum().to(self.ranks.device)
+        norms = torch._foreach_norm(found) if (found := self._gradients()) else (torch.zeros(()),)
+        squares = torch.stack(norms).double().square().sum().to(self.ranks.device)
         dist.all_reduce(squares, group=self.ranks.shard_group)
         return float(squares.sqrt())
 

@@ -153,6 +153,16 @@ def test_with_train_vision_the_tower_learns_and_is_sent(kind: Kind, folder: Path
     assert same(after, dict(written.named_parameters()))
 
 
+def test_where_only_the_tower_learns_a_batch_without_images_changes_nothing(kind: Kind, folder: Path) -> None:
+    only = {"train_vision": True, "only_train_params_name_list": ("visual",)}
+    with backend(chosen(folder, **only)) as made:
+        before = weights_of(made)
+        assert made.train(make_text(), 0)["grad_norm"] == 0
+        assert same(weights_of(made), before)
+        assert made.train(make_batch(kind), 1)["grad_norm"] > 0
+        assert not same(tower(weights_of(made)), tower(before))
+
+
 def test_a_tower_that_learns_resumes_from_before_its_first_image(kind: Kind, folder: Path, tmp_path: Path) -> None:
     train = chosen(folder, train_vision=True)
     with backend(train) as made:
