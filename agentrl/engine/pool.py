@@ -88,10 +88,13 @@ class EnginePool(HealthMonitor):
 
     async def join(self, url: str) -> None:
         """Add an engine; it gets requests once it answers and has the current weights. Raises EngineFailure: it does
-        not serve the model of the others (see `check`), or refuses the weights."""
+        not serve the model of the others that answer (see `check`), or refuses the weights."""
         member = self._registry.join(url)
         try:
-            await self.check()
+            infos, failures = await self._registry.each(EngineClient.model_info, self.members)
+            if member in failures:
+                raise failures[member]
+            _check_alike({one.url: infos[one] for one in self.members if one in infos})
             await self._look(member)
         except BaseException:
             self._registry.leave(url)

@@ -47,12 +47,7 @@ class Scorer(Protocol):
     """The part of the engine pool that a teacher needs."""
 
     async def log_probs(
-        self,
-        ids: Sequence[int],
-        count: int,
-        *,
-        session_id: str | None = None,
-        images: ImageInputs | None = None,
+        self, ids: Sequence[int], count: int, *, session_id: str | None = None, images: ImageInputs | None = None
     ) -> list[float]:
         """Log-probs of the last `count` of `ids`, each behind all ids before it."""
 
