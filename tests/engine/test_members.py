@@ -69,14 +69,18 @@ async def test_engines_join_with_the_current_weights_and_leave(tmp_path: Path) -
 
 async def test_an_engine_joins_in_place_of_one_that_does_not_answer(tmp_path: Path) -> None:
     settings = FAST.model_copy(update={"engine_control_timeout": 1.0})
-    async with serving(ok([5])) as one, serving(ok([6])) as two, serving(ok([7])) as three:
-        async with EnginePool([one.url, two.url], settings, vocab_size=512) as pool:
-            await pool.receive(DiskUpdate(str(tmp_path)), "7")
-            one.deaf = True
-            await pool.join(three.url)
-            assert {(await pool.generate([1], PARAMS)).ids[0] for _ in range(4)} == {6, 7}
-            with pytest.raises(EngineUnreachable):
-                await pool.join("http://127.0.0.1:9")
+    async with (
+        serving(ok([5])) as one,
+        serving(ok([6])) as two,
+        serving(ok([7])) as three,
+        EnginePool([one.url, two.url], settings, vocab_size=512) as pool,
+    ):
+        await pool.receive(DiskUpdate(str(tmp_path)), "7")
+        one.deaf = True
+        await pool.join(three.url)
+        assert {(await pool.generate([1], PARAMS)).ids[0] for _ in range(4)} == {6, 7}
+        with pytest.raises(EngineUnreachable):
+            await pool.join("http://127.0.0.1:9")
 
 
 async def test_engines_that_serve_something_else_are_named(tmp_path: Path) -> None:
