@@ -5,7 +5,7 @@
 1. Everything but the trainer is real: driver, coordinator, worker, ledger, checkpoint folders, weight updates by disk. The
    engine is `benchmarks.delay_engine`. The whole run is one process, as with `--backend local`.
 2. `SIGKILL` ends the process up to half a second after it has written a checkpoint. One life in five is killed while it
-   starts. The same command goes on. Each fourth of the runs writes a checkpoint every step, the others less often.
+   starts. The same command goes on. A run writes a checkpoint every 1, 2, 3 or 5 steps.
 3. After `--kills-in-a-run` kills the run goes on to its planned end. The ledger must then prove that each group was trained
    once at most, and each step with the planned groups. Prints a line a run.
 """

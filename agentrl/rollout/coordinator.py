@@ -252,7 +252,8 @@ class RolloutCoordinator:
         lease, stats, number = flight.lease, flight.stats, flight.lease.group_id
         self._admission.ended(self._admission.size - flight.ended)
         rewards = [row["reward"] for row in stats.offered if "reward" in row]
-        self._losses[number] += flight.lost
+        if flight.lost:
+            self._losses[number] += 1
         deadly = flight.lost and self._losses[number] >= _MOST_LOSSES
         keep = (False if deadly else None) if played is None else played.verdict.kept(scarce=self._admission.scarce)
         self._admission.finished(lease.version, keep=keep)

@@ -248,8 +248,8 @@ class FsdpNetwork(Network):
 
     @staticmethod
     def read(state: dict[str, Any], folder: Path) -> dict[str, Any]:
-        there = FileSystemReader(folder).read_metadata().state_dict_metadata
         if "rng" in state:  # a checkpoint that was written without a GPU has nothing for one
+            there = FileSystemReader(folder).read_metadata().state_dict_metadata
             state["rng"] = {name: value for name, value in state["rng"].items() if f"rng.{name}" in there}
         load_in_place(state, checkpoint_id=str(folder))
         return state
