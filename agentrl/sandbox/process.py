@@ -23,8 +23,7 @@ class NeverBegun(Exception):
     """A request met a process that had just ended."""
 
 
-class _Closed(Exception):
-    """The jailer hung up."""
+_Closed = anyio.ClosedResourceError  # the jailer hung up, or we did
 
 
 class Process:
@@ -85,6 +84,8 @@ class Process:
     def close(self) -> None:
         """Close our end; the jailer ends the process by itself."""
         self.ended = True
+        if self._socket.fileno() >= 0:
+            anyio.notify_closing(self._socket)  # a run may wait for its answer
         self._socket.close()
 
     async def _send(self, data: bytes) -> None:

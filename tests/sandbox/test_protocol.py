@@ -1,5 +1,6 @@
 """The channel between a confined process and its jailer: whatever code does with it, a `RunResult` comes of it."""
 
+import socket
 import struct
 from collections.abc import AsyncIterator
 
@@ -8,7 +9,7 @@ import pytest
 
 from agentrl.sandbox import Outcome, Sandbox, SandboxInput, SandboxLimits, SandboxUnavailable
 from agentrl.sandbox.inside import frames
-from agentrl.sandbox.process import encode_request
+from agentrl.sandbox.process import Process, encode_request
 from tests.sandbox.host import Host
 from tests.sandbox.watch import open_box, processes_called, until
 from tests.support.nightly import nightly
@@ -200,3 +201,19 @@ async def test_input_that_cannot_be_given_is_named(safe: Sandbox, monkeypatch: p
         for result in (await safe.run("#" * frames.LARGEST), await session.run("#" * frames.LARGEST)):
             assert (result.outcome, result.stderr) == ("error", f"the code is too long: {frames.LARGEST} characters\n")
         assert (await session.run("1")).ok
+
+
+async def test_a_run_does_not_wait_for_a_process_that_ended_while_its_session_was_closed() -> None:
+    ours, theirs = socket.socketpair()
+    process, outcomes = Process(ours), list[Outcome]()
+
+    async def run() -> None:
+        outcomes.append((await process.ask(b"code", 1000)).outcome)
+
+    with anyio.fail_after(60):
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(run)
+            await anyio.wait_all_tasks_blocked()
+            theirs.close()
+            await process.end()  # it reads the end before the run does
+    assert outcomes == ["killed"]
