@@ -83,7 +83,7 @@ _SAID = {
 _BOUNDS = {"ge": "at least", "gt": "more than", "le": "at most", "lt": "less than", "min_length": "length at least"}
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class FieldRef:
     """One setting: the section that owns it, its name and pydantic's description of it."""
 
@@ -95,17 +95,17 @@ class FieldRef:
     def flag(self) -> str:
         return flag_of(self.name)
 
-    @property
+    @functools.cached_property
     def members(self) -> tuple[Any, ...]:
         """The annotation's alternatives without None: `int | None` is `(int,)`. There are two where it `is_named`."""
         return tuple(m for m in _members(self.info.annotation) if m is not type(None))
 
-    @property
+    @functools.cached_property
     def kind(self) -> Any:
         """The field's type without None: a key of `_SAID`, or `Literal`."""
         return typing.get_origin(self.members[0]) or self.members[0]
 
-    @property
+    @functools.cached_property
     def optional(self) -> bool:
         return type(None) in _members(self.info.annotation)
 
