@@ -12,6 +12,8 @@ from typing import Any
 import pytest
 import yaml
 
+from tests.support.nightly import nightly
+
 ROOT = Path(__file__).parents[1]
 WORKFLOW = ROOT / ".github/workflows/release.yml"
 SCHEMAS = {
@@ -22,7 +24,7 @@ SCHEMAS = {
 }
 
 
-@pytest.mark.parametrize("path", SCHEMAS)
+@pytest.mark.parametrize("path", nightly(SCHEMAS, 2))
 def test_files_for_github_are_valid(path: str) -> None:
     pytest.importorskip("check_jsonschema", reason="the extra dev has check-jsonschema: pip install -e '.[dev]'")
     command = [

@@ -79,6 +79,7 @@ async def test_code_that_keeps_the_loop_itself_is_to_blame(block: Callable[[], N
     assert not set(watchdog.stalls) - {"step", "other programs on the processor"}  # a loaded machine
 
 
+@pytest.mark.slow
 async def test_a_thread_that_holds_the_interpreter_is_named_and_nobody_charged() -> None:
     told: dict[str, str] = {}
     loop, named, seen = asyncio.get_running_loop(), anyio.Event(), threading.Event()

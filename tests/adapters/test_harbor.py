@@ -31,6 +31,7 @@ from tests.adapters.played import play
 from tests.rollout.scripted import END, ScriptedEngine, make_context
 from tests.sandbox.test_machines import place
 from tests.sandbox.watch import processes_called, until
+from tests.support.nightly import nightly
 
 __all__ = ["place"]
 
@@ -146,7 +147,7 @@ PLANTED = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("commands", PLANTED.values(), ids=PLANTED)
+@pytest.mark.parametrize("commands", nightly(PLANTED.values(), 3), ids=PLANTED)
 async def test_what_the_model_plants_earns_nothing(tmp_path: Path, kind: str, commands: str) -> None:
     async with Play(write_task(tmp_path), kind) as play:
         await play.bash(commands)
@@ -216,6 +217,7 @@ async def test_the_commands_of_a_turn_share_the_time(tmp_path: Path) -> None:
         play.env.machine = real
 
 
+@pytest.mark.slow
 @needs_bubblewrap
 async def test_a_slow_command_ends_before_the_limit_of_a_step(
     tmp_path: Path, chat: Chat, monkeypatch: pytest.MonkeyPatch
@@ -258,7 +260,7 @@ NO_REWARDS = [
 
 
 @needs_bubblewrap
-@pytest.mark.parametrize(("test", "reward"), REWARDS)
+@pytest.mark.parametrize(("test", "reward"), nightly(REWARDS, 2))
 async def test_rewards_are_read(tmp_path: Path, test: str, reward: float) -> None:
     async with Play(write_task(tmp_path, test=f"cd /logs/verifier; {test}"), "bubblewrap") as play:
         assert await play.reward() == reward

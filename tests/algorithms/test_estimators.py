@@ -13,6 +13,7 @@ from agentrl.algorithms.ops.normalization import group_normalize, whiten
 from agentrl.algorithms.registry import ESTIMATORS
 from tests.algorithms.test_returns import inputs
 from tests.algorithms.views import view
+from tests.support.nightly import nightly
 
 GROUP_ESTIMATORS = (
     "grpo",
@@ -175,7 +176,7 @@ def test_dppo_masks_large_moves_of_probability_and_not_of_rare_tokens() -> None:
 
 
 @pytest.mark.parametrize("name", ESTIMATORS)
-@pytest.mark.parametrize("gap", [100.0, -100.0, 1e4])
+@pytest.mark.parametrize("gap", nightly([100.0, -100.0, 1e4], 2))
 @pytest.mark.parametrize("kind", ["k1", "k2", "k3", "low_var_kl"])
 def test_extreme_ratios_give_finite_losses_and_gradients(name: str, gap: float, kind: str) -> None:
     new = torch.tensor([-1.0, -1.0, -1.0], requires_grad=True)

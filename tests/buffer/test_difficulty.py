@@ -13,6 +13,7 @@ from agentrl.buffer.queue import GroupQueue
 from agentrl.errors import LedgerError
 from agentrl.groups import Group, group_id
 from tests.buffer.make import finished, make_args, prompts, source_of
+from tests.support.nightly import nightly
 
 Rate = Callable[[int], float]
 
@@ -62,7 +63,7 @@ def drawn_with_known_rates(variances: Sequence[float], draws: int, batch: int) -
     return rows
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", nightly(range(3), 1))
 def test_it_gains_four_fifths_of_what_known_rates_gain(tmp_path: Path, seed: int) -> None:
     """Success rates from Beta(.3, .3), groups of 8, five draws a prompt, all exploration included. The gain is that of the
     mean p(1 - p) of the drawn prompts over uniform sampling."""

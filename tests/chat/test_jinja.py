@@ -82,7 +82,7 @@ def test_text_that_grows_is_refused_before_it_is_made(source: str) -> None:
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 1 << 20  # in kB
 
 
-@pytest.mark.parametrize("source", LOOPING)
+@pytest.mark.parametrize("source", nightly(LOOPING, 3))
 def test_loops_end(source: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(jinja, "SECONDS", 0.1)
     with pytest.raises(TemplateError, match="loops without end|computes for longer than|RecursionError"):

@@ -7,6 +7,7 @@ import pytest
 
 from agentrl.chat import Thought, Verdict
 from tests.support.chats import make_chat
+from tests.support.nightly import nightly
 
 ALL = tuple(Thought)
 
@@ -61,12 +62,15 @@ def test_capabilities_and_warnings() -> None:
 
 @pytest.mark.parametrize(
     ("name", "kwargs"),
-    [
-        ("nemotron_3_nano", {"truncate_history_thinking": False}),
-        ("qwen3_6", {"preserve_thinking": True}),
-        ("lfm2_2_5", {"preserve_thinking": True}),
-        ("qwen3", {}),
-    ],
+    nightly(
+        [
+            ("nemotron_3_nano", {"truncate_history_thinking": False}),
+            ("qwen3_6", {"preserve_thinking": True}),
+            ("lfm2_2_5", {"preserve_thinking": True}),
+            ("qwen3", {}),
+        ],
+        2,
+    ),
 )
 def test_a_template_argument_that_keeps_history_is_used_first(name: str, kwargs: dict[str, bool]) -> None:
     chat = make_chat(name)

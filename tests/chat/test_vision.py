@@ -12,6 +12,7 @@ from agentrl.chat.vision import ImagePlaceholders
 from agentrl.errors import MediaError, TemplateError
 from agentrl.media import Image
 from agentrl.sample import Sample
+from tests.support.nightly import nightly
 from tests.support.vision import CHAT_TEMPLATE, Kind, picture, tiny_vlm, tokenizer_with_images
 
 FAMILIES = ("qwen2_5_vl", "qwen3_vl", "gemma3", "glm4v")
@@ -63,7 +64,7 @@ def _said(chance: random.Random, role: str) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("count", [10, pytest.param(50, marks=pytest.mark.slow)])
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", nightly(FAMILIES, 2))
 def test_ids_equal_the_processors(family: str, count: int, tmp_path: Path) -> None:
     import io
 
@@ -109,7 +110,7 @@ def _without_marks(message: Any) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("count", [10, pytest.param(500, marks=pytest.mark.slow)])
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", nightly(FAMILIES, 2))
 def test_a_conversation_with_faults_keeps_ids_masks_and_places(family: str, count: int, tmp_path: Path) -> None:
     """Turns may be cut, may hold placeholders that the model sampled, and tools may answer with images."""
     chat, chance = _chat(family, tmp_path / "m"), random.Random(1)

@@ -5,6 +5,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).parents[2]
 
 
@@ -69,6 +71,7 @@ def test_without_any_sandbox_it_fails(tmp_path: Path) -> None:
     assert "a process could not be confined: landlock" in done.stdout
 
 
+@pytest.mark.slow
 def test_a_gpu_tool_that_fails_is_a_note(tmp_path: Path) -> None:
     tool = tmp_path / "nvidia-smi"
     tool.write_text("#!/bin/sh\necho 'NVIDIA-SMI has failed' >&2\nexit 9\n")

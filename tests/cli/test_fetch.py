@@ -138,6 +138,7 @@ def test_what_cannot_be_fetched_is_one_message(mirror: Mirror, model: Path, tmp_
     assert {path.name for path in tmp_path.iterdir()} <= {"full", "home"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "names", nightly([{"own/tiny": True, "nomodel": False}, {"runs/nomodel": False, "./own/tiny": False}], 1)
 )

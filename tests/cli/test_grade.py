@@ -15,6 +15,7 @@ from agentrl.cli.results import Summary
 from agentrl.errors import GraderFailure
 from agentrl.rm_hub import Grade
 from tests.rm_hub.http_server import serving
+from tests.support.nightly import nightly
 
 ROWS: list[Mapping[str, object]] = [
     {"id": "a", "out": "Paris", "gold": "paris"},
@@ -162,16 +163,19 @@ def test_the_reader_is_asked_for_unless_a_row_says_otherwise(tmp_path: Path) -> 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
-    [
-        (["--response-key", "txt"], "line 1: no field 'txt'; its fields are text, out, gold"),
-        (["--response-key", "out"], "field 'out' is an object, expected text"),
-        (["--response-key", "text"], "line 1: no field 'label'"),
-        (["--response-key", "text", "--label-key", "golf"], "no field 'golf'"),
-        (
-            ["--response-key", "text", "--label-key", "gold", "--metadata-key", "text"],
-            "is a string, expected an object",
-        ),
-    ],
+    nightly(
+        [
+            (["--response-key", "txt"], "line 1: no field 'txt'; its fields are text, out, gold"),
+            (["--response-key", "out"], "field 'out' is an object, expected text"),
+            (["--response-key", "text"], "line 1: no field 'label'"),
+            (["--response-key", "text", "--label-key", "golf"], "no field 'golf'"),
+            (
+                ["--response-key", "text", "--label-key", "gold", "--metadata-key", "text"],
+                "is a string, expected an object",
+            ),
+        ],
+        2,
+    ),
 )
 def test_fields_that_are_not_there(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], message: str
@@ -184,13 +188,16 @@ def test_fields_that_are_not_there(
 
 @pytest.mark.parametrize(
     ("text", "message"),
-    [
-        ('{"response"\n{"response": "a", "label": "a"}', "line 1: malformed JSON"),
-        ("[1]\n", "line 1: expected a JSON object, got a list"),
-        ("", "is empty"),
-        ("\n\n", "is empty"),
-        ("[" * 100_000, "malformed JSON"),
-    ],
+    nightly(
+        [
+            ('{"response"\n{"response": "a", "label": "a"}', "line 1: malformed JSON"),
+            ("[1]\n", "line 1: expected a JSON object, got a list"),
+            ("", "is empty"),
+            ("\n\n", "is empty"),
+            ("[" * 100_000, "malformed JSON"),
+        ],
+        2,
+    ),
 )
 def test_files_that_are_no_jsonl(tmp_path: Path, capsys: pytest.CaptureFixture[str], text: str, message: str) -> None:
     path = tmp_path / "a.jsonl"

@@ -5,6 +5,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 PROGRAM = """
 import os, sys
 from pathlib import Path
@@ -19,6 +21,7 @@ with library_output(Path("native.log")):
 """
 
 
+@pytest.mark.slow
 def test_only_the_libraries_words_are_set_apart(tmp_path: Path) -> None:
     env = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
     done = subprocess.run(

@@ -259,7 +259,8 @@ def test_an_engine_over_two_machines_has_the_command_lines_of_sglangs_documentat
         assert command.environment["CUDA_VISIBLE_DEVICES"] == "0,1,2,3,4,5,6,7"
 
 
-@pytest.mark.parametrize("number", [pytest.param(signal.SIGKILL, marks=pytest.mark.slow), signal.SIGSTOP])
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
 async def test_an_engine_that_died_or_hangs_is_started_again_and_given_the_weights(
     tiny_model: Path, other_model: Path, tmp_path: Path, number: signal.Signals
 ) -> None:

@@ -84,6 +84,7 @@ def generate_body() -> bytes:
     return orjson.dumps({"input_ids": [1, 2, 3], "sampling_params": LONG.to_wire(), "return_logprob": True})
 
 
+@pytest.mark.slow
 async def test_new_weights_and_their_version(transport: OwnTransport, tiny_model: Path, other_model: Path) -> None:
     pool = pool_over(transport)
     old: list[Generation] = []

@@ -149,6 +149,7 @@ async def answered(env: Environment, chat: Chat, question: Question, answer: str
     return sample
 
 
+@pytest.mark.slow
 async def test_an_oracle_earns_everything_and_guesses_what_chance_gives(chat: Chat) -> None:
     rng, env = random.Random(7), CropEnv.create(ARGS)
     guessed: list[float] = []

@@ -112,6 +112,7 @@ async def test_the_mask_is_one_exactly_on_what_the_engine_returned(
         assert sample.reward in {1.0, shaped(False, counts.get("tool_ok", 0))}
 
 
+@pytest.mark.slow
 async def test_lessons_show_what_the_tool_really_says(environment: type[Environment]) -> None:
     rng = random.Random(3)
     for at in range(8):

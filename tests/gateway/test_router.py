@@ -370,6 +370,7 @@ async def test_a_stream_that_breaks_ends_with_an_error_and_is_not_asked_again() 
     assert len(server.generates) == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("wire", nightly(["chat", "responses", "messages"], 1))
 async def test_clients_raise_the_error_of_a_stream_that_breaks(wire: str) -> None:
     openai, anthropic = pytest.importorskip("openai"), pytest.importorskip("anthropic")

@@ -6,6 +6,7 @@ import pytest
 
 from agentrl.chat.parsers.base import TAGS
 from agentrl.rm_hub import grade
+from tests.support.nightly import nightly
 
 SIZE, CPU_S = 100_000, 1.5
 
@@ -31,7 +32,7 @@ ONCE = [
 TEXTS = [atom * (SIZE // len(atom)) for atom in REPEATED] + ONCE
 
 
-@pytest.mark.parametrize("name", ["math", "gpqa"])
+@pytest.mark.parametrize("name", nightly(["math", "gpqa"], 1))
 @pytest.mark.parametrize(
     "text",
     [pytest.param(text, marks=() if at % 4 == 0 else pytest.mark.slow) for at, text in enumerate(TEXTS)],

@@ -5,6 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agentrl.rm_hub.reading.common import boxes, last_box
+from tests.support.nightly import nightly
 
 
 @pytest.mark.parametrize(
@@ -79,7 +80,16 @@ def test_any_text_has_a_box_or_none(text: str) -> None:
 
 @pytest.mark.parametrize(
     "text",
-    ["\\boxed{" * 150_000, "\\" * 1_000_000, "{" * 1_000_000, "\\boxed{" * 70_000 + "}" * 70_000, "\\boxed " * 100_000],
+    nightly(
+        [
+            "\\boxed{" * 150_000,
+            "\\" * 1_000_000,
+            "{" * 1_000_000,
+            "\\boxed{" * 70_000 + "}" * 70_000,
+            "\\boxed " * 100_000,
+        ],
+        2,
+    ),
 )
 @pytest.mark.timeout(120)
 def test_hostile_text_takes_linear_time(text: str) -> None:

@@ -403,7 +403,7 @@ def test_integers_of_any_size_are_exact(number: int) -> None:
 
 
 async def test_an_overrun_fails_its_test_alone() -> None:
-    code = "def f(x):\n    while x == 2:\n        pass\n    return x * x"
+    code = "import time\ndef f(x):\n    x == 2 and time.sleep(1000)\n    return x * x"
     tests = {"tests": ["assert f(1) == 1", "assert f(2) == 4", "assert f(3) == 9"]}
     calls = {"fn_name": "f", "inputs": [[1], [2], [3]], "outputs": [1, 4, 9]}
     for grade in await graded((code, tests), (code, calls), code_test_timeout=1.5):

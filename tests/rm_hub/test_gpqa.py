@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from agentrl.errors import GraderFailure
 from agentrl.rm_hub import grade
+from tests.support.nightly import nightly
 
 CHOICES = ["40 nm", "41 nm", "42 nm", "a photon of 43 nm"]
 TEMPLATES = [
@@ -96,23 +97,26 @@ def test_metadata_of_the_wrong_type_is_an_error(metadata: dict[str, Any]) -> Non
 
 @pytest.mark.parametrize(
     "unit",
-    [
-        "(",
-        "answer is ",
-        "answer of the ",
-        "**A",
-        "A ",
-        "\ud800",
-        "\0",
-        " ",
-        "A) x\n",
-        "so ",
-        "option ",
-        "\\text",
-        "42 nm ",
-        "{",
-        "if ",
-    ],
+    nightly(
+        [
+            "(",
+            "answer is ",
+            "answer of the ",
+            "**A",
+            "A ",
+            "\ud800",
+            "\0",
+            " ",
+            "A) x\n",
+            "so ",
+            "option ",
+            "\\text",
+            "42 nm ",
+            "{",
+            "if ",
+        ],
+        5,
+    ),
 )
 @pytest.mark.timeout(120)
 def test_hostile_text(unit: str) -> None:

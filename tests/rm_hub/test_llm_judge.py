@@ -281,6 +281,7 @@ def _fill(path: str, start: int) -> None:
     anyio.run(fill)
 
 
+@pytest.mark.slow
 async def test_processes_share_the_cache(tmp_path: Path) -> None:
     path = str(tmp_path / "cache.db")
     context = multiprocessing.get_context("spawn")

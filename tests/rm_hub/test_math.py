@@ -18,7 +18,7 @@ from agentrl.rm_hub import grade
 from tests.rm_hub import latex_variants
 from tests.rm_hub.math_variants import concluded, mistakes, stated, without_marks
 from tests.support.corpus import gsm8k_solutions
-from tests.support.nightly import examples
+from tests.support.nightly import examples, nightly
 
 AGREEMENT = Path(__file__).parent.parent / "conformance" / "rm_hub" / "agreement"
 
@@ -142,7 +142,7 @@ HOSTILE = {
 }
 
 
-@pytest.mark.parametrize("name", HOSTILE)
+@pytest.mark.parametrize("name", nightly(HOSTILE, 8))
 @pytest.mark.timeout(120)
 def test_hostile_answers_are_refused_in_bounded_time(name: str) -> None:
     for label in ("5", r"\sqrt{3}+x"):

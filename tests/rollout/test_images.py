@@ -17,6 +17,7 @@ from agentrl.rollout.agent_loop import run_environment
 from agentrl.sample import Sample
 from tests.engine.embedded.driver import check_seen
 from tests.rollout.scripted import make_context
+from tests.support.nightly import nightly
 from tests.support.vision import ROWS, picture, tiny_vlm
 
 SETTINGS = EngineSettings(embedded_slots=4, engine_max_retries=0)
@@ -36,7 +37,7 @@ class Gallery(Environment):
         return 1.0
 
 
-@pytest.mark.parametrize("kind", ["qwen2_5_vl", "qwen3_vl", "qwen3_5"])
+@pytest.mark.parametrize("kind", nightly(["qwen2_5_vl", "qwen3_vl", "qwen3_5"], 1))
 async def test_a_trajectory_with_images(kind: Any, tmp_path: Path) -> None:
     folder = tiny_vlm(tmp_path, kind, tie_word_embeddings=False)
     image = Image.from_bytes(FIRST)

@@ -17,6 +17,7 @@ from agentrl.media import Image
 from agentrl.run.preflight import preflight
 from agentrl.runfolder import MANIFEST, RunFolder
 from agentrl.train.checkpoints import FORMAT
+from tests.support.nightly import nightly
 from tests.support.runs import RunKit
 from tests.support.tiny_models import CHAT_TEMPLATE, make_tiny_model
 from tests.support.vision import picture
@@ -238,7 +239,7 @@ def test_distillation_alone_needs_neither_a_grader_nor_groups(here: RunKit) -> N
     preflight(settings.check_complete("train"), "train")
 
 
-@pytest.mark.parametrize("env", [None, "agentrl:Environment"])
+@pytest.mark.parametrize("env", nightly([None, "agentrl:Environment"], 1))
 def test_one_answer_a_prompt_needs_no_class(here: RunKit, env: str | None) -> None:
     settings = RunSettings.from_cli(here.arguments(env=env, rm_type="math", eval_prompt_data="prompts.jsonl"))
     for purpose in PURPOSES:
@@ -390,7 +391,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("more", [[], ["--dry-run"]])
+@pytest.mark.parametrize("more", nightly([[], ["--dry-run"]], [["--dry-run"]]))
 @pytest.mark.parametrize(
     ("model", "backend", "said"),
     [

@@ -25,6 +25,7 @@ from agentrl.sandbox.machine import Machine
 from tests.sandbox import programs
 from tests.sandbox.host import OTHER_USER, ROOT, SECRET
 from tests.sandbox.watch import processes_called, until
+from tests.support.nightly import nightly
 
 IMAGE = os.environ.get("AGENTRL_TEST_IMAGE", "docker.io/library/python:3.11-slim")
 LIMITS = MachineLimits(seconds=60, memory_mb=512, processes=20, file_mb=8, output_bytes=100_000)
@@ -157,7 +158,9 @@ async def test_a_command_runs_in_the_working_folder(machine: Machine) -> None:
     assert not result.truncated
 
 
-@pytest.mark.parametrize("text", ["a\\nb", "a\nb", "'\"`$x", "%s %d", "\\\\0101", "é\t€", "  two  spaces  ", "", "-n"])
+@pytest.mark.parametrize(
+    "text", nightly(["a\\nb", "a\nb", "'\"`$x", "%s %d", "\\\\0101", "é\t€", "  two  spaces  ", "", "-n"], 9)
+)
 async def test_a_command_is_taken_literally(machine: Machine, text: str) -> None:
     quoted = text.replace("'", "'\\''")
     assert (await machine.run(f"printf '%s|' '{quoted}'\n# a comment\nprintf x")).stdout == f"{text}|x"

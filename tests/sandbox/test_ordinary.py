@@ -5,6 +5,7 @@ import os
 import pytest
 
 from agentrl.sandbox import Sandbox
+from tests.support.nightly import nightly
 
 NICE = os.getpriority(os.PRIO_PROCESS, 0)
 """These tests may run under `nice`."""
@@ -66,7 +67,7 @@ asyncio.run(main())
 }
 
 
-@pytest.mark.parametrize("name", ALONE)
+@pytest.mark.parametrize("name", nightly(ALONE, 5))
 async def test_programs_that_need_nothing(box: Sandbox, name: str) -> None:
     result = await box.run(ALONE[name])
     assert result.ok, result
@@ -74,7 +75,7 @@ async def test_programs_that_need_nothing(box: Sandbox, name: str) -> None:
         assert (await session.run(ALONE[name])).ok
 
 
-@pytest.mark.parametrize("name", WITH_FILES)
+@pytest.mark.parametrize("name", nightly(WITH_FILES, 4))
 async def test_programs_with_files_and_processes(box: Sandbox, name: str) -> None:
     if box.backend == "landlock":
         pytest.skip("landlock has no files to write and no processes to start")

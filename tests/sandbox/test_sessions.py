@@ -7,6 +7,7 @@ import pytest
 
 from agentrl.sandbox import Sandbox, SandboxLimits, SandboxUnavailable
 from tests.sandbox.watch import named, open_box, processes_called, until
+from tests.support.nightly import nightly
 
 
 async def test_a_session_keeps_its_variables_and_shows_values(box: Sandbox) -> None:
@@ -56,12 +57,15 @@ async def test_a_session_that_is_closed_before_its_turn_starts_nothing() -> None
 
 @pytest.mark.parametrize(
     ("code", "outcome"),
-    [
-        ("while True: pass", "timeout"),
-        ("import os; os._exit(0)", "error"),
-        ("import ctypes; ctypes.string_at(0)", "killed"),
-        ("while True: print('x' * 1000)", "output"),
-    ],
+    nightly(
+        [
+            ("while True: pass", "timeout"),
+            ("import os; os._exit(0)", "error"),
+            ("import ctypes; ctypes.string_at(0)", "killed"),
+            ("while True: print('x' * 1000)", "output"),
+        ],
+        2,
+    ),
 )
 async def test_a_session_that_broke_starts_afresh_and_says_so(safe: Sandbox, code: str, outcome: str) -> None:
     async with safe.session() as session:

@@ -9,6 +9,7 @@ import pytest
 
 from agentrl import tiny
 from agentrl.errors import SettingsError
+from tests.support.nightly import nightly
 
 
 @pytest.fixture(scope="module")
@@ -18,7 +19,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-@pytest.mark.parametrize("arch", get_args(tiny.Arch))
+@pytest.mark.parametrize("arch", nightly(get_args(tiny.Arch), 4))
 def test_folder_loads_and_runs(tmp_path: Path, arch: tiny.Arch) -> None:
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer

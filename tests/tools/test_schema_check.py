@@ -63,6 +63,7 @@ def liar(folder: Path, *schemas: dict[str, Any], description: str = "A tool.") -
     return MCPTools.stdio(sys.executable, "-c", SERVER, str(folder / "tools.json"), start_timeout=120)
 
 
+@pytest.mark.slow
 async def test_a_pattern_that_takes_for_ever_holds_up_nobody(tmp_path: Path) -> None:
     ticks = 0
 

@@ -289,6 +289,7 @@ async def test_a_server_that_never_answers_meets_the_deadline() -> None:
             await client.search(["x"])
 
 
+@pytest.mark.slow
 def test_the_command_says_what_is_missing(tmp_path: Path) -> None:
     def said(*arguments: str) -> str:
         done = subprocess.run(

@@ -122,7 +122,7 @@ def test_an_index_that_failed_is_tried_again_when_there_is_more(tmp_path: Path) 
 
 
 def test_two_make_the_same_index_at_once(tmp_path: Path) -> None:
-    for i in range(100):
+    for i in range(20):
         store, together = tmp_path / str(i) / "trajectories.sqlite", Barrier(2)
         store.parent.mkdir()
 

@@ -21,6 +21,7 @@ from tests.chat.acceptance.table import (
     read,
 )  # fmt: skip
 from tests.chat.acceptance.templates import CASES, rendered
+from tests.support.nightly import nightly
 
 LOOSE = ("hermes", "gpt-oss")
 """Some of their calls begin otherwise."""
@@ -86,7 +87,7 @@ def test_what_templates_write_is_read_back(row: Format) -> None:
         assert done, f"{name} writes no case"
 
 
-@pytest.mark.parametrize("row", formats())
+@pytest.mark.parametrize("row", nightly(formats(), 9))
 def test_of_damaged_outputs_nothing_is_invented(row: Format) -> None:
     """200 of them: nothing raises, and each call that is read is one that the model wrote."""
     found = list(damaged(row, outputs(row)))
@@ -116,7 +117,7 @@ def test_a_call_that_was_cut_is_reported(row: Format) -> None:
 
 
 @pytest.mark.timeout(120)
-@pytest.mark.parametrize("row", formats())
+@pytest.mark.parametrize("row", nightly(formats(), 9))
 def test_repetitions_take_linear_time(row: Format) -> None:
     """A collapsing policy repeats a piece of a call until the limit. Eight times the text may take 20 times as long."""
     examples = [output for output in outputs(row) if output.calls][:3]

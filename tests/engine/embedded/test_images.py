@@ -92,7 +92,7 @@ def check(model: Any, *jobs: SequenceState) -> None:
         assert job.log_probs == pytest.approx(reference(model, job), abs=1e-5)
 
 
-@pytest.mark.parametrize("kind", nightly(KINDS, 3))
+@pytest.mark.parametrize("kind", nightly(KINDS, 1))
 def test_log_probs_are_those_of_a_plain_forward(kind: Kind, folder: Folder, plain: Callable[..., Any]) -> None:
     driver = Driver(folder(kind), slots=4, chunk=16)
     assert isinstance(driver.engine.forward, CpuModel) is not driver.engine.cache.stateful
@@ -121,7 +121,7 @@ def test_transformers_own_decoder_takes_images_too(kind: Kind, folder: Folder, p
     check(plain(kind), *jobs)
 
 
-@pytest.mark.parametrize("kind", nightly(KINDS, 3))
+@pytest.mark.parametrize("kind", nightly(KINDS, 1))
 def test_later_turns_bring_images_and_reuse_the_prefix(kind: Kind, folder: Folder, plain: Callable[..., Any]) -> None:
     driver, model = Driver(folder(kind), chunk=16), plain(kind)
     opening: list[int | Image] = [*words(5), RED, *words(7, 1)]

@@ -14,6 +14,7 @@ from agentrl.engine.embedded.service import Options
 from agentrl.gateway.live import stable_prefix
 from agentrl.gateway.served.openai import ROUTES
 from tests.chat.acceptance.table import TABLE, Format, outputs, parser_of
+from tests.support.nightly import nightly
 from tests.support.tiny_models import make_tiny_model
 
 USER = [{"role": "user", "content": "What is 12 plus 30?"}]
@@ -57,6 +58,7 @@ def test_a_stream_has_the_log_probs_and_the_usage_of_the_plain_answer(client: Te
     assert all("usage" not in chunk for chunk in chunks)
 
 
+@pytest.mark.slow
 def test_a_chat_without_a_limit_goes_on_to_the_end_of_the_context(client: TestClient) -> None:
     answer = chat(client, max_tokens=None, logit_bias={"5": 100}, ignore_eos=True).json()
     assert answer["choices"][0]["finish_reason"] == "length"
@@ -129,7 +131,7 @@ def test_what_cannot_be_had_is_refused(client: TestClient, body: dict[str, Any],
     assert message in answer.json()["message"]
 
 
-@pytest.mark.parametrize("form", TABLE, ids=lambda row: row.parser)
+@pytest.mark.parametrize("form", nightly(TABLE, 9), ids=lambda row: row.parser)
 def test_what_is_sent_of_a_turn_is_how_the_whole_one_begins(form: Format) -> None:
     shown = 0
     for output in outputs(form):

@@ -32,14 +32,17 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize(
     ("algorithm", "changes"),
-    [
-        (
-            AlgorithmSettings(use_kl_loss=True, entropy_coef=0.01),
-            {"clip_grad": 0.05, "weight_decay": 1.0, "ref_update_interval": 1},
-        ),
-        pytest.param(PPO, {"num_steps_per_rollout": 2, "critic_lr": 1e-3}, marks=pytest.mark.slow),
-        (AlgorithmSettings(), {"freeze_params_name_list": ("embed_tokens", "layers.0"), "ref_update_interval": 1}),
-    ],
+    nightly(
+        [
+            (
+                AlgorithmSettings(use_kl_loss=True, entropy_coef=0.01),
+                {"clip_grad": 0.05, "weight_decay": 1.0, "ref_update_interval": 1},
+            ),
+            pytest.param(PPO, {"num_steps_per_rollout": 2, "critic_lr": 1e-3}, marks=pytest.mark.slow),
+            (AlgorithmSettings(), {"freeze_params_name_list": ("embed_tokens", "layers.0"), "ref_update_interval": 1}),
+        ],
+        1,
+    ),
 )
 def test_numbers_and_weights_are_megatrons(folder: Path, algorithm: AlgorithmSettings, changes: dict[str, Any]) -> None:
     batch, found = make_batch(), list[Any]()
@@ -78,7 +81,8 @@ NIGHTLY = [
 
 
 @pytest.mark.parametrize(
-    ("arch", "steps"), [*((a, 2) for a in DAILY), *(pytest.param(a, 10, marks=pytest.mark.slow) for a in NIGHTLY)]
+    ("arch", "steps"),
+    nightly([*((a, 2) for a in DAILY), *(pytest.param(a, 10, marks=pytest.mark.slow) for a in NIGHTLY)], 1),
 )
 def test_families_without_a_table_train_as_plain_torch(tmp_path: Path, arch: NoTable | Arch, steps: int) -> None:
     """Windows shorter than the samples, sinks, joined experts, scaled logits, states: all under packing and shared prefixes."""
@@ -115,7 +119,7 @@ def test_the_reference_in_half_precision_chooses_the_experts_that_the_model_choo
 
 
 @pytest.mark.parametrize("arch", nightly(["qwen3_next", "lfm2", "qwen3_5_text"], 1))
-@pytest.mark.parametrize("share", [False, True])
+@pytest.mark.parametrize("share", nightly([False, True], [True]))
 def test_a_packed_sample_leaves_no_state_to_the_others(tmp_path: Path, arch: NoTable, share: bool) -> None:
     """Other tokens of one sample change no bit of the others' log-probs; dense, because a mixture's products have as many
     rows as tokens chose the expert."""

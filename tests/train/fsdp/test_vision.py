@@ -163,6 +163,7 @@ def test_where_only_the_tower_learns_a_batch_without_images_changes_nothing(kind
         assert not same(tower(weights_of(made)), tower(before))
 
 
+@pytest.mark.slow
 def test_a_tower_that_learns_resumes_from_before_its_first_image(kind: Kind, folder: Path, tmp_path: Path) -> None:
     train = chosen(folder, train_vision=True)
     with backend(train) as made:
@@ -176,6 +177,7 @@ def test_a_tower_that_learns_resumes_from_before_its_first_image(kind: Kind, fol
         assert same(weights_of(made), end)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("train_vision", nightly([True, False], 1))
 def test_adapters_are_the_language_models_unless_the_tower_learns(
     kind: Kind, folder: Path, tmp_path: Path, train_vision: bool

@@ -47,14 +47,17 @@ def same(left: dict[str, torch.Tensor], right: dict[str, torch.Tensor]) -> bool:
 
 @pytest.mark.parametrize(
     "changes",
-    [
-        pytest.param({}, marks=pytest.mark.slow),
-        pytest.param({"bf16": True}, marks=pytest.mark.slow),
-        pytest.param({"use_distributed_optimizer": True}, marks=pytest.mark.slow),
-        {"bf16": True, "use_distributed_optimizer": True},
-        pytest.param({"optimizer": "muon", "muon_lr": 1e-2}, marks=pytest.mark.slow),
-        {"lr_warmup_iters": 4, "lr_decay_style": "cosine", "lr_decay_iters": 8, "weight_decay": 0.1},
-    ],
+    nightly(
+        [
+            pytest.param({}, marks=pytest.mark.slow),
+            pytest.param({"bf16": True}, marks=pytest.mark.slow),
+            pytest.param({"use_distributed_optimizer": True}, marks=pytest.mark.slow),
+            {"bf16": True, "use_distributed_optimizer": True},
+            pytest.param({"optimizer": "muon", "muon_lr": 1e-2}, marks=pytest.mark.slow),
+            {"lr_warmup_iters": 4, "lr_decay_style": "cosine", "lr_decay_iters": 8, "weight_decay": 0.1},
+        ],
+        1,
+    ),
     ids=lambda changes: "+".join(changes) or "plain",
 )
 def test_resume_equals_uninterrupted_to_the_bit(folder: Path, tmp_path: Path, changes: dict[str, Any]) -> None:
@@ -89,13 +92,16 @@ def gate(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
 
 @pytest.mark.parametrize(
     "changes",
-    [
-        {"train_backend": "fsdp"},
-        pytest.param({"train_backend": "fsdp", "bf16": True}, marks=pytest.mark.slow),
-        {"bf16": True, "use_distributed_optimizer": True},
-        pytest.param({"optimizer": "muon", "muon_lr": 1e-2}, marks=pytest.mark.slow),
-        pytest.param({"critic_lr": 1e-3}, marks=pytest.mark.slow),
-    ],
+    nightly(
+        [
+            {"train_backend": "fsdp"},
+            pytest.param({"train_backend": "fsdp", "bf16": True}, marks=pytest.mark.slow),
+            {"bf16": True, "use_distributed_optimizer": True},
+            pytest.param({"optimizer": "muon", "muon_lr": 1e-2}, marks=pytest.mark.slow),
+            pytest.param({"critic_lr": 1e-3}, marks=pytest.mark.slow),
+        ],
+        1,
+    ),
     ids=lambda changes: "+".join(changes),
 )
 def test_a_checkpoint_written_in_the_background_is_of_the_step_it_was_begun_at(
@@ -180,7 +186,7 @@ def test_a_resumed_run_has_the_adam_of_its_own_settings(folder: Path, tmp_path: 
 
 @pytest.mark.parametrize(
     "changes",
-    [{"bf16": True}, {"bf16": True, "use_distributed_optimizer": True}],
+    nightly([{"bf16": True}, {"bf16": True, "use_distributed_optimizer": True}], 1),
     ids=lambda changes: "+".join(changes),
 )
 def test_a_checkpoint_from_before_the_first_step_undoes_what_was_learned(
@@ -296,6 +302,7 @@ def save_both(rank: int, folder: str, port: int, second: int) -> float:
         return float(made.train(make_batch(seed=1), 1)["grad_norm"])
 
 
+@pytest.mark.slow
 def test_parts_of_the_optimizer_load_under_the_same_cuts_and_a_whole_state_under_all(tmp_path: Path) -> None:
     make_tiny_model(tmp_path / "m", "qwen3")
     want = run_ranks(save_both, 2, str(tmp_path), free_port(), free_port())[0]

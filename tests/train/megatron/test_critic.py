@@ -186,6 +186,7 @@ def test_first_rollouts_train_the_critic_alone(folder: Path) -> None:
         assert any(not torch.equal(before[name], tensor) for name, tensor in exported(made).items())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "changes", nightly([{}, {"bf16": True, "use_distributed_optimizer": True}], 1), ids=["plain", "bf16"]
 )

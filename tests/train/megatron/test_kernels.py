@@ -16,6 +16,7 @@ from torch import Tensor
 from agentrl.train.kernels import AttentionBlocks, FlashOnCpu, Kernel, Plain, attention, kernel_for, merge
 from agentrl.train.microbatches import PackedLayout
 from agentrl.train.tree import Ids, SharedPrefixes, Tree
+from tests.support.nightly import nightly
 from tests.train.test_tree import sequences
 
 HEADS, GROUPS, DIM, SCALE = 4, 2, 8, 0.3
@@ -54,7 +55,7 @@ def seen_by(tree: Tree, laid: PackedLayout) -> Tensor:
     return seen
 
 
-@pytest.mark.parametrize("kernel", KERNELS)
+@pytest.mark.parametrize("kernel", nightly(KERNELS, 1))
 @hypothesis_settings(max_examples=25, deadline=None)
 @given(
     found=sequences(),

@@ -42,7 +42,7 @@ def exported(made: TrainBackend) -> dict[str, torch.Tensor]:
             ("qwen2_moe", False, {"clip_grad": 0.0}),
             ("qwen3", True, {"clip_grad": 0.05, "weight_decay": 1.0, "use_distributed_optimizer": True}),
         ],
-        4,
+        2,
     ),
 )
 def test_log_probs_gradients_and_steps_match_plain_torch(

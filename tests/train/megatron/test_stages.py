@@ -88,6 +88,7 @@ def on_stages(rank: int, folder: str, port: int, second: int, world: int, change
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("layers", "world", "changes"),
     [

@@ -29,6 +29,7 @@ from agentrl.train.hf import HFFolder
 from agentrl.train.megatron import device
 from agentrl.train.megatron.folder import opened
 from agentrl.train.megatron.layout import ParallelLayout
+from tests.support.nightly import nightly
 from tests.support.tiny_models import Arch, make_tiny_model
 from tests.test_modelfolder import Hostile
 from tests.train.megatron.helpers import backend, make_batch, settings
@@ -104,7 +105,7 @@ def joined(source: HFFolder) -> Any:
     layout.leave()
 
 
-@pytest.mark.parametrize("stacked", [True, False])
+@pytest.mark.parametrize("stacked", nightly([True, False], 1))
 def test_a_foreign_checkpoint_becomes_a_folder(
     joined: ParallelLayout, source: HFFolder, tmp_path: Path, stacked: bool
 ) -> None:
@@ -150,7 +151,7 @@ def test_a_mixture_is_written_as_megatron_has_it(joined: ParallelLayout, tmp_pat
     torch.testing.assert_close(logits(model), judged(source.path), rtol=0, atol=1e-5)
 
 
-@pytest.mark.parametrize("arch", get_args(Arch))
+@pytest.mark.parametrize("arch", nightly(get_args(Arch), 4))
 def test_every_family_goes_there_and_back(tmp_path: Path, arch: Arch) -> None:
     source = HFFolder(make_tiny_model(tmp_path / "hf", arch))
     assert run(["convert", str(source.path), str(tmp_path / "stored"), "--to", "torch_dist"]) == 0
