@@ -21,13 +21,10 @@ from agentrl.errors import TemplateError
 
 MOST_WORK: Final = 1 << 27  # characters that a rendering may make; a loop's turn or a list's part counts as `_TURN`
 SECONDS: Final = 5.0  # CPU time of one rendering
-_TURN = 500
-_LOOK = 1 << 12  # work between two looks at the clock
+_TURN, _LOOK = 500, 1 << 12  # work between two looks at the clock
 _MOST_BITS, _MOST_WIDTH = 100_000, 100_000
-_GROWING = """
-    join replace format center ljust rjust zfill expandtabs translate indent tojson string batch slice round sum
-"""
-_GROW = frozenset(_GROWING.split())  # filters, and methods of texts, whose result may be longer than what they get
+_GROWING = "replace format center ljust rjust zfill expandtabs translate indent tojson string batch slice round sum"
+_GROW = {"join", *_GROWING.split()}  # filters, and methods of texts, whose result may be longer than what they get
 _MISSING = ["lipsum", "striptags", "urlize", "wordwrap", "xmlattr", "pprint"]
 _WIDTH = re.compile(r"\d{5}|\*|:[^{}]*\{")
 
@@ -101,8 +98,7 @@ class TemplateEnvironment(ImmutableSandboxedEnvironment):
         for node in tree.find_all((nodes.For, nodes.Macro, nodes.CallBlock)):
             text = sum(len(data.data) for data in node.find_all(nodes.TemplateData))
             counted = _call("spend", [nodes.Const(_TURN + text)])
-            body: list[nodes.Node] = node.body  # type: ignore[attr-defined]
-            body.insert(0, nodes.ExprStmt(counted).set_lineno(node.lineno))
+            node.body.insert(0, nodes.ExprStmt(counted).set_lineno(node.lineno))  # type: ignore[attr-defined]
             if isinstance(node, nodes.For) and node.test is not None:  # turns that the condition leaves out count too
                 node.test = nodes.Or(_call("spend", [nodes.Const(_TURN)]), node.test).set_lineno(node.lineno)
         changed: nodes.Template = _Concatenations().visit(tree)
@@ -127,11 +123,20 @@ class TemplateEnvironment(ImmutableSandboxedEnvironment):
     def call(__self, __context: Any, __obj: Any, *args: Any, **kwargs: Any) -> Any:
         """Count the work of a call and make it. Jinja calls filters in another way, see `_counted`."""
         method = getattr(__obj, "__wrapped__", __obj)
-        if isinstance(text := getattr(method, "__self__", None), str):
+        owner = getattr(method, "__self__", None)
+        if owner is __self and method.__name__ in ("spend", "joined"):
+            return __obj(*args)
+        if isinstance(owner, str):
             if method.__name__ == "join":
                 args = tuple(map(list, args))
-            __self._grow(method.__name__.removesuffix("_map"), text, *args, *kwargs.values())
+            __self._grow(method.__name__.removesuffix("_map"), owner, *args, *kwargs.values())
         return super().call(__context, __obj, *args, **kwargs)
+
+    def getattr(self, obj: Any, attribute: str) -> Any:
+        """Return what `obj.attribute` is in a template. The keys of a dictionary, most of what templates ask for, are quick."""
+        if type(obj) is dict and attribute in obj and not hasattr(dict, attribute):
+            return obj[attribute]
+        return super().getattr(obj, attribute)
 
     def _counted(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
         """The filter `function`, whose result is counted before it is made."""
@@ -154,9 +159,8 @@ class TemplateEnvironment(ImmutableSandboxedEnvironment):
         if name not in _GROW:
             return
         widths = [abs(arg) if isinstance(arg, int) else len(arg) for arg in args if isinstance(arg, int | str)]
-        if max(widths, default=0) > _MOST_WIDTH and name not in ("replace", "join", "format"):
-            raise TemplateError(f"`{name}` is to make text of a width of more than {_MOST_WIDTH:,}")
-        if name == "format" and _WIDTH.search(str(value)):
+        wide = max(widths, default=0) > _MOST_WIDTH and name not in ("replace", "join", "format")
+        if wide or (name == "format" and _WIDTH.search(str(value))):
             raise TemplateError(f"`{name}` is to make text of a width of more than {_MOST_WIDTH:,}")
         match name, args:
             case "replace", (old, new, *_):

@@ -135,7 +135,8 @@ class EngineRouter:
         if ".." in path or _CONTROL.match(path):
             raise HTTPException(404)
         if body is None:
-            body = await object_body(request) if _has_body(request) else {}
+            given = request.headers.get("content-length", "0") != "0" or "transfer-encoding" in request.headers
+            body = await object_body(request) if given else {}
         session, said = request.headers.get(ROUTING_HEADER), body.get("messages", body.get("input"))
         if not session and path in _CHATS and isinstance(said, list):
             session = self.memory.listed(said)
@@ -205,10 +206,6 @@ def _plain(body: Body) -> bool:
     else:
         one = text is None and isinstance(ids, list) and bool(ids) and type(ids[0]) is int
     return one and isinstance(sampling, dict) and _given(sampling) <= _KNOWN | {"n"} and sampling.get("n") in (None, 1)
-
-
-def _has_body(request: Request) -> bool:
-    return request.headers.get("content-length", "0") != "0" or "transfer-encoding" in request.headers
 
 
 def _rid(body: Body) -> str | None:
