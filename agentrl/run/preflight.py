@@ -420,10 +420,10 @@ def ungraded(settings: RunSettings, plugins: Plugins) -> bool:
     return all(entry.kind.reward is Environment.reward for entry in (plugins.environments or {}).values())
 
 
-def teacher_pool(settings: RunSettings, chat: Chat) -> EnginePool | None:
+def teacher_pool(settings: RunSettings) -> EnginePool | None:
     """The servers of the teacher, where one is asked over HTTP; not open yet."""
-    urls = settings.rollout.opd_teacher_url
-    return EnginePool(urls, settings.engine, vocab_size=len(chat.tokenizer)) if urls else None
+    urls, model = settings.rollout.opd_teacher_url, read_model_info(settings.train.hf_checkpoint)
+    return EnginePool(urls, settings.engine, vocab_size=model.vocab_size if model else None) if urls else None
 
 
 def _teacher(settings: RunSettings, chat: Chat) -> None:
@@ -438,7 +438,7 @@ def _teacher(settings: RunSettings, chat: Chat) -> None:
         async with pool:
             await check_teacher(pool, chat.tokenizer, longest)
 
-    if pool := teacher_pool(settings, chat):
+    if pool := teacher_pool(settings):
         anyio.run(asked, pool)
     if "teacher_log_probs" in settings.algorithm.reads and (folder := settings.train.opd_teacher_load):
         has_tokenizer("--opd-teacher-load", Path(folder))

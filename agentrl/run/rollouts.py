@@ -110,7 +110,7 @@ class Loaded:
                 length = rollout.rollout_max_context_len or await _context_length(settings, pool)
                 if settings.algorithm.opd_type == "self":
                     teacher = pool
-                elif (teacher := teacher_pool(settings, chat)) is not None:
+                elif (teacher := teacher_pool(settings)) is not None:
                     await stack.enter_async_context(teacher)
                 await stack.enter_async_context(plugins.hooks.opened(pool))
                 if plugins.agents or any(own.agents for _, own in sets):

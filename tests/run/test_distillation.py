@@ -6,7 +6,10 @@ import pytest
 import torch
 
 from agentrl.chat import Chat
+from agentrl.config import RunSettings
 from agentrl.dumps import read_groups
+from agentrl.run.preflight import teacher_pool
+from agentrl.tiny import shipped
 from tests.engine.protocol_checks import reference_log_probs
 from tests.support.embedded_server import embedded_server
 from tests.support.runs import RunKit
@@ -84,3 +87,17 @@ def test_the_student_comes_nearer_to_its_teacher(tmp_path: Path) -> None:
     assert held.wait() == 0, held.output
     for name in ("loss", "grad_norm", "opd_reverse_kl"):
         assert held.metrics()[0][f"train/{name}"] == pytest.approx(asked.metrics()[0][f"train/{name}"], rel=1e-4)
+
+
+async def test_a_teacher_scores_ids_that_the_model_has_and_its_tokenizer_has_not() -> None:
+    model = shipped("calculator")
+    rare = len(Chat.load(str(model)).tokenizer) + 1
+    with embedded_server(model) as url:
+        pool = teacher_pool(
+            RunSettings.from_flat({"hf_checkpoint": str(model), "use_opd": True, "opd_teacher_url": [url]})
+        )
+        assert pool is not None
+        async with pool:
+            said = await pool.log_probs([1, rare, 3], 2)
+    want = reference_log_probs(model, [1], [rare, 3])
+    assert (torch.tensor(said) - want).abs().max().item() <= 1e-4
