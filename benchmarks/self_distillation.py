@@ -1,11 +1,12 @@
 """Rollouts until the calculator demo succeeds, with and without a teacher that is the model itself with a hint.
 
-    python -m benchmarks.self_distillation [--seeds 0 1] [--goal 0.9]
+    python -m benchmarks.self_distillation [--seeds 0 1] [--goal 0.9] [--lr 6e-4]
 
 1. The shipped model cannot read hints. `agentrl sft` teaches it on 4,096 conversations: with a second user message,
    which names the expression, it calls the tool correctly. Without the message it guesses, except in a share `--skill`.
 2. `grpo` is the demo from this model. `self` adds `--use-opd --opd-type self`: the teacher sees the hint, the student
-   does not. `self alone` has the teacher and no rewards. All else is equal. Held-out problems have no hints.
+   does not. `self alone` has the teacher and no rewards. The teacher of `frozen` is the model before training, behind
+   `agentrl serve`. All else is equal. Held-out problems have no hints.
 3. A row has the success at every second rollout, and the first rollout at or above the goal. A run takes a minute.
 """
 
@@ -26,6 +27,7 @@ from agentrl.tiny import shipped
 from benchmarks.time_to_reward import timed
 from examples.tiny_models.calculator import demonstrate
 from tests.support.checkout import import_path
+from tests.support.embedded_server import embedded_server
 
 EVERY, PROMPTS = 2, 16
 HINT = "Tool: {}"
@@ -39,6 +41,7 @@ FORMS: Mapping[str, Mapping[str, Any]] = {
     "grpo": {},
     "self": SELF,
     "self alone": {**SELF, "advantage_estimator": "on_policy_distillation"},
+    "frozen": {name: value for name, value in SELF.items() if name != "opd_type"},
 }
 
 
@@ -106,6 +109,7 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1])
     parser.add_argument("--rollouts", type=int, default=20)
     parser.add_argument("--goal", type=float, default=0.9)
+    parser.add_argument("--lr", type=float, default=3e-4)
     parser.add_argument("--skill", type=float, default=0.004, help="success of the taught model without a hint")
     parser.add_argument("--model", type=Path, help="a model that reads hints; by default one is taught")
     options = parser.parse_args()
@@ -113,11 +117,15 @@ def main() -> None:
         model = options.model or teach(Path(work), options.skill)
         steps = range(0, options.rollouts + 1, EVERY)
         print("| form, seed | " + " | ".join(map(str, steps)) + f" | at {options.goal} |")
-        for name in options.only:
-            for seed in options.seeds:
-                success = learn(FORMS[name], model, seed, options.rollouts)
-                first = next((str(at) for at, s in zip(steps, success, strict=False) if s >= options.goal), "never")
-                print(f"| {name}, {seed} | " + " | ".join(f"{s:.3f}" for s in success) + f" | {first} |", flush=True)
+        with embedded_server(model) as teacher:
+            for name in options.only:
+                form = {**FORMS[name], "lr": options.lr, "opd_teacher_url": [teacher] if name == "frozen" else []}
+                for seed in options.seeds:
+                    success = learn(form, model, seed, options.rollouts)
+                    first = next((str(at) for at, s in zip(steps, success, strict=False) if s >= options.goal), "never")
+                    print(
+                        f"| {name}, {seed} | " + " | ".join(f"{s:.3f}" for s in success) + f" | {first} |", flush=True
+                    )
 
 
 if __name__ == "__main__":

@@ -31,16 +31,16 @@ def times(now: float, cpu: float, delay: float = 0.0, switches: int = 0, **other
         (times(0.1, 0.1), "its own code"),  # it computes
         (times(0.1, 0.05, 0.05), "its own code"),  # it computes beside another program
         (times(0.1, 0.0, switches=1), "its own code"),  # it sleeps, or waits for a socket
-        (times(0.1, 0.0, switches=1, trainer=0.1), "its own code"),  # it sleeps while another thread works
+        (times(0.1, 0.0, switches=1, trainer=40.1), "its own code"),  # it sleeps while another thread works
         (times(5.0, 5.0), "its own code"),  # it holds the interpreter itself, in C
         (times(0.1, 0.01, 0.09), "other programs on the processor"),
-        (times(0.1, 0.0, switches=20, trainer=0.09), "another thread"),  # it asks for the interpreter every 5 ms
-        (times(5.0, 0.0, switches=1, trainer=4.9), "another thread"),
+        (times(0.1, 0.0, switches=20, trainer=40.09), "another thread"),  # it asks for the interpreter every 5 ms
+        (times(5.0, 0.0, switches=1, trainer=44.9), "another thread"),
         (times(5.0, 0.0), "a stopped process"),
     ],
 )
 def test_the_cause_follows_from_the_threads_times(after: ThreadTimes, kind: str) -> None:
-    found, why = cause(times(0.0, 0.0, trainer=0.0), after)
+    found, why = cause(times(0.0, 0.0, trainer=40.0), after)
     assert found == kind
     assert ("trainer" in why) == (kind == "another thread")
 

@@ -217,7 +217,6 @@ async def test_the_commands_of_a_turn_share_the_time(tmp_path: Path) -> None:
         play.env.machine = real
 
 
-@pytest.mark.slow
 @needs_bubblewrap
 async def test_a_slow_command_ends_before_the_limit_of_a_step(
     tmp_path: Path, chat: Chat, monkeypatch: pytest.MonkeyPatch

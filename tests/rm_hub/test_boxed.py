@@ -83,6 +83,7 @@ def test_any_text_has_a_box_or_none(text: str) -> None:
     nightly(
         [
             "\\boxed{" * 150_000,
+            "\\boxed1" * 100_000,
             "\\" * 1_000_000,
             "{" * 1_000_000,
             "\\boxed{" * 70_000 + "}" * 70_000,

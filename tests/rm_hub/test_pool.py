@@ -240,7 +240,6 @@ async def test_the_worker_of_a_cancelled_caller_is_killed(tmp_path: Path) -> Non
         assert gone(int((tmp_path / "pid").read_text()))
 
 
-@pytest.mark.slow
 async def test_workers_are_replaced_so_that_leaks_do_not_pile_up() -> None:
     async with graders(recycle=5) as pool:
         leaked = [(await pool.grade(faulty("leaks"), "", "")).score for _ in range(12)]

@@ -87,6 +87,8 @@ async def test_timeout_is_the_smaller_of_the_two(box: Sandbox) -> None:
     assert (await box.run("import time; time.sleep(60)", timeout=0.2)).outcome == "timeout"
     with pytest.raises(SettingsError, match="positive"):
         await box.run("1", timeout=0)
+    async with open_box("auto", limits=SandboxLimits(wall_seconds=0.5)) as short:
+        assert (await short.run("import time; time.sleep(60)", timeout=30)).seconds < 20
 
 
 async def test_processor_time() -> None:

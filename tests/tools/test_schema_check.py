@@ -122,6 +122,7 @@ async def test_what_no_schema_is(tmp_path: Path, schema: dict[str, Any], message
         2,
     ),
 )
+@pytest.mark.timeout(45)  # a process that is let go on is given up after 60 s
 async def test_schemas_that_lie_in_wait(check: SchemaCheck, schema: Any, argument: Any, message: str) -> None:
     given = argument if isinstance(argument, dict) else {"a": argument}
     with pytest.raises(PluginError, match=message):

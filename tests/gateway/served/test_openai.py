@@ -58,9 +58,10 @@ def test_a_stream_has_the_log_probs_and_the_usage_of_the_plain_answer(client: Te
     assert all("usage" not in chunk for chunk in chunks)
 
 
-@pytest.mark.slow
-def test_a_chat_without_a_limit_goes_on_to_the_end_of_the_context(client: TestClient) -> None:
-    answer = chat(client, max_tokens=None, logit_bias={"5": 100}, ignore_eos=True).json()
+@pytest.mark.parametrize("limit", nightly([{}, {"max_tokens": None}], 1))
+def test_a_chat_without_a_limit_goes_on_to_the_end_of_the_context(client: TestClient, limit: dict[str, Any]) -> None:
+    body = {"model": "m", "messages": USER, "logit_bias": {"5": 100}, "ignore_eos": True, **limit}
+    answer = client.post("/v1/chat/completions", json=body).json()
     assert answer["choices"][0]["finish_reason"] == "length"
     assert sum(answer["usage"][name] for name in ("prompt_tokens", "completion_tokens")) > 200
 

@@ -163,7 +163,6 @@ def test_where_only_the_tower_learns_a_batch_without_images_changes_nothing(kind
         assert not same(tower(weights_of(made)), tower(before))
 
 
-@pytest.mark.slow
 def test_a_tower_that_learns_resumes_from_before_its_first_image(kind: Kind, folder: Path, tmp_path: Path) -> None:
     train = chosen(folder, train_vision=True)
     with backend(train) as made:

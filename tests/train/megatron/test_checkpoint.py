@@ -49,11 +49,11 @@ def same(left: dict[str, torch.Tensor], right: dict[str, torch.Tensor]) -> bool:
     "changes",
     nightly(
         [
-            pytest.param({}, marks=pytest.mark.slow),
-            pytest.param({"bf16": True}, marks=pytest.mark.slow),
-            pytest.param({"use_distributed_optimizer": True}, marks=pytest.mark.slow),
             {"bf16": True, "use_distributed_optimizer": True},
-            pytest.param({"optimizer": "muon", "muon_lr": 1e-2}, marks=pytest.mark.slow),
+            {},
+            {"bf16": True},
+            {"use_distributed_optimizer": True},
+            {"optimizer": "muon", "muon_lr": 1e-2},
             {"lr_warmup_iters": 4, "lr_decay_style": "cosine", "lr_decay_iters": 8, "weight_decay": 0.1},
         ],
         1,

@@ -120,7 +120,6 @@ def test_a_resume_needs_the_same_patterns(folder: Path, tmp_path: Path) -> None:
         made.load(tmp_path / "one")
 
 
-@pytest.mark.slow
 def test_the_reference_follows_at_its_interval_and_over_a_resume(folder: Path, tmp_path: Path) -> None:
     batch, train = make_batch(), settings(folder, ref_update_interval=2, num_steps_per_rollout=2)
     with backend(train, KL) as made:

@@ -52,7 +52,6 @@ def test_training_goes_on_bit_for_bit(tmp_path: Path, changes: dict[str, Any], a
     assert [name for name, tensor in weights.items() if not torch.equal(tensor, later[name])] == []
 
 
-@pytest.mark.slow
 @pytest.mark.skipif(torch.cuda.is_available(), reason="on a GPU they are not in the process's own memory")
 def test_models_gradients_and_optimizer_leave_the_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = make_tiny_model(tmp_path / "model", hidden_size=1024)
