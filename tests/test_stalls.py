@@ -36,7 +36,7 @@ def times(now: float, cpu: float, delay: float = 0.0, switches: int = 0, **other
         (times(0.1, 0.01, 0.09), "other programs on the processor"),
         (times(0.1, 0.0, switches=20, trainer=40.09), "another thread"),  # it asks for the interpreter every 5 ms
         (times(5.0, 0.0, switches=1, trainer=44.9), "another thread"),
-        (times(5.0, 0.0), "a stopped process"),
+        (times(5.0, 0.0, trainer=40.0), "a stopped process"),
     ],
 )
 def test_the_cause_follows_from_the_threads_times(after: ThreadTimes, kind: str) -> None:

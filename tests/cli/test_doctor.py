@@ -75,6 +75,7 @@ def test_a_gpu_tool_that_fails_is_a_note(tmp_path: Path) -> None:
     tool.chmod(0o755)
     done = doctor(PATH=f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
     assert "NVIDIA-SMI has failed" in done.stdout
+    assert "GPU 0" not in done.stdout
     tool.write_text("#!/bin/sh\necho 'NVIDIA H100, 81559 MiB, 570.1'\n")
     assert "GPU 0" in doctor(PATH=f"{tmp_path}{os.pathsep}{os.environ['PATH']}").stdout
 
