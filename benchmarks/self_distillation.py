@@ -1,6 +1,6 @@
 """Rollouts until the calculator demo succeeds, with and without a teacher that is the model itself with a hint.
 
-    python -m benchmarks.self_distillation [--seeds 0 1] [--goal 0.9] [--lr 6e-4]
+    python -m benchmarks.self_distillation [--seeds 0 1] [--lr 6e-4] [--kl-coef 0.3]
 
 1. The shipped model cannot read hints. `agentrl sft` teaches it on 4,096 conversations: with a second user message,
    which names the expression, it calls the tool correctly. Without the message it guesses, except in a share `--skill`.
@@ -110,6 +110,7 @@ def main() -> None:
     parser.add_argument("--rollouts", type=int, default=20)
     parser.add_argument("--goal", type=float, default=0.9)
     parser.add_argument("--lr", type=float, default=3e-4)
+    parser.add_argument("--kl-coef", type=float, default=1.0, help="--opd-kl-coef of the forms with a teacher")
     parser.add_argument("--skill", type=float, default=0.004, help="success of the taught model without a hint")
     parser.add_argument("--model", type=Path, help="a model that reads hints; by default one is taught")
     options = parser.parse_args()
@@ -119,7 +120,9 @@ def main() -> None:
         print("| form, seed | " + " | ".join(map(str, steps)) + f" | at {options.goal} |")
         with embedded_server(model) as teacher:
             for name in options.only:
-                form = {**FORMS[name], "lr": options.lr, "opd_teacher_url": [teacher] if name == "frozen" else []}
+                form = {**FORMS[name], "lr": options.lr}
+                form |= {"opd_kl_coef": options.kl_coef} if form.get("use_opd") else {}
+                form |= {"opd_teacher_url": [teacher]} if name == "frozen" else {}
                 for seed in options.seeds:
                     success = learn(form, model, seed, options.rollouts)
                     first = next((str(at) for at, s in zip(steps, success, strict=False) if s >= options.goal), "never")
