@@ -71,7 +71,7 @@ test-browser: venv
 	$(BIN)/python -m pytest -m browser tests/viewer
 
 test-without-compat: venv
-	scripts/without_compat.sh $(abspath $(BIN)/python)
+	scripts/without_compat.sh $(abspath $(BIN)/python) $(AT_ONCE)
 
 coverage: venv
 	$(BIN)/python -m pytest -m 'not slow and not sglang and not browser' --cov --cov-report=term:skip-covered --cov-report=html

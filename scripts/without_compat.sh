@@ -3,6 +3,7 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 copy=$(mktemp -d)
+chmod 755 "$copy" # a test starts programs there as an ordinary user
 trap 'rm -rf "$copy"' EXIT
 git ls-files -z | grep -zvE '^(agentrl|tests)/compat/' | xargs -0 cp --parents -t "$copy"
 cd "$copy"
