@@ -157,11 +157,11 @@ async def test_code_outside_any_trajectory_is_named_by_its_line(caplog: pytest.L
 async def test_a_look_that_comes_too_late_blames_nobody(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    goes_on = threading.Event()
+    goes_on, seen = threading.Event(), iter(["innocent.py:1 in idle"])
 
     def late(watchdog: Watchdog) -> tuple[None, str]:
         goes_on.wait(60)
-        return None, "innocent.py:1 in idle"
+        return None, next(seen, "later.py:1 in slow")  # a busy machine may hold the loop up once more
 
     monkeypatch.setattr(Watchdog, "_look", late)
     monkeypatch.setattr(clock, "cause", lambda *_: ("its own code", ""))
@@ -173,7 +173,7 @@ async def test_a_look_that_comes_too_late_blames_nobody(
         with anyio.fail_after(120):
             while watchdog.heard == heard:  # noqa: ASYNC110 - the thread asks again once it has looked
                 await anyio.sleep(0.01)
-    assert set(watchdog.stalls) == {"unseen"}
+    assert "unseen" in watchdog.stalls
     assert "innocent" not in caplog.text
 
 
