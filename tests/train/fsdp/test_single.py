@@ -106,6 +106,24 @@ def test_families_without_a_table_train_as_plain_torch(tmp_path: Path, arch: NoT
             torch.testing.assert_close(tensor.cpu(), theirs.tensor(name), rtol=0, atol=1e-5, msg=name)
 
 
+@pytest.mark.parametrize("arch", nightly(["qwen3_moe", "deepseek_v3"], 1))
+def test_grouped_products_are_as_one_expert_after_another(tmp_path: Path, arch: Arch) -> None:
+    folder, found = make_tiny_model(tmp_path / "m", arch), []
+    for form in ("grouped_mm", "eager"):
+        with backend(settings(folder, train_backend="fsdp", clip_grad=0.0)) as made:
+            model = made.actor.network.model
+            assert model.config._experts_implementation == "grouped_mm"
+            model.set_experts_implementation(form)
+            log_probs, _ = made.log_probs(make_batch()), made.train(make_batch(), 0)
+            found.append((log_probs, {n: p.grad.clone() for n, p in model.named_parameters() if p.grad is not None}))
+    (got, ours), (want, theirs) = found
+    np.testing.assert_allclose(got, want, rtol=0, atol=1e-6)
+    assert ours.keys() == theirs.keys()
+    assert any("experts" in name for name in ours)
+    for name, gradient in theirs.items():
+        torch.testing.assert_close(ours[name], gradient, rtol=1e-6, atol=1e-6, msg=f"{name}: {{}}".format)
+
+
 def test_the_reference_in_half_precision_chooses_the_experts_that_the_model_chooses(tmp_path: Path) -> None:
     """In bfloat16 the biases of a router would all be 8."""
     folder = make_tiny_model(tmp_path, "minimax_m2")
