@@ -19,9 +19,9 @@ from jinja2.visitor import NodeTransformer
 
 from agentrl.errors import TemplateError
 
-MOST_WORK: Final = 1 << 27  # characters that a rendering may make; a loop's turn or a list's part counts as `_TURN`
+MOST_WORK: Final = 1 << 27  # characters that a rendering may make, loops and lists included
 SECONDS: Final = 5.0  # CPU time of one rendering
-_TURN, _LOOK = 500, 1 << 12  # work between two looks at the clock
+_TURN, _LOOK = 500, 1 << 12  # work of a loop's turn or a list's part; work between two looks at the clock
 _MOST_BITS, _MOST_WIDTH = 100_000, 100_000
 _GROWING = "replace format center ljust rjust zfill expandtabs translate indent tojson string batch slice round sum"
 _GROW = {"join", *_GROWING.split()}  # filters, and methods of texts, whose result may be longer than what they get
