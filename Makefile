@@ -12,7 +12,7 @@ AT_ONCE := -n 4 --dist loadfile --warm
 unexport PYTHONDONTWRITEBYTECODE
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: venv demo example-search example-retool test test-nightly test-agents test-adapters test-slime soak test-sglang test-browser test-without-compat coverage lint docs bench clean
+.PHONY: venv demo example-search example-retool test test-nightly test-all test-agents test-adapters test-slime soak test-sglang test-browser test-without-compat coverage lint docs bench clean
 .DEFAULT_GOAL := test
 
 venv: $(STAMP)
@@ -41,13 +41,12 @@ example-retool: venv
 test: venv
 	$(BIN)/python -m pytest $(AT_ONCE) -m 'not slow and not sglang and not browser'
 
+# Each part runs to its end; then a list of what failed. Outputs are in build/nightly/.
 test-nightly: venv
+	$(BIN)/python scripts/nightly.py
+
+test-all: venv
 	$(BIN)/python -m pytest $(AT_ONCE) --hypothesis-profile nightly -m 'not sglang and not soak'
-	$(MAKE) test-without-compat
-	$(MAKE) test-agents
-	$(MAKE) test-adapters
-	$(MAKE) test-slime
-	$(MAKE) soak
 
 # Under an hour; AGENTRL_SOAK_GROUPS=2000 makes it minutes.
 soak: venv

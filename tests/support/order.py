@@ -1,8 +1,9 @@
 """The order of the tests on several processes: the longest files first, by their recorded seconds.
 
-`tests/seconds.tsv` has a line for each file that takes a second or longer. A file runs in one process, except the tests
-that have lines of their own (`FILE::TEST`): each of them may run beside the others of its file. A file without a line comes
-last. `pytest -n 2 --record-seconds` (on an idle machine, all tests) writes the file again; lines of tests are kept.
+`tests/seconds.tsv` has a line for each file whose tests of `make test` take a second or longer, `tests/seconds_slow.tsv`
+for each file with slow tests. A file runs in one process, except the tests that have lines of their own (`FILE::TEST`):
+each of them may run beside the others of its file. A file without a line comes last. `pytest -n 2 --record-seconds` (on an
+idle machine, all tests) writes the tables again; lines of tests are kept.
 """
 
 from __future__ import annotations
@@ -13,15 +14,21 @@ from typing import Any
 
 import pytest
 
-_FILE = Path(__file__).parents[1] / "seconds.tsv"
+_TESTS = Path(__file__).parents[1]
+TABLES = (_TESTS / "seconds.tsv", _TESTS / "seconds_slow.tsv")
+"""Of `make test`; of the slow tests."""
 _LEAST = 1.0
 """Seconds; a shorter file has no line."""
 
 
-def read_seconds() -> dict[str, float]:
-    """Seconds by file or test."""
-    rows = (line.split("\t") for line in _FILE.read_text(encoding="utf-8").splitlines())
-    return {name: float(seconds) for seconds, name in rows}
+def read_seconds(slow: bool = False) -> dict[str, float]:
+    """Seconds by file or test: all that is recorded with the slow tests, or of the others alone."""
+    found = defaultdict[str, float](float)
+    for table in TABLES[: 1 + slow]:
+        for line in table.read_text(encoding="utf-8").splitlines():
+            seconds, name = line.split("\t")
+            found[name] += float(seconds)
+    return dict(found)
 
 
 def unit_of(nodeid: str, seconds: dict[str, float]) -> str:
@@ -38,7 +45,7 @@ def make_scheduler(config: pytest.Config, log: Any) -> Any:
     class LongestFirst(LoadScopeScheduling):  # type: ignore[misc]
         """Deals files in the order of their first tests, and some tests alone."""
 
-        seconds = read_seconds()
+        seconds = read_seconds(slow=True)
 
         def _split_scope(self, nodeid: str) -> str:
             return unit_of(nodeid, self.seconds)
@@ -49,20 +56,24 @@ def make_scheduler(config: pytest.Config, log: Any) -> Any:
 
 def longest_first(items: list[pytest.Item]) -> None:
     """Sort tests by the seconds of what they belong to; the order within a file stays."""
-    seconds = read_seconds()
+    seconds = read_seconds(any(item.get_closest_marker("slow") for item in items))
     items.sort(key=lambda item: -seconds.get(unit_of(item.nodeid, seconds), 0.0))
 
 
 class Recorder:
-    """Adds up how long each file took, and writes the table."""
+    """Adds up how long each file took, and writes the tables of the tests that ran."""
 
     def __init__(self) -> None:
-        self._known, self._found = read_seconds(), defaultdict[str, float](float)
+        self._known = read_seconds(slow=True)
+        self._found = {table: defaultdict[str, float](float) for table in TABLES}
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        self._found[unit_of(report.nodeid, self._known)] += report.duration
+        table = TABLES["slow" in report.keywords]
+        self._found[table][unit_of(report.nodeid, self._known)] += report.duration
 
     def pytest_sessionfinish(self) -> None:
-        rows = sorted(((seconds, name) for name, seconds in self._found.items()), reverse=True)
-        text = "".join(f"{seconds:.0f}\t{name}\n" for seconds, name in rows if seconds >= _LEAST)
-        _FILE.write_text(text, encoding="utf-8")
+        for table, found in self._found.items():
+            rows = sorted(((seconds, name) for name, seconds in found.items()), reverse=True)
+            if rows:
+                text = "".join(f"{seconds:.0f}\t{name}\n" for seconds, name in rows if seconds >= _LEAST)
+                table.write_text(text, encoding="utf-8")
