@@ -22,6 +22,7 @@ from agentrl.errors import EngineUnreachable
 # Shorter than uvicorn's 5 s, so that the client and not the server drops an idle connection: a request sent while
 # the server closes would look like a dead engine.
 _KEEP_ALIVE = 4.0
+_UNCONNECTED = (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError, aiohttp.InvalidURL, UnicodeError)
 _log = logging.getLogger(__name__)
 
 
@@ -77,10 +78,15 @@ class HttpTransport:
     async def exchange(
         self, method: str, url: str, body: bytes | None = None, headers: Headers = None, sink: Sink = None
     ) -> Reply:
-        """Send one request. Raises ConnectionRefused, ConnectionLost: no whole answer came."""
-        asked = self._session.request(method, self._url(url), data=body, headers=headers, allow_redirects=False)
+        """Send one request. Raises ConnectionRefused, ConnectionLost: no whole answer came. Errors of `sink` are raised."""
         try:
-            async with asked as response:
+            where = self._url(url)
+        except ValueError as error:
+            raise _refused(url, error) from error
+        try:
+            async with self._session.request(
+                method, where, data=body, headers=headers, allow_redirects=False
+            ) as response:
                 wait = _seconds(response.headers.get("Retry-After", ""))
                 kind = response.headers.get("Content-Type", "application/json")
                 reply = Reply(response.status, b"", wait, kind)
@@ -89,11 +95,15 @@ class HttpTransport:
                 async for part in response.content.iter_any():
                     sink(reply._replace(body=part))
                 return reply
-        except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError, ValueError) as error:  # one of the URL's
-            raise ConnectionRefused(f"cannot connect to the engine at {url}: {error}", kind="engine_refused") from error
+        except _UNCONNECTED as error:
+            raise _refused(url, error) from error
         except (aiohttp.ClientError, ConnectionError) as error:
             said = f"lost the connection to the engine at {url}: {type(error).__name__} {error}"
             raise ConnectionLost(said, kind="engine_lost") from error
+
+
+def _refused(url: str, error: Exception) -> ConnectionRefused:
+    return ConnectionRefused(f"cannot connect to the engine at {url}: {error}", kind="engine_refused")
 
 
 def _bearer(key: str | None) -> dict[str, str]:
