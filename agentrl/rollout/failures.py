@@ -8,11 +8,25 @@ from dataclasses import replace
 from typing import TypeVar
 
 from agentrl.clock import Deadline
-from agentrl.errors import AgentRLError, Blame, EnvFailure, Failure, SampleError, TrajectoryPlace, first_error
+from agentrl.errors import (
+    AgentRLError,
+    Blame,
+    DataError,
+    EnvFailure,
+    Failure,
+    MediaError,
+    SampleError,
+    TemplateError,
+    TrajectoryPlace,
+    first_error,
+)
 from agentrl.plugins import describe_error, stops_the_caller
 from agentrl.sample import Sample, Status
+from agentrl.tools import ToolError
 
 T = TypeVar("T")
+_OF_CONTENT = (DataError, MediaError, SampleError, TemplateError, ToolError)
+"""Errors of this package that speak of what user code gave to it, or of a call that user code made."""
 
 
 class DropGroup(Exception):
@@ -59,7 +73,9 @@ async def guarded(
             raise
         first = first_error(raised)
         kind = f"{failure.blame}_raised"
-        error = first if isinstance(first, AgentRLError) else failure(describe(what, first), kind=kind)
+        error: AgentRLError = failure(describe(what, first), kind=kind)
+        if isinstance(first, AgentRLError) and not isinstance(first, _OF_CONTENT):
+            error = first
         if place is not None:
             error.place = replace(place)
         raise error from None if error is first else first

@@ -139,7 +139,7 @@ def of_tree(rng: random.Random, tree: Any, odd: tuple[Any, ...] = ODD) -> Any:
                 other, name = rng.choice(places)
                 holder[key] = _copied(other[name])
             case 2:
-                holder[key] = deep(rng.choice((3, 121, 260, 261, 900)))
+                holder[key] = deep(rng.choice((3, 121, 260, 261, 700)))
             case 3:
                 holder[key] = [_copied(holder[key])] * rng.randrange(4)
             case 4 if isinstance(holder, dict):
