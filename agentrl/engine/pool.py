@@ -90,6 +90,8 @@ class EnginePool(HealthMonitor):
         """Add an engine; it gets requests once it answers and has the current weights. Raises EngineFailure: it does
         not serve the model of the others that answer (see `check`), or refuses the weights."""
         member = self._registry.join(url)
+        member.weights = "unknown"
+        self._looking.add(member)  # no probe takes it for sound before it is checked
         try:
             infos, failures = await self._registry.each(EngineClient.model_info, self.members)
             if member in failures:
@@ -99,6 +101,8 @@ class EnginePool(HealthMonitor):
         except BaseException:
             self._registry.leave(url)
             raise
+        finally:
+            self._looking.discard(member)
 
     def leave(self, url: str) -> None:
         """Forget an engine; its requests go elsewhere. Raises SettingsError: the pool does not have it."""
@@ -145,8 +149,7 @@ class EnginePool(HealthMonitor):
         Args:
             input_ids: the whole prompt.
             params: how to sample.
-            rid: request id of the first attempt, for `abort`; default a fresh one. SGLang also aborts requests
-                whose id merely starts with an aborted one, so ids should not be prefixes of each other.
+            rid: a name for `abort`. Engines see other ids.
             session_id: turns of one conversation share it and stay on one engine.
             deadline: seconds for the whole call; default `engine_request_timeout`.
             scored: number of last `input_ids` whose log-probs are returned as well.

@@ -46,7 +46,7 @@ T = TypeVar("T")
 class GenerateCall:
     """One call of `generate` or `relay`."""
 
-    rid: str  # id of its current request
+    rid: str  # the caller's name for it; then the id of its current request
     session_id: str | None
     extra: Mapping[str, Any] | None = None  # more fields of the request; if given, answers keep their raw form
     images: ImageInputs | None = None
@@ -138,6 +138,7 @@ class Requests:
         if (name := call.rid) in self.live:
             raise EngineRejected(f"a request with the id {name!r:.100} is under way already", status=400, kind="rid")
         self.live[name] = call
+        call.rid = uuid.uuid4().hex  # not the name: an engine aborts all ids that begin with an aborted id
         try:
             with call.waiting:
                 yield

@@ -142,7 +142,7 @@ async def test_a_call_that_waits_for_a_place_or_is_held_can_be_aborted() -> None
             group.start_soon(call, "held")
             await anyio.wait_all_tasks_blocked()
             await pool.abort("held")
-    assert [body["rid"] for body in server.generates] == ["first"]
+    assert len(server.generates) == 1
     assert [(got[name].ids, got[name].finish_reason.type) for name in ("queued", "held")] == [([], "abort")] * 2
 
 

@@ -67,6 +67,17 @@ async def test_engines_join_with_the_current_weights_and_leave(tmp_path: Path) -
             await pool.join(two.url)
 
 
+async def test_an_engine_gets_no_request_before_it_is_checked() -> None:
+    async with serving(ok([5])) as one, serving(ok([6])) as two, EnginePool([one.url], FAST, vocab_size=512) as pool:
+        two.deaf = True
+        async with anyio.create_task_group() as group:
+            group.start_soon(pool.join, two.url)
+            await until(lambda: two.probes > 0)
+            assert {(await pool.generate([1], PARAMS)).ids[0] for _ in range(4)} == {5}
+            group.cancel_scope.cancel()
+        assert pool.urls == (one.url,)
+
+
 async def test_an_engine_joins_in_place_of_one_that_does_not_answer(tmp_path: Path) -> None:
     settings = FAST.model_copy(update={"engine_control_timeout": 1.0})
     async with (
