@@ -28,9 +28,9 @@ from torch.nn.functional import linear, scaled_dot_product_attention
 from agentrl.engine.embedded import kernels
 from agentrl.engine.embedded.core import Engine
 from agentrl.engine.embedded.model import for_serving
-from agentrl.engine.embedded.params import RequestSampling
 from agentrl.engine.embedded.sequence import SequenceState
 from agentrl.engine.embedded.stopping import StopRules
+from agentrl.engine.request_sampling import RequestSampling
 
 VOCABULARY, CONTEXT, GROUP = 4096, 1024, 8
 SIZES = {".85M": (4, 96), "7M": (6, 256), "29M": (8, 512)}

@@ -11,6 +11,7 @@ from agentrl.chat import Chat
 from agentrl.check.findings import wrong_ids
 from agentrl.check.policy import Policy
 from agentrl.config import RunSettings
+from agentrl.config.model_info import read_model_info
 from agentrl.engine.wire import SamplingParams
 from agentrl.envs import AgentEnvironment, Environment, EnvSpec
 from agentrl.errors import AgentRLError
@@ -65,7 +66,8 @@ async def play_session(
     settings: RunSettings, chat: Chat, entry: EnvSpec, sample: Sample, policy: Policy
 ) -> PlayedSession:
     """Have an agent play one sample's prompt against a policy, and compare ids and masks with the policy's."""
-    room, played, began = settings.rollout.rollout_max_context_len or _ROOM, PlayedSession(), time.monotonic()
+    model, played, began = read_model_info(settings.train.hf_checkpoint), PlayedSession(), time.monotonic()
+    room = settings.rollout.rollout_max_context_len or (model.context_length if model else None) or _ROOM
     gateway = Gateway(chat, policy, context_length=room)
     async with set_up([entry], settings.cluster.start_timeout), gateway.serving():
         env = entry.make()

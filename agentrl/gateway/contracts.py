@@ -86,7 +86,8 @@ class AgentTurn:
         parsed: content, reasoning and calls; the ids of the calls are unique in the session. A broken call is text in
             `content`, so that the agent sees it.
         finish: `stop`, `calls` (the turn has tool calls) or `length`.
-        prompt_tokens, cached_tokens, completion_tokens: counts for the agent's usage display."""
+        prompt_tokens, cached_tokens, completion_tokens: counts for the agent's usage display.
+        stop: the request's stop string that ended the turn. `content` ends before it; the model's ids include it."""
 
     id: str
     created: int
@@ -95,3 +96,4 @@ class AgentTurn:
     prompt_tokens: int = 0
     cached_tokens: int = 0
     completion_tokens: int = 0
+    stop: str | None = None

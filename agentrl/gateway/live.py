@@ -28,6 +28,7 @@ class LiveTurn:
 
     Args:
         parser: of the model's turns; None if the texts come with the whole turn.
+        stops: stop strings of the request; the content ends before them.
 
     Attributes:
         placed: set once the request has a node.
@@ -36,8 +37,8 @@ class LiveTurn:
 
     turn: AgentTurn
 
-    def __init__(self, parser: TurnParser | None = None) -> None:
-        self._parser, self.placed, self._more = parser, asyncio.Event(), asyncio.Event()
+    def __init__(self, parser: TurnParser | None = None, stops: Sequence[str] = ()) -> None:
+        self._parser, self._stops, self.placed, self._more = parser, stops, asyncio.Event(), asyncio.Event()
         self._pieces: dict[str, list[str]] = {name: [] for name in TEXTS}
         self.whole, self._looked = False, 0.0
 
@@ -68,7 +69,8 @@ class LiveTurn:
         assert self._parser is not None
         if (now := time.monotonic()) - self._looked >= _SECONDS:
             self._looked = now
-            self._add(stable_prefix(self._parser, orjson.loads(reply.body)["text"]))
+            reasoning, content = stable_prefix(self._parser, orjson.loads(reply.body)["text"])
+            self._add((reasoning, hold_back(_before(content, self._stops), self._stops).rstrip()))
 
     def finish(self, turn: AgentTurn) -> None:
         """Take the whole turn."""

@@ -7,8 +7,8 @@
 4. Only the run controls pauses, caches, weights and memory: such requests are refused."""
 
 import asyncio
-import math
 import re
+from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import fields
@@ -61,6 +61,8 @@ _PASSED: Final = """
     return_hidden_states return_routed_experts priority lora_path
 """
 """Fields of `/generate` that go along where the pool asks."""
+_MOST_UNREAD: Final = 64 << 20
+"""Bytes of a stream that its client has not read."""
 _KNOWN: Final = {each.name for each in fields(SamplingParams)} - set(REQUEST_LEVEL_FIELDS)
 
 
@@ -123,7 +125,7 @@ class EngineRouter:
             ask, note = partial(ask, ids), partial(self._listed, ids, "" if session else own)
         answer = partial(_answer, partial(ask, session_id=session or own), note)
         if body.get("stream"):
-            return await _streamed(request, partial(_events, answer))
+            return await _streamed(request, partial(_events, answer), newest=True)
         return Response(await until_done(request, answer), media_type="application/json")
 
     def _listed(self, ids: list[int], session: str, got: Generation) -> None:
@@ -253,22 +255,37 @@ async def _events(answer: Callable[..., Awaitable[bytes]], sink: Callable[[Reply
     return event(await answer(lambda part: sink(event(part.body))), b"data: [DONE]\n\n")
 
 
-async def _streamed(request: Request, relay: Callable[..., Awaitable[Reply]]) -> Response:
-    """Answer with the parts that `relay` gives to its `sink`, and its end."""
-    parts = _parts(relay)
+async def _streamed(request: Request, relay: Callable[..., Awaitable[Reply]], newest: bool = False) -> Response:
+    """Answer with the parts that `relay` gives to its `sink`, and its end. `newest`: each part has all of the earlier
+    ones, and a slow client gets only the newest."""
+    parts = _parts(relay, newest)
     first = await until_done(request, partial(anext, parts))
     return StreamingResponse(_bodies(first, parts), first.status, {"content-type": first.content_type})
 
 
-async def _parts(relay: Callable[..., Awaitable[Reply]]) -> AsyncGenerator[Reply]:
+async def _parts(relay: Callable[..., Awaitable[Reply]], newest: bool) -> AsyncGenerator[Reply]:
     """Yield the parts of an answer as they come, and its end. They are taken from the engine also while the client does not
-    read: a weight update waits for engines, not for clients."""
-    into, parts = anyio.create_memory_object_stream[Reply](math.inf)
-    task = asyncio.ensure_future(relay(sink=into.send_nowait))
-    task.add_done_callback(lambda _: into.close())
+    read: a weight update waits for engines, not for clients. A client that leaves too much unread gets an error."""
+    unread, more, size = deque[Reply](maxlen=1 if newest else None), asyncio.Event(), 0
+
+    def sink(part: Reply) -> None:
+        nonlocal size
+        size += len(part.body)
+        if size > _MOST_UNREAD and not newest:
+            raise EngineRejected(f"the client left more than {_MOST_UNREAD >> 20} MiB of the stream unread")
+        unread.append(part)
+        more.set()
+
+    task = asyncio.ensure_future(relay(sink=sink))
+    task.add_done_callback(lambda _: more.set())
     try:
-        async for part in parts:
-            yield part
+        while unread or not task.done():
+            await more.wait()
+            more.clear()
+            while unread:
+                part = unread.popleft()
+                size -= len(part.body)
+                yield part
         yield await task
     finally:
         task.cancel()

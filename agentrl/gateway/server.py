@@ -39,6 +39,8 @@ from agentrl.serving.server import aside, listen, read_json, served, served_at
 KEEP_ALIVE = 5
 """Seconds between keep-alives of a stream that waits for the model."""
 MOST_SESSIONS = 100_000
+_LONGEST_PLACE = 70
+"""Characters of a folder for sockets. With the rest of the path, Linux takes 107."""
 _EVENTS = "text/event-stream"
 _FINAL = {"x-should-retry": "false"}
 """Tells OpenAI's and Anthropic's clients that the same request will be refused again."""
@@ -95,7 +97,9 @@ class Gateway:
         """Serve agents in this event loop until the block ends, at the yielded address and at a Unix socket. Sessions that
         are open at the end fail."""
         async with AsyncExitStack() as stack:
-            folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="agentrl-gateway-"))
+            place = tempfile.gettempdir()
+            place = place if len(place) <= _LONGEST_PLACE else "/tmp"
+            folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="agentrl-gateway-", dir=place))
             self.base = await stack.enter_async_context(served(self.agent_app, listener or listen(host, 0), host))
             self.socket = Path(folder, "socket")
             await stack.enter_async_context(served_at(self.agent_app, str(self.socket), host))
@@ -167,12 +171,12 @@ class Gateway:
         asked, run = wire.read(body, request.headers, None if counting else session.memo), partial(aside, request)
         size = int(request.headers.get("content-length") or len(orjson.dumps(body)))
         if counting:
-            return Json({"input_tokens": await session.measure(asked, size, run)})
+            return Json({"input_tokens": await until_done(request, partial(session.measure, asked, size, run))})
         if not asked.stream:
             node, turn = await until_done(request, partial(session.turn, asked, size, run))
             node.delivered = True
             return Json(wire.answer(asked, turn))
-        live = LiveTurn(self.chat.turn_parser if self._streams else None)
+        live = LiveTurn(self.chat.turn_parser if self._streams else None, asked.stop)
         task = asyncio.create_task(session.turn(asked, size, run, live))
         await _first(task, live.placed)
         if task.done():
@@ -198,7 +202,8 @@ class Gateway:
         body = await _fields(request, kinds)
         index, metadata = body.get("index"), body.get("metadata", {})
         origin = Sample(group_index=body.get("group_index"), index=index, rollout_id=index, metadata=metadata)
-        session = self.open(origin, read_sampling(body.get("sampling", {})), read_limits(body.get("limits", {})))
+        sampling = read_sampling(body.get("sampling", {}), self.chat.vocab_size)
+        session = self.open(origin, sampling, read_limits(body.get("limits", {})))
         return {"id": session.token, "base_url": self.url(session)}, 201
 
     async def _list(self, _: Request) -> tuple[Any, int]:

@@ -15,9 +15,19 @@ from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
 from agentrl.chat import Chat
 from agentrl.engine.images import ImageInputs
+from agentrl.engine.request_sampling import RequestSampling
 from agentrl.engine.transport import Sink
 from agentrl.engine.wire import Generation, SamplingParams
-from agentrl.errors import EngineFailure, EngineRejected, EngineTimeout, EngineUnreachable, MediaError, TemplateError
+from agentrl.errors import (
+    EngineFailure,
+    EngineRejected,
+    EngineTimeout,
+    EngineUnreachable,
+    EnvFailure,
+    Failure,
+    MediaError,
+    TemplateError,
+)
 from agentrl.gateway.contracts import AgentRequest, AgentTurn, Memo, Refusal
 from agentrl.gateway.live import LiveTurn
 from agentrl.gateway.record import SessionRecord
@@ -25,7 +35,9 @@ from agentrl.gateway.roles import Roles
 from agentrl.gateway.tree import Reading, SessionTree, TurnNode
 from agentrl.gateway.wires.common import in_order_of_calls
 from agentrl.media import has_images, take_images
+from agentrl.plugins import describe_error
 from agentrl.sample import Message, Sample
+from agentrl.serving.http import RequestError
 
 S = TypeVar("S")
 T = TypeVar("T")
@@ -87,15 +99,22 @@ class Limits(BaseModel):
     """Seconds without a request after which the session refuses further requests."""
 
 
-def read_sampling(given: Mapping[str, Any]) -> SamplingParams:
-    """Read a session's sampling parameters under SGLang's names. Raises Refusal: an unknown name or wrong type."""
+def read_sampling(given: Mapping[str, Any], vocab_size: int) -> SamplingParams:
+    """Read a session's sampling parameters under SGLang's names. Raises Refusal: an unknown name, a wrong type, or a value
+    that SGLang refuses."""
     if unknown := sorted(given.keys() - _NAMES):
         known = ", ".join(sorted(_NAMES))
         raise Refusal(f"sampling.{unknown[0]}: there is no such parameter; expected some of {known}")
     try:
-        return _SAMPLING.validate_json(orjson.dumps(given), strict=True)
+        params = _SAMPLING.validate_json(orjson.dumps(given), strict=True)
+        RequestSampling.decode(params.to_wire(), vocab_size=vocab_size)
     except ValidationError as error:
         raise _invalid("sampling", error) from None
+    except RequestError as error:
+        raise Refusal(f"sampling: {error}") from None
+    if params.max_new_tokens == 0:
+        raise Refusal("sampling.max_new_tokens: expected at least 1")
+    return params
 
 
 def read_limits(given: Mapping[str, Any]) -> Limits:
@@ -126,7 +145,7 @@ class Session:
         refusals: the last messages of refused requests.
         memo: what the wire formats have read of earlier requests.
         record: after `close`, the tree in the form that a Sample keeps.
-        failure: the engine failure that ended the last request, or the gateway's end during the session; else None."""
+        failure: what ended the last request and is not the agent's fault, or the gateway's end; else None."""
 
     chat: Chat
     engine: TurnSampler
@@ -148,7 +167,7 @@ class Session:
         self._histories = dict[str, list[Message]]()
         self.refusals: deque[str] = deque(maxlen=20)
         self.memo, self.record = Memo(), dict[str, Any]()
-        self.failure: EngineFailure | None = None
+        self.failure: Failure | None = None
 
     async def turn(
         self, request: AgentRequest, size: int, run: WorkRunner, live: LiveTurn | None = None
@@ -183,10 +202,12 @@ class Session:
                     self.tree.discard(node)
 
     async def measure(self, request: AgentRequest, size: int, run: WorkRunner) -> int:
-        """Return the number of prompt tokens of a request. Raises Refusal: the template cannot render the prompt."""
-        request = self._whole(await self._with_references(request, size, run))
-        async with self._lock:
-            tokens: int = await run(self._blamed, self.tree.measure, request, size=size)
+        """Return the number of prompt tokens of a request. Raises Refusal: the session is closed or at a limit, or the
+        template cannot render the prompt."""
+        with self._admitted(size, requests=0):
+            request = self._whole(await self._with_references(request, size, run))
+            async with self._lock:
+                tokens: int = await run(self._blamed, self.tree.measure, request, size=size)
         return tokens
 
     def refused(self, refusal: Refusal) -> None:
@@ -227,7 +248,7 @@ class Session:
     # ---- steps of a turn --------------------------------------------------------------------------------------
 
     @contextmanager
-    def _admitted(self, size: int) -> Iterator[None]:
+    def _admitted(self, size: int, requests: int = 1) -> Iterator[None]:
         """Count a request. Raises Refusal: the session is at a limit, is closed, or is closed during the request."""
         limits, counts, now = self.limits, self.counts, self.clock()
         beyond = {
@@ -242,7 +263,7 @@ class Session:
         if reason := next((name for name, holds in beyond.items() if holds), ""):
             raise Refusal(f"the request exceeds a limit of the session: {reason}", "limit", reason)
         self._last = now
-        counts.update(requests=1, bytes=size)
+        counts.update(requests=requests, bytes=size)
         with anyio.CancelScope() as scope:
             self._scopes.add(scope)
             try:
@@ -319,18 +340,25 @@ class Session:
             refusal = _refusal(error)
             if refusal.kind == "context":
                 self.tree.overflowed(node)
-            else:
+            elif refusal.kind != "invalid":
                 self.failure = error
             raise refusal from error
         return got
 
     def _answered(self, node: TurnNode, request: AgentRequest, got: Generation, begun: AgentTurn) -> AgentTurn:
-        told, self.failure = self.tree.sampled(node, got), None
+        stop = matched if (matched := got.finish_reason.matched) in request.stop else None
+        assert stop is None or isinstance(stop, str)
+        try:
+            told, self.failure = self.tree.sampled(node, got, stop), None
+        except Exception as error:
+            self.failure = EnvFailure(f"the parser of the model's turns raised {describe_error(error)}")
+            raise Refusal(str(self.failure), "failed") from error
         self.counts["sampled"] += len(got.ids)
         turn = replace(
             begun,
             parsed=told,
             finish=node.finish or "stop",
+            stop=stop,
             cached_tokens=got.cached_tokens,
             completion_tokens=len(got.ids),
         )
@@ -344,4 +372,6 @@ def _refusal(error: EngineFailure) -> Refusal:
         return Refusal(str(error), "overloaded")
     if isinstance(error, EngineRejected) and error.kind == "context_overflow":
         return Refusal(f"prompt is too long: {error}", "context")
+    if isinstance(error, EngineRejected) and error.status == 400:
+        return Refusal(str(error))  # of what the request asks for
     return Refusal(str(error), "failed")

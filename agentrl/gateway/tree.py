@@ -311,8 +311,9 @@ class SessionTree:
 
     # ---- the model's turn -------------------------------------------------------------------------------------
 
-    def sampled(self, node: TurnNode, got: Generation) -> ParsedTurn:
-        """Complete `node` with the engine's answer, and return the turn. Broken calls become text."""
+    def sampled(self, node: TurnNode, got: Generation, stop: str | None = None) -> ParsedTurn:
+        """Complete `node` with the engine's answer, and return the turn. Broken calls become text. `stop`: the stop string
+        that ended the turn; the returned content ends before it."""
         self._full.pop(node.family_root, None)
         parsed = node.chat.append_model_turn(got.ids)
         node.ids, node.log_probs = array("i", got.ids), array("d", got.log_probs)
@@ -323,6 +324,8 @@ class SessionTree:
             parsed = self._without_calls(got.ids)
         node.calls = tuple(call.id for call in parsed.tool_calls)
         told = replace(parsed, tool_calls=tuple(replace(c, id=f"{c.id}_{node.number}") for c in parsed.tool_calls))
+        if stop is not None and stop in told.content:
+            told = replace(told, content=told.content.rpartition(stop)[0].rstrip())
         cut = got.finish_reason.type == "length"
         node.finish = "length" if cut else "calls" if node.calls else "stop"
         message = normalise_messages([told.to_message()])[0]

@@ -47,7 +47,8 @@ async def play_agent(
     if not samples and session.counts["refused/context"]:
         raise ContextOverflow(f"the agent's prompt does not fit: {session.refusals[-1]}")
     if not samples:
-        raise AgentFailure(f"the agent ended without an answered request{_end(sample)}", kind="agent_silent")
+        refused = f"; its last refusal: {session.refusals[-1]}" if session.refusals else ""
+        raise AgentFailure(f"the agent ended without an answered request{_end(sample)}{refused}", kind="agent_silent")
     return samples
 
 

@@ -36,7 +36,7 @@ STALE = "too old"  # the ledger's reason for a group that was dropped or is gene
 BROKEN_OFF = "broken off"  # the ledger's reason for a group that was in flight when the run stopped or failed
 _AT_ONCE = 64  # maximum number of results that are recorded at once
 LOST = "worker lost"  # the ledger's reason for a group whose worker died
-_MOST_LOSSES = 5  # deaths of workers after which a group that all of them played is dropped: it may be the cause
+MOST_LOSSES = 5  # deaths of workers after which a group that all of them played is dropped: it may be the cause
 
 
 class Rollout(NamedTuple):
@@ -254,7 +254,7 @@ class RolloutCoordinator:
         rewards = [row["reward"] for row in stats.offered if "reward" in row]
         if flight.lost:
             self._losses[number] += 1
-        deadly = flight.lost and self._losses[number] >= _MOST_LOSSES
+        deadly = flight.lost and self._losses[number] >= MOST_LOSSES
         keep = (False if deadly else None) if played is None else played.verdict.kept(scarce=self._admission.scarce)
         self._admission.finished(lease.version, keep=keep)
         if played is None:

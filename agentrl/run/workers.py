@@ -27,6 +27,7 @@ from agentrl.engine.pool import EnginePool as EnginePool
 from agentrl.engine.weights import DiskUpdate
 from agentrl.errors import AgentRLError, ungrouped
 from agentrl.groups import Group
+from agentrl.rollout.coordinator import LOST, MOST_LOSSES
 from agentrl.rollout.failures import DropGroup
 from agentrl.rollout.stats import RolloutStats, Tally
 from agentrl.rollout.worker import Lease, LeaseProgress, Played, WorkerLost
@@ -254,6 +255,7 @@ class RolloutWorkers(Player, EngineFollower):
         self._settings, self._start, self._pool, self._watchdog = settings, start, pool, watchdog
         self._workers: dict[int, _Worker] = {}
         self._view, self._numbers, self._changed = EngineView(), count(), anyio.Event()
+        self._given_up: set[int] = set()  # a run begins without them; they are started again all the same
 
     @classmethod
     @asynccontextmanager
@@ -287,7 +289,7 @@ class RolloutWorkers(Player, EngineFollower):
         return replace(played, group=group, data=played.data if played.verdict.keep_when_insufficient else b"")
 
     async def evaluate(self, number: int, group: Group, tally: Tally) -> Group:
-        while True:
+        for _ in range(MOST_LOSSES):
             with suppress(WorkerLost):
                 answer = await self._ask(Order(next(self._numbers), group, number), _Call(len(group)))
                 tally.stats += answer.stats or RolloutStats()
@@ -295,6 +297,7 @@ class RolloutWorkers(Player, EngineFollower):
                     raise DropGroup(answer.dropped)
                 assert isinstance(answer.result, bytes)
                 return decode_group(answer.result, "a group of an evaluation")
+        raise DropGroup(LOST)
 
     async def pause(self) -> None:
         await self._tell(replace(self._view, held="rollout"))
@@ -376,6 +379,7 @@ class RolloutWorkers(Player, EngineFollower):
         """Run worker `number`, and start it again when it dies."""
         failed = 0
         while True:
+            await anyio.sleep(min(0.01 * 2**failed - 0.01, 60.0))
             worker = _Worker(self._start(number))
             serving = asyncio.ensure_future(worker.process.serve())
             try:
@@ -395,6 +399,9 @@ class RolloutWorkers(Player, EngineFollower):
                 if failed >= _ATTEMPTS and not self._workers:
                     raise AgentRLError(f"rollout worker {number} died at each of {failed} starts: {error}") from None
                 _log.warning("rollout worker %d is lost and is replaced: %s", number, error)
+                if failed >= _ATTEMPTS:
+                    self._given_up.add(number)
+                    self._notify()
             finally:
                 self._workers.pop(number, None)
                 worker.end()
@@ -413,7 +420,7 @@ class RolloutWorkers(Player, EngineFollower):
             worker.receive(await worker.process.answers())
 
     async def _all_ready(self) -> None:
-        while len(self._workers) < self._settings.cluster.rollout_workers:
+        while len(self._given_up | self._workers.keys()) < self._settings.cluster.rollout_workers:
             await self._changed.wait()
 
     def _notify(self) -> None:

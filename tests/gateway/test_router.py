@@ -4,7 +4,7 @@ import os
 import signal
 import socket
 from array import array
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
 from itertools import pairwise
@@ -22,7 +22,10 @@ from hypothesis import strategies as st
 from agentrl.engine.local import in_process
 from agentrl.engine.pool import EnginePool
 from agentrl.engine.settings import EngineSettings
+from agentrl.engine.transport import Reply
 from agentrl.engine.wire import FinishReason, Generation
+from agentrl.errors import EngineRejected
+from agentrl.gateway import router as router_module
 from agentrl.gateway.prefix_cache import Piece, PrefixCache, PrefixTree
 from agentrl.gateway.router import _tokenizer, router
 from agentrl.gateway.served.openai import ROUTES
@@ -682,3 +685,24 @@ async def test_the_command_starts_while_engines_load_or_are_stopped() -> None:
                     assert (await ask(client, input_ids=[1]))["output_ids"] == [7]
                 process.send_signal(signal.SIGTERM)
                 assert await process.wait() == 0
+
+
+@pytest.mark.parametrize("newest", [True, False])
+async def test_a_client_that_does_not_read_its_stream_costs_little_memory(
+    newest: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(router_module, "_MOST_UNREAD", 50)
+
+    async def relay(sink: Callable[[Reply], None]) -> Reply:
+        for number in range(10):
+            sink(Reply(200, b"%d" % number * 10))
+        return Reply(200, b"end")
+
+    parts = router_module._parts(relay, newest)
+    found = [(await anext(parts)).body]
+    if newest:
+        assert [*found, *[part.body async for part in parts]] == [b"9" * 10, b"end"]
+    else:
+        with pytest.raises(EngineRejected, match="unread"):
+            found += [part.body async for part in parts]
+        assert found == [b"0" * 10]

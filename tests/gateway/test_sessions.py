@@ -2,6 +2,9 @@
 
 import asyncio
 import json
+import random
+import tempfile
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -10,12 +13,12 @@ from aiohttp import web
 
 from agentrl.buffer.codec import encode_group
 from agentrl.engine.pool import EnginePool
-from agentrl.engine.wire import SamplingParams
-from agentrl.errors import EngineUnreachable
+from agentrl.engine.wire import FinishReason, SamplingParams
+from agentrl.errors import EngineRejected, EngineUnreachable, EnvFailure
 from agentrl.gateway.contracts import AgentRequest, Refusal
 from agentrl.gateway.server import Gateway
 from agentrl.gateway.sessions import Limits
-from agentrl.gateway.tree import TurnNode
+from agentrl.gateway.tree import SessionTree, TurnNode
 from agentrl.sample import Sample
 from tests.engine import faults
 from tests.engine.faults import until
@@ -204,3 +207,100 @@ async def test_a_session_that_is_closed_while_a_request_is_placed_has_no_node_of
     with pytest.raises(Refusal):
         await session.turn(AgentRequest(messages=BEGUN), 10, run)
     assert session.tree.nodes == {}
+
+
+class StoppingEngine(LoggingEngine):
+    """Ends a turn with the first stop string in it, which the ids include."""
+
+    def _ids(self, said: str, rng: random.Random, params: SamplingParams) -> tuple[list[int], FinishReason]:
+        for stop in params.stop or ():
+            if stop in said:
+                return self.chat.encode(said[: said.index(stop) + len(stop)]), FinishReason("stop", stop)
+        return super()._ids(said, rng, params)
+
+
+@pytest.mark.parametrize(("path", "field"), [("chat/completions", "stop"), ("messages", "stop_sequences")])
+async def test_an_answer_ends_before_the_agents_stop_string(path: str, field: str) -> None:
+    engine = StoppingEngine(make_chat("qwen3"), lambda *_: "One two HALT three", damage=False)
+    async with serving(engine.chat, engine) as served:
+        base = await served.open(index=0, group_index=0)
+        body: Json = {"model": "m", "messages": BEGUN, "max_tokens": 50, field: ["HALT"]}
+        answer = (await served.agents.post(f"{base}/{path}", json=body)).json()
+        if path == "messages":
+            assert (answer["stop_reason"], answer["stop_sequence"]) == ("stop_sequence", "HALT")
+            said = {"role": "assistant", "content": answer["content"]}
+            assert answer["content"] == [{"type": "text", "text": "One two"}]
+        else:
+            said = answer["choices"][0]["message"]
+            assert (said["content"], answer["choices"][0]["finish_reason"]) == ("One two", "stop")
+        body["messages"] = [*BEGUN, said, {"role": "user", "content": "go on"}]
+        assert (await served.agents.post(f"{base}/{path}", json=body)).status_code == 200
+        assert [node["reason"] for node in (await served.tree(base))["nodes"]] == ["first", "extend"]
+        (sample,) = (await served.close(base, reward=1.0)).samples
+        assert engine.chat.decode(sample.tokens).count("One two HALT") == 2
+
+
+WRONG: list[Json] = [
+    {"temperature": -1},
+    {"top_p": 0},
+    {"max_new_tokens": -5},
+    {"max_new_tokens": 0},
+    {"stop_token_ids": [1 << 20]},
+    {"min_new_tokens": 9, "max_new_tokens": 8},
+]
+
+
+@pytest.mark.parametrize("sampling", WRONG)
+async def test_sampling_that_no_engine_takes_is_refused_when_the_session_opens(sampling: Json) -> None:
+    engine = engine_of("Done.")
+    async with serving(engine.chat, engine) as served:
+        response = await served.owner.post("/sessions", json={"sampling": sampling})
+    assert response.status_code == 400
+    assert next(iter(sampling)) in response.text
+
+
+async def test_what_an_engine_refuses_of_a_request_is_the_agents_fault() -> None:
+    refused = EngineRejected("min_new_tokens must be in [0, 6]", status=400)
+    engine = engine_of(refused, EngineRejected("broken", status=500), "Done.")
+    async with serving(engine.chat, engine) as served:
+        base = await served.open(index=0, group_index=0)
+        (session,) = served.gateway._sessions.values()
+        for status, failed in ((400, False), (502, True), (200, False)):
+            assert (await ask(served, base, BEGUN)).status_code == status
+            assert (session.failure is not None) == failed
+
+
+async def test_counting_a_prompt_is_within_the_sessions_limits() -> None:
+    engine = engine_of("Done.")
+    async with serving(engine.chat, engine) as served:
+        base = await served.open(index=0, group_index=0, limits={"bytes": 400, "requests": 1})
+        body = {"model": "m", "messages": [{"role": "user", "content": "x" * 100}]}
+        counted = [await served.agents.post(f"{base}/messages/count_tokens", json=body) for _ in range(3)]
+        assert [response.status_code for response in counted] == [200, 200, 429]
+        assert "bytes" in counted[-1].text
+        assert (await served.tree(base))["counts"].get("requests", 0) == 0
+
+
+async def test_a_parser_that_raises_fails_the_session_and_not_the_server(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: Any) -> None:
+        raise RuntimeError("the user's parser")
+
+    engine = engine_of("Done.")
+    async with serving(engine.chat, engine) as served:
+        base = await served.open(index=0, group_index=0)
+        monkeypatch.setattr(SessionTree, "sampled", broken)
+        for stream in (False, True):
+            response = await ask(served, base, BEGUN, stream=stream)
+            assert "the user's parser" in response.text
+            assert response.status_code == 502
+        (session,) = served.gateway._sessions.values()
+        assert isinstance(session.failure, EnvFailure)
+
+
+async def test_a_long_folder_for_temporary_files_is_no_trouble(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / ("long" * 30)))
+    Path(tempfile.gettempdir()).mkdir()
+    engine = engine_of("Done.")
+    gateway = Gateway(engine.chat, engine, context_length=1000)
+    async with gateway.serving():
+        assert gateway.socket.is_socket()

@@ -186,6 +186,20 @@ async def test_a_group_of_an_evaluation_is_played_again_after_its_worker_died() 
             await dropped
 
 
+async def test_a_group_of_an_evaluation_that_kills_its_workers_is_dropped() -> None:
+    farm = Farm()
+    async with farm.open() as workers:
+        call = asyncio.ensure_future(workers.evaluate(1, finished(3), Tally()))
+        while not call.done():
+            await settle()
+            for process in farm.started:
+                if process.orders:
+                    process.dead.set()
+        with pytest.raises(DropGroup, match="worker lost"):
+            await call
+    assert sum(bool(process.orders) for process in farm.started) == 5
+
+
 async def test_workers_follow_the_engines_also_one_that_starts_during_an_update(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
@@ -222,13 +236,17 @@ async def test_what_a_worker_cannot_open_ends_the_run_at_once_and_one_that_dies_
     with pytest.raises(AgentRLError, match="died at each of 5 starts: start"):
         async with farm.open():
             pass
-    farm = Farm([None, *(ComponentLost(f"start {n}") for n in range(9))])
+    farm = Farm([None, *(ComponentLost(f"start {n}") for n in range(6))])
     async with farm.open() as workers:
+        assert len(farm.started) == 6, "the run begins without it"
         call = farm.play(workers, 0)
         await settle()
         farm.started[0].end(0)
         await call
-    assert len(farm.started) == 11, "it is started again as long as another worker is ready"
+        async with asyncio.timeout(60):
+            while (await workers.figures())["workers/ready"] < 2:
+                await asyncio.sleep(0.01)
+    assert len(farm.started) == 8, "it is started again as long as another worker is ready"
 
 
 async def test_a_call_that_is_cancelled_before_it_begins_is_answered_too() -> None:

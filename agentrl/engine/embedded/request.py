@@ -15,9 +15,9 @@ from pydantic import BaseModel, FailFast, Field, Strict, TypeAdapter, Validation
 
 from agentrl.engine.embedded.images import ImageReader, PromptImages
 from agentrl.engine.embedded.model import Vocabulary
-from agentrl.engine.embedded.params import RequestSampling
 from agentrl.engine.embedded.sequence import SequenceState, Wanted
 from agentrl.engine.embedded.stopping import StopRules
+from agentrl.engine.request_sampling import RequestSampling
 from agentrl.serving.http import fields_of, invalid_body, refused
 
 MAX_SEQUENCES, MAX_TOKENS, MAX_LOG_PROBS = 4096, 1 << 24, 1 << 22

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from agentrl.engine.embedded import filtering
-from agentrl.engine.embedded.params import RequestSampling
+from agentrl.engine.request_sampling import RequestSampling
 
 # The tokens that the filters left of one row: ids, likeliest first, and the chosen token's log-prob among them.
 Kept = tuple[NDArray[np.int32], float]

@@ -15,9 +15,9 @@ from pydantic import BaseModel, NonNegativeInt
 
 from agentrl.engine.embedded.images import Ids, PromptImages
 from agentrl.engine.embedded.model import Rows
-from agentrl.engine.embedded.params import RequestSampling
 from agentrl.engine.embedded.sampling import Kept
 from agentrl.engine.embedded.stopping import StopRules
+from agentrl.engine.request_sampling import RequestSampling
 
 if TYPE_CHECKING:
     from agentrl.engine.embedded.grammar import Grammar

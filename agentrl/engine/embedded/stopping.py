@@ -10,7 +10,7 @@ from typing import Any
 
 import regex
 
-from agentrl.engine.embedded.params import RequestSampling
+from agentrl.engine.request_sampling import RequestSampling
 
 MAX_SEARCH = 0.02
 Decode = Callable[[Sequence[int], bool], str]  # (ids, skip_special_tokens) -> text

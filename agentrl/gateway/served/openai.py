@@ -14,10 +14,10 @@ from starlette.responses import Response
 
 from agentrl.chat.messages import normalise_messages
 from agentrl.engine.embedded.generate import event_stream, final_answers, raise_for_failed, read
-from agentrl.engine.embedded.params import RequestSampling
 from agentrl.engine.embedded.request import GenerateRequest
 from agentrl.engine.embedded.service import EngineService
 from agentrl.engine.images import ImageInputs
+from agentrl.engine.request_sampling import RequestSampling
 from agentrl.errors import MediaError, TemplateError
 from agentrl.gateway.contracts import Body
 from agentrl.gateway.live import hold_back
@@ -41,7 +41,8 @@ async def chat_completions(request: Request) -> Response:
         seen = ImageInputs.of(images, chat.image_spans(ids, normalise_messages(shown)))
     with _blamed("response_format or tools have no JSON schema"):
         forced = await to_thread.run_sync(required_output, chat, service.grammars, body, tools)
-    limit = body.get("max_completion_tokens", body.get("max_tokens"))
+    newer = body.get("max_completion_tokens")
+    limit = body.get("max_tokens") if newer is None else newer
     parser = chat.turn_parser if tools else chat.turn_parser.without_calls()
     parsed = parser if tools or parser.reads else None
     top = field(body, "top_logprobs", int, 0)
@@ -68,7 +69,7 @@ async def completions(request: Request) -> Response:
     if body.get("suffix"):
         raise openai_error("suffix is not supported by the embedded engine.")
     top = field(body, "logprobs", int, 0)
-    limit = body.get("max_tokens", 16)
+    limit = 16 if body.get("max_tokens") is None else body["max_tokens"]
     translated = _translate(body, body["prompt"], limit, top=top, logprobs=body.get("logprobs") is not None)
     if body.get("echo"):
         translated["logprob_start_len"] = 0

@@ -9,9 +9,9 @@ import pytest
 
 from agentrl.engine.embedded.core import Engine
 from agentrl.engine.embedded.model import load_model
-from agentrl.engine.embedded.params import RequestSampling
 from agentrl.engine.embedded.sequence import SequenceState, Wanted
 from agentrl.engine.embedded.stopping import StopRules
+from agentrl.engine.request_sampling import RequestSampling
 from agentrl.numerics.vision import Vision
 from agentrl.sample import Origin, Sample
 from tests.support.vision import IMAGE_PAD, ROWS

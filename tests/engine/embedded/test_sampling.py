@@ -8,8 +8,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agentrl.engine.embedded.params import RequestSampling
 from agentrl.engine.embedded.sampling import adjust, choose
+from agentrl.engine.request_sampling import RequestSampling
 from tests.support.nightly import examples
 
 LOGITS = st.lists(st.floats(-8, 8), min_size=2, max_size=40)

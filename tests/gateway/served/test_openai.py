@@ -66,6 +66,13 @@ def test_a_chat_without_a_limit_goes_on_to_the_end_of_the_context(client: TestCl
     assert sum(answer["usage"][name] for name in ("prompt_tokens", "completion_tokens")) > 200
 
 
+def test_a_limit_that_is_null_is_not_given(client: TestClient) -> None:
+    answer = chat(client, max_tokens=3, max_completion_tokens=None, ignore_eos=True).json()
+    assert answer["usage"]["completion_tokens"] == 3
+    body = {"model": "m", "prompt": "a", "max_tokens": None, "ignore_eos": True}
+    assert client.post("/v1/completions", json=body).json()["usage"]["completion_tokens"] == 16
+
+
 def test_a_model_is_found_by_its_name(client: TestClient) -> None:
     assert client.get("/v1/models/a/b").json() == client.get("/v1/models").json()["data"][0]
     assert client.get("/v1/models/c").status_code == 404
