@@ -36,11 +36,17 @@ from agentrl.sample import Sample
 
 
 async def run_environment(
-    context: RolloutContext, sample: Sample, params: SamplingParams, *, grade: bool = True
+    context: RolloutContext,
+    sample: Sample,
+    params: SamplingParams,
+    *,
+    grade: bool = True,
+    parts: list[Sample] | None = None,
 ) -> list[Sample]:
     """Play one trajectory of the context's environment into `sample`. Returns the sample; more than one where the
-    history policy or a step's `restart` splits it (they share `rollout_id`). Raises Failure: typed by who is to blame.
-    Restarted: generating was held, and the environment says that the trajectory then begins again."""
+    history policy or a step's `restart` splits it (they share `rollout_id`). `parts` has them as soon as they begin, also
+    after a failure. Raises Failure: typed by who is to blame. Restarted: generating was held, and the environment says that
+    the trajectory then begins again."""
     if context.environments is None:
         raise EnvFailure("no environment is set; pass --env or --custom-generate-function-path")
     if context.hosted:
@@ -49,7 +55,7 @@ async def run_environment(
     async with closing(lambda: live.env, sample):
         if isinstance(live.env, AgentEnvironment):
             return await _run_agent(context, live.env, sample, params, grade=grade)
-        return await _Trajectory(context, live, params).run(sample, grade=grade)
+        return await _Trajectory(context, live, params, [] if parts is None else parts).run(sample, grade=grade)
 
 
 async def _run_agent(
@@ -70,8 +76,10 @@ async def _run_agent(
 class _Trajectory:
     """One trajectory in flight: an environment and the conversation that it has with the model."""
 
-    def __init__(self, context: RolloutContext, live: LiveEnvironment, params: SamplingParams) -> None:
-        self.context, self.live, self.params = context, live, params
+    def __init__(
+        self, context: RolloutContext, live: LiveEnvironment, params: SamplingParams, parts: list[Sample]
+    ) -> None:
+        self.context, self.live, self.params, self.parts = context, live, params, parts
 
     async def run(self, sample: Sample, *, grade: bool) -> list[Sample]:
         talk = await self._begin(sample)
@@ -101,6 +109,8 @@ class _Trajectory:
             if appended is AppendResult.OUT_OF_CONTEXT:
                 talk.sample.stop("context")
                 break
+            if appended is AppendResult.SPLIT:
+                self.parts[:] = [*talk.earlier, talk.sample]
         talk.sample.metadata["messages"] = talk.messages
         if grade:
             await self._grade(talk)

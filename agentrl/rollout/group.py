@@ -107,21 +107,20 @@ class _Play:
 
     async def _trajectory(self, sample: Sample) -> list[Sample]:
         """One trajectory with retries; its failure is settled by the policy."""
-        fresh = sample
+        parts = [sample]
 
         async def play(attempt: int, context: RolloutContext) -> list[Sample]:
-            nonlocal fresh
-            fresh = _fresh(sample, attempt)
+            parts[:] = [fresh := _fresh(sample, attempt)]
             async with self.player.limit:
                 async with self.player.next_trajectory:
                     pass
                 place = TrajectoryPlace(fresh.group_index, fresh.index)
-                return await self._deadline(self._play(fresh, context), place, "the trajectory")
+                return await self._deadline(self._play(parts, context), place, "the trajectory")
 
         try:
             return await self._retrying(play)
         except Failure as failure:
-            return [self._apply_failure_policy(fresh, failure)]
+            return self._apply_failure_policy(parts, failure)
 
     async def _retrying(self, play: Callable[[int, RolloutContext], Awaitable[T]]) -> T:
         """Call `play` with the number of the attempt, again as long as the policy says so; failures are counted."""
@@ -149,8 +148,8 @@ class _Play:
             play, what=what, timeout=timeout, failure=EnvFailure, late=late, place=place, held=seconds, flag=flag
         )
 
-    async def _play(self, sample: Sample, context: RolloutContext) -> list[Sample]:
-        generate, grader = self.player.generate, self.player.grader
+    async def _play(self, parts: list[Sample], context: RolloutContext) -> list[Sample]:
+        (sample,), generate, grader = parts, self.player.generate, self.player.grader
         if sample.generate_function_path is not None:
             generate = GenerateFunction.of_sample(sample.generate_function_path)
         if generate is not None and context.hosted:
@@ -158,7 +157,8 @@ class _Play:
         if sample.finished:
             generated = normalize_outputs([sample], sample, "the data source")
         elif generate is None:
-            generated = await run_environment(context, sample, self.params, grade=grader.function is None)
+            own = grader.function is None
+            generated = await run_environment(context, sample, self.params, grade=own, parts=parts)
         elif generate.agent:
             played = play_agent(context, sample, self.params, generate.function)
             generated = await guarded(played, what=generate.name, timeout=math.inf, failure=EnvFailure)
@@ -215,16 +215,18 @@ class _Play:
             raise failure
         raise DropGroup(f"{failure.blame}/{failure.kind}") from failure
 
-    def _apply_failure_policy(self, sample: Sample, failure: Failure) -> Sample:
+    def _apply_failure_policy(self, parts: list[Sample], failure: Failure) -> list[Sample]:
+        """Settle the failure of a trajectory, which came in its last part."""
         action = self._settings.action(failure.blame)
         if action in (FailureAction.RAISE, FailureAction.DROP_GROUP):
             self._drop(failure)
-        mark_failed(sample, failure)
-        if action is not FailureAction.SCORE or not trainable(sample):
-            return mask_out(sample)
-        if sample.reward is None:
-            sample.reward = 0.0
-        return sample
+        mark_failed(parts[-1], failure)
+        for part in parts:
+            if action is not FailureAction.SCORE or not trainable(part):
+                mask_out(part)
+            elif part.reward is None:
+                part.reward = 0.0
+        return parts
 
     async def _grade_group(self, samples: Group) -> Group:
         try:

@@ -15,15 +15,17 @@ from agentrl.envs import Step, Turn
 from agentrl.errors import (
     AgentRLError,
     Blame,
+    DataError,
     EngineUnreachable,
     EnvFailure,
     GraderFailure,
     ModelFailure,
+    SampleError,
     ToolFailure,
 )
 from agentrl.rollout.settings import FailureAction
 from agentrl.sample import Message
-from agentrl.tools import Tool
+from agentrl.tools import Tool, ToolError
 from agentrl.train.batch import TrainBatch
 from tests.rollout.scripted import END, EchoEnv, Reply, Store, build
 from tests.support.nightly import nightly
@@ -125,6 +127,53 @@ async def test_reward_functions_in_all_forms(chat: Chat) -> None:
         loop, _ = build(chat, [f"x{END}"], reward=function, group_rm=group_rm)
         result = await loop.run(0)
         assert [s.reward for g in result.groups for s in g] == [0.0, 1.0, 2.0, 3.0, 4.0, 5.0], function
+
+
+@pytest.mark.parametrize("action", [FailureAction.SCORE, FailureAction.KEEP_MASKED])
+async def test_a_failure_after_a_restart_keeps_all_parts(chat: Chat, action: FailureAction) -> None:
+    class Breaks(EchoEnv):
+        async def step(self, turn: Turn) -> Step:
+            if turn.sample.index != 0:
+                return Step(done=True)
+            if turn.index == 1:
+                return Step(restart=[{"role": "user", "content": "summary"}])
+            if turn.index == 2:
+                return Step([{"role": "user", "content": "go on"}])
+            raise ModelFailure("unusable answer")
+
+    replies: list[Reply] = [f"one{END}", f"two{END}", f"three{END}"]
+    loop, _ = build(chat, replies, environment=Breaks, failure_policy={Blame.MODEL: action})
+    result = await loop.run(0)
+    first, last = [s for s in result.groups[0] if s.index == 0]
+    assert [first.model_turns, last.model_turns] == [1, 3]
+    assert (first.status, last.status) == (Status.COMPLETED, Status.FAILED)
+    assert [first.reward, last.reward] == [0.0, 0.0]
+    assert "failure" in last.metadata
+    assert first.remove_sample == last.remove_sample == (action is FailureAction.KEEP_MASKED)
+
+
+async def test_user_code_that_errs_with_this_packages_errors_follows_the_failure_policy(chat: Chat) -> None:
+    def raising(make: Callable[[], Exception]) -> type[EchoEnv]:
+        class Errs(EchoEnv):
+            async def step(self, turn: Turn) -> Step:
+                if turn.sample.group_index == 1:
+                    raise make()
+                return Step(done=True)
+
+        return Errs
+
+    class Mistyped(EchoEnv):
+        async def step(self, turn: Turn) -> Step:
+            wrong: Any = {"role": "user", "content": 5}
+            return Step([wrong] if turn.sample.group_index == 1 else [], done=turn.sample.group_index != 1)
+
+    errors = [lambda: ToolError("nothing found"), lambda: SampleError("no reward"), lambda: DataError("no file")]
+    for environment in (*map(raising, errors), Mistyped):
+        store = Store()
+        policy = {Blame.ENV: FailureAction.DROP_GROUP}
+        loop, _ = build(chat, [f"x{END}"], environment=environment, store=store, failure_policy=policy)
+        await loop.run(0)
+        assert store.fate[1] == "dropped:env/env_raised"
 
 
 async def test_generate_functions_in_all_forms(chat: Chat) -> None:
