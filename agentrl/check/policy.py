@@ -14,6 +14,7 @@ from agentrl.chat import Chat
 from agentrl.check.script import Lines, Script, call_of, turn_of
 from agentrl.engine.images import ImageInputs
 from agentrl.engine.pause import PauseGate
+from agentrl.engine.transport import Sink
 from agentrl.engine.wire import FinishReason, Generation, SamplingParams
 from agentrl.errors import EngineFailure, ModelFailure
 from agentrl.rollout.context import Generator
@@ -64,6 +65,7 @@ class Policy(Generator):
         *,
         session_id: str | None = None,
         images: ImageInputs | None = None,
+        sink: Sink = None,
     ) -> Generation:
         exchanges = self.asked.setdefault(session_id or "", [])
         self.since = math.inf

@@ -81,9 +81,7 @@ async def _serve(
     async with EnginePool(engines, settings, vocab_size=vocabulary(info).get("vocab_size")) as pool:
         key = owner_key or secrets.token_urlsafe(16)
         name = Path(folder).name
-        gateway = Gateway(
-            chat, pool, context_length=context, model=name, owner_key=key, streams=pool if token_streams else None
-        )
+        gateway = Gateway(chat, pool, context_length=context, model=name, owner_key=key, streams=token_streams)
         gc.freeze()  # what is loaded stays
         if gateway.roles.report:
             click.echo(gateway.roles.report, err=True)

@@ -30,7 +30,7 @@ from agentrl.errors import EngineUnreachable
 from agentrl.gateway.contracts import AgentRequest, Refusal
 from agentrl.gateway.live import LiveTurn
 from agentrl.gateway.roles import Roles
-from agentrl.gateway.sessions import Limits, Session, StreamSampler, TurnSampler, read_limits, read_sampling
+from agentrl.gateway.sessions import Limits, Session, TurnSampler, read_limits, read_sampling
 from agentrl.gateway.wires import WIRES, Wire
 from agentrl.sample import Sample
 from agentrl.serving.http import Json, RequestError, until_done
@@ -55,8 +55,8 @@ class Gateway:
         context_length: most tokens of a trajectory.
         model: the name in the list of models.
         owner_key: the key that `owner_app` asks for; "" refuses all its requests.
-        streams: samples the turns whose answers are streamed, so that agents get texts while the model writes them. If an
-            engine dies then, the stream ends with an error. None: streams get whole turns.
+        streams: agents that ask for a stream get texts while the model writes them. If an engine dies then, the stream ends
+            with an error. False: streams get whole turns.
 
     Attributes:
         agent_app, owner_app: the ASGI applications.
@@ -71,7 +71,7 @@ class Gateway:
         context_length: int,
         model: str = "policy",
         owner_key: str = "",
-        streams: StreamSampler | None = None,
+        streams: bool = False,
     ) -> None:
         self.chat, self.engine, self.context_length, self.model = chat, engine, context_length, model
         self.roles, self.base, self.socket = Roles.probe(chat), "", Path()

@@ -61,23 +61,10 @@ class TurnSampler(Protocol):
         *,
         session_id: str | None = None,
         images: ImageInputs | None = None,
-    ) -> Generation:
-        """Sample a continuation of `input_ids`, which have places for `images`. Raises EngineFailure."""
-
-
-class StreamSampler(Protocol):
-    """A `TurnSampler` whose `sink` takes the engine's events while it samples; each has the whole text so far."""
-
-    async def generate(
-        self,
-        input_ids: Sequence[int],
-        params: SamplingParams,
-        *,
-        session_id: str | None = None,
-        images: ImageInputs | None = None,
         sink: Sink = None,
     ) -> Generation:
-        """See `TurnSampler`."""
+        """Sample a continuation of `input_ids`, which have places for `images`. `sink` takes the engine's events while it
+        samples; each has the whole text so far. Raises EngineFailure."""
 
 
 class Limits(BaseModel):
@@ -138,7 +125,7 @@ class Session:
         origin: the common fields of the session's Samples.
         sampling: sampling parameters of all turns, including stop ids.
         context_length: maximum number of tokens of a path through the tree.
-        streams: samples the turns whose answers are streamed; `engine` if None.
+        streams: turns whose answers are streamed are sampled with a sink.
         token: the secret in the agent's base URL.
         clock: gives seconds, for the idle limit.
         counts: numbers of requests and tokens, by name; `figures` adds the numbers of nodes.
@@ -154,7 +141,7 @@ class Session:
     sampling: SamplingParams
     context_length: int
     limits: Limits = field(default_factory=Limits)
-    streams: StreamSampler | None = None
+    streams: bool = False
     token: str = field(default_factory=lambda: secrets.token_urlsafe(16), repr=False)
     clock: Callable[[], float] = time.monotonic
     counts: Counter[str] = field(default_factory=Counter)
@@ -330,10 +317,8 @@ class Session:
         )
         try:
             session, images = f"{self._route}-{node.root.number}", ImageInputs.of(self.tree.images, node.image_spans())
-            if self.streams is None or sink is None:
-                got = await self.engine.generate(node.prompt(), params, session_id=session, images=images)
-            else:
-                got = await self.streams.generate(node.prompt(), params, session_id=session, images=images, sink=sink)
+            sink = sink if self.streams else None
+            got = await self.engine.generate(node.prompt(), params, session_id=session, images=images, sink=sink)
             if got.finish_reason.type == "abort":
                 raise EngineRejected("the engine aborted the request", kind="aborted")
         except EngineFailure as error:

@@ -21,6 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from agentrl.chat import Chat
+from agentrl.engine.transport import Sink
 from agentrl.engine.wire import FinishReason, Generation, SamplingParams
 from agentrl.sample import Origin, Sample
 from tests.support.agent_clients import runs, words
@@ -77,6 +78,7 @@ class LoggingEngine:
         deadline: float | None = None,
         extra: Mapping[str, Any] | None = None,
         scored: int = 0,
+        sink: Sink = None,
     ) -> Generation:
         prompt = list(input_ids)
         key = array("i", prompt).tobytes()

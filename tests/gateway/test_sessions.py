@@ -179,7 +179,7 @@ async def test_a_stream_whose_client_leaves_is_aborted_at_the_engine() -> None:
 
     chat = make_chat("qwen3")
     async with faults.serving(reply) as server, EnginePool([server.url], faults.FAST, vocab_size=None) as pool:
-        gateway = Gateway(chat, pool, context_length=1000, streams=pool)
+        gateway = Gateway(chat, pool, context_length=1000, streams=True)
         async with gateway.serving(), httpx.AsyncClient() as client:
             session = gateway.open(Sample(index=0, group_index=0), SamplingParams(), Limits())
             url = f"{gateway.url(session)}/v1/chat/completions"

@@ -6,6 +6,7 @@ The model is random, so a grammar makes it call tools. Its ids for the marks and
 import asyncio
 import json
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
@@ -14,6 +15,7 @@ from typing import Any
 import pytest
 
 from agentrl.engine.pool import EnginePool
+from agentrl.engine.transport import Sink
 from agentrl.engine.weights import DiskUpdate
 from agentrl.engine.wire import Generation, SamplingParams
 from agentrl.sample import Sample
@@ -46,7 +48,13 @@ class RecordingPool:
     log: list[Sampled] = field(default_factory=list)
 
     async def generate(
-        self, input_ids: list[int], params: SamplingParams, *, session_id: str | None = None, images: Any = None
+        self,
+        input_ids: Sequence[int],
+        params: SamplingParams,
+        *,
+        session_id: str | None = None,
+        images: Any = None,
+        sink: Sink = None,
     ) -> Generation:
         prompt = list(input_ids)
         got = await self.pool.generate(prompt, params, session_id=session_id, extra={})

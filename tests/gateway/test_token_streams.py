@@ -125,7 +125,7 @@ class WritingEngine(LoggingEngine):
 async def serving(dies: bool = False) -> AsyncIterator[tuple[Gateway, WritingEngine, httpx.AsyncClient]]:
     engine = WritingEngine(chat(), lambda rng, prompt, params: SAID, damage=False)
     engine.read, engine.cancelled, engine.dies = asyncio.Event(), asyncio.Event(), dies
-    gateway = Gateway(chat(), engine, context_length=10_000, streams=engine)
+    gateway = Gateway(chat(), engine, context_length=10_000, streams=True)
     async with gateway.serving(), httpx.AsyncClient(timeout=60) as client:
         yield gateway, engine, client
 

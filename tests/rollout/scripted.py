@@ -14,6 +14,7 @@ import anyio
 from agentrl import Environment
 from agentrl.chat import Chat
 from agentrl.engine.pause import PauseGate
+from agentrl.engine.transport import Sink
 from agentrl.engine.wire import FinishReason, Generation, SamplingParams
 from agentrl.envs import Environments
 from agentrl.groups import GroupStore, Kept
@@ -62,6 +63,7 @@ class ScriptedEngine:
         session_id: str | None = None,
         images: Any = None,
         deadline: float | None = None,
+        sink: Sink = None,
     ) -> Generation:
         key = session_id or ""
         self.calls.append((key, list(input_ids)))

@@ -244,7 +244,7 @@ async def test_what_a_worker_cannot_open_ends_the_run_at_once_and_one_that_dies_
         farm.started[0].end(0)
         await call
         async with asyncio.timeout(60):
-            while (await workers.figures())["workers/ready"] < 2:
+            while (await workers.figures())["workers/ready"] < 2:  # noqa: ASYNC110
                 await asyncio.sleep(0.01)
     assert len(farm.started) == 8, "it is started again as long as another worker is ready"
 
