@@ -79,14 +79,7 @@ def compute_advantages(
     metrics |= {f"advantages/{name}": value for name, value in spread.items()}
     chosen = None
     if settings.entropy_control != "none":
-        chosen = ops.entropy.chosen_tokens(
-            inputs,
-            advantages,
-            kind=settings.entropy_control,
-            ratio=settings.covariance_ratio,
-            low=settings.covariance_low,
-            high=settings.covariance_high,
-        )
+        chosen = ops.entropy.chosen_tokens(inputs, advantages, settings)
     if settings.entropy_target is not None:
         metrics["sampled_entropy"] = ops.entropy.sampled_entropy(inputs)
     return Estimate(advantages.float(), returns, metrics, chosen)
