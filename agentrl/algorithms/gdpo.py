@@ -12,10 +12,7 @@ class GDPO(PolicyGradient):
 
     name = "gdpo"
     takes = (PolicyGradient.takes - {"kl_coef", "overlong_buffer_len", "overlong_penalty_factor"}) | {"gdpo_weights"}
-
-    @property
-    def compares_within_group(self) -> bool:
-        return True
+    compares_within_group = True
 
     def problems(self) -> list[str]:
         none = "gdpo compares the entries of a dict reward: name them with gdpo_weights KEY=WEIGHT, one entry or more"

@@ -13,10 +13,7 @@ class PassAtK(PolicyGradient):
 
     name = "pass_at_k"
     takes = PolicyGradient.takes | {"pass_k", "pass_threshold"}
-
-    @property
-    def compares_within_group(self) -> bool:
-        return True
+    compares_within_group = True
 
     def advantages(self, inputs: SampleView) -> Tensor:
         settings = self.settings

@@ -174,10 +174,7 @@ class OnPolicyDistillation(PolicyGradient):
     name = "on_policy_distillation"
     takes = PolicyGradient.takes - {"kl_coef", "overlong_buffer_len", "overlong_penalty_factor"}
     needs_rewards = False
-
-    @property
-    def distills(self) -> bool:
-        return True
+    distills = True
 
     def advantages(self, inputs: SampleView) -> Tensor:
         """Return zeros. `compute_advantages` adds the teacher's term, as for every algorithm that `distills`."""
