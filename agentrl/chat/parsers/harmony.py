@@ -60,11 +60,11 @@ def _messages(text: str) -> Iterator[_Message]:
 
 def split_channels(text: str) -> Split:
     """The analysis of a turn, and the turn without it."""
-    reasoning, rest, last = list[str](), list[str](), None
-    for last in _messages(text):
-        is_analysis = last.channel == "analysis" and last.recipient is None
-        (reasoning if is_analysis else rest).append(last.body.strip() if is_analysis else last.raw)
-    is_open = last is not None and last.channel == "analysis" and last.recipient is None and not last.closed
+    reasoning, rest, is_open = list[str](), list[str](), False
+    for message in _messages(text):
+        is_analysis = message.channel == "analysis" and message.recipient is None
+        (reasoning if is_analysis else rest).append(message.body.strip() if is_analysis else message.raw)
+        is_open = is_analysis and not message.closed
     return Split("\n".join(filter(None, reasoning)) or None, "".join(rest), is_open)
 
 
