@@ -183,7 +183,7 @@ class FsdpNetwork(Network):
                 raise TrainError(f"{what}: lower --max-tokens-per-gpu or --micro-batch-size, or use torch 2.13")
             self.zero_grad()  # of parameters that are whole now, which the reset leaves
             self.model.reset_iter_state()
-        self.zero_grad()
+        super().forget()
 
     def parameters(self) -> dict[str, Any]:
         found = {id(tensor): (name, tensor) for name, tensor in reversed(self.model.state_dict(keep_vars=True).items())}

@@ -119,9 +119,6 @@ class MegatronNetwork(Network):
     def zero_grad(self) -> None:
         self.model.zero_grad_buffer()
 
-    def forget(self) -> None:
-        self.zero_grad()
-
     def parameters(self) -> dict[str, Any]:
         return stored(self.model)
 
