@@ -34,7 +34,8 @@ class MegatronForwardBackward(ForwardBackward):
     mixture: Mixture | None
 
     def __post_init__(self) -> None:
-        self.config.finalize_model_grads_func = _finalize
+        # Megatron's reductions of gradients, without its division by the number of tokens.
+        self.config.finalize_model_grads_func = lambda model, _tokens=None, **how: finalize_model_grads(model, **how)
 
     def run(
         self, batch: TrainBatch, plan: PackingPlan, rows: OutputPositions, on_output: OnOutput, *, learns: bool
@@ -90,8 +91,3 @@ def _found(out: Tensor, *, on_output: OnOutput, mb: MicrobatchTensors, non_loss_
     """As megatron takes it: what to collect, of a model that learns after the loss and what to divide that by."""
     found = on_output(out[0], mb)
     return found if non_loss_data else (found[0], torch.ones((), dtype=torch.int, device=found[0].device), found[1])
-
-
-def _finalize(model: list[torch.nn.Module], _num_tokens: Tensor | None = None, **kwargs: Any) -> None:
-    """Megatron's gradient reductions without its division by the number of tokens."""
-    finalize_model_grads(model, None, **kwargs)
