@@ -64,8 +64,8 @@ class SafeEncoder:
         self.controls = _control_strings(codec, template)
         self._control_ids = frozenset(codec.added[text] for text in self.controls)
         self._firsts = tuple({text[0] for text in self.controls})
-        self._all = _matcher(self.controls)
-        self._hard = _matcher(self.controls & codec.special)
+        self._all = re.compile(_alternatives(self.controls))
+        self._hard = re.compile(_alternatives(self.controls & codec.special))
         self._marked = re.compile(f"{OPEN}(?:({_alternatives(self.controls)}){CLOSE}?)?|{CLOSE}")
         self._as_text = cache(self._split_control)
 
@@ -136,7 +136,3 @@ def _alternatives(controls: Iterable[str]) -> str:
     """One pattern for all control strings, longest first; numbered families (`<unused17>`) share a branch."""
     patterns = {re.sub(r"\d+", r"\\d+", re.escape(text)) for text in controls}
     return "|".join(sorted(patterns, key=len, reverse=True)) or r"(?!)"
-
-
-def _matcher(controls: Iterable[str]) -> re.Pattern[str]:
-    return re.compile(_alternatives(controls))
