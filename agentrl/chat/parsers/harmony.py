@@ -8,8 +8,7 @@
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from agentrl.chat.parsers.base import MAX_BROKEN, Parsed, Split, read_arguments, read_json
 
@@ -25,8 +24,7 @@ _END_OF_TEXT = re.compile(rf"{_CLOSED}|(?=<\|start\|>assistant{_RECIPIENT}<\|cha
 _STRAY = re.compile(r"<\|(?:end|call|return)\|>\s*")
 
 
-@dataclass(frozen=True, slots=True)
-class _Message:
+class _Message(NamedTuple):
     raw: str
     channel: str | None  # none: text outside of messages, or a message whose header is broken
     recipient: str | None
