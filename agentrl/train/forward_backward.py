@@ -4,7 +4,7 @@ The loss of a step is `sum(weight * token loss)` over the whole step, with weigh
 over microbatches, data-parallel and context-parallel ranks, under every layout: a backend divides by nothing."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
@@ -57,11 +57,12 @@ def lora_of(settings: TrainSettings) -> LoraShape | None:
 
 @dataclass(slots=True, kw_only=True)
 class ForwardBackward(ABC):
-    """Runs one model over batches."""
+    """Runs one model over batches. `mixture`: for each layer whether it has experts, how many, and how many a token goes to."""
 
     model: Any
     place: ModelContext
     packer: Packer
+    mixture: tuple[Sequence[Any], int, int]
     vocab: int
 
     @abstractmethod

@@ -46,10 +46,7 @@ _LAYER = re.compile(r".*?\.\d+\.")  # the beginning of a parameter's name that i
 
 @dataclass(slots=True, kw_only=True)
 class FsdpForwardBackward(ForwardBackward):
-    """A microbatch at a time; FSDP gathers and reduces within the model. `mixture`: for each layer whether it has
-    experts, how many, and how many a token goes to."""
-
-    mixture: tuple[list[bool], int, int]
+    """A microbatch at a time; FSDP gathers and reduces within the model."""
 
     def run(
         self, batch: TrainBatch, plan: PackingPlan, rows: OutputPositions, on_output: OnOutput, *, learns: bool

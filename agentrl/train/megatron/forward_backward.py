@@ -16,7 +16,6 @@ from torch import Tensor
 from agentrl.train.batch import TrainBatch
 from agentrl.train.forward_backward import ForwardBackward, OnOutput
 from agentrl.train.megatron.attention import MegatronPack, Rope
-from agentrl.train.megatron.families import Mixture
 from agentrl.train.megatron.layout import ParallelLayout
 from agentrl.train.megatron.model import output_rows
 from agentrl.train.microbatches import MicrobatchTensors, OutputPositions
@@ -31,7 +30,6 @@ class MegatronForwardBackward(ForwardBackward):
     config: Any
     layout: ParallelLayout
     rope: Rope
-    mixture: Mixture | None
 
     def __post_init__(self) -> None:
         # Megatron's reductions of gradients, without its division by the number of tokens.
@@ -67,9 +65,7 @@ class MegatronForwardBackward(ForwardBackward):
         """Of the tokens that this rank's routers see; under sequence parallelism a part of the context-parallel rank's."""
         if mb.routing is None:
             return None
-        mixture = self.mixture
-        sizes = (mixture.layers, mixture.experts, mixture.topk) if mixture else ((), 0, 0)
-        routing = routing_of(mb.routing, *sizes)
+        routing = routing_of(mb.routing, *self.mixture)
         return routing.chunk(self.layout.tp)[self.layout.tp_rank] if self.config.sequence_parallel else routing
 
     @property
