@@ -75,11 +75,9 @@ class SafeEncoder:
 
     def mark_message(self, message: Message) -> Message:
         """A normal-form message marked; its role is trusted."""
-        matcher = self._hard if message["role"] == "assistant" else self._all
-        out: Message = {}
-        for key, value in message.items():
-            out[key] = value if key == "role" else self._mark(value, self._all if key == "tool_calls" else matcher)
-        return out
+        usual = self._hard if message["role"] == "assistant" else self._all
+        marked = {key: self._mark(value, self._all if key == "tool_calls" else usual) for key, value in message.items()}
+        return {**marked, "role": message["role"]}
 
     def encode_rendered(self, text: str) -> list[int]:
         """The ids of rendered text: bracketed control strings as ordinary text, all else as the tokenizer has it."""
