@@ -97,6 +97,10 @@ class TokenLoss:
     stats: Mapping[str, Tensor]
 
 
+Amend = Callable[["TokenView", Tensor], tuple[Tensor, "TokenView", Mapping[str, Tensor]]]
+"""Gives for a view and its policy term [N] the term and the view (without the tokens that it rejects), and statistics [N]."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenView:
     """Inputs of a loss: N response tokens of one microbatch on one rank; log-probs are natural logs.
@@ -118,8 +122,7 @@ class TokenView:
         rollout_log_probs: [N] as the engine reported them; None if it did not.
         ref_log_probs, teacher_log_probs, values: [N], where `Algorithm.reads` names them.
         chosen: [N], `Estimate.chosen`.
-        amend: gives for a view and its policy term [N] the term and the view (without the tokens that it rejects) as code in
-            another trainer's form has them, and its statistics [N]."""
+        amend: code in another trainer's form that has a say in the policy term; see `Amend`."""
 
     log_probs: Tensor
     loss_mask: Tensor
@@ -137,7 +140,7 @@ class TokenView:
     teacher_log_probs: Tensor | None = None
     values: Tensor | None = None
     chosen: Tensor | None = None
-    amend: Callable[[TokenView, Tensor], tuple[Tensor, TokenView, Mapping[str, Tensor]]] | None = None
+    amend: Amend | None = None
 
     def __post_init__(self) -> None:
         from torch import Tensor

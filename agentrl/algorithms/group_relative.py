@@ -5,7 +5,7 @@ from abc import abstractmethod
 from dataclasses import replace
 
 from agentrl.algorithms import ops
-from agentrl.algorithms.base import SampleView, Tensor, TokenLoss, TokenView
+from agentrl.algorithms.base import SampleView, Tensor, TokenLoss, TokenView, need
 from agentrl.algorithms.policy import ENTROPY_CONTROL, PolicyGradient
 
 
@@ -128,3 +128,43 @@ class ReinforcePlusPlusBaseline(GroupRelative):
 
     def compare(self, rewards: Tensor, group_ids: Tensor, trajectory_ids: Tensor) -> Tensor:
         return ops.normalization.group_normalize(rewards, group_ids, trajectory_ids, divide_by_std=False)
+
+
+class GDPO(PolicyGradient):
+    """Several rewards, each compared in its group by itself (arXiv:2601.05242): a dict, of which `gdpo_weights` names the
+    entries and their weights. A_k = (reward k - mean) / (std + 1e-6) over the sample's group; their weighted sum less its
+    mean over the rollout's trajectories, by its std there (+ 1e-6). The same for all tokens of a sample. A reward of
+    large numbers, or with little spread, counts no less than another."""
+
+    name = "gdpo"
+    takes = (PolicyGradient.takes - {"kl_coef", "overlong_buffer_len", "overlong_penalty_factor"}) | {"gdpo_weights"}
+    compares_within_group = True
+
+    def problems(self) -> list[str]:
+        none = "gdpo compares the entries of a dict reward: name them with gdpo_weights KEY=WEIGHT, one entry or more"
+        return super().problems() + ([] if self.settings.gdpo_weights else [none])
+
+    def advantages(self, inputs: SampleView) -> Tensor:
+        parts = need(inputs.reward_parts, "reward_parts", self.name)
+        weights = parts.new_tensor(list(self.settings.gdpo_weights.values()))
+        found = ops.normalization.decoupled_normalize(parts, weights, inputs.group_ids, inputs.trajectory_ids)
+        return found.repeat_interleave(inputs.lengths)
+
+
+class PassAtK(PolicyGradient):
+    """The reward of a set of `pass_k` trajectories of a prompt is 1 if one of them earned more than `pass_threshold`
+    (arXiv:2508.10751). A trajectory's advantage is the expected one of the sets that hold it, in closed form; the same for
+    all its tokens. Prompts that are solved often give little of it, so the policy keeps several ways to an answer. The
+    reward is the environment's less `kl_coef` times the sample's KL."""
+
+    name = "pass_at_k"
+    takes = PolicyGradient.takes | {"pass_k", "pass_threshold"}
+    compares_within_group = True
+
+    def advantages(self, inputs: SampleView) -> Tensor:
+        settings = self.settings
+        rewards = ops.returns.sample_rewards(inputs, settings.kl_coef)
+        found = ops.normalization.pass_at_k_advantages(
+            rewards, inputs.group_ids, inputs.trajectory_ids, k=settings.pass_k, threshold=settings.pass_threshold
+        )
+        return found.repeat_interleave(inputs.lengths)

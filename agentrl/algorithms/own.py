@@ -68,20 +68,19 @@ def own_loss(view: TokenView, settings: AlgorithmFields) -> TokenLoss:
 
 def own_weights(inputs: SampleView, settings: AlgorithmFields) -> Tensor:
     """The weights [N] of `custom_pg_loss_reducer_function_path`; tokens that do not train weigh 0 whatever it gave."""
-    path = settings.custom_pg_loss_reducer_function_path
-    found = load_function(path, WEIGHTS)(inputs, settings)
-    return _weights(found, inputs.loss_mask, f"{WEIGHTS} {path}").masked_fill(inputs.loss_mask == 0, 0)
+    found = _weights(settings.custom_pg_loss_reducer_function_path, WEIGHTS, inputs, settings)
+    return found.masked_fill(inputs.loss_mask == 0, 0)
 
 
 def own_importance(view: TokenView, settings: AlgorithmFields) -> Tensor:
     """The importance weights [N] of `custom_tis_function_path`, detached."""
-    path = settings.custom_tis_function_path
-    found = _weights(load_function(path, TIS)(view, settings), view.loss_mask, f"{TIS} {path}")
+    found = _weights(settings.custom_tis_function_path, TIS, view, settings)
     return found.detach().to(view.log_probs.dtype)
 
 
-def _weights(found: Any, mask: Tensor, what: str) -> Tensor:
-    values = finite(found, mask, f"{what}: the weights")
+def _weights(path: str | None, flag: str, given: SampleView | TokenView, settings: AlgorithmFields) -> Tensor:
+    what, mask = f"{flag} {path}", given.loss_mask
+    values = finite(load_function(path, flag)(given, settings), mask, f"{what}: the weights")
     if ((values < 0) & (mask != 0)).any():
         raise PluginError(
             f"{what}: the weights of trained tokens must not be negative, got {values[mask != 0].min():g}"

@@ -13,11 +13,6 @@ from agentrl.algorithms.own import own_loss
 if TYPE_CHECKING:
     from agentrl.algorithms.fields import AlgorithmFields
 
-CORRECTIONS = frozenset(
-    {"use_tis", "tis_clip", "tis_clip_low", "tis_level", "tis_mode", "custom_tis_function_path"}
-    | {"use_rs", "rs_level", "rs_lower_bound", "rs_upper_bound", "rs_veto_threshold", "use_opsm", "opsm_delta"}
-)
-"""The settings of `ops.corrections`."""
 ENTROPY_CONTROL = frozenset(
     {"entropy_control", "covariance_ratio", "covariance_low", "covariance_high", "covariance_kl_coef"}
 )
@@ -34,7 +29,9 @@ class PolicyGradient(Algorithm):
         | {"kl_coef", "overlong_buffer_len", "overlong_penalty_factor", "custom_loss_function_path"}
         | {"use_opd", "opd_type", "opd_kl_coef"}
         | {"entropy_target", "entropy_coef_step", "entropy_coef_max"}
-        | (CORRECTIONS | ENTROPY_CONTROL)
+        | {"use_tis", "tis_clip", "tis_clip_low", "tis_level", "tis_mode", "custom_tis_function_path"}
+        | {"use_rs", "rs_level", "rs_lower_bound", "rs_upper_bound", "rs_veto_threshold", "use_opsm", "opsm_delta"}
+        | ENTROPY_CONTROL
     )
 
     highest_eps_clip: ClassVar[float] = 1.0
@@ -174,10 +171,7 @@ class OnPolicyDistillation(PolicyGradient):
     name = "on_policy_distillation"
     takes = PolicyGradient.takes - {"kl_coef", "overlong_buffer_len", "overlong_penalty_factor"}
     needs_rewards = False
-
-    @property
-    def distills(self) -> bool:
-        return True
+    distills = True
 
     def advantages(self, inputs: SampleView) -> Tensor:
         """Return zeros. `compute_advantages` adds the teacher's term, as for every algorithm that `distills`."""

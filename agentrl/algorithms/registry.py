@@ -8,10 +8,8 @@ from typing import TYPE_CHECKING
 from agentrl.algorithms import ops
 from agentrl.algorithms.algorithm import SFT, Algorithm
 from agentrl.algorithms.base import Estimate, SampleView, Tensor, need
-from agentrl.algorithms.gdpo import GDPO
-from agentrl.algorithms.group_relative import CISPO, GRPO, GSPO, RLOO, ReinforcePlusPlusBaseline
+from agentrl.algorithms.group_relative import CISPO, GDPO, GRPO, GSPO, RLOO, PassAtK, ReinforcePlusPlusBaseline
 from agentrl.algorithms.own import check_functions, finite, load_function
-from agentrl.algorithms.pass_at_k import PassAtK
 from agentrl.algorithms.policy import PPO, Estimated, OnPolicyDistillation, ReinforcePlusPlus
 from agentrl.algorithms.trust_region import DPPO, GMPO, SAPO
 from agentrl.errors import SettingsError
@@ -79,14 +77,7 @@ def compute_advantages(
     metrics |= {f"advantages/{name}": value for name, value in spread.items()}
     chosen = None
     if settings.entropy_control != "none":
-        chosen = ops.entropy.chosen_tokens(
-            inputs,
-            advantages,
-            kind=settings.entropy_control,
-            ratio=settings.covariance_ratio,
-            low=settings.covariance_low,
-            high=settings.covariance_high,
-        )
+        chosen = ops.entropy.chosen_tokens(inputs, advantages, settings)
     if settings.entropy_target is not None:
         metrics["sampled_entropy"] = ops.entropy.sampled_entropy(inputs)
     return Estimate(advantages.float(), returns, metrics, chosen)

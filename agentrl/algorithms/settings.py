@@ -72,11 +72,9 @@ class AlgorithmSettings(AlgorithmFields):
     def _entropy_problems(self) -> Iterator[str]:
         control, target = self.entropy_control, self.entropy_target is not None
         effects = {
-            "entropy_coef_step": ("entropy_target", target),
-            "entropy_coef_max": ("entropy_target", target),
+            **dict.fromkeys(("entropy_coef_step", "entropy_coef_max"), ("entropy_target", target)),
             "covariance_ratio": ("entropy_control", control != "none"),
-            "covariance_low": ("entropy_control clip", control == "clip"),
-            "covariance_high": ("entropy_control clip", control == "clip"),
+            **dict.fromkeys(("covariance_low", "covariance_high"), ("entropy_control clip", control == "clip")),
             "covariance_kl_coef": ("entropy_control kl", control == "kl"),
         }
         for name, (owner, set_) in effects.items():

@@ -64,8 +64,8 @@ class SafeEncoder:
         self.controls = _control_strings(codec, template)
         self._control_ids = frozenset(codec.added[text] for text in self.controls)
         self._firsts = tuple({text[0] for text in self.controls})
-        self._all = _matcher(self.controls)
-        self._hard = _matcher(self.controls & codec.special)
+        self._all = re.compile(_alternatives(self.controls))
+        self._hard = re.compile(_alternatives(self.controls & codec.special))
         self._marked = re.compile(f"{OPEN}(?:({_alternatives(self.controls)}){CLOSE}?)?|{CLOSE}")
         self._as_text = cache(self._split_control)
 
@@ -75,11 +75,9 @@ class SafeEncoder:
 
     def mark_message(self, message: Message) -> Message:
         """A normal-form message marked; its role is trusted."""
-        matcher = self._hard if message["role"] == "assistant" else self._all
-        out: Message = {}
-        for key, value in message.items():
-            out[key] = value if key == "role" else self._mark(value, self._all if key == "tool_calls" else matcher)
-        return out
+        usual = self._hard if message["role"] == "assistant" else self._all
+        marked = {key: self._mark(value, self._all if key == "tool_calls" else usual) for key, value in message.items()}
+        return {**marked, "role": message["role"]}
 
     def encode_rendered(self, text: str) -> list[int]:
         """The ids of rendered text: bracketed control strings as ordinary text, all else as the tokenizer has it."""
@@ -136,7 +134,3 @@ def _alternatives(controls: Iterable[str]) -> str:
     """One pattern for all control strings, longest first; numbered families (`<unused17>`) share a branch."""
     patterns = {re.sub(r"\d+", r"\\d+", re.escape(text)) for text in controls}
     return "|".join(sorted(patterns, key=len, reverse=True)) or r"(?!)"
-
-
-def _matcher(controls: Iterable[str]) -> re.Pattern[str]:
-    return re.compile(_alternatives(controls))

@@ -37,9 +37,6 @@ class Thought(StrEnum):
     WITHOUT = "without reasoning"
 
 
-_ORDER = {verdict: rank for rank, verdict in enumerate(Verdict)}
-
-
 @dataclass(frozen=True, slots=True)
 class Boundary:
     """One probed case: the kind of history, who speaks next, what the turns thought, and what came out. `beside`: a
@@ -70,13 +67,13 @@ class TemplateReport:
         """The worst verdict for a boundary before `next_role` ("tool", else a user). `thoughts`: the kinds of turns that
         the model has written so far. `beside`: one of them may have had text beside its calls."""
         role = "tool" if next_role == "tool" else "user"
-        return max((self._worst(role, thought, beside) for thought in thoughts), key=_ORDER.__getitem__)
+        return max((self._worst(role, thought, beside) for thought in thoughts), key=list(Verdict).index)
 
     def _worst(self, role: str, thought: Thought, beside: bool) -> Verdict:
         cases = [b for b in self.boundaries if b.next_role == role and b.thought is thought]
         found = [b.verdict for b in cases if beside or not b.beside]
         unprobed = Verdict.REFUSED if role == "tool" and not self.can.tool_messages else Verdict.REWRITTEN
-        return max(found, key=_ORDER.__getitem__, default=unprobed)
+        return max(found, key=list(Verdict).index, default=unprobed)
 
     @property
     def exact_count(self) -> int:

@@ -113,12 +113,9 @@ class ChatSession:
 
     def _close_cut_turn(self, turn: _Turn, env: list[int]) -> tuple[list[int], list[int]]:
         """Return close and env after a turn without end token (length limit, stop string): close reasoning and turn."""
-        close: list[int] = []
-        if turn.parsed.reasoning_open:
-            close += self._chat.reasoning_close_ids
+        close = [*self._chat.reasoning_close_ids] if turn.parsed.reasoning_open else []
         if env and env[0] in self._chat.closer_ids:
-            close.append(env[0])
-            env = env[1:]
+            return [*close, env[0]], env[1:]
         return close, env
 
     def _join_at_stop(self, stop: int, env: list[int]) -> tuple[list[int], list[int]]:

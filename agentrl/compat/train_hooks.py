@@ -15,7 +15,7 @@ from dataclasses import replace
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
-from agentrl.algorithms.base import Computed, TokenView
+from agentrl.algorithms.base import Amend, Computed
 from agentrl.algorithms.settings import AlgorithmSettings
 from agentrl.compat.calls import adapted
 from agentrl.compat.conformance import hooks
@@ -137,9 +137,7 @@ class SlimeHooks(TrainHooks):
             numbers = divmod(number, self.args.num_steps_per_rollout)
             self._call(STEP, self.args, *numbers, [model], optimizer, schedule)
 
-    def amend(
-        self, step: StepInputs, mb: MicrobatchTensors
-    ) -> Callable[[TokenView, Tensor], tuple[Tensor, TokenView, Mapping[str, Tensor]]] | None:
+    def amend(self, step: StepInputs, mb: MicrobatchTensors) -> Amend | None:
         if not {TIS, REDUCER} & self._hooks.keys():
             return None
         from agentrl.compat.losses import amended

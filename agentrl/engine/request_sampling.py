@@ -124,10 +124,6 @@ class RequestSampling(BaseModel):
         """True if some tokens of the vocabulary may be cut from the distribution."""
         return self.top_k > 0 or self.top_p < 1 or self.min_p > 0
 
-    @property
-    def penalised(self) -> bool:
-        return bool(self.frequency_penalty or self.presence_penalty or self.repetition_penalty != 1)
-
 
 def _refusal(found: ErrorDetails) -> RequestError:
     name, kind, value = found["loc"][0], found["type"], found["input"]

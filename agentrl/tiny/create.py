@@ -110,24 +110,19 @@ def create(
 def _own(arch: Arch, hidden: int, heads: int, wide: int) -> dict[str, Any]:
     """Return the parts of an architecture's config besides the usual sizes: a mixture's four experts, two a token."""
     experts = {"num_experts_per_tok": 2, "norm_topk_prob": True, "moe_intermediate_size": wide}
-    match arch:
-        case "mistral":
-            return {"sliding_window": None}
-        case "glm":
-            return {"attention_bias": True}
-        case "qwen2_moe":
-            return {"num_experts": 4, "shared_expert_intermediate_size": wide, **experts}
-        case "qwen3_moe":
-            return {"num_experts": 4, **experts}
-        case "glm4_moe":
-            return {"n_routed_experts": 4, "use_qk_norm": True, **experts}
-        case "deepseek_v3":
-            # Keys and values out of a latent vector; a head has half as many dims without a position as with one.
-            dim, ranks = hidden // heads, {"q_lora_rank": None, "kv_lora_rank": hidden // 2}
-            latent = {"qk_rope_head_dim": dim, "qk_nope_head_dim": dim // 2, "v_head_dim": dim, **ranks}
-            chosen = {"n_group": 1, "topk_group": 1, "routed_scaling_factor": 1.0, "first_k_dense_replace": 1}
-            return {"n_routed_experts": 4, "num_key_value_heads": heads, **experts, **latent, **chosen}
-    return {}
+    # Keys and values out of a latent vector; a head has half as many dims without a position as with one.
+    dim, ranks = hidden // heads, {"q_lora_rank": None, "kv_lora_rank": hidden // 2}
+    latent = {"qk_rope_head_dim": dim, "qk_nope_head_dim": dim // 2, "v_head_dim": dim, **ranks}
+    chosen = {"n_group": 1, "topk_group": 1, "routed_scaling_factor": 1.0, "first_k_dense_replace": 1}
+    own: dict[str, dict[str, Any]] = {
+        "mistral": {"sliding_window": None},
+        "glm": {"attention_bias": True},
+        "qwen2_moe": {"num_experts": 4, "shared_expert_intermediate_size": wide, **experts},
+        "qwen3_moe": {"num_experts": 4, **experts},
+        "glm4_moe": {"n_routed_experts": 4, "use_qk_norm": True, **experts},
+        "deepseek_v3": {"n_routed_experts": 4, "num_key_value_heads": heads, **experts, **latent, **chosen},
+    }
+    return own.get(arch, {})
 
 
 def _model(config: "PretrainedConfig", seed: int, draw_pad_row: bool) -> "PreTrainedModel":

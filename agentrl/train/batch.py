@@ -310,9 +310,8 @@ def _images(
     samples: Sequence[Sample], image_tokens: ImageTokens | None
 ) -> tuple[tuple[Picture, ...], list[list[tuple[int, int, int]]]]:
     """All images once, and for each sample the rows of `image_spans`."""
-    numbers: dict[str, int] = {}
-    pictures: list[Picture] = []
-    spans = []
+    pictures: dict[str, Picture] = {}
+    found = []
     for sample in samples:
         where = f"sample index={sample.index} group_index={sample.group_index}"
         if lacking := [span.hash for span in sample.image_spans if span.hash not in sample.images]:
@@ -323,11 +322,10 @@ def _images(
         if any(end == start for (*_, end), (_, start, _) in itertools.pairwise(placed)):
             raise SampleError(f"{where}: two images follow each other without a token between them; models need one")
         for picture, *_ in placed:
-            if picture.hash not in numbers:
-                numbers[picture.hash] = len(pictures)
-                pictures.append(picture)
-        spans.append([(numbers[picture.hash], start, end) for picture, start, end in placed])
-    return tuple(pictures), spans
+            pictures.setdefault(picture.hash, picture)
+        found.append(placed)
+    numbers = {name: number for number, name in enumerate(pictures)}
+    return tuple(pictures.values()), [[(numbers[p.hash], start, end) for p, start, end in placed] for placed in found]
 
 
 def _given(sample: Sample, image_tokens: ImageTokens | None, where: str) -> list[tuple[Picture, int, int]]:

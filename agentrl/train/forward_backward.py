@@ -4,8 +4,7 @@ The loss of a step is `sum(weight * token loss)` over the whole step, with weigh
 over microbatches, data-parallel and context-parallel ranks, under every layout: a backend divides by nothing."""
 
 from abc import ABC, abstractmethod
-from collections import defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
@@ -58,11 +57,12 @@ def lora_of(settings: TrainSettings) -> LoraShape | None:
 
 @dataclass(slots=True, kw_only=True)
 class ForwardBackward(ABC):
-    """Runs one model over batches."""
+    """Runs one model over batches. `mixture`: for each layer whether it has experts, how many, and how many a token goes to."""
 
     model: Any
     place: ModelContext
     packer: Packer
+    mixture: tuple[Sequence[Any], int, int]
     vocab: int
 
     @abstractmethod
@@ -166,12 +166,8 @@ class ForwardBackward(ABC):
         totals: dict[str, float] = {}
         if found:  # on the ranks on which the model ends; they have a microbatch each
             zero = torch.zeros((), dtype=torch.float64, device=self.place.device)
-            sums: dict[str, Tensor] = defaultdict(lambda: zero)
-            for entry in found:
-                for name, value in entry.items():
-                    sums[name] = sums[name] + value
-            names = sorted(sums)
-            vector = torch.stack([sums[name] for name in names])
+            names = sorted({name for sums in found for name in sums})
+            vector = torch.stack([sum((sums[name] for sums in found if name in sums), zero) for name in names])
             dist.all_reduce(vector, group=self.place.ranks.dp_cp_group)
             totals = dict(zip(names, vector.tolist(), strict=True))
         everywhere: dict[str, float] = self.from_end(totals)

@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from agentrl.algorithms.base import Computed, TokenView
+from agentrl.algorithms.base import Amend, Computed
 from agentrl.algorithms.settings import AlgorithmSettings
 from agentrl.plugins import compat
 from agentrl.sample import Sample
@@ -58,9 +58,7 @@ class TrainHooks:
     def before_step(self, number: int, model: Any, optimizer: Any) -> None:
         """An optimizer step begins, counted over the run; gradients are zero."""
 
-    def amend(
-        self, step: StepInputs, mb: MicrobatchTensors
-    ) -> Callable[[TokenView, Tensor], tuple[Tensor, TokenView, Mapping[str, Tensor]]] | None:
+    def amend(self, step: StepInputs, mb: MicrobatchTensors) -> Amend | None:
         """`TokenView.amend`."""
         return None
 

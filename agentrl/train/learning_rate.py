@@ -59,19 +59,14 @@ def _share_of_peak(step: int, warmup: int, decay_end: int, settings: TrainSettin
     if settings.lr_decay_style == "WSD":
         cooldown = settings.lr_wsd_decay_iters or 0
         start = decay_end - cooldown
-        return 1.0 if step <= start else _WSD_SHAPES[settings.lr_wsd_decay_style]((step - start) / cooldown)
-    progress = (step - warmup) / (decay_end - warmup)
-    return 1.0 - progress if settings.lr_decay_style == "linear" else _half_cosine(progress)
+        return 1.0 if step <= start else _SHAPES[settings.lr_wsd_decay_style]((step - start) / cooldown)
+    return _SHAPES[settings.lr_decay_style]((step - warmup) / (decay_end - warmup))
 
 
-def _half_cosine(progress: float) -> float:
-    return 0.5 * (math.cos(math.pi * progress) + 1.0)
-
-
-_WSD_SHAPES: dict[str, Callable[[float], float]] = {
+_SHAPES: dict[str, Callable[[float], float]] = {
     "linear": lambda x: 1.0 - x,
-    "cosine": _half_cosine,
+    "cosine": lambda x: 0.5 * (math.cos(math.pi * x) + 1.0),
     "exponential": lambda x: 2.0 * 0.5**x - 1.0,
     "minus_sqrt": lambda x: 1.0 - math.sqrt(x),
 }
-"""Final decay from 1 at 0 to 0 at 1, in Megatron-LM's four shapes."""
+"""Decay from 1 at 0 to 0 at 1, in Megatron-LM's shapes: two of the whole decay, and all of WSD's final one."""

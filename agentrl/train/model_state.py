@@ -189,7 +189,7 @@ class TrainedModel(ModelState):
 
     def close(self) -> None:
         if (background := vars(self).get("_background")) is not None:
-            background.close()
+            background.shutdown()
 
     def save(
         self,
@@ -219,7 +219,7 @@ class TrainedModel(ModelState):
             part: Saving | Path | None = critic.save(partial / CRITIC, step)
         else:
             part = critic if leads else None
-        return Saving(path, partial, folder, background.start(files) if background else files, part)
+        return Saving(path, partial, folder, background.submit(files) if background else files, part)
 
     def load(self, path: Path, reference: ModelState | None = None) -> bool:
         """Restore the checkpoint at `path`; returns whether `reference` was in it. Collective. Raises CheckpointError:

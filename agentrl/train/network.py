@@ -88,9 +88,9 @@ class Network(ABC):
     def zero_grad(self) -> None:
         """Forget the last step's gradients."""
 
-    @abstractmethod
     def forget(self) -> None:
         """Drop what a forward or backward pass that failed has left behind, and the gradients."""
+        self.zero_grad()
 
     @abstractmethod
     def parameters(self) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from agentrl.algorithms.algorithm import Algorithm
-from agentrl.algorithms.base import Estimate, SampleView, TokenView, need
+from agentrl.algorithms.base import Amend, Estimate, SampleView, TokenView, need
 from agentrl.algorithms.ops.kl import approximate_kl
 from agentrl.algorithms.registry import compute_advantages
 from agentrl.train.batch import TrainBatch
@@ -37,7 +37,7 @@ class StepInputs:
     total_weight: float  # sum of `weights`. Statistics are weighted sums divided by it; there are none if it is 0
     per_token: Mapping[str, Tensor]  # field of `TokenView` -> its values [R]; a critic's targets are `returns`
 
-    def view(self, response_index: Tensor, log_probs: Tensor, entropy: Tensor, amend: Any = None) -> TokenView:
+    def view(self, response_index: Tensor, log_probs: Tensor, entropy: Tensor, amend: Amend | None = None) -> TokenView:
         """Return the tokens at `response_index` int64 [N] with the model's `log_probs` and `entropy` [N]; for `amend` see
         `TokenView`. If there are no old log-probs, `log_probs` without gradient replace them: the ratio is then 1."""
         found = {name: array[response_index] for name, array in self.per_token.items() if name != "returns"}

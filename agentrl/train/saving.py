@@ -19,20 +19,12 @@ from agentrl.train.checkpoints import replace_folder
 WriteFiles = Callable[[], Any]  # writes a rank's files. Collective.
 
 
-class Background:
+class Background(ThreadPoolExecutor):
     """A thread that writes, and a process group for the writing threads of all ranks. Collective."""
 
     def __init__(self) -> None:
         self.group = dist.new_group(backend="gloo")
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
-
-    def start(self, files: WriteFiles) -> Future[Any]:
-        """Have the thread write."""
-        return self._thread.submit(files)
-
-    def close(self) -> None:
-        """Wait for the thread."""
-        self._thread.shutdown()
+        super().__init__(1, thread_name_prefix="checkpoint")
 
 
 @dataclass(frozen=True, slots=True)

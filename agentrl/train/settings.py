@@ -213,8 +213,7 @@ class TrainSettings(Settings):
         yield muon and self.expert_model_parallel_size > 1, cut
         cut = "optimizer muon cannot be sharded: turn use_distributed_optimizer off, or use adam"
         yield muon and self.use_distributed_optimizer, cut
-        lonely = self.sequence_parallel and tp == 1
-        yield lonely, "sequence_parallel needs tensor_model_parallel_size above 1"
+        yield self.sequence_parallel and tp == 1, "sequence_parallel needs tensor_model_parallel_size above 1"
         full, how = self.recompute_granularity == "full", ("recompute_method", "recompute_num_layers")
         lacks = any(getattr(self, name) is None for name in how)
         yield full and lacks, f"recompute_granularity full needs {' and '.join(how)}"

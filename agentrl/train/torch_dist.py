@@ -21,7 +21,7 @@ from torch.serialization import _get_layout
 
 from agentrl.errors import CheckpointError
 
-_INDEX, _FILE_BYTES = ".metadata", 4 << 30
+_INDEX = ".metadata"
 _DESCRIPTIONS = {
     **{("torch.distributed.checkpoint.metadata", name): getattr(metadata, name) for name in metadata.__all__},
     ("torch.distributed.checkpoint.metadata", "_MEM_FORMAT_ENCODING"): metadata._MEM_FORMAT_ENCODING,

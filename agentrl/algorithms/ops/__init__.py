@@ -5,12 +5,9 @@ from types import ModuleType
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from agentrl.algorithms.ops import clipping as clipping
-    from agentrl.algorithms.ops import corrections as corrections
-    from agentrl.algorithms.ops import entropy as entropy
-    from agentrl.algorithms.ops import kl as kl
-    from agentrl.algorithms.ops import normalization as normalization
-    from agentrl.algorithms.ops import returns as returns
+    from agentrl.algorithms.ops import clipping, corrections, entropy, kl, normalization, returns
+
+__all__ = ["clipping", "corrections", "entropy", "kl", "normalization", "returns"]
 
 
 def __getattr__(name: str) -> ModuleType:

@@ -1,12 +1,11 @@
 """Control of the policy's entropy by tokens of high covariance (arXiv:2505.22617): chosen over a rollout before its first
 step, so that every parallel layout chooses the same tokens."""
 
-from typing import Literal
-
 import torch
 from torch import Tensor
 
 from agentrl.algorithms.base import SampleView, need
+from agentrl.algorithms.fields import AlgorithmFields
 from agentrl.algorithms.ops.clipping import log_ratio_of
 
 NUMERICS = 1e-4  # log-ratio of two passes over the same weights: its sign is rounding, and must not be a gradient
@@ -18,25 +17,23 @@ def covariances(log_probs: Tensor, advantages: Tensor) -> Tensor:
     return (logs - logs.mean()) * (credit - credit.mean())
 
 
-def chosen_tokens(
-    inputs: SampleView, advantages: Tensor, *, kind: Literal["clip", "kl"], ratio: float, low: float, high: float
-) -> Tensor:
-    """The tokens [N] that the control acts on, as 0 and 1, by the old log-probs and the final `advantages` [N].
+def chosen_tokens(inputs: SampleView, advantages: Tensor, settings: AlgorithmFields) -> Tensor:
+    """The tokens [N] that `entropy_control` acts on, as 0 and 1, by the old log-probs and the final `advantages` [N].
 
-    `kl`: the share `ratio` of the trained tokens with the highest covariance (eq. 13). `clip`: as many, drawn from those
-    with a covariance in [low, high] (eq. 11). At least one token, where there is one. The draw is seeded by the rollout's
-    tokens, so every rank and every repetition draws the same."""
+    `kl`: the share `covariance_ratio` of the trained tokens with the highest covariance (eq. 13). `clip`: as many, drawn
+    from those with a covariance in [`covariance_low`, `covariance_high`] (eq. 11). At least one token, where there is
+    one. The draw is seeded by the rollout's tokens, so every rank and every repetition draws the same."""
     old = need(inputs.old_log_probs, "old_log_probs", "entropy_control")
     trained = inputs.loss_mask.nonzero().flatten()
     chosen = torch.zeros_like(inputs.loss_mask, dtype=torch.float32)
     if not len(trained):
         return chosen
     found = covariances(old[trained], advantages[trained])
-    count = max(int(ratio * len(trained)), 1)
-    if kind == "kl":
+    count = max(int(settings.covariance_ratio * len(trained)), 1)
+    if settings.entropy_control == "kl":
         best = found.sort(descending=True, stable=True).indices
     else:
-        inside = ((found >= low) & (found <= high)).nonzero().flatten()
+        inside = ((found >= settings.covariance_low) & (found <= settings.covariance_high)).nonzero().flatten()
         seed = int(need(inputs.tokens, "tokens", "entropy_control clip").sum())
         draw = torch.randperm(len(inside), generator=torch.Generator().manual_seed(seed))
         best = inside[draw.to(inside.device)]

@@ -156,13 +156,11 @@ def split_tags(text: str, tags: ReasoningTags | None, *, opened: bool, begins: S
         begins: the texts that end reasoning without a closing tag."""
     if tags is None:
         return Split(None, text)
-    body = text.lstrip()
-    tags = tags.of(body)
-    if body.startswith(tags.open):
-        body, opened = body[len(tags.open) :], True
-    else:
-        body = text
-    if not opened:
+    body, begin = text, text.lstrip()
+    tags = tags.of(begin)
+    if begin.startswith(tags.open):
+        body = begin[len(tags.open) :]
+    elif not opened:
         return Split(None, text)
     end = body.find(tags.close)
     if end >= 0:

@@ -93,7 +93,6 @@ _granite = marked(r"<\|tool_call\|>|<tool_call>", "", "</tool_call>", optional=T
 _hermes = marked("<tool_call>", "", "</tool_call>")
 _ernie = marked("<tool_call>", "", "</tool_call>", drop=r"\A\s*<response>|</response>\s*(?=<tool_call>|\Z)")
 _command = marked(r"<\|START_ACTION\|>", "", r"<\|END_ACTION\|>", drop=r"<\|(?:START|END)_(?:RESPONSE|TEXT)\|>")
-_COMMAND_ANSWERS = ("<|START_RESPONSE|>", "<|START_TEXT|>")
 _ROWS = (
     OutputFormat("gpt-oss", parse_harmony, (), ("<|channel|>analysis", "<|message|>"), answers=("<|channel|>",)),
     OutputFormat("dsml", _dsml, ("<｜DSML｜",), ("｜DSML｜",), ("deepseekv32", "deepseekv4", "deepseekv41")),

@@ -8,8 +8,7 @@
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from agentrl.chat.parsers.base import MAX_BROKEN, Parsed, Split, read_arguments, read_json
 
@@ -25,8 +24,7 @@ _END_OF_TEXT = re.compile(rf"{_CLOSED}|(?=<\|start\|>assistant{_RECIPIENT}<\|cha
 _STRAY = re.compile(r"<\|(?:end|call|return)\|>\s*")
 
 
-@dataclass(frozen=True, slots=True)
-class _Message:
+class _Message(NamedTuple):
     raw: str
     channel: str | None  # none: text outside of messages, or a message whose header is broken
     recipient: str | None
@@ -60,11 +58,11 @@ def _messages(text: str) -> Iterator[_Message]:
 
 def split_channels(text: str) -> Split:
     """The analysis of a turn, and the turn without it."""
-    reasoning, rest, last = list[str](), list[str](), None
-    for last in _messages(text):
-        is_analysis = last.channel == "analysis" and last.recipient is None
-        (reasoning if is_analysis else rest).append(last.body.strip() if is_analysis else last.raw)
-    is_open = last is not None and last.channel == "analysis" and last.recipient is None and not last.closed
+    reasoning, rest, is_open = list[str](), list[str](), False
+    for message in _messages(text):
+        is_analysis = message.channel == "analysis" and message.recipient is None
+        (reasoning if is_analysis else rest).append(message.body.strip() if is_analysis else message.raw)
+        is_open = is_analysis and not message.closed
     return Split("\n".join(filter(None, reasoning)) or None, "".join(rest), is_open)
 
 

@@ -247,9 +247,8 @@ def _by_slot(forward: Callable[..., Tensor], hidden_states: Tensor, *, plan: Any
     name = next(name for name in ("cache_params", "past_key_values") if name in given)
     pieces = [(slot, offset, 1) for offset, (slot, _) in enumerate(plan.singles)]
     pieces += [(chunk.slot, chunk.offset, chunk.count) for chunk in plan.chunks]
-    found = []
-    for slot, offset, count in pieces:
-        found.append(forward(hidden_states[:, offset : offset + count], **given | {name: plan.cache.states[slot]}))
+    states = plan.cache.states
+    found = [forward(hidden_states[:, at : at + count], **given | {name: states[slot]}) for slot, at, count in pieces]
     return torch.cat(found, 1)
 
 

@@ -34,15 +34,14 @@ class Choice:
 def adjust(row: Tensor, params: RequestSampling, prompt: Sequence[int], output: Sequence[int]) -> None:
     """Apply penalties (in place) to one row of logits, shape [vocabulary]. Repetition (Keskar et al. 2019) counts
     prompt and output; frequency and presence count the output only."""
-    if params.penalised:
-        if params.repetition_penalty != 1:
-            seen = torch.tensor(sorted({*prompt, *output}), device=row.device)
-            value, scale = row[seen], params.repetition_penalty
-            row[seen] = torch.where(value > 0, value / scale, value * scale)
-        if output and (params.frequency_penalty or params.presence_penalty):
-            ids, counts = np.unique(np.asarray(output, dtype=np.int64), return_counts=True)
-            cost = params.frequency_penalty * counts + params.presence_penalty
-            row[torch.from_numpy(ids).to(row.device)] -= torch.from_numpy(cost).to(row)
+    if params.repetition_penalty != 1:
+        seen = torch.tensor(sorted({*prompt, *output}), device=row.device)
+        value, scale = row[seen], params.repetition_penalty
+        row[seen] = torch.where(value > 0, value / scale, value * scale)
+    if output and (params.frequency_penalty or params.presence_penalty):
+        ids, counts = np.unique(np.asarray(output, dtype=np.int64), return_counts=True)
+        cost = params.frequency_penalty * counts + params.presence_penalty
+        row[torch.from_numpy(ids).to(row.device)] -= torch.from_numpy(cost).to(row)
     for token, bias in params.logit_bias.items():
         row[token] += bias
 

@@ -121,9 +121,6 @@ def load(folder: HFFolder, place: ModelContext, *, values: bool, learns: bool) -
             raise CheckpointError(f"{folder.path}: its weights lack {missing[0]} and {len(missing) - 1} more")
         return Values(model, folder) if values else model
 
-    def empty(*, pre_process: bool, post_process: bool) -> Any:
-        return without_weights(folder, values=values)
-
     mesh, settings = place.ranks.mesh, place.settings
 
     def made(build: Any) -> Any:
@@ -137,7 +134,8 @@ def load(folder: HFFolder, place: ModelContext, *, values: bool, learns: bool) -
     if mesh is None:
         model = made(read).to(place.device)
     else:
-        model, offload = made(empty), settings.fsdp_cpu_offload and learns
+        model = made(lambda **_: without_weights(folder, values=values))
+        offload = settings.fsdp_cpu_offload and learns
         _shard(model, mesh, half=bool(settings.bf16), offload=offload)
         whole = made(read) if place.ranks.rank == 0 else None
         _fill(model, whole, place.device, offload)

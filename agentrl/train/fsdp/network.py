@@ -46,10 +46,7 @@ _LAYER = re.compile(r".*?\.\d+\.")  # the beginning of a parameter's name that i
 
 @dataclass(slots=True, kw_only=True)
 class FsdpForwardBackward(ForwardBackward):
-    """A microbatch at a time; FSDP gathers and reduces within the model. `mixture`: for each layer whether it has
-    experts, how many, and how many a token goes to."""
-
-    mixture: tuple[list[bool], int, int]
+    """A microbatch at a time; FSDP gathers and reduces within the model."""
 
     def run(
         self, batch: TrainBatch, plan: PackingPlan, rows: OutputPositions, on_output: OnOutput, *, learns: bool
@@ -183,7 +180,7 @@ class FsdpNetwork(Network):
                 raise TrainError(f"{what}: lower --max-tokens-per-gpu or --micro-batch-size, or use torch 2.13")
             self.zero_grad()  # of parameters that are whole now, which the reset leaves
             self.model.reset_iter_state()
-        self.zero_grad()
+        super().forget()
 
     def parameters(self) -> dict[str, Any]:
         found = {id(tensor): (name, tensor) for name, tensor in reversed(self.model.state_dict(keep_vars=True).items())}

@@ -61,13 +61,11 @@ class ModelSight:
                 row[start:end] = first[number] + np.arange(end - start)
             rows.append(row)
             positions.append(self._positions(batch.sample_tokens(i), row >= 0, [grids[n] for n, *_ in spans]))
+        places = torch.from_numpy(laid.laid_out(positions, 0)).view(-1, 1, laid.total).expand(3, -1, -1)
         return SeenImages(
             pixels={name: torch.cat([each[name] for each in pixels]).to(device) for name in pixels[0]},
             rows=torch.from_numpy(laid.laid_out(rows, -1)).to(device),
-            positions=torch.from_numpy(laid.laid_out(positions, 0))
-            .view(-1, 1, laid.total)
-            .expand(3, -1, -1)
-            .to(device),
+            positions=places.to(device),
         )
 
     def _pixels(self, batch: TrainBatch, number: int) -> Mapping[str, Tensor]:

@@ -49,6 +49,5 @@ class _GroupedProduct(torch.autograd.Function):
 
 def grouped_product(rows: Tensor, ends: Tensor, weights: list[Tensor]) -> Tensor:
     """Rows [tokens, out] of rows [tokens, in], of which those before `ends` int32 [experts] meet that expert's weight [out, in]."""
-    product: Any = _GroupedProduct.apply
-    found: Tensor = product(rows, ends, *weights)
+    found: Tensor = _GroupedProduct.apply(rows, ends, *weights)
     return found

@@ -16,7 +16,6 @@ from torch import Tensor
 from agentrl.train.batch import TrainBatch
 from agentrl.train.forward_backward import ForwardBackward, OnOutput
 from agentrl.train.megatron.attention import MegatronPack, Rope
-from agentrl.train.megatron.families import Mixture
 from agentrl.train.megatron.layout import ParallelLayout
 from agentrl.train.megatron.model import output_rows
 from agentrl.train.microbatches import MicrobatchTensors, OutputPositions
@@ -31,10 +30,10 @@ class MegatronForwardBackward(ForwardBackward):
     config: Any
     layout: ParallelLayout
     rope: Rope
-    mixture: Mixture | None
 
     def __post_init__(self) -> None:
-        self.config.finalize_model_grads_func = _finalize
+        # Megatron's reductions of gradients, without its division by the number of tokens.
+        self.config.finalize_model_grads_func = lambda model, _tokens=None, **how: finalize_model_grads(model, **how)
 
     def run(
         self, batch: TrainBatch, plan: PackingPlan, rows: OutputPositions, on_output: OnOutput, *, learns: bool
@@ -66,9 +65,7 @@ class MegatronForwardBackward(ForwardBackward):
         """Of the tokens that this rank's routers see; under sequence parallelism a part of the context-parallel rank's."""
         if mb.routing is None:
             return None
-        mixture = self.mixture
-        sizes = (mixture.layers, mixture.experts, mixture.topk) if mixture else ((), 0, 0)
-        routing = routing_of(mb.routing, *sizes)
+        routing = routing_of(mb.routing, *self.mixture)
         return routing.chunk(self.layout.tp)[self.layout.tp_rank] if self.config.sequence_parallel else routing
 
     @property
@@ -90,8 +87,3 @@ def _found(out: Tensor, *, on_output: OnOutput, mb: MicrobatchTensors, non_loss_
     """As megatron takes it: what to collect, of a model that learns after the loss and what to divide that by."""
     found = on_output(out[0], mb)
     return found if non_loss_data else (found[0], torch.ones((), dtype=torch.int, device=found[0].device), found[1])
-
-
-def _finalize(model: list[torch.nn.Module], _num_tokens: Tensor | None = None, **kwargs: Any) -> None:
-    """Megatron's gradient reductions without its division by the number of tokens."""
-    finalize_model_grads(model, None, **kwargs)

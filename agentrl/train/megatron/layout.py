@@ -117,6 +117,5 @@ class ParallelLayout(Ranks):
         return {name: value for stage in every for name, value in stage.items()}
 
     def describe(self) -> dict[str, int]:
-        """The sizes, for manifests and logs."""
         experts = {"ep": len(self.ep_ranks), "etp": self.experts.size}
         return {"tp": self.tp, "pp": self.pp, "cp": self.cp, "dp": self.dp, **experts, **self.own_stages}

@@ -88,7 +88,7 @@ class MegatronNetwork(Network):
             packer=Packer(layout, place.device, layout.tp if place.settings.sequence_parallel else 1, routed=replays),
             layout=layout,
             rope=rope,
-            mixture=shape.mixture,
+            mixture=(m.layers, m.experts, m.topk) if (m := shape.mixture) else ((), 0, 0),
             vocab=shape.vocab,
         )
 
@@ -118,9 +118,6 @@ class MegatronNetwork(Network):
 
     def zero_grad(self) -> None:
         self.model.zero_grad_buffer()
-
-    def forget(self) -> None:
-        self.zero_grad()
 
     def parameters(self) -> dict[str, Any]:
         return stored(self.model)

@@ -81,12 +81,12 @@ def test_resume_equals_uninterrupted_to_the_bit(folder: Path, tmp_path: Path, ch
 @pytest.fixture
 def gate(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
     """What threads that write checkpoints wait for."""
-    opened, start = threading.Event(), Background.start
+    opened, submit = threading.Event(), Background.submit
 
     def held(background: Background, files: WriteFiles) -> Any:
-        return start(background, lambda: opened.wait() and files())
+        return submit(background, lambda: opened.wait() and files())
 
-    monkeypatch.setattr(Background, "start", held)
+    monkeypatch.setattr(Background, "submit", held)
     return opened
 
 
