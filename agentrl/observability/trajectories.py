@@ -187,8 +187,7 @@ def _answer_parts(sample: Sample, tokens: Sequence[Token], spans: Sequence[Segme
     """One part for what the model wrote in a turn, with the tokens that close it, one for what it was shown then."""
     names = ("step_rewards", "generate_seconds", "step_seconds")
     given = (value if isinstance(value := sample.metadata.get(name), list) else () for name in names)
-    numbers = ({at: n for at, n in enumerate(values, 1) if isinstance(n, (int, float))} for values in given)
-    rewards, generating, stepping = numbers
+    rewards, generating, stepping = ({i: n for i, n in enumerate(v, 1) if isinstance(n, (int, float))} for v in given)
     written = [m for m in _messages(sample) if m.get("role") == "assistant"][-turns:]
     for (env, turn), joined in groupby(spans, lambda span: (span.origin is Origin.ENV, span.turn)):
         part = list(joined)

@@ -183,12 +183,10 @@ def preflight(settings: RunSettings, purpose: Purpose, problems: Problems | None
 
 def _check_sinks(watched: ObservabilitySettings, problems: Problems) -> None:
     """Check that what takes the metrics is there, without opening it."""
-    needed = {"use_wandb": ("wandb", "wandb"), "prometheus_port": ("prometheus_client", "metrics")}
-    for name, (package, extra) in needed.items():
+    for name, package, extra in (("use_wandb", "wandb", "wandb"), ("prometheus_port", "prometheus_client", "metrics")):
         with problems:
             if getattr(watched, name) and find_spec(package) is None:
-                said = f"{flag_of(name)}: {package} is not installed here"
-                raise SettingsError(f"{said}; {install(extra)}, or leave it out")
+                raise SettingsError(f"{flag_of(name)}: {package} is not installed; {install(extra)}, or leave it out")
     for path in watched.metrics_sinks:
         with problems:
             load_object(path, what="--metrics-sinks")

@@ -241,8 +241,8 @@ def test_packages_of_receivers_of_metrics_are_asked_for_before_anything_starts(
     settings = RunSettings.from_cli(here.arguments(prometheus_port=9400, use_wandb=True))
     with pytest.raises(SettingsError) as raised:
         preflight(settings, "rollout")
-    assert "--prometheus-port: prometheus_client is not installed here; " in str(raised.value)
-    assert "--use-wandb: wandb is not installed here; " in str(raised.value)
+    assert "--prometheus-port: prometheus_client is not installed; " in str(raised.value)
+    assert "--use-wandb: wandb is not installed; " in str(raised.value)
     preflight(RunSettings.from_cli(here.arguments(eval_prompt_data="prompts.jsonl", prometheus_port=9400)), "eval")
 
 

@@ -75,8 +75,7 @@ def _factorials(text: str) -> str | None:
         return None
     if _COMPUTED.search(text):
         return "a binomial coefficient of something that is not small"
-    large = any(int(n) > 200 for n in re.findall(r"\d+", text))
-    return "a binomial coefficient above 200" if large else None
+    return "a binomial coefficient above 200" if any(int(n) > 200 for n in re.findall(r"\d+", text)) else None
 
 
 def _group(text: str, start: int) -> str:
