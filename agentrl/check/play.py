@@ -148,8 +148,7 @@ class _Director:
                 yield Finding(f"{what} (anyio.to_thread.run_sync)", f"for {max(times):.1f} s")
 
     async def _script(self, script: Script, row: int = 0, size: int = 1, cancelled: str = "") -> Episode:
-        policy = Scripted(self.stage.chat, script)
-        return self._note(await self.stage.play(script.name, policy, row, size, cancelled))
+        return self._note(await self.stage.play(script.name, Scripted(self.stage.chat, script), row, size, cancelled))
 
     def _note(self, episode: Episode) -> Episode:
         self.played.episodes.append(episode)

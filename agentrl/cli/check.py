@@ -25,9 +25,7 @@ if TYPE_CHECKING:
     from agentrl.check.script import Lines
     from agentrl.config import RunSettings
 
-    LivePlayer = (
-        Live | Sequence[Lines] | None
-    )  # in place of the scripts: a person, a file's episodes, or a served model
+    LivePlayer = Live | Sequence[Lines] | None  # in place of the scripts: a person, a file's turns, or a served model
 
 _MOST = 4000  # characters of a text that are shown
 _PLAY = "Type the model's turns. A FILE has the turns, and the rewards that they must earn."
@@ -62,6 +60,7 @@ def command(
     chat template is checked and used in the episodes; without a folder, a small template of agentrl's own. The agent
     loop, the parser, the tools and the graders are the run's."""
     from agentrl.cli.settings_command import given_settings
+    from agentrl.config.inapplicable import inapplicable
 
     if play and (Path(play).is_dir() or ":" in play or play.endswith(".py")):  # a target behind a bare --play
         targets, play = (play, *targets), ""
@@ -79,14 +78,17 @@ def command(
         for name, _, path in (named.partition("=") for named in hook):
             click.echo(slime.check_hook(name, path or None, settings))
         return 0
-    if not envs and settings.rollout.agent is not None:
+    played = [settings.replace(env=env) for env in envs] or [settings]
+    if settings.rollout.agent is not None:
+        for problem in inapplicable(played[0], "rollout"):
+            if problem.startswith("--agent "):  # something else plays
+                raise SettingsError(problem)
         return check_agent(settings, _live(play, model))
     if not envs and not settings.rollout.env and settings.rollout.custom_generate_function_path is None:
         if not folders:
             raise SettingsError("nothing to check: name an environment, a model folder, or --config FILE")
         return 0
     live = _live(play, model)
-    played = [settings.replace(env=env) for env in envs] or [settings]
     return max([check_env(one, seconds, schemas, live) for one in played])
 
 

@@ -18,9 +18,7 @@ if TYPE_CHECKING:
 @click.command("gateway", context_settings={"show_default": True})
 @click.argument("engines", metavar="ENGINE...", nargs=-1, required=True)
 @click.option("--host", default="127.0.0.1", metavar="ADDRESS", help="Address to listen on, for agents and the owner.")
-@click.option(
-    "--port", default=8080, type=click.IntRange(0, 65535), metavar="PORT", help="Port for agents; 0: a free port."
-)
+@click.option("--port", default=8080, type=click.IntRange(0, 65535), metavar="PORT", help="For agents; 0: a free port.")
 @click.option("--owner-port", default=8081, type=click.IntRange(0, 65535), metavar="PORT", help="Port for the owner.")
 @click.option("--owner-key", envvar="AGENTRL_GATEWAY_KEY", show_envvar=True, metavar="KEY", help="Key of the owner.")
 @click.option("--model", metavar="DIR", help="Folder with tokenizer and chat template; default: the engines' own.")
@@ -33,9 +31,7 @@ if TYPE_CHECKING:
     default=True,
     help="Stream texts while the model writes them, or whole turns, which another engine can finish if one dies.",
 )
-@click.option(
-    "--sglang-api-key", envvar="SGLANG_API_KEY", show_envvar=True, metavar="KEY", help="API key of the engines."
-)
+@click.option("--sglang-api-key", envvar="SGLANG_API_KEY", show_envvar=True, metavar="KEY", help="The engines' key.")
 def command(host: str, port: int, owner_port: int, sglang_api_key: str | None, **options: Any) -> int:
     """Serve unmodified agents: their requests become token-exact trajectories.
 
@@ -79,8 +75,7 @@ async def _serve(
     folder = model or str(info.get("tokenizer_path") or info["model_path"])
     chat = await to_thread.run_sync(partial(Chat.load, folder, **chat_options))
     async with EnginePool(engines, settings, vocab_size=vocabulary(info).get("vocab_size")) as pool:
-        key = owner_key or secrets.token_urlsafe(16)
-        name = Path(folder).name
+        key, name = owner_key or secrets.token_urlsafe(16), Path(folder).name
         gateway = Gateway(chat, pool, context_length=context, model=name, owner_key=key, streams=token_streams)
         gc.freeze()  # what is loaded stays
         if gateway.roles.report:

@@ -17,9 +17,7 @@ if TYPE_CHECKING:
 @click.option("--corpus", type=click.Path(path_type=Path), help="Passages: .jsonl or .parquet with text, id, title.")
 @click.option("--index", type=click.Path(path_type=Path), help="Folder of the index; built from --corpus if it is new.")
 @click.option("--encoder", type=click.Path(path_type=Path), help="Search by meaning: the folder of an encoder model.")
-@click.option(
-    "--topk", default=3, type=click.IntRange(1), metavar="N", help="Passages a query, if a request names none."
-)
+@click.option("--topk", default=3, type=click.IntRange(1), metavar="N", help="Passages a query, if it names none.")
 @click.option("--host", default="127.0.0.1", metavar="ADDRESS", help="Address to listen on.")
 @click.option("--port", default=8000, type=click.IntRange(0, 65535), metavar="PORT", help="0 takes a free one.")
 @click.option("--concurrency", default=4, type=click.IntRange(1), metavar="N", help="Requests searched at once.")

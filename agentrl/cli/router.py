@@ -18,9 +18,7 @@ if TYPE_CHECKING:
 @click.option("--port", default=3000, type=click.IntRange(0, 65535), metavar="PORT", help="0 takes a free one.")
 @click.option("--tokenizer", type=Path, metavar="DIR", help="Folder with tokenizer.json; default: the engines' own.")
 @click.option("--router-middleware-paths", "middleware", multiple=True, metavar="PATH", help="Class around the router.")
-@click.option(
-    "--sglang-api-key", envvar="SGLANG_API_KEY", show_envvar=True, metavar="KEY", help="The engines' API key."
-)
+@click.option("--sglang-api-key", envvar="SGLANG_API_KEY", show_envvar=True, metavar="KEY", help="The engines' key.")
 def command(middleware: tuple[str, ...], sglang_api_key: str | None, **options: Any) -> int:
     """Serve the engines at these addresses as one: /generate, OpenAI's API, exact ids for texts.
 

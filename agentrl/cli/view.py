@@ -11,9 +11,7 @@ import click
 
 @click.command("view", context_settings={"show_default": True})
 @click.argument("folders", metavar="[FOLDER]...", nargs=-1, type=click.Path(path_type=Path))
-@click.option(
-    "--host", default="127.0.0.1", metavar="ADDRESS", help="Address to listen on; beyond this machine with a token."
-)
+@click.option("--host", default="127.0.0.1", metavar="ADDRESS", help="Address; beyond this machine with a token.")
 @click.option("--port", default=8800, type=click.IntRange(0, 65535), metavar="PORT", help="0 takes a free one.")
 @click.option("--browser/--no-browser", default=None, help="Open the page in a browser.  [default: where there is one]")
 def command(folders: tuple[Path, ...], host: str, port: int, browser: bool | None) -> int:

@@ -317,8 +317,7 @@ def teacher(s: Sections, _: ModelInfo | None) -> Iterator[str]:
 
 def hosts(s: Sections) -> bool:
     """Return true if a hosted model plays; conversations and dumps are learned from without one."""
-    played = s.data.sft_turns is None and s.cluster.load_debug_rollout_data is None
-    return played and s.engine.engine == "openai"
+    return s.data.sft_turns is None and s.cluster.load_debug_rollout_data is None and s.engine.engine == "openai"
 
 
 UNTRAINABLE = (

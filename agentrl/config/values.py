@@ -32,8 +32,7 @@ def read_texts(field: FieldRef, texts: Sequence[str]) -> Any:
         return _sequence(field, texts)
     if field.is_bool:
         return TRUTH.get(texts[-1].lower(), texts[-1])
-    none = field.optional and field.kind is not str and texts[-1].lower() in ("none", "null")
-    return None if none else texts[-1]
+    return None if field.optional and field.kind is not str and texts[-1].lower() in ("none", "null") else texts[-1]
 
 
 def _named(field: FieldRef, texts: Sequence[str]) -> str | dict[str, str]:

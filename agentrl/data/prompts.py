@@ -17,6 +17,7 @@ from agentrl.errors import DataError, MediaError, TemplateError, raised_as
 from agentrl.media import Image, is_image, take_images
 from agentrl.rowfiles import json_type, open_rows, read_json, split_slice
 from agentrl.sample import RECORDED, Message
+from agentrl.settings import flag_of
 
 ROLES = ("system", "developer", "user", "assistant", "tool", "function")
 """The roles that may speak in a prompt; many chat templates leave out the messages of others without a word."""
@@ -73,6 +74,15 @@ class PromptData:
         for row in self:
             if problem := look(row):
                 raise DataError(f"{self.where(row.index)}: {problem}")
+
+    def check_named(self) -> None:
+        """Raise DataError if no row has a field that a setting names. Of fields with a default name none is expected."""
+        for name in ("metadata_key", "tool_key", "image_key"):
+            key, usual = getattr(self._settings, name), DataSettings.model_fields[name].default
+            if key != usual and not any(key in self._file.read(at) for at in self._rows):
+                has = _names(self._file.read(self._rows[0]))
+                remedy = f"the first has {has}; correct {flag_of(name)}, or leave it out"
+                raise DataError(f"{self._settings.prompt_data}: no row has a field {key!r}; {remedy}")
 
     def __getitem__(self, index: int) -> PromptRow:
         """Row `index`, from 0, not negative. Raises IndexError: no such row. DataError: the row is malformed."""
@@ -170,6 +180,7 @@ def open_prompts(settings: DataSettings, look: Look = lambda row: None) -> Promp
     data = PromptData(settings.prompt_data, settings)
     if settings.prompt_data_check == "full":
         data.check(look)
+        data.check_named()
     return data
 
 

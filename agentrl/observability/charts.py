@@ -1,7 +1,7 @@
 """Curves of metrics: series out of rows, drawn as inline SVG for pages.
 
 1. The x axis counts rollouts done: a row of step s is at s + 1, an evaluation before training at 0.
-2. A value that is not finite is a gap in the line, never a point.
+2. A value that is not finite, or nearly too large for a float, is a gap in the line, never a point.
 3. SVG takes its colours from the page's CSS classes, so it follows light and dark."""
 
 import math
@@ -12,6 +12,7 @@ from typing import Any
 
 Point = tuple[float, float]
 Scale = Callable[[float], float]
+_LARGEST = 1e300  # a span of such values is still a float
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +24,7 @@ class Series:
 
     @property
     def finite(self) -> tuple[Point, ...]:
-        return tuple(p for p in self.points if math.isfinite(p[1]))
+        return tuple(p for p in self.points if abs(p[1]) <= _LARGEST)
 
     @property
     def first(self) -> float:
@@ -90,9 +91,9 @@ def layout(title: str, series: Sequence[tuple[str, Series]]) -> Chart:
 def _line(label: str, series: Series, to_x: Scale, to_y: Scale) -> ChartLine:
     path, pen_down = [], False
     for x, y in series.points:
-        if math.isfinite(y):
+        if drawn := abs(y) <= _LARGEST:
             path.append(f"{'L' if pen_down else 'M'}{to_x(x):.1f} {to_y(y):.1f}")
-        pen_down = math.isfinite(y)
+        pen_down = drawn
     few = len(series.finite) <= 80
     dots = tuple((to_x(x), to_y(y), f"{label}, after {number(x)}: {number(y)}") for x, y in series.finite if few)
     return ChartLine(label, " ".join(path), dots)

@@ -3,7 +3,7 @@ shows metrics, evaluations and trajectories: the first prompts of the first eval
 newest step the best, the worst and the failed trajectories."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import cache
@@ -117,8 +117,7 @@ def headlines(series: Mapping[str, Series]) -> list[Headline]:
         for data, one in members
         if len(one.finite) > 1
     ]
-    one = series.get("rollout/reward")
-    if not found and one is not None and len(one.finite) > 1:
+    if not found and (one := series.get("rollout/reward")) is not None and len(one.finite) > 1:
         found.append(Headline("training reward", number(one.first), number(one.last)))
     return found
 
@@ -145,9 +144,7 @@ def _evaluations(series: Mapping[str, Series]) -> list[tuple[str, list[tuple[str
     return found
 
 
-def _facts(
-    rows: Sequence[Mapping[str, Any]], series: Mapping[str, Series], settings: Mapping[str, Any]
-) -> list[tuple[str, str]]:
+def _facts(rows: list[dict[str, Any]], series: Mapping[str, Series], settings: dict[str, Any]) -> list[tuple[str, str]]:
     facts = []
     if steps := [r["step"] for r in rows if "rollout/reward" in r or any(name.startswith("train/") for name in r)]:
         facts.append(("rollouts", number(max(steps) + 1)))

@@ -186,7 +186,8 @@ def _prompt_parts(sample: Sample, tokens: Sequence[Token]) -> Iterator[TokenSpan
 def _answer_parts(sample: Sample, tokens: Sequence[Token], spans: Sequence[Segment], turns: int) -> Iterator[TokenSpan]:
     """One part for what the model wrote in a turn, with the tokens that close it, one for what it was shown then."""
     names = ("step_rewards", "generate_seconds", "step_seconds")
-    rewards, generating, stepping = (dict(enumerate(sample.metadata.get(name) or (), 1)) for name in names)
+    given = (value if isinstance(value := sample.metadata.get(name), list) else () for name in names)
+    rewards, generating, stepping = ({i: n for i, n in enumerate(v, 1) if isinstance(n, (int, float))} for v in given)
     written = [m for m in _messages(sample) if m.get("role") == "assistant"][-turns:]
     for (env, turn), joined in groupby(spans, lambda span: (span.origin is Origin.ENV, span.turn)):
         part = list(joined)

@@ -1,8 +1,8 @@
 """Short-answer graders with SQuAD's metrics (Rajpurkar et al. 2016, arXiv:1606.05250, v1.1), `gpqa`, `random`.
 
 1. `exact_match` and `f1` grade the whole answer after its reasoning, or its `<answer>` block if it is nothing else.
-2. Normalisation is SQuAD's, with three differences: punctuation of all scripts goes; a decimal point between digits and
-   a minus sign before a number stay; an answer of which nothing is left is compared as it is.
+2. Normalisation is SQuAD's, with four differences: punctuation of all scripts goes; a decimal point between digits and
+   a minus sign before a number stay; an answer of which nothing is left is compared as it is; LaTeX's fonts and `~` go.
 3. The best of several accepted answers counts."""
 
 import json
@@ -22,12 +22,14 @@ from agentrl.rm_hub.reading.common import bad_metadata, clip, compose, flag, gol
 _ARTICLES = re.compile(r"\b(?:a|an|the)\b")
 _MARK = re.compile(r"(?<![\d.])\d+\.\d+(?!\.?\d)|(?P<minus>(?<!\S)[-−–]+(?=[$€£]?\.?\d))|[^\w\s]|_")
 """A decimal number, a minus sign before a number, or one character that may be punctuation."""
+_FONT = re.compile(r"\\(?:text(?:bf|it|rm)?|math(?:bf|it|rm))\s*(?=\{)")
+_TIE = re.compile(r"(?<=\S)~(?=\S)")
 _VERDICTS = ("yes", "no", "noanswer")
 
 
 def normalise(text: str) -> str:
     """Lower case, without punctuation and articles, white space collapsed; see the module's second point."""
-    text = compose(text).lower()
+    text = _TIE.sub(" ", _FONT.sub("", compose(text))).lower()
     bare = _MARK.sub(lambda mark: "-" if mark["minus"] else _unpunctuated(mark[0]), text)
     return " ".join(_ARTICLES.sub(" ", bare).split()) or " ".join(bare.split()) or " ".join(text.split())
 

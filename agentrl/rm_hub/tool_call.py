@@ -147,8 +147,7 @@ def _arguments(got: Call, want: Call, rules: Rules) -> dict[str, bool] | None:
     """Every argument of the two calls, and whether it is right; None for another tool."""
     if got.name != want.name:
         return None
-    keys = {**want.arguments, **got.arguments}
-    return {key: _field(got.arguments, want.arguments, key, rules, 0) for key in keys}
+    return {key: _field(got.arguments, want.arguments, key, rules, 0) for key in {**want.arguments, **got.arguments}}
 
 
 def _field(got: Mapping[str, Any], want: Mapping[str, Any], key: str, rules: Rules, depth: int) -> bool:

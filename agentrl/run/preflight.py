@@ -34,6 +34,8 @@ from agentrl.engine.pool import EnginePool
 from agentrl.envs import ALONE, AgentEnvironment, EnvClasses, Environment, Environments, command_environment
 from agentrl.errors import CheckpointError, DataError, GraderFailure, SettingsError, install
 from agentrl.modelfolder import check_weights, is_float8, read_config
+from agentrl.observability.settings import ObservabilitySettings
+from agentrl.plugins import load_object
 from agentrl.rm_hub import check_rm_type, grade
 from agentrl.rm_hub.settings import RmHubSettings
 from agentrl.rollout.filters import GroupFilter, load_filter
@@ -45,6 +47,7 @@ from agentrl.run.conversations import check_conversations
 from agentrl.run.evalsets import EvalSet, eval_sets, named
 from agentrl.run.resuming import check_prompts, refuse_others
 from agentrl.runfolder import BELOW, check_writable
+from agentrl.settings import flag_of
 from agentrl.train.checkpoints import Found, check_critic, check_curve, foreign, latest, torch_dist
 from agentrl.train.hooks import hooks_of
 
@@ -148,9 +151,8 @@ def preflight(settings: RunSettings, purpose: Purpose, problems: Problems | None
     with problems:
         if purpose == "rollout":
             refuse_others(settings)
-    with problems:
-        if settings.observability.use_wandb and purpose != "eval" and find_spec("wandb") is None:
-            raise SettingsError(f"--use-wandb: wandb is not installed here; {install('wandb')}, or leave it out")
+    if purpose != "eval":
+        _check_sinks(settings.observability, problems)
     if model := os.path.isdir(settings.train.hf_checkpoint or "") and not settings.hosted:
         with problems:
             check_model_folder(settings, purpose)
@@ -177,6 +179,17 @@ def preflight(settings: RunSettings, purpose: Purpose, problems: Problems | None
 
         check_served(str(settings.train.hf_checkpoint), settings.engine.engine_context_length)
     return notes
+
+
+def _check_sinks(watched: ObservabilitySettings, problems: Problems) -> None:
+    """Check that what takes the metrics is there, without opening it."""
+    for name, package, extra in (("use_wandb", "wandb", "wandb"), ("prometheus_port", "prometheus_client", "metrics")):
+        with problems:
+            if getattr(watched, name) and find_spec(package) is None:
+                raise SettingsError(f"{flag_of(name)}: {package} is not installed; {install(extra)}, or leave it out")
+    for path in watched.metrics_sinks:
+        with problems:
+            load_object(path, what="--metrics-sinks")
 
 
 def _check_played(settings: RunSettings, purpose: Purpose, model: bool, problems: Problems) -> list[str]:

@@ -76,6 +76,16 @@ def test_an_agent_without_a_request_fails_with_its_last_words(capsys: pytest.Cap
     assert "failed: no answered request; no key for {provider}" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize("other", [["--env", "x.py:E"], ["--config", "run.yaml"], ["x.py:E"]])
+def test_an_agent_beside_an_environment_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], other: list[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("run.yaml").write_text("env: x.py:E\n")
+    assert run(["check", "--agent", "true {prompt}", *other]) == 2
+    assert "has no effect with --env, which plays itself; leave one out" in capsys.readouterr().err
+
+
 def test_an_environment_of_an_agent_plays_one_session_and_its_masks_are_proved(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agentrl.data.prompts import PromptData, PromptRow
+from agentrl.data.prompts import PromptData, PromptRow, open_prompts
 from agentrl.data.settings import DataSettings
 from agentrl.errors import DataError
 from agentrl.rowfiles import split_slice
@@ -131,6 +131,18 @@ def test_bad_rows(tmp_path: Path, row: Any, message: str) -> None:
 def test_a_missing_label_names_the_fields(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="no field 'y' for the label; it has the fields 'input'; set --label-key"):
         one(tmp_path, {"input": "x"}, label_key="y")
+
+
+@pytest.mark.parametrize("name", ["metadata_key", "tool_key", "image_key"])
+def test_a_named_field_that_no_row_has_is_refused(tmp_path: Path, name: str) -> None:
+    file = write_jsonl(tmp_path / "p.jsonl", [{"input": "x"}, {"input": "y", "some": None}])
+    said = f"p.jsonl: no row has a field 'other'; the first has the fields 'input'; correct --{name[:-4]}-key, or leave"
+    with pytest.raises(DataError, match=said):
+        open_prompts(DataSettings(prompt_data=str(file), **{name: "other"}))
+    lazy = DataSettings(prompt_data=str(file), prompt_data_check="lazy", **{name: "other"})
+    usual = DataSettings(prompt_data=str(file), **{name: DataSettings.model_fields[name].default})
+    for good in (lazy, usual, DataSettings(prompt_data=str(file), **{name: "some"})):
+        assert open_prompts(good) is not None
 
 
 def test_malformed_json_names_the_line(tmp_path: Path) -> None:

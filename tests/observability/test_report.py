@@ -233,6 +233,14 @@ def test_a_value_that_is_not_finite_is_a_gap() -> None:
     assert "nan" not in line.path
 
 
+@pytest.mark.parametrize("large", [1e308, 1e300])
+def test_values_as_large_as_floats_get_are_drawn_or_a_gap(large: float) -> None:
+    series = Series("loss", ((1.0, -large), (2.0, large), (3.0, 0.0)))
+    chart = layout("loss", [("loss", series)])
+    assert chart.lines[0].path.count("M") == 1
+    assert len(chart.lines[0].dots) == (3 if large == 1e300 else 1)
+
+
 def test_rows_of_one_step_are_one_point_and_empty_series_vanish() -> None:
     found = collect_series([{"step": 0, "a": 1.0}, {"step": 0, "b": 2.0}, {"step": 1, "c": math.nan}])
     assert set(found) == {"a", "b"}

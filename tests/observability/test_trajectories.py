@@ -57,6 +57,18 @@ def test_parts_are_the_turns_and_joined_the_tokens() -> None:
     assert "".join(t.text.replace("↵", "") for t in shown.tokens) == "".join(texts(sample.tokens))
 
 
+@pytest.mark.parametrize("name", ["step_rewards", "generate_seconds", "step_seconds"])
+@pytest.mark.parametrize("value", [5, ["much"]])
+def test_metadata_of_user_code_that_is_no_list_of_numbers_is_left_out(name: str, value: object) -> None:
+    sample = two_turns()
+    sample.metadata |= {name: value}
+    parts = describe_sample(sample, texts).parts
+    seconds = [part.seconds for part in parts if part.seconds is not None]
+    rewards = [part.reward for part in parts if part.reward is not None]
+    assert rewards == ([] if name == "step_rewards" else [0.5])
+    assert seconds == {"generate_seconds": [0.125], "step_seconds": [1.5, 0.25]}.get(name, [1.5, 0.125, 0.25])
+
+
 def test_characters_that_hide_or_turn_text_are_named() -> None:
     """Otherwise a model could show a reader another order of its tokens than the one that was trained."""
     hidden = ["a\u202eb", "\u2066", "\u200b", "é 好 \U0001f600"]

@@ -38,6 +38,24 @@ def test_two_letters_are_no_answer(one: str, other: str, template: str) -> None:
 
 
 @pytest.mark.parametrize(
+    "claim", ["The answer is B", "Option B is correct", "B is correct", "The correct answer is (B)"]
+)
+@pytest.mark.parametrize(
+    ("rest", "right"),
+    [
+        (", and A is wrong.", True),
+        (" and option C is incorrect.", True),
+        (", A is not the answer, D is wrong.", True),
+        (", and that is wrong.", False),
+        (", and B is wrong.", False),
+        (", A is wrong and B is wrong.", False),
+    ],
+)
+def test_a_denial_counts_against_the_choice_that_it_is_about(claim: str, rest: str, right: bool) -> None:
+    assert grade("gpqa", claim + rest, "B").correct == right
+
+
+@pytest.mark.parametrize(
     ("label", "metadata"),
     [
         ("C", {}),

@@ -25,10 +25,22 @@ from tests.support.nightly import nightly
         ("A", "a"),
         ("!!!", "!!!"),
         ("ＡＢＣ\u200b", "abc"),
+        (r"\textbf{New~York}", "new york"),
+        (r"\mathrm{H}_2\mathrm{O}", "h2o"),
+        (r"\text {\textit{New}\ York}", "new york"),
+        ("~", "~"),
+        (r"\text", "text"),
     ],
 )
 def test_normalise(text: str, plain: str) -> None:
     assert normalise(text) == plain
+
+
+@pytest.mark.parametrize("box", [r"\boxed{\text{Paris}}", r"\\boxed{\\textbf{\\textit{Paris}}}"])
+def test_fonts_in_a_box_are_no_part_of_the_answer(box: str) -> None:
+    assert grade("boxed_exact_match", box, "Paris").correct
+    assert grade("boxed_f1", box, "Paris").score == 1
+    assert grade("search_r1", f"<answer>{box}</answer>", "Paris").correct
 
 
 @given(

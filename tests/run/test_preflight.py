@@ -222,6 +222,8 @@ def refused(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> str:
             {"env": "plugins.py:Ungraded", "rm_type": "gsm8k", "prompt_data": "objects.jsonl"},
             ["no label of the first 2 rows can be graded: gsm8k: the label must be", "got dict {'a': 1}"],
         ),
+        ({"metrics_sinks": "nope.mod:to_csv"}, ["--metrics-sinks", "no module 'nope'"]),
+        ({"metrics_sinks": "plugins.py:csv"}, ["--metrics-sinks", "no 'csv'"]),
         ({"global_batch_size": 3}, ["= 8 samples", "set --global-batch-size"]),
     ],
 )
@@ -230,6 +232,18 @@ def test_a_mistake_is_one_sentence_before_anything_starts(
 ) -> None:
     said = refused(["train", *here.arguments(**changes)], capsys)
     assert [part for part in parts if part not in said] == [], said
+
+
+def test_packages_of_receivers_of_metrics_are_asked_for_before_anything_starts(
+    here: RunKit, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("agentrl.run.preflight.find_spec", lambda name: None)
+    settings = RunSettings.from_cli(here.arguments(prometheus_port=9400, use_wandb=True))
+    with pytest.raises(SettingsError) as raised:
+        preflight(settings, "rollout")
+    assert "--prometheus-port: prometheus_client is not installed; " in str(raised.value)
+    assert "--use-wandb: wandb is not installed; " in str(raised.value)
+    preflight(RunSettings.from_cli(here.arguments(eval_prompt_data="prompts.jsonl", prometheus_port=9400)), "eval")
 
 
 def test_distillation_alone_needs_neither_a_grader_nor_groups(here: RunKit) -> None:

@@ -212,10 +212,13 @@ def _judged(text: str, candidate: Candidate, value: Value) -> Candidate:
     part = candidate.kind == "box" and (_GOES_ON.match(window) or _BEGUN.search(before))
     if others or asked or part:
         return candidate._replace(standing="aside")
+    said = squeeze(clean(candidate.text))
     if candidate.kind in ("announced", "called"):
         claim = text[candidate.start : candidate.end]
         condition = _CONDITION.search(before) or _CONDITION.search(rest)
-        if _NO.search(clause, max(0, len(clause) - 60)) or _NO.search(before_break(rest)):
+        denials = map(value, filter(_NO.search, _CLAUSE.split(before_break(rest))))
+        of_others = all(read and _NO.search(read[1]) and squeeze(clean(read[0])) != said for read in denials)
+        if _NO.search(clause, max(0, len(clause) - 60)) or not of_others:
             return candidate._replace(standing="denied")
         behind = rest.strip(" ,*_$")
         conditional = _CONDITION.match(clause.strip()) or _CONDITION.match(behind)
@@ -224,7 +227,6 @@ def _judged(text: str, candidate: Candidate, value: Value) -> Candidate:
         if condition is not None:
             supposed = _WOULD.search(f"{clause} {claim[:80]}") is not None
             candidate = candidate._replace(standing="aside" if supposed else "conditional")
-    said = squeeze(clean(candidate.text))
     instead = (
         value(_IT_IS.sub("", said_next[word.end() : word.end() + 80].lstrip(" ,:*_"), count=1))
         for said_next in (rest, text[end : end + 100].lstrip())

@@ -17,9 +17,7 @@ MANY = "several"  # stands for an answer that names more than one choice
 _ALL = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 _MARKS = r"[\s#*_`\"'“”‘’$({\[<>\\:：]*"
 _NAME = rf"(?i:(?:the|la|die|il)\s+)?(?i:{any_of('option', 'answer')}|(?:letter|lettre|letra|Buchstabe|选项|項)\b)?"
-_LETTER = re.compile(
-    rf"{_MARKS}(?P<name>{_NAME}){_MARKS}(?P<letter>[A-Za-z])(?![A-Za-z0-9^]|['’][A-Za-z]|[-–/.][A-Za-z0-9])"
-)
+_LETTER = re.compile(rf"{_MARKS}(?P<name>{_NAME}){_MARKS}(?P<letter>[A-Za-z])(?![-–/.]?[A-Za-z0-9]|\^|['’][A-Za-z])")
 _ENDS = re.compile(
     r"[)\]}*_`\"'”’$]*(?:[.,:;!?。，；、)\]}]|$|\n|\s[-–—(]|[^\x00-\x7f]|\s+(?i:because|since|as|for|given|based|which|due|that|with|and|or|but|so|not|rather|from|by|"
     r"considering|where|while|is|according|if|among|on|in|only)\b)"

@@ -165,8 +165,7 @@ def _texts(part: Any, label: Any, grader: str, depth: int) -> Iterator[str]:
         case _ if depth < 3 and hasattr(part, "tolist"):
             yield from _texts(part.tolist(), label, grader, depth + 1)
         case _:
-            expected = "a text, a number, a list of them, or a mapping with the field target"
-            raise bad_label(grader, expected, label)
+            raise bad_label(grader, "a text, a number, a list of them, or a mapping with the field target", label)
 
 
 def _json_list(text: str) -> list[str]:

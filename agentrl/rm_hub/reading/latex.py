@@ -98,16 +98,14 @@ def _clean(text: str) -> str:
     text = "".join(c for c in text if c in "\n\t" or not unicodedata.category(c).startswith("C"))
     text = _RAISED_RUN.sub(lambda run: "^{" + run.group().translate(_RAISED) + "}", text)
     text = _LOWERED_RUN.sub(lambda run: "_{" + run.group().translate(_LOWERED) + "}", text)
-    text = unicodedata.normalize("NFKC", text.translate(_UNICODE)).translate(_UNICODE)
-    return _latex(text)
+    return _latex(unicodedata.normalize("NFKC", text.translate(_UNICODE)).translate(_UNICODE))
 
 
 def squeeze(text: str) -> str:
     """A cleaned text without white space and redundant braces, to compare spellings."""
     text = re.sub(r"(?<=\d)\s+(?=\d)", "_", text)
     text = re.sub(r"\s+", "", text).replace(r"\cdot", "*").replace(r"\times", "*").replace(r"\ast", "*")
-    text = re.sub(r"(?<=[_^])\{(\w)\}", r"\1", text)
-    return text.rstrip(".")
+    return re.sub(r"(?<=[_^])\{(\w)\}", r"\1", text).rstrip(".")
 
 
 def _latex(text: str) -> str:

@@ -75,8 +75,7 @@ def _factorials(text: str) -> str | None:
         return None
     if _COMPUTED.search(text):
         return "a binomial coefficient of something that is not small"
-    large = any(int(n) > 200 for n in re.findall(r"\d+", text))
-    return "a binomial coefficient above 200" if large else None
+    return "a binomial coefficient above 200" if any(int(n) > 200 for n in re.findall(r"\d+", text)) else None
 
 
 def _group(text: str, start: int) -> str:
@@ -111,7 +110,7 @@ def rounds_to(answer: str, value: Fraction, decimals: int) -> bool:
 @lru_cache(maxsize=256)
 def parse(text: str) -> tuple[Any, ...]:
     """latex2sympy's trees of one LaTeX expression; empty if it is none."""
-    # math-verify looks for a free-standing i to see that numbers are complex.
+    # math-verify takes variables as complex where an i stands alone. The i itself stays a variable: i^2 is not -1.
     text = re.sub(r"(?<=[\d+*/({-])i(?![a-zA-Z])", " i ", text)
     text = re.sub(r"\^\s*(?:\{\s*0?\.5\s*\}|0?\.5(?!\d))", r"^{\\frac{1}{2}}", text)
     math_verify, extraction = _math_verify()

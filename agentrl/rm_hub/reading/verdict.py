@@ -114,8 +114,7 @@ def _word(value: Any) -> float | None:
         return float(value)
     if not isinstance(value, str) or len(value) > 60:
         return None
-    word = " ".join(re.split(r"[\s_-]+", value.lower().strip(" \t\n.!*`\"'[]()<>✅❌")))
-    return _WORDS.get(word)
+    return _WORDS.get(" ".join(re.split(r"[\s_-]+", value.lower().strip(" \t\n.!*`\"'[]()<>✅❌"))))
 
 
 def _score(value: Any) -> float | None:

@@ -155,8 +155,7 @@ class WorkerPool:
             with anyio.fail_after(_START_SECONDS):
                 failed: dict[str, str] = protocol.value(await worker.receive())
             for name in failed.keys() & set(names):
-                reason = f"--rm-type {name} cannot be loaded: {failed[name]}"
-                raise GraderFailure(reason, kind="grader_unavailable")
+                raise GraderFailure(f"--rm-type {name} cannot be loaded: {failed[name]}", kind="grader_unavailable")
         except BaseException as error:
             self._kill(worker)
             if not isinstance(error, (*_LOST, TimeoutError)):

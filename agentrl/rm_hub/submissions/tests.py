@@ -79,8 +79,7 @@ _SOLUTION = re.compile(r"(?m)^class Solution\b")
 
 def usual_imports(program: str, cases: Checks) -> str:
     """The imports of LeetCode's site, for calls by name and for a class Solution; else nothing."""
-    called = any(not isinstance(test, str) for test in cases.tests)
-    return _IMPORTS if called or _SOLUTION.search(program) else ""
+    return _IMPORTS if any(not isinstance(test, str) for test in cases.tests) or _SOLUTION.search(program) else ""
 
 
 def with_preamble(program: str, preamble: str) -> str:

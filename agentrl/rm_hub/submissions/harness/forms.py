@@ -30,9 +30,7 @@ numpy: Any = sys.modules.get("numpy")
 pytest: Any = sys.modules.get("pytest")  # as the sandbox has preloaded them: None where they are not installed
 _pytest_main = pytest and pytest.main
 _CLOSE = ("allclose", "isclose", "array_equiv")
-_ASSERTED = [
-    f"assert_{name}" for name in ("allclose", "almost_equal", "array_almost_equal", "array_equal", "array_less")
-]
+_ASSERTED = [f"assert_{n}" for n in ("allclose", "almost_equal", "array_almost_equal", "array_equal", "array_less")]
 
 
 class BadTests(Exception):

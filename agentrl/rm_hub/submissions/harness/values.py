@@ -142,5 +142,4 @@ def decode_function(data: list[Any], decode_one: Callable[[Any], Any]) -> Any:
 
 
 def _names(code: types.CodeType) -> set[str]:
-    inner = (_names(const) for const in code.co_consts if isinstance(const, types.CodeType))
-    return set(code.co_names).union(*inner)
+    return set(code.co_names).union(*(_names(const) for const in code.co_consts if isinstance(const, types.CodeType)))
