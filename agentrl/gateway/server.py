@@ -12,6 +12,7 @@ from collections.abc import AsyncIterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import replace
 from functools import partial
+from itertools import islice
 from pathlib import Path
 from socket import socket
 from typing import Any
@@ -119,6 +120,10 @@ class Gateway:
         EngineUnreachable: the gateway was closed."""
         if self._ended:
             raise _closed()
+        for token in [*islice(self._sessions, 1)]:  # the session that was looked at longest ago
+            session = self._sessions.pop(token)
+            if not session.abandoned:
+                self._sessions[token] = session
         if len(self._sessions) >= MOST_SESSIONS:
             raise Refusal(f"the gateway has {MOST_SESSIONS} sessions; close some", "limit", "sessions")
         ends = tuple(dict.fromkeys((*self.chat.stop_token_ids, *(sampling.stop_token_ids or ()))))

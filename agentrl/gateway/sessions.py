@@ -222,6 +222,11 @@ class Session:
         self.record = SessionRecord.of(self.tree, given, self.refusals).model_dump(exclude_defaults=True)
         return samples
 
+    @property
+    def abandoned(self) -> bool:
+        """True if no request came for 24 times the idle limit. The gateway forgets such a session."""
+        return not self._scopes and self.clock() - self._last > 24 * self.limits.idle_seconds
+
     def fail(self, failure: EngineFailure) -> None:
         """End the session with a failure, and cancel its requests in flight. The owner still calls `close`."""
         self.failure = failure

@@ -304,3 +304,21 @@ async def test_a_long_folder_for_temporary_files_is_no_trouble(tmp_path: Path, m
     gateway = Gateway(engine.chat, engine, context_length=1000)
     async with gateway.serving():
         assert gateway.socket.is_socket()
+
+
+async def test_sessions_that_nobody_uses_for_a_day_are_forgotten() -> None:
+    engine, now = engine_of("Done."), 0.0
+    gateway = Gateway(engine.chat, engine, context_length=1000)
+    sessions = [gateway.open(Sample(index=at), SamplingParams()) for at in range(3)]
+    for session in sessions:
+        session.clock = lambda: now
+        session._last = 0.0
+    now = 24 * 3600.0
+    gateway.open(Sample(index=3), SamplingParams())
+    assert gateway.close(sessions[0].token) == []
+    now += 1
+    for at in range(4, 8):
+        gateway.open(Sample(index=at), SamplingParams())
+    for session in sessions[1:]:
+        with pytest.raises(KeyError):
+            gateway.close(session.token)
