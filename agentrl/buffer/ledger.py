@@ -17,7 +17,7 @@ from __future__ import annotations
 import time
 import uuid
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import StrEnum
@@ -248,6 +248,21 @@ class Ledger(LedgerFile):
             raise LedgerError(f"ledger {self.path} keeps no samples of group {group_id}")
         data: bytes = row[0]
         return data
+
+    def handed(self, pending: Collection[int]) -> None:
+        """Record that the data source's file covers all groups completed so far, except the `pending` groups."""
+        with self._write() as db:
+            (last,) = db.execute("SELECT coalesce(max(seq), 0) FROM events").fetchone()
+            value = orjson.dumps({"last": last, "pending": list(pending)}).decode()  # read after `last`
+            db.execute("INSERT OR REPLACE INTO meta VALUES ('handed', ?)", (value,))
+
+    def not_handed(self) -> list[LedgerLease]:
+        """Return the groups with samples that the last `handed` does not cover, in order of completion."""
+        query = """SELECT group_id FROM groups JOIN payloads USING (group_id) JOIN meta ON key='handed' WHERE
+            completed > json_extract(value, '$.last') OR group_id IN (SELECT j.value FROM json_each(meta.value, '$.pending') j)
+            ORDER BY completed"""
+        with self.transaction() as db:
+            return [read_lease(db, group_id) for (group_id,) in db.execute(query).fetchall()]
 
     def mark_trained(self, group_ids: Iterable[int], step: int) -> None:
         """Move groups: completed -> trained at `step`, all or none. Raises LedgerError: a group is not completed, a group
