@@ -165,12 +165,10 @@ class ParquetFile:
             found = self._group(group).slice(index - self._starts[group], 1)
             if (size := sum(_decoded(column.combine_chunks()) for column in found.columns)) > MOST_ROW:
                 raise _too_long(self.where(index), size)
-            row: dict[str, Any] = found.to_pylist()[0]
+            return dict(found.to_pylist()[0])
         except self._broken as error:
             said = f"{self.where(index)} cannot be read: {error}; the file is damaged, write it anew"
             raise DataError(said) from error
-        # A column absent from a row reads as null in Parquet; JSONL rows leave it out.
-        return {name: value for name, value in row.items() if value is not None}
 
 
 def _decoded(array: Any) -> int:

@@ -65,6 +65,14 @@ def test_parquet_reads_like_jsonl(tmp_path: Path) -> None:
     assert [a[i] for i in backwards] == [b[i] for i in backwards]
 
 
+def test_a_label_of_null_is_read_from_either_kind_of_file(tmp_path: Path) -> None:
+    rows = [{"input": "a", "label": "1"}, {"input": "b", "label": None}]
+    for file in (parquet(tmp_path / "p.parquet", rows), write_jsonl(tmp_path / "p.jsonl", rows)):
+        assert [row.label for row in PromptData(str(file), DataSettings(label_key="label"))] == ["1", None]
+        with pytest.raises(DataError, match="no field 'answer' for the label; it has the fields 'input', 'label'"):
+            PromptData(str(file), DataSettings(label_key="answer"))[1]
+
+
 @given(st.integers(-6, 6) | st.none(), st.integers(-6, 6) | st.none())
 def test_slices_are_pythons(tmp_path_factory: pytest.TempPathFactory, start: int | None, end: int | None) -> None:
     file = prompts(tmp_path_factory.mktemp("slice") / "p.jsonl", 5)
