@@ -78,6 +78,10 @@ class PluginError(AgentRLError):
     """A user's object given by path (`pkg.mod:Name`, `path/file.py:Name`) could not be found, loaded or used."""
 
 
+class SandboxUnavailable(AgentRLError):
+    """No backend of the sandbox works as asked on this machine, or it is not open; names what is missing and what to do."""
+
+
 class SampleError(AgentRLError, ValueError):
     """A sample's tokens, mask, log-probs and lengths disagree."""
 

@@ -59,13 +59,16 @@ def _adapted(scheme: str, name: str) -> Any:
 
 
 def check_environment(cls: type[Environment]) -> None:
-    """Check a class definition: tools, max_turns, when_interrupted, and that what must be `async` is. Raises
+    """Check a class definition: bases, tools, max_turns, when_interrupted, and that what must be `async` is. Raises
     PluginError: names the class and what is wrong with it."""
     name = cls.__name__
     if not isinstance(cls.max_turns, int) or isinstance(cls.max_turns, bool) or cls.max_turns < 1:
         raise PluginError(f"{name}.max_turns: expected a positive integer, got {cls.max_turns!r}")
     if cls.when_interrupted not in (choices := get_args(WhenInterrupted)):
         raise PluginError(f"{name}.when_interrupted: expected one of {choices}, got {cls.when_interrupted!r}")
+    behind = cls.__mro__[cls.__mro__.index(Environment) + 1 :]
+    if late := next((base.__name__ for base in behind if isinstance(vars(base).get("setup"), classmethod)), None):
+        raise PluginError(f"{name}: put its base {late} before Environment; behind it, {late}.setup is not called")
     declared: object = cls.tools
     if not isinstance(declared, (list, tuple)):
         raise PluginError(f"{name}.tools: expected a list of functions, got {declared!r}")

@@ -7,6 +7,7 @@ code's outcome is a `RunResult`; exceptions are about the machine or the caller'
 A `Machine` has a file system for one trajectory: `BubblewrapMachine`, or `ContainerMachine` of Docker or Podman. A
 `MachinePool` has some of them ready."""
 
+from agentrl.errors import SandboxUnavailable
 from agentrl.sandbox.box import Sandbox, SandboxSession, try_backends
 from agentrl.sandbox.bubblewrap_machine import BubblewrapMachine
 from agentrl.sandbox.command import CommandResult
@@ -19,7 +20,6 @@ from agentrl.sandbox.limits import (
     SandboxFailure,
     SandboxInput,
     SandboxLimits,
-    SandboxUnavailable,
 )
 from agentrl.sandbox.machine import Machine
 from agentrl.sandbox.machine_pool import MachinePool

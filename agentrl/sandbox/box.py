@@ -11,10 +11,10 @@ from typing import Literal, Self
 import anyio
 import anyio.to_thread
 
-from agentrl.errors import SettingsError
+from agentrl.errors import SandboxUnavailable, SettingsError
 from agentrl.sandbox.inside import frames
 from agentrl.sandbox.launch import SAFE_BACKENDS, Backend, Zygote, start_zygote
-from agentrl.sandbox.limits import RunResult, SandboxBusy, SandboxFailure, SandboxLimits, SandboxUnavailable
+from agentrl.sandbox.limits import RunResult, SandboxBusy, SandboxFailure, SandboxLimits
 from agentrl.sandbox.process import NeverBegun, Process, check_confined, encode_request
 
 _LOST = "the session was restarted after: {}; earlier variables are gone"

@@ -23,9 +23,9 @@ from typing import Any
 import anyio
 from anyio.abc import ByteReceiveStream, ByteSendStream, Process
 
-from agentrl.errors import SettingsError, ungrouped
+from agentrl.errors import SandboxUnavailable, SettingsError, ungrouped
 from agentrl.sandbox.inside import bridge
-from agentrl.sandbox.limits import SandboxFailure, SandboxUnavailable
+from agentrl.sandbox.limits import SandboxFailure
 
 SYSTEM_PATHS = (
     "/usr", "/bin", "/sbin", "/lib", "/lib64", "/lib32", "/etc/alternatives", "/etc/ssl/certs",

@@ -12,7 +12,7 @@ import sysconfig
 from dataclasses import dataclass
 from pathlib import Path
 
-from agentrl.sandbox.limits import SandboxUnavailable
+from agentrl.errors import SandboxUnavailable
 
 _ASK = (
     "import sys, sysconfig; print(sys.version_info[0], sys.version_info[1], sys.base_prefix, "

@@ -16,11 +16,12 @@ from typing import IO, Any, Literal
 import anyio
 import anyio.to_thread
 
+from agentrl.errors import SandboxUnavailable
 from agentrl.sandbox import bootstrap
 from agentrl.sandbox.command import unprivileged
 from agentrl.sandbox.inside import kernel
 from agentrl.sandbox.interpreter import Interpreter, find_interpreter
-from agentrl.sandbox.limits import SandboxFailure, SandboxLimits, SandboxUnavailable
+from agentrl.sandbox.limits import SandboxFailure, SandboxLimits
 from agentrl.sandbox.process import Process
 
 Backend = Literal["bubblewrap", "landlock", "unsafe_subprocess"]

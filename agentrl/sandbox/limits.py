@@ -6,10 +6,6 @@ from typing import Literal
 from agentrl.errors import AgentRLError, SettingsError, ToolFailure
 
 
-class SandboxUnavailable(AgentRLError):
-    """No backend works as asked on this machine; names what is missing and what to do."""
-
-
 class SandboxBusy(ToolFailure):
     """A run waited longer than `queue_seconds` for its turn and was not started."""
 

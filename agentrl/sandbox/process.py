@@ -12,8 +12,9 @@ from typing import Any, Self
 
 import anyio
 
+from agentrl.errors import SandboxUnavailable
 from agentrl.sandbox.inside import frames
-from agentrl.sandbox.limits import RunResult, SandboxFailure, SandboxInput, SandboxUnavailable
+from agentrl.sandbox.limits import RunResult, SandboxFailure, SandboxInput
 
 _START_SECONDS = 20.0
 _GRACE_SECONDS = 10.0
