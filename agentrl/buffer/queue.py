@@ -67,7 +67,8 @@ class GroupQueue(GroupStore):
         if self._placed is None and self._state.is_file() and len(ledger):
             source.load(self._state)
             for lease in ledger.not_handed():
-                if not _replayed(lease):
+                self._start(lease)  # notes a group that the source gave finished
+                if lease.group_id not in self._replayed:
                     source.add_samples([ledger.samples(lease.group_id)])
 
     def lease(self, n: int, version: int) -> list[Group]:
@@ -102,7 +103,7 @@ class GroupQueue(GroupStore):
 
     def _start(self, lease: LedgerLease) -> Group:
         if lease.start is not None:
-            if _replayed(lease):
+            if all(sample.finished for sample in lease.start):
                 self._replayed.add(lease.group_id)
             return number_group(lease.start, lease.group_id, self.source.n_samples_per_prompt)
         if lease.place is None or self._placed is None:
@@ -182,11 +183,6 @@ class GroupQueue(GroupStore):
 
     def checkpointed(self, step: int) -> None:
         self.ledger.checkpointed(step)
-
-
-def _replayed(lease: LedgerLease) -> bool:
-    """Return true if the source gave the group finished."""
-    return lease.start is not None and all(sample.finished for sample in lease.start)
 
 
 def _compact(samples: Sequence[Sample]) -> Group:
