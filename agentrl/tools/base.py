@@ -100,9 +100,8 @@ class Tool:
         self._arguments = arguments or of_function(function, self.name, argument_descriptions)
         known = {*self._arguments.schema.get("properties", ()), *self._arguments.injected}
         self.stray = [] if arguments else [described for described in argument_descriptions if described not in known]
-        self._is_async = inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(
-            getattr(function, "__call__", None)  # noqa: B004 - an object with `async def __call__`
-        )
+        called = getattr(function, "__call__", None)  # noqa: B004 - an object may have `async def __call__`
+        self._is_async = any(map(inspect.iscoroutinefunction, (function, called)))
 
     @property
     def schema(self) -> dict[str, Any]:
