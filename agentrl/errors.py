@@ -78,6 +78,10 @@ class PluginError(AgentRLError):
     """A user's object given by path (`pkg.mod:Name`, `path/file.py:Name`) could not be found, loaded or used."""
 
 
+class SandboxUnavailable(AgentRLError):
+    """No backend of the sandbox works as asked on this machine, or it is not open; names what is missing and what to do."""
+
+
 class SampleError(AgentRLError, ValueError):
     """A sample's tokens, mask, log-probs and lengths disagree."""
 
@@ -190,6 +194,22 @@ class ModelFailure(Failure):
 
 class ToolFailure(Failure):
     blame = Blame.TOOL
+
+
+class SandboxBusy(ToolFailure):
+    """A run waited longer than `queue_seconds` for its turn and was not started."""
+
+    usual_kind = "sandbox_busy"
+
+
+class SandboxFailure(ToolFailure):
+    """The sandbox itself broke during a run: its process ended or answered nonsense. The run may be tried again."""
+
+    usual_kind = "sandbox_failure"
+
+
+class SandboxInput(AgentRLError, ValueError):
+    """A text that cannot be handed to a program as its standard input; says why and what to do."""
 
 
 class EnvFailure(Failure):

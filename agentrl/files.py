@@ -1,9 +1,13 @@
 """Files that are written whole or not at all: a kill at any moment leaves the old file or the new one."""
 
+import logging
 import os
+import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+
+_log = logging.getLogger(__name__)
 
 
 @contextmanager
@@ -27,6 +31,15 @@ def write_atomic(path: Path, data: bytes | str) -> None:
     """Write a whole file or nothing, durably; text as UTF-8."""
     with replacing(path) as draft:
         draft.write_bytes(data.encode() if isinstance(data, str) else data)
+
+
+def remove_folder(path: Path) -> None:
+    """Remove a folder that is no longer needed. A file is left alone; a folder that cannot be removed is a warning."""
+    try:
+        if path.is_dir():
+            shutil.rmtree(path)
+    except OSError as error:
+        _log.warning("the old folder %s cannot be removed (%s); it is no longer needed", path, error)
 
 
 def stamp(*files: Path) -> tuple[int, ...]:

@@ -19,7 +19,7 @@ from typing import Any, Protocol
 
 import orjson
 
-from agentrl.errors import DataError
+from agentrl.errors import DataError, raised_as
 
 _SLICE = re.compile(r"^(?P<path>.*)@\[(?P<start>-?\d*):(?P<end>-?\d*)\]$")
 _CACHED_ROW_GROUPS = 4
@@ -127,7 +127,7 @@ class ParquetFile:
 
         self.path = path
         self._broken = (pa.ArrowException, ArithmeticError, LookupError, OSError, ValueError)
-        try:
+        with raised_as(DataError, f"{path}: not a readable Parquet file", *self._broken):
             with pq.ParquetFile(path) as file:
                 leaves = [file.schema.column(number) for number in range(file.metadata.num_columns)]
             texts = [leaf.path for leaf in leaves if leaf.physical_type == "BYTE_ARRAY"]
@@ -139,8 +139,6 @@ class ParquetFile:
             self._starts: list[int] = list(accumulate(counts, initial=0))
             if not len(self):
                 raise DataError(f"{path} is empty; expected at least one row")
-        except self._broken as error:
-            raise DataError(f"{path}: not a readable Parquet file: {error}") from error
         if twice := sorted({name for name in names if names.count(name) > 1}):
             raise DataError(f"{path}: the column {twice[0]!r} is there twice; give each a name of its own")
         for group in range(meta.num_row_groups):
@@ -161,16 +159,12 @@ class ParquetFile:
 
     def read(self, index: int) -> dict[str, Any]:
         group = bisect_right(self._starts, index) - 1
-        try:
+        remedy = "the file is damaged, write it anew"
+        with raised_as(DataError, f"{self.where(index)} cannot be read", *self._broken, remedy=remedy):
             found = self._group(group).slice(index - self._starts[group], 1)
             if (size := sum(_decoded(column.combine_chunks()) for column in found.columns)) > MOST_ROW:
                 raise _too_long(self.where(index), size)
-            row: dict[str, Any] = found.to_pylist()[0]
-        except self._broken as error:
-            said = f"{self.where(index)} cannot be read: {error}; the file is damaged, write it anew"
-            raise DataError(said) from error
-        # A column absent from a row reads as null in Parquet; JSONL rows leave it out.
-        return {name: value for name, value in row.items() if value is not None}
+            return dict(found.to_pylist()[0])
 
 
 def _decoded(array: Any) -> int:
@@ -195,10 +189,8 @@ def _too_long(where: str, size: int) -> DataError:
 def read_json(text: bytes | str) -> Any:
     """A JSON value, whole numbers as they are. Raises ValueError: malformed, an object has one name twice, or it is
     nested deeper than can be stored."""
-    try:
+    with raised_as(ValueError, "it cannot be stored", TypeError):
         orjson.dumps([[[orjson.loads(text)]]])  # stricter than `json`: NaN, Unicode, depth (a stored group adds three)
-    except TypeError as error:
-        raise ValueError(f"it cannot be stored: {error}") from error
     return json.loads(text, object_pairs_hook=_unique)
 
 

@@ -1,10 +1,12 @@
 """Files that are replaced whole: the old one or the new one, and nothing beside it."""
 
+import errno
+import shutil
 from pathlib import Path
 
 import pytest
 
-from agentrl.files import replacing, write_atomic
+from agentrl.files import remove_folder, replacing, write_atomic
 
 
 def names(folder: Path) -> list[str]:
@@ -42,3 +44,23 @@ def test_nothing_written_is_nothing_replaced(tmp_path: Path) -> None:
     with replacing(file):
         pass
     assert (file.read_bytes(), names(tmp_path)) == (b"old", ["state"])
+
+
+def test_an_old_folder_goes_and_a_file_or_nothing_is_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "old" / "deep").mkdir(parents=True)
+    (tmp_path / ".nfs0001").touch()
+    for name in ("old", ".nfs0001", "missing"):
+        remove_folder(tmp_path / name)
+    assert names(tmp_path) == [".nfs0001"]
+
+
+def test_a_folder_that_cannot_be_removed_is_a_warning(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def busy(path: Path) -> None:
+        raise OSError(errno.ENOTEMPTY, "Directory not empty", str(path))
+
+    (tmp_path / "old").mkdir()
+    monkeypatch.setattr(shutil, "rmtree", busy)
+    remove_folder(tmp_path / "old")
+    assert f"the old folder {tmp_path / 'old'} cannot be removed ([Errno 39] Directory not empty" in caplog.text

@@ -17,7 +17,7 @@ from __future__ import annotations
 import time
 import uuid
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import StrEnum
@@ -106,8 +106,7 @@ def record_result(db: Connection, group_id: int, rewards: Sequence[float]) -> No
 
 def read_checkpoint(db: Connection) -> int:
     """Return the last step that a durable checkpoint covers, or -1."""
-    row = db.execute("SELECT value FROM meta WHERE key='checkpoint'").fetchone()
-    return -1 if row is None else int(row[0])
+    return int(db.execute("SELECT ifnull(max(value), -1) FROM meta WHERE key='checkpoint'").fetchone()[0])
 
 
 def write_checkpoint(db: Connection, step: int) -> None:
@@ -249,6 +248,20 @@ class Ledger(LedgerFile):
         data: bytes = row[0]
         return data
 
+    def handed(self, pending: Collection[int]) -> None:
+        """Record that the data source's file covers all groups completed so far, except the `pending` groups."""
+        found = "json_object('last', max(seq), 'pending', json(?)) FROM events"
+        with self._write() as db:  # no group is completed meanwhile, so `pending` may grow
+            db.execute(f"INSERT OR REPLACE INTO meta SELECT 'handed', {found}", (orjson.dumps(list(pending)).decode(),))
+
+    def not_handed(self) -> list[LedgerLease]:
+        """Return the groups of a source with samples that the last `handed` does not cover, in order of completion."""
+        query = """SELECT group_id FROM groups JOIN starts USING (group_id) JOIN payloads USING (group_id) JOIN meta
+            ON key='handed' WHERE completed > json_extract(value, '$.last')
+            OR group_id IN (SELECT j.value FROM json_each(meta.value, '$.pending') j) ORDER BY completed"""
+        with self.transaction() as db:
+            return [read_lease(db, group_id) for (group_id,) in db.execute(query).fetchall()]
+
     def mark_trained(self, group_ids: Iterable[int], step: int) -> None:
         """Move groups: completed -> trained at `step`, all or none. Raises LedgerError: a group is not completed, a group
         belongs to another step, or a checkpoint already covers `step`."""
@@ -280,10 +293,9 @@ class Ledger(LedgerFile):
             rows, last = db.execute("SELECT count(*), coalesce(max(train_step), -1) FROM groups").fetchone()
             last = max(last, read_checkpoint(db))  # a branch begins after a checkpoint of another run
             if rows and covered > last:
-                raise LedgerError(
-                    f"the checkpoint is of step {covered} but ledger {self.path} knows steps up to {last} only; "
-                    "load this run's own checkpoint, or move the ledger away to start from the first prompt"
-                )
+                said = f"the checkpoint is of step {covered} but ledger {self.path} knows steps up to {last} only"
+                remedy = "load this run's own checkpoint, or move the ledger away to start from the first prompt"
+                raise LedgerError(f"{said}; {remedy}")
             self._event(db, None, None, "recover", None, step=covered)
             self._each(db, "state='completed' AND train_step<=?", (covered,), State.TRAINED, "the checkpoint")
             late = "state='trained' AND train_step>? AND group_id {} (SELECT group_id FROM payloads)"

@@ -5,7 +5,8 @@
    so that a killed run gives the same prompts again.
 3. The ledger is the buffer: groups given back wait in it, and the buffer filter chooses among them. If a source
    overrides `get_samples` or `add_samples`, its `add_samples` gets every completed group, except groups that it gave
-   finished. Its `save` writes a file beside the ledger; a resume loads this file.
+   finished. After each draw and each trained step, its `save` writes a file beside the ledger. A resume loads this
+   file, then gives `add_samples` the completed groups that came after it. A kill during `save` repeats groups.
 4. The ledger alone decides which groups a step trains and in which order. This process keeps the samples that it
    completed, compact, until they are handed over. Other samples are read from the ledger."""
 
@@ -14,6 +15,7 @@ from __future__ import annotations
 import sqlite3
 import threading
 from collections.abc import Iterable, Sequence
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 
@@ -57,12 +59,17 @@ class GroupQueue(GroupStore):
         if self._placed is not None and self._placed.order and self._placed.prompt_order == "difficulty":
             self._difficulty = DifficultyOrder(self._placed.order, ledger)
         self._replayed, self._completed = set[int](), dict[int, Group]()
+        self._handing = set[int]()  # groups that are completed or about to be, and that the source does not have yet
         # The coordinator's thread and the driver call this queue; a user's source need not be thread-safe.
         self._alone = threading.Lock()
         self._state = ledger.path.with_name(ledger.path.name + SOURCE)
         self._copy = None if copy == ledger.path else copy
         if self._placed is None and self._state.is_file() and len(ledger):
             source.load(self._state)
+            for lease in ledger.not_handed():
+                self._start(lease)  # notes a group that the source gave finished
+                if lease.group_id not in self._replayed:
+                    source.add_samples([ledger.samples(lease.group_id)])
 
     def lease(self, n: int, version: int) -> list[Group]:
         """Lease groups (see `GroupStore`): groups given back first, then new groups."""
@@ -92,6 +99,7 @@ class GroupQueue(GroupStore):
     def _save_source(self) -> None:
         with replacing(self._state) as draft:
             self.source.save(draft)
+        self.ledger.handed(self._handing)
 
     def _start(self, lease: LedgerLease) -> Group:
         if lease.start is not None:
@@ -112,12 +120,15 @@ class GroupQueue(GroupStore):
         """Store a finished group durably, then pass it to the source's `add_samples` if it is new."""
         if data and not samples:  # another process played the group
             samples = decode_group(data, f"group {group_id}")
+        if handed := self._placed is None and group_id not in self._replayed:
+            self._handing.add(group_id)
         self.ledger.complete(group_id, samples, data, rewards)
         if self._difficulty is not None:
             self._difficulty.finished(rewards)
-        if self._placed is None and group_id not in self._replayed:
+        if handed:
             with self._alone:
                 self.source.add_samples([list(samples)])
+                self._handing.discard(group_id)
         # A user's source may keep these samples and read them later, so they are not compacted.
         self._completed[group_id] = list(samples) if self._placed is None else _compact(samples)
 
@@ -164,7 +175,9 @@ class GroupQueue(GroupStore):
     def saving(self) -> None:
         """Copy the ledger, as a checkpoint is about to be written. Raises LedgerError: it cannot be copied."""
         what = f"ledger {self.ledger.path} cannot be copied to {self._copy}"
-        with raised_as(LedgerError, what, OSError, sqlite3.Error):
+        # A source that is saved between the two copies would seem to have groups that its copied file lacks.
+        alone = self._alone if self._placed is None else nullcontext()
+        with alone, raised_as(LedgerError, what, OSError, sqlite3.Error):
             if self._copy is not None:
                 copy_ledger(self.ledger.path, self._copy)
 

@@ -134,8 +134,7 @@ class StoreReader(AbstractContextManager["StoreReader"]):
 
     def count(self, where: Filter = Filter()) -> int:
         condition, values = where.sql()
-        found: int = self._all(f"SELECT count(*) FROM trajectories WHERE {condition}", values)[0][0]
-        return found
+        return int(self._all(f"SELECT count(*) FROM trajectories WHERE {condition}", values)[0][0])
 
     def group(self, key: int) -> Group:
         """The samples of a group, in the order of `place`. Raises DataError: it is not there. SampleError: it is damaged."""

@@ -194,7 +194,7 @@ def normalise_tools(tools: Sequence[Mapping[str, Any]] | None) -> list[ToolSchem
 def _tool(tool: Mapping[str, Any], index: int) -> ToolSchema:
     function = tool.get("function", tool) if isinstance(tool, Mapping) else None
     if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
-        raise TemplateError(f"tool {index}: expected an OpenAI function schema with a name, got {tool!r}")
+        raise TemplateError(f"tool {index}: expected an OpenAI function schema with a name, got {tool!r:.200}")
     out = {key: value for key, value in function.items() if key != "type"}
     out["parameters"] = _schema(function.get("parameters") or {"type": "object", "properties": {}})
     return {"type": "function", "function": out}

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from agentrl.chat.demonstration import learned
+from agentrl.chat.messages import normalise_tools
 from agentrl.data.settings import DataSettings
 from agentrl.errors import DataError, MediaError, TemplateError, raised_as
 from agentrl.media import Image, is_image, take_images
@@ -151,14 +152,12 @@ class PromptData:
         if taken := sorted(RECORDED & metadata.keys()):
             taken_by = "under which agentrl writes its own records; rename it"
             raise DataError(f"{where}: field {key!r} has the key {taken[0]!r}, {taken_by}")
+        _check_tools(metadata.get("tools"), f"{where}: field {key!r}, key 'tools'")
         return metadata
 
     def _tools(self, row: dict[str, Any], where: str) -> list[dict[str, Any]] | None:
         tools: list[Any] | None = _typed(row, key := self._settings.tool_key, list, where)
-        for number, tool in enumerate(tools or ()):
-            if not isinstance(tool, dict):
-                expected = "must be a tool schema (an object)"
-                raise DataError(f"{where}: field {key!r} entry {number} {expected}, got {json_type(tool)}")
+        _check_tools(tools, f"{where}: field {key!r}")
         return tools
 
     def _env(self, row: dict[str, Any], where: str) -> str | None:
@@ -236,6 +235,14 @@ def _typed(row: dict[str, Any], key: str, kind: type, where: str) -> Any:
         want = "an object" if kind is dict else "a list"
         raise DataError(f"{where}: field {key!r} must be {want}, got {json_type(value)}")
     return value
+
+
+def _check_tools(tools: Any, where: str) -> None:
+    """Raise DataError if `tools` are neither None nor a list of tool schemas."""
+    if tools is not None and not isinstance(tools, list):
+        raise DataError(f"{where} must be a list of tool schemas, got {json_type(tools)}")
+    with raised_as(DataError, where, TemplateError):
+        normalise_tools(tools)
 
 
 def _names(row: dict[str, Any]) -> str:

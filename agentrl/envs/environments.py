@@ -6,7 +6,7 @@ from typing import Any
 
 from agentrl.envs.base import Environment
 from agentrl.envs.load import load_environment, read_arguments
-from agentrl.errors import EnvFailure, PluginError, SettingsError
+from agentrl.errors import EnvFailure, PluginError, SettingsError, raised_as
 from agentrl.sample import Sample
 
 ALONE = ""  # the name of an environment that is the run's only one
@@ -88,9 +88,7 @@ class Environments(dict[str, EnvSpec]):
 
 def _entry(flag: str, path: str, given: Mapping[str, Any], args: Any, kinds: EnvClasses) -> EnvSpec:
     cls = load_environment(path, what=flag)
-    try:
+    where = flag.replace("--env", "--env-args", 1) if given else f"{flag} {path!r}"
+    with raised_as(PluginError, where, PluginError):
         arguments = read_arguments(cls, given)
-    except PluginError as error:
-        where = flag.replace("--env", "--env-args", 1) if given else f"{flag} {path!r}"
-        raise PluginError(f"{where}: {error}") from error
     return EnvSpec(kinds.of(cls, given), args.changed(env=path, env_args=arguments), arguments)

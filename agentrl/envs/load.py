@@ -11,7 +11,7 @@ from pydantic import ConfigDict, TypeAdapter, ValidationError
 from pydantic.errors import PydanticUserError
 
 from agentrl.envs.base import Environment, WhenInterrupted
-from agentrl.errors import PluginError, install
+from agentrl.errors import PluginError, install, raised_as
 from agentrl.plugins import describe_error, load_object
 from agentrl.tools import Toolbox
 
@@ -34,10 +34,8 @@ def load_environment(path: str, *, what: str = "--env") -> type[Environment]:
     if found is Environment and not path.startswith("agentrl"):
         remedy = "name a subclass of it, or agentrl:Environment for one answer a prompt"
         raise PluginError(f"{label}: this is the base class itself; {remedy}")
-    try:
+    with raised_as(PluginError, label, PluginError):
         check_environment(found)
-    except PluginError as error:
-        raise PluginError(f"{label}: {error}") from error
     return found
 
 
@@ -59,20 +57,21 @@ def _adapted(scheme: str, name: str) -> Any:
 
 
 def check_environment(cls: type[Environment]) -> None:
-    """Check a class definition: tools, max_turns, when_interrupted, and that what must be `async` is. Raises
+    """Check a class definition: bases, tools, max_turns, when_interrupted, and that what must be `async` is. Raises
     PluginError: names the class and what is wrong with it."""
     name = cls.__name__
     if not isinstance(cls.max_turns, int) or isinstance(cls.max_turns, bool) or cls.max_turns < 1:
         raise PluginError(f"{name}.max_turns: expected a positive integer, got {cls.max_turns!r}")
     if cls.when_interrupted not in (choices := get_args(WhenInterrupted)):
         raise PluginError(f"{name}.when_interrupted: expected one of {choices}, got {cls.when_interrupted!r}")
+    behind = cls.__mro__[cls.__mro__.index(Environment) + 1 :]
+    if late := next((base.__name__ for base in behind if isinstance(vars(base).get("setup"), classmethod)), None):
+        raise PluginError(f"{name}: put its base {late} before Environment; behind it, {late}.setup is not called")
     declared: object = cls.tools
     if not isinstance(declared, (list, tuple)):
         raise PluginError(f"{name}.tools: expected a list of functions, got {declared!r}")
-    try:
+    with raised_as(PluginError, f"{name}.tools", PluginError):
         Toolbox(cls.declared_tools(with_sources=False))
-    except PluginError as error:
-        raise PluginError(f"{name}.tools: {error}") from error
     for method in _ASYNC_METHODS:
         _check_method(cls, method)
 
@@ -115,10 +114,8 @@ def _check_method(cls: type[Environment], method: str) -> None:
 
 
 def _hints(cls: type[Environment]) -> dict[str, Any]:
-    try:
+    with raised_as(PluginError, f"{cls.__name__}.__init__: its type hints cannot be read", Exception):
         return get_type_hints(inspect.unwrap(cls.__init__), include_extras=True)
-    except Exception as error:
-        raise PluginError(f"{cls.__name__}.__init__: its type hints cannot be read: {error}") from error
 
 
 def _read(cls: type[Environment], name: str, hint: Any, value: Any) -> Any:

@@ -22,7 +22,7 @@ from typing import BinaryIO, TypedDict
 import numpy as np
 
 from agentrl.errors import CheckpointError
-from agentrl.files import write_atomic
+from agentrl.files import remove_folder, write_atomic
 from agentrl.train.checkpoints import whole_folder
 
 _DELTA, _BLOCKS, _INDEX = "delta", "blocks", "index.json"
@@ -60,8 +60,8 @@ def fetch(version: Path, into: Path, name: str, base: str | None) -> None:
         if (into / name).is_dir():
             return  # another engine of this machine was first
         for old in into.iterdir():
-            if old.is_dir() and old.name != base:
-                shutil.rmtree(old)
+            if old.name != base:
+                remove_folder(old)
         if base is not None:
             try:
                 with whole_folder(into / name) as made:

@@ -1,7 +1,6 @@
 """The run's driver: carries out the actions of the schedule with the given parts, until the planned end."""
 
 import json
-import shutil
 import time
 from collections.abc import AsyncIterator, Mapping
 from contextlib import AbstractContextManager, asynccontextmanager
@@ -13,6 +12,7 @@ from agentrl.config import RunSettings
 from agentrl.config.placement import ClusterSettings
 from agentrl.engine.weights import WHOLE
 from agentrl.errors import ungrouped
+from agentrl.files import remove_folder
 from agentrl.observability.metrics import MetricsLogger, read_metrics
 from agentrl.observability.progress import Progress, counted
 from agentrl.observability.verdict import verdict_lines
@@ -265,8 +265,8 @@ class Driver:
             path = self._folder.checkpoint(step)
             found = path.parent.glob("rollout_" + "[0-9]" * 6)
             # Only folders with a checkpoint's name are deleted, and never the new checkpoint.
-            for old in sorted(folder for folder in found if folder.name <= path.name)[:-keep]:
-                shutil.rmtree(old)
+            for old in sorted(folder for folder in found if folder.is_dir() and folder.name <= path.name)[:-keep]:
+                remove_folder(old)
 
     async def _export(self, step: int) -> None:
         await self._saved(wait=True)

@@ -2,7 +2,6 @@
 
 import hashlib
 import itertools
-import shutil
 import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from contextlib import asynccontextmanager, suppress
@@ -17,6 +16,7 @@ from agentrl.config import RunSettings
 from agentrl.config.placement import ClusterSettings
 from agentrl.engine.weights import BroadcastUpdate, Bucket, DiskUpdate, SharedUpdate, WeightGroup, buckets
 from agentrl.errors import AgentRLError, EngineFailure, TrainError, ungrouped
+from agentrl.files import remove_folder
 from agentrl.modelfolder import ADAPTER
 from agentrl.run.deltas import write_delta
 from agentrl.run.protocols import EVALUATES, Trainer, WeightSink, WeightSource, WeightTransfer, within
@@ -55,7 +55,7 @@ class DiskWeights(WeightTransfer):
         await self._sink.receive(DiskUpdate(str(await self._near(target)), adapter), str(version))
         for old in self._folder.iterdir():
             if old != target:
-                shutil.rmtree(old)
+                remove_folder(old)
 
     async def _near(self, version: Path) -> Path:
         """Return the folder from which engines load a version: the version, or the copy on their machines."""

@@ -7,20 +7,12 @@ code's outcome is a `RunResult`; exceptions are about the machine or the caller'
 A `Machine` has a file system for one trajectory: `BubblewrapMachine`, or `ContainerMachine` of Docker or Podman. A
 `MachinePool` has some of them ready."""
 
+from agentrl.errors import SandboxBusy, SandboxFailure, SandboxInput, SandboxUnavailable
 from agentrl.sandbox.box import Sandbox, SandboxSession, try_backends
 from agentrl.sandbox.bubblewrap_machine import BubblewrapMachine
 from agentrl.sandbox.command import CommandResult
 from agentrl.sandbox.container_machine import ContainerMachine
-from agentrl.sandbox.limits import (
-    MachineLimits,
-    Outcome,
-    RunResult,
-    SandboxBusy,
-    SandboxFailure,
-    SandboxInput,
-    SandboxLimits,
-    SandboxUnavailable,
-)
+from agentrl.sandbox.limits import MachineLimits, Outcome, RunResult, SandboxLimits
 from agentrl.sandbox.machine import Machine
 from agentrl.sandbox.machine_pool import MachinePool
 

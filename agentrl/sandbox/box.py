@@ -5,19 +5,20 @@ import dataclasses
 import os
 import warnings
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Literal, Self
 
 import anyio
 import anyio.to_thread
 
-from agentrl.errors import SettingsError
+from agentrl.errors import SandboxBusy, SandboxFailure, SandboxUnavailable, SettingsError
 from agentrl.sandbox.inside import frames
 from agentrl.sandbox.launch import SAFE_BACKENDS, Backend, Zygote, start_zygote
-from agentrl.sandbox.limits import RunResult, SandboxBusy, SandboxFailure, SandboxLimits, SandboxUnavailable
+from agentrl.sandbox.limits import RunResult, SandboxLimits
 from agentrl.sandbox.process import NeverBegun, Process, check_confined, encode_request
 
 _LOST = "the session was restarted after: {}; earlier variables are gone"
+_UNSAFE = "unsafe_subprocess: model-written code runs with this user's rights, files and network"
 _DEFAULT_LIMITS = SandboxLimits()
 BackendChoice = Literal["auto", "bubblewrap", "landlock", "unsafe_subprocess"]
 
@@ -64,9 +65,7 @@ class Sandbox:
         self._waiting: list[Process] = []
 
     async def __aenter__(self) -> Self:
-        self._places = anyio.CapacityLimiter(self._width)
-        self._starting = anyio.Lock()
-        self._asking = anyio.Lock()
+        self._places, self._starting, self._asking = anyio.CapacityLimiter(self._width), anyio.Lock(), anyio.Lock()
         await self._choose()
         return self
 
@@ -106,10 +105,9 @@ class Sandbox:
             with anyio.fail_after(self._queue_seconds):
                 await self._places.acquire_on_behalf_of(place := object())
         except TimeoutError as error:
-            raise SandboxBusy(
-                f"no free place among {self._width} within {self._queue_seconds:g} s; "
-                "raise max_concurrency or queue_seconds, or run fewer programs at once"
-            ) from error
+            said = f"no free place among {self._width} within {self._queue_seconds:g} s"
+            remedy = "raise max_concurrency or queue_seconds, or run fewer programs at once"
+            raise SandboxBusy(f"{said}; {remedy}") from error
         try:
             yield
         finally:
@@ -153,10 +151,7 @@ class Sandbox:
 
     async def _choose(self) -> None:
         if self._asked == "unsafe_subprocess":
-            what = (
-                "sandbox backend unsafe_subprocess: model-written code runs with this user's rights, files and network"
-            )
-            warnings.warn(what, stacklevel=3)
+            warnings.warn(f"sandbox backend {_UNSAFE}", stacklevel=3)
         names: tuple[Backend, ...] = SAFE_BACKENDS if self._asked == "auto" else (self._asked,)
         refused: dict[str, Exception] = {}
         for name in names:
@@ -167,10 +162,10 @@ class Sandbox:
             except (SandboxUnavailable, SandboxFailure) as error:
                 refused[name] = error
         said = "; ".join(f"{name}: {error}" for name, error in refused.items())
-        raise SandboxUnavailable(
-            f"no sandbox for model-written code on this machine. {said}. `agentrl doctor` says more; "
-            'backend="unsafe_subprocess" runs the code without protection'
-        ) from refused[name]
+        more = '`agentrl doctor` says more; backend="unsafe_subprocess" runs the code without protection'
+        raise SandboxUnavailable(f"no sandbox for model-written code on this machine. {said}. {more}") from refused[
+            name
+        ]
 
     async def _start(self, backend: Backend) -> Zygote:
         """A zygote that has passed the trial."""
@@ -202,19 +197,13 @@ class Sandbox:
         return self._zygote
 
 
-class SandboxSession:
+class SandboxSession(AbstractAsyncContextManager["SandboxSession"]):
     """Runs that share their variables. After a crash or a timeout the next run starts with none, and says so."""
 
     def __init__(self, box: Sandbox, *, keeps: bool = True) -> None:
-        self._box = box
-        self._keeps = keeps
+        self._box, self._keeps, self._turn = box, keeps, anyio.Lock()
         self._process: Process | None = None
-        self._lost = ""
-        self._turn = anyio.Lock()
-        self._closed = False
-
-    async def __aenter__(self) -> Self:
-        return self
+        self._lost, self._closed = "", False
 
     async def __aexit__(self, *exception: object) -> None:
         await self.close()

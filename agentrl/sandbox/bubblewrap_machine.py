@@ -12,8 +12,8 @@ from pathlib import Path
 import anyio
 import anyio.to_thread
 
+from agentrl.errors import SandboxFailure, SandboxUnavailable
 from agentrl.sandbox.command import NOBODY, SYSTEM_PATHS, CommandResult, call, confined, run_command
-from agentrl.sandbox.limits import SandboxFailure, SandboxUnavailable
 from agentrl.sandbox.machine import SHELL, Machine, start_guard
 
 _PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"

@@ -23,9 +23,8 @@ from typing import Any
 import anyio
 from anyio.abc import ByteReceiveStream, ByteSendStream, Process
 
-from agentrl.errors import SettingsError, ungrouped
+from agentrl.errors import SandboxFailure, SandboxUnavailable, SettingsError, ungrouped
 from agentrl.sandbox.inside import bridge
-from agentrl.sandbox.limits import SandboxFailure, SandboxUnavailable
 
 SYSTEM_PATHS = (
     "/usr", "/bin", "/sbin", "/lib", "/lib64", "/lib32", "/etc/alternatives", "/etc/ssl/certs",
@@ -78,8 +77,7 @@ def split_command(command: str, values: Mapping[str, str]) -> list[str]:
 def confined() -> list[str]:
     """Return the start of a bubblewrap command line: namespaces of its own, and an unprivileged user. Raises
     SandboxUnavailable: bubblewrap is not installed."""
-    binary = shutil.which("bwrap")
-    if binary is None:
+    if (binary := shutil.which("bwrap")) is None:
         raise SandboxUnavailable("the command bwrap is not installed (Debian, Ubuntu: apt install bubblewrap)")
     line = [binary, "--unshare-all", "--die-with-parent", "--new-session", "--hostname", "sandbox"]
     return [*line, "--unshare-user", "--uid", _USER, "--gid", _USER]

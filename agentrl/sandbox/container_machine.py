@@ -7,8 +7,8 @@ import secrets
 import anyio
 from anyio.abc import Process
 
+from agentrl.errors import SandboxFailure, SandboxUnavailable
 from agentrl.sandbox.command import CommandResult, call, run_command
-from agentrl.sandbox.limits import SandboxFailure, SandboxUnavailable
 from agentrl.sandbox.machine import SHELL, Machine, start_guard
 
 _ANSWER_SECONDS = 120.0

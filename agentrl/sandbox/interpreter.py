@@ -12,7 +12,7 @@ import sysconfig
 from dataclasses import dataclass
 from pathlib import Path
 
-from agentrl.sandbox.limits import SandboxUnavailable
+from agentrl.errors import SandboxUnavailable
 
 _ASK = (
     "import sys, sysconfig; print(sys.version_info[0], sys.version_info[1], sys.base_prefix, "
@@ -45,9 +45,8 @@ def find_interpreter(*, by_others: bool) -> Interpreter:
     version = f"{sys.version_info[0]}.{sys.version_info[1]}"
     for name in (f"python{version}", "python3"):
         found = shutil.which(name, path="/usr/bin:/usr/local/bin:/bin")
-        if found is None or not _readable(os.path.realpath(found), by_others):
+        if found is None or not _readable(executable := os.path.realpath(found), by_others):
             continue
-        executable = os.path.realpath(found)
         tried.append(executable)
         answer = subprocess.run([executable, "-I", "-S", "-c", _ASK], capture_output=True, text=True, timeout=20)
         lines = answer.stdout.splitlines()
@@ -58,10 +57,8 @@ def find_interpreter(*, by_others: bool) -> Interpreter:
         note = f"the sandbox's user cannot read {own}, so {executable} runs the code"
         note += "" if same else f"; it is Python {lines[0]}.{lines[1]}, so packages of {version} are not there"
         return Interpreter(executable, _files(executable, lines[2], lines[3:], kept), kept, note)
-    raise SandboxUnavailable(
-        f"no Python that the sandbox's user can read (looked at {', '.join(tried)}); install a system python3, "
-        "or run as an ordinary user from an environment outside /root"
-    )
+    remedy = "install a system python3, or run as an ordinary user from an environment outside /root"
+    raise SandboxUnavailable(f"no Python that the sandbox's user can read (looked at {', '.join(tried)}); {remedy}")
 
 
 def _files(executable: str, prefix: str, stdlib: list[str], site: tuple[str, ...]) -> tuple[str, ...]:

@@ -8,7 +8,6 @@ import socket
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field
 from typing import IO, Any, Literal
@@ -16,11 +15,12 @@ from typing import IO, Any, Literal
 import anyio
 import anyio.to_thread
 
+from agentrl.errors import SandboxFailure, SandboxUnavailable
 from agentrl.sandbox import bootstrap
 from agentrl.sandbox.command import unprivileged
 from agentrl.sandbox.inside import kernel
 from agentrl.sandbox.interpreter import Interpreter, find_interpreter
-from agentrl.sandbox.limits import SandboxFailure, SandboxLimits, SandboxUnavailable
+from agentrl.sandbox.limits import SandboxLimits
 from agentrl.sandbox.process import Process
 
 Backend = Literal["bubblewrap", "landlock", "unsafe_subprocess"]
@@ -110,8 +110,7 @@ def _answer(zygote: Zygote) -> dict[str, Any]:
         zygote.errors.seek(0)
         lines = zygote.errors.read(4000).decode("utf-8", "replace").strip().splitlines()
         raise SandboxUnavailable(lines[-1] if lines else f"it ended with status {zygote.process.returncode}")
-    answer: dict[str, Any] = json.loads(data)
-    return answer
+    return dict(json.loads(data))
 
 
 def _start(backend: Backend, preload: tuple[str, ...]) -> Zygote:
@@ -139,26 +138,22 @@ def _start(backend: Backend, preload: tuple[str, ...]) -> Zygote:
         inherited = (theirs.fileno(), lifeline, source.fileno())
         python = [interpreter.executable, "-I", "-S", "-B", "-X", "utf8", "-c", bootstrap.SCRIPT]
         command = [*before, *python, *map(str, inherited)]
-        process = _popen(unprivileged(command) if before else command, inherited, errors)
+        command = unprivileged(command) if before else command
+        try:
+            process = subprocess.Popen(
+                command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=errors, env=_ENVIRONMENT, cwd="/",
+                pass_fds=inherited, start_new_session=True,
+            )  # fmt: skip
+        except OSError as error:
+            raise SandboxUnavailable(f"{command[0]} cannot be started: {error.strerror}") from error
         ours.setblocking(False)
         kept.pop_all()
     return Zygote(backend, interpreter, process, ours, folder, errors)
 
 
-def _popen(command: list[str], inherited: Sequence[int], errors: IO[bytes]) -> subprocess.Popen[bytes]:
-    try:
-        return subprocess.Popen(
-            command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=errors, env=_ENVIRONMENT, cwd="/",
-            pass_fds=inherited, start_new_session=True,
-        )  # fmt: skip
-    except OSError as error:
-        raise SandboxUnavailable(f"{command[0]} cannot be started: {error.strerror}") from error
-
-
 def _bubblewrap(interpreter: Interpreter) -> list[str]:
     """The command before the command: a file view with nothing in it but what Python needs, and no network."""
-    binary = shutil.which("bwrap")
-    if binary is None:
+    if (binary := shutil.which("bwrap")) is None:
         raise SandboxUnavailable("the command bwrap is not installed (Debian, Ubuntu: apt install bubblewrap)")
     command = [binary, "--unshare-user", "--unshare-pid", "--unshare-net", "--unshare-ipc", "--unshare-uts"]
     command += ["--unshare-cgroup-try", "--uid", _INSIDE_USER, "--gid", _INSIDE_USER, "--hostname", "sandbox"]

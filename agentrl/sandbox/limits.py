@@ -3,28 +3,7 @@
 from dataclasses import dataclass, fields
 from typing import Literal
 
-from agentrl.errors import AgentRLError, SettingsError, ToolFailure
-
-
-class SandboxUnavailable(AgentRLError):
-    """No backend works as asked on this machine; names what is missing and what to do."""
-
-
-class SandboxBusy(ToolFailure):
-    """A run waited longer than `queue_seconds` for its turn and was not started."""
-
-    usual_kind = "sandbox_busy"
-
-
-class SandboxFailure(ToolFailure):
-    """The sandbox itself broke during a run: its process ended or answered nonsense. The run may be tried again."""
-
-    usual_kind = "sandbox_failure"
-
-
-class SandboxInput(AgentRLError, ValueError):
-    """A text that cannot be handed to a program as its standard input; says why and what to do."""
-
+from agentrl.errors import SettingsError
 
 Outcome = Literal["ok", "error", "timeout", "memory", "output", "killed"]
 

@@ -18,8 +18,9 @@ import anyio
 import anyio.to_thread
 from anyio.abc import Process
 
+from agentrl.errors import SandboxFailure, SandboxUnavailable
 from agentrl.sandbox.command import CommandResult
-from agentrl.sandbox.limits import MachineLimits, SandboxFailure, SandboxUnavailable
+from agentrl.sandbox.limits import MachineLimits
 
 DEFAULT_LIMITS = MachineLimits()
 SHELL = ("/bin/sh", "-c", 'IFS= read -r command; eval "$(printf %b "$command")"')

@@ -1,7 +1,8 @@
 """`MachinePool`: machines that are started before they are needed."""
 
 import asyncio
-from typing import Any, Self, TypeVar
+from contextlib import AbstractAsyncContextManager
+from typing import Any, TypeVar
 
 import anyio
 
@@ -11,7 +12,7 @@ from agentrl.sandbox.machine import DEFAULT_LIMITS, Machine
 M = TypeVar("M", bound=Machine)
 
 
-class MachinePool:
+class MachinePool(AbstractAsyncContextManager["MachinePool"]):
     """A pool of machines for the trajectories of one process. Each machine is for one caller, which closes it.
 
     async with MachinePool(warm=4) as pool, await pool.start(BubblewrapMachine, workdir="/app") as machine:
@@ -27,9 +28,6 @@ class MachinePool:
         self._warm = warm
         self._waiting: list[_Start] = []  # ready or still starting, the oldest first
         self._closing: set[asyncio.Task[None]] = set()
-
-    async def __aenter__(self) -> Self:
-        return self
 
     async def __aexit__(self, *exception: object) -> None:
         await self.close()

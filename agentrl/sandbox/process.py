@@ -12,8 +12,9 @@ from typing import Any, Self
 
 import anyio
 
+from agentrl.errors import SandboxFailure, SandboxInput, SandboxUnavailable
 from agentrl.sandbox.inside import frames
-from agentrl.sandbox.limits import RunResult, SandboxFailure, SandboxInput, SandboxUnavailable
+from agentrl.sandbox.limits import RunResult
 
 _START_SECONDS = 20.0
 _GRACE_SECONDS = 10.0
@@ -121,16 +122,13 @@ def encode_request(code: str, stdin: str, wall: float) -> bytes:
     try:
         stdin.encode("utf-8", "surrogateescape")
     except UnicodeEncodeError as error:
-        raise SandboxInput(
-            f"stdin: character {error.start} is {stdin[error.start]!a}, half of a pair that UTF-8 cannot express; "
-            'make the text with bytes.decode("utf-8", "replace"), or leave it out'
-        ) from error
+        said = f"stdin: character {error.start} is {stdin[error.start]!a}, half of a pair that UTF-8 cannot express"
+        remedy = 'make the text with bytes.decode("utf-8", "replace"), or leave it out'
+        raise SandboxInput(f"{said}; {remedy}") from error
     request = frames.encode({"code": code, "stdin": stdin, "wall_seconds": wall})
     if len(request) > frames.LARGEST and len(stdin) >= len(code):
-        raise SandboxInput(
-            f"stdin: {len(stdin)} characters are too long for a message of at most {frames.LARGEST} bytes; "
-            "give less, or let the program make its data"
-        )
+        said = f"stdin: {len(stdin)} characters are too long for a message of at most {frames.LARGEST} bytes"
+        raise SandboxInput(f"{said}; give less, or let the program make its data")
     return request
 
 

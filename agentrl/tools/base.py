@@ -15,7 +15,7 @@ import anyio
 from pydantic_core import PydanticSerializationError, to_json
 
 from agentrl.clock import Deadline, waiting
-from agentrl.errors import Failure, PluginError, ToolFailure, first_error
+from agentrl.errors import Failure, PluginError, SandboxUnavailable, ToolFailure, first_error
 from agentrl.media import is_picture
 from agentrl.plugins import stops_the_caller
 from agentrl.tools.arguments import (
@@ -100,9 +100,8 @@ class Tool:
         self._arguments = arguments or of_function(function, self.name, argument_descriptions)
         known = {*self._arguments.schema.get("properties", ()), *self._arguments.injected}
         self.stray = [] if arguments else [described for described in argument_descriptions if described not in known]
-        self._is_async = inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(
-            getattr(function, "__call__", None)  # noqa: B004 - an object with `async def __call__`
-        )
+        called = getattr(function, "__call__", None)  # noqa: B004 - an object may have `async def __call__`
+        self._is_async = any(map(inspect.iscoroutinefunction, (function, called)))
 
     @property
     def schema(self) -> dict[str, Any]:
@@ -163,7 +162,7 @@ class Tool:
                     result = await result
         except ToolError as error:
             raise ToolError(self._cut(str(error)), kind=error.kind) from error
-        except Failure:  # the tool itself says that the trajectory cannot go on
+        except (Failure, SandboxUnavailable):  # the trajectory cannot go on, or the whole run
             raise
         except BaseException as error:  # a tool is user code: whatever it raises is an observation for the model
             if stops_the_caller(error):

@@ -127,10 +127,9 @@ class MCPTools(ToolSource):
         sizes = {entry.name: len(entry.model_dump_json()) for entry in taken}
         if (size := sum(sizes.values())) > _MOST_CHARS:
             largest = max(sizes, key=lambda name: sizes[name])
-            raise PluginError(
-                f"{self._what}: the descriptions and schemas of its tools have {size:,} characters, {largest:.100} alone "
-                f"{sizes[largest]:,}; at most {_MOST_CHARS:,} may go into a prompt. Choose tools with `include`"
-            )
+            said = f"{size:,} characters, {largest:.100} alone {sizes[largest]:,}; at most {_MOST_CHARS:,} may go into a prompt"
+            what = f"{self._what}: the descriptions and schemas of its tools have"
+            raise PluginError(f"{what} {said}. Choose tools with `include`")
         tools = tuple(map(self._tool, taken))
         for tool, entry in zip(tools, taken, strict=True):
             with raised_as(PluginError, f"tool {tool.name!r}: its parameters are no usable JSON schema", PluginError):

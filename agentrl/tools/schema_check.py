@@ -14,7 +14,8 @@ from agentrl.errors import PluginError
 
 SECONDS: Final = 0.5  # CPU time for one check
 _PATIENCE, _GRACE = 60.0, 5.0
-_MOST_BYTES = 1 << 16
+_MOST_BYTES = 1 << 18  # five problems of 2,000 characters, each as an escape of up to 12 bytes
+_NO_ANSWER = (anyio.EndOfStream, anyio.IncompleteRead, anyio.DelimiterNotFound, anyio.BrokenResourceError, TimeoutError)
 _WORKER = Path(__file__).with_name("schema_worker.py")
 
 
@@ -36,7 +37,7 @@ class SchemaCheck:
             try:
                 with anyio.fail_after(_PATIENCE):
                     found = json.loads(await self._exchange(line))
-            except (anyio.EndOfStream, anyio.IncompleteRead, anyio.BrokenResourceError, TimeoutError) as error:
+            except _NO_ANSWER as error:
                 if (status := await self.close(_GRACE)) in (-signal.SIGPROF, None):
                     raise PluginError(f"a check by it takes longer than {SECONDS:g} s of computing") from error
                 raise PluginError(f"the process that checks arguments ended with status {status}") from error

@@ -1,5 +1,6 @@
 """A source under a ledger: what the rollout loop and the driver see."""
 
+import threading
 import weakref
 from collections import Counter
 from collections.abc import Sequence
@@ -12,7 +13,7 @@ from hypothesis import strategies as st
 
 from agentrl.buffer.ledger import Ledger
 from agentrl.buffer.queue import GroupQueue
-from agentrl.data.source import RolloutDataSource
+from agentrl.data.source import RolloutDataSource, RolloutDataSourceWithBuffer
 from agentrl.errors import LedgerError
 from agentrl.sample import Sample
 from tests.buffer.make import finished, make_args, prompts, source_of
@@ -172,3 +173,70 @@ def test_groups_that_a_users_buffer_gives_back_finished_are_not_added_to_it_agai
         (again,) = queue.lease(1, 1)
         queue.complete(1, again)
         assert source.kept == []
+
+
+class Keeps(RolloutDataSourceWithBuffer):
+    """Gives each group a second time; refuses a group once, where it is told to."""
+
+    refused = -1
+
+    def add_samples(self, groups: Sequence[list[Sample]]) -> None:
+        if groups[0][0].group_index == self.refused:
+            raise ValueError("not now")
+        super().add_samples(groups)
+
+
+def test_after_a_kill_a_source_gets_the_groups_that_its_file_lacks(tmp_path: Path) -> None:
+    args = make_args(prompts(tmp_path / "p.jsonl", 6))
+    with Ledger(tmp_path / "l.sqlite") as ledger:
+        queue = GroupQueue(Keeps(args), ledger)
+        queue.lease(3, 0)
+        queue.complete(1, finished(1))
+        queue.complete(0, finished(0))
+    for _ in range(2):  # a kill before the next save changes nothing
+        with Ledger(tmp_path / "l.sqlite") as ledger:
+            queue = GroupQueue(source := Keeps(args), ledger)
+            assert source.buffer == [finished(1), finished(0)]
+    with Ledger(tmp_path / "l.sqlite") as ledger:
+        queue = GroupQueue(Keeps(args), ledger)
+        unplayed, again = queue.lease(2, 0)
+        assert numbers([unplayed, again]) == [2, 3]
+        queue.complete(3, again)
+        queue.complete(2, finished(2))
+    with Ledger(tmp_path / "l.sqlite") as ledger:
+        GroupQueue(source := Keeps(args), ledger)
+        assert source.buffer == [finished(0), finished(2)], "group 3 was its own group 1, which it gave finished"
+
+
+def test_a_group_that_the_source_did_not_take_comes_again_whatever_was_saved_since(tmp_path: Path) -> None:
+    args = make_args(prompts(tmp_path / "p.jsonl", 6))
+    with Ledger(tmp_path / "l.sqlite") as ledger:
+        queue = GroupQueue(source := Keeps(args), ledger)
+        queue.lease(2, 0)
+        source.refused = 0
+        with pytest.raises(ValueError, match="not now"):
+            queue.complete(0, finished(0))
+        queue.complete(1, finished(1))
+        queue.trained([1], 0)
+    with Ledger(tmp_path / "l.sqlite") as ledger:
+        GroupQueue(source := Keeps(args), ledger)
+        assert source.buffer == [finished(1), finished(0)]
+
+
+def test_a_copy_of_the_ledger_and_of_the_sources_file_are_of_one_moment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with Ledger(tmp_path / "l.sqlite") as ledger:
+        queue = GroupQueue(Keeps(make_args(prompts(tmp_path / "p.jsonl", 6))), ledger, copy=tmp_path / "copy.sqlite")
+
+        def copies(*paths: Path) -> None:
+            drawing = threading.Thread(target=queue.lease, args=(1, 0))
+            drawing.start()
+            drawing.join(0.1)
+            assert drawing.is_alive(), "a draw saves the source, so it waits"
+            waiting.append(drawing)
+
+        waiting = list[threading.Thread]()
+        monkeypatch.setattr("agentrl.buffer.queue.copy_ledger", copies)
+        queue.saving()
+        waiting[0].join()

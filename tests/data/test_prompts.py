@@ -32,9 +32,9 @@ def test_a_full_row(tmp_path: Path) -> None:
 
 
 def test_metadata_and_tools_as_json_text(tmp_path: Path) -> None:
-    read = one(tmp_path, {"input": "x", "metadata": '{"k": 1}', "tools": '[{"type": "function"}]'})
+    read = one(tmp_path, {"input": "x", "metadata": '{"k": 1}', "tools": '[{"name": "search"}]'})
     assert read.metadata == {"k": 1}
-    assert read.tools == [{"type": "function"}]
+    assert read.tools == [{"name": "search"}]
 
 
 def test_a_bare_row_has_defaults(tmp_path: Path) -> None:
@@ -63,6 +63,14 @@ def test_parquet_reads_like_jsonl(tmp_path: Path) -> None:
     b = PromptData(str(write_jsonl(tmp_path / "p.jsonl", rows)), DataSettings(label_key="label"))
     backwards = range(20, -1, -1)
     assert [a[i] for i in backwards] == [b[i] for i in backwards]
+
+
+def test_a_label_of_null_is_read_from_either_kind_of_file(tmp_path: Path) -> None:
+    rows: list[dict[str, Any]] = [{"input": "a", "label": "1"}, {"input": "b", "label": None}]
+    for file in (parquet(tmp_path / "p.parquet", rows), write_jsonl(tmp_path / "p.jsonl", rows)):
+        assert [row.label for row in PromptData(str(file), DataSettings(label_key="label"))] == ["1", None]
+        with pytest.raises(DataError, match="no field 'answer' for the label; it has the fields 'input', 'label'"):
+            PromptData(str(file), DataSettings(label_key="answer"))[1]
 
 
 @given(st.integers(-6, 6) | st.none(), st.integers(-6, 6) | st.none())
@@ -106,7 +114,10 @@ def test_a_malformed_slice() -> None:
         ({"input": "x", "metadata": "{"}, "field 'metadata' is text but not JSON"),
         ({"input": "x", "metadata": {"messages": []}}, "field 'metadata' has the key 'messages', under which agentrl"),
         ({"input": "x", "tools": {"a": 1}}, "field 'tools' must be a list, got an object"),
-        ({"input": "x", "tools": ["search"]}, "field 'tools' entry 0 must be a tool schema \\(an object\\), got a string"),
+        ({"input": "x", "tools": ["search"]}, "field 'tools': tool 0: expected an OpenAI function schema with a name, got 'search'"),
+        ({"input": "x", "tools": [TOOL, {"type": "function"}]}, "field 'tools': tool 1: expected an OpenAI function schema"),
+        ({"input": "x", "metadata": {"tools": "abc"}}, "field 'metadata', key 'tools' must be a list of tool schemas, got a str"),
+        ({"input": "x", "metadata": {"tools": ["abc"]}}, "field 'metadata', key 'tools': tool 0: expected an OpenAI function"),
         ({"input": ""}, "line 1: field 'input' is an empty text; expected a prompt, or set --input-key"),
         ({"input": " \n"}, "field 'input' is an empty text"),
         ({"input": [{"role": "narrator", "content": "x"}]}, "message 0 must have one of the roles system, developer, user,"),

@@ -14,7 +14,7 @@ from tests.buffer.make import make_args, prompts, write_jsonl
 
 
 def test_groups_are_numbered_and_carry_the_row(tmp_path: Path) -> None:
-    row = {"input": [{"role": "user", "content": "hi"}], "y": 4, "metadata": {"k": []}, "tools": [{"type": "function"}]}
+    row = {"input": [{"role": "user", "content": "hi"}], "y": 4, "metadata": {"k": []}, "tools": [{"name": "look"}]}
     source = RolloutDataSource(make_args(write_jsonl(tmp_path / "p.jsonl", [row]), label_key="y"))
     assert isinstance(source, DataSource)
     first, second = source.get_samples(2)

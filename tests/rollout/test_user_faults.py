@@ -12,12 +12,21 @@ import pytest
 from agentrl import Environment, Sample, Step, tool
 from agentrl.chat import Chat
 from agentrl.envs import Turn
-from agentrl.errors import AgentRLError, Blame, EnvFailure, GraderFailure, PluginError, TrajectoryTimeout
+from agentrl.errors import (
+    AgentRLError,
+    Blame,
+    EnvFailure,
+    GraderFailure,
+    PluginError,
+    SandboxUnavailable,
+    TrajectoryTimeout,
+)
 from agentrl.rollout.failures import guarded
 from agentrl.rollout.functions import GenerateFunction
 from agentrl.rollout.settings import FailureAction
 from agentrl.rollout.user_tasks import UserTasks
 from agentrl.sample import Message
+from agentrl.sandbox import Sandbox
 from tests.rollout.scripted import END, EchoEnv, Store, build
 from tests.support.virtual_time import virtual_time
 
@@ -411,3 +420,18 @@ async def test_a_task_of_a_tool_that_raises_is_an_observation(chat: Chat) -> Non
     with anyio.fail_after(60), UserTasks.followed():
         result = await loop.run(0)
     assert all("Error: SystemExit: 3" in sample.response for group in result.groups for sample in group)
+
+
+async def test_a_tool_without_a_sandbox_stops_the_run(chat: Chat) -> None:
+    """No model can learn anything from a machine that has none."""
+
+    class Boxed(Environment):
+        @tool
+        async def look(self) -> str:
+            """Look."""
+            result = await Sandbox(preload=()).run("1")
+            return result.stdout
+
+    loop, _ = build(chat, [CALL], environment=Boxed, failure_policy=dict.fromkeys(Blame, FailureAction.DROP_GROUP))
+    with pytest.raises(SandboxUnavailable, match=r"group 0, sample \d, turn 1: the sandbox is not open"):
+        await loop.run(0)

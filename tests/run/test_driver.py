@@ -1,5 +1,6 @@
 """The driver with parts that only take notes: what it asks of them, in which order, with which numbers."""
 
+import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -231,6 +232,21 @@ async def test_old_checkpoints_go(tmp_path: Path) -> None:
         (tmp_path / "checkpoints" / name).mkdir(parents=True)
     await drive(settings(tmp_path, num_rollout=4, save_interval=1, keep_checkpoints=2), Notes())
     assert {p.name for p in (tmp_path / "checkpoints").iterdir()} == {"rollout_000002", "rollout_000003"} | aside
+
+
+async def test_old_checkpoints_that_cannot_be_removed_end_no_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def busy(path: Path) -> None:
+        raise OSError("Directory not empty")
+
+    (tmp_path / "checkpoints").mkdir()
+    (tmp_path / "checkpoints" / "rollout_000000").touch()  # no checkpoint: it takes no place and stays
+    monkeypatch.setattr(shutil, "rmtree", busy)
+    await drive(settings(tmp_path, num_rollout=4, save_interval=2, keep_checkpoints=1), Notes())
+    found = sorted(path.name for path in (tmp_path / "checkpoints").iterdir())
+    assert found == ["rollout_000000", "rollout_000001", "rollout_000003"]
+    assert "rollout_000001 cannot be removed (Directory not empty)" in caplog.text
 
 
 async def test_a_checkpoint_in_the_background_counts_when_it_is_complete(tmp_path: Path) -> None:

@@ -187,6 +187,24 @@ async def test_only_the_newest_weights_stay_on_the_disk(folder: RunFolder) -> No
     assert [path.name for path in (folder.path / "weights").iterdir()] == ["2"]
 
 
+async def test_old_weights_that_cannot_be_removed_end_no_run(
+    folder: RunFolder, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def busy(path: Path, ignore_errors: bool = False) -> None:
+        if not ignore_errors:
+            raise OSError("Directory not empty")
+
+    source = Source([])
+    (folder.path / "weights").mkdir()
+    (folder.path / "weights" / ".nfs0001").touch()
+    weights = DiskWeights(folder, source, Sink(source))
+    monkeypatch.setattr(shutil, "rmtree", busy)
+    for version in (0, 1):
+        await weights.send(version)
+    assert source.log == ["write 0", "receive 0", "write 1", "receive 1"]
+    assert [record.getMessage().split()[3] for record in caplog.records] == [str(folder.path / "weights" / "0")]
+
+
 async def test_runs_that_share_a_folder_leave_each_others_weights_alone(folder: RunFolder, tmp_path: Path) -> None:
     source = Source([])
     (tmp_path / "shared" / "other" / "7").mkdir(parents=True)

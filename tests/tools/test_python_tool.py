@@ -9,6 +9,7 @@ import pytest
 from agentrl.chat import ToolCall
 from agentrl.envs import Environment, Turn
 from agentrl.envs.load import check_environment
+from agentrl.errors import PluginError
 from agentrl.sample import Sample
 from agentrl.sandbox import Sandbox, SandboxLimits, SandboxUnavailable
 from agentrl.tools import OutcomeKind, Toolbox
@@ -164,7 +165,21 @@ async def test_with_a_sandbox_of_ones_own() -> None:
         pytest.skip(str(error))
 
 
-async def test_a_tool_without_a_sandbox_says_what_to_do() -> None:
-    outcome = await Solver.create().toolbox.run("python", {"code": "1"}, state=Solver.create())
-    assert outcome.kind is OutcomeKind.RAISED
-    assert "WithPython" in outcome.text
+async def test_a_tool_without_an_open_sandbox_stops_the_run_and_says_what_to_do() -> None:
+    with pytest.raises(SandboxUnavailable, match="let the environment inherit from WithPython and call its `setup`"):
+        await Solver.create().toolbox.run("python", {"code": "1"}, state=Solver.create())
+    env = Solver.create()
+    with pytest.raises(SandboxUnavailable, match="WithPython"):
+        await env.step(Turn(1, "", "", tool_calls=[call("1"), call("2")], sample=Sample()))
+    toolbox = Toolbox([python_tool(Sandbox(preload=()), stateful=False)])
+    with pytest.raises(SandboxUnavailable, match="the sandbox is not open"):
+        await toolbox.run("python", {"code": "1"})
+
+
+def test_with_python_behind_environment_is_refused() -> None:
+    class Swapped(Environment, WithPython):
+        pass
+
+    said = "Swapped: put its base WithPython before Environment; behind it, WithPython.setup is not called"
+    with pytest.raises(PluginError, match=said):
+        check_environment(Swapped)

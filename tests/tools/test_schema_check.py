@@ -50,6 +50,24 @@ def node(width: int) -> dict[str, Any]:
     return {"type": "object", "$defs": {**chain, names[-1]: {}}, "properties": {"a": {"$ref": "#/$defs/n0"}}}
 
 
+NUMBERS = json.dumps({"type": "object", "additionalProperties": {"type": "integer"}})
+WIDE = "\U0001f600" * 1200  # JSON writes twelve characters for each
+LONG = {f"{WIDE}{number}": WIDE for number in range(6)}
+
+
+async def test_the_longest_mistakes_are_the_models_and_not_the_tools(check: SchemaCheck) -> None:
+    problems = await check.problems(NUMBERS, LONG)
+    assert [(len(path), len(message)) for path, message in problems] == [(1000, 1000)] * 5
+
+
+async def test_an_answer_without_end_ends_the_process(check: SchemaCheck, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("agentrl.tools.schema_check._MOST_BYTES", 1 << 10)
+    monkeypatch.setattr("agentrl.tools.schema_check._GRACE", 0.0)
+    with pytest.raises(PluginError, match="a check by it takes longer"):
+        await check.problems(NUMBERS, LONG)
+    assert await check.problems(json.dumps(text()), {"a": 1}) == [("$.a", "1 is not of type 'string'")]
+
+
 @pytest.fixture
 async def check() -> AsyncIterator[SchemaCheck]:
     check = SchemaCheck()
