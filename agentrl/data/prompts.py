@@ -152,12 +152,12 @@ class PromptData:
         if taken := sorted(RECORDED & metadata.keys()):
             taken_by = "under which agentrl writes its own records; rename it"
             raise DataError(f"{where}: field {key!r} has the key {taken[0]!r}, {taken_by}")
-        _check_tools(metadata.get("tools"), f"{where}: field {key!r}, key 'tools'")
         return metadata
 
     def _tools(self, row: dict[str, Any], where: str) -> list[dict[str, Any]] | None:
         tools: list[Any] | None = _typed(row, key := self._settings.tool_key, list, where)
-        _check_tools(tools, f"{where}: field {key!r}")
+        with raised_as(DataError, f"{where}: field {key!r}", TemplateError):
+            normalise_tools(tools)
         return tools
 
     def _env(self, row: dict[str, Any], where: str) -> str | None:
@@ -235,14 +235,6 @@ def _typed(row: dict[str, Any], key: str, kind: type, where: str) -> Any:
         want = "an object" if kind is dict else "a list"
         raise DataError(f"{where}: field {key!r} must be {want}, got {json_type(value)}")
     return value
-
-
-def _check_tools(tools: Any, where: str) -> None:
-    """Raise DataError if `tools` are neither None nor a list of tool schemas."""
-    if tools is not None and not isinstance(tools, list):
-        raise DataError(f"{where} must be a list of tool schemas, got {json_type(tools)}")
-    with raised_as(DataError, where, TemplateError):
-        normalise_tools(tools)
 
 
 def _names(row: dict[str, Any]) -> str:

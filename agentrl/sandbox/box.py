@@ -146,7 +146,11 @@ class Sandbox:
             if zygote.alive:
                 return zygote
             await self._stop()
-            self._zygote = await self._start(zygote.backend)
+            try:
+                self._zygote = await self._start(zygote.backend)
+            except SandboxUnavailable as error:
+                self._zygote = zygote  # the next call tries again
+                raise SandboxFailure(f"the sandbox ended and did not start again: {error}") from error
             return self._zygote
 
     async def _choose(self) -> None:

@@ -116,8 +116,6 @@ def test_a_malformed_slice() -> None:
         ({"input": "x", "tools": {"a": 1}}, "field 'tools' must be a list, got an object"),
         ({"input": "x", "tools": ["search"]}, "field 'tools': tool 0: expected an OpenAI function schema with a name, got 'search'"),
         ({"input": "x", "tools": [TOOL, {"type": "function"}]}, "field 'tools': tool 1: expected an OpenAI function schema"),
-        ({"input": "x", "metadata": {"tools": "abc"}}, "field 'metadata', key 'tools' must be a list of tool schemas, got a str"),
-        ({"input": "x", "metadata": {"tools": ["abc"]}}, "field 'metadata', key 'tools': tool 0: expected an OpenAI function"),
         ({"input": ""}, "line 1: field 'input' is an empty text; expected a prompt, or set --input-key"),
         ({"input": " \n"}, "field 'input' is an empty text"),
         ({"input": [{"role": "narrator", "content": "x"}]}, "message 0 must have one of the roles system, developer, user,"),

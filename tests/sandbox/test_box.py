@@ -14,6 +14,7 @@ from agentrl.errors import SettingsError, ToolFailure
 from agentrl.sandbox import (
     Sandbox,
     SandboxBusy,
+    SandboxFailure,
     SandboxLimits,
     SandboxSession,
     SandboxUnavailable,
@@ -197,6 +198,28 @@ async def test_a_dead_zygote_is_replaced(box: Sandbox) -> None:
     box._zygote.process.wait()
     for _ in range(3):
         assert (await box.run("print(2)")).stdout == "2\n"
+
+
+async def test_a_dead_zygote_that_does_not_start_again_is_tried_again(
+    box: Sandbox, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def refuses(*_: object) -> None:
+        raise SandboxUnavailable("too slow")
+
+    await box.run("print(1)")
+    assert box._zygote is not None
+    with monkeypatch.context() as patch:
+        patch.setattr(Sandbox, "_start", refuses)
+        for _ in range(2):
+            box._zygote.process.kill()
+            box._zygote.process.wait()
+            for waiting in box._waiting:
+                waiting.close()
+            box._waiting.clear()
+            with pytest.raises(SandboxFailure, match="did not start again: too slow"):
+                await box.run("print(1)")
+    assert (await box.run("print(2)")).stdout == "2\n"
+
 
 
 @pytest.mark.slow
