@@ -22,7 +22,7 @@ from agentrl.errors import EngineUnreachable
 # Shorter than uvicorn's 5 s, so that the client and not the server drops an idle connection: a request sent while
 # the server closes would look like a dead engine.
 _KEEP_ALIVE = 4.0
-_UNCONNECTED = (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError, aiohttp.InvalidURL, UnicodeError)
+_UNCONNECTED = (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError, ValueError)  # ValueError: of the URL
 _log = logging.getLogger(__name__)
 
 
@@ -79,14 +79,14 @@ class HttpTransport:
         self, method: str, url: str, body: bytes | None = None, headers: Headers = None, sink: Sink = None
     ) -> Reply:
         """Send one request. Raises ConnectionRefused, ConnectionLost: no whole answer came. Errors of `sink` are raised."""
+        request = self._session.request
         try:
-            where = self._url(url)
-        except ValueError as error:
-            raise _refused(url, error) from error
-        try:
-            async with self._session.request(
-                method, where, data=body, headers=headers, allow_redirects=False
-            ) as response:
+            try:
+                asked = await request(method, self._url(url), data=body, headers=headers, allow_redirects=False)
+            except _UNCONNECTED as error:
+                said = f"cannot connect to the engine at {url}: {error}"
+                raise ConnectionRefused(said, kind="engine_refused") from error
+            async with asked as response:
                 wait = _seconds(response.headers.get("Retry-After", ""))
                 kind = response.headers.get("Content-Type", "application/json")
                 reply = Reply(response.status, b"", wait, kind)
@@ -95,15 +95,9 @@ class HttpTransport:
                 async for part in response.content.iter_any():
                     sink(reply._replace(body=part))
                 return reply
-        except _UNCONNECTED as error:
-            raise _refused(url, error) from error
         except (aiohttp.ClientError, ConnectionError) as error:
             said = f"lost the connection to the engine at {url}: {type(error).__name__} {error}"
             raise ConnectionLost(said, kind="engine_lost") from error
-
-
-def _refused(url: str, error: Exception) -> ConnectionRefused:
-    return ConnectionRefused(f"cannot connect to the engine at {url}: {error}", kind="engine_refused")
 
 
 def _bearer(key: str | None) -> dict[str, str]:
