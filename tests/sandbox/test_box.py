@@ -221,7 +221,6 @@ async def test_a_dead_zygote_that_does_not_start_again_is_tried_again(
     assert (await box.run("print(2)")).stdout == "2\n"
 
 
-
 @pytest.mark.slow
 async def test_the_event_loop_goes_on(safe: Sandbox) -> None:
     longest, last = 0.0, time.perf_counter()
