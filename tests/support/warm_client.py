@@ -15,14 +15,14 @@ import sys
 def main(python: str, path: str, arguments: list[str]) -> int:
     if "-I" in arguments or not {"-c", "-m"} & set(arguments):
         os.execv(python, [python, *arguments])
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # it waits until it can be passed on
     fds = [int(name) for name in os.listdir("/proc/self/fd")]
     fds = [fd for fd in fds if _open(fd)]
     server = socket.socket(socket.AF_UNIX)
     try:
         server.connect(path)
     except OSError:
-        signal.signal(signal.SIGINT, signal.SIG_DFL)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
         os.execv(python, [python, *arguments])
     umask = os.umask(0)
     os.umask(umask)
@@ -48,6 +48,7 @@ def main(python: str, path: str, arguments: list[str]) -> int:
 
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2, signal.SIGQUIT):
         signal.signal(number, pass_on)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
     for fd in fds:
         os.close(fd)
     told = server.recv(4, socket.MSG_WAITALL)
