@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import psutil
+import torch
 
 from agentrl.run.training import free_port
 from agentrl.train.contracts import RankInfo
@@ -51,6 +52,7 @@ def peak(found: dict[str, float], name: str) -> Iterator[None]:
 
 
 def measured(rank: int, world: int, port: int, model: str, folder: str, changes: dict[str, Any]) -> dict[str, float]:
+    torch.set_num_threads(1)  # two threads add up in an order that differs from run to run
     where, found, batch = RankInfo(rank, world, rank, "127.0.0.1", port), dict[str, float](), make_batch()
     train = settings(Path(model), **changes)
     with backend(train, where=where) as made:
