@@ -19,7 +19,7 @@ from tests.engine.test_weight_update import Recorder
 
 SETTINGS = EngineSettings(embedded_slots=4, engine_max_retries=0, engine_probe_interval=0.05)
 GREEDY = SamplingParams(temperature=0.0, max_new_tokens=8, ignore_eos=True)
-LONG = SamplingParams(temperature=1.0, max_new_tokens=800, ignore_eos=True)
+LONG = SamplingParams(temperature=1.0, max_new_tokens=2000, ignore_eos=True)
 WEIGHTS = frozenset({"weights"})
 
 
@@ -80,7 +80,7 @@ async def test_calls_wait_with_their_tokens_until_everything_is_there_again(
         await pool.set_resident_memory(WHOLE)
         again = await pool.generate([10, 60, 61], GREEDY)
         assert again.ids == other.ids
-    assert len(done) == 800
+    assert len(done) == 2000
 
 
 async def test_engines_are_asked_for_what_they_have_and_no_more() -> None:
