@@ -12,7 +12,6 @@ from collections.abc import AsyncIterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import replace
 from functools import partial
-from itertools import islice
 from pathlib import Path
 from socket import socket
 from typing import Any
@@ -120,16 +119,16 @@ class Gateway:
         EngineUnreachable: the gateway was closed."""
         if self._ended:
             raise _closed()
-        for token in [*islice(self._sessions, 1)]:  # the session that was looked at longest ago
-            session = self._sessions.pop(token)
-            if not session.abandoned:
-                self._sessions[token] = session
+        if oldest := next(iter(self._sessions.values()), None):  # the session that was looked at longest ago
+            del self._sessions[oldest.token]
+            if not oldest.abandoned:
+                self._sessions[oldest.token] = oldest
         if len(self._sessions) >= MOST_SESSIONS:
             raise Refusal(f"the gateway has {MOST_SESSIONS} sessions; close some", "limit", "sessions")
         ends = tuple(dict.fromkeys((*self.chat.stop_token_ids, *(sampling.stop_token_ids or ()))))
         whole = replace(sampling, stop_token_ids=ends, skip_special_tokens=False, no_stop_trim=True)
         most, limits = self.context_length, limits or Limits()
-        session = Session(self.chat, self.engine, self.roles, origin, whole, most, limits, self._streams)
+        session = Session(self.chat, self.engine, self.roles, origin, whole, most, limits)
         self._sessions[session.token] = session
         return session
 

@@ -125,7 +125,6 @@ class Session:
         origin: the common fields of the session's Samples.
         sampling: sampling parameters of all turns, including stop ids.
         context_length: maximum number of tokens of a path through the tree.
-        streams: turns whose answers are streamed are sampled with a sink.
         token: the secret in the agent's base URL.
         clock: gives seconds, for the idle limit.
         counts: numbers of requests and tokens, by name; `figures` adds the numbers of nodes.
@@ -141,7 +140,6 @@ class Session:
     sampling: SamplingParams
     context_length: int
     limits: Limits = field(default_factory=Limits)
-    streams: bool = False
     token: str = field(default_factory=lambda: secrets.token_urlsafe(16), repr=False)
     clock: Callable[[], float] = time.monotonic
     counts: Counter[str] = field(default_factory=Counter)
@@ -322,7 +320,6 @@ class Session:
         )
         try:
             session, images = f"{self._route}-{node.root.number}", ImageInputs.of(self.tree.images, node.image_spans())
-            sink = sink if self.streams else None
             got = await self.engine.generate(node.prompt(), params, session_id=session, images=images, sink=sink)
             if got.finish_reason.type == "abort":
                 raise EngineRejected("the engine aborted the request", kind="aborted")
@@ -341,7 +338,9 @@ class Session:
         try:
             told, self.failure = self.tree.sampled(node, got, stop), None
         except Exception as error:
-            self.failure = EnvFailure(f"the parser of the model's turns raised {describe_error(error)}")
+            self.failure = EnvFailure(
+                f"the parser of the model's turns raised {describe_error(error)}", kind="env_raised"
+            )
             raise Refusal(str(self.failure), "failed") from error
         self.counts["sampled"] += len(got.ids)
         turn = replace(

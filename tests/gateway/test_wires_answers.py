@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import orjson
@@ -103,6 +104,13 @@ def test_finish(finish: str, expected: tuple[str, str, Any]) -> None:
     chat, messages, responses = (WIRES[path].answer(read(path, BODIES[path]), given) for path in PATHS)
     found = (responses["status"], responses["incomplete_details"])
     assert (chat["choices"][0]["finish_reason"], messages["stop_reason"], found) == expected
+
+
+@pytest.mark.parametrize(("calls", "expected"), [((), "stop_sequence"), ((CALL,), "tool_use")])
+def test_a_stop_string_is_the_reason_unless_calls_wait_for_results(calls: Any, expected: str) -> None:
+    given = replace(turn("x", None, *calls), stop="END")
+    answer = WIRES[MESSAGES].answer(read(MESSAGES, BODIES[MESSAGES]), given)
+    assert (answer["stop_reason"], answer["stop_sequence"]) == (expected, "END")
 
 
 def test_usage() -> None:

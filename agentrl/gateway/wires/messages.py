@@ -38,7 +38,8 @@ class MessagesWire:
 
     def answer(self, request: AgentRequest, turn: AgentTurn) -> Body:
         head = {"id": f"msg_{turn.id}", "type": "message", "role": "assistant", "model": request.model}
-        stop = {"stop_reason": "stop_sequence" if turn.stop else _STOP[turn.finish], "stop_sequence": turn.stop}
+        reason = "stop_sequence" if turn.stop and turn.finish == "stop" else _STOP[turn.finish]
+        stop = {"stop_reason": reason, "stop_sequence": turn.stop}
         usage = {"input_tokens": turn.prompt_tokens - turn.cached_tokens, "cache_creation_input_tokens": 0}
         usage |= {"cache_read_input_tokens": turn.cached_tokens, "output_tokens": turn.completion_tokens}
         return {**head, "content": list(_blocks(request, turn)), **stop, "usage": usage}
