@@ -17,7 +17,8 @@ from agentrl.engine.wire import SamplingParams
 from agentrl.errors import EngineRejected
 from tests.engine.test_weight_update import Recorder
 
-SETTINGS = EngineSettings(embedded_slots=4, engine_max_retries=0, engine_probe_interval=0.05)
+REAL = EngineSettings(embedded_slots=4, engine_max_retries=0)
+SETTINGS = EngineSettings(engine_max_retries=0, engine_probe_interval=0.05)  # a stand-in answers at once
 GREEDY = SamplingParams(temperature=0.0, max_new_tokens=8, ignore_eos=True)
 LONG = SamplingParams(temperature=1.0, max_new_tokens=2000, ignore_eos=True)
 WEIGHTS = frozenset({"weights"})
@@ -53,8 +54,8 @@ async def test_calls_wait_with_their_tokens_until_everything_is_there_again(
     tiny_model: Path, other_model: Path
 ) -> None:
     async with (
-        in_process(SETTINGS, tiny_model) as url,
-        EnginePool([url], SETTINGS, vocab_size=512) as pool,
+        in_process(REAL, tiny_model) as url,
+        EnginePool([url], REAL, vocab_size=512) as pool,
         anyio.create_task_group() as tasks,
     ):
         before = await pool.generate([10, 60, 61], GREEDY)
