@@ -22,6 +22,8 @@ from agentrl.settings import flag_of
 
 Outcome = Grade | GraderFailure
 _EXPLAIN = "Show N answers with what was read and why: failures and wrong ones first."
+_READ_BY = {"rm": "remote_rm", "judge": "llm_judge", "code": "code"}
+"""The first word of settings that only one grader reads -> that grader."""
 _READER = "Rule that finds answers in a text, for rows whose metadata name none. [default: strict]"
 
 
@@ -64,7 +66,11 @@ def command(answers: str, rm_type: str, out: str | None, **options: Any) -> int:
         agentrl grade --rm-type math answers.jsonl --label-key gold --explain 5
         agentrl grade --rm-type llm_judge answers.parquet \\
             --judge-url http://localhost:30000 --out graded.parquet"""
-    settings = settings_of(SimpleNamespace(**{name: value for name, value in options.items() if value is not None}))
+    given = {name: value for name, value in options.items() if value is not None}
+    for name in given.keys() & RmHubSettings.model_fields.keys() if ":" not in rm_type else ():
+        if rm_type != (grader := _READ_BY.get(name.partition("_")[0], rm_type)):
+            raise click.UsageError(f"{flag_of(name)} has no effect without --rm-type {grader}; leave it out")
+    settings = settings_of(SimpleNamespace(**given))
     spec = check_rm_type(rm_type, settings)
     rows = open_rows(answers, "answers", json.loads)  # not stricter: what models write holds lone surrogates
     with writing(out, answers) as write:

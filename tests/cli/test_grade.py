@@ -248,10 +248,18 @@ def test_graders_and_settings_that_cannot_be(tmp_path: Path, capsys: pytest.Capt
     assert "did you mean 'exact_match'" in capsys.readouterr().err
     assert run(["grade", "--rm-type", "remote_rm", path]) == 2
     assert "needs --rm-url" in capsys.readouterr().err
-    assert run(["grade", "--rm-type", "f1", path, "--rm-concurrency", "many"]) == 2
-    assert "--rm-concurrency 'many'" in capsys.readouterr().err
+    assert run(["grade", "--rm-type", "f1", path, "--grader-recycle", "many"]) == 2
+    assert "--grader-recycle 'many'" in capsys.readouterr().err
     assert run(["grade", path]) == 2
     assert "Missing option '--rm-type'" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("flag", "grader"), [("--judge-model", "llm_judge"), ("--rm-url", "remote_rm"), ("--code-timeout", "code")]
+)
+def test_settings_of_another_grader(tmp_path: Path, capsys: pytest.CaptureFixture[str], flag: str, grader: str) -> None:
+    said = error_of(capsys, jsonl(tmp_path / "a.jsonl"), *KEYS, flag, "7")
+    assert f"{flag} has no effect without --rm-type {grader}; leave it out" in said
 
 
 def test_help_names_the_graders_and_the_exit_statuses(capsys: pytest.CaptureFixture[str]) -> None:
