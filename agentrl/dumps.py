@@ -1,7 +1,9 @@
 """Files of groups: JSON lines, or slime's dumps."""
 
 import io
+import json
 import pickle
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from itertools import groupby
@@ -13,9 +15,12 @@ import orjson
 from agentrl.errors import DataError, SampleError
 from agentrl.files import write_atomic
 from agentrl.groups import Group
+from agentrl.rowfiles import dump_json
 from agentrl.sample import Sample
 
 ATTRIBUTES = "slime_attributes"  # the key of a sample's metadata for attributes of slime's sample that ours lacks
+_LONG_NUMBER = re.compile(rb"\d{19}")
+"""Such an integer may have more than 64 bits. orjson reads it as a float."""
 _FIELDS = {field.name for field in fields(Sample)}
 
 
@@ -34,9 +39,9 @@ def read_groups(path: Path) -> list[Group]:
         if not line.strip():
             continue
         try:
-            found = orjson.loads(line)
+            found = json.loads(line) if _LONG_NUMBER.search(line) else orjson.loads(line)
             groups.append([Sample.from_dict(data) for data in (found if isinstance(found, list) else [found])])
-        except (orjson.JSONDecodeError, SampleError) as error:
+        except (ValueError, SampleError) as error:
             raise DataError(f"{path} line {number}: expected a sample or a list of samples: {error}") from error
     return groups
 
@@ -55,7 +60,7 @@ def save_rollout(template: str, rollout_id: int, groups: Sequence[Sequence[Sampl
     lines = []
     for number, group in enumerate(groups):
         try:
-            lines.append(orjson.dumps([sample.to_dict() for sample in group], option=orjson.OPT_SERIALIZE_NUMPY))
+            lines.append(dump_json([sample.to_dict() for sample in group]))
         except TypeError as error:
             raise DataError(f"{path}: group {number} cannot be written as JSON: {error}") from error
     data = _slime(rollout_id, groups) if path.suffix == ".pt" else b"".join(line + b"\n" for line in lines)

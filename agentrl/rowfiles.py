@@ -186,6 +186,21 @@ def _too_long(where: str, size: int) -> DataError:
     return DataError(f"{where} has {size:,} bytes; a row may have {MOST_ROW:,}. Shorten it, or keep its data in a file")
 
 
+def dump_json(value: Any, exactly: Any = None) -> bytes:
+    """Return orjson's JSON of `value`. If an integer has more than 64 bits, return json's of `exactly`, which is by
+    default `value` too. Raises TypeError: JSON cannot carry it."""
+    try:
+        return orjson.dumps(value, option=orjson.OPT_SERIALIZE_NUMPY)
+    except TypeError as error:
+        if "64-bit" not in str(error):
+            raise
+        exactly = value if exactly is None else exactly
+        text = json.dumps(exactly)
+        if json.loads(text) != exactly:
+            raise  # not only an integer: a tuple, a key that is no text
+        return text.encode()
+
+
 def read_json(text: bytes | str) -> Any:
     """A JSON value, whole numbers as they are. Raises ValueError: malformed, an object has one name twice, or it is
     nested deeper than can be stored."""

@@ -4,7 +4,7 @@
    sample, field, dtype and length in order.
 2. What `Sample.to_arrays` splits off travels as raw arrays (log-probs as float32), the rest as JSON; a value that JSON
    cannot carry exactly enough to train from (an image object, a NaN) is an error that names the field, never a silent
-   change.
+   change. Tuples and arrays become lists, dates text.
 3. Images and routing hardly compress and follow the zlib part as they are: each image of the group once, then numbers
    of experts, uint8 if all are below 256, else int16. Such bytes begin with `_LONG` and the lengths of the first two
    parts. `split_group` takes the routing away."""
@@ -22,6 +22,7 @@ import orjson
 
 from agentrl.errors import SampleError
 from agentrl.media import Image
+from agentrl.rowfiles import dump_json
 from agentrl.sample import Sample
 
 _VERSION = 2
@@ -123,23 +124,15 @@ def read_texts(data: bytes, what: str = "stored group") -> list[str]:
 
 
 def _dump(header: dict[str, Any]) -> bytes:
-    """orjson's bytes; where an integer has more than 64 bits, which orjson would read as a float, json's, marked so."""
-    try:
-        return orjson.dumps(header, option=orjson.OPT_SERIALIZE_NUMPY)
-    except TypeError as error:
-        if "64-bit" not in str(error):
-            raise
-        text = json.dumps({**header, "exact": True})
-        if json.loads(text) != {**header, "exact": True}:
-            raise  # not only an integer: a tuple, a key that is no text
-        return text.encode()
+    """JSON; with a mark where an integer has more than 64 bits, which orjson would read as a float."""
+    return dump_json(header, {**header, "exact": True})
 
 
 def _check(value: Any, where: str) -> None:
     """Refuse what JSON cannot carry, or would change."""
     try:
         _dump({"": [{"": value}]})  # as deep as it lies in the header
-        json.dumps(value, allow_nan=False, default=str)
+        json.dumps(value, allow_nan=False, default=lambda v: v.tolist() if hasattr(v, "tolist") else str(v))
     except (TypeError, ValueError) as error:
         remedy = "keep only finite numbers, text, lists and objects with text keys in a sample"
         raise SampleError(f"{where} cannot be stored: {error}; {remedy}") from error

@@ -239,7 +239,11 @@ class _Played(NamedTuple):
 
 def _columns(sample: Sample, reward_key: str | None) -> tuple[Any, ...]:
     metadata = sample.metadata
-    prompt = hashlib.blake2b(orjson.dumps(sample.prompt, default=str), digest_size=8).hexdigest()
+    try:
+        text = orjson.dumps(sample.prompt, default=str)
+    except TypeError:  # an integer of more than 64 bits
+        text = repr(sample.prompt).encode()
+    prompt = hashlib.blake2b(text, digest_size=8).hexdigest()
     failure, tools = metadata.get("failure"), dict.fromkeys(called_tools(metadata.get("messages")))
     failed = f"{failure.get('blame')}/{failure.get('kind')}" if isinstance(failure, Mapping) else ""
     called = "\n".join(["", *tools, ""]) if tools else ""

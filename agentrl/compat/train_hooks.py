@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 import inspect
 import re
+from collections import defaultdict
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from types import SimpleNamespace
@@ -64,7 +65,8 @@ class SlimeHooks(TrainHooks):
         self._hooks = {n: _load(n, path) for n, path in paths.items() if n not in OURS or foreign(path, flag_of(n))}
         if {ADVANTAGE, AFTER, LOSS} & self._hooks.keys():
             self.reads = frozenset[Computed]({"old_log_probs"})
-        self.takes_logits, self._final = LOSS in self._hooks, bool({REWARDS, CONVERT} & self._hooks.keys())
+        self.takes_logits, self.makes_rows = LOSS in self._hooks, CONVERT in self._hooks
+        self._final = self.makes_rows or REWARDS in self._hooks
         if WRITTEN in self._hooks and args.update_weight_mode != "disk":
             raise SettingsError(f"{flag_of(WRITTEN)} has no effect on a broadcast; set --update-weight-mode disk")
         if self._final and args.advantage_estimator in ("rloo", "reinforce_plus_plus_baseline"):
@@ -164,17 +166,21 @@ def converted(data: Any, groups: Groups) -> tuple[list[list[Sample]], list[float
         raise PluginError(f"{what}: expected a dict with the lists {', '.join(sorted(_NEEDED))}; {told}")
     if len(sizes := {key: len(column) for key, column in data.items()}) and len(set(sizes.values())) > 1:
         raise PluginError(f"{what}: the lists have different lengths: {sizes}")
-    origins = {sample.index: (g, sample) for g, group in enumerate(groups) for sample in group}
+    origins = defaultdict[Any, list[tuple[int, Sample]]](list)  # the samples of one trajectory share an index
+    for number, group in enumerate(groups):
+        for sample in group:
+            origins[sample.index].append((number, sample))
     out: list[list[Sample]] = [[] for _ in groups]
     for row, index in enumerate(data["sample_indices"]):
         if index not in origins:
             raise PluginError(f"{what}: sample_indices[{row}] is {index!r}, which no sample of the rollout has")
-        group, origin = origins[index]
         values = {ours: data[key][row] for key, ours in _COLUMNS.items() if key in data}
         fields = {ours: v.tolist() if hasattr(v, "tolist") else v for ours, v in values.items()}
-        if fields["tokens"] != list(origin.tokens):
+        same = [each for each in origins[index] if list(each[1].tokens) == fields["tokens"]]
+        number, origin = (same or origins[index])[0]
+        if not same:
             origin = Sample(index=index, group_index=origin.group_index, rollout_id=origin.rollout_id)
-        out[group].append(replace(origin, **fields, reward=float(data["rewards"][row])))
+        out[number].append(replace(origin, **fields, reward=float(data["rewards"][row])))
     kept = [group for group in out if group]
     return kept, [sample.get_reward_value() for group in kept for sample in group]
 

@@ -104,6 +104,9 @@ class SourceAdapter:
         if isinstance(item, Sample):
             return [copy.deepcopy(item.validate()) for _ in range(self.n_samples_per_prompt)]
         if isinstance(item, (list, tuple)) and item and all(isinstance(sample, Sample) for sample in item):
+            if len(item) > self.n_samples_per_prompt:
+                said = f"a group of {len(item)} samples, more than --n-samples-per-prompt {self.n_samples_per_prompt}"
+                raise PluginError(f"{self._name}.get_samples returned {said}")
             return [sample.validate() for sample in item]
         expected = "groups (non-empty lists of Sample) or samples"
         raise PluginError(f"{self._name}.get_samples must return {expected}, got {item!r:.120}")

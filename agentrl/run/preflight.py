@@ -50,6 +50,7 @@ from agentrl.runfolder import BELOW, check_writable
 from agentrl.settings import flag_of
 from agentrl.train.checkpoints import Found, check_critic, check_curve, foreign, latest, torch_dist
 from agentrl.train.hooks import hooks_of
+from agentrl.train.learning_rate import learning_rate
 
 
 @dataclass(frozen=True, slots=True)
@@ -280,6 +281,9 @@ def check_model_folder(settings: RunSettings, purpose: Purpose) -> None:
         _other_model("--critic-load", train.critic_load if "values" in reads else None)
         algorithm_of(settings.algorithm)
         hooks_of(settings.args)
+        steps = settings.rollout.num_rollout * train.num_steps_per_rollout - train.actor_starts
+        if steps > 0:
+            learning_rate(steps - 1, train, steps)  # raises if the parts of the curve do not fit
         resumed(settings)
 
 

@@ -280,7 +280,8 @@ class LedgerRollouts(Rollouts):
         await self._coordinator.updated(version)
 
     async def trained(self, group_ids: Sequence[int], step: int, details: Any = None) -> None:
-        await to_thread.run_sync(self.generation.store.add_details, step, details or {})
+        if details and not self._hooks.makes_rows:  # they are of the samples as they were played
+            await to_thread.run_sync(self.generation.store.add_details, step, details)
         await to_thread.run_sync(self._queue.trained, group_ids, step)
 
     async def saving(self) -> None:

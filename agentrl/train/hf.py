@@ -15,10 +15,12 @@ from safetensors.torch import save_file
 
 from agentrl.errors import CheckpointError
 from agentrl.modelfolder import INDEX, SINGLE, VISION, is_float8, read_config, stored_tensors
-from agentrl.train.checkpoints import whole_folder
+from agentrl.train.checkpoints import TRACKER, whole_folder
 
 SCALE = "_scale_inv"  # the ending of the name of a float8 weight's scales
-_WEIGHT_SUFFIXES = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".msgpack", ".h5", INDEX)
+_WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".msgpack", ".h5", INDEX)
+_WEIGHTS += (".distcp", "metadata.json", TRACKER)
+"""Endings of the names of files with weights, or about them. The last three are Megatron's."""
 
 
 class HFFolder:
@@ -116,7 +118,7 @@ def _with_vision(tensors: Iterable[tuple[str, torch.Tensor]], source: HFFolder) 
 def copy_rest(source: Path, target: Path) -> None:
     """Copy all of a model folder but its weights."""
     for file in source.iterdir():
-        if file.is_file() and not file.name.endswith(_WEIGHT_SUFFIXES) and not file.name.startswith("."):
+        if file.is_file() and not file.name.endswith(_WEIGHTS) and not file.name.startswith("."):
             shutil.copy2(file, target / file.name)
 
 

@@ -28,6 +28,7 @@ class TrainHooks:
 
     reads: frozenset[Computed] = frozenset()  # must be computed beside what the algorithm reads
     takes_logits: bool = False  # `loss` is asked in the algorithm's place
+    makes_rows: bool = False  # `samples` may return others than it gets
 
     def samples(self, groups: Groups) -> tuple[Groups, Sequence[float] | None]:
         """The trained part of a rollout, and the samples' rewards if these are not their own."""

@@ -58,7 +58,9 @@ def _warmup_steps(settings: TrainSettings, decay_end: int | None) -> int:
 def _share_of_peak(step: int, warmup: int, decay_end: int, settings: TrainSettings) -> float:
     if settings.lr_decay_style == "WSD":
         cooldown = settings.lr_wsd_decay_iters or 0
-        start = decay_end - cooldown
+        if (start := decay_end - cooldown) < warmup:
+            parts = f"lr_wsd_decay_iters {cooldown} and the warm-up of {warmup} steps"
+            raise SettingsError(f"{parts} must fit in the {decay_end} steps of the decay")
         return 1.0 if step <= start else _SHAPES[settings.lr_wsd_decay_style]((step - start) / cooldown)
     return _SHAPES[settings.lr_decay_style]((step - warmup) / (decay_end - warmup))
 

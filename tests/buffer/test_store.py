@@ -308,6 +308,14 @@ def test_a_full_disk_is_told_with_the_remedy(store: TrajectoryStore) -> None:
         assert reader.count() == 2, "no half step"
 
 
+def test_a_prompt_with_an_integer_beyond_64_bits_is_stored(store: TrajectoryStore) -> None:
+    group = finished(0)
+    group[0].prompt = [{"role": "user", "content": "?", "number": 10**30}]
+    store.add("train", "", 0, [group])
+    with StoreReader(store.path) as reader:
+        assert reader.group(reader.query()[0].key)[0].prompt == group[0].prompt
+
+
 def test_a_sample_that_cannot_be_stored_names_its_field(store: TrajectoryStore) -> None:
     group = finished(0)
     group[0].metadata["odd"] = float("nan")

@@ -75,6 +75,8 @@ def test_a_sample_without_tokens_round_trips() -> None:
         ({1: 2}, "field 'metadata' cannot be stored"),
         (float("nan"), "field 'metadata' cannot be stored: Out of range float"),
         ([float("inf")], "field 'metadata' cannot be stored: Out of range float"),
+        (np.float32("nan"), "field 'metadata' cannot be stored: Out of range float"),
+        (np.array([1.0, np.inf]), "field 'metadata' cannot be stored: Out of range float"),
     ],
 )
 def test_what_would_not_come_back_is_refused(value: Any, message: str) -> None:
@@ -105,6 +107,7 @@ def test_damaged_bytes_are_named(noise: bytes, cut: int) -> None:
 
 def test_a_rollout_round_trips_through_a_file(tmp_path: Path) -> None:
     groups = [finished(0), finished(1, n=3)]
+    groups[0][0].label = {"whole": 10**30, "longest": 2**64 - 1}
     assert save_rollout(str(tmp_path / "dump"), 4, groups) == tmp_path / "dump" / "4.jsonl"
     assert read_groups(dump_path(str(tmp_path / "dump"), 4)) == groups
     template = str(tmp_path / "r_{rollout_id}.jsonl")

@@ -148,6 +148,7 @@ def test_classes_that_do_not_fit(data: Path) -> None:
         ([[]], "must return groups"),
         (["text"], "got 'text'"),
         ([Sample(), Sample()], "returned 2 groups; return no more"),
+        ([[Sample()] * 99], "returned a group of 99 samples, more than --n-samples-per-prompt "),
     ],
 )
 def test_answers_that_do_not_fit(data: Path, monkeypatch: pytest.MonkeyPatch, answer: Any, message: str) -> None:

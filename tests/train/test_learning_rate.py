@@ -93,5 +93,9 @@ def test_a_shape_without_an_end_is_refused() -> None:
         learning_rate(0, TrainSettings(lr_decay_style="cosine"))
     with pytest.raises(SettingsError, match="lr_warmup_fraction"):
         learning_rate(0, TrainSettings(lr_warmup_fraction=0.1))
+    late = TrainSettings(lr_decay_style="WSD", lr_wsd_decay_iters=8, lr_warmup_iters=3)
+    with pytest.raises(SettingsError, match="lr_wsd_decay_iters 8 and the warm-up of 3 steps must fit in the 10 steps"):
+        learning_rate(9, late, total_steps=10)
+    assert learning_rate(9, late, total_steps=11) > 0
     with pytest.raises(SettingsError, match="shorter"):
         learning_rate(9, TrainSettings(lr_decay_style="cosine", lr_warmup_iters=5), total_steps=5)

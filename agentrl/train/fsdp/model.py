@@ -223,7 +223,11 @@ class Values(torch.nn.Module):
         self.model, self.score = model, torch.nn.Linear(model.config.get_text_config().hidden_size, 1, bias=False)
         torch.nn.init.zeros_(self.score.weight)
         if folder and "score.weight" in folder.files:
-            self.score.weight.data.copy_(folder.tensor("score.weight"))
+            stored, shape = folder.tensor("score.weight"), self.score.weight.shape
+            if stored.shape != shape:
+                said = f"expected one score, a tensor {tuple(shape)}, got {tuple(stored.shape)}"
+                raise CheckpointError(f"{folder.path}: score.weight: {said}")
+            self.score.weight.data.copy_(stored)
 
     def forward(self, *, logits_to_keep: Tensor, **inputs: Any) -> Any:
         """As a causal language model, with `logits` [1, n, 1]."""

@@ -141,6 +141,17 @@ def test_rows_of_train_data_become_samples_again() -> None:
     assert batch.select([4, 1]).metadata.tolist() == [b'{"kind":"of 4"}', b'{"kind":"of 1"}']
 
 
+def test_rows_of_a_trajectory_with_several_samples_keep_what_is_known() -> None:
+    settings, played = run_of(custom_convert_samples_to_train_data_path="columns"), groups()
+    first, second = played[0][:2]
+    second.index = first.index
+    hooks = hooks_of(settings.args)
+    kept, _ = hooks.samples(played)
+    assert hooks.makes_rows
+    assert [sample.weight_versions for sample in kept[0]] == [sample.weight_versions for sample in played[0]]
+    assert [sample.model_turns for sample in kept[0]] == [1, 1, 1]
+
+
 @pytest.mark.parametrize(
     ("change", "words"),
     [

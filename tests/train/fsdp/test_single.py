@@ -191,6 +191,18 @@ def test_the_size_of_a_critic_of_an_untied_model_leaves_its_embedding_out(tmp_pa
     assert shape_of(critic).matrices == matrices - embedding.numel()
 
 
+def test_a_reward_model_with_several_scores_is_no_critic(tmp_path: Path) -> None:
+    from transformers import AutoModel
+
+    folder = make_tiny_model(tmp_path)
+    body = AutoModel.from_pretrained(folder)
+    tensors = load_file(folder / "model.safetensors")
+    scores = torch.zeros(2, body.config.hidden_size)
+    save_file({**tensors, "score.weight": scores}, folder / "model.safetensors", {"format": "pt"})
+    with pytest.raises(CheckpointError, match=r"score.weight: expected one score, a tensor \(1, \d+\), got \(2, "):
+        Values(body, HFFolder(folder))
+
+
 def test_an_optimizer_that_only_megatron_has_is_refused(folder: Path) -> None:
     chosen = settings(folder, train_backend="fsdp", optimizer="muon")
     with pytest.raises(TrainError, match="muon: fsdp has AdamW"), backend(chosen):

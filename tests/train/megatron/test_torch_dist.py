@@ -160,6 +160,10 @@ def test_every_family_goes_there_and_back(tmp_path: Path, arch: Arch) -> None:
     for name in back.files:
         assert torch.equal(back.tensor(name), source.tensor(name))
         assert back.tensor(name).dtype == source.tensor(name).dtype
+    written = tmp_path / "written"
+    assert run(["convert", str(tmp_path / "stored"), str(written), "--to", "hf"]) == 0
+    assert {file.name for file in written.iterdir()} == {file.name for file in source.path.iterdir()}
+    assert run(["convert", str(written), str(tmp_path / "again"), "--to", "torch_dist"]) == 0
 
 
 @pytest.mark.parametrize("kind", ["megatron", "fsdp"])
