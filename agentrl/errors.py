@@ -36,10 +36,10 @@ def install(extra: str) -> str:
 
 
 SECRET = "<secret-not-kept>"  # the text that is printed and written in place of a secret
-_WORDS = r"key|token|passw(?:or)?d|passphrase|secret|credentials?|auth(?:orization)?|bearer|sig(?:nature)?"
-SECRET_NAME = re.compile(rf"(?:^|[_-]|(?<=[a-z0-9])(?=[A-Z]))(?i:api[_-]?k\w*|{_WORDS})$")
+SECRET_WORDS = r"key|token|passw(?:or)?d|passphrase|secret|credentials?|auth(?:orization)?|bearer|sig(?:nature)?"
+SECRET_NAME = re.compile(rf"(?:^|[_-]|(?<=[a-z0-9])(?=[A-Z]))(?i:api[_-]?k\w*|{SECRET_WORDS})$")
 """Names of values that are secrets, also in camelCase; `api_k...` covers misspelt API keys."""
-_IN_TEXT = re.compile(rf"(://)[^/\s@]+(?=@)|([?&][\w-]*(?:{_WORDS})=)[^&\s]+|(\bBearer\s+)\S+", re.IGNORECASE)
+_IN_TEXT = re.compile(rf"(://)[^/\s@]+(?=@)|([?&][\w-]*(?:{SECRET_WORDS})=)[^&\s]+|(\bBearer\s+)\S+", re.IGNORECASE)
 
 
 def without_secrets(text: str) -> str:

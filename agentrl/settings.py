@@ -7,6 +7,7 @@ packages, and slime's names if slime has them. Each field's description, or the 
 import ast
 import inspect
 import itertools
+import re
 import sys
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
@@ -14,7 +15,7 @@ from typing import Any, Final
 import orjson
 from pydantic import BaseModel, ConfigDict, ValidationInfo, field_validator
 
-from agentrl.errors import SECRET, SECRET_NAME, without_secrets
+from agentrl.errors import SECRET, SECRET_NAME, SECRET_WORDS, without_secrets
 
 # Environment variables with keys, for users who do not want them on a command line.
 API_KEY_VARIABLE: Final = "SGLANG_API_KEY"  # of the engines
@@ -30,7 +31,13 @@ def shown(value: Any, key: object = "") -> Any:
         return {name: shown(inner, name) for name, inner in value.items()}
     if isinstance(value, list | tuple):
         return [shown(inner) for inner in value]
-    return without_secrets(value) if isinstance(value, str) else value
+    return _SECRET_WORDS.sub(rf"\1{SECRET}", without_secrets(value)) if isinstance(value, str) else value
+
+
+_SECRET_WORDS = re.compile(
+    rf"((?:--[\w-]*(?:{SECRET_WORDS})\s+|[\w-]*(?:{SECRET_WORDS})=))(?!{SECRET})(\"[^\"]*\"|'[^']*'|\S+)", re.I
+)
+"""Keys in a command: `--api-key KEY`, `API_KEY=KEY`."""
 
 
 def flag_of(name: str) -> str:

@@ -117,6 +117,10 @@ class Chat:
         """The tokenizer's ids of trusted text: control strings become control tokens."""
         return self._codec.encode(text)
 
+    def encode_turn(self, text: str) -> list[int]:
+        """The ids of a model turn's text, without its end token. An end token's text in it is ordinary text."""
+        return self._encoder.encode_rendered(self._encoder.mark_only(text, self.report.stops))
+
     def least_tokens(self, messages: Sequence[Mapping[str, Any]]) -> int:
         """Return the least number of tokens of the messages' contents: their length over the longest token's."""
         contents = (message.get("content") for message in messages)

@@ -46,7 +46,7 @@ def to_sample(
     grown = Conversation(chat, sample, conversation[: places[0]], tools)
     for at, following in zip(places, [*places[1:], None], strict=True):
         text, end = assistant_turn(chat, conversation, at, tools)
-        ids = [*chat.encode(text), *chat.encode(end)]
+        ids = [*chat.encode_turn(text), *chat.encode(end)]
         grown.append_model_turn(ids, [0.0] * len(ids), "0", text=text)
         if not learns[at] and sample.loss_mask is not None:
             sample.loss_mask[-len(ids) :] = [0] * len(ids)

@@ -79,6 +79,10 @@ class SafeEncoder:
         marked = {key: self._mark(value, self._all if key == "tool_calls" else usual) for key, value in message.items()}
         return {**marked, "role": message["role"]}
 
+    def mark_only(self, text: str, controls: Iterable[str]) -> str:
+        """`text` with these control strings marked, and no others."""
+        return self._mark_text(text, re.compile(_alternatives(controls)))
+
     def encode_rendered(self, text: str) -> list[int]:
         """The ids of rendered text: bracketed control strings as ordinary text, all else as the tokenizer has it."""
         if OPEN not in text and CLOSE not in text and ESCAPE not in text:

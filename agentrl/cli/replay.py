@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from agentrl.cli.settings_command import PlayedCommand, given_settings
+from agentrl.cli.settings_command import PlayedCommand, given_names, given_settings
 from agentrl.errors import SettingsError
-from agentrl.runfolder import SETTINGS
+from agentrl.runfolder import BELOW, SETTINGS
 
 if TYPE_CHECKING:
     from agentrl.check.replay import ReplayedTrajectory
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from agentrl.groups import Group
 
 _SHOWN = 10
-_KEPT = ("rollout", "data", "rm_hub")
+_KEPT = ("rollout", "data", "rm_hub", "compat")
 
 
 @click.command(
@@ -34,11 +34,24 @@ def command(folder: str, kind: str | None, limit: int) -> int:
 
     FOLDER is a run's. Its settings are taken, and flags change them: --rm-type or --custom-rm-path for another grader;
     an environment is played again as its code is now, with what the model wrote then. Nothing in FOLDER is changed."""
-    settings = given_settings(None, presets=stored_settings(Path(folder)))
-    groups = stored_groups(Path(folder), kind, limit)
     from agentrl.check.replay import replay
+    from agentrl.run.evalsets import REPLACES
     from agentrl.run.preflight import load_chat
 
+    given, stored = given_names(), stored_settings(Path(folder))
+    replaced = {old for name in given for old in REPLACES.get(name, ())}
+    presets = {name: value for name, value in stored.items() if name not in replaced}
+    groups, kinds = stored_groups(Path(folder), kind, limit)
+    if "rm_type" in given:  # before the environment's own reward, and the rows' graders
+        presets["custom_rm_path"] = "agentrl.rm_hub:async_rm"
+        for sample in (sample for group in groups for sample in group):
+            sample.metadata.pop("rm_type", None)
+    settings = given_settings(None, presets=presets)
+    if "eval" in kinds and settings.rollout.eval_config and given.isdisjoint(("rm_type", "custom_rm_path", "env")):
+        own = f"the sets of {settings.rollout.eval_config} may have graders and environments of their own"
+        raise SettingsError(
+            f"{folder}: {own}; leave them out with --kind, or give --rm-type, --custom-rm-path or --env"
+        )
     if settings.train.hf_checkpoint is None:
         raise SettingsError("--hf-checkpoint is missing: the trajectories are read with their model's tokenizer")
     show(replay(settings, load_chat(settings), groups, settings.rollout.reward_key), settings)
@@ -50,6 +63,7 @@ def stored_settings(folder: Path) -> dict[str, Any]:
     from agentrl.config import RunSettings
     from agentrl.observability.report import read_settings
 
+    folder = next((at for below in BELOW.values() if ((at := folder / below) / SETTINGS).is_file()), folder)
     if not (folder / SETTINGS).is_file():
         beside = sorted(file.parent.name for file in folder.parent.glob(f"*/{SETTINGS}"))
         there = f"; {folder.parent} has {', '.join(beside)}" if beside else ""
@@ -60,19 +74,22 @@ def stored_settings(folder: Path) -> dict[str, Any]:
     return own | {"hf_checkpoint": sections.get("train", {}).get("hf_checkpoint")}
 
 
-def stored_groups(folder: Path, kind: str | None, limit: int) -> "list[Group]":
-    """The newest groups of a run's stores, with about `limit` trajectories. Raises SettingsError: there are none."""
+def stored_groups(folder: Path, kind: str | None, limit: int) -> "tuple[list[Group], set[str]]":
+    """The newest groups of a run's stores, with about `limit` trajectories, and what they were played for. Raises
+    SettingsError: there are none."""
     from agentrl.buffer.reader import Filter, StoreReader, find_stores
 
     groups: list[Group] = []
+    kinds: set[str] = set()
     for file in find_stores(folder).values():
         with StoreReader(file) as reader:
             rows = reader.query(Filter(equal={"kind": kind} if kind else {}), order="-id", limit=limit)
             groups += [reader.group(key) for key in dict.fromkeys(row.key for row in rows)]
+            kinds |= {row.kind for row in rows}
     if not groups:
         wanted = f" of kind {kind}" if kind else ""
         raise SettingsError(f"{folder}: no trajectories{wanted} are stored in it; a run keeps --keep-trajectories")
-    return groups
+    return groups, kinds
 
 
 def show(found: "Sequence[ReplayedTrajectory]", settings: "RunSettings") -> None:

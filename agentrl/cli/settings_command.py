@@ -61,6 +61,12 @@ class PlayedCommand(SettingsCommand):
         formatter.write_text("Any other setting of a run is understood, too: see `agentrl rollout --help-all`.")
 
 
+def given_names() -> frozenset[str]:
+    """Return the names of the settings that the command line gives."""
+    values, _ = click.get_current_context().meta[_GIVEN]
+    return frozenset(values)
+
+
 def given_settings(
     config: str | None,
     presets: Mapping[str, Any] = MappingProxyType({}),

@@ -29,8 +29,8 @@ SETTINGS: Mapping[str, str] = {
 }
 """The keys of a set, in slime's words where it has one, and the run's setting that each replaces."""
 
-_REPLACES = {"rm_type": ("custom_rm_path", "group_rm"), "env": ("env_args", "env_key", "custom_generate_function_path")}
-"""Settings of the run that one of a set's own takes the place of, too."""
+REPLACES = {"rm_type": ("custom_rm_path", "group_rm"), "env": ("env_args", "env_key", "custom_generate_function_path")}
+"""Settings that another of the same purpose takes the place of, too."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +83,7 @@ class _Said:
     def add(self, given: Mapping[str, Any], lines: Mapping[str, str]) -> None:
         """The values of a set; later ones replace earlier ones, and null says nothing."""
         given = {key: value for key, value in given.items() if value is not None}
-        self.replaced |= (gone := {old for key in given for old in _REPLACES.get(key, ())})
+        self.replaced |= (gone := {old for key in given for old in REPLACES.get(key, ())})
         self.values = {key: value for key, value in self.values.items() if key not in gone} | given
         self.lines.update(lines)
 

@@ -18,7 +18,7 @@ from agentrl.modelfolder import INDEX, SINGLE, VISION, is_float8, read_config, s
 from agentrl.train.checkpoints import TRACKER, whole_folder
 
 SCALE = "_scale_inv"  # the ending of the name of a float8 weight's scales
-_WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".msgpack", ".h5", INDEX)
+_WEIGHTS: tuple[str, ...] = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".msgpack", ".h5", INDEX)
 _WEIGHTS += (".distcp", "metadata.json", TRACKER)
 """Endings of the names of files with weights, or about them. The last three are Megatron's."""
 

@@ -1,5 +1,6 @@
 """Library of the viewer: runs, their trajectory stores and metrics, and more of them as they are made."""
 
+import threading
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -77,7 +78,7 @@ class Library:
     def __init__(self, folders: Sequence[Path]) -> None:
         """Look for runs in `folders` and below them. Raises SettingsError: one of them has none."""
         self._folders = [folder.expanduser().resolve() for folder in folders]
-        self.runs, self.sources = list[Run](), list[Source]()
+        self.runs, self.sources, self._lock = list[Run](), list[Source](), threading.Lock()
         for folder in self._folders:
             if not folder.is_dir() or not _runs_in(folder):
                 remedy = "give the --output-dir of a run, or a folder that has such folders in it"
@@ -87,12 +88,13 @@ class Library:
     def refresh(self) -> None:
         found = dict.fromkeys(run for folder in self._folders for run in _runs_in(folder))
         names = [folder.name for folder in found]
-        self.runs = [Run(f.name if names.count(f.name) == 1 else str(f), f) for f in found]
-        known = {source.path for source in self.sources}
-        for run in self.runs:
-            for below, path in find_stores(run.folder).items():
-                if path not in known:
-                    self.sources.append(Source(len(self.sources), f"{run.name}/{below}".rstrip("/"), path))
+        with self._lock:  # pages are made in threads
+            self.runs = [Run(f.name if names.count(f.name) == 1 else str(f), f) for f in found]
+            known = {source.path for source in self.sources}
+            for run in self.runs:
+                for below, path in find_stores(run.folder).items():
+                    if path not in known:
+                        self.sources.append(Source(len(self.sources), f"{run.name}/{below}".rstrip("/"), path))
 
     def source(self, number: int) -> Source:
         """A source by its number. Raises DataError: there is none."""

@@ -45,6 +45,20 @@ def test_the_mask_covers_what_the_template_lets_the_model_write(name: str) -> No
     assert rendered[: len(sample.tokens)] == sample.tokens
 
 
+@pytest.mark.parametrize("name", ["qwen3_training", "gptoss", "gemma4_v5"])
+def test_an_end_token_that_the_assistant_writes_about_is_text(name: str) -> None:
+    chat = make_chat(name)
+    stop = chat.decode(chat.stop_token_ids[:1])
+    messages: list[Message] = [
+        {"role": "user", "content": "How does a turn end?"},
+        {"role": "assistant", "content": f"A turn ends with {stop} like so."},
+    ]
+    sample = to_sample(chat, messages)
+    wrote = sample.tokens[-sample.response_length :]
+    assert [at for at, id_ in enumerate(wrote) if id_ in chat.stop_ids] == [len(wrote) - 1]
+    assert stop in chat.decode(wrote[:-1])
+
+
 def test_one_that_the_template_would_rewrite_is_not_cut_in_two() -> None:
     user = CONVERSATION[0]
     thought: Message = {"role": "assistant", "content": "4", "reasoning_content": "hm"}

@@ -128,6 +128,28 @@ def test_xml_values_follow_the_schema() -> None:
     assert call.arguments == {"n": "x", "o": None}
 
 
+def test_a_value_follows_the_definition_that_its_schema_names() -> None:
+    point = {"type": "object", "properties": {"x": {"type": "integer"}}}
+    definitions = {"Point": point, "Loop": {"anyOf": [{"$ref": "#/$defs/Loop"}, {"type": "boolean"}]}}
+    properties = {
+        "ref": {"$ref": "#/$defs/Point"},
+        "optional": {"anyOf": [{"$ref": "#/$defs/Point"}, {"type": "null"}]},
+        "all": {"allOf": [{"$ref": "#/$defs/Point"}], "description": "old pydantic"},
+        "level": {"enum": [1, 2]},
+        "word": {"enum": ["1", "2"]},
+        "loop": {"$ref": "#/$defs/Loop"},
+        "absent": {"$ref": "#/$defs/None"},
+    }
+    parameters = {"type": "object", "properties": properties, "$defs": definitions}
+    written = {"ref": '{"x": 1}', "optional": '{"x": 2}', "all": '{"x": 3}', "level": "1", "word": "1", "loop": "true"}
+    written["absent"] = "4"
+    values = "".join(f"<parameter={name}>\n{value}\n</parameter>\n" for name, value in written.items())
+    text = f"<tool_call>\n<function=f>\n{values}</function>\n</tool_call>"
+    [call] = make_parser("qwen_xml", "none", "").parse(text, [{"name": "f", "parameters": parameters}]).tool_calls
+    known = {"ref": {"x": 1}, "optional": {"x": 2}, "all": {"x": 3}, "level": 1, "word": "1", "loop": True}
+    assert call.arguments == {**known, "absent": "4"}
+
+
 def test_a_call_that_is_cut_behind_a_closing_tag_in_its_value_is_broken() -> None:
     value = "Wrap each call in <tool_call> and </tool_call>"
     cut = f"<tool_call>write<arg_key>content</arg_key><arg_value>{value}"

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from agentrl.buffer.reader import StoreReader
 from agentrl.buffer.store import TrajectoryStore
 from agentrl.chat import Chat
 from agentrl.check.replay import recorded_turns
@@ -18,6 +19,7 @@ from tests.support.tiny_models import make_tokenizer
 CHANGED = """
 from tests.check.plays import Sound
 from agentrl import tool
+from agentrl.rm_hub import Grade
 
 
 class Sound(Sound):
@@ -29,6 +31,14 @@ class Sound(Sound):
 
 def graded(args, sample):
     return 0.5
+
+
+def always(response, label, metadata):
+    return Grade(0.5, True)
+
+
+def bonus(args, sample):
+    return args.my_bonus
 """
 
 
@@ -64,6 +74,40 @@ def test_another_grader_scores_what_was_played(folder: Path, capsys: pytest.Capt
     assert ", now 0.5" in said
     assert "0 the same" in said
     assert "0 went another way" in said
+
+
+def test_a_grader_that_a_flag_names_takes_the_place_of_those_of_run_and_rows(
+    folder: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    grader = {"custom_rm_path": f"{folder}/changed.py:bonus", "compat_options": {"my_bonus": 2.0}}
+    settings = {"env": "tests.check.plays:Sound", "hf_checkpoint": str(folder / "model"), **grader}
+    with StoreReader(folder / TRAJECTORIES) as reader:
+        groups = [reader.group(row.key) for row in reader.query()]
+    for sample in (sample for group in groups for sample in group):
+        sample.metadata["rm_type"] = "random"
+    (tmp_path / "rollouts").mkdir()
+    with TrajectoryStore(tmp_path / "rollouts" / TRAJECTORIES, 1000) as store:
+        store.add("rollout", "", 0, groups)
+    shown = RunSettings.from_flat(settings).shown()
+    (tmp_path / "rollouts" / "settings.json").write_text(json.dumps(shown))
+    assert ", now 2\n" in replayed(tmp_path, capsys), "the run's own, with the settings that it reads"
+    assert ", now 0.5\n" in replayed(tmp_path, capsys, "--rm-type", f"{folder}/changed.py:always")
+
+
+def test_sets_of_an_evaluation_may_have_graders_of_their_own(
+    folder: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    with StoreReader(folder / TRAJECTORIES) as reader:
+        groups = [reader.group(reader.query()[0].key)]
+    with TrajectoryStore(tmp_path / TRAJECTORIES, 1000) as store:
+        store.add("train", "", 0, groups)
+        store.add("eval", "dev", 0, groups)
+    settings = {"env": "tests.check.plays:Sound", "hf_checkpoint": str(folder / "model"), "eval_config": "eval.yaml"}
+    (tmp_path / "settings.json").write_text(json.dumps(RunSettings.from_flat(settings).shown()))
+    assert run(["replay", str(tmp_path)]) == 2
+    assert "the sets of eval.yaml may have graders and environments of their own; leave them" in capsys.readouterr().err
+    assert "1 trajectories" in replayed(tmp_path, capsys, "--kind", "train")
+    assert "2 trajectories" in replayed(tmp_path, capsys, "--custom-rm-path", f"{folder}/changed.py:graded")
 
 
 def test_another_environment_says_from_where_it_is_another(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -122,6 +122,12 @@ def test_other_names_are_shown(name: str) -> None:
     assert shown({name: "value"}) == {name: "value"}
 
 
+def test_keys_in_a_command_are_hidden() -> None:
+    command = "KEY_API=1 API_KEY=SEKRET cli --api-key 'SEK RET' --token=SEKRET --max-tokens 5 {prompt}"
+    hidden = "KEY_API=1 API_KEY=<secret-not-kept> cli --api-key <secret-not-kept> --token=<secret-not-kept>"
+    assert shown({"agent": command}) == {"agent": f"{hidden} --max-tokens 5 {{prompt}}"}
+
+
 def test_a_new_run_folder_is_its_owners_alone(tmp_path: Path) -> None:
     with open_folder(build(f"--output-dir {tmp_path / 'run'}")) as folder:
         assert folder.path.stat().st_mode & 0o077 == 0

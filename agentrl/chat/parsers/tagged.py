@@ -66,7 +66,7 @@ def tagged(
                     said = json.loads(value) if kind not in (None, "string", "true") else value
                 except (ValueError, RecursionError):
                     return None
-                arguments[field] = said if kind else _coerce(value, schemas.get(name, {}).get(field))
+                arguments[field] = said if kind else _coerce(value, field, schemas.get(name, {}))
                 at = ended.end()
             closed = closes.match(text, at)
             return ([(name, arguments)], closed.end()) if closed and name else None
@@ -92,12 +92,13 @@ def _searcher(pattern: re.Pattern[str], text: str) -> Callable[[int], re.Match[s
 
 def _parameter_schemas(tools: Sequence[Mapping[str, Any]]) -> dict[str, Mapping[str, Any]]:
     functions = [tool.get("function", tool) for tool in tools]
-    return {f["name"]: (f.get("parameters") or {}).get("properties") or {} for f in functions if "name" in f}
+    return {f["name"]: f.get("parameters") or {} for f in functions if "name" in f}
 
 
-def _coerce(value: str, schema: Any) -> Any:
-    """Convert a value written as text by a JSON schema; keep the text if it fits no other allowed type."""
-    types = _types(schema)
+def _coerce(value: str, field: str, parameters: Mapping[str, Any]) -> Any:
+    """Convert a value written as text by the tool's JSON schema; keep the text if it fits no other allowed type."""
+    schema = (parameters.get("properties") or {}).get(field)
+    types = _types(schema, parameters)
     if not types:
         return json_or_text(value) if schema is None else value
     text = value.strip()
@@ -113,11 +114,22 @@ def _coerce(value: str, schema: Any) -> Any:
     return found if fits and not isinstance(found, bool) else value
 
 
-def _types(schema: Any) -> list[str]:
+def _types(schema: Any, root: Mapping[str, Any], seen: frozenset[str] = frozenset()) -> list[str]:
+    """Return the JSON types that a schema allows. `root` has the definitions that it refers to; `seen` are their names."""
     if not isinstance(schema, Mapping):
         return []
+    if "$ref" in schema:
+        name = str(schema["$ref"]).rpartition("/")[2]
+        defined = {**(root.get("definitions") or {}), **(root.get("$defs") or {})}
+        return [] if name in seen else _types(defined.get(name), root, seen | {name})
     kind = schema.get("type")
     if kind is None:
-        options = [*schema.get("anyOf", ()), *schema.get("oneOf", ())]
-        return [name for option in options for name in _types(option)]
+        options = [option for key in ("anyOf", "oneOf", "allOf") for option in schema.get(key) or ()]
+        values = schema.get("enum") or ([schema["const"]] if "const" in schema else [])
+        given = [_JSON_TYPES.get(type(value), "") for value in values]
+        return [*(name for option in options for name in _types(option, root, seen)), *given]
     return [str(name) for name in kind] if isinstance(kind, list) else [str(kind)]
+
+
+_JSON_TYPES: Mapping[type, str] = {type(None): "null", bool: "boolean", int: "integer", float: "number", str: "string"}
+_JSON_TYPES = {**_JSON_TYPES, list: "array", dict: "object"}

@@ -162,6 +162,7 @@ class DataFormatBridge:
 def _as_text(message: Message) -> dict[str, str]:
     flat = {key: value for key, value in message.items() if key != "tool_calls"}
     for call in message.get("tool_calls", ()):
+        flat["content"] = flat["content"] or ""  # OpenAI has null beside calls
         flat["content"] += f"\n<tool_call>\n{json.dumps(call, ensure_ascii=False)}\n</tool_call>"
     return flat
 

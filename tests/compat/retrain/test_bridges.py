@@ -72,6 +72,12 @@ def test_lists_of_other_lengths_are_refused(chat: Chat) -> None:
         DataFormatBridge().rollout_to_sample(raw)
 
 
+def test_openais_null_beside_calls_is_no_text() -> None:
+    call = {"id": "1", "type": "function", "function": {"name": "look", "arguments": "{}"}}
+    [said] = DataFormatBridge().messages_to_conversation([{"role": "assistant", "content": None, "tool_calls": [call]}])
+    assert said["content"].startswith("\n<tool_call>\n")
+
+
 def test_a_conversation_survives_the_way_there_and_back(chat: Chat) -> None:
     bridge = DataFormatBridge(chat)
     conversation = bridge.messages_to_conversation(MESSAGES)
