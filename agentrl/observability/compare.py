@@ -3,8 +3,8 @@ means of each prompt are what is averaged, so that prompts of different difficul
 Intervals are 95 % percentile bootstrap over prompts (Efron and Tibshirani 1993, chapter 13)."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,8 +29,7 @@ MEASURES: Mapping[str, Callable[[TrajectoryRow], float | None]] = {
 """The compared quantities: a number a trajectory, None where it has none."""
 
 
-@dataclass(frozen=True, slots=True)
-class Evaluation:
+class Evaluation(NamedTuple):
     """One evaluation: its store, its number there, and whose weights played (None: `evaluations.jsonl` has none of it)."""
 
     store: Path
@@ -42,8 +41,7 @@ class Evaluation:
         return f"{self.store.parent}@{self.step}"
 
 
-@dataclass(frozen=True, slots=True)
-class Difference:
+class Difference(NamedTuple):
     """One measure on one set: means over prompts, their difference and its 95 % interval."""
 
     measure: str
