@@ -147,11 +147,10 @@ class Sandbox:
                 return zygote
             await self._stop()
             try:
-                self._zygote = await self._start(zygote.backend)
+                return await self._start(zygote.backend)
             except SandboxUnavailable as error:
                 self._zygote = zygote  # the next call tries again
                 raise SandboxFailure(f"the sandbox ended and did not start again: {error}") from error
-            return self._zygote
 
     async def _choose(self) -> None:
         if self._asked == "unsafe_subprocess":
@@ -160,16 +159,15 @@ class Sandbox:
         refused: dict[str, Exception] = {}
         for name in names:
             try:
-                self._zygote = await self._start(name)
+                await self._start(name)
                 self._refill()
                 return
             except (SandboxUnavailable, SandboxFailure) as error:
                 refused[name] = error
         said = "; ".join(f"{name}: {error}" for name, error in refused.items())
         more = '`agentrl doctor` says more; backend="unsafe_subprocess" runs the code without protection'
-        raise SandboxUnavailable(f"no sandbox for model-written code on this machine. {said}. {more}") from refused[
-            name
-        ]
+        text = f"no sandbox for model-written code on this machine. {said}. {more}"
+        raise SandboxUnavailable(text) from refused[names[-1]]
 
     async def _start(self, backend: Backend) -> Zygote:
         """A zygote that has passed the trial."""
