@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any, Final, Self
+from typing import Final, Self, TypeVar
 
 import anyio
 import anyio.from_thread
@@ -22,16 +22,17 @@ from anyio.lowlevel import RunVar, current_token
 
 from agentrl.tools.arguments import OutcomeKind, ToolError
 
+T = TypeVar("T")
 PLACES: Final = 40
 MOST_HUNG: Final = 64
 
 
-async def run_in_daemon_thread(function: Callable[[], Any], ended: Callable[[], None] = lambda: None) -> Any:
+async def run_in_daemon_thread(function: Callable[[], T], ended: Callable[[], None] = lambda: None) -> T:
     """Call `function` in a thread of its own and return what it returns or raise what it raises. On cancellation the
     thread goes on, and its result is dropped. Context variables are those of the caller. `ended`: called in the event
     loop when the function has ended, also after a cancellation."""
     token, context, finished = current_token(), contextvars.copy_context(), anyio.Event()
-    results, errors = list[Any](), list[BaseException]()
+    results, errors = list[T](), list[BaseException]()
 
     def end() -> None:
         finished.set()
@@ -94,7 +95,7 @@ class ToolThread:
         else:
             self._give_back()
 
-    async def run(self, function: Callable[[], Any]) -> Any:
+    async def run(self, function: Callable[[], T]) -> T:
         self._running = True
         return await run_in_daemon_thread(function, self._ended)
 
