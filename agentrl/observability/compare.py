@@ -57,8 +57,7 @@ class Difference(NamedTuple):
 def find_evaluation(given: str) -> Evaluation:
     """An evaluation by `FOLDER` (the last one there) or `FOLDER@NUMBER`. Raises DataError: there is none."""
     name, _, number = given.rpartition("@") if given.rpartition("@")[2].isdecimal() else (given, "", "")
-    folder = Path(name).expanduser()
-    for store in find_stores(folder).values():
+    for store in find_stores(Path(name).expanduser()).values():
         with StoreReader(store) as reader:
             sets = [part.name for part in reader.kinds() if part.kind == "eval"]
             steps = sorted({step for one in sets for step in reader.steps("eval", one)})

@@ -120,8 +120,7 @@ class Combined:
     ) -> None:
         self._parts, self._steps = parts, steps
         self._gates = (gate,) if isinstance(gate, Verifier) else tuple(gate)
-        labels = [part.label for part in parts] + [gate.label for gate in self._gates]
-        self._labels = ["score", "trajectory", *labels]
+        self._labels = ["score", "trajectory", *(part.label for part in parts), *(gate.label for gate in self._gates)]
         if double := sorted(label for label, times in Counter([*self._labels, "steps"]).items() if times > 1):
             raise SettingsError(f"combine: {', '.join(double)} is there twice; give one of them another name=")
         if not parts and steps is None:
