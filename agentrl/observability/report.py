@@ -173,8 +173,7 @@ def _as_metrics(row: Mapping[str, Any]) -> dict[str, Any]:
 
 def read_settings(folder: Path) -> dict[str, Any]:
     """The settings of a folder's run by section; empty without any. Raises DataError: the file is not valid JSON."""
-    file = folder / SETTINGS
-    if not file.is_file():
+    if not (file := folder / SETTINGS).is_file():
         return {}
     with raised_as(DataError, f"{file}: not valid JSON", ValueError):
         found = json.loads(file.read_text(encoding="utf-8"))

@@ -94,8 +94,7 @@ def _compare(made: list[Call], wanted: list[Call], rules: Rules) -> Grade:
         reason = "no call, as expected" if right else "no tool is called" if not made else "no tool should be called"
         return _grade(right, shown or None, reason, right, right)
     counts = f"{len(made)} calls, {len(wanted)} expected"
-    most = max(len(made), len(wanted))
-    if most > _MAX_CALLS:
+    if (most := max(len(made), len(wanted))) > _MAX_CALLS:
         return _grade(False, shown, counts)
     checked = [[_arguments(call, want, rules) for want in wanted] for call in made]
     shares = [[-1.0 if c is None else sum(c.values()) / len(c) if c else 1.0 for c in row] for row in checked]

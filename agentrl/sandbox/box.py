@@ -130,8 +130,7 @@ class Sandbox:
 
     def _refill(self) -> None:
         """Ask for processes ahead of the next calls; their readiness is waited for when they are used."""
-        zygote = self._zygote
-        if zygote is None or not zygote.alive:
+        if (zygote := self._zygote) is None or not zygote.alive:
             return
         while len(self._waiting) < self._warm:
             try:
@@ -142,8 +141,7 @@ class Sandbox:
     async def _alive(self) -> Zygote:
         """The zygote; a new one if it died (for lack of memory, say)."""
         async with self._starting:
-            zygote = self._running()
-            if zygote.alive:
+            if (zygote := self._running()).alive:
                 return zygote
             await self._stop()
             try:
@@ -226,8 +224,7 @@ class SandboxSession(AbstractAsyncContextManager["SandboxSession"]):
         if timeout is not None and not timeout > 0:
             raise SettingsError(f"sandbox timeout: expected a positive number of seconds, got {timeout!r}")
         wall = min(self._box.limits.wall_seconds, timeout or self._box.limits.wall_seconds)
-        request = encode_request(code, stdin, wall)
-        if len(request) > frames.LARGEST:
+        if len(request := encode_request(code, stdin, wall)) > frames.LARGEST:
             return RunResult("", f"the code is too long: {len(code)} characters\n", "error", None, 0.0)
         async with self._turn, self._box._place():
             for _ in range(3):

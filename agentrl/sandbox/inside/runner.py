@@ -43,8 +43,7 @@ def serve(control: socket.socket, *, session: bool) -> None:
 
 def reseed() -> None:
     """Make the random numbers of forked children differ; the standard library's `random` does so by itself."""
-    random = sys.modules.get("numpy.random")
-    if random is not None:
+    if (random := sys.modules.get("numpy.random")) is not None:
         random.seed()
 
 
@@ -129,8 +128,7 @@ def _fresh_main(session: bool) -> types.ModuleType:
 
 def _receive(control: socket.socket, decoder: frames.FrameDecoder) -> dict[str, Any]:
     while (message := decoder.next()) is None:
-        data = control.recv(65536)
-        if not data:
+        if not (data := control.recv(65536)):
             os._exit(0)
         decoder.feed(data)
     return message
