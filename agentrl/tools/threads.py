@@ -9,12 +9,14 @@
 
 import asyncio
 import contextvars
+import inspect
 import threading
 from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Final, Self, TypeVar
+from functools import partial
+from typing import Any, Final, Self, TypeVar
 
 import anyio
 import anyio.from_thread
@@ -51,6 +53,14 @@ async def run_in_daemon_thread(function: Callable[[], T], ended: Callable[[], No
     if errors:
         raise errors[0]
     return results[0]
+
+
+async def result_of(call: partial[Any]) -> Any:
+    """The result of a call; a plain function runs in a thread."""
+    if inspect.iscoroutinefunction(call.func):
+        return await call()
+    result = await run_in_daemon_thread(call)
+    return await result if inspect.isawaitable(result) else result
 
 
 @dataclass
