@@ -88,13 +88,12 @@ def compare(before: Evaluation, after: Evaluation) -> dict[str, tuple[int, list[
 def _by_prompt(evaluation: Evaluation) -> dict[str, dict[tuple[str, int], list[TrajectoryRow]]]:
     """Trajectories by set, and there by prompt; a prompt that is there twice is told apart by its order."""
     found: dict[str, dict[tuple[str, int], list[TrajectoryRow]]] = {}
-    seen: dict[tuple[str, str], list[int]] = {}
+    seen: dict[tuple[str, str], dict[int, int]] = {}
     with StoreReader(evaluation.store) as reader:
         for row in reader.query(Filter(equal={"kind": "eval", "step": evaluation.step}), order="key"):
-            keys = seen.setdefault((row.name, row.prompt), [])
-            if row.key not in keys:
-                keys.append(row.key)
-            found.setdefault(row.name, {}).setdefault((row.prompt, keys.index(row.key)), []).append(row)
+            keys = seen.setdefault((row.name, row.prompt), {})
+            number = keys.setdefault(row.key, len(keys))
+            found.setdefault(row.name, {}).setdefault((row.prompt, number), []).append(row)
     return found
 
 
