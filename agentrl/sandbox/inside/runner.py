@@ -65,12 +65,9 @@ def _execute(code: str, name: str, main: types.ModuleType, *, show_last: bool) -
     except SystemExit as error:
         status = _exit_status(error.code)
         return status, b"e" if status else b"o"
-    except MemoryError as error:
-        _show(error)
-        return 1, b"m"
     except BaseException as error:  # noqa: BLE001 - the model's code: whatever it raises is its result
         _show(error)
-        return 1, b"e"
+        return 1, b"m" if isinstance(error, MemoryError) else b"e"
     return 0, b"o"
 
 
@@ -83,10 +80,8 @@ def _compiled(code: str, name: str, show_last: bool) -> list[types.CodeType]:
 
 
 def _exit_status(code: object) -> int:
-    if code is None:
-        return 0
-    if isinstance(code, int):
-        return code & 0xFF
+    if code is None or isinstance(code, int):
+        return (code or 0) & 0xFF
     sys.stderr.write(f"{code}\n")
     return 1
 
