@@ -70,8 +70,7 @@ class ChartLine:
 
 
 def layout(title: str, series: Sequence[tuple[str, Series]]) -> Chart:
-    everything = [point for _, s in series for point in s.finite]
-    xs, ys = zip(*everything, strict=True)
+    xs, ys = zip(*(point for _, s in series for point in s.finite), strict=True)
     lowest, highest, first, last = min(ys), max(ys), min(xs), max(xs)
     if 0 < lowest < highest / 2:
         lowest = 0.0

@@ -3,8 +3,8 @@ means of each prompt are what is averaged, so that prompts of different difficul
 Intervals are 95 % percentile bootstrap over prompts (Efron and Tibshirani 1993, chapter 13)."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,8 +29,7 @@ MEASURES: Mapping[str, Callable[[TrajectoryRow], float | None]] = {
 """The compared quantities: a number a trajectory, None where it has none."""
 
 
-@dataclass(frozen=True, slots=True)
-class Evaluation:
+class Evaluation(NamedTuple):
     """One evaluation: its store, its number there, and whose weights played (None: `evaluations.jsonl` has none of it)."""
 
     store: Path
@@ -42,8 +41,7 @@ class Evaluation:
         return f"{self.store.parent}@{self.step}"
 
 
-@dataclass(frozen=True, slots=True)
-class Difference:
+class Difference(NamedTuple):
     """One measure on one set: means over prompts, their difference and its 95 % interval."""
 
     measure: str
@@ -59,8 +57,7 @@ class Difference:
 def find_evaluation(given: str) -> Evaluation:
     """An evaluation by `FOLDER` (the last one there) or `FOLDER@NUMBER`. Raises DataError: there is none."""
     name, _, number = given.rpartition("@") if given.rpartition("@")[2].isdecimal() else (given, "", "")
-    folder = Path(name).expanduser()
-    for store in find_stores(folder).values():
+    for store in find_stores(Path(name).expanduser()).values():
         with StoreReader(store) as reader:
             sets = [part.name for part in reader.kinds() if part.kind == "eval"]
             steps = sorted({step for one in sets for step in reader.steps("eval", one)})
@@ -91,13 +88,12 @@ def compare(before: Evaluation, after: Evaluation) -> dict[str, tuple[int, list[
 def _by_prompt(evaluation: Evaluation) -> dict[str, dict[tuple[str, int], list[TrajectoryRow]]]:
     """Trajectories by set, and there by prompt; a prompt that is there twice is told apart by its order."""
     found: dict[str, dict[tuple[str, int], list[TrajectoryRow]]] = {}
-    seen: dict[tuple[str, str], list[int]] = {}
+    seen: dict[tuple[str, str], dict[int, int]] = {}
     with StoreReader(evaluation.store) as reader:
         for row in reader.query(Filter(equal={"kind": "eval", "step": evaluation.step}), order="key"):
-            keys = seen.setdefault((row.name, row.prompt), [])
-            if row.key not in keys:
-                keys.append(row.key)
-            found.setdefault(row.name, {}).setdefault((row.prompt, keys.index(row.key)), []).append(row)
+            keys = seen.setdefault((row.name, row.prompt), {})
+            number = keys.setdefault(row.key, len(keys))
+            found.setdefault(row.name, {}).setdefault((row.prompt, number), []).append(row)
     return found
 
 

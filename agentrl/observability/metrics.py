@@ -14,10 +14,10 @@ from typing import Any
 
 import orjson
 
-from agentrl.errors import DataError, SettingsError, install, raised_as
+from agentrl.errors import DataError, install, raised_as
 from agentrl.files import replacing
 from agentrl.observability.settings import ObservabilitySettings
-from agentrl.observability.sinks import MetricsRun, Sink, open_sink, prometheus
+from agentrl.observability.sinks import MetricsRun, Sink, open_sink, package, prometheus
 from agentrl.runfolder import METRICS
 
 
@@ -74,13 +74,10 @@ def _jsonl(path: Path, resume_step: int, opened: ExitStack) -> Sink:
 
 def _tensorboard(folder: str | Path, resume_step: int, opened: ExitStack) -> Sink:
     """Event files by TensorBoard's own writer; needs neither torch nor TensorFlow."""
-    try:
+    with package("tensorboard", "--use-tensorboard", f"{install('train')}, or pass --no-use-tensorboard"):
         from tensorboard.compat.proto.event_pb2 import Event, SessionLog
         from tensorboard.compat.proto.summary_pb2 import Summary
         from tensorboard.summary.writer.event_file_writer import EventFileWriter
-    except ImportError as error:
-        remedy = f"{install('train')}, or pass --no-use-tensorboard"
-        raise SettingsError(f"--use-tensorboard needs the package tensorboard: {remedy}") from error
     writer = opened.enter_context(closing(EventFileWriter(str(folder))))
     start = SessionLog(status=SessionLog.START)
     writer.add_event(Event(wall_time=time.time(), step=max(resume_step, 0), session_log=start))
@@ -95,10 +92,8 @@ def _tensorboard(folder: str | Path, resume_step: int, opened: ExitStack) -> Sin
 
 def _wandb(settings: ObservabilitySettings, of: MetricsRun, opened: ExitStack) -> Sink:
     """Weights & Biases; the run's id is kept in the folder, so that a resume continues the same run."""
-    try:
+    with package("wandb", "--use-wandb", f"{install('wandb')}, or leave it out"):
         import wandb
-    except ImportError as error:
-        raise SettingsError(f"--use-wandb needs the package wandb: {install('wandb')}, or leave it out") from error
     run = wandb.init(**wandb_arguments(settings, of.folder, of.known_id("wandb_id")))
     opened.callback(run.finish)
     (of.folder / "wandb_id").write_text(str(run.id))

@@ -4,11 +4,10 @@ newest step the best, the worst and the failed trajectories."""
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
 from datetime import timedelta
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from jinja2 import ChoiceLoader, PackageLoader, StrictUndefined
 from jinja2 import Environment as Jinja
@@ -48,8 +47,7 @@ _PAIRS = 6  # most prompts that are shown before and after
 _HEADLINE_OF_EVAL = (("pass@1", "solved (pass@1)"), ("reward", "mean reward"), ("used_tool", "used a tool"))
 
 
-@dataclass(frozen=True, slots=True)
-class Headline:
+class Headline(NamedTuple):
     """One before/after figure at the top."""
 
     label: str
@@ -57,8 +55,7 @@ class Headline:
     after: str
 
 
-@dataclass(frozen=True, slots=True)
-class Pair:
+class Pair(NamedTuple):
     """The same prompt before and after training."""
 
     number: int
@@ -176,8 +173,7 @@ def _as_metrics(row: Mapping[str, Any]) -> dict[str, Any]:
 
 def read_settings(folder: Path) -> dict[str, Any]:
     """The settings of a folder's run by section; empty without any. Raises DataError: the file is not valid JSON."""
-    file = folder / SETTINGS
-    if not file.is_file():
+    if not (file := folder / SETTINGS).is_file():
         return {}
     with raised_as(DataError, f"{file}: not valid JSON", ValueError):
         found = json.loads(file.read_text(encoding="utf-8"))

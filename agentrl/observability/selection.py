@@ -1,8 +1,9 @@
 """Selection of trajectories for a report: pairs before and after training, and the run's own: best, worst, failed."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
+from typing import NamedTuple
 
 from agentrl.buffer.reader import Filter, StoreReader, StoreSection, find_stores
 from agentrl.buffer.store import TrajectoryRow
@@ -15,8 +16,7 @@ _EACH, _PROMPTS = 2, 200  # most trajectories of one kind, and most prompts of a
 _LONGEST = 1500  # tokens of a part from which on its middle is left out: the page is one file that is sent
 
 
-@dataclass(frozen=True, slots=True)
-class ShownTrajectory:
+class ShownTrajectory(NamedTuple):
     """A trajectory, and why it is shown."""
 
     why: str
@@ -24,8 +24,7 @@ class ShownTrajectory:
     trajectory: Trajectory
 
 
-@dataclass(frozen=True, slots=True)
-class StepSelection:
+class StepSelection(NamedTuple):
     """Trajectories of one step; `what` says which step of what."""
 
     what: str

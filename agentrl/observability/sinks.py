@@ -54,13 +54,20 @@ def open_sink(path: str, run: MetricsRun, opened: ExitStack) -> Sink:
 
 
 @contextmanager
+def package(name: str, user: str, remedy: str) -> Iterator[None]:
+    """Import a package in this block. Raises SettingsError: the package, which `user` needs, is not installed."""
+    try:
+        yield
+    except ImportError as error:
+        raise SettingsError(f"{user} needs the package {name}: {remedy}") from error
+
+
+@contextmanager
 def mlflow(run: MetricsRun) -> Iterator[Sink]:
     """MLflow, by its variables MLFLOW_TRACKING_URI and MLFLOW_EXPERIMENT_NAME. A resume goes on with the same run."""
-    try:
+    with package("mlflow-skinny", "the sink of MLflow", install("metrics")):
         from mlflow.entities import Metric
         from mlflow.tracking import MlflowClient
-    except ImportError as error:
-        raise SettingsError(f"the sink of MLflow needs the package mlflow-skinny: {install('metrics')}") from error
     import mlflow as library
 
     active = library.start_run(run_id=run.known_id("mlflow_id"), run_name=run.folder.name)
@@ -78,10 +85,8 @@ def mlflow(run: MetricsRun) -> Iterator[Sink]:
 @contextmanager
 def trackio(run: MetricsRun) -> Iterator[Sink]:
     """trackio, by its variable TRACKIO_DIR. The project is agentrl, the run is named after the folder."""
-    try:
+    with package("trackio", "the sink of trackio", "pip install trackio"):
         import trackio as library
-    except ImportError as error:
-        raise SettingsError("the sink of trackio needs the package trackio: pip install trackio") from error
     library.init(project="agentrl", name=run.folder.name, resume="allow" if run.resume_step > 0 else "never")
     yield lambda step, _at, metrics: library.log(dict(metrics), step=max(step, 0))
     library.finish()
@@ -90,10 +95,8 @@ def trackio(run: MetricsRun) -> Iterator[Sink]:
 def prometheus(host: str, port: int, run: str, opened: ExitStack) -> Sink:
     """Serve the newest value of each metric at `/metrics` as `agentrl_rollout_reward{run="..."}`, with `agentrl_step` and
     `agentrl_logged_at` (Unix seconds). Raises SettingsError: the package is missing, or the port is taken."""
-    try:
+    with package("prometheus-client", "--prometheus-port", install("metrics")):
         from prometheus_client import CollectorRegistry, Gauge, start_http_server
-    except ImportError as error:
-        raise SettingsError(f"--prometheus-port needs the package prometheus-client: {install('metrics')}") from error
     registry, gauges = CollectorRegistry(), dict[str, Gauge]()
     with raised_as(SettingsError, f"--prometheus-port {port}: cannot listen on {host}", OSError):
         server, thread = start_http_server(port, host, registry)

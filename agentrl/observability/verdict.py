@@ -9,7 +9,6 @@
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, Literal, NamedTuple
 
@@ -22,8 +21,7 @@ _SURE, _HIGH = 2.5, 0.8
 """A change above `_SURE` standard errors is not noise. A share of solved trajectories from `_HIGH` on is high."""
 
 
-@dataclass(frozen=True, slots=True)
-class RunVerdict:
+class RunVerdict(NamedTuple):
     """The judgement of a run. `cause`, `evidence` and `remedy` are empty if no cause is named."""
 
     outcome: Outcome

@@ -6,20 +6,15 @@
 
 from typing import Any
 
-from agentrl.rm_hub.grade import Grade as Grade
-from agentrl.rm_hub.grade import GraderFunction as GraderFunction
-from agentrl.rm_hub.registry import GRADERS as GRADERS
-from agentrl.rm_hub.registry import GraderSpec as GraderSpec
-from agentrl.rm_hub.registry import check_rm_type as check_rm_type
-from agentrl.rm_hub.registry import grade as grade
-from agentrl.rm_hub.registry import graders as graders
-from agentrl.rm_hub.running.runner import GraderRunner as GraderRunner
-from agentrl.rm_hub.running.runner import grade_many as grade_many
-from agentrl.rm_hub.sample import async_rm as async_rm
-from agentrl.rm_hub.sample import batched_async_rm as batched_async_rm
-from agentrl.rm_hub.sample import final_answer as final_answer
-from agentrl.rm_hub.sample import rm_type_of as rm_type_of
-from agentrl.rm_hub.settings import RmHubSettings as RmHubSettings
+from agentrl.rm_hub.grade import Grade, GraderFunction
+from agentrl.rm_hub.registry import GRADERS, GraderSpec, check_rm_type, grade, graders
+from agentrl.rm_hub.running.runner import GraderRunner, grade_many
+from agentrl.rm_hub.sample import async_rm, batched_async_rm, final_answer, rm_type_of
+from agentrl.rm_hub.settings import RmHubSettings
+
+__all__ = ["GRADERS", "Grade", "GraderFunction", "GraderRunner", "GraderSpec", "RmHubSettings", "async_rm"]
+__all__ += ["batched_async_rm", "check_rm_type", "final_answer", "grade", "grade_many", "graders", "math_verify_reward"]
+__all__ += ["rm_type_of"]
 
 
 def math_verify_reward(response: str, label: Any) -> float:

@@ -98,10 +98,7 @@ class CodeGrader(GraderService):
 
 async def _aside(size: int, work: Callable[[], T]) -> T:
     """Return the result of `work` on `size` characters. Long texts get a thread and do not block the event loop."""
-    if size <= _SHORT:
-        return work()
-    result: T = await run_in_daemon_thread(work)
-    return result
+    return work() if size <= _SHORT else await run_in_daemon_thread(work)
 
 
 def same_output(got: str, want: str) -> bool:

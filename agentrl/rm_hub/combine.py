@@ -7,7 +7,6 @@
    added with their weight. Gates act on the whole.
 3. Each turn's credit is written to `metadata["step_credit"]`, for estimators that credit turns or tokens."""
 
-import inspect
 import math
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
@@ -22,7 +21,7 @@ from agentrl.rm_hub.registry import find
 from agentrl.rm_hub.running.runner import each
 from agentrl.rm_hub.sample import grade_sample, keyed, reward_keys
 from agentrl.sample import Origin, Sample
-from agentrl.tools.threads import run_in_daemon_thread
+from agentrl.tools.threads import result_of as result_of
 
 Scored = float | Grade
 Scorer = Callable[[Sample], Scored | Awaitable[Scored]]
@@ -120,8 +119,7 @@ class Combined:
     ) -> None:
         self._parts, self._steps = parts, steps
         self._gates = (gate,) if isinstance(gate, Verifier) else tuple(gate)
-        labels = [part.label for part in parts] + [gate.label for gate in self._gates]
-        self._labels = ["score", "trajectory", *labels]
+        self._labels = ["score", "trajectory", *(part.label for part in parts), *(gate.label for gate in self._gates)]
         if double := sorted(label for label, times in Counter([*self._labels, "steps"]).items() if times > 1):
             raise SettingsError(f"combine: {', '.join(double)} is there twice; give one of them another name=")
         if not parts and steps is None:
@@ -189,14 +187,6 @@ def _credit(steps: StepRewards, sample: Sample, trajectory: float, failed: Seque
 async def _asked(args: Any, sample: Sample, what: Any) -> Any:
     """The result of a grader by name, or of a function."""
     return await (grade_sample(args, sample, what) if isinstance(what, str) else result_of(partial(what, sample)))
-
-
-async def result_of(call: partial[Any]) -> Any:
-    """The result of a call; a plain function runs in a thread."""
-    if inspect.iscoroutinefunction(call.func):
-        return await call()
-    result = await run_in_daemon_thread(call)
-    return await result if inspect.isawaitable(result) else result
 
 
 def _one_of(what: str, value: str, choices: Any) -> None:

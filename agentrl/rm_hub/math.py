@@ -82,8 +82,7 @@ def grade_dapo(response: str, label: Any, metadata: Metadata) -> Grade:
     if not fits:
         what = "box" if form == "boxed" else "line 'Answer: ...'" + (" at the very end" if form == "strict" else "")
         return _dapo(False, None, f"no {what} in the last {WINDOW} characters of the answer")
-    found = read(text, asked, since=since)
-    if not found.values:
+    if not (found := read(text, asked, since=since)).values:
         return _dapo(False, None, found.how)
     said = " or ".join(found.values)
     verdict = best(golds, said)
@@ -97,8 +96,7 @@ def _dapo(right: bool, extracted: str | None, reason: str) -> Grade:
 
 def grade_labels(response: str, golds: list[str], lenient: bool) -> Grade:
     """Right if the response's final answer equals one of the labels that were read."""
-    found = find_answer(response, asked_for(golds), lenient)
-    if not found.values:
+    if not (found := find_answer(response, asked_for(golds), lenient)).values:
         return Grade(0.0, False, None, found.how)
     text = " or ".join(found.values)
     verdict = best(golds, text)
@@ -124,8 +122,7 @@ def best(golds: list[str], answer: str) -> Equality:
     answers = [answer, said[letter.end() :]] if (letter := _LETTERED.match(said)) else [answer]
     verdict = Equality(False, "no label")
     for gold, said in product(golds, answers):
-        verdict = compare(gold, said)
-        if verdict.equal:
+        if (verdict := compare(gold, said)).equal:
             return verdict
     return verdict
 

@@ -7,8 +7,7 @@
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from agentrl.chat.parsers.base import json_or_text
 from agentrl.rm_hub.grade import Grade, Metadata
@@ -22,8 +21,7 @@ _LOOSE = str.maketrans("", "", " ,./-_*^")
 _MAX_DEPTH, _MAX_CALLS = 64, 64
 
 
-@dataclass(frozen=True, slots=True)
-class Rules:
+class Rules(NamedTuple):
     """The comparison of arguments; see the module's second and third points."""
 
     ordered: bool
@@ -96,8 +94,7 @@ def _compare(made: list[Call], wanted: list[Call], rules: Rules) -> Grade:
         reason = "no call, as expected" if right else "no tool is called" if not made else "no tool should be called"
         return _grade(right, shown or None, reason, right, right)
     counts = f"{len(made)} calls, {len(wanted)} expected"
-    most = max(len(made), len(wanted))
-    if most > _MAX_CALLS:
+    if (most := max(len(made), len(wanted))) > _MAX_CALLS:
         return _grade(False, shown, counts)
     checked = [[_arguments(call, want, rules) for want in wanted] for call in made]
     shares = [[-1.0 if c is None else sum(c.values()) / len(c) if c else 1.0 for c in row] for row in checked]
@@ -164,7 +161,7 @@ def _equal(got: Any, want: Any, rules: Rules, depth: int) -> bool:
     if isinstance(got, Mapping) and isinstance(want, Mapping):
         # Inside an accepted object each field may again have a list of accepted values.
         if rules.accepted_values and not (want and all(isinstance(one, (list, tuple)) for one in want.values())):
-            rules = replace(rules, accepted_values=False)
+            rules = rules._replace(accepted_values=False)
         return all(_field(got, want, key, rules, depth + 1) for key in {**want, **got})
     if isinstance(got, (list, tuple)) and isinstance(want, (list, tuple)):
         both = zip(got, want, strict=False)

@@ -27,7 +27,7 @@ from agentrl.errors import AgentRLError, EnvFailure, PluginError, SampleError
 from agentrl.plugins import defined_at, load_object, positional, stops_the_caller, user_code
 from agentrl.rollout.failures import bad_result, guarded
 from agentrl.sample import Sample, Status
-from agentrl.tools.threads import run_in_daemon_thread
+from agentrl.tools.threads import result_of
 
 Generated = list[list[Sample]]  # for each input sample the samples that its trajectory produced, at least one
 _OWNERS: dict[type, Any] = {}  # the one object of each class; several evaluation sets may name it
@@ -215,7 +215,7 @@ class RewardFunction:
         if not self.group:
             return await self._each(args, samples)
         given = [list(samples)] if self.samples_only else [args, list(samples)]
-        rewards = await _invoke(partial(self.function, *given))
+        rewards = await result_of(partial(self.function, *given))
         if not isinstance(rewards, (list, tuple)) or len(rewards) != len(samples):
             size = len(rewards) if isinstance(rewards, (list, tuple)) else _kind(rewards)
             raise AgentRLError(
@@ -228,7 +228,7 @@ class RewardFunction:
 
         async def one(at: int, sample: Sample) -> None:
             try:
-                rewards[at] = await _invoke(partial(self.function, args, sample))
+                rewards[at] = await result_of(partial(self.function, args, sample))
             except (SystemExit, KeyboardInterrupt, asyncio.CancelledError) as error:
                 if stops_the_caller(error):
                     raise
@@ -244,13 +244,6 @@ class RewardFunction:
 def whose(function: GenerateFunction | RewardFunction | None) -> str:
     """The setting that names a function, and where it is defined."""
     return f"{function.name} ({defined_at(function.function)})" if function else ""
-
-
-async def _invoke(call: partial[Any]) -> Any:
-    if inspect.iscoroutinefunction(call.func):
-        return await call()
-    result = await run_in_daemon_thread(call)
-    return await result if inspect.isawaitable(result) else result
 
 
 def _kind(value: Any) -> str:

@@ -130,8 +130,7 @@ class Sandbox:
 
     def _refill(self) -> None:
         """Ask for processes ahead of the next calls; their readiness is waited for when they are used."""
-        zygote = self._zygote
-        if zygote is None or not zygote.alive:
+        if (zygote := self._zygote) is None or not zygote.alive:
             return
         while len(self._waiting) < self._warm:
             try:
@@ -142,16 +141,14 @@ class Sandbox:
     async def _alive(self) -> Zygote:
         """The zygote; a new one if it died (for lack of memory, say)."""
         async with self._starting:
-            zygote = self._running()
-            if zygote.alive:
+            if (zygote := self._running()).alive:
                 return zygote
             await self._stop()
             try:
-                self._zygote = await self._start(zygote.backend)
+                return await self._start(zygote.backend)
             except SandboxUnavailable as error:
                 self._zygote = zygote  # the next call tries again
                 raise SandboxFailure(f"the sandbox ended and did not start again: {error}") from error
-            return self._zygote
 
     async def _choose(self) -> None:
         if self._asked == "unsafe_subprocess":
@@ -160,16 +157,15 @@ class Sandbox:
         refused: dict[str, Exception] = {}
         for name in names:
             try:
-                self._zygote = await self._start(name)
+                await self._start(name)
                 self._refill()
                 return
             except (SandboxUnavailable, SandboxFailure) as error:
                 refused[name] = error
         said = "; ".join(f"{name}: {error}" for name, error in refused.items())
         more = '`agentrl doctor` says more; backend="unsafe_subprocess" runs the code without protection'
-        raise SandboxUnavailable(f"no sandbox for model-written code on this machine. {said}. {more}") from refused[
-            name
-        ]
+        text = f"no sandbox for model-written code on this machine. {said}. {more}"
+        raise SandboxUnavailable(text) from refused[names[-1]]
 
     async def _start(self, backend: Backend) -> Zygote:
         """A zygote that has passed the trial."""
@@ -228,8 +224,7 @@ class SandboxSession(AbstractAsyncContextManager["SandboxSession"]):
         if timeout is not None and not timeout > 0:
             raise SettingsError(f"sandbox timeout: expected a positive number of seconds, got {timeout!r}")
         wall = min(self._box.limits.wall_seconds, timeout or self._box.limits.wall_seconds)
-        request = encode_request(code, stdin, wall)
-        if len(request) > frames.LARGEST:
+        if len(request := encode_request(code, stdin, wall)) > frames.LARGEST:
             return RunResult("", f"the code is too long: {len(code)} characters\n", "error", None, 0.0)
         async with self._turn, self._box._place():
             for _ in range(3):

@@ -147,9 +147,8 @@ def _with_system(root: Path, workdir: str) -> list[str]:
         elif not inside.is_symlink():
             inside.symlink_to(os.readlink(path))
     own = [name for name in sorted(os.listdir(root)) if f"/{name}" not in (*SYSTEM_PATHS, "/etc", "/proc", "/dev")]
-    for name in reversed(own):
-        system[:0] = ["--bind", f"{root}/{name}", f"/{name}"]
-    return ["--ro-bind", str(root), "/", *system]
+    writable = [option for name in own for option in ("--bind", f"{root}/{name}", f"/{name}")]
+    return ["--ro-bind", str(root), "/", *writable, *system]
 
 
 def _kill(processes: list[int]) -> None:

@@ -9,8 +9,8 @@ import shutil
 import subprocess
 import sys
 import sysconfig
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from agentrl.errors import SandboxUnavailable
 
@@ -21,8 +21,7 @@ _ASK = (
 _SYSTEM_LIBRARIES = ("/lib", "/lib64", "/lib32", "/usr/lib", "/usr/lib64", "/etc/ld.so.cache", "/usr/share/zoneinfo")
 
 
-@dataclass(frozen=True, slots=True)
-class Interpreter:
+class Interpreter(NamedTuple):
     """A Python for the sandbox."""
 
     executable: str  # the interpreter, symbolic links resolved

@@ -60,11 +60,10 @@ class Zygote:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
             socket.send_fds(self.control, [json.dumps(message).encode()], [theirs.fileno()])
-        except BlockingIOError:
-            ours.close()
-            raise
         except OSError as error:
             ours.close()
+            if isinstance(error, BlockingIOError):
+                raise
             raise SandboxFailure(f"the sandbox's first process is gone: {error}") from error
         finally:
             theirs.close()

@@ -126,10 +126,9 @@ class Machine(ABC):
 
     async def write(self, path: str, data: bytes) -> None:
         """Write a file atomically, after making the folders above it. Raises OSError: the file cannot be written."""
+        place = f'file={shlex.quote(path)} && folder=$(dirname -- "$file") && mkdir -p -- "$folder"'
         new = 'new=$(mktemp -p "$folder") && cat > "$new" && chmod 644 -- "$new" && mv -fT -- "$new" "$file"'
-        await self._must(
-            f'file={shlex.quote(path)} && folder=$(dirname -- "$file") && mkdir -p -- "$folder" && {new}', data
-        )
+        await self._must(f"{place} && {new}", data)
 
     async def upload(self, folder: Path, path: str) -> None:
         """Copy the content of a folder of the host into the machine's folder `path`; links stay links. Raises OSError:

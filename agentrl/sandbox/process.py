@@ -102,8 +102,7 @@ class Process:
     async def _receive(self) -> dict[str, Any]:
         while True:
             try:
-                message = self._decoder.next()
-                if message is not None:
+                if (message := self._decoder.next()) is not None:
                     return message
                 data = self._socket.recv(1 << 18)
             except BlockingIOError:

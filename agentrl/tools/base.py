@@ -157,8 +157,7 @@ class Tool:
         result: Any = None
         try:
             with Deadline(self.timeout, f"tool {self.name}") as limit:
-                result = await running
-                if inspect.isawaitable(result):
+                if inspect.isawaitable(result := await running):
                     result = await result
         except ToolError as error:
             raise ToolError(self._cut(str(error)), kind=error.kind) from error
@@ -249,8 +248,7 @@ class Toolbox:
     def __init__(self, tools: Iterable[Callable[..., Any] | Tool] = ()) -> None:
         self._tools: dict[str, Tool] = {}
         for entry in tools:
-            added = as_tool(entry)
-            if added.name in self._tools:
+            if (added := as_tool(entry)).name in self._tools:
                 raise PluginError(f"two tools are called {added.name!r}; give one another name: @tool(name=...)")
             self._tools[added.name] = added
 

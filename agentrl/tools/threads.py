@@ -9,12 +9,14 @@
 
 import asyncio
 import contextvars
+import inspect
 import threading
 from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any, Final, Self
+from functools import partial
+from typing import Any, Final, Self, TypeVar
 
 import anyio
 import anyio.from_thread
@@ -22,16 +24,17 @@ from anyio.lowlevel import RunVar, current_token
 
 from agentrl.tools.arguments import OutcomeKind, ToolError
 
+T = TypeVar("T")
 PLACES: Final = 40
 MOST_HUNG: Final = 64
 
 
-async def run_in_daemon_thread(function: Callable[[], Any], ended: Callable[[], None] = lambda: None) -> Any:
+async def run_in_daemon_thread(function: Callable[[], T], ended: Callable[[], None] = lambda: None) -> T:
     """Call `function` in a thread of its own and return what it returns or raise what it raises. On cancellation the
     thread goes on, and its result is dropped. Context variables are those of the caller. `ended`: called in the event
     loop when the function has ended, also after a cancellation."""
     token, context, finished = current_token(), contextvars.copy_context(), anyio.Event()
-    results, errors = list[Any](), list[BaseException]()
+    results, errors = list[T](), list[BaseException]()
 
     def end() -> None:
         finished.set()
@@ -50,6 +53,14 @@ async def run_in_daemon_thread(function: Callable[[], Any], ended: Callable[[], 
     if errors:
         raise errors[0]
     return results[0]
+
+
+async def result_of(call: partial[Any]) -> Any:
+    """The result of a call; a plain function runs in a thread."""
+    if inspect.iscoroutinefunction(call.func):
+        return await call()
+    result = await run_in_daemon_thread(call)
+    return await result if inspect.isawaitable(result) else result
 
 
 @dataclass
@@ -94,7 +105,7 @@ class ToolThread:
         else:
             self._give_back()
 
-    async def run(self, function: Callable[[], Any]) -> Any:
+    async def run(self, function: Callable[[], T]) -> T:
         self._running = True
         return await run_in_daemon_thread(function, self._ended)
 

@@ -1,8 +1,7 @@
 """Runs side by side: their figures in a table, and their curves in common charts."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from agentrl.observability.charts import Series, collect_series
 from agentrl.observability.report import chart_groups, headlines
@@ -14,8 +13,7 @@ _GREY = "#888"
 _POINTS = 80  # points of a line from which on they are not drawn one by one
 
 
-@dataclass(frozen=True)
-class Curve:
+class Curve(NamedTuple):
     """One curve: of run number `run`, and as what it counts in its chart."""
 
     label: str

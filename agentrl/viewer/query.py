@@ -54,7 +54,7 @@ class Query:
 
     @property
     def cleared(self) -> str:
-        return Query({name: self.given[name] for name in ("source",) if name in self.given}).url()
+        return Query({}).url(source=self.given.get("source"))
 
     @property
     def search(self) -> str:

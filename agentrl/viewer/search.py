@@ -31,7 +31,7 @@ class TextIndex:
 
     def __init__(self, store: Path) -> None:
         self._store, self._mutex = store, threading.Lock()
-        self._thread: threading.Thread | None = None
+        self._thread = threading.Thread()  # until the first search, one that never begins
         self._failed, self._read, self.path = "", tuple[int, ...](), _place(store)
 
     def find(self, text: str) -> list[int]:
@@ -47,20 +47,20 @@ class TextIndex:
 
     def wait(self, timeout: float) -> bool:
         """Wait until everything that was there is indexed, at most so many seconds; whether it is."""
-        if self._thread is not None:
+        if self._thread.is_alive():
             self._thread.join(timeout)
-        return not _alive(self._thread)
+        return not self._thread.is_alive()
 
     def note(self) -> str:
         """A note for the reader of search results: the progress; "" if there is nothing to say."""
-        return self._failed or ("still reading the texts: more may be found" if _alive(self._thread) else "")
+        return self._failed or ("still reading the texts: more may be found" if self._thread.is_alive() else "")
 
     def _start(self) -> None:
         with self._mutex:
             now = stamp(self._store, self._store.with_name(f"{self._store.name}-wal"))
             if now == self._read and self._failed:
                 raise DataError(self._failed)
-            if now != self._read and not _alive(self._thread):
+            if now != self._read and not self._thread.is_alive():
                 self._read, self._failed = now, ""
                 self._thread = threading.Thread(target=self._build, name="text index", daemon=True)
                 self._thread.start()
@@ -106,10 +106,6 @@ def _make(path: Path) -> None:
             db.executescript(_SCHEMA)
         with suppress(FileExistsError):  # another process was faster
             os.link(new, path)
-
-
-def _alive(thread: threading.Thread | None) -> bool:
-    return thread is not None and thread.is_alive()
 
 
 def _place(store: Path) -> Path:

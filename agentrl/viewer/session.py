@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from pydantic import ValidationError
 
@@ -13,8 +13,7 @@ from agentrl.rollout.stats import trajectories
 _DEPTH = 6  # most levels by which a branch is moved to the right
 
 
-@dataclass(frozen=True)
-class SessionTurn:
+class SessionTurn(NamedTuple):
     """A turn as the page shows it. `here`: the open trajectory has it. `samples`: places in the group that have it."""
 
     record: TurnRecord
@@ -23,8 +22,7 @@ class SessionTurn:
     samples: Sequence[int]
 
 
-@dataclass(frozen=True)
-class ShownSession:
+class ShownSession(NamedTuple):
     """A session as the page shows it, each branch before the turns from which it departs; `samples` is their number."""
 
     record: SessionRecord

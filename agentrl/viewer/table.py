@@ -73,8 +73,7 @@ def _read(where: Sequence[tuple[Source, Filter]], order: str, limit: int, offset
         column, down = order.removeprefix("-"), order.startswith("-")
         missing = [one for one in found if getattr(one[1], column) is None]
         known = [one for one in found if getattr(one[1], column) is not None]
-        known.sort(key=lambda one: getattr(one[1], column), reverse=down)
-        found = [*known, *missing]
+        found = [*sorted(known, key=lambda one: getattr(one[1], column), reverse=down), *missing]
     return found[offset - first :][:limit]
 
 

@@ -3,7 +3,7 @@
 import json
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from agentrl.buffer.reader import Filter
 from agentrl.buffer.store import TrajectoryRow
@@ -23,8 +23,7 @@ _MOST = 100_000  # most tokens on a page of several; browsers become slow
 _ABOUT = 20_000
 
 
-@dataclass(frozen=True)
-class TrajectoryPage:
+class TrajectoryPage(NamedTuple):
     """A trajectory with all that its page says of it."""
 
     href: str

@@ -33,8 +33,7 @@ def keywords_multiple(
 ) -> Faults:
     """The five keywords come 1, 2, 3, 5 and 7 times, in any case and also inside longer words."""
     for keyword, want in zip((keyword1, keyword2, keyword3, keyword4, keyword5), (1, 2, 3, 5, 7), strict=True):
-        got = passage.lower.count(keyword.lower())
-        if got != want:
+        if (got := passage.lower.count(keyword.lower())) != want:
             yield f"{keyword!r} {got} times instead of {want}"
 
 

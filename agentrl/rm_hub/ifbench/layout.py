@@ -103,8 +103,7 @@ def no_bullets_bullets(passage: ResponseText) -> Faults:
     sentences = bullets = 0
     reading = True
     for line in passage.raw.split("\n"):
-        stripped = line.strip()
-        if stripped.startswith("*"):
+        if (stripped := line.strip()).startswith("*"):
             reading = False
             bullets += 1
             yield from compare(sentences, "at least", 2, "sentences before the bullets")

@@ -132,8 +132,7 @@ def choose(text: str, found: list[Candidate]) -> ResponseAnswer:
     claims = claims or [candidate for candidate in found if candidate.standing == "conditional"]
     if not claims:
         return ResponseAnswer((), "no final answer found: all that is said is denied, asked, supposed or quoted")
-    last = claims[-1]
-    if last.standing == "open":
+    if (last := claims[-1]).standing == "open":
         return ResponseAnswer((), "the answer is left open")
     said = squeeze(clean(last.text))
     if any(one.standing == "denied" and one.end > last.end and squeeze(clean(one.text)) == said for one in found):
@@ -141,8 +140,7 @@ def choose(text: str, found: list[Candidate]) -> ResponseAnswer:
     if _taken_back("it " + text[last.end :].lstrip(" $)]*"), boxed=last.kind == "box"):
         return ResponseAnswer((), "the answer is taken back")
     announced = [squeeze(clean(claim.text)) for claim in claims if claim.kind in ("announced", "tag")]
-    changes = sum(first != second for first, second in pairwise(announced))
-    if changes >= MOST_CLAIMS:
+    if (changes := sum(first != second for first, second in pairwise(announced))) >= MOST_CLAIMS:
         return ResponseAnswer((), f"the announced answer changes {changes} times")
     values = [last.text]
     for earlier, later in zip(reversed(claims[:-1]), reversed(claims), strict=False):

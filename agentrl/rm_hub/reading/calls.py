@@ -181,8 +181,7 @@ def _only_shows(node: ast.Call) -> bool:
 
 
 def _python_call(node: ast.Call) -> Call:
-    name = ast.unparse(node.func)
-    if not re.fullmatch(r"[^\W\d][\w.]*", name):
+    if not re.fullmatch(r"[^\W\d][\w.]*", name := ast.unparse(node.func)):
         raise Broken("a call of something that is not a name")
     if name == "print" and len(node.args) == 1 and isinstance(node.args[0], ast.Call):
         return _python_call(node.args[0])

@@ -6,8 +6,7 @@
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from agentrl.rm_hub.reading.common import bad_label, bad_metadata, compose
 from agentrl.rm_hub.reading.phrases import any_of
@@ -33,8 +32,7 @@ _WRAPPERS = re.compile(r"\\{1,2}(?:text|mathrm|mathbf|textbf|mathsf)\b|[$*_`{}\\
 _MAX_SEGMENT = 1000
 
 
-@dataclass(frozen=True, slots=True)
-class Choices:
+class Choices(NamedTuple):
     """The valid letters, and the normalised text of each where known."""
 
     letters: str

@@ -113,8 +113,7 @@ def bad_metadata(grader: str, field: str, expected: str, value: Any) -> GraderFa
 
 def flag(metadata: Mapping[str, Any], field: str, grader: str) -> bool:
     """A truth value of the metadata, false where it is missing."""
-    value = metadata.get(field, False)
-    if not isinstance(value, bool):
+    if not isinstance(value := metadata.get(field, False), bool):
         raise bad_metadata(grader, field, "true or false", value)
     return value
 

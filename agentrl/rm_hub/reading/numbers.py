@@ -8,7 +8,7 @@ import re
 from fractions import Fraction
 from typing import NamedTuple
 
-from agentrl.rm_hub.reading.words import Unit, find_unit
+from agentrl.rm_hub.reading.words import NO_UNIT, Unit, find_unit
 
 _PLAIN = (
     r"(?:[1-9]\d{0,2}(?:,\d{3})+(?!\d)|\d{1,2}(?:,\d{2})+,\d{3}(?!\d)|\d{1,3}(?:[ ]\d{3})+(?!\d)|\d{1,3}(?:'\d{3})+(?!\d)"
@@ -41,7 +41,6 @@ _SCALES = {
 _SCALE = re.compile(r"(?i)\s*(hundred|thousand|million|billion|trillion|dozen|k(?![a-z]))\b|\s*([千万亿])")
 _PERCENT = re.compile(r"(?i)\s*(?:%|percent(?:age)?(?:\s+points?)?\b|per cent\b|pct\b)")
 _MOST_BITS = 4000
-_NONE = Unit("")
 _EXACT_PLACES = 6  # decimals from which on a decimal stands for an exact value that it rounds
 
 
@@ -52,7 +51,7 @@ class Number(NamedTuple):
     decimals: int | None = None
     percent: bool = False
     scale: int = 1
-    unit: Unit | None = None
+    unit: Unit = NO_UNIT
 
 
 def read(text: str, comma_is_point: bool = False) -> Number | None:
@@ -94,12 +93,12 @@ def read(text: str, comma_is_point: bool = False) -> Number | None:
 
 def same(label: Number, answer: Number) -> bool:
     """Return true if `answer` is the number that `label` means; not symmetric where one of them is rounded."""
-    first, second = label.unit or _NONE, answer.unit or _NONE
+    first, second = label.unit, answer.unit
     if first.kind and second.kind and first.name != second.name:
         if first.kind != second.kind or first.kind in {"square", "cubic"}:
             return False
         return label.value * label.scale * first.factor == answer.value * answer.scale * second.factor
-    if label.unit is None and label.decimals and second.name == "cent":
+    if not first.name and label.decimals and second.name == "cent":
         return label.value in (answer.value / 100, answer.value)
     if label.percent != answer.percent:
         if first.kind or second.kind:
@@ -140,9 +139,7 @@ def _finish(value: Fraction, decimals: int | None, rest: str) -> Number | None:
         scale, rest = _SCALES[(word.group(1) or word.group(2)).lower()], rest[word.end() :]
     percent = _PERCENT.match(rest)
     unit = find_unit(rest[percent.end() :] if percent else rest)
-    if unit is None:
-        return None
-    return Number(value, decimals, percent is not None, scale, unit if unit.name else None)
+    return None if unit is None else Number(value, decimals, percent is not None, scale, unit)
 
 
 _PARTS = {

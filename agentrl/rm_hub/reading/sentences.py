@@ -170,8 +170,7 @@ def is_value(text: str) -> bool:
     if not text:
         return False
     if (number := numbers.read(text)) is not None:
-        unit = number.unit.name if number.unit is not None else ""
-        return len(unit.split()) <= _MOST_UNITS and _VERBS.search(unit) is None
+        return len(number.unit.name.split()) <= _MOST_UNITS and _VERBS.search(number.unit.name) is None
     return not wordy(strip_units(_LINKS.sub(" ", text))) and re.search(r"[\w∅]", text) is not None
 
 

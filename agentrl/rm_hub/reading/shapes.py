@@ -207,8 +207,7 @@ def without_frame(gold: str, got: str) -> tuple[str, str] | None:
         swapped = str.maketrans(here + there, there + here)
         got = _letter(f"[{here}{there}]").sub(lambda letter: letter.group().translate(swapped), got)
     gold, got = _quantified(gold, got)
-    moduli = [_MODULUS.search(text) for text in (gold, got)]
-    if moduli == [None, None]:
+    if (moduli := [_MODULUS.search(text) for text in (gold, got)]) == [None, None]:
         return gold, got
     if len({found[1] for found in moduli if found is not None}) > 1:
         return None

@@ -15,7 +15,7 @@ class Unit(NamedTuple):
     factor: Fraction = Fraction(1)
 
 
-_NONE = Unit("")
+NO_UNIT = Unit("")
 _WORDS = tomllib.loads((resources.files(__package__) / "words.toml").read_text(encoding="utf-8"))
 _KNOWN = {
     spelled: Unit(names.split()[0], kind, Fraction(factor))
@@ -40,7 +40,7 @@ def find_unit(rest: str) -> Unit | None:
     if re.match(r"\*\s*[a-zA-Z]|\\(?:cdot|times)", rest):
         return None  # a product
     if not rest or rest in {"\\", ".", "%"}:
-        return _NONE
+        return NO_UNIT
     if (rate := _rate(rest)) is not None:
         return rate
     if len(rest) > 120:
@@ -56,7 +56,7 @@ def find_unit(rest: str) -> Unit | None:
     measured = [word for word in words if word not in {"square", "sq", "cubic", "cu"}]
     first = _KNOWN.get(measured[0]) if measured and "/" not in rest else None
     if first is None or len(measured) > 1:
-        return _NONE if words[0] in _KNOWN else Unit(" ".join(words))
+        return NO_UNIT if words[0] in _KNOWN else Unit(" ".join(words))
     return Unit(f"{area} {first.name}", area) if area else first
 
 

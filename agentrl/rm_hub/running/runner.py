@@ -110,8 +110,7 @@ def runner_for(args: Any) -> GraderRunner:
         return runner
     runners = _OF_LOOP.get({})
     _OF_LOOP.set(runners)
-    settings = settings_of(args)
-    if settings not in runners:
+    if (settings := settings_of(args)) not in runners:
         runners[settings] = GraderRunner(settings)
     return runners[settings]
 

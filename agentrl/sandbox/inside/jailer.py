@@ -101,8 +101,7 @@ class Supervisor:
         if not data:
             return data is None
         self.requests.feed(data)
-        request = self.requests.next()
-        if request is None or self.verdict:
+        if (request := self.requests.next()) is None or self.verdict:
             return True
         self.deadline = time.monotonic() + request["wall_seconds"]
         self.cpu_limit = cpu_seconds(self.child.pid) + self.jail.cpu_seconds

@@ -43,8 +43,7 @@ def serve(control: socket.socket, *, session: bool) -> None:
 
 def reseed() -> None:
     """Make the random numbers of forked children differ; the standard library's `random` does so by itself."""
-    random = sys.modules.get("numpy.random")
-    if random is not None:
+    if (random := sys.modules.get("numpy.random")) is not None:
         random.seed()
 
 
@@ -66,12 +65,9 @@ def _execute(code: str, name: str, main: types.ModuleType, *, show_last: bool) -
     except SystemExit as error:
         status = _exit_status(error.code)
         return status, b"e" if status else b"o"
-    except MemoryError as error:
-        _show(error)
-        return 1, b"m"
     except BaseException as error:  # noqa: BLE001 - the model's code: whatever it raises is its result
         _show(error)
-        return 1, b"e"
+        return 1, b"m" if isinstance(error, MemoryError) else b"e"
     return 0, b"o"
 
 
@@ -84,10 +80,8 @@ def _compiled(code: str, name: str, show_last: bool) -> list[types.CodeType]:
 
 
 def _exit_status(code: object) -> int:
-    if code is None:
-        return 0
-    if isinstance(code, int):
-        return code & 0xFF
+    if code is None or isinstance(code, int):
+        return (code or 0) & 0xFF
     sys.stderr.write(f"{code}\n")
     return 1
 
@@ -129,8 +123,7 @@ def _fresh_main(session: bool) -> types.ModuleType:
 
 def _receive(control: socket.socket, decoder: frames.FrameDecoder) -> dict[str, Any]:
     while (message := decoder.next()) is None:
-        data = control.recv(65536)
-        if not data:
+        if not (data := control.recv(65536)):
             os._exit(0)
         decoder.feed(data)
     return message

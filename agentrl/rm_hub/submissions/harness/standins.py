@@ -63,8 +63,7 @@ class Remote:
     def __getattr__(self, name: str) -> Any:
         if name[:2] == name[-2:] == "__" and name not in _DESCRIBING:
             raise AttributeError(name)
-        mine = held(self)
-        if mine.is_data and hasattr(mine.plain, name):
+        if (mine := held(self)).is_data and hasattr(mine.plain, name):
             return getattr(mine.plain, name)
         value = mine.ask("getattr", self, name)
         if is_remote(value) and name in _METHODS_OF_DATA and not (mine.given or mine.used):
@@ -72,8 +71,7 @@ class Remote:
         return value
 
     def __call__(self, /, *args: Any, **named: Any) -> Any:
-        mine = held(self)
-        if mine.untold and (args or named):
+        if (mine := held(self)).untold and (args or named):
             raise TypeError(f"{mine.untold} with arguments, of an object of a class that the tests do not use")
         return mine.ask("call", self, *args, **named)
 
@@ -86,8 +84,7 @@ class Remote:
         return theirs is not None and mine.data[:2] == theirs.data[:2]
 
     def __contains__(self, item: Any) -> bool:
-        mine = held(self)
-        if mine.plain is not None:
+        if (mine := held(self)).plain is not None:
             return item in mine.plain
         if mine.used:
             return bool(mine.ask("contains", self, item))

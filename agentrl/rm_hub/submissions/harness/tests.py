@@ -75,8 +75,7 @@ class Tests:
             blamed = mine.given and (error.own or not self._told)
             self._abandon("broken" if blamed else "failed", f"the test cannot ask this of another process: {error}")
         self._wanted.put({"ask": {"do": do, "target": mine.data, "args": packed[0], "named": packed[1]}})
-        answer = self._answers.get()
-        if "abandon" in answer:
+        if "abandon" in (answer := self._answers.get()):
             self._abandon("failed", answer["abandon"])
         raised: BaseException | None = None
         try:

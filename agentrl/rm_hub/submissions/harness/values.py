@@ -98,8 +98,7 @@ def decode(data: Any, from_handle: Callable[[list[Any]], Any]) -> Any:
         return collections.defaultdict(decode(rest[0], from_handle), decode(["d", *rest[1:]], from_handle))
     if tag == "n":
         numpy = importlib.import_module("numpy")
-        kind = numpy.dtype(rest[0])
-        if kind.kind not in _ARRAYS:
+        if (kind := numpy.dtype(rest[0])).kind not in _ARRAYS:
             raise NotPlain(f"an array of {kind}")
         return numpy.array(_noted([decode(item, from_handle) for item in rest[2]]), dtype=kind).reshape(rest[1])
     return from_handle(data)
