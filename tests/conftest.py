@@ -5,6 +5,7 @@ import gc
 import os
 import signal
 import ssl
+from collections.abc import Iterator
 from contextlib import ExitStack
 from typing import Any
 
@@ -34,10 +35,16 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="module", autouse=True)
-def _loaded_for_good() -> None:
-    """What is there when a file begins stays: collecting garbage in its tests would look at all of it each time."""
+def _loaded_for_good() -> Iterator[None]:
+    """What is there when a file begins stays: collecting garbage in its tests would look at all of it each time. A run
+    in this process freezes what it finds, also process groups that nobody uses any more, whose threads take CPU."""
     gc.collect()
     gc.freeze()
+    frozen, threshold = gc.get_freeze_count(), gc.get_threshold()
+    yield
+    gc.set_threshold(*threshold)
+    if gc.get_freeze_count() > frozen:
+        gc.unfreeze()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -1,6 +1,6 @@
 """slime's launch scripts: the flags that a bash script gives to `train.py`, read without executing anything.
 
-1. Read are variables, arrays, `source`, `${X:-default}`, `$((...))`, tests that can be decided, and of commands `seq`, `echo`,
+1. Read are variables, arrays, functions, `source`, `${X:-default}`, `$((...))`, tests that can be decided, and of commands `seq`, `echo`,
    `pwd`, `dirname`, `basename` and `cd`. Nothing is started, and no file is read but the ones that the script sources.
 2. What only running it would tell (what another command prints, what a loop makes) is a `Field` without text that says
    where and why; a setting that needs its value is refused.
@@ -25,7 +25,12 @@ _BLOCKS = (*_OPENS, "then", "elif", "else", "do", "fi", "done", "esac", "}")
 _SUMS: Mapping[type[ast.operator], Callable[[int, int], int]] = {
     ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Div: operator.floordiv, ast.Mod: operator.mod,
 }  # fmt: skip
+_PLACES = (*map(str, range(1, 10)), "@")  # a function's arguments
+_CHANGED = re.compile(r"([A-Za-z_]\w*)\s*(?:[-+*/%]?=(?!=)|\+\+|--)")
+Command = tuple[list[Word], str]
 Known = bool | None  # True, False, or not to be known without running the script
+
+Branch = tuple[Known, Known, str]  # whether it is run, whether one of its `if` was, and the word that opened it
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +79,7 @@ class _Shell:
     def __init__(self, environ: Mapping[str, str]) -> None:
         self.environ = environ
         self.values: dict[str, list[Field]] = {}
+        self.functions: dict[str, list[Command]] = {}
         self.launches: list[Launch] = []
         self.notes: list[str] = []
         self.files: list[Path] = []
@@ -87,37 +93,78 @@ class _Shell:
         if file in self.files:
             raise SettingsError(f"{asked}: {file} sources itself")
         self.files.append(file)
-        branches: list[tuple[Known, Known]] = []  # whether this one is run, and whether one of the `if` was
+        self._run(list(commands(text, file.name)), True)
+        self.files.pop()
+
+    def _run(self, listed: list[Command], called: Known) -> Known:
+        """Read commands that are run if `called`; returns the status of the last."""
+        branches: list[Branch] = []
         status: Known = True
-        before = ""
-        for words, ends in commands(text, file.name):
+        before, at, outside = "", 0, list[dict[str, list[Field]]]()
+        while at < len(listed):
+            words, ends = list(listed[at][0]), listed[at][1]
+            at += 1
+            if words and (words[0].raw == "function" or "()" in (word.raw for word in words[1:2])):
+                at = self._define(words, ends, listed, at)
+                continue
             while words and words[0].raw in _BLOCKS:
                 self._block(words, branches, status)
                 before = ""
-            live: Known = True
-            for branch, _ in branches:
+            live = called
+            for branch, _, _ in branches:
                 live = _both(live, branch)
             if before in ("&&", "||"):
                 live = _both(live, status if before == "&&" else _not(status))
-            if words and live is not False:
+            pattern = ends == ")" and bool(branches) and branches[-1][2] == "case"
+            if words and live is not False and not pattern:
+                if words[0].raw == "return" and live:
+                    return status
                 status = self._command(words, live)
+            if ends == "(":
+                branches.append((True, False, ends))
+                outside.append(self.values.copy())
+            elif ends == ")" and branches and branches[-1][2] == "(":
+                branches.pop()
+                self.values = outside.pop()  # what a subshell sets stays in it
             before = ends
-        self.files.pop()
+        return status
 
-    def _block(self, words: list[Word], branches: list[tuple[Known, Known]], status: Known) -> None:
+    def _define(self, words: list[Word], ends: str, listed: list[Command], at: int) -> int:
+        """Keep the commands of a function, which begins with `words`; returns the place behind it."""
+        name = next(word.raw for word in words if word.raw not in ("function", "()"))
+        opened = next((n for n, word in enumerate(words, 1) if word.raw == "{"), len(words))
+        body, depth = [(words[opened:], ends)], 1
+        while at < len(listed) and depth:
+            raws = [word.raw for word in listed[at][0]]
+            depth += raws.count("{") - raws.count("}")
+            body.append(listed[at])
+            at += 1
+        self.functions[name] = body
+        return at
+
+    def _block(self, words: list[Word], branches: list[Branch], status: Known) -> None:
         word = words.pop(0).raw
         if word in _OPENS:
             if word == "for" and words:
-                self._unknown(words[0].raw, words[0].where, "a loop sets it")
+                self._unknown(words[0].raw.strip("(").partition("=")[0], words[0].where, "a loop sets it")
             if word in ("for", "case"):
                 words.clear()
-            branches.append((True, False) if word in ("if", "{") else (None, False))
+            branches.append((True if word in ("if", "{") else None, False, word))
         elif branches and word in ("fi", "done", "esac", "}"):
             branches.pop()
         elif branches and word != "do":
-            live, taken = branches.pop()
+            live, taken, opened = branches.pop()
             live = _both(live, status) if word == "then" else _not(taken)
-            branches.append((live, (taken or live) if word == "then" else taken))
+            branches.append((live, (taken or live) if word == "then" else taken, opened))
+
+    def _call(self, name: str, given: list[Field], live: Known) -> Known:
+        outside = self.values
+        self.values = {key: value for key, value in outside.items() if key not in _PLACES}
+        self.values |= {str(at): [field] for at, field in enumerate(given[:9], 1)} | {"@": given}
+        status = self._run(self.functions[name], live)
+        inside = {key: value for key, value in self.values.items() if key not in _PLACES}
+        self.values = {key: value for key, value in outside.items() if key in _PLACES} | inside
+        return status
 
     def _command(self, words: list[Word], live: Known) -> Known:
         if words[0].raw in ("export", "declare", "local", "readonly"):
@@ -139,6 +186,14 @@ class _Shell:
                 self.said = " ".join(text or "?" for text in texts[1:])
             case "exit" if live:
                 raise SettingsError(f"{where}: the script stops here{self.said and ': '}{self.said}")
+            case "shift":
+                for place in _PLACES:
+                    self._unknown(place, where, "`shift` moves it")
+            case _ if name in self.functions:
+                return self._call(name, fields[1:], live)
+            case _ if name.startswith("(("):
+                for changed in _CHANGED.findall(name):
+                    self._unknown(changed, where, "`((...))` sets it")
             case "printf" | "read" | "unset":
                 for text in texts[1:]:
                     self._unknown(text or "", where, f"`{name}` sets it")
@@ -251,7 +306,7 @@ class _Shell:
             return instead
         if index and index.isdigit():
             found = found[int(index) :]
-        return found if index in ("@", "*") else found[:1] or [Field("", where)]
+        return found if index in ("@", "*") or name == "@" else found[:1] or [Field("", where)]
 
     def _sum(self, text: str, where: str) -> Field:
         def number(node: ast.expr) -> int:

@@ -8,6 +8,7 @@ from agentrl.errors import SettingsError
 
 _ENDS = " \t\n;&|()<>"
 _OPERATOR = re.compile(r"&&|\|\||;;|[;&|\n]")
+_DEFINES = re.compile(r"\(\s*\)\s*")
 _REDIRECTS = re.compile(r"\d?(&>>?|>>?&?|<<<|<<-?|<&?)[ \t]*")
 _PLAIN = re.compile(r"[\w./,:=@%+-]+")
 _BRACKETS = (("$((", "))"), ("$(", ")"), ("${", "}"), ('"', '"'), ("'", "'"), ("`", "`"), ("(", ")"))
@@ -21,7 +22,8 @@ class Word(NamedTuple):
 
 
 def commands(text: str, name: str) -> Iterator[tuple[list[Word], str]]:
-    """The words of each simple command, and the operator behind it. `name`: what the text is called in messages: a file,
+    """The words of each simple command, and the operator or the bracket behind it. A function's definition has a word
+    `()`. `name`: what the text is called in messages: a file,
     or the line of one that it begins in (`run.sh line 3`). Raises SettingsError: a quote or bracket is not closed."""
     file, _, first = name.rpartition(" line ") if " line " in name else (name, "", "1")
     at, words = 0, list[Word]()
@@ -29,8 +31,14 @@ def commands(text: str, name: str) -> Iterator[tuple[list[Word], str]]:
     while at < len(text):
         where = f"{file} line {int(first) + text.count(chr(10), 0, at)}"
         tests = bool(words) and any(word.raw == "[[" for word in words) and words[-1].raw != "]]"
-        if text[at] in " \t()" or text.startswith("\\\n", at):
+        if text[at] in " \t" or (tests and text[at] in "()") or text.startswith("\\\n", at):
             at += 1 + (text[at] == "\\")
+        elif words and (found := _DEFINES.match(text, at)):
+            words.append(Word("()", where))
+            at = found.end()
+        elif text[at] in "()" and not text.startswith("((", at):
+            yield words, text[at]
+            words, at = [], at + 1
         elif text[at] == "#":
             at = len(text) if (end := text.find("\n", at)) < 0 else end
         elif not tests and (found := _REDIRECTS.match(text, at)):
@@ -49,7 +57,7 @@ def commands(text: str, name: str) -> Iterator[tuple[list[Word], str]]:
                 end_of = re.compile(rf"^\t*{re.escape(after.pop(0))}$", re.MULTILINE).search(text, at)
                 at = end_of.end() if end_of else len(text)
         else:
-            end = _word_end(text, at, where)
+            end = ends_at(text, at, where) if text[at] == "(" else _word_end(text, at, where)
             if text.startswith("(", end) and re.fullmatch(r"[A-Za-z_]\w*\+?=", text[at:end]):
                 end = ends_at(text, end, where)
             words.append(Word(text[at:end] or text[at], where))
