@@ -104,9 +104,6 @@ class _Shell:
         while at < len(listed):
             words, ends = list(listed[at][0]), listed[at][1]
             at += 1
-            if words and (words[0].raw == "function" or "()" in (word.raw for word in words[1:2])):
-                at = self._define(words, ends, listed, at)
-                continue
             while words and words[0].raw in _BLOCKS:
                 self._block(words, branches, status)
                 before = ""
@@ -115,6 +112,11 @@ class _Shell:
                 live = _both(live, branch)
             if before in ("&&", "||"):
                 live = _both(live, status if before == "&&" else _not(status))
+            before = ends
+            if words and (words[0].raw == "function" or "()" in (word.raw for word in words[1:2])):
+                name, body, at = _function(words, ends, listed, at)
+                self.functions |= {} if live is False else {name: body}
+                continue
             pattern = ends == ")" and bool(branches) and branches[-1][2] == "case"
             if words and live is not False and not pattern:
                 if words[0].raw == "return" and live:
@@ -126,21 +128,7 @@ class _Shell:
             elif ends == ")" and branches and branches[-1][2] == "(":
                 branches.pop()
                 self.values = outside.pop()  # what a subshell sets stays in it
-            before = ends
         return status
-
-    def _define(self, words: list[Word], ends: str, listed: list[Command], at: int) -> int:
-        """Keep the commands of a function, which begins with `words`; returns the place behind it."""
-        name = next(word.raw for word in words if word.raw not in ("function", "()"))
-        opened = next((n for n, word in enumerate(words, 1) if word.raw == "{"), len(words))
-        body, depth = [(words[opened:], ends)], 1
-        while at < len(listed) and depth:
-            raws = [word.raw for word in listed[at][0]]
-            depth += raws.count("{") - raws.count("}")
-            body.append(listed[at])
-            at += 1
-        self.functions[name] = body
-        return at
 
     def _block(self, words: list[Word], branches: list[Branch], status: Known) -> None:
         word = words.pop(0).raw
@@ -344,6 +332,20 @@ class _Shell:
                 case _:
                     return Field(None, where, f"{where}: what `{text}` prints is not known without running it")
         return Field(printed, where)
+
+
+def _function(words: list[Word], ends: str, listed: list[Command], at: int) -> tuple[str, list[Command], int]:
+    """The name and the commands of a function that begins with `words`, and the place behind it."""
+    name = next((word.raw for word in words if word.raw not in ("function", "()")), "")
+    opened = next((n for n, word in enumerate(words, 1) if word.raw == "{"), len(words))
+    body, depth = [(words[opened:], ends)], 1
+    while True:
+        raws = [word.raw for word in body[-1][0]]
+        depth += raws.count("{") - raws.count("}")
+        if at == len(listed) or not depth:
+            return name, body, at
+        body.append(listed[at])
+        at += 1
 
 
 def _glued(found: list[Field], where: str) -> Field:

@@ -1,6 +1,8 @@
 """Launch scripts are read, not run: as bash would expand them, or with a word on what only running would tell."""
 
+import os
 import random
+import subprocess
 from contextlib import suppress
 from pathlib import Path
 
@@ -36,10 +38,30 @@ def flags(folder: Path, text: str, environ: dict[str, str] | None = None) -> lis
         ('N=1\nif [ "$N" -gt 3 ] || [ "$N" = 1 ]; then N=5; elif true; then N=6; fi\npython train.py $N', ["5"]),
         ("f() {\n  N=3\n}\ncat > x <<EOF\npython train.py --no\nEOF\npython train.py --yes 2>&1 | tee log", ["--yes"]),
         ('E=\npython train.py --a $E --b "$E" x"$E"y', ["--a", "--b", "", "xy"]),
+        ('python train.py --lr 1 "$@" $1', ["--lr", "1"]),
+        ("N=16\n( N=8; M=9 )\npython train.py $N ${M:-1}", ["16", "1"]),
+        ("(cd /tmp && python train.py --n 1)", ["--n", "1"]),
+        ("python train.py --n 1 > >(tee log) 2>&1", ["--n", "1"]),
+        ("usage() { echo no; exit 1; }\nclean()\n{\n  exit 2\n}\npython train.py --n 1", ["--n", "1"]),
+        ('f() {\n  local n="$1"\n  python3 train.py --n $n "$@"\n}\nf a "b c"', ["--n", "a", "a", "b c"]),
+        ("function g { N=$1; }\ng 2 && python train.py $N $1", ["2"]),
+        ('f() { if [ "$1" = a ]; then return; fi; N=7; }\nN=1\nf a\npython train.py $N', ["1"]),
+        (
+            'if [ "$X" ]; then f() { N=1; }; else f() { N=2; }; fi\nX=1\nif [ -n "$X" ]; then\n  g() { N=3; }\nelse\n  g() { N=4; }\nfi\ng\npython train.py $N',
+            ["3"],
+        ),
+        ("f() { { N=3; }; g() { N=4; M=$1; }; g x; }\nf y\npython train.py $N $M", ["4", "x"]),
     ],
 )
 def test_words_are_those_of_bash(tmp_path: Path, text: str, expected: list[str]) -> None:
     assert flags(tmp_path, text) == expected
+    for name in ("python", "python3", "ray"):
+        (tmp_path / name).write_text(f"#!/bin/sh\nprintf '%s\\n' \"$@\" >{tmp_path}/said\n")
+        (tmp_path / name).chmod(0o755)
+    environ = {"PATH": f"{tmp_path}:{os.defpath}"}
+    subprocess.run(["bash", "run.sh"], cwd=tmp_path, env=environ, check=True, stdout=subprocess.DEVNULL, timeout=60)
+    said = (tmp_path / "said").read_text().splitlines()
+    assert said[next(at for at, word in enumerate(said, 1) if word.endswith("train.py")) :] == expected
 
 
 def test_what_the_caller_exports_counts_where_the_script_reads_it(tmp_path: Path) -> None:
@@ -55,6 +77,11 @@ def test_what_the_caller_exports_counts_where_the_script_reads_it(tmp_path: Path
         ("if command -v x; then\n  N=1\nfi\npython train.py --n $N", 2, "depends on"),
         ("printf -v N '%s' 3\npython train.py --n $N", 1, "printf"),
         ("python train.py --n ${N##*/}", 1, "N##"),
+        ('N=1\ncase "$M" in\n  8b | 9b) N=2 ;;\nesac\npython train.py --n $N', 3, "depends on"),
+        ('N=1\ncase "$M" in 8b) N=2 ;; *) N=3 ;; esac\npython train.py --n $N', 2, "depends on"),
+        ("N=1\n((N += 2))\npython train.py --n $N", 2, "sets it"),
+        ("f() {\n  shift\n  python train.py --n $1\n}\nf a b", 2, "shift"),
+        ("if x; then f() { N=1; }; fi\nif x; then f; fi\npython train.py --n ${N:-2}", 1, "depends on"),
     ],
 )
 def test_what_only_running_it_would_tell_is_named(tmp_path: Path, text: str, line: int, why: str) -> None:

@@ -198,3 +198,12 @@ class MegatronBackend(TrainBackend):
         seed += 100 * cast(ParallelLayout, self.ranks).pp_rank
         super().seed(seed)
         model_parallel_cuda_manual_seed(seed)
+
+    def close(self) -> None:
+        # A mixture's dispatcher keeps the last probabilities. Their graph leads back to the model in a ring that Python's
+        # collector does not see, so that neither would ever be freed.
+        for slot in self._models():
+            for module in cast(MegatronNetwork, slot.network).model.modules():
+                if (dispatcher := vars(module).get("token_dispatcher")) is not None:
+                    dispatcher.probs = None
+        super().close()
