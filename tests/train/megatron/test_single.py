@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import gc
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +25,15 @@ from tests.train.megatron.helpers import Reference, backend, by_hub_name, gradie
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_tiny_model(tmp_path_factory.mktemp("models") / "qwen3", "qwen3")
+
+
+@pytest.mark.parametrize("arch", ["qwen3", "qwen3_moe"])
+def test_a_closed_model_is_freed(tmp_path: Path, arch: Arch) -> None:
+    with backend(settings(make_tiny_model(tmp_path, arch))) as made:
+        made.train(make_batch(), 0)
+        model = weakref.ref(made.actor.network.model)
+    gc.collect()
+    assert model() is None
 
 
 def exported(made: TrainBackend) -> dict[str, torch.Tensor]:
