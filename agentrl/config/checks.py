@@ -400,8 +400,7 @@ def absent(s: Sections, purpose: str) -> Iterator[str]:
     if checkpoint and not hosts(s) and not os.path.isdir(checkpoint):
         yield f"--hf-checkpoint {checkpoint}: no such folder{_elsewhere(checkpoint, '')}"
     if purpose != "eval" and data and not os.path.isfile(os.path.expanduser(data.partition("@[")[0])):
-        elsewhere = _elsewhere(data, " --data")
-        yield f"--prompt-data {data}: no such file; expected one .jsonl or .parquet file{elsewhere}"
+        yield f"--prompt-data {data}: no such file; expected one .jsonl or .parquet file{_elsewhere(data, ' --data')}"
 
 
 def _elsewhere(name: str, kind: str) -> str:
