@@ -81,8 +81,7 @@ class HarborEnvironment(Environment):
 
     async def reset(self, sample: Sample) -> list[Message]:
         """Start the machine of a task: number `metadata["task"]`, or the number of the sample's group."""
-        number = sample.metadata.get("task", sample.group_index or 0)
-        self.task = self.tasks[number % len(self.tasks)]
+        self.task = self.tasks[sample.metadata.get("task", sample.group_index or 0) % len(self.tasks)]
         self._left = self.task.setting("agent", "timeout_sec", _SECONDS)
         with anyio.fail_after(self.task.setting("environment", "build_timeout_sec", _SECONDS)):
             self.machine = await self._start()

@@ -31,8 +31,7 @@ class EnvClasses(dict[type[Environment], list[tuple[Mapping[str, Any], type[Envi
     def of(self, cls: type[Environment], given: Mapping[str, Any]) -> type[Environment]:
         """`cls`, or a subclass that differs in nothing where `cls` is there with other arguments already."""
         same = self.setdefault(cls, [])
-        found = next((kind for arguments, kind in same if arguments == given), None)
-        if found is None:
+        if (found := next((kind for arguments, kind in same if arguments == given), None)) is None:
             inherited = {"__module__": cls.__module__, "__qualname__": cls.__qualname__, "__doc__": cls.__doc__}
             found = type(cls.__name__, (cls,), inherited) if same else cls
             same.append((given, found))
@@ -80,8 +79,7 @@ class Environments(dict[str, EnvSpec]):
 
     def of(self, sample: Sample) -> EnvSpec:
         """The environment that plays `sample`. Raises EnvFailure: the sample names none of the run's."""
-        name = sample.metadata.get("env")
-        if problem := self.unknown(name):
+        if problem := self.unknown(name := sample.metadata.get("env")):
             raise EnvFailure(f"{problem}; set metadata['env']", kind="env_unknown")
         return self[str(name) if self.names else ALONE]
 
