@@ -131,6 +131,3 @@ class LocalTrainer(Trainer):
 
 async def _call(thread: ThreadPoolExecutor, work: Callable[[], T]) -> T:
     return await asyncio.get_running_loop().run_in_executor(thread, work)
-
-
-_trainer: type[Trainer] = LocalTrainer

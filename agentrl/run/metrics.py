@@ -54,8 +54,7 @@ def staleness_metrics(batch: TrainBatch) -> dict[str, float]:
     ages = batch.staleness[batch.staleness >= 0]
     if not ages.size:
         return {}
-    shares = np.bincount(ages) / ages.size
-    found = {f"staleness/share_{age}": float(share) for age, share in enumerate(shares)}
+    found = {f"staleness/share_{age}": float(share) for age, share in enumerate(np.bincount(ages) / ages.size)}
     return {"staleness/mean": float(ages.mean()), "staleness/max": float(ages.max())} | found
 
 

@@ -384,5 +384,4 @@ async def _context_length(settings: RunSettings, pool: EnginePool) -> int:
     return min(known)
 
 
-_rollouts: type[Rollouts] = LedgerRollouts
 _sink: type[WeightSink] = EnginePool
