@@ -61,9 +61,7 @@ class GymnasiumEnvironment(Environment):
             return Step([{"role": "user", "content": content}], reward=0.0, info={"invalid_actions": 1})
         observation, reward, terminated, truncated, _ = await self._call(partial(self.game.step, action))
         step = Step([{"role": "user", "content": await self._shown(observation)}], reward=float(reward))
-        if terminated or truncated:
-            return step.finish(stop_reason="" if terminated else "time_limit")
-        return step
+        return step.finish(stop_reason="" if terminated else "time_limit") if terminated or truncated else step
 
     async def close(self) -> None:
         if self.game is not None:

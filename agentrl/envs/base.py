@@ -154,9 +154,7 @@ class Environment:
 
     async def reset(self, sample: Sample) -> list[Message]:
         """The messages that start the conversation. Default: the sample's prompt, plain text as a user message."""
-        if isinstance(sample.prompt, str):
-            return [{"role": "user", "content": sample.prompt}]
-        return list(sample.prompt)
+        return [{"role": "user", "content": sample.prompt}] if isinstance(sample.prompt, str) else list(sample.prompt)
 
     async def step(self, turn: Turn) -> Step:
         """Answer the model's turn. Default: run its tool calls; a turn without any ends it, and without tools every turn."""

@@ -86,7 +86,6 @@ class Environments(dict[str, EnvSpec]):
 
 def _entry(flag: str, path: str, given: Mapping[str, Any], args: Any, kinds: EnvClasses) -> EnvSpec:
     cls = load_environment(path, what=flag)
-    where = flag.replace("--env", "--env-args", 1) if given else f"{flag} {path!r}"
-    with raised_as(PluginError, where, PluginError):
+    with raised_as(PluginError, flag.replace("--env", "--env-args", 1) if given else f"{flag} {path!r}", PluginError):
         arguments = read_arguments(cls, given)
     return EnvSpec(kinds.of(cls, given), args.changed(env=path, env_args=arguments), arguments)
