@@ -137,9 +137,8 @@ async def continue_generation(service: EngineService) -> Response:
 
 async def flush_cache(request: Request) -> Response:
     worker = _service(request).worker
-    raw = request.query_params.get("timeout", "0")
     try:
-        timeout = float(raw)
+        timeout = float(request.query_params.get("timeout", "0"))
     except ValueError:
         raise invalid_body("float_parsing", "Input should be a valid number", "timeout") from None
     flushed = await worker.call(Engine.flush)

@@ -264,8 +264,7 @@ class Engine:
                 job.grammar.mask(rows[i])
         keep = [i for i, job in enumerate(jobs) if job.want.return_sampling_mask]
         choice = choose(rows, [job.params for job in jobs], [job.randomness.random() for job in jobs], keep)
-        picked = torch.tensor(choice.tokens, device=self.device)[:, None]
-        values = choice.log_probs.gather(1, picked)[:, 0].tolist()
+        values = choice.log_probs.gather(1, torch.tensor(choice.tokens, device=self.device)[:, None])[:, 0].tolist()
         for i, job in enumerate(jobs):
             _keep_others(job.want, choice.log_probs[i], job.output_top, job.output_ids_log_probs)
             if job.want.return_sampling_mask:
