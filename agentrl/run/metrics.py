@@ -35,10 +35,8 @@ def rollout_metrics(
     if settings.log_reward_category is not None and first:
         found |= figures.categories(first, settings.log_reward_category)
     metrics |= {f"rollout/{name}": value for name, value in found.items()}
-    metrics["rollout/groups"] = float(len(groups))
-    metrics["rollout/retries"] = float(stats.retries)
-    metrics.update(_counts("failures", stats.failures))
-    metrics.update(_counts("dropped", stats.dropped))
+    metrics |= {"rollout/groups": float(len(groups)), "rollout/retries": float(stats.retries)}
+    metrics |= _counts("failures", stats.failures) | _counts("dropped", stats.dropped)
     metrics["perf/rollout_seconds"] = stats.seconds
     if stats.tokens.generated:  # else all samples were ready before the rollout was asked for
         metrics["perf/rollout_tokens_per_second"] = stats.tokens.generated / stats.seconds
