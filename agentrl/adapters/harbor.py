@@ -157,7 +157,6 @@ def environment(name: str) -> type[Environment]:
     folder = Path(name).expanduser().resolve()
     if str(folder).startswith(tuple(f"{path}/" for path in SYSTEM_PATHS)):
         raise PluginError(f"move the tasks: programs in a sandbox can read {folder}")
-    found = [file.parent for file in list(folder.glob("task.toml")) or sorted(folder.glob("*/task.toml"))]
-    if not found:
+    if not (found := [file.parent for file in list(folder.glob("task.toml")) or sorted(folder.glob("*/task.toml"))]):
         raise PluginError(f"no task.toml in {folder}, nor in a folder in it")
     return type("Harbor", (HarborEnvironment,), {"__module__": __name__, "tasks": tuple(map(Task.load, found))})

@@ -177,8 +177,7 @@ def pop_first(args: Any, buffer: list[Group], num_samples: int) -> list[Group]:
 def load_buffer_filter(path: str | None) -> BufferFilter | None:
     if path is None:
         return None
-    found = load_object(path, what="--buffer-filter-path", default_names=("buffer_filter",))
-    if not callable(found):
+    if not callable(found := load_object(path, what="--buffer-filter-path", default_names=("buffer_filter",))):
         raise PluginError(f"--buffer-filter-path {path!r}: expected a function, got {type(found).__name__}")
     return cast(BufferFilter, found)
 

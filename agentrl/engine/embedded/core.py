@@ -189,8 +189,7 @@ class Engine:
     def _best_prefix(self, wanted: Ids) -> tuple[int, int]:
         best, hit = 0, 0
         for i, slot in enumerate(self.slots):
-            count = self._usable(slot)
-            if count > hit and len(wanted) > hit and slot.tokens[hit] == wanted[hit]:
+            if (count := self._usable(slot)) > hit and len(wanted) > hit and slot.tokens[hit] == wanted[hit]:
                 shared = _common(slot.tokens[:count], wanted)
                 if shared > hit and (shared == count or not self.cache.stateful):
                     best, hit = i, shared

@@ -183,8 +183,7 @@ def _by_kernel(module: Any) -> None:
     product, wide = _product(module.weight.data, None if module.bias is None else module.bias.data), len(module.weight)
 
     def forward(hidden: Tensor) -> Tensor:
-        rows = hidden.contiguous().flatten(0, -2).numpy()
-        return torch.from_numpy(product(rows)).view(*hidden.shape[:-1], wide)
+        return torch.from_numpy(product(hidden.contiguous().flatten(0, -2).numpy())).view(*hidden.shape[:-1], wide)
 
     module.forward = forward
 
