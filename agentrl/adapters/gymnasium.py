@@ -56,15 +56,12 @@ class GymnasiumEnvironment(Environment):
     async def step(self, turn: Turn) -> Step:
         """Take the action that the answer names. An answer without a valid action has reward 0, and nothing happens."""
         assert self.game is not None
-        action = _action(self.game.action_space, turn.content)
-        if action is None:
+        if (action := _action(self.game.action_space, turn.content)) is None:
             content = f"There is no valid action in the answer. {_how_to_answer(self.game.action_space)}"
             return Step([{"role": "user", "content": content}], reward=0.0, info={"invalid_actions": 1})
         observation, reward, terminated, truncated, _ = await self._call(partial(self.game.step, action))
         step = Step([{"role": "user", "content": await self._shown(observation)}], reward=float(reward))
-        if terminated or truncated:
-            return step.finish(stop_reason="" if terminated else "time_limit")
-        return step
+        return step.finish(stop_reason="" if terminated else "time_limit") if terminated or truncated else step
 
     async def close(self) -> None:
         if self.game is not None:

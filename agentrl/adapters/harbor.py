@@ -81,8 +81,7 @@ class HarborEnvironment(Environment):
 
     async def reset(self, sample: Sample) -> list[Message]:
         """Start the machine of a task: number `metadata["task"]`, or the number of the sample's group."""
-        number = sample.metadata.get("task", sample.group_index or 0)
-        self.task = self.tasks[number % len(self.tasks)]
+        self.task = self.tasks[sample.metadata.get("task", sample.group_index or 0) % len(self.tasks)]
         self._left = self.task.setting("agent", "timeout_sec", _SECONDS)
         with anyio.fail_after(self.task.setting("environment", "build_timeout_sec", _SECONDS)):
             self.machine = await self._start()
@@ -158,7 +157,6 @@ def environment(name: str) -> type[Environment]:
     folder = Path(name).expanduser().resolve()
     if str(folder).startswith(tuple(f"{path}/" for path in SYSTEM_PATHS)):
         raise PluginError(f"move the tasks: programs in a sandbox can read {folder}")
-    found = [file.parent for file in list(folder.glob("task.toml")) or sorted(folder.glob("*/task.toml"))]
-    if not found:
+    if not (found := [file.parent for file in list(folder.glob("task.toml")) or sorted(folder.glob("*/task.toml"))]):
         raise PluginError(f"no task.toml in {folder}, nor in a folder in it")
     return type("Harbor", (HarborEnvironment,), {"__module__": __name__, "tasks": tuple(map(Task.load, found))})

@@ -60,8 +60,7 @@ class OpenEnvEnvironment(Environment):
         """Send the answer's action. An answer without a valid action has reward 0. The server's state at the end is
         `metadata["openenv_state"]`."""
         try:
-            action = {self.field: turn.content} if self.field else _object(turn.content)
-            result = await self._request("step", action)
+            result = await self._request("step", {self.field: turn.content} if self.field else _object(turn.content))
         except _InvalidAction as error:
             told = {"role": "user", "content": f"{error} {self._how_to_answer()}"}
             return Step([told], reward=0.0, info={"invalid_actions": 1})

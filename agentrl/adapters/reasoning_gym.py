@@ -21,6 +21,7 @@ from agentrl.rm_hub.grade import Grade
 
 SIZE = 1_000_000  # rows of an epoch, if no dataset's config has a smaller `size`
 _ENTRY = "reasoning_gym"
+_score = functools.cache(reasoning_gym.get_score_answer_fn)
 
 
 class ReasoningGymSource(RolloutDataSource):
@@ -74,11 +75,6 @@ def grade(response: str, label: Any, metadata: Mapping[str, Any]) -> Grade:
     except Exception as error:  # noqa: BLE001 - some of its functions raise for answers that they cannot read
         return Grade(0.0, False, answer, f"the dataset's function raised {error!r:.300}", unjudged="grader_crashed")
     return Grade(score, score >= 1.0, answer)
-
-
-@functools.cache
-def _score(name: str) -> Any:
-    return reasoning_gym.get_score_answer_fn(name)
 
 
 def _kept(entry: dict[str, Any]) -> str:

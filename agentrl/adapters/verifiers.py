@@ -138,8 +138,7 @@ def _read_config(name: str, given: dict[str, Any], max_turns: int | None) -> tup
     agents = {field: value for field, value in config if isinstance(value, vf.AgentConfig)}
     if config.interception.type != "server" or any(c.retries != vf.RetryConfig() for c in (config, *agents.values())):
         raise PluginError(f"{what}: leave out interception and retries; use --failure-policy env=retry")
-    roles = [role for role, agent in agents.items() if agent.client is None]
-    if len(roles) != 1:
+    if len(roles := [role for role, agent in agents.items() if agent.client is None]) != 1:
         other = """user='{"model": "NAME", "client": {"type": "eval", "base_url": "http://..."}}'"""
         raise PluginError(f"{what}: the model plays one of {', '.join(agents)}; give all others a client: {other}")
     bundled = vf.default_harness_id(name) != vf.default_harness_id("")
@@ -167,8 +166,7 @@ def _played(episode: Any, role: str) -> Any:
     if not episode.ok:
         errors = [*episode.errors, *(error for trace in episode.traces for error in trace.errors)]
         raise EnvFailure("; ".join(f"{each.type}: {each.message:.500}" for each in errors), kind="verifiers_failed")
-    traces = [trace for trace in episode.traces if trace.agent.name == role]
-    if len(traces) != 1:
+    if len(traces := [trace for trace in episode.traces if trace.agent.name == role]) != 1:
         raise EnvFailure(f"{role} played {len(traces)} times in an episode; expected once", kind="verifiers_plays")
     return traces[0]
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from agentrl.cli.settings_command import PlayedCommand
+from agentrl.cli.settings_command import PlayedCommand, given_settings
 from agentrl.errors import SettingsError
 from agentrl.plugins import compat
 
@@ -59,7 +59,6 @@ def command(
     A TARGET is an environment (pkg.mod:Name or path/file.py:Name, the same as --env) or a model folder. The folder's
     chat template is checked and used in the episodes; without a folder, a small template of agentrl's own. The agent
     loop, the parser, the tools and the graders are the run's."""
-    from agentrl.cli.settings_command import given_settings
     from agentrl.config.inapplicable import inapplicable
 
     if play and (Path(play).is_dir() or ":" in play or play.endswith(".py")):  # a target behind a bare --play

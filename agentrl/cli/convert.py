@@ -39,6 +39,5 @@ def command(source: Path, target: Path, form: "Form", hf_checkpoint: Path | None
 
 
 def _shown(things: Iterable[Any], count: int) -> Iterator[Any]:
-    bar: Any = click.progressbar(things, count, "converting", show_pos=True, file=sys.stderr)
-    with bar:
+    with click.progressbar(things, count, "converting", show_pos=True, file=sys.stderr) as bar:
         yield from bar

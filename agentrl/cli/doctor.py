@@ -74,8 +74,7 @@ def _gpus() -> Iterator[DoctorResult]:
     except (OSError, subprocess.TimeoutExpired) as error:
         yield DoctorResult("GPUs", "note", f"nvidia-smi failed: {error}", "look at the driver")
         return
-    lines = answer.stdout.strip().splitlines()
-    if answer.returncode != 0 or not lines:
+    if not (lines := answer.stdout.strip().splitlines()) or answer.returncode != 0:
         said = (answer.stderr or answer.stdout).strip().splitlines()
         yield DoctorResult("GPUs", "note", said[-1] if said else "nvidia-smi names none", "look at the driver")
     for number, line in enumerate(lines if answer.returncode == 0 else []):

@@ -126,8 +126,7 @@ def run(argv: list[str]) -> int:
         inner = list(leaves(error))
         if any(isinstance(leaf, KeyboardInterrupt) for leaf in inner):
             return _interrupted(argv)
-        said = [str(leaf) if isinstance(leaf, AgentRLError) else disk_trouble(leaf) for leaf in inner]
-        if None in said:
+        if None in (said := [str(leaf) if isinstance(leaf, AgentRLError) else disk_trouble(leaf) for leaf in inner]):
             raise
         return _fail("\n".join(dict.fromkeys(filter(None, said))), error, debug)
 

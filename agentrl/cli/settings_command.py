@@ -102,9 +102,7 @@ def settings_command(
             foreign_notes = compat.notes(settings) if (compat := foreign()) else ()
             for line in () if problems.any else [*possibly_inapplicable(settings, purpose), *foreign_notes]:
                 click.echo(f"note: {line}", err=True)
-            if dry_run or problems.any:
-                return _dry_run(settings, purpose, problems)
-            return function(settings)
+            return _dry_run(settings, purpose, problems) if dry_run or problems.any else function(settings)
 
         epilog = "\b\nExamples:\n" + textwrap.indent(textwrap.dedent(examples).strip(), "  ")
         about: dict[str, Any] = {"help": function.__doc__, "epilog": epilog}

@@ -386,11 +386,9 @@ def missing(s: Sections, purpose: str) -> Iterator[str]:
         yield "--hf-checkpoint is missing: the folder of the model to start from (`agentrl init DIR` makes a tiny one)"
     if s.engine.engine == "external" and not (s.engine.rollout_external_engine_addrs or dump):
         yield "--engine external: give the engines' addresses by --rollout-external-engine-addrs HOST:PORT"
-    if purpose == "eval":
-        if not (s.rollout.eval_prompt_data or s.rollout.eval_config):
-            yield "--eval-prompt-data NAME PATH is missing: the prompts to evaluate on (or --eval-config FILE)"
-        return
-    if not (data or s.rollout.env or s.data.data_source_path or dump):
+    if purpose == "eval" and not (s.rollout.eval_prompt_data or s.rollout.eval_config):
+        yield "--eval-prompt-data NAME PATH is missing: the prompts to evaluate on (or --eval-config FILE)"
+    if purpose != "eval" and not (data or s.rollout.env or s.data.data_source_path or dump):
         yield "no prompts: give --prompt-data FILE.jsonl, or --env pkg.mod:Name with an environment that makes its own"
 
 
@@ -400,8 +398,7 @@ def absent(s: Sections, purpose: str) -> Iterator[str]:
     if checkpoint and not hosts(s) and not os.path.isdir(checkpoint):
         yield f"--hf-checkpoint {checkpoint}: no such folder{_elsewhere(checkpoint, '')}"
     if purpose != "eval" and data and not os.path.isfile(os.path.expanduser(data.partition("@[")[0])):
-        elsewhere = _elsewhere(data, " --data")
-        yield f"--prompt-data {data}: no such file; expected one .jsonl or .parquet file{elsewhere}"
+        yield f"--prompt-data {data}: no such file; expected one .jsonl or .parquet file{_elsewhere(data, ' --data')}"
 
 
 def _elsewhere(name: str, kind: str) -> str:
@@ -445,8 +442,7 @@ def untrainable(s: Sections) -> Iterator[str]:
         if kind == "k2" and unbiased:
             said = "--use-unbiased-kl with --kl-loss-type k2: the gradient of k2 is unbiased by itself,"
             yield f"{said} and is not with the ratio; leave one of them out"
-    teachers = itself or s.rollout.opd_teacher_url or s.train.opd_teacher_load
-    if "teacher_log_probs" in algorithm.reads and not teachers:
+    if "teacher_log_probs" in algorithm.reads and not (itself or s.rollout.opd_teacher_url or s.train.opd_teacher_load):
         yield f"{algorithm.name} needs a teacher here: give {' or '.join(_TEACHERS.values())}"
     yield from _demonstrations(s, algorithm.supervised)
     alone = s.rollout.n_samples_per_prompt == 1 and s.cluster.load_debug_rollout_data is None

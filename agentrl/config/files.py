@@ -53,8 +53,7 @@ def sort(name: str, document: Mapping[str, Any], lines: Lines, problems: Problem
 def read_document(path: str | Path, flag: str) -> tuple[str, Mapping[str, Any], Lines]:
     """A YAML or TOML file that `flag` names: its name, what it says, and the lines of its keys. Raises SettingsError:
     no such file, not YAML or TOML, repeated keys."""
-    file = Path(os.path.expanduser(path))
-    if not os.path.isfile(file):
+    if not os.path.isfile(file := Path(os.path.expanduser(path))):
         raise SettingsError(f"{flag}: no file {file}")
     try:
         text = file.read_text(encoding="utf-8")

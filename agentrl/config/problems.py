@@ -24,8 +24,7 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
     names, plain = list(known), name.lstrip("-").replace("-", "_")
     others = compat.called() if (compat := foreign()) else {}
     called = [others[other] for other in difflib.get_close_matches(plain, others, n=1, cutoff=0.9)]
-    ours = [*called, *map(flag_of, called)]
-    if not (best := [other for other in ours if other in names]):
+    if not (best := [other for other in (*called, *map(flag_of, called)) if other in names]):
         alike = {other: difflib.SequenceMatcher(None, name.strip("-"), other.strip("-")).ratio() for other in names}
         close = sorted((other for other in names if _near(name, other, alike[other])), key=lambda o: -alike[o])
         best = [other for other in close[:3] if alike[other] > alike[close[0]] - 0.1]

@@ -15,7 +15,7 @@ from agentrl.config.args import Args
 from agentrl.config.compat_interface import Part, foreign
 from agentrl.config.fields import RENAMED, SECTIONS, Sections, all_fields
 from agentrl.config.files import read_file
-from agentrl.config.flags import SGLANG_FIELD, merged, read_flags, read_script
+from agentrl.config.flags import merged, read_flags, read_script
 from agentrl.config.model_info import read_model_info
 from agentrl.config.problems import Problems, did_you_mean, one_error, sentences
 from agentrl.errors import SECRET, SettingsError
@@ -217,9 +217,8 @@ class RunSettings(Sections):
 
     @property
     def args(self) -> Args:
-        flat = self.flat()
-        options = flat.get(SGLANG_FIELD) or {}
-        return Args({**{f"sglang_{k}": v for k, v in options.items()}, **flat, **self.compat.compat_options})
+        options = {f"sglang_{name}": value for name, value in self.engine.sglang_options.items()}
+        return Args({**options, **self.flat(), **self.compat.compat_options})
 
     def check_complete(self, purpose: Purpose) -> Self:
         """Check that nothing is missing, that what was given has an effect, and that training can train; returns the

@@ -227,8 +227,7 @@ def _placed(prompt: str | list[Message], images: list[Any]) -> list[Message]:
 
 def _typed(row: dict[str, Any], key: str, kind: type, where: str) -> Any:
     """The optional field `key`, decoded from JSON text where it is text; None when absent."""
-    value = row.get(key)
-    if isinstance(value, str):
+    if isinstance(value := row.get(key), str):
         with raised_as(DataError, f"{where}: field {key!r} is text but not JSON", ValueError):
             value = read_json(value)
     if value is not None and not isinstance(value, kind):

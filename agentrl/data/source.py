@@ -177,8 +177,7 @@ def pop_first(args: Any, buffer: list[Group], num_samples: int) -> list[Group]:
 def load_buffer_filter(path: str | None) -> BufferFilter | None:
     if path is None:
         return None
-    found = load_object(path, what="--buffer-filter-path", default_names=("buffer_filter",))
-    if not callable(found):
+    if not callable(found := load_object(path, what="--buffer-filter-path", default_names=("buffer_filter",))):
         raise PluginError(f"--buffer-filter-path {path!r}: expected a function, got {type(found).__name__}")
     return cast(BufferFilter, found)
 
@@ -187,8 +186,7 @@ def take_from_buffer(choose: BufferFilter, args: Any, buffer: list[Group], num_g
     """Let `choose` pick at most `num_groups` groups and take them out of `buffer`. Raises PluginError: it returned too
     many, something that was not in the buffer, or one group twice."""
     before = {id(group) for group in buffer}
-    chosen = list(choose(args, buffer, num_groups))
-    if len(chosen) > num_groups:
+    if len(chosen := list(choose(args, buffer, num_groups))) > num_groups:
         raise PluginError(f"--buffer-filter-path returned {len(chosen)} groups, at most {num_groups} were asked")
     taken = {id(group) for group in chosen}
     if len(taken) != len(chosen) or not taken <= before:

@@ -95,8 +95,7 @@ class SourceAdapter:
         if not isinstance(given, (list, tuple)):
             got = type(given).__name__ + "; it must be a plain function, not async" * inspect.isawaitable(given)
             raise PluginError(f"{self._name}.get_samples must return a list of groups, got {got}")
-        groups = [self._group(item) for item in given]
-        if len(groups) > num_groups:
+        if len(groups := [self._group(item) for item in given]) > num_groups:
             raise PluginError(f"{self._name}.get_samples({num_groups}) returned {len(groups)} groups; return no more")
         return groups
 

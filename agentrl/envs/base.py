@@ -154,9 +154,7 @@ class Environment:
 
     async def reset(self, sample: Sample) -> list[Message]:
         """The messages that start the conversation. Default: the sample's prompt, plain text as a user message."""
-        if isinstance(sample.prompt, str):
-            return [{"role": "user", "content": sample.prompt}]
-        return list(sample.prompt)
+        return [{"role": "user", "content": sample.prompt}] if isinstance(sample.prompt, str) else list(sample.prompt)
 
     async def step(self, turn: Turn) -> Step:
         """Answer the model's turn. Default: run its tool calls; a turn without any ends it, and without tools every turn."""
@@ -203,14 +201,12 @@ class Environment:
 
         steps = [reward for reward in sample.metadata.get("step_rewards", ()) if reward is not None]
         if rm_type_of(self.args, sample) is None:
-            unsettled = sample.status is not Status.TRUNCATED or type(self).step is Environment.step
-            if unsettled and not steps:
+            if not steps and (sample.status is not Status.TRUNCATED or type(self).step is Environment.step):
                 name = type(self).__name__
                 without = f"{name}.step never returned Step(reward=...), {name} has no reward method"
                 raise SettingsError(f"no reward: {without}, and neither --rm-type nor --custom-rm-path is set")
             return math.fsum(steps)
-        graded = await async_rm(self.args, sample)
-        if not isinstance(graded, dict):
+        if not isinstance(graded := await async_rm(self.args, sample), dict):
             return graded + math.fsum(steps)
         key = getattr(self.args, "reward_key", None) or "score"
         return {**graded, key: graded[key] + math.fsum(steps)}

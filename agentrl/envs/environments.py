@@ -31,8 +31,7 @@ class EnvClasses(dict[type[Environment], list[tuple[Mapping[str, Any], type[Envi
     def of(self, cls: type[Environment], given: Mapping[str, Any]) -> type[Environment]:
         """`cls`, or a subclass that differs in nothing where `cls` is there with other arguments already."""
         same = self.setdefault(cls, [])
-        found = next((kind for arguments, kind in same if arguments == given), None)
-        if found is None:
+        if (found := next((kind for arguments, kind in same if arguments == given), None)) is None:
             inherited = {"__module__": cls.__module__, "__qualname__": cls.__qualname__, "__doc__": cls.__doc__}
             found = type(cls.__name__, (cls,), inherited) if same else cls
             same.append((given, found))
@@ -80,15 +79,13 @@ class Environments(dict[str, EnvSpec]):
 
     def of(self, sample: Sample) -> EnvSpec:
         """The environment that plays `sample`. Raises EnvFailure: the sample names none of the run's."""
-        name = sample.metadata.get("env")
-        if problem := self.unknown(name):
+        if problem := self.unknown(name := sample.metadata.get("env")):
             raise EnvFailure(f"{problem}; set metadata['env']", kind="env_unknown")
         return self[str(name) if self.names else ALONE]
 
 
 def _entry(flag: str, path: str, given: Mapping[str, Any], args: Any, kinds: EnvClasses) -> EnvSpec:
     cls = load_environment(path, what=flag)
-    where = flag.replace("--env", "--env-args", 1) if given else f"{flag} {path!r}"
-    with raised_as(PluginError, where, PluginError):
+    with raised_as(PluginError, flag.replace("--env", "--env-args", 1) if given else f"{flag} {path!r}", PluginError):
         arguments = read_arguments(cls, given)
     return EnvSpec(kinds.of(cls, given), args.changed(env=path, env_args=arguments), arguments)

@@ -92,8 +92,7 @@ class _Said:
         for key in self.values.keys() - known:
             yield f"{self.lines[key]}: a set has no {key}{did_you_mean(key, known)}; it may say {', '.join(sorted(known))}"
         for key, kind in (("name", str), ("path", str), ("metadata_overrides", dict)):
-            value = self.values.get(key, {} if kind is dict else None)
-            if not isinstance(value, kind):
+            if not isinstance(value := self.values.get(key, {} if kind is dict else None), kind):
                 yield f"{self.lines.get(key, self.where)}: {key} must be {'text' if kind is str else 'a mapping'}, got {value!r:.100}"
 
 

@@ -35,10 +35,8 @@ def rollout_metrics(
     if settings.log_reward_category is not None and first:
         found |= figures.categories(first, settings.log_reward_category)
     metrics |= {f"rollout/{name}": value for name, value in found.items()}
-    metrics["rollout/groups"] = float(len(groups))
-    metrics["rollout/retries"] = float(stats.retries)
-    metrics.update(_counts("failures", stats.failures))
-    metrics.update(_counts("dropped", stats.dropped))
+    metrics |= {"rollout/groups": float(len(groups)), "rollout/retries": float(stats.retries)}
+    metrics |= _counts("failures", stats.failures) | _counts("dropped", stats.dropped)
     metrics["perf/rollout_seconds"] = stats.seconds
     if stats.tokens.generated:  # else all samples were ready before the rollout was asked for
         metrics["perf/rollout_tokens_per_second"] = stats.tokens.generated / stats.seconds
@@ -54,8 +52,7 @@ def staleness_metrics(batch: TrainBatch) -> dict[str, float]:
     ages = batch.staleness[batch.staleness >= 0]
     if not ages.size:
         return {}
-    shares = np.bincount(ages) / ages.size
-    found = {f"staleness/share_{age}": float(share) for age, share in enumerate(shares)}
+    found = {f"staleness/share_{age}": float(share) for age, share in enumerate(np.bincount(ages) / ages.size)}
     return {"staleness/mean": float(ages.mean()), "staleness/max": float(ages.max())} | found
 
 

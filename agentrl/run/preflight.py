@@ -281,8 +281,7 @@ def check_model_folder(settings: RunSettings, purpose: Purpose) -> None:
         _other_model("--critic-load", train.critic_load if "values" in reads else None)
         algorithm_of(settings.algorithm)
         hooks_of(settings.args)
-        steps = settings.rollout.num_rollout * train.num_steps_per_rollout - train.actor_starts
-        if steps > 0:
+        if (steps := settings.rollout.num_rollout * train.num_steps_per_rollout - train.actor_starts) > 0:
             learning_rate(steps - 1, train, steps)  # raises if the parts of the curve do not fit
         resumed(settings)
 
@@ -402,8 +401,7 @@ def _someone_asks(plugins: Plugins) -> None:
         return
     if plugins.environments.names:
         raise SettingsError("no prompts: with several environments a row says which plays it; give --prompt-data FILE")
-    kind = plugins.environments[ALONE].kind
-    if kind.reset is Environment.reset:
+    if (kind := plugins.environments[ALONE].kind).reset is Environment.reset:
         said = f"no prompts: {kind.__name__} has no reset method that makes its own"
         raise SettingsError(f"{said}; write one, or give --prompt-data FILE.jsonl")
 
@@ -460,8 +458,7 @@ def _teacher(settings: RunSettings, chat: Chat) -> None:
     if "teacher_log_probs" in settings.algorithm.reads and (folder := settings.train.opd_teacher_load):
         has_tokenizer("--opd-teacher-load", Path(folder))
         text = probe_text(chat.tokenizer)
-        ids = load_tokenizer(folder)(text)["input_ids"]
-        same_vocabulary(chat.tokenizer, text, ids, f"--opd-teacher-load {folder}")
+        same_vocabulary(chat.tokenizer, text, load_tokenizer(folder)(text)["input_ids"], f"--opd-teacher-load {folder}")
 
 
 def someone_grades(settings: RunSettings, first: FirstRows) -> None:

@@ -27,8 +27,7 @@ def changed(settings: RunSettings, command: str = "train", only: Collection[str]
     """`--lr 1e-06 -> 0.001` for each setting that the run in this folder had otherwise; none if there is no run.
     `command`: whose folder, a key of `BELOW`. `only`: the settings to look at; by default all. Raises SettingsError:
     what the run wrote of its settings is damaged."""
-    file = Path(settings.observability.output_dir).expanduser() / BELOW[command] / SETTINGS
-    if not file.is_file():
+    if not (file := Path(settings.observability.output_dir).expanduser() / BELOW[command] / SETTINGS).is_file():
         return []
     try:
         before = {section: dict(values) for section, values in json.loads(file.read_bytes()).items()}

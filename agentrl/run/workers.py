@@ -230,8 +230,7 @@ class _Worker:
 
     def receive(self, messages: Sequence[CallProgress | Answer]) -> None:
         for message in messages:
-            call = self.calls.get(message.call)
-            if call is None:
+            if (call := self.calls.get(message.call)) is None:
                 continue
             if isinstance(message, CallProgress):
                 call.report(message.progress)
@@ -280,8 +279,7 @@ class RolloutWorkers(Player, EngineFollower):
     # ---- what the coordinator calls -------------------------------------------------------------------------
 
     async def play(self, lease: Lease, report: Callable[[LeaseProgress], None]) -> Played:
-        answer = await self._ask(Order(next(self._numbers), lease), _Call(len(lease.group), report))
-        played = answer.result
+        played = (await self._ask(Order(next(self._numbers), lease), _Call(len(lease.group), report))).result
         assert isinstance(played, Played)
         if played.verdict.keep or not played.data:
             return played
@@ -445,8 +443,6 @@ async def _first(lasting: "asyncio.Future[None]", *awaited: Coroutine[Any, Any, 
 def share(settings: RunSettings) -> RunSettings:
     """Return the settings of one worker, with its share of trajectories and of the engines' places."""
     workers = settings.cluster.rollout_workers
-    names = {
-        "rollout_max_concurrency": settings.rollout.rollout_max_concurrency,
-        "sglang_server_concurrency": settings.engine.sglang_server_concurrency,
-    }
-    return settings.replace(**{name: -(-number // workers) for name, number in names.items()})
+    numbers = (settings.rollout.rollout_max_concurrency, settings.engine.sglang_server_concurrency)
+    trajectories, places = (-(-number // workers) for number in numbers)
+    return settings.replace(rollout_max_concurrency=trajectories, sglang_server_concurrency=places)

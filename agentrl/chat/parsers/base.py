@@ -56,16 +56,13 @@ class Splitter:
             if section is None:
                 kept.append(text[at:start])
             at = found.end()
-            if found.lastgroup == "call":
-                calls = read(start)
-                good = calls is not None
-                if calls is not None:
-                    out.calls += calls[0]
-                    at = calls[1]
-                else:
-                    end = self._until.search(text, max(at, start + 1)) if len(out.broken) < MAX_BROKEN else None
-                    at = end.end() if end else len(text)
-                    out.broken.append(text[start:at])
+            if found.lastgroup == "call" and (calls := read(start)) is not None:
+                good, at = True, calls[1]
+                out.calls += calls[0]
+            elif found.lastgroup == "call":
+                end = self._until.search(text, max(at, start + 1)) if len(out.broken) < MAX_BROKEN else None
+                at = end.end() if end else len(text)
+                out.broken.append(text[start:at])
             elif found.lastgroup == "begin":
                 section = section or (start, len(out.calls) + len(out.broken))
             elif found.lastgroup == "end" and section:
@@ -162,8 +159,7 @@ def split_tags(text: str, tags: ReasoningTags | None, *, opened: bool, begins: S
         body = begin[len(tags.open) :]
     elif not opened:
         return Split(None, text)
-    end = body.find(tags.close)
-    if end >= 0:
+    if (end := body.find(tags.close)) >= 0:
         return Split(body[:end].strip() or None, body[end + len(tags.close) :])
     if calls := [at for begin in begins if (at := body.find(begin)) >= 0]:
         return Split(body[: min(calls)].strip() or None, body[min(calls) :])

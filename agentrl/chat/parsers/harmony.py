@@ -35,9 +35,7 @@ class _Message(NamedTuple):
 def _messages(text: str) -> Iterator[_Message]:
     at = unread = 0
     while at < len(text):
-        header = _HEADER.match(text, at)
-        recipient = (header[1] or header[3]) if header else None
-        if header is None:
+        if (header := _HEADER.match(text, at)) is None:
             start = text.find("<|start|>", at + 1)
             channel = text.find("<|channel|>", at) if not _BEGINS.match(text, at) else -1
             found = min((place for place in (start, channel) if place >= 0), default=len(text))
@@ -45,7 +43,7 @@ def _messages(text: str) -> Iterator[_Message]:
             at = found
             continue
         body, end = header.end(), None
-        if recipient:
+        if recipient := header[1] or header[3]:
             value = read_json(text, body)
             unread += value is None
             end = _END.search(text, value[1] if value else body) if unread < MAX_BROKEN else None

@@ -63,8 +63,7 @@ def calls_of(name: str | None, value: Any) -> list[tuple[str, dict[str, Any]]] |
         return None if arguments is None else [(name, arguments)]
     calls = []
     for item in value if isinstance(value, list) else [value]:
-        body = item.get("function", item) if isinstance(item, dict) else None
-        if not isinstance(body, dict):
+        if not isinstance(body := item.get("function", item) if isinstance(item, dict) else None, dict):
             return None
         named = next((body[key] for key in _NAMES if key in body), None)
         given = next((key for key in _ARGUMENTS if key in body), None)

@@ -98,8 +98,7 @@ def _parameter_schemas(tools: Sequence[Mapping[str, Any]]) -> dict[str, Mapping[
 def _coerce(value: str, field: str, parameters: Mapping[str, Any]) -> Any:
     """Convert a value written as text by the tool's JSON schema; keep the text if it fits no other allowed type."""
     schema = (parameters.get("properties") or {}).get(field)
-    types = _types(schema, parameters)
-    if not types:
+    if not (types := _types(schema, parameters)):
         return json_or_text(value) if schema is None else value
     text = value.strip()
     if text in ("null", "None") and ("null" in types or "string" not in types):
@@ -122,8 +121,7 @@ def _types(schema: Any, root: Mapping[str, Any], seen: frozenset[str] = frozense
         name = str(schema["$ref"]).rpartition("/")[2]
         defined = {**(root.get("definitions") or {}), **(root.get("$defs") or {})}
         return [] if name in seen else _types(defined.get(name), root, seen | {name})
-    kind = schema.get("type")
-    if kind is None:
+    if (kind := schema.get("type")) is None:
         options = [option for key in ("anyOf", "oneOf", "allOf") for option in schema.get(key) or ()]
         values = schema.get("enum") or ([schema["const"]] if "const" in schema else [])
         given = [_JSON_TYPES.get(type(value), "") for value in values]

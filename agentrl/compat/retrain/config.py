@@ -185,7 +185,6 @@ def _rewards(section: Mapping[str, Any], *, checked: bool) -> Iterator[Said]:
         yield ("reward_setup",), "", str(error)
     else:
         if setup.names:
-            function = "rewards_of" if setup.scale else "reward_of"
-            yield ("reward_setup",), "custom_rm_path", f"{_HERE}.rewards:{function}"
+            yield ("reward_setup",), "custom_rm_path", f"{_HERE}.rewards:{'rewards_of' if setup.scale else 'reward_of'}"
         if setup.scale:
             yield ("reward_setup", "scale"), "group_rm", True

@@ -184,8 +184,7 @@ def attend_singles(
 
 def in_threads(work: Callable[[int, int], None], count: int, most: int) -> None:
     """Call `work` for parts of `count`, in as many threads as torch may use, and at most `most`."""
-    threads = min(torch.get_num_threads(), most)
-    if threads > 1:
+    if (threads := min(torch.get_num_threads(), most)) > 1:
         ends = [i * count // threads for i in range(threads + 1)]
         list(_THREADS.map(work, ends, ends[1:]))
     else:

@@ -114,8 +114,7 @@ async def models(request: Request) -> Response:
     name = service.options.served_model_name or service.options.model_path
     card = {"id": name, "object": "model", "created": int(service.started), "owned_by": "sglang", "root": name}
     card |= {"parent": None, "max_model_len": service.context}
-    asked = request.path_params.get("model")
-    if asked in (None, name):
+    if (asked := request.path_params.get("model")) in (None, name):
         return Json(card if asked else {"object": "list", "data": [card]})
     missing = {"message": f"The model '{asked}' does not exist", "type": "invalid_request_error", "param": "model"}
     return Json({"error": {**missing, "code": "model_not_found"}}, status_code=404)
@@ -138,9 +137,8 @@ async def continue_generation(service: EngineService) -> Response:
 
 async def flush_cache(request: Request) -> Response:
     worker = _service(request).worker
-    raw = request.query_params.get("timeout", "0")
     try:
-        timeout = float(raw)
+        timeout = float(request.query_params.get("timeout", "0"))
     except ValueError:
         raise invalid_body("float_parsing", "Input should be a valid number", "timeout") from None
     flushed = await worker.call(Engine.flush)

@@ -151,8 +151,7 @@ class Engine:
                     return False
         target = best
         if hit == 0 or self.slots[best].job is not None or hit < WORTH_EXTENDING * self.slots[best].count:
-            free = (i for i, slot in enumerate(self.slots) if slot.job is None)
-            target = min(free, key=self._worth)
+            target = min((i for i, slot in enumerate(self.slots) if slot.job is None), key=self._worth)
         slot, source = self.slots[target], self.slots[best]
         self._overwritten(target, hit if target == best else 0)
         if hit and target != best:
@@ -190,8 +189,7 @@ class Engine:
     def _best_prefix(self, wanted: Ids) -> tuple[int, int]:
         best, hit = 0, 0
         for i, slot in enumerate(self.slots):
-            count = self._usable(slot)
-            if count > hit and len(wanted) > hit and slot.tokens[hit] == wanted[hit]:
+            if (count := self._usable(slot)) > hit and len(wanted) > hit and slot.tokens[hit] == wanted[hit]:
                 shared = _common(slot.tokens[:count], wanted)
                 if shared > hit and (shared == count or not self.cache.stateful):
                     best, hit = i, shared
@@ -216,8 +214,7 @@ class Engine:
             job.filled += count
             slot.count = job.filled
         with batch_invariant(self.batch_invariant):
-            scored = [(row, job, at) for row, (_, job, at) in enumerate(rows) if at is not None]
-            if scored:
+            if scored := [(row, job, at) for row, (_, job, at) in enumerate(rows) if at is not None]:
                 self._prompt_log_probs(logits, scored)
             self._sample(logits, [(row, job) for row, (_, job, at) in enumerate(rows) if at is None])
 
@@ -255,8 +252,7 @@ class Engine:
                 self._finish(job, {"type": "length", "length": 0})
             elif job.grammar is not None and (reason := job.grammar.advance(job.output)) is not None:
                 self._finish(job, reason)
-        ready = [(row, job) for row, job in ready if job.finish is None]
-        if not ready:
+        if not (ready := [(row, job) for row, job in ready if job.finish is None]):
             return
         jobs, rows = [job for _, job in ready], logits[[row for row, _ in ready]].float()
         for i, job in enumerate(jobs):
@@ -267,8 +263,7 @@ class Engine:
                 job.grammar.mask(rows[i])
         keep = [i for i, job in enumerate(jobs) if job.want.return_sampling_mask]
         choice = choose(rows, [job.params for job in jobs], [job.randomness.random() for job in jobs], keep)
-        picked = torch.tensor(choice.tokens, device=self.device)[:, None]
-        values = choice.log_probs.gather(1, picked)[:, 0].tolist()
+        values = choice.log_probs.gather(1, torch.tensor(choice.tokens, device=self.device)[:, None])[:, 0].tolist()
         for i, job in enumerate(jobs):
             _keep_others(job.want, choice.log_probs[i], job.output_top, job.output_ids_log_probs)
             if job.want.return_sampling_mask:
@@ -349,7 +344,6 @@ def _keep_others(want: Wanted, row: Tensor, tops: list[TopEntry], watched: list[
     """Log-probs of one position that are wanted beside that of its own token."""
     if want.top_logprobs_num:
         values, ids = row.topk(min(want.top_logprobs_num, row.shape[-1]))
-        found = zip(values.tolist(), ids.tolist(), strict=True)
-        tops.append([pair for pair in found if pair[0] > -math.inf])
+        tops.append([pair for pair in zip(values.tolist(), ids.tolist(), strict=True) if pair[0] > -math.inf])
     if ids_wanted := want.token_ids_logprob:
         watched.append(list(zip(row[ids_wanted].tolist(), ids_wanted, strict=True)))

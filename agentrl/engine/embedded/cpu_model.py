@@ -38,8 +38,7 @@ def forward_of(model: Any, *, by_kernel: bool) -> Forward:
     def plain(ids: Tensor, positions: Tensor, keep: Tensor, plan: Plan, images: ImageRows | None) -> Tensor:
         if images is not None:
             return _with_images(model, ids, positions, keep, plan, images)
-        out = model(input_ids=ids, position_ids=positions, use_cache=False, logits_to_keep=keep, plan=plan)
-        return out.logits[0]
+        return model(input_ids=ids, position_ids=positions, use_cache=False, logits_to_keep=keep, plan=plan).logits[0]
 
     if not by_kernel:
         return plain
@@ -184,8 +183,7 @@ def _by_kernel(module: Any) -> None:
     product, wide = _product(module.weight.data, None if module.bias is None else module.bias.data), len(module.weight)
 
     def forward(hidden: Tensor) -> Tensor:
-        rows = hidden.contiguous().flatten(0, -2).numpy()
-        return torch.from_numpy(product(rows)).view(*hidden.shape[:-1], wide)
+        return torch.from_numpy(product(hidden.contiguous().flatten(0, -2).numpy())).view(*hidden.shape[:-1], wide)
 
     module.forward = forward
 

@@ -74,8 +74,7 @@ async def _stream(service: EngineService, parsed: GenerateRequest) -> AsyncGener
 
 
 async def _stream_error(error: RequestError) -> AsyncGenerator[dict[str, Any]]:
-    detail = {"message": str(error), "type": "invalid_request_error", "code": error.status, "retryable": False}
-    yield {"error": detail}
+    yield {"error": {"message": str(error), "type": "invalid_request_error", "code": error.status, "retryable": False}}
 
 
 def event_stream(chunks: AsyncGenerator[dict[str, Any]]) -> Response:

@@ -108,14 +108,12 @@ class Grammars:
 
     def _tags(self, text: str) -> str:
         """SGLang's older structural tag: free text in which each trigger begins one of its structures."""
-        tag = json.loads(text)
-        if "structures" not in tag:
+        if "structures" not in (tag := json.loads(text)):
             raise ValueError('it needs "structures" and "triggers"; "format" needs a real SGLang server')
         rules = [f"rest: {ANY}"]
         for i, structure in enumerate(tag["structures"]):
             begin, schema = structure["begin"], schema_text(structure["schema"])
-            trigger = next((t for t in tag["triggers"] if t and begin.startswith(t)), None)
-            if trigger is None:
+            if (trigger := next((t for t in tag["triggers"] if t and begin.startswith(t)), None)) is None:
                 raise ValueError(f"no trigger begins {begin!r}")
             tail = f"{self.literal(begin[len(trigger) :])} %json {schema} {self.literal(structure['end'])}"
             rules += [self.until(trigger, f"head{i}"), f"tag{i}: head{i} {tail}"]

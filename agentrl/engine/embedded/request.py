@@ -75,8 +75,7 @@ def parse_generate(
     sampling = [RequestSampling.decode(own.sampling_params, vocab_size=vocab.size) for own in bodies]
     copies = [max(1, params.n) for params in sampling]
     at_most(MAX_SEQUENCES, sum(copies), "sequences (prompts times n)")
-    ids = [_ids(member, vocab, context) for member in members]
-    prompts, images = _with_images(body, ids, single, reader)
+    prompts, images = _with_images(body, [_ids(member, vocab, context) for member in members], single, reader)
     at_most(MAX_TOKENS, sum(map(mul, copies, map(len, prompts))), "prompt tokens times n")
     rids = _rids(body.rid, len(members), single)
     jobs: list[SequenceState] = []
@@ -178,8 +177,7 @@ def _check_adapter(asked: object, there: str | None) -> None:
 
 def _prompts(body: GenerateBody) -> tuple[list[Any], bool]:
     """The prompts as they came, and whether the body has one instead of a list."""
-    ids = body.input_ids
-    if ids is not None:
+    if (ids := body.input_ids) is not None:
         return (ids, False) if ids and isinstance(ids[0], list) else ([ids], True)
     if body.text is None:
         raise refused("Either text, input_ids or input_embeds should be provided.")
@@ -222,8 +220,7 @@ def _rids(rid: Any, count: int, single: bool) -> list[str]:
         return [uuid.uuid4().hex for _ in range(count)]
     if isinstance(rid, str):
         return [rid] if single else [f"{rid}_{i}" for i in range(count)]
-    members = strings(rid, "rid")
-    if len(members) != count:
+    if len(members := strings(rid, "rid")) != count:
         raise refused("The specified rids length mismatch with the batch_size for batch processing.")
     if doubled := sorted(member for member, times in Counter(members).items() if times > 1):
         raise refused(f"Duplicate request IDs detected within the request: {doubled}")

@@ -25,8 +25,7 @@ def answer(job: SequenceState, request: GenerateRequest, vocab: Vocabulary, vers
         "meta_info": _meta(job, finish, len(output), version),
     }
     if job.want.return_logprob:
-        texts = vocab if request.body.return_text_in_logprobs else None
-        result["meta_info"] |= _log_probs(job, texts, len(output))
+        result["meta_info"] |= _log_probs(job, vocab if request.body.return_text_in_logprobs else None, len(output))
     if job.want.return_sampling_mask:
         kept = job.kept[: len(output)]
         result["meta_info"] |= {

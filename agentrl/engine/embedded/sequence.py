@@ -89,8 +89,7 @@ class SequenceState:
 
     def tokens(self, start: int, stop: int) -> list[int]:
         """Tokens `start` to `stop` of prompt and output together."""
-        base = len(self.prompt)
-        if start >= base:
+        if start >= (base := len(self.prompt)):
             return self.output[start - base : stop - base]
         return self.prompt[start:stop] + self.output[: max(0, stop - base)]
 

@@ -48,9 +48,8 @@ class StopRules:
             return None
         if params.stop:
             tail = self._decode(output[-self._tail :], params.skip_special_tokens)
-            for stop in params.stop:
-                if stop in tail:
-                    return {"type": "stop", "matched": stop}
+            if (found := next((stop for stop in params.stop if stop in tail), None)) is not None:
+                return {"type": "stop", "matched": found}
         if params.stop_regex:
             whole = self._decode(output, params.skip_special_tokens)
             for pattern in params.stop_regex:

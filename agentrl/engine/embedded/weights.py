@@ -37,8 +37,6 @@ JOIN_TIMEOUT = timedelta(seconds=60)
 Tag = Literal["weights", "kv_cache", "cuda_graph"]  # kinds of memory that can be given back; there are no graphs here
 TAGS: tuple[Tag, ...] = get_args(Tag)
 DTYPES = {name: getattr(torch, name) for name in ("float32", "bfloat16", "float16", "float64")}
-
-
 Named = list[tuple[str, Tensor]]  # tensors by name
 
 
@@ -71,8 +69,7 @@ class WeightUpdater:
 
     def read_folder(self, path: str) -> Named:
         """The tensors of a Hugging Face folder under the model's own names; memory-mapped where possible."""
-        files = sorted(Path(path).glob("*.safetensors"))
-        if not files:
+        if not (files := sorted(Path(path).glob("*.safetensors"))):
             raise update_refused(f"Failed to get weights iterator: no *.safetensors files in '{path}'.")
         named: Named = []
         for file in files:
@@ -128,7 +125,6 @@ class WeightUpdater:
             raise update_refused(f"group_name must have letters, digits and _ only; got {name!r}.")
         if not 1 <= rank < world_size:
             raise update_refused(f"rank_offset must be in [1, world_size), as rank 0 is the trainer's; got {rank}.")
-
         join = partial(WeightReceiver, backend=backend, address=address, world_size=world_size, rank=rank, name=name)
         join = partial(join, timeout=JOIN_TIMEOUT)
         self._groups[name] = None  # taken, while the members meet
@@ -141,8 +137,7 @@ class WeightUpdater:
                 del self._groups[name]
 
     async def destroy(self, name: str) -> None:
-        group = self._groups.get(name)
-        if group is None:
+        if (group := self._groups.get(name)) is None:
             raise update_refused("The group to be destroyed does not exist.")
         del self._groups[name]
         await anyio.to_thread.run_sync(group.close)
@@ -163,11 +158,9 @@ class WeightUpdater:
             self._targets(planned)
             if flat:
                 return list(views(group.receive(sum(t.nbytes for _, t in planned), self._model.device), specs))
-            received = []
-            for spec, (_, tensor) in zip(specs, planned, strict=True):
-                named = views(group.receive(tensor.nbytes, self._model.device), [spec])
-                received += [(name, each.clone()) for name, each in named]
-            return received
+            sizes = zip(specs, (tensor.nbytes for _, tensor in planned), strict=True)
+            single = (views(group.receive(size, self._model.device), [spec]) for spec, size in sizes)
+            return [(name, tensor.clone()) for named in single for name, tensor in named]
         except (ValueError, RuntimeError) as error:
             said = f"Failed to receive the weights, by their names, dtypes and shapes: {error}."
             raise update_refused(said) from error
