@@ -14,6 +14,7 @@ import shutil
 import zlib
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import BinaryIO, TypedDict
@@ -113,7 +114,9 @@ def _patch(base: Path, delta: Path, made: Path) -> None:
 
 def _opened(file: Path) -> BinaryIO:
     """Open a file; one that is missing has nothing in it."""
-    return (file if file.exists() else Path(os.devnull)).open("rb")
+    with suppress(FileNotFoundError):
+        return file.open("rb")
+    return open(os.devnull, "rb")
 
 
 def _hash(file: Path) -> str:

@@ -84,7 +84,8 @@ class Demonstrations(WithoutEngines):
         place = self._source.place(row.group_index)
         assert place is not None
         where = self._source.dataset.where(place.prompt_index)
-        sample = demonstrated(self._chat, self._settings, row, row.metadata.get("tools"), where, row.group_index)
+        tools = row.metadata.get("tools")
+        sample = demonstrated(self._chat, self._settings, row, tools, where, row.group_index)
         if len(sample.tokens) <= self._longest:
             self._queue.complete(row.group_index, [sample])
             self._left_out = 0
@@ -129,3 +130,6 @@ class DumpedRollouts(WithoutEngines):
 
     async def checkpointed(self, step: int) -> None:
         pass
+
+
+_implementations: tuple[type[Rollouts], ...] = (Demonstrations, DumpedRollouts)

@@ -52,7 +52,7 @@ from agentrl.run.environments import set_up
 from agentrl.run.evalsets import EvalSet, eval_sets
 from agentrl.run.metrics import rollout_metrics, staleness_metrics, truncation_metrics
 from agentrl.run.preflight import Plugins, load_chat, teacher_pool, ungraded
-from agentrl.run.protocols import EVALUATES, Batch, Rollouts
+from agentrl.run.protocols import EVALUATES, Batch, Rollouts, WeightSink
 from agentrl.run.resuming import write_evaluation
 from agentrl.runfolder import RunFolder
 from agentrl.tools.threads import run_in_daemon_thread
@@ -382,3 +382,7 @@ async def _context_length(settings: RunSettings, pool: EnginePool) -> int:
     if not (known := [length for length in said if isinstance(length, int) and length > 0]):
         raise SettingsError("neither engine nor model says its context length; set --rollout-max-context-len")
     return min(known)
+
+
+_rollouts: type[Rollouts] = LedgerRollouts
+_sink: type[WeightSink] = EnginePool

@@ -143,7 +143,8 @@ class BroadcastWeights(WeightTransfer):
             await _both(partial(self._sink.join_weight_group, group), partial(self._source.init_weight_group, group))
             self._groups.append(name)
         # In turns: while one sender's bucket travels, the others prepare theirs.
-        self._buckets = [bucket for turn in itertools.zip_longest(*parts) for bucket in turn if bucket is not None]
+        turns = itertools.zip_longest(*parts)
+        self._buckets = [bucket for turn in turns for bucket in turn if bucket is not None]
 
     async def _leave(self) -> None:
         names, self._groups, self._buckets = self._groups, [], []
@@ -189,3 +190,6 @@ async def _both(engines: _Side, trainer: _Side) -> None:
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(engines)
             tasks.start_soon(trainer)
+
+
+_implementations: tuple[type[WeightTransfer], ...] = (DiskWeights, BroadcastWeights, SharedWeights)

@@ -168,7 +168,9 @@ def named(trouble: str) -> Iterator[None]:
 
 
 def _as_ids(value: Any) -> set[int]:
-    return set() if value is None else set(value) if isinstance(value, list) else {int(value)}
+    if value is None:
+        return set()
+    return set(value) if isinstance(value, list) else {int(value)}
 
 
 _EXPERTS = re.compile(r".*\blayers\.(\d+)\..*\bexperts")
