@@ -35,7 +35,8 @@ def shown(value: Any, key: object = "") -> Any:
 
 
 _SECRET_WORDS = re.compile(
-    rf"((?:--[\w-]*(?:{SECRET_WORDS})\s+|[\w-]*(?:{SECRET_WORDS})=))(?!{SECRET})(\"[^\"]*\"|'[^']*'|\S+)", re.I
+    rf"(?<![\w-])((?:--[\w-]*(?:{SECRET_WORDS})\s+|[\w-]*(?:{SECRET_WORDS})=))(?!{SECRET})(\"[^\"]*\"|'[^']*'|\S+)",
+    re.I,
 )
 """Keys in a command: `--api-key KEY`, `API_KEY=KEY`."""
 
