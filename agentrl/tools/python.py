@@ -67,7 +67,9 @@ class PythonTool(Tool):
         if state is None:
             remedy = "pass `state` to the toolbox (environments do), or make the tool with stateful=False"
             raise SandboxUnavailable(f"a stateful `python` tool needs to know whose call it is: {remedy}")
-        return self._sessions.setdefault(state, box.session())
+        if state not in self._sessions:
+            self._sessions[state] = box.session()
+        return self._sessions[state]
 
 
 python_tool = PythonTool
