@@ -96,7 +96,8 @@ class RolloutActor:
 def rollout_actor(settings: RunSettings, workspace: str, folder: RunFolder) -> Any:
     """An actor whose process comes up, and imports what it needs, while others do; beside the driver, as the ledger is."""
     kind: Any = RolloutActor
-    here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=True)
+    # Not soft: Ray puts an actor that needs no resources on a random node then.
+    here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
     environment = {"env_vars": worker_environment(settings.engine.admin_api_key)}
     options = {"num_cpus": 0, "scheduling_strategy": here, "runtime_env": environment}
     return kind.options(**options).remote(settings, workspace, folder)

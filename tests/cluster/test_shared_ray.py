@@ -173,7 +173,8 @@ def test_a_lost_node_costs_its_engines_or_the_run_is_resumed_on_what_is_left(tmp
     arguments = kit.arguments("run", **form, update_weight_mode="disk", max_staleness=1, engine_probe_interval=1)
     run = kit.start(arguments)
     run.until(lambda: "rollout 3/" in run.output)
-    trainer = run.processes()["trainer"][0]
+    rollouts, trainer = run.processes()["rollout_worker"][0], run.processes()["trainer"][0]
+    assert rollouts in node_processes(cluster.head_node), "the ledger is not beside the driver"
     other, theirs = sorted(nodes, key=lambda node: trainer in node_processes(node))
     cluster.remove_node(other)
     at = len(run.metrics())
