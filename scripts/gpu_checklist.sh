@@ -3,11 +3,11 @@
 #
 #   scripts/gpu_checklist.sh OUT [MODEL]
 #
-# OUT: a folder for logs. MODEL: a folder of about 0.6 B parameters (Qwen3-0.6B); without it the steps with SGLang use the
+# OUT: a folder for logs, an absolute path or below the clone. MODEL: a folder of about 0.6 B parameters (Qwen3-0.6B); without it the steps with SGLang use the
 # demo's model. PYTHON: the interpreter with agentrl, default python. SGLANG: one with sglang; without it these steps are skipped.
 set -u
 out=${1:?usage: gpu_checklist.sh OUT [MODEL]} model=${2:-} python=${PYTHON:-python} sglang=${SGLANG:-}
-cd "$(dirname "$0")/.." && mkdir -p "$out"
+cd "$(dirname "$0")/.." && mkdir -p "$out" && out=$(realpath "$out")
 
 step() { # NAME SECONDS COMMAND...: run it within its limit, and say how it ended
     local name=$1 limit=$2 start=$SECONDS status=0
@@ -17,11 +17,14 @@ step() { # NAME SECONDS COMMAND...: run it within its limit, and say how it ende
 }
 
 train() { # FLAGS...: three rollouts of the demo's task with SGLang on the shared GPU
-    "$python" -m agentrl train --env agentrl.demo.example:Calculator --engine sglang --engine-python "$sglang" \
+    "$python" -m agentrl train --env agentrl.demo.task:CalculatorEnv --engine sglang --engine-python "$sglang" \
         --device cuda --colocate --actor-num-gpus-per-node 1 --sglang-mem-fraction-static 0.5 --num-rollout 3 \
-        --hf-checkpoint "${model:-agentrl/tiny/models/calculator}" "$@"
+        --hf-checkpoint "${model:-agentrl/tiny/models/calculator}" \
+        --prompt-data "$out/train.jsonl" --input-key prompt --label-key label "$@"
 }
-export python sglang model
+data='import pathlib, sys; from agentrl.demo.data import write_train_and_test as write; write(pathlib.Path(sys.argv[1]), train_count=64, seed=0)'
+"$python" -c "$data" "$out"
+export out python sglang model
 export -f train
 
 # 1. The trainer's numbers on this GPU: log-probs, gradients, packing, checkpoints.

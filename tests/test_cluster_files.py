@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shlex
 import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
+from agentrl.config import RunSettings
 from agentrl.config.fields import all_fields
-from tests.support.checkout import ROOT
+from agentrl.plugins import load_object
+from tests.support.checkout import ROOT, import_path
 
 FILES = ROOT / "docs/files"
 
@@ -38,8 +42,20 @@ def test_the_commands_have_flags_that_exist(command: str) -> None:
     assert flags - {"--config"} <= {field.flag for field in all_fields().values()}
 
 
-def test_the_checklist_for_gpus_is_bash() -> None:
-    subprocess.run(["bash", "-n", ROOT / "scripts/gpu_checklist.sh"], check=True)
+def test_the_checklist_for_gpus_trains_what_exists(tmp_path: Path) -> None:
+    """With an interpreter that shows its arguments: the data is written, and each run has an environment and a model."""
+    shown = tmp_path / "python"
+    shown.write_text(f'#!/bin/sh\n[ "$1" = -c ] && exec {sys.executable} "$@"\necho "$@"\n')
+    shown.chmod(0o755)
+    environment = {**os.environ, "PYTHON": str(shown), "SGLANG": str(shown), "PYTHONPATH": import_path()}
+    subprocess.run([ROOT / "scripts/gpu_checklist.sh", tmp_path / "out"], check=True, env=environment)
+    for name in ("colocate", "ipc", "colocate_lora"):
+        _, _, command, *flags = shlex.split((tmp_path / f"out/{name}.log").read_text())
+        given = RunSettings.from_cli(flags)
+        assert command == "train"
+        assert load_object(str(given.rollout.env), what="--env")
+        assert (ROOT / str(given.train.hf_checkpoint)).is_dir()
+        assert Path(str(given.data.prompt_data)).stat().st_size
 
 
 def test_the_slurm_script_is_bash_and_wants_a_file(tmp_path: Path) -> None:

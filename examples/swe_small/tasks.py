@@ -121,6 +121,7 @@ def main() -> None:
     parser.add_argument("path", type=Path)
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
+    options.path.parent.mkdir(parents=True, exist_ok=True)
     options.path.write_text("".join(json.dumps(row) + "\n" for row in rows(options.seed)), encoding="utf-8")
 
 
