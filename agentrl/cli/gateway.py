@@ -71,7 +71,7 @@ async def _serve(
     async with EnginePool(engines, settings, vocab_size=None) as asked:
         click.echo(f"waiting for an engine: {', '.join(asked.urls)}", err=True)
         info = await asked.check_present()
-        context = context_length or int((await asked.server_info())[0]["context_length"])
+        context = context_length or min(int(each["context_length"]) for each in (await asked.server_info()).values())
     folder = model or str(info.get("tokenizer_path") or info["model_path"])
     chat = await to_thread.run_sync(partial(Chat.load, folder, **chat_options))
     async with EnginePool(engines, settings, vocab_size=vocabulary(info).get("vocab_size")) as pool:

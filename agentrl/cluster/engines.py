@@ -31,13 +31,13 @@ class EngineActor:
 
     def address(self) -> str:
         """Return an address of this machine at which all machines of an engine can meet."""
-        return f"{node_address()}:{free_port()}"
+        return f"{node_address(self._settings)}:{free_port()}"
 
     def start(
-        self, index: int, logs: Path, gpus: Sequence[int] | None = None, node: EngineNode | None = None
+        self, index: int, logs: Path, gpus: Sequence[int | str] | None = None, node: EngineNode | None = None
     ) -> tuple[str, int | None]:
         """Start the server, on the GPUs of others if they are given; returns its URL and process id."""
-        own, address = self._settings.engine.engine_host, node_address()
+        own, address = self._settings.engine.engine_host, node_address(self._settings)
         host = own if address == "127.0.0.1" else address
         process = self._stack.enter_context(serve_one(self._settings, index, logs, host=host, gpus=gpus, node=node))
         return process.url, process.pid
@@ -50,7 +50,7 @@ class EngineActor:
         self._stack.close()
 
 
-async def start_engine(actors: list[Any], index: int, logs: Path, gpus: Sequence[int] | None) -> tuple[str, list[int]]:
+async def start_engine(actors: list[Any], index: int, logs: Path, gpus: Sequence[int | str] | None) -> tuple[str, list[int]]:
     """Start engine `index` with the actors of its machines; return its address and the process ids. `gpus`: the
     devices, in the order of the machines, if they are those of trainers."""
     count, share = len(actors), len(gpus or ()) // len(actors)

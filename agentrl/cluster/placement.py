@@ -125,29 +125,30 @@ class _Starting:
                 with within(s.cluster.train_timeout, "taking the trainer off the devices"):
                     await trainer.offload()
             await start_engines()
-        parts, generating = await self._rollouts(stack, trainer, actors, (urls, groups), worker)
+        near = len(set(_nodes(placement))) == 1
+        parts, generating = await self._rollouts(stack, trainer, actors, (urls, groups), worker, near)
         with within(timeout, "asking for process ids"):
             trainers = await values([process.pid.remote() for process in trainer.processes])
         self.folder.write_processes({"driver": [os.getpid()], "trainer": trainers, "engine": pids, **generating})
         return parts
 
     async def _rollouts(
-        self, stack: AsyncExitStack, trainer: RayTrainer, actors: Sequence[Any], engines: _Addresses, worker: Any
+        self, stack: AsyncExitStack, trainer: RayTrainer, actors: list[Any], urls: _Addresses, worker: Any, near: bool
     ) -> tuple[Components, dict[str, list[int]]]:
-        """The parts, and the process that generates, if there is one."""
+        """The parts, and the process that generates, if there is one. `near`: the trainer is on one machine."""
         self.progress.phase("opening the data")
         s, step = self.settings, None if self.resume is None else self.resume.step
         if worker is None:
             return Components(stack.enter_context(without_engines(s, self.folder, step)), trainer, None), {}
         with within(s.cluster.start_timeout, "starting the rollout worker"):
-            rollouts = await stack.enter_async_context(RayRollouts.open(worker, *engines, step))
+            rollouts = await stack.enter_async_context(RayRollouts.open(worker, *urls, step))
         copies, root = s.cluster.update_weight_local_checkpoint_dir, s.cluster.update_weight_disk_dir
         given_to = (self.folder, trainer, rollouts.engines, partial(fetch, actors), copies)
         weights: WeightTransfer = DiskWeights(*given_to, root=root)
         if s.cluster.update_weight_mode == "ipc":
             weights = SharedWeights(s.cluster, trainer, rollouts.engines)
         elif s.cluster.update_weight_mode == "broadcast":
-            here = s.cluster.colocate and s.cluster.actor_num_nodes == 1 and s.engine.engine == "embedded"
+            here = s.cluster.colocate and near and s.engine.engine == "embedded"
             broadcast = BroadcastWeights.open(s.cluster, trainer, rollouts.engines, shared=here)
             weights = await stack.enter_async_context(broadcast)
         evaluates = eval_weights(s, self.folder, trainer, lambda: rollouts.eval_engines)
@@ -165,7 +166,7 @@ class _Starting:
         """Processes that train together, in the order of their ranks."""
         s, nodes = self.settings, [_nodes(placement)[bundle] for bundle in bundles]
         order = rank_order(nodes)
-        environment = worker_environment(s.engine.admin_api_key)
+        environment = worker_environment(s)
         environment |= {"OMP_NUM_THREADS": str(s.train.train_threads)} if s.train.train_threads else {}
         environment |= s.cluster.train_env_vars
         kind: Any = TrainActor
@@ -193,11 +194,11 @@ class _Starting:
             places = [*range(first, first + cluster.nodes_per_engine)]
             gpus = each // len(places) if cluster.device == "cuda" else 0
         kind: Any = EngineActor
-        environment = worker_environment(self.settings.engine.admin_api_key)
+        environment = worker_environment(self.settings)
         made = [kind.options(**_options(placement, place, gpus, environment)) for place in places]
         return [actor.remote(self.settings, self.here) for actor in made]
 
-    async def _gpus(self, trainer: RayTrainer, index: int) -> list[int] | None:
+    async def _gpus(self, trainer: RayTrainer, index: int) -> list[int | str] | None:
         """The GPUs that an engine has in turns with trainer processes; None where it has its own, or none are there."""
         cluster = self.settings.cluster
         if not cluster.colocate or cluster.device != "cuda":

@@ -11,9 +11,8 @@ from typing import Any, TypeVar
 
 import anyio
 import ray
-from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from agentrl.cluster.runtime import enter_workspace, unless, value, worker_environment
+from agentrl.cluster.runtime import enter_workspace, this_node, unless, value, worker_environment
 from agentrl.cluster.workers import open_workers
 from agentrl.config import RunSettings
 from agentrl.errors import AgentRLError
@@ -96,10 +95,8 @@ class RolloutActor:
 def rollout_actor(settings: RunSettings, workspace: str, folder: RunFolder) -> Any:
     """An actor whose process comes up, and imports what it needs, while others do; beside the driver, as the ledger is."""
     kind: Any = RolloutActor
-    # Not soft: Ray puts an actor that needs no resources on a random node then.
-    here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
-    environment = {"env_vars": worker_environment(settings.engine.admin_api_key)}
-    options = {"num_cpus": 0, "scheduling_strategy": here, "runtime_env": environment}
+    environment = {"env_vars": worker_environment(settings)}
+    options = {"num_cpus": 0, "scheduling_strategy": this_node(), "runtime_env": environment}
     return kind.options(**options).remote(settings, workspace, folder)
 
 

@@ -9,13 +9,17 @@ from collections.abc import Awaitable, Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
+from urllib.parse import urlsplit
 
 import anyio
 import ray
 from ray import ObjectRef
 from ray.exceptions import RayActorError, RayError, RayTaskError
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
+from agentrl.config import RunSettings
 from agentrl.config.placement import ClusterSettings
+from agentrl.engine.transport import normalise_url
 from agentrl.errors import AgentRLError, SettingsError, disk_trouble, ungrouped
 from agentrl.run.protocols import ComponentLost
 from agentrl.run.signals import EXIT_CODE, heed_sigterm, interrupted_at_once
@@ -100,11 +104,14 @@ _PASSED = ("HF_HUB_OFFLINE", "AGENTRL_DEBUG", "XDG_CACHE_HOME", "CUDA_DEVICE_MAX
 _PASSED_PREFIXES = ("NCCL_", "GLOO_", "TORCH_", "PYTORCH_", "UCX_", "FI_", "NVTE_")
 
 
-def worker_environment(admin_key: str | None) -> dict[str, str]:
-    """Environment variables for our actors: quiet, with the driver's variables of communication, and the engines' keys."""
-    keep = {name: text for name, text in os.environ.items() if name in _PASSED or name.startswith(_PASSED_PREFIXES)}
+def worker_environment(settings: RunSettings) -> dict[str, str]:
+    """Environment variables for our actors: quiet, with the driver's variables of communication, and the keys of engines
+    and of a judge."""
+    passed, admin_key = (*_PASSED, settings.rm_hub.judge_api_key_env), settings.engine.admin_api_key
+    keep = {name: text for name, text in os.environ.items() if name in passed or name.startswith(_PASSED_PREFIXES)}
     if path := os.environ.get("PYTHONPATH"):
-        keep["PYTHONPATH"] = f"{path}{os.pathsep}${{PYTHONPATH}}"  # Ray puts the node's own in
+        whole = os.pathsep.join(os.path.abspath(folder) for folder in path.split(os.pathsep) if folder)
+        keep["PYTHONPATH"] = f"{whole}{os.pathsep}${{PYTHONPATH}}"  # Ray puts the node's own in
     keep |= {ADMIN_KEY_VARIABLE: admin_key} if admin_key else {}
     return {"TOKENIZERS_PARALLELISM": "false", "PYTHONWARNINGS": "ignore", **keep}
 
@@ -125,10 +132,22 @@ def log_output(file: Path) -> None:
             os.dup2(opened.fileno(), 2)
 
 
-def node_address() -> str:
-    """This node's address: loopback where it is the whole cluster, else the address that Ray knows it by."""
-    alone = sum(node["Alive"] for node in ray.nodes()) == 1
+def node_address(settings: RunSettings) -> str:
+    """This node's address for the run's other processes and engines: loopback if all are on this machine. In a cluster of
+    somebody else's, which may grow, it is the address that Ray knows the node by."""
+    ours = settings.cluster.ray_address is None and sum(node["Alive"] for node in ray.nodes()) == 1
+    alone = ours and all(map(on_loopback, settings.engine.rollout_external_engine_addrs))
     return "127.0.0.1" if alone else str(ray.util.get_node_ip_address())
+
+
+def this_node() -> NodeAffinitySchedulingStrategy:
+    """Places an actor on this process's node. Not softly: Ray puts one that needs no resources on a random node then."""
+    return NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
+
+
+def on_loopback(url: str) -> bool:
+    """Whether only this machine reaches the address."""
+    return urlsplit(normalise_url(url)).hostname in ("127.0.0.1", "localhost", "::1")
 
 
 async def value(reference: "ObjectRef[T]") -> T:

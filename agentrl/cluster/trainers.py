@@ -23,11 +23,11 @@ class TrainActor:
 
     def address(self) -> tuple[str, int]:
         """This node's address and a free port on it, for others to meet at."""
-        return node_address(), free_port()
+        return node_address(self._settings), free_port()
 
-    def gpus(self) -> list[int]:
-        """The GPUs of this process, as the node numbers them."""
-        return [int(gpu) for gpu in ray.get_gpu_ids()]
+    def gpus(self) -> list[int | str]:
+        """The GPUs of this process, as the node numbers or names them."""
+        return list(ray.get_gpu_ids())
 
     def pid(self) -> int:
         return os.getpid()

@@ -7,7 +7,7 @@ from typing import Any
 
 import ray
 
-from agentrl.cluster.runtime import enter_workspace, ray_runtime, value, worker_environment
+from agentrl.cluster.runtime import enter_workspace, on_loopback, ray_runtime, this_node, value, worker_environment
 from agentrl.config import RunSettings
 from agentrl.run.workers import EnginePool, Player, RolloutProcess, RolloutWorkers, WorkerServer, share
 
@@ -32,7 +32,7 @@ def _asks(name: str) -> Callable[..., Coroutine[Any, Any, Any]]:
 class RayWorker(RolloutProcess):
     """The pool's handle of a `WorkerActor`."""
 
-    serve, ready, follow = _asks("serve"), _asks("ready"), _asks("follow")
+    serve, ready, follow, stop = _asks("serve"), _asks("ready"), _asks("follow"), _asks("stop")
     figures, take_orders, answers = _asks("figures"), _asks("take_orders"), _asks("answers")
 
     def __init__(self, actor: Any) -> None:
@@ -44,11 +44,14 @@ class RayWorker(RolloutProcess):
 
 @asynccontextmanager
 async def open_workers(settings: RunSettings, urls: Sequence[str], pool: EnginePool) -> AsyncIterator[Player]:
-    """Start the workers on this process's Ray, or on one that is started for them; see `RolloutWorkers.open`."""
-    given, here = (share(settings), os.getcwd(), tuple(urls)), worker_environment(settings.engine.admin_api_key)
+    """Start the workers on this process's Ray, or on one that is started for them; see `RolloutWorkers.open`. They are on
+    this machine if no other machine reaches an engine."""
+    given: tuple[Any, ...] = share(settings), os.getcwd(), tuple(urls)
     kind: Any = WorkerActor
-    chosen = {"num_cpus": 1, "scheduling_strategy": "SPREAD", "runtime_env": {"env_vars": here}}
     with ray_runtime(settings.cluster, cpus=settings.cluster.rollout_workers):
-        start = kind.options(**chosen).remote
+        chosen: dict[str, Any] = {"num_cpus": 1, "scheduling_strategy": "SPREAD"}
+        if any(map(on_loopback, urls)):
+            chosen = {"num_cpus": 0, "scheduling_strategy": this_node()}
+        start = kind.options(**chosen, runtime_env={"env_vars": worker_environment(settings)}).remote
         async with RolloutWorkers.open(settings, lambda _: RayWorker(start(*given)), pool) as workers:
             yield workers

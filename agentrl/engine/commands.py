@@ -46,7 +46,7 @@ def engine_command(
     *,
     host: str,
     gpus_per_engine: int = 1,
-    gpu_ids: tuple[int, ...] | None = None,
+    gpu_ids: tuple[int | str, ...] | None = None,
     node: EngineNode | None = None,
 ) -> EngineCommand:
     """The command that serves `model_path` at `host:port`, or one machine's part of it. Raises SettingsError: kind

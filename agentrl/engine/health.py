@@ -53,7 +53,7 @@ class HealthMonitor:
     def __init__(
         self, registry: EngineRegistry, settings: EngineSettings, vocab_size: int | None, follows: bool
     ) -> None:
-        self.settings, self._follows = settings, follows
+        self.settings, self.follows = settings, follows
         self.pause_gate = PauseGate()  # closed while generation is paused, by `pause`, `hold` or an update
         self.followers: tuple[EngineFollower, ...] = ()  # other processes that generate at these engines
         self._registry, self._requests = registry, Requests(registry, self.pause_gate, settings, vocab_size)
@@ -96,10 +96,10 @@ class HealthMonitor:
             if member.weights != "current" and not self._updating:
                 with anyio.CancelScope() as scope:
                     self._regains.append(scope)
-                    if not self._follows:
+                    if not self.follows:
                         await member.set_resident_memory(self._memory)
                     if "weights" in self._memory:
-                        await self._registry.regain(member, follows=self._follows)
+                        await self._registry.regain(member, follows=self.follows)
         elif not self._updating or path != "/health":  # no miss if an update paused the engine after the probe began
             self._misses[member] += 1
             if self._misses[member] >= _MISSES:
@@ -338,9 +338,7 @@ class HealthMonitor:
                     return
             raise EngineUnreachable(f"the engine at {member.url} does not answer", kind="engine_lost")
 
-        there, failures = await self._registry.each(ask, self._registry.members)
-        if not there:
-            raise next(iter(failures.values()), EngineUnreachable("the pool has no engine", kind="no_engine"))
+        there = await self._registry.some(ask, self._registry.members)
         return [member for member in self._registry.members if member in there]
 
 

@@ -34,7 +34,7 @@ async def launch(
     log_dir: str | Path,
     host: str | None = None,
     gpus_per_engine: int = 1,
-    gpu_ids: Sequence[int] | None = None,
+    gpu_ids: Sequence[int | str] | None = None,
     node: EngineNode | None = None,
 ) -> AsyncIterator[list[EngineProcess]]:
     """Run `count` engines that serve `model_path` for the length of the context; gives them once all are healthy. Kind

@@ -109,10 +109,14 @@ class EnginePool(HealthMonitor):
         self._registry.leave(url)
 
     async def check(self) -> None:
-        """Make sure that every engine is an SGLang server, and serves the same kind of model as the first. Raises
-        EngineUnreachable, EngineTimeout: an engine does not answer. EngineRejected: an engine is no SGLang server (kind
-        `not_sglang`), or its model has another architecture or vocabulary size (`other_model`)."""
-        _check_alike(dict(zip(self.urls, await self.model_info(), strict=True)))
+        """Make sure that every engine is an SGLang server, and serves the same kind of model as the first. A pool that
+        follows another one checks those that answer, as `check_present`. Raises EngineUnreachable, EngineTimeout: an
+        engine does not answer. EngineRejected: an engine is no SGLang server (kind `not_sglang`), or its model has another
+        architecture or vocabulary size (`other_model`)."""
+        if self.follows:
+            await self.check_present()
+        else:
+            _check_alike(dict(zip(self.urls, await self.model_info(), strict=True)))
 
     async def check_sees_images(self) -> None:
         """Check that no engine reports a model without vision. Raises as `model_info`; EngineRejected: kind `blind`."""
@@ -125,9 +129,7 @@ class EnginePool(HealthMonitor):
         """Wait for an engine, check all that answer, and return the `/model_info` of the first. The others get no
         requests until a probe finds them. Raises EngineUnreachable: no engine answered for `engine_absence_timeout`.
         EngineRejected: as `check`."""
-        found, failures = await self._registry.each(EngineClient.model_info, await self._answering())
-        if not found:
-            raise next(iter(failures.values()))
+        found = await self._registry.some(EngineClient.model_info, await self._answering())
         _check_alike({member.url: info for member, info in found.items()})
         return next(iter(found.values()))
 
@@ -250,13 +252,17 @@ class EnginePool(HealthMonitor):
         """`/model_info` of every engine: model_path, weight_version and more."""
         return await self._registry.all(EngineClient.model_info, self.members)
 
-    async def server_info(self) -> list[dict[str, Any]]:
-        """`/server_info` of every engine: all server options and the version."""
-        return await self._registry.all(EngineClient.server_info, self.members)
+    async def server_info(self) -> dict[str, dict[str, Any]]:
+        """`/server_info` by address, of the engines that answer: all server options and the version. Raises EngineFailure:
+        none answers."""
+        found = await self._registry.some(EngineClient.server_info, self.members)
+        return {member.url: info for member, info in found.items()}
 
-    async def encode(self, text: str) -> list[list[int]]:
-        """Return the ids of `text` by each engine's tokenizer, special tokens included."""
-        return await self._registry.all(lambda member: member.encode(text), self.members)
+    async def encode(self, text: str) -> dict[str, list[int]]:
+        """The ids of `text` by address, by the tokenizer of each engine that answers, special tokens included. Raises
+        EngineFailure: none answers."""
+        found = await self._registry.some(lambda member: member.encode(text), self.members)
+        return {member.url: ids for member, ids in found.items()}
 
 
 def _check_alike(infos: Mapping[str, dict[str, Any]]) -> None:

@@ -13,7 +13,7 @@ from agentrl.engine.load_balancer import LoadBalancer
 from agentrl.engine.settings import EngineSettings
 from agentrl.engine.transport import HttpTransport, normalise_url
 from agentrl.engine.weights import DiskUpdate
-from agentrl.errors import EngineFailure, EngineRejected, SettingsError
+from agentrl.errors import EngineFailure, EngineRejected, EngineUnreachable, SettingsError
 
 T = TypeVar("T")
 
@@ -117,6 +117,15 @@ class EngineRegistry(LoadBalancer[EngineClient]):
         if failures:
             raise next(iter(failures.values()))
         return [answers[member] for member in members]
+
+    async def some(
+        self, work: Callable[[EngineClient], Awaitable[T]], members: Iterable[EngineClient]
+    ) -> dict[EngineClient, T]:
+        """`work` for these members at once: the answers of those that give one. Raises the first failure if none does."""
+        answers, failures = await self.each(work, members)
+        if not answers:
+            raise next(iter(failures.values()), EngineUnreachable("the pool has no engine", kind="no_engine"))
+        return answers
 
     def _tell(self) -> None:
         changed, self._changed = self._changed, anyio.Event()

@@ -92,7 +92,7 @@ async def check_teacher(teacher: "EnginePool", tokenizer: Any, longest: int | No
     except EngineFailure as failure:
         failure.args = (f"--opd-teacher-url: {failure}; start the server first, or correct the address",)
         raise
-    for url, info in zip(teacher.urls, await teacher.server_info(), strict=True):
+    for url, info in (await teacher.server_info()).items():
         context = info.get("context_length")
         if longest and isinstance(context, int) and context < longest:
             raise SettingsError(
@@ -100,7 +100,7 @@ async def check_teacher(teacher: "EnginePool", tokenizer: Any, longest: int | No
                 f"set --rollout-max-context-len {context - 1}, or start it with a longer context"
             )
     text = probe_text(tokenizer)
-    for url, ids in zip(teacher.urls, await teacher.encode(text), strict=True):
+    for url, ids in (await teacher.encode(text)).items():
         same_vocabulary(tokenizer, text, ids, f"--opd-teacher-url {url}")
 
 

@@ -93,7 +93,7 @@ class Loaded:
             urls, engine, vocab_size=size, transport=transport, temperatures=told, follows=follows
         ) as pool:
             await pool.check()
-            if self.settings.data.image_key is not None:
+            if self.settings.data.image_key is not None and not follows:
                 await pool.check_sees_images()
             yield pool
 
@@ -116,9 +116,9 @@ class Loaded:
                 if plugins.agents or any(own.agents for _, own in sets):
                     gateway = Gateway(chat, pool, context_length=length)
                     await stack.enter_async_context(gateway.serving())
-            own = (plugins.environments, teacher)
+            own, follows = (plugins.environments, teacher), isinstance(pool, EnginePool) and pool.follows
             context = RolloutContext(rollout, args, chat, pool, length, *own, gateway, hooks=plugins.hooks)
-            context = replace(context, engine_groups=await _groups(settings, context, stack))
+            context = replace(context, engine_groups=await _groups(settings, context, stack, follows))
             named = {s.rollout.rm_type for s in (settings, *(held.settings for held, _ in sets))}
             graders = await stack.enter_async_context(GraderRunner(settings.rm_hub, preload=[*filter(None, named)]))
             reward = RewardFunction.load(UNGRADED, group=False) if ungraded(settings, plugins) else plugins.reward
@@ -353,15 +353,17 @@ def _player_of(held_out: EvalSet, plugins: Plugins, beside: GroupPlayer) -> Grou
     return GroupPlayer(context, grader, plugins.generate, beside)
 
 
-async def _groups(settings: RunSettings, context: RolloutContext, stack: AsyncExitStack) -> dict[str, EngineGroup]:
+async def _groups(
+    settings: RunSettings, context: RolloutContext, stack: AsyncExitStack, follows: bool
+) -> dict[str, EngineGroup]:
     """Connect to the engines of `--engine-groups`. Raises SettingsError: a group has another vocabulary."""
     found: dict[str, EngineGroup] = {}
     for name, said in settings.engine.engine_groups.items():
         pool = EnginePool(str(said).split(","), settings.engine, vocab_size=None)
         await stack.enter_async_context(pool)
-        await pool.check()
+        await (pool.check_present() if follows else pool.check())
         tokenizer = context.chat.tokenizer
-        for url, ids in zip(pool.urls, await pool.encode(text := probe_text(tokenizer)), strict=True):
+        for url, ids in (await pool.encode(text := probe_text(tokenizer))).items():
             same_vocabulary(tokenizer, text, ids, f"--engine-groups {name}={url}")
         params = replace(context.params(), return_sampling_mask=False, routed_experts_start_len=None)
         found[name] = EngineGroup(context.chat, pool, params)
@@ -376,7 +378,7 @@ def spare_loaded() -> None:
 
 async def _context_length(settings: RunSettings, pool: EnginePool) -> int:
     """The least of what the engines, the settings and the model's config say."""
-    said = [info.get("context_length") for info in await pool.server_info()]
+    said = [info.get("context_length") for info in (await pool.server_info()).values()]
     model = read_model_info(settings.train.hf_checkpoint)
     said += [settings.engine.engine_context_length, model.context_length if model else None]
     if not (known := [length for length in said if isinstance(length, int) and length > 0]):

@@ -25,7 +25,7 @@ from agentrl.config import RunSettings
 from agentrl.engine.health import EngineFollower
 from agentrl.engine.pool import EnginePool as EnginePool
 from agentrl.engine.weights import DiskUpdate
-from agentrl.errors import AgentRLError, ungrouped
+from agentrl.errors import AgentRLError, EngineFailure, ungrouped
 from agentrl.groups import Group
 from agentrl.rollout.coordinator import LOST, MOST_LOSSES
 from agentrl.rollout.failures import DropGroup
@@ -39,6 +39,8 @@ T = TypeVar("T")
 _log = logging.getLogger(__name__)
 _GATHER = 0.05
 """Mean seconds from one worker's batch of answers to the next worker's. A batch costs the coordinator a millisecond."""
+_CLOSE_TIMEOUT = 10.0
+"""Seconds that a worker has to end its trajectories and to close environments and graders at the end of a run."""
 _ATTEMPTS = 5
 """Number of failed starts of a worker in a row that end the run, if no other worker is ready."""
 
@@ -82,7 +84,7 @@ class RolloutProcess(Protocol):
     """A worker as `RolloutWorkers` calls it. Every call raises `ComponentLost` once the process is gone."""
 
     async def serve(self) -> None:
-        """Open everything and play until the process ends. Raises AgentRLError: it could not open."""
+        """Open everything, play until `stop`, and close everything. Raises AgentRLError: it could not open."""
 
     async def ready(self) -> None:
         """Return when everything is open."""
@@ -99,6 +101,9 @@ class RolloutProcess(Protocol):
     async def answers(self) -> "list[CallProgress | Answer]":
         """Wait for messages and return them: the last report of each call, then answers."""
 
+    async def stop(self) -> None:
+        """Have `serve` end."""
+
     def kill(self) -> None:
         """End the process."""
 
@@ -109,7 +114,7 @@ class WorkerServer:
 
     def __init__(self, settings: RunSettings, urls: Sequence[str]) -> None:
         self._settings, self._urls = settings, urls
-        self._ready, self._news, self._idle = asyncio.Event(), asyncio.Event(), asyncio.Event()
+        self._ready, self._news, self._idle, self._end = (asyncio.Event() for _ in range(4))
         self._calls: dict[int, asyncio.Task[None]] = {}
         self._reports: dict[int, CallProgress] = {}
         self._answers: list[Answer] = []
@@ -121,7 +126,13 @@ class WorkerServer:
             self._pool = pool
             spare_loaded()
             self._ready.set()
-            await asyncio.Event().wait()
+            await self._end.wait()
+            for call in self._calls.values():
+                call.cancel()
+            await asyncio.gather(*self._calls.values())
+
+    async def stop(self) -> None:
+        self._end.set()
 
     async def ready(self) -> None:
         await self._ready.wait()
@@ -392,7 +403,7 @@ class RolloutWorkers(Player, EngineFollower):
                 self._notify()
                 await _first(serving, self._send(worker), self._receive(worker), worker.lost.wait())
                 raise ComponentLost("it does not answer")
-            except (ComponentLost, TimeoutError) as error:
+            except (ComponentLost, TimeoutError, EngineFailure) as error:  # an engine may be away while it starts again
                 failed += number not in self._workers
                 if failed >= _ATTEMPTS and not self._workers:
                     raise AgentRLError(f"rollout worker {number} died at each of {failed} starts: {error}") from None
@@ -400,6 +411,11 @@ class RolloutWorkers(Player, EngineFollower):
                 if failed >= _ATTEMPTS:
                     self._given_up.add(number)
                     self._notify()
+            except anyio.get_cancelled_exc_class():  # the user's code is torn down
+                with anyio.move_on_after(_CLOSE_TIMEOUT, shield=number in self._workers), suppress(AgentRLError):
+                    await worker.process.stop()
+                    await serving
+                raise
             finally:
                 self._workers.pop(number, None)
                 worker.end()

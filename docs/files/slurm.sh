@@ -34,4 +34,4 @@ srun --nodes=1 --ntasks=1 --overlap -w "$head" bash -c "
         --actor-num-nodes 1 --actor-num-gpus-per-node $SLURM_GPUS_ON_NODE" &
 run=$!
 trap 'kill -TERM $run' TERM
-wait $run
+wait $run || wait $run # the first ends at the signal, the second when the run has stopped

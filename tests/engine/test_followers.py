@@ -6,6 +6,7 @@ from functools import partial
 from typing import Any
 
 import anyio
+import pytest
 from aiohttp import web
 
 from agentrl.engine.health import EngineFollower
@@ -13,6 +14,7 @@ from agentrl.engine.pool import EnginePool
 from agentrl.engine.settings import EngineSettings
 from agentrl.engine.weights import DiskUpdate
 from agentrl.engine.wire import Generation
+from agentrl.errors import EngineUnreachable
 from tests.engine.faults import FAST, PARAMS, FaultyServer, Reply, answer, ok, sent, serving, until
 
 
@@ -143,3 +145,18 @@ async def test_freed_memory_holds_followers_until_it_is_there_again() -> None:
         await pool.set_resident_memory(frozenset({"weights", "kv_cache"}))
         assert not follower.pause_gate.closed
     assert remote.said == ["idle", "idle", "release None"]
+
+
+async def test_a_follower_opens_while_an_engine_is_away() -> None:
+    async with serving(ok([10])) as server:
+        server.info = {"model_type": "qwen3"}
+        urls = [server.url, "http://127.0.0.1:9"]
+        async with EnginePool(urls, FAST, vocab_size=512) as pool:
+            with pytest.raises(EngineUnreachable):
+                await pool.check()
+        async with EnginePool(urls, FAST, vocab_size=512, follows=True) as follower:
+            await follower.check()
+            assert (await follower.server_info()).keys() == {server.url}
+        async with EnginePool(urls[1:], FAST, vocab_size=512) as pool:
+            with pytest.raises(EngineUnreachable):
+                await pool.server_info()

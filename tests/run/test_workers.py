@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
+from types import SimpleNamespace
 
 import anyio
 import pytest
@@ -11,7 +12,7 @@ from agentrl.buffer.codec import encode_group
 from agentrl.config import RunSettings
 from agentrl.engine.pool import EnginePool
 from agentrl.engine.weights import DiskUpdate
-from agentrl.errors import AgentRLError, PluginError
+from agentrl.errors import AgentRLError, EngineUnreachable, PluginError
 from agentrl.rollout.failures import DropGroup
 from agentrl.rollout.filters import FilterOutput
 from agentrl.rollout.stats import RolloutStats, Tally
@@ -38,7 +39,7 @@ class Process(RolloutProcess):
         self.orders: list[Order] = []
         self.views: list[EngineView] = []
         self.messages: asyncio.Queue[CallProgress | Answer] = asyncio.Queue()
-        self.killed = self.hangs = False
+        self.killed = self.hangs = self.stopped = False
 
     async def serve(self) -> None:
         if self.error is not None:
@@ -65,6 +66,11 @@ class Process(RolloutProcess):
 
     async def answers(self) -> list[CallProgress | Answer]:
         return [await self.messages.get()]
+
+    async def stop(self) -> None:
+        assert not self.killed
+        self.stopped = True
+        self.dead.set()
 
     def kill(self) -> None:
         self.killed = True
@@ -136,8 +142,9 @@ async def test_groups_go_to_the_least_busy_worker_and_results_come_back() -> Non
         assert all(
             isinstance(e, asyncio.CancelledError) for e in await asyncio.gather(*calls[2:], return_exceptions=True)
         )
-    assert first.killed
-    assert second.killed
+    for process in (first, second):
+        assert process.stopped, "the user's code is not torn down"
+        assert process.killed
 
 
 async def test_a_dead_worker_is_replaced_its_leases_return_and_late_results_are_discarded() -> None:
@@ -247,6 +254,48 @@ async def test_what_a_worker_cannot_open_ends_the_run_at_once_and_one_that_dies_
             while (await workers.figures())["workers/ready"] < 2:  # noqa: ASYNC110
                 await asyncio.sleep(0.01)
     assert len(farm.started) == 8, "it is started again as long as another worker is ready"
+
+
+async def test_a_worker_that_starts_while_an_engine_is_away_is_started_again() -> None:
+    farm = Farm([None, EngineUnreachable("it starts again", kind="engine_lost")])
+    async with farm.open():
+        assert len(farm.started) == 3
+
+
+async def test_a_server_that_is_told_to_stop_ends_its_calls_and_closes_what_it_opened(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    said: list[str] = []
+
+    class Opened:
+        @asynccontextmanager
+        async def engines(self, urls: Sequence[str], follows: bool) -> AsyncIterator[EnginePool]:
+            assert follows
+            yield EnginePool(["http://a"], vocab_size=None)
+
+        @asynccontextmanager
+        async def worker(self, pool: EnginePool) -> AsyncIterator[object]:
+            yield SimpleNamespace(play=self.play)
+            said.append("closed")
+
+        async def play(self, lease: Lease, report: object) -> Played:
+            try:
+                await asyncio.Event().wait()
+            finally:
+                said.append("call ended")
+            raise AssertionError
+
+    monkeypatch.setattr("agentrl.run.workers.Loaded.of", lambda settings: Opened())
+    monkeypatch.setattr("agentrl.run.workers.spare_loaded", lambda: None)
+    server = WorkerServer(RunSettings.from_flat({"rollout_workers": 2, "hf_checkpoint": "model"}), [])
+    serving = asyncio.ensure_future(server.serve())
+    with anyio.fail_after(5):
+        await server.ready()
+        await server.take_orders([Order(5, Lease(0, 0, 0, finished(0)))])
+        await settle()
+        await server.stop()
+        await serving
+    assert said == ["call ended", "closed"]
 
 
 async def test_a_call_that_is_cancelled_before_it_begins_is_answered_too() -> None:
