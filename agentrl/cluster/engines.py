@@ -34,7 +34,7 @@ class EngineActor:
         return f"{node_address(self._settings)}:{free_port()}"
 
     def start(
-        self, index: int, logs: Path, gpus: Sequence[int | str] | None = None, node: EngineNode | None = None
+        self, index: int, logs: Path, gpus: Sequence[str] | None = None, node: EngineNode | None = None
     ) -> tuple[str, int | None]:
         """Start the server, on the GPUs of others if they are given; returns its URL and process id."""
         own, address = self._settings.engine.engine_host, node_address(self._settings)
@@ -50,7 +50,7 @@ class EngineActor:
         self._stack.close()
 
 
-async def start_engine(actors: list[Any], index: int, logs: Path, gpus: Sequence[int | str] | None) -> tuple[str, list[int]]:
+async def start_engine(actors: list[Any], index: int, logs: Path, gpus: Sequence[str] | None) -> tuple[str, list[int]]:
     """Start engine `index` with the actors of its machines; return its address and the process ids. `gpus`: the
     devices, in the order of the machines, if they are those of trainers."""
     count, share = len(actors), len(gpus or ()) // len(actors)

@@ -2,7 +2,7 @@
 
 import os
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -198,7 +198,7 @@ class _Starting:
         made = [kind.options(**_options(placement, place, gpus, environment)) for place in places]
         return [actor.remote(self.settings, self.here) for actor in made]
 
-    async def _gpus(self, trainer: RayTrainer, index: int) -> list[int | str] | None:
+    async def _gpus(self, trainer: RayTrainer, index: int) -> list[str] | None:
         """The GPUs that an engine has in turns with trainer processes; None where it has its own, or none are there."""
         cluster = self.settings.cluster
         if not cluster.colocate or cluster.device != "cuda":

@@ -146,7 +146,7 @@ def this_node() -> NodeAffinitySchedulingStrategy:
 
 
 def on_loopback(url: str) -> bool:
-    """Whether only this machine reaches the address."""
+    """Return true if only this machine reaches the address."""
     return urlsplit(normalise_url(url)).hostname in ("127.0.0.1", "localhost", "::1")
 
 

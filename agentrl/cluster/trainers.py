@@ -25,9 +25,9 @@ class TrainActor:
         """This node's address and a free port on it, for others to meet at."""
         return node_address(self._settings), free_port()
 
-    def gpus(self) -> list[int | str]:
+    def gpus(self) -> list[str]:
         """The GPUs of this process, as the node numbers or names them."""
-        return list(ray.get_gpu_ids())
+        return [str(gpu) for gpu in ray.get_gpu_ids()]
 
     def pid(self) -> int:
         return os.getpid()

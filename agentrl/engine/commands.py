@@ -46,13 +46,13 @@ def engine_command(
     *,
     host: str,
     gpus_per_engine: int = 1,
-    gpu_ids: tuple[int | str, ...] | None = None,
+    gpu_ids: tuple[str, ...] | None = None,
     node: EngineNode | None = None,
 ) -> EngineCommand:
     """The command that serves `model_path` at `host:port`, or one machine's part of it. Raises SettingsError: kind
     `external` starts nothing."""
     where = (model_path, "--host", host, "--port", str(port))
-    devices = {} if gpu_ids is None else {"CUDA_VISIBLE_DEVICES": ",".join(map(str, gpu_ids))}
+    devices = {} if gpu_ids is None else {"CUDA_VISIBLE_DEVICES": ",".join(gpu_ids)}
     environment = {**os.environ, **devices}
     if settings.engine == "sglang":
         return _sglang(settings, where, environment, gpus_per_engine, node)

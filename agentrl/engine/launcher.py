@@ -34,7 +34,7 @@ async def launch(
     log_dir: str | Path,
     host: str | None = None,
     gpus_per_engine: int = 1,
-    gpu_ids: Sequence[int | str] | None = None,
+    gpu_ids: Sequence[str] | None = None,
     node: EngineNode | None = None,
 ) -> AsyncIterator[list[EngineProcess]]:
     """Run `count` engines that serve `model_path` for the length of the context; gives them once all are healthy. Kind
@@ -46,7 +46,7 @@ async def launch(
         first: the number of the first one, where others of the run are launched apart.
         log_dir: folder for `engine_<i>.log`, made if missing.
         host: address to listen on; default the settings'.
-        gpu_ids: CUDA devices, `gpus_per_engine` of them an engine in order; default: leave the choice to the engine.
+        gpu_ids: CUDA devices as numbers or names, `gpus_per_engine` of them an engine in order; default: leave the choice to the engine.
         node: one engine's part on this machine is started, and `gpu_ids` are those of this machine."""
     engines = _external(settings) if settings.engine == "external" else []
     if engines:

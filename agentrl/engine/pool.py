@@ -110,7 +110,7 @@ class EnginePool(HealthMonitor):
 
     async def check(self) -> None:
         """Make sure that every engine is an SGLang server, and serves the same kind of model as the first. A pool that
-        follows another one checks those that answer, as `check_present`. Raises EngineUnreachable, EngineTimeout: an
+        follows another one checks the engines that answer, as `check_present`. Raises EngineUnreachable, EngineTimeout: an
         engine does not answer. EngineRejected: an engine is no SGLang server (kind `not_sglang`), or its model has another
         architecture or vocabulary size (`other_model`)."""
         if self.follows:

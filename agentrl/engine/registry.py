@@ -121,7 +121,7 @@ class EngineRegistry(LoadBalancer[EngineClient]):
     async def some(
         self, work: Callable[[EngineClient], Awaitable[T]], members: Iterable[EngineClient]
     ) -> dict[EngineClient, T]:
-        """`work` for these members at once: the answers of those that give one. Raises the first failure if none does."""
+        """Run `work` for these members at once; return the answers of some. Raises the first failure if none answers."""
         answers, failures = await self.each(work, members)
         if not answers:
             raise next(iter(failures.values()), EngineUnreachable("the pool has no engine", kind="no_engine"))

@@ -54,7 +54,7 @@ def serve_one(
     logs: Path,
     *,
     host: str | None = None,
-    gpus: Sequence[int | str] | None = None,
+    gpus: Sequence[str] | None = None,
     node: EngineNode | None = None,
 ) -> Iterator[EngineProcess]:
     """Run engine `index` of several, for code without an event loop. `host`: address to listen on; default the

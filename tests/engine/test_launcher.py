@@ -242,15 +242,15 @@ def test_sglang_options_become_flags_and_win_over_defaults() -> None:
 
 def test_sglang_on_gpus_uses_its_own_launcher_and_the_given_devices() -> None:
     settings = EngineSettings(engine="sglang", sglang_cpu=False)
-    command = engine_command(settings, "model", host="127.0.0.1", port=1, gpus_per_engine=2, gpu_ids=(2, 3))
+    command = engine_command(settings, "model", host="127.0.0.1", port=1, gpus_per_engine=2, gpu_ids=("2", "GPU-3"))
     assert command.arguments[:3] == (sys.executable, "-m", "sglang.launch_server")
     assert command.arguments[-2:] == ("--tp-size", "2")
-    assert command.environment["CUDA_VISIBLE_DEVICES"] == "2,3"
+    assert command.environment["CUDA_VISIBLE_DEVICES"] == "2,GPU-3"
 
 
 def test_an_engine_over_two_machines_has_the_command_lines_of_sglangs_documentation() -> None:
     """`python3 -m sglang.launch_server ... --tp 16 --dist-init-addr 172.16.4.52:20000 --nnodes 2 --node-rank 0`."""
-    settings, devices = EngineSettings(engine="sglang", sglang_cpu=False), tuple(range(8))
+    settings, devices = EngineSettings(engine="sglang", sglang_cpu=False), tuple("01234567")
     for rank in (0, 1):
         node = EngineNode(rank, 2, "172.16.4.52:20000")
         command = engine_command(settings, "model", host="h", port=1, gpus_per_engine=16, gpu_ids=devices, node=node)
