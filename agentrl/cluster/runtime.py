@@ -133,8 +133,8 @@ def log_output(file: Path) -> None:
 
 
 def node_address(settings: RunSettings) -> str:
-    """This node's address for the run's other processes and engines: loopback if all are on this machine. In a cluster of
-    somebody else's, which may grow, it is the address that Ray knows the node by."""
+    """This node's address for the run's other processes and engines: loopback if all are on this machine. In a cluster that
+    the run joined, which may grow, it is the address that Ray knows the node by."""
     ours = settings.cluster.ray_address is None and sum(node["Alive"] for node in ray.nodes()) == 1
     alone = ours and all(map(on_loopback, settings.engine.rollout_external_engine_addrs))
     return "127.0.0.1" if alone else str(ray.util.get_node_ip_address())
