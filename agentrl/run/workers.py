@@ -411,10 +411,9 @@ class RolloutWorkers(Player, EngineFollower):
                 if failed >= _ATTEMPTS:
                     self._given_up.add(number)
                     self._notify()
-            except anyio.get_cancelled_exc_class():  # the user's code is torn down
-                with anyio.move_on_after(_CLOSE_TIMEOUT, shield=number in self._workers), suppress(AgentRLError):
-                    await worker.process.stop()
-                    await serving
+            except anyio.get_cancelled_exc_class():
+                if number in self._workers:
+                    await _close(number, worker.process, serving)
                 raise
             finally:
                 self._workers.pop(number, None)
@@ -440,6 +439,18 @@ class RolloutWorkers(Player, EngineFollower):
     def _notify(self) -> None:
         self._changed.set()
         self._changed = anyio.Event()
+
+
+async def _close(number: int, process: RolloutProcess, serving: "asyncio.Future[None]") -> None:
+    """Have a worker's process end its trajectories and close what the user's code opened."""
+    try:
+        with anyio.fail_after(_CLOSE_TIMEOUT, shield=True):
+            await process.stop()
+            await serving
+    except (AgentRLError, TimeoutError) as error:
+        _log.warning(
+            "rollout worker %d did not close: %s", number, str(error) or f"it took over {_CLOSE_TIMEOUT:.0f} s"
+        )
 
 
 async def _first(lasting: "asyncio.Future[None]", *awaited: Coroutine[Any, Any, Any]) -> None:

@@ -39,13 +39,14 @@ class Process(RolloutProcess):
         self.orders: list[Order] = []
         self.views: list[EngineView] = []
         self.messages: asyncio.Queue[CallProgress | Answer] = asyncio.Queue()
-        self.killed = self.hangs = self.stopped = False
+        self.killed = self.hangs = self.stopped = self.closing_fails = False
 
     async def serve(self) -> None:
         if self.error is not None:
             raise self.error
         await self.dead.wait()
-        raise ComponentLost("it died")
+        if not self.stopped or self.closing_fails:
+            raise ComponentLost("it died")
 
     async def ready(self) -> None:
         if self.error is not None:
@@ -254,6 +255,13 @@ async def test_what_a_worker_cannot_open_ends_the_run_at_once_and_one_that_dies_
             while (await workers.figures())["workers/ready"] < 2:  # noqa: ASYNC110
                 await asyncio.sleep(0.01)
     assert len(farm.started) == 8, "it is started again as long as another worker is ready"
+
+
+async def test_a_worker_that_cannot_close_is_named(caplog: pytest.LogCaptureFixture) -> None:
+    farm = Farm()
+    async with farm.open():
+        farm.started[1].closing_fails = True
+    assert [record.getMessage() for record in caplog.records] == ["rollout worker 1 did not close: it died"]
 
 
 async def test_a_worker_that_starts_while_an_engine_is_away_is_started_again() -> None:
