@@ -46,7 +46,7 @@ test-nightly: venv
 	$(BIN)/python scripts/nightly.py
 
 test-all: venv
-	$(BIN)/python -m pytest $(AT_ONCE) --hypothesis-profile nightly -m 'not sglang and not soak'
+	$(BIN)/python -m pytest $(AT_ONCE) -n auto --hypothesis-profile nightly -m 'not sglang and not soak'
 
 # Under an hour; AGENTRL_SOAK_GROUPS=2000 makes it minutes.
 soak: venv
