@@ -7,6 +7,7 @@ from typing import Any, TypeVar
 import orjson
 
 from agentrl.gateway.contracts import AgentRequest, Body, Memo, Refusal
+from agentrl.gateway.live import LiveTurn
 from agentrl.media import is_image
 from agentrl.sample import Message
 
@@ -223,7 +224,8 @@ def event(data: Body, name: str = "") -> bytes:
 class OpenAIErrors:
     """Errors as both wire formats of OpenAI have them; a comment keeps a stream alive."""
 
-    keep_alive = b": keep-alive\n\n"
+    def keep_alive(self, request: AgentRequest, live: LiveTurn) -> bytes:
+        return b": keep-alive\n\n"
 
     def status(self, refusal: Refusal) -> int:
         return refusal.status

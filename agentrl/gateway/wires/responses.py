@@ -1,7 +1,6 @@
 """OpenAI's responses."""
 
-from collections.abc import Iterable, Iterator, Mapping
-from itertools import chain, count
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from agentrl.chat.messages import ToolCall, arguments_text
@@ -39,7 +38,8 @@ class ResponsesWire(OpenAIErrors):
 
     def answer(self, request: AgentRequest, turn: AgentTurn) -> Body:
         cut = {"status": "incomplete", "incomplete_details": {"reason": "max_output_tokens"}}
-        status = cut if turn.finish == "length" else {"status": "completed"}
+        # Codex takes `incomplete` for a broken stream and asks again, so a limit that is not the agent's own does not show.
+        status = cut if turn.finish == "length" and request.max_tokens else {"status": "completed"}
         head = {"id": f"resp_{turn.id}", "created_at": turn.created, "model": request.model, **status}
         usage = {"input_tokens": turn.prompt_tokens, "output_tokens": turn.completion_tokens}
         usage["total_tokens"] = turn.prompt_tokens + turn.completion_tokens
@@ -48,19 +48,25 @@ class ResponsesWire(OpenAIErrors):
         return {**_RESPONSE, **head, "output": list(_items(request, turn)), "usage": {**usage, **details}}
 
     def events(self, request: AgentRequest, live: LiveTurn) -> Iterator[bytes]:
-        begun = {**self.answer(request, live.turn), **_BEGUN}
-        start = [("created", {"response": begun}), ("in_progress", {"response": begun})]
-        return _numbered(chain(start, _steps(request, live), self._end(request, live)))
-
-    def _end(self, request: AgentRequest, live: LiveTurn) -> Iterator[tuple[str, Body]]:
+        yield _event(live, "created", response=self._begun(request, live))
+        while not live.begun:
+            yield b""
+        yield self.keep_alive(request, live)
+        for kind, fields in _steps(request, live):
+            yield _event(live, kind, **fields) if kind else b""
         whole = self.answer(request, live.turn)
-        yield whole["status"], {"response": whole}
+        yield _event(live, whole["status"], response=whole)
 
-    def error_event(self, refusal: Refusal) -> bytes:
+    def keep_alive(self, request: AgentRequest, live: LiveTurn) -> bytes:
+        """Return an event: Codex ends a stream that has none for five minutes, and does not count comments."""
+        return _event(live, "in_progress", response=self._begun(request, live))
+
+    def error_event(self, refusal: Refusal, request: AgentRequest, live: LiveTurn) -> bytes:
         error = {"code": self.error(refusal)["error"]["code"], "message": str(refusal)}
-        begun = {**_RESPONSE, **_BEGUN, "id": "resp_failed", "created_at": 0, "model": ""}
-        failed = {**begun, "status": "failed", "error": error}
-        return b"".join(_numbered([("created", {"response": begun}), ("failed", {"response": failed})]))
+        return _event(live, "failed", response={**self._begun(request, live), "status": "failed", "error": error})
+
+    def _begun(self, request: AgentRequest, live: LiveTurn) -> Body:
+        return {**self.answer(request, live.turn), **_BEGUN}
 
 
 def _messages(fields: Fields) -> list[Message]:
@@ -217,8 +223,6 @@ def _closed(item: Body, index: int) -> Iterator[tuple[str, Body]]:
     yield "output_item.done", {"output_index": index, "item": item}
 
 
-def _numbered(steps: Iterable[tuple[str, Body]]) -> Iterator[bytes]:
-    numbers = count()
-    for kind, fields in steps:
-        name = f"response.{kind}"
-        yield event({"type": name, "sequence_number": next(numbers), **fields}, name) if kind else b""
+def _event(live: LiveTurn, kind: str, **fields: Any) -> bytes:
+    name = f"response.{kind}"
+    return event({"type": name, "sequence_number": next(live.numbers), **fields}, name)
