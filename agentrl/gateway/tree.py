@@ -460,8 +460,9 @@ def _digest(message: Message) -> Key:
 
 
 def _canonical(value: Any) -> Any:
-    """Return `value` with whole numbers as int: many programs write 1.0 as 1. Beyond 64 bits they are float."""
-    if type(value) is int and not -(2**63) <= value < 2**64:
+    """Return `value` with whole numbers as int: many programs write 1.0 as 1. From 2**53 on they are float, because
+    JavaScript rounds them."""
+    if type(value) is int and abs(value) >= 2**53:
         return float(str(value))
     if isinstance(value, float) and value.is_integer() and abs(value) < 2**53:
         return int(value)

@@ -73,6 +73,19 @@ async def test_large_numbers_in_a_history_of_others_are_shown(name: str) -> None
         assert "1" + "0" * 30 in engine.chat.decode(engine.log[0].prompt)
 
 
+async def test_numbers_that_javascript_rounds_are_the_same_history() -> None:
+    engine = engine_of(hermes(calls=[("look", {"id": 1_234_567_890_123_456_789, "n": 2**53 + 1})]), "Done.")
+    async with serving(engine.chat, engine) as served:
+        base = await served.open(index=0, group_index=0)
+        said = (await ask(served, base, BEGUN, tools=[LOOK])).json()["choices"][0]["message"]
+        (call,) = said["tool_calls"]
+        assert "1234567890123456789" in call["function"]["arguments"]
+        call["function"]["arguments"] = '{"id":1234567890123456800,"n":9007199254740992}'
+        result = {"role": "tool", "tool_call_id": call["id"], "content": "r"}
+        assert (await ask(served, base, [*BEGUN, said, result], tools=[LOOK])).status_code == 200
+        assert [node["reason"] for node in (await served.tree(base))["nodes"]] == ["first", "extend"]
+
+
 async def test_numbers_of_samples_in_a_run_can_be_stored() -> None:
     engine = engine_of(hermes(calls=[("look", {"n": float("nan"), "m": [float("inf")]})]), "Done.")
     gateway = Gateway(engine.chat, engine, context_length=1000)

@@ -169,6 +169,14 @@ def test_numbers_beyond_json_s_reach(path: str) -> None:
     assert join(path, events(path, request, turn("", None, call))) == orjson.loads(raw)
 
 
+@ON_EACH
+def test_whole_numbers_of_64_bits_are_exact(path: str) -> None:
+    numbers = {"a": 2**63, "b": -(2**63), "c": 2**64 - 1, "d": 1_234_567_890_123_456_789}
+    request, given = read(path, BODIES[path]), turn("", None, ToolCall("c", "f", numbers))
+    again = read(path, continued(path, BODIES[path], join(path, events(path, request, given)), given.parsed.tool_calls))
+    assert normal(again.messages[1]) == ("", [("f", numbers)])
+
+
 KINDS: list[tuple[RefusalKind, int, str, str | None, int, str]] = [
     ("invalid", 400, "invalid_request_error", "invalid_request", 400, "invalid_request_error"),
     ("not_found", 404, "invalid_request_error", "not_found", 404, "not_found_error"),

@@ -115,7 +115,11 @@ def _input(arguments: dict[str, Any] | str) -> Any:
     """Return arguments as an object. Whole numbers that its encoder does not take become floats."""
     if isinstance(arguments, str):
         return {"input": arguments}
-    return json.loads(arguments_text(arguments), parse_int=lambda text: int(text) if len(text) < 19 else float(text))
+    return json.loads(arguments_text(arguments), parse_int=_whole)
+
+
+def _whole(text: str) -> float:
+    return number if -(2**63) <= (number := int(text)) < 2**64 else float(text)
 
 
 def _steps(request: AgentRequest, live: LiveTurn) -> Iterator[tuple[str, Body]]:
