@@ -252,7 +252,7 @@ class SessionTree:
         if edited:
             reason = "edited"
         elif earlier:
-            reason = "retry" if any(other.live for other in earlier) else "undelivered"
+            reason = "retry" if any(other.live or not other.finish for other in earlier) else "undelivered"
         close, env = array("i", delta.close), array("i", delta.env)
         length = node.length + len(node.ids) + len(close) + len(env)
         rows = node.rows + (0 if node.routed is None else len(node.routed))
@@ -273,7 +273,7 @@ class SessionTree:
         messages, keys, agent = reading.messages, reading.keys, reading.agent
         asked = self._asked.get((keys[-1], reading.digest), ())
         if earlier := [node for node in asked if node.agent == agent]:
-            return ("retry" if any(node.live for node in earlier) else "undelivered"), earlier[0].root
+            return ("retry" if any(n.live or not n.finish for n in earlier) else "undelivered"), earlier[0].root
         if not self.nodes:
             return "first", None
         if reading.found is not None:

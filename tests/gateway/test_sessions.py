@@ -126,6 +126,21 @@ async def test_turns_of_others_behind_a_turn_are_shown_as_the_template_requires(
         assert closed.counts["trained"] == closed.counts["sampled"]
 
 
+async def test_equal_requests_at_once_lose_nothing() -> None:
+    engine = engine_of("yes")
+    async with serving(engine.chat, engine) as served:
+        base, history = await served.open(index=0, group_index=0), [*BEGUN]
+        (session,) = served.gateway._sessions.values()
+        for _ in range(2):
+            asked, engine.gate = session.counts["requests"], asyncio.Event()
+            both = [asyncio.ensure_future(ask(served, base, history)) for _ in range(2)]
+            await until(lambda asked=asked: len(session.tree.nodes) == asked + 2)
+            engine.gate.set()
+            history += [(await each).json()["choices"][0]["message"] for each in both][:1] + BEGUN
+        nodes = (await served.tree(base))["nodes"]
+        assert [node["reason"] for node in nodes] == ["first", "retry", "extend", "retry"]
+
+
 async def test_numbers_of_samples_in_a_run_can_be_stored() -> None:
     engine = engine_of(hermes(calls=[("look", {"n": float("nan"), "m": [float("inf")]})]), "Done.")
     gateway = Gateway(engine.chat, engine, context_length=1000)
