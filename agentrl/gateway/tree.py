@@ -54,6 +54,7 @@ class TurnNode:
             new messages. A root's whole prompt is `env`.
         spans: places of images in `env`.
         length: number of tokens of the prompt, including all nodes above.
+        keys: of the prefixes of the history before the turn; after `sampled`, of the whole history alone.
         rows: number of rows of routed experts that the nodes above have.
         chat: the conversation's state before the turn; after `sampled`, the state after the turn.
         delivered: the answer reached the agent: it was sent, or the agent repeated it."""
@@ -339,6 +340,7 @@ class SessionTree:
         self._said.setdefault((node.agent, digest), node)
         for known in node.keys[1:]:
             self._begun.setdefault((node.agent, known), node)
+        node.keys = node.keys[-1:]
         return told
 
     def _without_calls(self, ids: Sequence[int]) -> ParsedTurn:

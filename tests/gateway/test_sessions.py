@@ -139,6 +139,7 @@ async def test_equal_requests_at_once_lose_nothing() -> None:
             history += [(await each).json()["choices"][0]["message"] for each in both][:1] + BEGUN
         nodes = (await served.tree(base))["nodes"]
         assert [node["reason"] for node in nodes] == ["first", "retry", "extend", "retry"]
+        assert {len(node.keys) for node in session.tree.nodes.values()} == {1}, "a node does not keep its whole history"
 
 
 async def test_numbers_of_samples_in_a_run_can_be_stored() -> None:
