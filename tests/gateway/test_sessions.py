@@ -142,6 +142,27 @@ async def test_equal_requests_at_once_lose_nothing() -> None:
         assert {len(node.keys) for node in session.tree.nodes.values()} == {1}, "a node does not keep its whole history"
 
 
+async def test_references_stand_for_the_items_of_earlier_answers() -> None:
+    """As Vercel's AI SDK sends them by default: some items whole, the others by their ids."""
+    engine = engine_of(hermes("Why.", "I look.", [("look", {"at": 1}), ("look", {"at": 2})]), "Done.")
+    tools = [{"type": "function", "name": "look", "parameters": {"type": "object", "properties": {}}}]
+    async with serving(engine.chat, engine) as served:
+        base = await served.open(index=0, group_index=0)
+        body: Json = {"model": "m", "input": [*BEGUN], "tools": tools}
+        output = (await served.agents.post(f"{base}/responses", json=body)).json()["output"]
+        assert [item["type"] for item in output] == ["reasoning", "message", "function_call", "function_call"]
+        assert (await served.agents.post(f"{base}/responses", json={"input": []})).status_code == 400
+        items = [{"type": "item_reference", "id": item["id"]} for item in output[:3]]
+        results = [{"type": "function_call_output", "call_id": each["call_id"], "output": "r"} for each in output[2:]]
+        body["input"] = [*BEGUN, *items, output[3], *results]
+        assert (await served.agents.post(f"{base}/responses", json=body)).status_code == 200
+        assert [node["reason"] for node in (await served.tree(base))["nodes"]] == ["first", "extend"]
+        body["input"] = [*BEGUN, {"type": "item_reference", "id": "msg_other"}, *BEGUN]
+        unknown = await served.agents.post(f"{base}/responses", json=body)
+        assert unknown.status_code == 404
+        assert "msg_other" in unknown.text
+
+
 async def test_numbers_of_samples_in_a_run_can_be_stored() -> None:
     engine = engine_of(hermes(calls=[("look", {"n": float("nan"), "m": [float("inf")]})]), "Done.")
     gateway = Gateway(engine.chat, engine, context_length=1000)

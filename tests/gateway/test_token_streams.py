@@ -160,7 +160,7 @@ async def test_a_response_is_created_at_once_and_events_keep_its_stream_alive(mo
     monkeypatch.setattr(server, "KEEP_ALIVE", 0)
     engine = LoggingEngine(chat(), lambda *_: EngineUnreachable("the engine is gone"), damage=False)
     engine.gate, gateway = asyncio.Event(), Gateway(chat(), engine, context_length=10_000)
-    async with gateway.serving(), httpx.AsyncClient(timeout=60) as client:
+    async with asyncio.timeout(60), gateway.serving(), httpx.AsyncClient(timeout=60) as client:
         url = f"{gateway.url(gateway.open(Sample(), SamplingParams()))}/v1{RESPONSES}"
         found = ""
         async with client.stream("POST", url, json={**BODIES[RESPONSES], "stream": True}) as response:
@@ -195,6 +195,6 @@ async def test_a_refused_request_leaves_nothing_in_memory(path: str) -> None:
         session = gateway.open(Sample(), SamplingParams(), Limits(requests=1))
         url = f"{gateway.url(session)}/v1{path}"
         assert (await client.post(url, json=BODIES[path])).status_code == 200
-        assert len(session.memo) > 0
+        assert len(session.memo.parts) > 0
         assert (await client.post(url, json=BODIES[path])).status_code == 429
-        assert session.memo == {}
+        assert session.memo.parts == {}

@@ -75,6 +75,10 @@ def _messages(fields: Fields) -> list[Message]:
     messages: list[Message] = []
     thought = ""
     for kind, read in fields.once("input", _read_item):
+        if kind == "reference":
+            if read not in fields.memo.items:
+                raise Refusal(f"input: the item {read!r:.80} is not known in this session", "not_found")
+            kind, read = fields.memo.items[read]
         match kind:
             case "thought":
                 thought = read
@@ -92,7 +96,7 @@ def _messages(fields: Fields) -> list[Message]:
 
 
 def _read_item(item: Fields) -> Iterator[tuple[str, Any]]:
-    """Yield what an item is, and a message, a call or a text."""
+    """Yield what an item is, and a message, a call, a text or an id."""
     match kind := item.get("type", str) or "message":
         case "message":
             shown = item.content if (role := item.role("system", "user", "assistant")) == "user" else item.text
@@ -105,6 +109,8 @@ def _read_item(item: Fields) -> Iterator[tuple[str, Any]]:
         case "reasoning":
             texts = (joined(part.need("text", str) for part in item.each(name)) for name in ("content", "summary"))
             yield "thought", next(filter(None, texts), "")
+        case "item_reference":
+            yield "reference", item.need("id", str)
         case _:
             raise item.refusal("type", f"{kind!r:.80} is not supported; send messages, calls and their outputs")
 
@@ -150,6 +156,11 @@ def _items(request: AgentRequest, turn: AgentTurn) -> Iterator[Body]:
     if parsed.content or not parsed.tool_calls:
         yield _text_item("content", turn, parsed.content)
     yield from _calls(request, turn)
+
+
+def items_by_id(request: AgentRequest, turn: AgentTurn) -> dict[str, Any]:
+    """Return the items of an answer for `Memo.items`."""
+    return {item["id"]: next(_read_item(Fields(item))) for item in _items(request, turn)}
 
 
 def _text_item(name: TextName, turn: AgentTurn, text: str) -> Body:
