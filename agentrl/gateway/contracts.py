@@ -9,9 +9,19 @@ from agentrl.errors import AgentRLError
 from agentrl.sample import Message
 
 Body = dict[str, Any]
-Memo = dict[tuple[Callable[..., Any], bytes], tuple[Any, ...]]
-"""Parts of a session's requests, by the function that read them and their JSON."""
 RefusalKind = Literal["invalid", "not_found", "context", "limit", "overloaded", "failed"]
+
+
+@dataclass(frozen=True, slots=True)
+class Memo:
+    """A session's parts that the wire formats remember.
+
+    Attributes:
+        parts: of requests, by the function that read them and their JSON.
+        items: of answers in responses, by their ids, as they are read if the agent sends them back."""
+
+    parts: dict[tuple[Callable[..., Any], bytes], tuple[Any, ...]] = field(default_factory=dict)
+    items: dict[str, Any] = field(default_factory=dict)
 
 
 class Refusal(AgentRLError):

@@ -7,6 +7,7 @@ import asyncio
 import re
 import time
 from collections.abc import Iterator, Sequence
+from itertools import count
 from typing import Literal
 
 import orjson
@@ -33,14 +34,15 @@ class LiveTurn:
     Attributes:
         placed: set once the request has a node.
         turn: the turn so far: its id and the number of prompt tokens first, all of it at the end.
-        whole: true at the end."""
+        whole: true at the end.
+        numbers: of the stream's events, in a format that has them."""
 
     turn: AgentTurn
 
     def __init__(self, parser: TurnParser | None = None, stops: Sequence[str] = ()) -> None:
         self._parser, self._stops, self.placed, self._more = parser, stops, asyncio.Event(), asyncio.Event()
         self._pieces: dict[str, list[str]] = {name: [] for name in TEXTS}
-        self.whole, self._looked = False, 0.0
+        self.whole, self.numbers, self._looked = False, count(), 0.0
 
     @classmethod
     def of(cls, turn: AgentTurn) -> "LiveTurn":

@@ -284,21 +284,18 @@ async def _stream(
 ) -> AsyncIterator[bytes]:
     task.add_done_callback(live.wake)
     try:
-        while not (live.begun or task.done()):
-            if await live.quiet(KEEP_ALIVE):
-                yield wire.keep_alive
-        for event in wire.events(asked, live) if live.begun else ():
+        for event in wire.events(asked, live):
             if event:
                 yield event
             elif task.done() and not live.whole:
                 break
             elif await live.quiet(KEEP_ALIVE):
-                yield wire.keep_alive
+                yield wire.keep_alive(asked, live)
         node, _ = await task
         node.delivered = True
     except Refusal as refusal:
         session.refused(refusal)
-        yield wire.error_event(refusal)
+        yield wire.error_event(refusal, asked, live)
     finally:
         task.cancel()
         with CancelScope(shield=True), suppress(asyncio.CancelledError, Refusal):  # the task aborts its request

@@ -34,6 +34,7 @@ from agentrl.gateway.record import SessionRecord
 from agentrl.gateway.roles import Roles
 from agentrl.gateway.tree import Reading, SessionTree, TurnNode
 from agentrl.gateway.wires.common import in_order_of_calls
+from agentrl.gateway.wires.responses import items_by_id
 from agentrl.media import has_images, take_images
 from agentrl.plugins import describe_error
 from agentrl.sample import Message, Sample
@@ -197,7 +198,7 @@ class Session:
 
     def refused(self, refusal: Refusal) -> None:
         """Count a refusal. Nothing of the request is kept: the limit on bytes does not count it."""
-        self.memo.clear()
+        self.memo.parts.clear()
         self.counts[f"refused/{refusal.reason or refusal.kind}"] += 1
         self.refusals.append(str(refusal))
 
@@ -353,6 +354,7 @@ class Session:
         )
         if request.stored:
             self._histories[turn.id] = [*request.messages[request.instructions :], told.to_message()]
+            self.memo.items.update(items_by_id(request, turn))
         return turn
 
 

@@ -54,6 +54,7 @@ class TurnNode:
             new messages. A root's whole prompt is `env`.
         spans: places of images in `env`.
         length: number of tokens of the prompt, including all nodes above.
+        keys: of the prefixes of the history before the turn; after `sampled`, of the whole history alone.
         rows: number of rows of routed experts that the nodes above have.
         chat: the conversation's state before the turn; after `sampled`, the state after the turn.
         delivered: the answer reached the agent: it was sent, or the agent repeated it."""
@@ -179,10 +180,7 @@ class SessionTree:
         messages, keys, found = reading.messages, reading.keys, reading.found
         placed = self._extended(found, messages, keys) if found else None
         if placed is None:
-            reason, family = self._reason(reading)
-            if found is not None:
-                reason, family = "template_rewrites", found[0].root
-            placed = self._root(messages, reading.tools, reason, family)
+            placed = self._root(messages, reading.tools, *self._reason(reading))
         placed.tools, placed.has_tools, placed.keys = reading.digest, bool(reading.tools), keys
         placed.agent = reading.agent
         return placed
@@ -238,20 +236,24 @@ class SessionTree:
         return None
 
     def _extended(self, found: tuple[TurnNode, int], messages: list[Message], keys: tuple[Key, ...]) -> TurnNode | None:
-        """Return a child of the node in `found`; None if the template would rewrite the node's history."""
+        """Return a child of the node in `found`. None for a root: the template would rewrite the node's history, or
+        `messages` go on with turns that the model did not write, which only a root shows in a form for the template."""
         node, end = found
         new = messages[end:]
         node.delivered = True
+        edited = any(message["role"] == "assistant" for message in new)
+        if any("tool_calls" in message for message in new) or (edited and self._roles.retold):
+            return None
         chat = node.chat.fork()
         delta = chat.extend(_with_own_ids(new, messages[end - 1], node))
         if delta.restart is not None:
             return None
         earlier = [other for other in self._asked.get((keys[-1], node.tools), ()) if other.parent is node]
         reason: Reason = "fork" if node.children else "extend"
-        if any(message["role"] == "assistant" for message in new):
+        if edited:
             reason = "edited"
         elif earlier:
-            reason = "retry" if any(other.live for other in earlier) else "undelivered"
+            reason = "retry" if any(other.live or not other.finish for other in earlier) else "undelivered"
         close, env = array("i", delta.close), array("i", delta.env)
         length = node.length + len(node.ids) + len(close) + len(env)
         rows = node.rows + (0 if node.routed is None else len(node.routed))
@@ -272,9 +274,13 @@ class SessionTree:
         messages, keys, agent = reading.messages, reading.keys, reading.agent
         asked = self._asked.get((keys[-1], reading.digest), ())
         if earlier := [node for node in asked if node.agent == agent]:
-            return ("retry" if any(node.live for node in earlier) else "undelivered"), earlier[0].root
+            return ("retry" if any(n.live or not n.finish for n in earlier) else "undelivered"), earlier[0].root
         if not self.nodes:
             return "first", None
+        if reading.found is not None:
+            node, end = reading.found
+            edited = any(message["role"] == "assistant" for message in messages[end:])
+            return ("edited" if edited else "template_rewrites"), node.root
         for key in reversed(keys):
             answers = (node for node in self._answers.get(key, ()) if node.agent == agent)
             if other := next((node for node in answers if node.tools != reading.digest), None):
@@ -334,6 +340,7 @@ class SessionTree:
         self._said.setdefault((node.agent, digest), node)
         for known in node.keys[1:]:
             self._begun.setdefault((node.agent, known), node)
+        node.keys = node.keys[-1:]
         return told
 
     def _without_calls(self, ids: Sequence[int]) -> ParsedTurn:
@@ -460,8 +467,9 @@ def _digest(message: Message) -> Key:
 
 
 def _canonical(value: Any) -> Any:
-    """Return `value` with whole numbers as int: many programs write 1.0 as 1. Beyond 64 bits they are float."""
-    if type(value) is int and not -(2**63) <= value < 2**64:
+    """Return `value` with whole numbers as int: many programs write 1.0 as 1. From 2**53 on they are float, because
+    JavaScript rounds them."""
+    if type(value) is int and abs(value) >= 2**53:
         return float(str(value))
     if isinstance(value, float) and value.is_integer() and abs(value) < 2**53:
         return int(value)
@@ -491,15 +499,14 @@ def _with_own_ids(new: Sequence[Message], told: Message, node: TurnNode) -> list
 
 
 def _renumbered(messages: Sequence[Message]) -> list[Message]:
-    """Return a history with call ids of nine letters and digits, which some templates require."""
-    names: dict[Any, str] = {}
+    """Return a history with call ids of nine letters and digits, and results with their functions' names: some templates
+    require them."""
+    results = dict[Any, Message]()
     found = []
     for message in messages:
         if calls := message.get("tool_calls"):
             for call in calls:
-                names[call.get("id")] = f"call{len(names) + 1:05d}"
-            message = {**message, "tool_calls": [{**call, "id": names[call.get("id")]} for call in calls]}
-        if message.get("tool_call_id") in names:
-            message = {**message, "tool_call_id": names[message["tool_call_id"]]}
-        found.append(message)
+                results[call["id"]] = {"tool_call_id": f"call{len(results) + 1:05d}", "name": call["function"]["name"]}
+            message = {**message, "tool_calls": [{**call, "id": results[call["id"]]["tool_call_id"]} for call in calls]}
+        found.append({**message, **results.get(message.get("tool_call_id"), {})})
     return found

@@ -12,6 +12,7 @@ import pytest
 from aiohttp import web
 
 from agentrl.buffer.codec import encode_group
+from agentrl.chat import Chat
 from agentrl.engine.pool import EnginePool
 from agentrl.engine.wire import FinishReason, SamplingParams
 from agentrl.errors import EngineRejected, EngineUnreachable, EnvFailure
@@ -25,7 +26,8 @@ from tests.engine.faults import until
 from tests.gateway.acceptance_engine import LoggingEngine, hermes
 from tests.gateway.acceptance_gateway import Served, serving
 from tests.support.agent_clients import Json
-from tests.support.chats import make_chat
+from tests.support.assets import chat_templates
+from tests.support.chats import STOPS, make_chat
 
 LOOK = {"type": "function", "function": {"name": "look", "parameters": {"type": "object", "properties": {}}}}
 BEGUN: list[Json] = [{"role": "user", "content": "x"}]
@@ -71,6 +73,94 @@ async def test_large_numbers_in_a_history_of_others_are_shown(name: str) -> None
         response = await ask(served, base, [*BEGUN, {"role": "assistant", "content": "I", "tool_calls": calls}, *told])
         assert response.status_code == 200, response.text
         assert "1" + "0" * 30 in engine.chat.decode(engine.log[0].prompt)
+
+
+async def test_numbers_that_javascript_rounds_are_the_same_history() -> None:
+    engine = engine_of(hermes(calls=[("look", {"id": 1_234_567_890_123_456_789, "n": 2**53 + 1})]), "Done.")
+    async with serving(engine.chat, engine) as served:
+        base = await served.open(index=0, group_index=0)
+        said = (await ask(served, base, BEGUN, tools=[LOOK])).json()["choices"][0]["message"]
+        (call,) = said["tool_calls"]
+        assert "1234567890123456789" in call["function"]["arguments"]
+        call["function"]["arguments"] = '{"id":1234567890123456800,"n":9007199254740992}'
+        result = {"role": "tool", "tool_call_id": call["id"], "content": "r"}
+        assert (await ask(served, base, [*BEGUN, said, result], tools=[LOOK])).status_code == 200
+        assert [node["reason"] for node in (await served.tree(base))["nodes"]] == ["first", "extend"]
+
+
+STRICT = """{% for m in messages %}{% if m.role == 'assistant' and not loop.first and messages[loop.index0 - 1].role == 'assistant' %}
+{{ raise_exception('roles must alternate') }}{% endif %}{% for c in m.tool_calls %}{% if c.id | length != 9 %}
+{{ raise_exception('ids have nine characters') }}{% endif %}{% endfor %}{% endfor %}"""
+"""What Mistral's template requires; before Qwen3's template, with the names of Kimi K2's."""
+
+
+def strict_engine() -> LoggingEngine:
+    named = chat_templates()["qwen3"].replace("<tool_response>\\n'", "<tool_response>functions.' + message.name + ':'")
+    chat = Chat(make_chat("qwen3").tokenizer, chat_template=STRICT + named, stop_tokens=STOPS["qwen"])
+    return LoggingEngine(chat, lambda *_: "yes", damage=False)
+
+
+CALL = {"id": "call00001_0", "type": "function", "function": {"name": "look", "arguments": "{}"}}
+CALLED = {"role": "assistant", "content": "", "tool_calls": [CALL]}
+
+
+@pytest.mark.parametrize("edit", [
+    [*BEGUN, CALLED, {"role": "tool", "tool_call_id": "call00001_0", "content": "r"}],
+    [{"role": "assistant", "content": "I never said so."}, *BEGUN],
+], ids=["calls", "two turns in a row"])  # fmt: skip
+async def test_turns_of_others_behind_a_turn_are_shown_as_the_template_requires(edit: list[Json]) -> None:
+    engine = strict_engine()
+    async with serving(engine.chat, engine) as served:
+        base = await served.open(index=0, group_index=0)
+        said = (await ask(served, base, BEGUN, tools=[LOOK])).json()["choices"][0]["message"]
+        history = [*BEGUN, said, *edit]
+        for _ in range(2):
+            response = await ask(served, base, history, tools=[LOOK])
+            assert response.status_code == 200, response.text
+            history += [response.json()["choices"][0]["message"], *BEGUN]
+        tree = await served.tree(base)
+        assert [node["reason"] for node in tree["nodes"]] == ["first", "edited", "extend"]
+        assert [root["role"] for root in tree["roots"]] == ["main", "main"]
+        assert ("functions.look:" in engine.chat.decode(engine.log[1].prompt)) is (CALLED in edit)
+        closed = await served.close(base, reward=1.0)
+        assert closed.counts["trained"] == closed.counts["sampled"]
+
+
+async def test_equal_requests_at_once_lose_nothing() -> None:
+    engine = engine_of("yes")
+    async with serving(engine.chat, engine) as served:
+        base, history = await served.open(index=0, group_index=0), [*BEGUN]
+        (session,) = served.gateway._sessions.values()
+        for _ in range(2):
+            engine.gate = asyncio.Event()
+            both = [asyncio.ensure_future(ask(served, base, history)) for _ in range(2)]
+            await until(lambda: sum(not node.finish for node in session.tree.nodes.values()) == 2)
+            engine.gate.set()
+            history += [(await each).json()["choices"][0]["message"] for each in both][:1] + BEGUN
+        nodes = (await served.tree(base))["nodes"]
+        assert [node["reason"] for node in nodes] == ["first", "retry", "extend", "retry"]
+        assert {len(node.keys) for node in session.tree.nodes.values()} == {1}, "a node does not keep its whole history"
+
+
+async def test_references_stand_for_the_items_of_earlier_answers() -> None:
+    """As Vercel's AI SDK sends them by default: some items whole, the others by their ids."""
+    engine = engine_of(hermes("Why.", "I look.", [("look", {"at": 1}), ("look", {"at": 2})]), "Done.")
+    tools = [{"type": "function", "name": "look", "parameters": {"type": "object", "properties": {}}}]
+    async with serving(engine.chat, engine) as served:
+        base = await served.open(index=0, group_index=0)
+        body: Json = {"model": "m", "input": [*BEGUN], "tools": tools}
+        output = (await served.agents.post(f"{base}/responses", json=body)).json()["output"]
+        assert [item["type"] for item in output] == ["reasoning", "message", "function_call", "function_call"]
+        assert (await served.agents.post(f"{base}/responses", json={"input": []})).status_code == 400
+        items = [{"type": "item_reference", "id": item["id"]} for item in output[:3]]
+        results = [{"type": "function_call_output", "call_id": each["call_id"], "output": "r"} for each in output[2:]]
+        body["input"] = [*BEGUN, *items, output[3], *results]
+        assert (await served.agents.post(f"{base}/responses", json=body)).status_code == 200
+        assert [node["reason"] for node in (await served.tree(base))["nodes"]] == ["first", "extend"]
+        body["input"] = [*BEGUN, {"type": "item_reference", "id": "msg_other"}, *BEGUN]
+        unknown = await served.agents.post(f"{base}/responses", json=body)
+        assert unknown.status_code == 404
+        assert "msg_other" in unknown.text
 
 
 async def test_numbers_of_samples_in_a_run_can_be_stored() -> None:

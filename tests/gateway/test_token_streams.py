@@ -21,6 +21,7 @@ from agentrl.engine.transport import Reply, Sink
 from agentrl.engine.wire import Generation, SamplingParams
 from agentrl.errors import EngineUnreachable
 from agentrl.gateway import live as live_module
+from agentrl.gateway import server
 from agentrl.gateway.contracts import AgentTurn
 from agentrl.gateway.live import LiveTurn
 from agentrl.gateway.server import Gateway
@@ -28,7 +29,7 @@ from agentrl.gateway.sessions import Limits
 from agentrl.gateway.wires import WIRES
 from agentrl.sample import Sample
 from tests.gateway.acceptance_engine import LoggingEngine, hermes
-from tests.gateway.turns import BODIES, join, read, sse
+from tests.gateway.turns import BODIES, RESPONSES, join, read, sse
 from tests.support.chats import make_chat
 
 
@@ -154,6 +155,26 @@ async def test_texts_arrive_while_the_model_writes(path: str, dies: bool) -> Non
         assert chat().decode(node.ids).startswith(SAID)
 
 
+async def test_a_response_is_created_at_once_and_events_keep_its_stream_alive(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Codex ends a stream without events, and a client of openai a stream in which the id changes."""
+    monkeypatch.setattr(server, "KEEP_ALIVE", 0)
+    engine = LoggingEngine(chat(), lambda *_: EngineUnreachable("the engine is gone"), damage=False)
+    engine.gate, gateway = asyncio.Event(), Gateway(chat(), engine, context_length=10_000)
+    async with asyncio.timeout(60), gateway.serving(), httpx.AsyncClient(timeout=60) as client:
+        url = f"{gateway.url(gateway.open(Sample(), SamplingParams()))}/v1{RESPONSES}"
+        found = ""
+        async with client.stream("POST", url, json={**BODIES[RESPONSES], "stream": True}) as response:
+            async for part in response.aiter_text():
+                found += part
+                if found.count("event: response.in_progress") > 2:
+                    engine.gate.set()
+    names, datas = zip(*sse(found.encode()), strict=True)
+    assert (names[0], names[-1]) == ("response.created", "response.failed")
+    assert set(names[1:-1]) == {"response.in_progress"}
+    assert [data["sequence_number"] for data in datas] == list(range(len(datas)))
+    assert len({data["response"]["id"] for data in datas}) == 1
+
+
 async def test_a_client_that_leaves_ends_the_turn() -> None:
     path = next(iter(BODIES))
     async with serving() as (gateway, engine, client):
@@ -174,6 +195,6 @@ async def test_a_refused_request_leaves_nothing_in_memory(path: str) -> None:
         session = gateway.open(Sample(), SamplingParams(), Limits(requests=1))
         url = f"{gateway.url(session)}/v1{path}"
         assert (await client.post(url, json=BODIES[path])).status_code == 200
-        assert len(session.memo) > 0
+        assert len(session.memo.parts) > 0
         assert (await client.post(url, json=BODIES[path])).status_code == 429
-        assert session.memo == {}
+        assert session.memo.parts == {}

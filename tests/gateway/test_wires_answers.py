@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from agentrl.chat.messages import ToolCall
 from agentrl.gateway.contracts import AgentTurn, Body, Refusal, RefusalKind
+from agentrl.gateway.live import LiveTurn
 from agentrl.gateway.wires import WIRES
 from tests.gateway.turns import (
     BODIES,
@@ -21,6 +22,7 @@ from tests.gateway.turns import (
     RESPONSES,
     continued,
     events,
+    failed_stream,
     join,
     normal,
     read,
@@ -97,13 +99,21 @@ def test_arguments_that_a_custom_tool_does_not_have_are_shown() -> None:
 @pytest.mark.parametrize(("finish", "expected"), [
     ("stop", ("stop", "end_turn", ("completed", None))),
     ("calls", ("tool_calls", "tool_use", ("completed", None))),
-    ("length", ("length", "max_tokens", ("incomplete", {"reason": "max_output_tokens"}))),
+    ("length", ("length", "max_tokens", ("completed", None))),
 ])  # fmt: skip
 def test_finish(finish: str, expected: tuple[str, str, Any]) -> None:
     given = turn("x", None, *([CALL] if finish == "calls" else []), length=finish == "length")
     chat, messages, responses = (WIRES[path].answer(read(path, BODIES[path]), given) for path in PATHS)
     found = (responses["status"], responses["incomplete_details"])
     assert (chat["choices"][0]["finish_reason"], messages["stop_reason"], found) == expected
+
+
+def test_only_the_agents_own_limit_makes_a_response_incomplete() -> None:
+    """Codex, which sets no limit, asks again for an incomplete response."""
+    request = read(RESPONSES, BODIES[RESPONSES] | {"max_output_tokens": 7})
+    answer = WIRES[RESPONSES].answer(request, turn("x", length=True))
+    assert (answer["status"], answer["incomplete_details"]) == ("incomplete", {"reason": "max_output_tokens"})
+    assert events(RESPONSES, request, turn("x", length=True))[-1][0] == "response.incomplete"
 
 
 @pytest.mark.parametrize(("calls", "expected"), [((), "stop_sequence"), ((CALL,), "tool_use")])
@@ -159,6 +169,14 @@ def test_numbers_beyond_json_s_reach(path: str) -> None:
     assert join(path, events(path, request, turn("", None, call))) == orjson.loads(raw)
 
 
+@ON_EACH
+def test_whole_numbers_of_64_bits_are_exact(path: str) -> None:
+    numbers = {"a": 2**63, "b": -(2**63), "c": 2**64 - 1, "d": 1_234_567_890_123_456_789}
+    request, given = read(path, BODIES[path]), turn("", None, ToolCall("c", "f", numbers))
+    again = read(path, continued(path, BODIES[path], join(path, events(path, request, given)), given.parsed.tool_calls))
+    assert normal(again.messages[1]) == ("", [("f", numbers)])
+
+
 KINDS: list[tuple[RefusalKind, int, str, str | None, int, str]] = [
     ("invalid", 400, "invalid_request_error", "invalid_request", 400, "invalid_request_error"),
     ("not_found", 404, "invalid_request_error", "not_found", 404, "not_found_error"),
@@ -176,19 +194,22 @@ def test_errors(kind: RefusalKind, status: int, openai: str, code: str, other_st
     for path in (CHAT, RESPONSES):
         assert WIRES[path].status(refusal) == status
         assert WIRES[path].error(refusal) == body
-    assert sse(WIRES[CHAT].error_event(refusal)) == [("", body)]
+    assert sse(failed_stream(CHAT, refusal)) == [("", body)]
     other = {"type": "error", "error": {"type": anthropic, "message": str(refusal)}}
     assert WIRES[MESSAGES].status(refusal) == other_status
     assert WIRES[MESSAGES].error(refusal) == other
-    assert sse(WIRES[MESSAGES].error_event(refusal)) == [("error", other)]
-    (created, begun), (failed, data) = sse(WIRES[RESPONSES].error_event(refusal))
+    assert sse(failed_stream(MESSAGES, refusal)) == [("error", other)]
+    (created, begun), (failed, data) = sse(failed_stream(RESPONSES, refusal))
     assert (created, failed) == ("response.created", "response.failed")
     assert data["response"]["error"] == {"code": code, "message": str(refusal)}
-    assert begun["response"]["id"] == data["response"]["id"]
+    assert begun["response"]["id"] == data["response"]["id"] == "resp_a1"
+    assert (begun["sequence_number"], data["sequence_number"]) == (0, 1)
 
 
-@ON_EACH
-def test_keep_alive_is_a_whole_event(path: str) -> None:
-    keep = WIRES[path].keep_alive
+@pytest.mark.parametrize(("path", "start"), [
+    (CHAT, b": keep-alive\n"), (MESSAGES, b"event: ping\n"), (RESPONSES, b"event: response.in_progress\n"),
+])  # fmt: skip
+def test_keep_alive_is_a_whole_event(path: str, start: bytes) -> None:
+    keep = WIRES[path].keep_alive(read(path, BODIES[path]), LiveTurn.of(turn()))
+    assert keep.startswith(start)
     assert keep.endswith(b"\n\n")
-    assert keep.startswith(b"event: ping\n" if path == MESSAGES else b":")

@@ -11,7 +11,7 @@ from pydantic import TypeAdapter
 
 from agentrl.gateway.contracts import AgentTurn, Refusal
 from agentrl.gateway.wires import WIRES
-from tests.gateway.turns import BODIES, CHAT, MESSAGES, RESPONSES, events, read, sse, turns
+from tests.gateway.turns import BODIES, CHAT, MESSAGES, RESPONSES, events, failed_stream, read, sse, turns
 
 TOOLS = [
     {"type": "custom", "name": "f"},
@@ -74,7 +74,10 @@ def test_openai_responses(given: AgentTurn) -> None:
 
 def test_failed_responses() -> None:
     types = pytest.importorskip("openai.types.responses")
-    found = sse(WIRES[RESPONSES].error_event(Refusal("No engine answers.", "overloaded")))
+    streaming = pytest.importorskip("openai.lib.streaming.responses._responses")
+    found = sse(failed_stream(RESPONSES, Refusal("No engine answers.", "overloaded")))
     events = [TypeAdapter(types.ResponseStreamEvent).validate_python(data) for _, data in found]
     assert [event.type for event in events] == ["response.created", "response.failed"]
     assert events[1].response.error.code == "server_error"
+    state = streaming.ResponseStreamState(input_tools=[], text_format=None)
+    assert [state.handle_event(event)[0].type for event in events] == [event.type for event in events]

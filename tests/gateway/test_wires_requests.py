@@ -227,7 +227,7 @@ REFUSED: list[tuple[str, Body, str]] = [
     (MESSAGES, {"system": [IMAGE]}, "system[0].type"),
     (RESPONSES, {"input": [{"role": "user", "content": [{"type": "input_file"}]}]}, "input[0].content[0].type"),
     (RESPONSES, {"input": [{"role": "developer", "content": [{"type": "input_image"}]}]}, "input[0].content[0].type"),
-    (RESPONSES, {"input": [{"type": "item_reference", "id": "msg_1"}]}, "input[0].type"),
+    (RESPONSES, {"input": [{"type": "item_reference"}]}, "input[0].id"),
     (RESPONSES, {"input": [{"type": "function_call_output", "output": "x"}]}, "input[0].call_id"),
     (RESPONSES, {"input": [{"type": "custom_tool_call", "call_id": "c", "name": "f"}]}, "input[0].input"),
     (CHAT, {"messages": [{"role": "function", "content": "x"}]}, "messages[0].role"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ from hypothesis import strategies as st
 
 from agentrl.chat import ParsedTurn
 from agentrl.chat.messages import ToolCall
-from agentrl.gateway.contracts import AgentRequest, AgentTurn, Body
+from agentrl.gateway.contracts import AgentRequest, AgentTurn, Body, Refusal
 from agentrl.gateway.live import LiveTurn
 from agentrl.gateway.wires import WIRES
 from agentrl.sample import Message
@@ -117,6 +118,14 @@ def told(given: AgentTurn) -> tuple[str, list[tuple[str, Any]]]:
 def events(path: str, request: AgentRequest, given: AgentTurn) -> list[tuple[str, Any]]:
     """Names and data of an answer's events."""
     return sse(b"".join(WIRES[path].events(request, LiveTurn.of(given))))
+
+
+def failed_stream(path: str, refusal: Refusal) -> bytes:
+    """A stream whose turn fails before its first token."""
+    request, live = read(path, BODIES[path]), LiveTurn()
+    live.begin(turn())
+    begun = b"".join(takewhile(bool, WIRES[path].events(request, live)))
+    return begun + WIRES[path].error_event(refusal, request, live)
 
 
 def sse(stream: bytes) -> list[tuple[str, Any]]:

@@ -19,9 +19,6 @@ from agentrl.gateway.wires.responses import ResponsesWire
 class Wire(Protocol):
     """One wire format. See this module's docstring for an example."""
 
-    keep_alive: bytes
-    """Bytes that are sent in a stream while the model works."""
-
     def read(self, body: Body, headers: Mapping[str, str], memo: Memo | None = None) -> AgentRequest:
         """Read a request. Raises Refusal: a field, which it names, is malformed or not supported. `memo` belongs to the
         session: the wire adds what it reads, and reads nothing twice."""
@@ -32,14 +29,17 @@ class Wire(Protocol):
     def events(self, request: AgentRequest, live: LiveTurn) -> Iterator[bytes]:
         """Yield the server-sent events of an answer, the last one included, and b"" where the model is still writing."""
 
+    def keep_alive(self, request: AgentRequest, live: LiveTurn) -> bytes:
+        """Return bytes for a stream in which the model is silent."""
+
     def status(self, refusal: Refusal) -> int:
         """Return the HTTP status of an error in this wire."""
 
     def error(self, refusal: Refusal) -> Body:
         """Return the body of an error in this wire's own form, by which its clients decide to retry or to compact."""
 
-    def error_event(self, refusal: Refusal) -> bytes:
-        """Return the event of an error in a stream that has begun."""
+    def error_event(self, refusal: Refusal, request: AgentRequest, live: LiveTurn) -> bytes:
+        """Return the event of an error in a stream whose first events were taken."""
 
 
 WIRES: Mapping[str, Wire] = {

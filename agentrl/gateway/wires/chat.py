@@ -31,6 +31,8 @@ class ChatWire(OpenAIErrors):
         return {**head, "object": "chat.completion", "choices": [{"index": 0, **choice}], "usage": usage}
 
     def events(self, request: AgentRequest, live: LiveTurn) -> Iterator[bytes]:
+        while not live.begun:
+            yield b""
         head = self.answer(request, live.turn) | {"object": "chat.completion.chunk", "usage": None}
         head = {name: head[name] for name in head if name != "choices" and (name != "usage" or request.usage)}
         for delta in _deltas(live):
@@ -43,7 +45,7 @@ class ChatWire(OpenAIErrors):
             yield event({**head, "choices": [], "usage": whole["usage"]})
         yield b"data: [DONE]\n\n"
 
-    def error_event(self, refusal: Refusal) -> bytes:
+    def error_event(self, refusal: Refusal, request: AgentRequest, live: LiveTurn) -> bytes:
         return event(self.error(refusal))
 
 

@@ -7,6 +7,7 @@ from typing import Any, TypeVar
 import orjson
 
 from agentrl.gateway.contracts import AgentRequest, Body, Memo, Refusal
+from agentrl.gateway.live import LiveTurn
 from agentrl.media import is_image
 from agentrl.sample import Message
 
@@ -32,7 +33,7 @@ class Fields:
             raise Refusal(f"{path or 'the body'}: expected an object, got {_NAMES[type(value)]}")
         self._value = value
         self._path = path
-        self._memo: Memo = {} if memo is None else memo
+        self.memo = Memo() if memo is None else memo
         self.ignored = set() if path else {name for name, given in value.items() if given is not None}
 
     def refusal(self, name: str, reason: str) -> Refusal:
@@ -85,9 +86,9 @@ class Fields:
     def once(self, name: str, read: Callable[["Fields"], Iterable[T]]) -> "Iterator[T]":
         """Yield what `read` yields for the objects of a list. An object that is in the memo is not read again."""
         for index, value in enumerate(self.get(name, list) or ()):
-            if (key := (read, orjson.dumps(value))) not in self._memo:
-                self._memo[key] = tuple(read(Fields(value, f"{self._below(name)}[{index}]")))
-            yield from self._memo[key]
+            if (key := (read, orjson.dumps(value))) not in self.memo.parts:
+                self.memo.parts[key] = tuple(read(Fields(value, f"{self._below(name)}[{index}]")))
+            yield from self.memo.parts[key]
 
     def parts(self, name: str) -> "Iterable[Fields]":
         """Return the parts of a content; a string is one text part."""
@@ -223,7 +224,8 @@ def event(data: Body, name: str = "") -> bytes:
 class OpenAIErrors:
     """Errors as both wire formats of OpenAI have them; a comment keeps a stream alive."""
 
-    keep_alive = b": keep-alive\n\n"
+    def keep_alive(self, request: AgentRequest, live: LiveTurn) -> bytes:
+        return b": keep-alive\n\n"
 
     def status(self, refusal: Refusal) -> int:
         return refusal.status

@@ -24,8 +24,6 @@ _SIGNED = {"signature": "agentrl"}
 class MessagesWire:
     """The wire format of `POST /messages`. Reasoning is a block of thinking, if the agent asked for it."""
 
-    keep_alive = event({"type": "ping"}, "ping")
-
     def read(self, body: Body, headers: Mapping[str, str], memo: Memo | None = None) -> AgentRequest:
         fields = Fields(body, memo=memo)
         # The line about billing differs from request to request.
@@ -45,6 +43,8 @@ class MessagesWire:
         return {**head, "content": list(_blocks(request, turn)), **stop, "usage": usage}
 
     def events(self, request: AgentRequest, live: LiveTurn) -> Iterator[bytes]:
+        while not live.begun:
+            yield b""
         begun = self.answer(request, live.turn)
         usage = {**begun["usage"], "output_tokens": 0}
         yield _event("message_start", message={**begun, "content": [], "stop_reason": None, "usage": usage})
@@ -57,13 +57,16 @@ class MessagesWire:
         yield _event("message_delta", delta=stop, usage=whole["usage"])
         yield _event("message_stop")
 
+    def keep_alive(self, request: AgentRequest, live: LiveTurn) -> bytes:
+        return _event("ping")
+
     def status(self, refusal: Refusal) -> int:
         return 529 if refusal.kind == "overloaded" else refusal.status
 
     def error(self, refusal: Refusal) -> Body:
         return {"type": "error", "error": {"type": _ERRORS[refusal.kind], "message": str(refusal)}}
 
-    def error_event(self, refusal: Refusal) -> bytes:
+    def error_event(self, refusal: Refusal, request: AgentRequest, live: LiveTurn) -> bytes:
         return event(self.error(refusal), "error")
 
 
@@ -112,7 +115,11 @@ def _input(arguments: dict[str, Any] | str) -> Any:
     """Return arguments as an object. Whole numbers that its encoder does not take become floats."""
     if isinstance(arguments, str):
         return {"input": arguments}
-    return json.loads(arguments_text(arguments), parse_int=lambda text: int(text) if len(text) < 19 else float(text))
+    return json.loads(arguments_text(arguments), parse_int=_whole)
+
+
+def _whole(text: str) -> float:
+    return number if -(2**63) <= (number := int(text)) < 2**64 else float(text)
 
 
 def _steps(request: AgentRequest, live: LiveTurn) -> Iterator[tuple[str, Body]]:

@@ -1,7 +1,6 @@
 """OpenAI's responses."""
 
-from collections.abc import Iterable, Iterator, Mapping
-from itertools import chain, count
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from agentrl.chat.messages import ToolCall, arguments_text
@@ -39,7 +38,8 @@ class ResponsesWire(OpenAIErrors):
 
     def answer(self, request: AgentRequest, turn: AgentTurn) -> Body:
         cut = {"status": "incomplete", "incomplete_details": {"reason": "max_output_tokens"}}
-        status = cut if turn.finish == "length" else {"status": "completed"}
+        # Codex takes `incomplete` for a broken stream and asks again, so a limit that is not the agent's own does not show.
+        status = cut if turn.finish == "length" and request.max_tokens else {"status": "completed"}
         head = {"id": f"resp_{turn.id}", "created_at": turn.created, "model": request.model, **status}
         usage = {"input_tokens": turn.prompt_tokens, "output_tokens": turn.completion_tokens}
         usage["total_tokens"] = turn.prompt_tokens + turn.completion_tokens
@@ -48,19 +48,25 @@ class ResponsesWire(OpenAIErrors):
         return {**_RESPONSE, **head, "output": list(_items(request, turn)), "usage": {**usage, **details}}
 
     def events(self, request: AgentRequest, live: LiveTurn) -> Iterator[bytes]:
-        begun = {**self.answer(request, live.turn), **_BEGUN}
-        start = [("created", {"response": begun}), ("in_progress", {"response": begun})]
-        return _numbered(chain(start, _steps(request, live), self._end(request, live)))
-
-    def _end(self, request: AgentRequest, live: LiveTurn) -> Iterator[tuple[str, Body]]:
+        yield _event(live, "created", response=self._begun(request, live))
+        while not live.begun:
+            yield b""
+        yield self.keep_alive(request, live)
+        for kind, fields in _steps(request, live):
+            yield _event(live, kind, **fields) if kind else b""
         whole = self.answer(request, live.turn)
-        yield whole["status"], {"response": whole}
+        yield _event(live, whole["status"], response=whole)
 
-    def error_event(self, refusal: Refusal) -> bytes:
+    def keep_alive(self, request: AgentRequest, live: LiveTurn) -> bytes:
+        """Return an event: Codex ends a stream that has none for five minutes, and does not count comments."""
+        return _event(live, "in_progress", response=self._begun(request, live))
+
+    def error_event(self, refusal: Refusal, request: AgentRequest, live: LiveTurn) -> bytes:
         error = {"code": self.error(refusal)["error"]["code"], "message": str(refusal)}
-        begun = {**_RESPONSE, **_BEGUN, "id": "resp_failed", "created_at": 0, "model": ""}
-        failed = {**begun, "status": "failed", "error": error}
-        return b"".join(_numbered([("created", {"response": begun}), ("failed", {"response": failed})]))
+        return _event(live, "failed", response={**self._begun(request, live), "status": "failed", "error": error})
+
+    def _begun(self, request: AgentRequest, live: LiveTurn) -> Body:
+        return {**self.answer(request, live.turn), **_BEGUN}
 
 
 def _messages(fields: Fields) -> list[Message]:
@@ -69,6 +75,10 @@ def _messages(fields: Fields) -> list[Message]:
     messages: list[Message] = []
     thought = ""
     for kind, read in fields.once("input", _read_item):
+        if kind == "reference":
+            if read not in fields.memo.items:
+                raise Refusal(f"input: the item {read!r:.80} is not known in this session", "not_found")
+            kind, read = fields.memo.items[read]
         match kind:
             case "thought":
                 thought = read
@@ -86,7 +96,7 @@ def _messages(fields: Fields) -> list[Message]:
 
 
 def _read_item(item: Fields) -> Iterator[tuple[str, Any]]:
-    """Yield what an item is, and a message, a call or a text."""
+    """Yield what an item is, and a message, a call, a text or an id."""
     match kind := item.get("type", str) or "message":
         case "message":
             shown = item.content if (role := item.role("system", "user", "assistant")) == "user" else item.text
@@ -99,6 +109,8 @@ def _read_item(item: Fields) -> Iterator[tuple[str, Any]]:
         case "reasoning":
             texts = (joined(part.need("text", str) for part in item.each(name)) for name in ("content", "summary"))
             yield "thought", next(filter(None, texts), "")
+        case "item_reference":
+            yield "reference", item.need("id", str)
         case _:
             raise item.refusal("type", f"{kind!r:.80} is not supported; send messages, calls and their outputs")
 
@@ -144,6 +156,11 @@ def _items(request: AgentRequest, turn: AgentTurn) -> Iterator[Body]:
     if parsed.content or not parsed.tool_calls:
         yield _text_item("content", turn, parsed.content)
     yield from _calls(request, turn)
+
+
+def items_by_id(request: AgentRequest, turn: AgentTurn) -> dict[str, Any]:
+    """Return the items of an answer for `Memo.items`."""
+    return {item["id"]: next(_read_item(Fields(item))) for item in _items(request, turn)}
 
 
 def _text_item(name: TextName, turn: AgentTurn, text: str) -> Body:
@@ -217,8 +234,6 @@ def _closed(item: Body, index: int) -> Iterator[tuple[str, Body]]:
     yield "output_item.done", {"output_index": index, "item": item}
 
 
-def _numbered(steps: Iterable[tuple[str, Body]]) -> Iterator[bytes]:
-    numbers = count()
-    for kind, fields in steps:
-        name = f"response.{kind}"
-        yield event({"type": name, "sequence_number": next(numbers), **fields}, name) if kind else b""
+def _event(live: LiveTurn, kind: str, **fields: Any) -> bytes:
+    name = f"response.{kind}"
+    return event({"type": name, "sequence_number": next(live.numbers), **fields}, name)
