@@ -119,7 +119,8 @@ def _input(arguments: dict[str, Any] | str) -> Any:
 
 
 def _whole(text: str) -> float:
-    return number if -(2**63) <= (number := int(text)) < 2**64 else float(text)
+    fits = len(text) <= 20 and -(2**63) <= int(text) < 2**64
+    return int(text) if fits else float(text)
 
 
 def _steps(request: AgentRequest, live: LiveTurn) -> Iterator[tuple[str, Body]]:
