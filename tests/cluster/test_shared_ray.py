@@ -207,5 +207,43 @@ def test_a_lost_node_of_rollout_workers_changes_nothing(tmp_path: Path, cluster:
     assert result.ok, result.problems
 
 
+NOTED = """
+from pathlib import Path
+
+import ray
+from env import AddEnv
+
+
+def note(what):
+    with Path("noted.txt").open("a") as file:
+        file.write(f"{what} {ray.get_runtime_context().get_node_id()}\\n")
+
+
+class NotedEnv(AddEnv):
+    @classmethod
+    async def setup(cls):
+        note("setup")
+
+    @classmethod
+    async def teardown(cls):
+        note("teardown")
+"""
+
+
+@pytest.mark.slow
+def test_workers_are_beside_engines_that_no_other_machine_reaches_and_tear_down(
+    tmp_path: Path, cluster: Cluster
+) -> None:
+    for _ in range(2):
+        cluster.add_node(num_cpus=2)
+    kit = RunKit.make(tmp_path)
+    (tmp_path / "noted.py").write_text(NOTED)
+    form = {"ray_address": cluster.address, "rollout_workers": 2, "lr": None, "train_threads": None}
+    run = kit.start(kit.arguments("out", env="noted.py:NotedEnv", **form), "rollout")
+    assert run.wait() == 0, run.output
+    here = cluster.head_node.node_id
+    assert sorted((tmp_path / "noted.txt").read_text().splitlines()) == [f"setup {here}"] * 2 + [f"teardown {here}"] * 2
+
+
 def _has_workers(node: Any) -> bool:
     return any(psutil.Process(pid).name().startswith("ray::WorkerActo") for pid in node_processes(node))
