@@ -209,6 +209,14 @@ def read_json(text: bytes | str) -> Any:
     return json.loads(text, object_pairs_hook=_unique)
 
 
+def json_or_text(text: str) -> Any:
+    """`8` is 8, `true` is True, `[1, 2]` a list; anything that is not JSON, or too long or deep to be read, stays text."""
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        return text
+
+
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     if len(found := dict(pairs)) != len(pairs):
         raise ValueError(f"one of the names {', '.join(map(repr, found))} is given twice in one object")

@@ -146,8 +146,7 @@ class TokenView:
         from torch import Tensor
 
         for field in fields(self):
-            array = getattr(self, field.name)
-            if isinstance(array, Tensor) and array.is_floating_point():
+            if isinstance(array := getattr(self, field.name), Tensor) and array.is_floating_point():
                 object.__setattr__(self, field.name, self._trained(array))
 
     def sum_over_sample(self, values: Tensor) -> Tensor:

@@ -36,8 +36,7 @@ class GroupRelative(PolicyGradient):
     @property
     def taken(self) -> frozenset[str]:
         credit = self.settings.turn_credit
-        more = {"none": set(), "returns": {"gamma"}, "gigpo": {"gamma", "turn_credit_weight"}}[credit]
-        return super().taken | more
+        return super().taken | {"none": set(), "returns": {"gamma"}, "gigpo": {"gamma", "turn_credit_weight"}}[credit]
 
     def advantages(self, inputs: SampleView) -> Tensor:
         settings = self.settings

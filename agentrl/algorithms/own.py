@@ -19,7 +19,7 @@ TIS = "--custom-tis-function-path"
 
 def load_function(path: str | None, flag: str) -> Callable[..., Any]:
     """The function of two arguments at `path`, or a class. Raises PluginError or SettingsError: it is no such thing."""
-    found = load_object(path or "", what=flag)
+    found: Callable[..., Any] = load_object(path or "", what=flag)
     if not callable(found):
         raise SettingsError(f"{flag} {path}: expected a function, got {found!r}")
     if inspect.isroutine(found) and not inspect.isbuiltin(found):
@@ -29,8 +29,7 @@ def load_function(path: str | None, flag: str) -> Callable[..., Any]:
             raise SettingsError(
                 f"{flag} {path}: it is called with two arguments, the second are settings: {error}"
             ) from None
-    function: Callable[..., Any] = found
-    return function
+    return found
 
 
 def is_own(path: str | None, flag: str) -> bool:
@@ -74,8 +73,7 @@ def own_weights(inputs: SampleView, settings: AlgorithmFields) -> Tensor:
 
 def own_importance(view: TokenView, settings: AlgorithmFields) -> Tensor:
     """The importance weights [N] of `custom_tis_function_path`, detached."""
-    found = _weights(settings.custom_tis_function_path, TIS, view, settings)
-    return found.detach().to(view.log_probs.dtype)
+    return _weights(settings.custom_tis_function_path, TIS, view, settings).detach().to(view.log_probs.dtype)
 
 
 def _weights(path: str | None, flag: str, given: SampleView | TokenView, settings: AlgorithmFields) -> Tensor:
@@ -91,8 +89,7 @@ def _weights(path: str | None, flag: str, given: SampleView | TokenView, setting
 def finite(found: Any, mask: Tensor, what: str) -> Tensor:
     """`found`, a floating-point tensor [N] that is finite where `mask` [N] is 1. Raises PluginError: it is not."""
     values = _like(found, mask, what)
-    wrong = (~values.isfinite() & (mask != 0)).nonzero().flatten().tolist()
-    if wrong:
+    if wrong := (~values.isfinite() & (mask != 0)).nonzero().flatten().tolist():
         at = wrong[0]
         raise PluginError(f"{what} of {len(wrong)} trained token(s) are not finite, e.g. {values[at].item()} at {at}")
     return values

@@ -54,12 +54,10 @@ def compute_advantages(
     """Advantages by the algorithm of the settings (or `given`), whitened if it `whitens`, with a critic's targets.
     Raises PluginError: the algorithm gave something else than a finite number for each trained token."""
     algorithm = algorithm_of(settings)
-    if settings.overlong_buffer_len:
-        limit = settings.loss_max_length
-        if limit is None:
+    if buffer := settings.overlong_buffer_len:
+        if (limit := settings.loss_max_length) is None:
             raise SettingsError("overlong_buffer_len needs loss_max_length, the length that it counts back from")
-        buffer, factor = settings.overlong_buffer_len, settings.overlong_penalty_factor
-        inputs = ops.returns.overlong_shaped(inputs, buffer, limit, factor)
+        inputs = ops.returns.overlong_shaped(inputs, buffer, limit, settings.overlong_penalty_factor)
     what = f"--advantage-estimator {settings.advantage_estimator}: the advantages"
     found = finite(algorithm.advantages(inputs) if given is None else given[0], inputs.loss_mask, what)
     metrics: dict[str, float] = {}
@@ -75,9 +73,8 @@ def compute_advantages(
     advantages = ops.normalization.whiten(found, inputs.loss_mask) if algorithm.whitens else found
     spread = ops.normalization.spread(advantages, inputs.loss_mask)
     metrics |= {f"advantages/{name}": value for name, value in spread.items()}
-    chosen = None
-    if settings.entropy_control != "none":
-        chosen = ops.entropy.chosen_tokens(inputs, advantages, settings)
+    controlled = settings.entropy_control != "none"
+    chosen = ops.entropy.chosen_tokens(inputs, advantages, settings) if controlled else None
     if settings.entropy_target is not None:
         metrics["sampled_entropy"] = ops.entropy.sampled_entropy(inputs)
     return Estimate(advantages.float(), returns, metrics, chosen)

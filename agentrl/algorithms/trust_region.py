@@ -53,8 +53,7 @@ class GMPO(GRPO):
         sign, bound = view.advantages.sign(), self.settings.eps_clip
         log_ratio = ops.clipping.log_ratio_of(view.log_probs, view.old_log_probs)
         towards = sign * log_ratio
-        bounded = sign * towards.clamp(max=bound)
-        ratio = view.mean_over_sample(bounded).exp()
+        ratio = view.mean_over_sample(sign * towards.clamp(max=bound)).exp()
         hit = (towards.detach() > bound).to(ratio.dtype)
         stats = {"ratio": ratio.detach(), "ppo_kl": -log_ratio.detach(), "pg_clipfrac": hit}
         return TokenLoss(-view.advantages * ratio, stats)

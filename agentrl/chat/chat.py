@@ -18,7 +18,7 @@ from agentrl.chat.probe import choose_history_kwargs, find_closer, probe
 from agentrl.chat.report import TemplateReport, Thought
 from agentrl.chat.template import DeltaRenderer, Template
 from agentrl.chat.vision import ImagePlaceholders
-from agentrl.errors import MediaError, SettingsError, TemplateError
+from agentrl.errors import MediaError, SettingsError, TemplateError, raised_as
 from agentrl.media import Image, ImageLimits, ImageSpan, has_images, references, take_images
 from agentrl.modelfolder import read_json
 from agentrl.sample import Message
@@ -161,8 +161,7 @@ class Chat:
             key = orjson.dumps((messages, tools))
         except TypeError:  # something that is no JSON
             return self._render(messages, tools, True)
-        ids = self._prompts.get(key)
-        if ids is None:
+        if (ids := self._prompts.get(key)) is None:
             ids = self._prompts[key] = self._render(messages, tools, True)
             if len(self._prompts) > _PROMPTS:
                 self._prompts.popitem(last=False)
@@ -189,8 +188,7 @@ class Chat:
         """Texts of the end tokens: those asked for, the tokenizer's EOS, and the one that closes the template's turns."""
         texts = {number: text for text, number in self._codec.added.items()}
         named = [texts.get(token) if isinstance(token, int) else token for token in extra]
-        eos = self.tokenizer.eos_token
-        known = tuple(t for t in dict.fromkeys([eos, *named]) if t in self._codec.added)
+        known = tuple(t for t in dict.fromkeys([self.tokenizer.eos_token, *named]) if t in self._codec.added)
         closer = find_closer(template, self._codec, known)
         return tuple(dict.fromkeys([*((closer,) if closer else ()), *known]))
 
@@ -208,8 +206,7 @@ def _read_template(given: str | None) -> str | None:
     """A template's text: `given` is a file's path, or the text itself if it has template syntax."""
     if given is None or "{%" in given or "{{" in given:
         return given
-    file = Path(given).expanduser()
-    if not file.is_file():
+    if not (file := Path(given).expanduser()).is_file():
         raise SettingsError(f"--chat-template-path: no file {given!r}, and it is not template text either")
     return file.read_text(encoding="utf-8")
 
@@ -219,22 +216,18 @@ def load_tokenizer(path: str, *, trust_remote_code: bool = False) -> Any:
     from transformers import AutoTokenizer, PreTrainedConfig
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
-    try:
+    damage = (OSError, ValueError, AttributeError, KeyError, TypeError)
+    with raised_as(SettingsError, f"{path}: no tokenizer could be loaded from here", *damage):
         kind = read_json(file).get("model_type") if (file := Path(path, "config.json")).is_file() else None
         # transformers fails on some config.json files of a type that it does not have; the tokenizer needs none of it.
         unknown = kind is not None and kind not in CONFIG_MAPPING and not trust_remote_code
         options = {"config": PreTrainedConfig()} if unknown else {}
         return AutoTokenizer.from_pretrained(path, trust_remote_code=trust_remote_code, **options)
-    except (OSError, ValueError, AttributeError, KeyError, TypeError) as error:
-        raise SettingsError(f"{path}: no tokenizer could be loaded from here: {error}") from error
 
 
 def _generation_stops(folder: Path) -> list[int]:
-    file = folder / "generation_config.json"
-    if not file.is_file():
+    if not (file := folder / "generation_config.json").is_file():
         return []
-    try:
+    with raised_as(SettingsError, f"{file}: not valid JSON", ValueError):
         eos = orjson.loads(file.read_bytes()).get("eos_token_id")
-    except ValueError as error:
-        raise SettingsError(f"{file}: not valid JSON: {error}") from error
     return [eos] if isinstance(eos, int) else list(eos or [])

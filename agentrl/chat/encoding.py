@@ -87,8 +87,7 @@ class SafeEncoder:
         """The ids of rendered text: bracketed control strings as ordinary text, all else as the tokenizer has it."""
         if OPEN not in text and CLOSE not in text and ESCAPE not in text:
             return self._codec.encode(text)
-        ids: list[int] = []
-        at = 0
+        ids, at = list[int](), 0
         for match in self._marked.finditer(text):
             ids += self._encode_piece(text[at : match.start()])
             if match[1] in self.controls:

@@ -115,11 +115,9 @@ def _message(message: Mapping[str, Any], index: int) -> Message:
     if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
         raise TemplateError(f"message {index}: expected a mapping with a 'role', got {message!r}")
     out = {key: value for key, value in message.items() if value is not None and key not in REASONING_KEYS}
-    content = message.get("content")
-    if isinstance(content, list) and any(map(is_image, content)):
-        out["content"] = _parts(content, index)
-    else:
-        out["content"] = _content(content, index)
+    content: Any = message.get("content")
+    pictured = isinstance(content, list) and any(map(is_image, content))
+    out["content"] = _parts(content, index) if pictured else _content(content, index)
     reasoning = next((message[key] for key in REASONING_KEYS if message.get(key) is not None), None)
     if reasoning is not None:
         out["reasoning_content"] = _content(reasoning, index)
@@ -186,9 +184,7 @@ def _arguments(arguments: Any) -> Any:
 
 def normalise_tools(tools: Sequence[Mapping[str, Any]] | None) -> list[ToolSchema] | None:
     """Fresh schemas in OpenAI's function form; None means no tools. Raises TemplateError: a schema has no name."""
-    if not tools:
-        return None
-    return [_tool(tool, index) for index, tool in enumerate(tools)]
+    return [_tool(tool, index) for index, tool in enumerate(tools)] if tools else None
 
 
 def _tool(tool: Mapping[str, Any], index: int) -> ToolSchema:

@@ -85,8 +85,7 @@ def find_closer(template: Template, codec: Codec, stops: Sequence[str]) -> str |
     if not found:
         return None
     for candidates in (stops, sorted(codec.special, key=len, reverse=True)):
-        hits = [(after.find(token), -len(token), token) for token in candidates if token and token in after]
-        if hits:
+        if hits := [(after.find(token), -len(token), token) for token in candidates if token and token in after]:
             return min(hits)[2]
     return None
 
@@ -147,8 +146,7 @@ class _Probe:
         """Texts that close a turn: stops, and their replacements in history (gpt-oss: `<|end|>` for `<|return|>`). If a
         final answer ends bare, stops are the next turns' openers and none closes."""
         final, past = [user(1), assistant(1)], [user(1), assistant(1), user(2)]
-        last = self._first_stop(final, generation_prompt=False)
-        if last is None:
+        if (last := self._first_stop(final, generation_prompt=False)) is None:
             return ()
         instead = self._behind(past) if self._behind(final, generation_prompt=False) == last else None
         return tuple(dict.fromkeys(stop for stop in (last, self._first_stop(past), instead) if stop))

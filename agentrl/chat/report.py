@@ -109,6 +109,5 @@ class TemplateReport:
             ("boundaries", f"{self.exact_count} of {len(self.boundaries)} exact"),
         ]
         lines = [f"{name:20} {value}" for name, value in rows]
-        for b in self.boundaries:
-            lines.append(f"  {b.name:30} {b.thought:20} {b.verdict}" + (f": {b.detail}" if b.detail else ""))
+        lines += [f"  {b.name:30} {b.thought:20} {b.verdict}{b.detail and f': {b.detail}'}" for b in self.boundaries]
         return "\n".join([*lines, *(f"note: {note}" for note in self.warnings())])

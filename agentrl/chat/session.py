@@ -82,8 +82,7 @@ class ChatSession:
         """Answer the last model turn with new messages. Tool messages without `tool_call_id` or `name` get the ids
         and names of the turn's calls, in order. Raises TemplateError: there is no model turn to answer, the template
         cannot render a message, or the policy is `fail` and the template would rewrite history."""
-        turn = self._turn
-        if turn is None:
+        if (turn := self._turn) is None:
             raise TemplateError("extend was called before append_model_turn; there is no model turn to answer")
         new = name_results(normalise_messages(messages), turn.parsed.tool_calls)
         verdict = self._chat.report.predict(new[0]["role"] if new else "user", self._thoughts, beside=self._beside)
@@ -102,21 +101,16 @@ class ChatSession:
 
     def _append(self, turn: _Turn, new: list[Message], verdict: Verdict) -> Delta:
         env = self._chat.delta_ids(_calls_for(turn.parsed.tool_calls, new), new)
-        if turn.stop_at is None:
-            close, env = self._close_cut_turn(turn, env)
+        if turn.stop_at is None:  # cut by the length limit or a stop string: reasoning and turn are closed
+            close = [*self._chat.reasoning_close_ids] if turn.parsed.reasoning_open else []
+            if env and env[0] in self._chat.closer_ids:
+                close, env = [*close, env[0]], env[1:]
         else:
             close, env = self._join_at_stop(turn.ids[turn.stop_at], env)
             after = turn.ids[turn.stop_at + 1 :]  # ids after the end token are kept as sampled
             if not close and env[: len(after)] == after:
                 env = env[len(after) :]
         return Delta(close, env, new, verdict)
-
-    def _close_cut_turn(self, turn: _Turn, env: list[int]) -> tuple[list[int], list[int]]:
-        """Return close and env after a turn without end token (length limit, stop string): close reasoning and turn."""
-        close = [*self._chat.reasoning_close_ids] if turn.parsed.reasoning_open else []
-        if env and env[0] in self._chat.closer_ids:
-            return [*close, env[0]], env[1:]
-        return close, env
 
     def _join_at_stop(self, stop: int, env: list[int]) -> tuple[list[int], list[int]]:
         """Return close and env after a turn with end token `stop`; `env` begins with the template's end token."""

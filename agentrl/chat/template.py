@@ -35,8 +35,7 @@ class Template:
             self._compiled = self._environment.from_string(source)
         except Exception as error:  # jinja2's syntax errors and transformers' version errors alike
             raise TemplateError(f"the chat template does not compile: {_said(error)}") from error
-        self._text_arguments = False
-        self._content_parts = self._no_content = self._named_ids = False
+        self._text_arguments = self._content_parts = self._no_content = self._named_ids = False
         self._probe_forms()
 
     def with_kwargs(self, kwargs: Mapping[str, Any]) -> Template:
@@ -150,8 +149,7 @@ class DeltaRenderer:
             named = [_with_arguments(call, {}) for call in calls[:-1]]
             assistant["tool_calls"] = [*named, _with_arguments(calls[-1], {"k": ANCHOR})]
         text = self._template.render([{"role": "user", "content": "u"}, assistant, *new])
-        start = text.find(ANCHOR)
-        if start < 0:
+        if (start := text.find(ANCHOR)) < 0:
             raise TemplateError("the chat template does not show the assistant turn that new messages follow")
         end = start + len(ANCHOR)
         stop = self._stop.search(text, end) if self._stop else None

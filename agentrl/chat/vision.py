@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from agentrl.chat.encoding import OPEN
-from agentrl.errors import SettingsError, TemplateError
+from agentrl.errors import SettingsError, TemplateError, raised_as
 from agentrl.media import ImageSpan, reference_hash
 from agentrl.modelfolder import read_json
 
@@ -26,9 +26,8 @@ class ImagePlaceholders:
     def __init__(self, processor: Any) -> None:
         tokenizer = processor.tokenizer
         # Gemma 3's processor marks an image by another token than the one that is repeated.
-        repeated = getattr(tokenizer, "image_token", None) or processor.image_token
-        self.token_id = int(tokenizer.convert_tokens_to_ids(repeated))
-        self._repeated: str = repeated
+        self._repeated: str = getattr(tokenizer, "image_token", None) or processor.image_token
+        self.token_id = int(tokenizer.convert_tokens_to_ids(self._repeated))
         self._processor, self._mark = processor, re.compile(f"(?<!{OPEN}){re.escape(processor.image_token)}")
         self._text = lru_cache(1024)(self._make_text)
 
@@ -43,8 +42,7 @@ class ImagePlaceholders:
         """Replace the marks in a rendered text by the images' placeholders. `images`: references, in order. Raises
         TemplateError: the text has another number of marks."""
         sizes = iter([(int(image["width"]), int(image["height"])) for image in images])
-        found = len(self._mark.findall(text))
-        if found != len(images):
+        if (found := len(self._mark.findall(text))) != len(images):
             remedy = "give them in a user message, or set --chat-template-path"
             raise TemplateError(f"the chat template shows {found} of {len(images)} images; {remedy}")
         return self._mark.sub(lambda match: self._text(*next(sizes)), text) if images else text
@@ -68,10 +66,8 @@ class ImagePlaceholders:
 
         mark = self._processor.image_token
         blank = PIL.Image.new("RGB", (width, height))
-        try:
+        with raised_as(TemplateError, f"the processor refuses an image of {width} x {height} pixels", ValueError):
             made = self._processor(images=[blank], text=[mark], return_text_replacement_offsets=True)
-        except ValueError as error:
-            raise TemplateError(f"the processor refuses an image of {width} x {height} pixels: {error}") from error
         return str(made["text_replacement_offsets"][0][0]["replacement"])
 
 
@@ -81,10 +77,9 @@ def load_processor(folder: str, tokenizer: Any) -> Any | None:
     path = Path(folder)
     if not (path / "config.json").is_file() or "vision_config" not in (config := read_json(path / "config.json")):
         return None
-    try:
+    damage = (OSError, ValueError, AttributeError, KeyError, TypeError, ImportError)
+    with raised_as(SettingsError, f"{folder}: the processor of the model's images does not load", *damage):
         return _processor(path, str(config.get("model_type")), tokenizer)
-    except (OSError, ValueError, AttributeError, KeyError, TypeError, ImportError) as error:
-        raise SettingsError(f"{folder}: the processor of the model's images does not load: {error}") from error
 
 
 def _processor(path: Path, kind: str, tokenizer: Any) -> Any:

@@ -162,8 +162,7 @@ class _Director:
         every = [(row, script) for row, own in enumerate(self._scripts) for script in own]
         todo = [(row, script) for row, script in every if row == 0 or script.name in (WRONG, *ANSWERS)]
         for number, (row, script) in enumerate(todo):
-            stopped = any(e.stuck or e.lost for e in episodes) or any(self._blocks())
-            if time.monotonic() > self._until or stopped:
+            if time.monotonic() > self._until or any(e.stuck or e.lost for e in episodes) or any(self._blocks()):
                 self.played.untried += [", ".join(dict.fromkeys(script.name for _, script in todo[number:]))]
                 break
             episodes.append(await self._script(script, row))
@@ -228,8 +227,7 @@ class _Left:
         """Yield findings on leftovers that grow with every episode but the first."""
         gc.collect()
         for name, count in _counts().items():
-            more = count - self._first.get(name, count)
-            if episodes > 3 and more >= episodes - 1:
+            if episodes > 3 and count - self._first.get(name, count) >= episodes - 1:
                 yield Finding(f"{close} leaves {name} behind, with every episode: close what `reset` or `step` opens")
 
 

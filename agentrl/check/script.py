@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from agentrl.chat import Chat
-from agentrl.chat.messages import ToolSchema
+from agentrl.chat.messages import ParsedTurn, ToolCall, ToolSchema
 from agentrl.chat.render_turn import render_turn, unread_call
 from agentrl.errors import SettingsError, raised_as
 from agentrl.sample import Message, Sample
@@ -107,8 +107,7 @@ def scripts(chat: Chat, sample: Sample, tools: Sequence[ToolSchema]) -> list[Scr
 
     found += [Script(f"calls {t['function']['name']}, then answers", (call(t), last)) for t in tools[:_MOST_TOOLS]]
     if chat.report.can.parallel_calls:
-        both = call(tools[0], tools[-1])
-        found.append(Script("makes two calls at once, then answers", (both, last), ordered=False))
+        found.append(Script("makes two calls at once, then answers", (call(tools[0], tools[-1]), last), ordered=False))
     unknown = render_turn(chat, calling([("no_such_tool", {})]), tools)
     broken = (whole := call(tools[0]).rstrip())[: len(whole) * 2 // 3]
     return [*found, Script("calls an unknown tool, then one in broken markup", (unknown, broken, last))]
@@ -116,11 +115,8 @@ def scripts(chat: Chat, sample: Sample, tools: Sequence[ToolSchema]) -> list[Scr
 
 def calling(calls: Sequence[tuple[str, dict[str, Any]]]) -> Message:
     """An assistant's message with tool calls, by name and arguments."""
-    said = [
-        {"id": f"call{number:05d}", "type": "function", "function": {"name": name, "arguments": json.dumps(given)}}
-        for number, (name, given) in enumerate(calls, start=1)
-    ]
-    return {"role": "assistant", "content": "", "tool_calls": said}
+    said = (ToolCall(f"call{number:05d}", name, given) for number, (name, given) in enumerate(calls, start=1))
+    return ParsedTurn("", tool_calls=tuple(said)).to_message()
 
 
 def _texts(label: Any) -> Iterator[str]:

@@ -27,8 +27,7 @@ class Namespace(Open):
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
             raise AttributeError(name)
-        slimes = defaults(ours=False)
-        if name not in slimes:
+        if name not in (slimes := defaults(ours=False)):
             near = did_you_mean(name, {**vars(self), **slimes})
             raise AttributeError(f"args have no {name!r} (keys of your own belong into compat_options){near}")
         return copy.copy(slimes[name])

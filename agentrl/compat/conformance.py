@@ -19,7 +19,7 @@ from agentrl.compat.sample import SlimeSample
 from agentrl.config import RunSettings
 from agentrl.config.values import rows
 from agentrl.data.prompts import open_prompts
-from agentrl.errors import PluginError, SettingsError
+from agentrl.errors import PluginError, SettingsError, raised_as
 from agentrl.plugins import defined_at, find_object, user_code
 from agentrl.rm_hub.combine import result_of
 
@@ -59,10 +59,8 @@ def _check(hook: Hook, path: str, settings: RunSettings) -> str:
     found, args = find_object(path, what=hook.setting), namespace(settings.args)
     where = f"{hook.setting} {path} ({defined_at(found)})"
     form = hook.form.rpartition("with group_rm ")[2] if args.group_rm else hook.form
-    try:
+    with raised_as(PluginError, f"{where}: expected {form}", TypeError, ValueError):
         call, values = _call(found, form, args, settings)
-    except (TypeError, ValueError) as error:
-        raise PluginError(f"{where}: expected {form}: {error}") from error
     generates, good = hook.setting in _GENERATE, _GOOD.get(hook.setting)
     if good is None or (generates and settings.train.hf_checkpoint is None):
         return f"{where}: takes {form}; not called{' without --hf-checkpoint' if generates else ''}"

@@ -42,10 +42,8 @@ _clients: "weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, httpx.AsyncClien
 
 
 def _client() -> httpx.AsyncClient:
-    loop = asyncio.get_running_loop()
-    if loop not in _clients:
-        limits = httpx.Limits(max_connections=None)
-        _clients[loop] = httpx.AsyncClient(timeout=None, limits=limits, trust_env=False)
+    if (loop := asyncio.get_running_loop()) not in _clients:
+        _clients[loop] = httpx.AsyncClient(timeout=None, limits=httpx.Limits(max_connections=None), trust_env=False)
     return _clients[loop]
 
 
@@ -57,8 +55,7 @@ async def post(
     The trajectory's deadline ends it, as it ends all that a generate function awaits."""
     for left in range(max_retries - 1, -1, -1):
         try:
-            answer = await _client().post(url, json=payload or {}, headers=headers)
-            if answer.is_error:
+            if (answer := await _client().post(url, json=payload or {}, headers=headers)).is_error:
                 said = f"{answer.status_code} from {url}: {answer.text:.500}"
                 raise httpx.HTTPStatusError(said, request=answer.request, response=answer)
             return answer.json() if "json" in answer.headers.get("content-type", "json") else answer.text
@@ -71,8 +68,7 @@ async def post(
 
 
 async def get(url: str) -> Any:
-    answer = await _client().get(url)
-    return answer.raise_for_status().json()
+    return (await _client().get(url)).raise_for_status().json()
 
 
 @functools.cache
@@ -153,8 +149,7 @@ def call_dynamic_filter(function: Callable[..., Any] | None, *args: Any, **kwarg
 def should_drop_dynamic_filter_output(
     output: FilterOutput, *, remaining_batch_size: int, target_data_size: int
 ) -> bool:
-    enough = remaining_batch_size > target_data_size
-    return not output.keep and (enough or not output.keep_when_insufficient)
+    return not output.keep and (remaining_batch_size > target_data_size or not output.keep_when_insufficient)
 
 
 def check_reward_nonzero_std(args: Any, samples: Sequence[SlimeSample], **kwargs: Any) -> FilterOutput:

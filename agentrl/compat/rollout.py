@@ -97,8 +97,7 @@ class SlimeRollouts(RolloutHooks):
         if len(groups := store.next_batch(wanted, step)) < wanted:
             source = _Leases(self._args, store, step)
             try:
-                output = call_rollout_fn(self._play, self._slime, step, source, evaluation=False)
-                source.settle(output)
+                source.settle(call_rollout_fn(self._play, self._slime, step, source, evaluation=False))
             except Exception as error:
                 source.end(store.release, "the rollout function failed")
                 raise PluginError(f"rollout_function_path raised {describe_error(error)}") from error
@@ -164,8 +163,7 @@ class _Leases:
 
     def add_samples(self, samples: Sequence[Sequence[Any]]) -> None:
         for group in samples:
-            number = next(_flat(group)).group_index
-            if number not in self._leased:
+            if (number := next(_flat(group)).group_index) not in self._leased:
                 raise PluginError(f"add_samples got group_index={number}, which was not taken by get_samples")
             self._leased.remove(number)
             self._store.release(number, "given back by the rollout function")
@@ -175,8 +173,7 @@ class _Leases:
         if not isinstance(output, RolloutFnTrainOutput):
             raise PluginError(f"expected RolloutFnTrainOutput, got {type(output).__name__}")
         for group in _groups(output.samples, "rollout_function_path"):
-            number = group[0].group_index
-            if number not in self._leased:
+            if (number := group[0].group_index) not in self._leased:
                 (number,) = self._store.insert_external([group], self._step)
                 self._leased.add(number)
             for sample in group:

@@ -195,8 +195,7 @@ def _opened(sample: ours.Sample) -> Any:
 
 def _named(sample: SlimeSample) -> tuple[Any, dict[str, Image]]:
     """The inverse of `_opened`, and all images by hash."""
-    given = sample.multimodal_inputs
-    if not isinstance(given, dict) or not given.get("images"):
+    if not isinstance(given := sample.multimodal_inputs, dict) or not given.get("images"):
         return given, sample.images
     parts = [{"type": "image", "image": getattr(shown, "agentrl_image", shown)} for shown in given["images"]]
     (message,), new = take_images([{"content": parts}], sample.images)

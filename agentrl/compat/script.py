@@ -12,6 +12,7 @@ import os
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import reduce
 from pathlib import Path
 
 from agentrl.compat.shell import Word, commands, ends_at
@@ -98,18 +99,15 @@ class _Shell:
 
     def _run(self, listed: list[Command], called: Known) -> Known:
         """Read commands that are run if `called`; returns the status of the last."""
-        branches: list[Branch] = []
         status: Known = True
-        before, at, outside = "", 0, list[dict[str, list[Field]]]()
+        before, at, branches, outside = "", 0, list[Branch](), list[dict[str, list[Field]]]()
         while at < len(listed):
             words, ends = list(listed[at][0]), listed[at][1]
             at += 1
             while words and words[0].raw in _BLOCKS:
                 self._block(words, branches, status)
                 before = ""
-            live = called
-            for branch, _, _ in branches:
-                live = _both(live, branch)
+            live = reduce(_both, (branch for branch, _, _ in branches), called)
             if before in ("&&", "||"):
                 live = _both(live, status if before == "&&" else _not(status))
             before = ends
@@ -195,13 +193,11 @@ class _Shell:
     def _source(self, wanted: Field, where: str) -> None:
         if wanted.text is None:
             raise SettingsError(f"{where}: which file it sources is not known: {wanted.why}")
-        file = Path(wanted.text)
-        if not os.path.isfile(file):
+        if not os.path.isfile(file := Path(wanted.text)):
             # Scripts name the folder in their own container; what lies likewise around this script is meant.
             tails = [Path(*file.parts[n:]) for n in range(1, len(file.parts) - 1) if ".." not in file.parts[n:]]
             near = (parent / tail for tail in tails for parent in self.files[-1].parents)
-            found = next((path for path in near if os.path.isfile(path)), None)
-            if found is None:
+            if (found := next((path for path in near if os.path.isfile(path)), None)) is None:
                 raise SettingsError(f"{where}: no file {file} to source")
             self.notes.append(f"{where}: there is no {file}; read {found}")
             file = found
@@ -239,8 +235,7 @@ class _Shell:
 
     def _fields(self, word: Word) -> list[Field]:
         """The word's expansion, split where the shell splits."""
-        out: list[list[Field]] = []
-        opened = False
+        out, opened = list[list[Field]](), False
         for splits, values in self._pieces(word.raw, word.where):
             for number, found in enumerate(values):
                 text = found.text if splits and found.text is not None else None

@@ -101,8 +101,7 @@ async def generate_and_rm_group(
     args: Any, group: list[SlimeSample], sampling_params: dict[str, Any], evaluation: bool = False
 ) -> list[Any]:
     """All samples of a group side by side; with `group_rm` rewarded together."""
-    state = GenerateState(args)
-    if state.aborted:
+    if (state := GenerateState(args)).aborted:
         return group
     for sample in group:
         sample.session_id = sample.session_id or str(uuid.uuid4())

@@ -26,8 +26,7 @@ def commands(text: str, name: str) -> Iterator[tuple[list[Word], str]]:
     `()`. `name`: what the text is called in messages: a file,
     or the line of one that it begins in (`run.sh line 3`). Raises SettingsError: a quote or bracket is not closed."""
     file, _, first = name.rpartition(" line ") if " line " in name else (name, "", "1")
-    at, words = 0, list[Word]()
-    after: list[str] = []
+    at, words, after = 0, list[Word](), list[str]()
     while at < len(text):
         where = f"{file} line {int(first) + text.count(chr(10), 0, at)}"
         tests = bool(words) and any(word.raw == "[[" for word in words) and words[-1].raw != "]]"

@@ -136,8 +136,7 @@ class SlimeHooks(TrainHooks):
     def before_step(self, number: int, model: Any, optimizer: Any) -> None:
         if STEP in self._hooks:
             schedule = SimpleNamespace(num_steps=number, get_lr=lambda group: group["lr"])
-            numbers = divmod(number, self.args.num_steps_per_rollout)
-            self._call(STEP, self.args, *numbers, [model], optimizer, schedule)
+            self._call(STEP, self.args, *divmod(number, self.args.num_steps_per_rollout), [model], optimizer, schedule)
 
     def amend(self, step: StepInputs, mb: MicrobatchTensors) -> Amend | None:
         if not {TIS, REDUCER} & self._hooks.keys():

@@ -17,6 +17,7 @@ from typing import Any
 
 from agentrl.config.fields import FieldRef
 from agentrl.errors import SettingsError
+from agentrl.rowfiles import json_or_text as json_or_text
 
 TRUTH = {"true": True, "1": True, "yes": True, "on": True, "false": False, "0": False, "no": False, "off": False}
 _NAME_AND_PATH = re.compile(r"([\w.-]+)=(.+)")
@@ -77,14 +78,6 @@ def _json(field: FieldRef, text: str) -> Any:
         return json.loads(text)
     except (ValueError, RecursionError) as error:
         raise SettingsError(f"{field.flag}: not valid JSON ({error}); got {text!r:.200}") from error
-
-
-def json_or_text(text: str) -> Any:
-    """`8` is 8, `true` is True, `[1, 2]` a list; anything that is not JSON, or too long or deep to be read, stays text."""
-    try:
-        return json.loads(text)
-    except (ValueError, RecursionError):
-        return text
 
 
 _CONDITION = re.compile(r"(!?)(\w+)(!?=|>|)([^|]*)")

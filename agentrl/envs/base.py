@@ -70,8 +70,7 @@ class Step:
 
     def finish(self, reward: float | None = None, stop_reason: str = "") -> Self:
         """Return this step as the last of its trajectory; `reward`, if given, replaces the step's own."""
-        reward = self.reward if reward is None else reward
-        return replace(self, done=True, reward=reward, stop_reason=stop_reason)
+        return replace(self, done=True, reward=self.reward if reward is None else reward, stop_reason=stop_reason)
 
 
 def _no_engines(name: str) -> Any:
@@ -158,9 +157,7 @@ class Environment:
 
     async def step(self, turn: Turn) -> Step:
         """Answer the model's turn. Default: run its tool calls; a turn without any ends it, and without tools every turn."""
-        if not self.toolbox or not (turn.tool_calls or turn.broken):
-            return Step(done=True)
-        return await self.run_tools(turn)
+        return await self.run_tools(turn) if self.toolbox and (turn.tool_calls or turn.broken) else Step(done=True)
 
     async def run_tools(self, turn: Turn) -> Step:
         """Run the turn's tool calls side by side. Returns a `Step` with one `tool` message a call, in the order of the

@@ -67,9 +67,8 @@ def check_environment(cls: type[Environment]) -> None:
     behind = cls.__mro__[cls.__mro__.index(Environment) + 1 :]
     if late := next((base.__name__ for base in behind if isinstance(vars(base).get("setup"), classmethod)), None):
         raise PluginError(f"{name}: put its base {late} before Environment; behind it, {late}.setup is not called")
-    declared: object = cls.tools
-    if not isinstance(declared, (list, tuple)):
-        raise PluginError(f"{name}.tools: expected a list of functions, got {declared!r}")
+    if not isinstance(cls.tools, (list, tuple)):
+        raise PluginError(f"{name}.tools: expected a list of functions, got {cls.tools!r}")
     with raised_as(PluginError, f"{name}.tools", PluginError):
         Toolbox(cls.declared_tools(with_sources=False))
     for method in _ASYNC_METHODS:

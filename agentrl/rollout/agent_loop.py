@@ -63,9 +63,8 @@ async def _run_agent(
 ) -> list[Sample]:
     """Have an agent program play; its session's samples share the reward of the main conversation."""
     env.socket = context.gateway.socket if context.gateway else None
-    playing, what = play_agent(context, sample, params, env.act), f"{type(env).__name__}.act"
-    act = guarded(playing, what=what, timeout=math.inf, failure=EnvFailure)
-    samples = await act
+    playing = play_agent(context, sample, params, env.act)
+    samples = await guarded(playing, what=f"{type(env).__name__}.act", failure=EnvFailure)
     if grade:
         await _grade(context, env, first := leader(samples))
         for sibling in samples:
@@ -119,8 +118,7 @@ class _Trajectory:
     async def _begin(self, sample: Sample) -> Conversation | HostedConversation:
         context = self.context
         messages = await self.live.reset(sample)
-        env = await self.live.ready(sample)
-        tools = env.toolbox.schemas or sample.metadata.get("tools")
+        tools = (await self.live.ready(sample)).toolbox.schemas or sample.metadata.get("tools")
         with images_refused():
             if context.hosted:
                 return HostedConversation(context.hosted, sample, messages, tools)

@@ -20,8 +20,7 @@ async def play_agent(
     """Run an agent to its end and return the session's Samples; all but those of side tasks. Raises AgentFailure: the
     agent sent no request that was answered. ContextOverflow: the agent's first prompt does not fit into the context.
     EngineFailure: the engines failed and the agent gave up, or the gateway was closed."""
-    gateway = context.gateway
-    if gateway is None:
+    if (gateway := context.gateway) is None:
         raise EnvFailure("agents need the gateway of a run", kind="env_no_gateway")
     origin = replace(sample, rollout_id=sample.index, metadata=dict(sample.metadata))
     session = gateway.open(origin, context.turn_params(params, sample, 0, context.context_length))

@@ -70,9 +70,8 @@ class EngineGroup:
         self, messages: Sequence[Message], *, max_tokens: int | None = None, temperature: float | None = None
     ) -> str:
         """Return the text of the next assistant turn. By default sampling is as in training. Raises EngineFailure."""
-        most = self.params.max_new_tokens if max_tokens is None else max_tokens
-        params = replace(self.params, max_new_tokens=most)
-        params = params if temperature is None else replace(params, temperature=temperature)
+        asked: dict[str, Any] = {"max_new_tokens": max_tokens, "temperature": temperature}
+        params = replace(self.params, **{name: value for name, value in asked.items() if value is not None})
         found = await self.client.generate(self.chat.render_ids(messages), params)
         return self.chat.decode(found.ids, skip_special_tokens=True)
 

@@ -260,17 +260,15 @@ class RolloutCoordinator:
         if played is None:
             why = STALE if self._admission.stale(lease.version) else LOST if flight.lost else BROKEN_OFF
             drop = deadly or (why == STALE and self._settings.stale_groups == "drop")
-            stats += RolloutStats(dropped=Counter([why] if deadly else []))
             write = self._write(self._store.drop if drop else self._store.release, number, why)
-            stats = stats.lose(why)
+            stats = (stats + RolloutStats(dropped=Counter([why] if deadly else []))).lose(why)
         elif keep:
             write = self._write(self._store.complete, number, played.group, played.data, rewards)
             stats = replace(stats, tokens=stats.tokens.keep(played.trained))
         else:
             reason = played.verdict.reason or ""
-            stats += RolloutStats(dropped=Counter([reason]))
             write = self._write(self._store.drop, number, reason, played.group, rewards)
-            stats = stats.lose(reason)
+            stats = (stats + RolloutStats(dropped=Counter([reason]))).lose(reason)
         self._stats += stats
         self._ended += stats.tokens
         dropped = self._admission.dropped_in_row
@@ -300,8 +298,7 @@ class RolloutCoordinator:
 def _hopeless(stats: RolloutStats, dropped: int, filter_name: str) -> str:
     reasons = ", ".join(f"{reason} ({count})" for reason, count in stats.dropped.most_common(5))
     last = f"; the last failure was: {stats.last_failure}" if stats.last_failure else ""
-    rewards = [row["reward"] for row in stats.offered if "reward" in row]
-    if filter_name and rewards:
+    if filter_name and (rewards := [row["reward"] for row in stats.offered if "reward" in row]):
         saw = f"from {min(rewards):g} to {max(rewards):g}" if min(rewards) < max(rewards) else f"all {rewards[0]:g}"
         last += f"; {filter_name} was asked about {len(rewards)} trajectories, whose rewards were {saw}"
     return f"{dropped} groups in a row were dropped; reasons: {reasons}{last}"

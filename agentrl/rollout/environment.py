@@ -64,8 +64,7 @@ async def _close(env: Environment | None) -> None:
     if env is None:
         return
     with anyio.CancelScope(shield=True):
-        what = f"{type(env).__name__}.close"
-        await guarded(env.close(), what=what, timeout=CLOSE_TIMEOUT, failure=EnvFailure)
+        await guarded(env.close(), what=f"{type(env).__name__}.close", timeout=CLOSE_TIMEOUT, failure=EnvFailure)
 
 
 class LiveEnvironment:

@@ -76,6 +76,5 @@ def _metrics(of: Evaluated, groups: Sequence[Group], stats: RolloutStats) -> dic
     found = means([row for group in rows for row in group])
     names = (*SUMMARY, *(name for name in found if name.startswith(("unjudged/", "agent/"))))
     metrics = {name: found[name] for name in names} | {"samples": float(sum(map(len, rows))), "failed_groups": failed}
-    metrics.update({f"failures/{name}": float(count) for name, count in stats.failures.items()})
-    metrics |= by_environment(groups, key, of.environments)
-    return metrics | pass_rates(rows)
+    metrics |= {f"failures/{name}": float(count) for name, count in stats.failures.items()}
+    return metrics | by_environment(groups, key, of.environments) | pass_rates(rows)

@@ -3,6 +3,7 @@
 1. User code is called through `guarded`: a deadline, and exceptions become `Failure`s that name code, place and cause.
 2. The outermost call of a trajectory has a `TrajectoryPlace`; errors that leave it name group, sample and turn."""
 
+import math
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from typing import TypeVar
@@ -41,8 +42,8 @@ async def guarded(
     call: Awaitable[T],
     *,
     what: str,
-    timeout: float,
     failure: type[Failure],
+    timeout: float = math.inf,
     late: type[Failure] | None = None,
     work_only: bool = False,
     place: TrajectoryPlace | None = None,
@@ -54,8 +55,8 @@ async def guarded(
     Args:
         call: the awaitable of user code.
         what: whose code it is, for the message (`SearchEnv.step`).
-        timeout: seconds it may take; `agentrl.clock` says which of them count.
         failure: the type that names who is to blame.
+        timeout: seconds it may take; `agentrl.clock` says which of them count.
         late: the type for a missed deadline; default `failure`.
         work_only: the time that tools inside wait for a free place does not count.
         place: what `call` plays; errors get it in front of their message.
@@ -72,8 +73,7 @@ async def guarded(
         if stops_the_caller(raised):
             raise
         first = first_error(raised)
-        kind = f"{failure.blame}_raised"
-        error: AgentRLError = failure(describe(what, first), kind=kind)
+        error: AgentRLError = failure(describe(what, first), kind=f"{failure.blame}_raised")
         if isinstance(first, AgentRLError) and not isinstance(first, _OF_CONTENT):
             error = first
         if place is not None:

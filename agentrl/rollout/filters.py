@@ -42,11 +42,10 @@ def load_filter(path: str) -> GroupFilter:
     """Load `--dynamic-sampling-filter-path`. Raises PluginError: not found or not a plain function of `(args,
     samples)`."""
     flag = "--dynamic-sampling-filter-path"
-    found = load_object(path, what=flag, default_names=("filter", "keep"))
+    found: GroupFilter = load_object(path, what=flag, default_names=("filter", "keep"))
     if not callable(found) or inspect.iscoroutinefunction(found):
         raise PluginError(f"{flag} {path}: expected a plain function (args, samples) -> bool, got {found!r:.80}")
-    checked: GroupFilter = found
-    return checked
+    return found
 
 
 def named_filter(group_filter: GroupFilter) -> str:

@@ -72,15 +72,13 @@ class GenerateFunction:
 
     async def _tell(self, name: str, timeout: float, *args: Any) -> None:
         if (hook := getattr(self.owner, name, None)) is not None:
-            what = f"{type(self.owner).__name__}.{name}"
-            await guarded(hook(*args), what=what, timeout=timeout, failure=EnvFailure)
+            await guarded(hook(*args), what=f"{type(self.owner).__name__}.{name}", timeout=timeout, failure=EnvFailure)
 
     @classmethod
     def of_sample(cls, path: str) -> "GenerateFunction":
         """The function that a sample names itself (`generate_function_path`), which plays one trajectory. Raises
         PluginError: as of `load`; or it plays whole groups."""
-        found = cls.load(path)
-        if not found.per_sample:
+        if not (found := cls.load(path)).per_sample:
             raise PluginError(f"generate_function_path {path}: expected (args, sample, sampling_params)")
         return found
 

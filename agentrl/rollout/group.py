@@ -4,7 +4,6 @@
 2. Failures follow the policy table of the settings and are counted by blame and kind.
 3. Finished samples that a data source gives (replay from its own buffer) are used as they are, not generated again."""
 
-import math
 from collections.abc import Awaitable, Callable
 from contextlib import nullcontext
 from copy import deepcopy
@@ -98,7 +97,7 @@ class _Play:
                         tasks.start_soon(one, at, sample)
         flat = [member for members in finished for member in members]
         if whole or grader.by_group:
-            flat = await self._grade_group(flat)
+            await self._grade_group(flat)
         return flat
 
     @property
@@ -157,18 +156,17 @@ class _Play:
         if sample.finished:
             generated = normalize_outputs([sample], sample, "the data source")
         elif generate is None:
-            own = grader.function is None
-            generated = await run_environment(context, sample, self.params, grade=own, parts=parts)
+            generated = await run_environment(context, sample, self.params, grade=grader.function is None, parts=parts)
         elif generate.agent:
             played = play_agent(context, sample, self.params, generate.function)
-            generated = await guarded(played, what=generate.name, timeout=math.inf, failure=EnvFailure)
+            generated = await guarded(played, what=generate.name, failure=EnvFailure)
         else:
             recorder = Recorder(context, self.params, sample)
             async with recording(recorder):
                 call = generate.call_one(context.args, sample, self.params, self.evaluation)
                 try:
                     # Its deadline is the trajectory's.
-                    generated = await guarded(call, what=generate.name, timeout=math.inf, failure=EnvFailure)
+                    generated = await guarded(call, what=generate.name, failure=EnvFailure)
                 except Failure:
                     recorder.rescue(sample)
                     raise
@@ -228,16 +226,15 @@ class _Play:
                 part.reward = 0.0
         return parts
 
-    async def _grade_group(self, samples: Group) -> Group:
+    async def _grade_group(self, samples: Group) -> None:
         try:
             grading = self.player.grader.grade(samples, self.player.generate)
             place = TrajectoryPlace(samples[0].group_index)
-            await guarded(grading, what="grading", timeout=math.inf, failure=GraderFailure, place=place)
+            await guarded(grading, what="grading", failure=GraderFailure, place=place)
         except Failure as failure:
             self.tally.stats += RolloutStats.of(failure)
             self._drop(failure)
         self.tally.add(graded=sum(sample.status is not Status.FAILED for sample in samples))
-        return samples
 
 
 def _fresh(sample: Sample, attempt: int) -> Sample:

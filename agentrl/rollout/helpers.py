@@ -77,12 +77,11 @@ class Recorder:
         return text
 
     def _begun(self, messages: list[Message]) -> _Record:
+        context, origin = self.context, self.origin
         # The origin's numbers and the record's own make every conversation's sampling seeds its own.
-        attempt = f"{self.origin.metadata.get('attempt', 0)}/{len(self.records)}"
-        origin = self.origin
+        attempt = f"{origin.metadata.get('attempt', 0)}/{len(self.records)}"
         sample = Sample(origin.group_index, origin.index, metadata={"attempt": attempt}, images=origin.images)
-        length = self.context.context_length
-        talk = Conversation(self.context.chat, sample, messages, self.tools, context_length=length)
+        talk = Conversation(context.chat, sample, messages, self.tools, context_length=context.context_length)
         self.records.append(_Record(messages, talk, sample))
         return self.records[-1]
 
@@ -189,8 +188,7 @@ async def recording(recorder: Recorder) -> AsyncIterator[None]:
 
 
 def _recorder() -> Recorder:
-    recorder = _RECORDER.get()
-    if recorder is None:
+    if (recorder := _RECORDER.get()) is None:
         raise AgentRLError("no generate function is running here: call this helper from inside one")
     return recorder
 

@@ -67,7 +67,7 @@ class Grader:
                 kind="grader_missing",
             )
         grading, what = batched_async_rm(self.args, samples), f"--rm-type {self.settings.rm_type}"
-        return list(await guarded(grading, what=what, timeout=math.inf, failure=GraderFailure))
+        return list(await guarded(grading, what=what, failure=GraderFailure))
 
 
 async def reward_by_row(args: Any, sample: Sample) -> Any:

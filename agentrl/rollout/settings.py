@@ -172,8 +172,7 @@ class RolloutSettings(Settings):
     @property
     def replays_truncation(self) -> bool:
         """True if the trainer's log-probs are over the tokens that truncation left to the engine."""
-        truncated = self.rollout_top_p < 1 or self.rollout_top_k > 0
-        return truncated and not self.allow_truncated_sampling
+        return (self.rollout_top_p < 1 or self.rollout_top_k > 0) and not self.allow_truncated_sampling
 
     def action(self, blame: Blame) -> FailureAction:
         """Return the policy table's action for a failure caused by `blame`."""

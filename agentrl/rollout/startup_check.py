@@ -50,8 +50,7 @@ class StartupCheck:
     def judge(self) -> None:
         """Take the groups so far for the first ones: there are no more, or enough. Raises AgentRLError: all of them
         failed alike."""
-        causes = set(self._ended)
-        if causes in ({_REWARD}, {_PROMPT}):
+        if (causes := set(self._ended)) in ({_REWARD}, {_PROMPT}):
             raise AgentRLError(f"{causes.pop().format(len(self._ended))}: {self._last}")
 
 

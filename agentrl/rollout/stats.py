@@ -182,9 +182,7 @@ def speculation(samples: Sequence[Sample]) -> dict[str, float]:
     requests; nothing where the engine drafted none."""
     names = ("spec_accept_token_num", "spec_draft_token_num", "completion_token_num", "spec_verify_ct")
     kept, drafted, written, passes = (sum(getattr(sample.spec_info, name) for sample in samples) for name in names)
-    if not drafted or not passes:
-        return {}
-    return {"spec_accept_rate": kept / drafted, "spec_accept_length": written / passes}
+    return {"spec_accept_rate": kept / drafted, "spec_accept_length": written / passes} if drafted and passes else {}
 
 
 def categories(samples: Sequence[Sample], key: str) -> dict[str, float]:

@@ -120,12 +120,6 @@ class RolloutWorker(Player):
 
     async def play(self, lease: Lease, report: Callable[[LeaseProgress], None]) -> Played:
         tally = Tally(lambda ended, stats: report(LeaseProgress(lease.number, ended, stats)))
-        try:
-            return await self._play(lease, tally)
-        finally:
-            tally.end(0)
-
-    async def _play(self, lease: Lease, tally: Tally) -> Played:
         context, group = self.player.context, Group()
         try:
             group = await self.player.group(lease.group, evaluation=False, tally=tally)
@@ -134,10 +128,12 @@ class RolloutWorker(Player):
             if not (verdict.keep or verdict.keep_when_insufficient):
                 return Played(lease.number, verdict, group)
             await teach(group, context, tally)
+            data = await to_thread.run_sync(encode_group, group, limiter=self._thread)
+            return Played(lease.number, verdict, group, data, sum(sample.trained_tokens for sample in group))
         except DropGroup as drop:
             return Played(lease.number, FilterOutput(False, drop.reason), group)
-        data = await to_thread.run_sync(encode_group, group, limiter=self._thread)
-        return Played(lease.number, verdict, group, data, sum(sample.trained_tokens for sample in group))
+        finally:
+            tally.end(0)
 
     async def evaluate(self, number: int, group: Group, tally: Tally) -> Group:
         return await self.sets[number].group(group, evaluation=True, tally=tally)

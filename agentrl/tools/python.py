@@ -113,9 +113,8 @@ def _observation(result: RunResult, room: int) -> str:
     if result.ok:
         return _shortened(output, room) or "[no output]"
     headline = _HEADLINES[result.outcome]
-    kind = OutcomeKind.TIMEOUT if result.outcome == "timeout" else OutcomeKind.RAISED
     text = f"{headline}\n{_shortened(output, max(room - len(headline) - 1, 1))}" if output else headline
-    raise ToolError(text, kind=kind)
+    raise ToolError(text, kind=OutcomeKind.TIMEOUT if result.outcome == "timeout" else OutcomeKind.RAISED)
 
 
 def _shortened(text: str, room: int) -> str:

@@ -50,8 +50,7 @@ class SchemaCheck:
 
     async def _exchange(self, line: bytes) -> bytes:
         if self._process is None:
-            command = (sys.executable, "-P", str(_WORKER), str(SECONDS))
-            self._process = await anyio.open_process(command, stderr=None)
+            self._process = await anyio.open_process([sys.executable, "-P", str(_WORKER), str(SECONDS)], stderr=None)
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         await self._process.stdin.send(line)

@@ -103,8 +103,7 @@ def divergence_masked_loss(
         tiny = torch.finfo(torch.float64).tiny
         rest = (1 - old) * ((1 - old).clamp(min=tiny).log() - (1 - new).clamp(min=tiny).log())
         divergence = rest - old * moved.double()
-    away = moved * advantages > 0
-    hit = away & (divergence > threshold)
+    hit = (moved * advantages > 0) & (divergence > threshold)
     stats = {"ratio": ratio.detach(), "ppo_kl": -moved, "dppo_divergence": divergence.to(ratio.dtype)}
     stats["pg_clipfrac"] = hit.to(ratio.dtype)
     return TokenLoss(torch.where(hit, torch.zeros_like(ratio), -ratio * advantages), stats)

@@ -115,8 +115,7 @@ def _known(rewards: Tensor) -> tuple[Tensor, Tensor]:
 def whiten(values: Tensor, mask: Tensor) -> Tensor:
     """Shift and scale `values` [N] to mean 0 and (biased) variance 1 over the tokens where `mask` [N] is 1. Whatever
     stands at the others does not matter; nothing happens if there is no token."""
-    chosen = values[mask > 0]
-    if not chosen.numel():
+    if not (chosen := values[mask > 0]).numel():
         return values
     mean = chosen.mean()
     variance = (chosen - mean).square().mean()
@@ -125,8 +124,7 @@ def whiten(values: Tensor, mask: Tensor) -> Tensor:
 
 def spread(values: Tensor, mask: Tensor) -> dict[str, float]:
     """Mean, biased std, max and min of `values` [N] where `mask` [N] is 1; empty if it is nowhere."""
-    chosen = values[mask > 0].double()
-    if not chosen.numel():
+    if not (chosen := values[mask > 0].double()).numel():
         return {}
     found = {"mean": chosen.mean(), "std": chosen.std(correction=0), "max": chosen.max(), "min": chosen.min()}
     return {name: value.item() for name, value in found.items()}

@@ -35,8 +35,7 @@ def overlong_shaped(inputs: SampleView, buffer: int, limit: int, factor: float) 
     buffer)) / buffer, at least nothing and at most `factor`; on its last step, where there are step rewards."""
     written = _per_sample((inputs.loss_mask > 0).double(), inputs)
     penalty = factor * ((written - (limit - buffer)) / buffer).clamp(0, 1)
-    credit = inputs.step_rewards
-    if credit is not None:
+    if (credit := inputs.step_rewards) is not None:
         last, sample = _last_steps(inputs)
         credit = credit.double().index_add(0, last, -penalty[sample])
     return replace(inputs, rewards=inputs.rewards.double() - penalty, step_rewards=credit)
@@ -82,8 +81,7 @@ def _last_steps(inputs: SampleView) -> tuple[Tensor, Tensor]:
 
 
 def sample_of_token(inputs: SampleView) -> Tensor:
-    samples = torch.arange(len(inputs.lengths), device=inputs.lengths.device)
-    return samples.repeat_interleave(inputs.lengths)
+    return torch.arange(len(inputs.lengths), device=inputs.lengths.device).repeat_interleave(inputs.lengths)
 
 
 def step_kl(inputs: SampleView) -> Tensor:
@@ -112,12 +110,10 @@ def _onto_tokens(values: Tensor, steps: Tensor, inputs: SampleView) -> Tensor:
 
 def discounted(values: Tensor, sample: Tensor, factor: float) -> Tensor:
     """sum over j of factor^j * values[k + j] within a sample [K]; spans double, so the passes are log2 of the longest."""
-    ends = torch.searchsorted(sample, sample, right=True)
-    left = ends - torch.arange(len(values), device=values.device)
+    left = torch.searchsorted(sample, sample, right=True) - torch.arange(len(values), device=values.device)
     total, span, longest = values.clone(), 1, int(left.max()) if len(values) else 0
     while span < longest:
-        later = torch.where(left[:-span] > span, factor**span * total[span:], 0.0)
-        total[:-span] += later
+        total[:-span] += torch.where(left[:-span] > span, factor**span * total[span:], 0.0)
         span *= 2
     return total
 

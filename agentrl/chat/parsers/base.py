@@ -10,6 +10,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from agentrl.rowfiles import json_or_text as json_or_text
+
 MAX_BROKEN = 64  # a turn with more broken calls than this is noise: the last one reported takes the rest of the text
 _DECODER = json.JSONDecoder(strict=False)  # models write raw newlines inside JSON strings, and the meaning is plain
 
@@ -94,19 +96,10 @@ def read_arguments(value: Any) -> dict[str, Any] | None:
     if value is None:
         return {}
     if isinstance(value, str):
-        found = read_json(value, 0)
-        if found is None or value[found[1] :].strip():
+        if (found := read_json(value, 0)) is None or value[found[1] :].strip():
             return None
         value = found[0]
     return value if isinstance(value, dict) else None
-
-
-def json_or_text(value: str) -> Any:
-    """A text as JSON, or as it is."""
-    try:
-        return json.loads(value)
-    except (ValueError, RecursionError):
-        return value
 
 
 @dataclass(frozen=True, slots=True)

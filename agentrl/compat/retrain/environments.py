@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 from agentrl.compat.retrain.formats import KEPT, action_of
 from agentrl.compat.retrain.rewards import RewardCalculator, call
 from agentrl.envs import Environment, Step, Turn
-from agentrl.errors import PluginError
+from agentrl.errors import PluginError, raised_as
 from agentrl.plugins import load_object
 from agentrl.rollout.failures import bad_result
 from agentrl.sample import Message, Sample
@@ -114,10 +114,8 @@ class FastMCPEnv(_Kept):
     async def setup(cls, args: Any) -> None:
         await super().setup(args)
         source = MCPTools.http(args.env_args["server_url"])
-        try:
+        with raised_as(PluginError, "environment.env_specific_config.server_url", PluginError):
             await source.open()
-        except PluginError as error:
-            raise PluginError(f"environment.env_specific_config.server_url: {error}") from error
         cls.tools = (source,)
 
     @classmethod

@@ -110,8 +110,7 @@ class RetrievalClient:
             queries = list(batch.queries)
             answers = _read(await self._post(queries, batch.k), len(queries), self.url)
         found = dict(zip(queries, answers, strict=True))
-        for query, hits in found.items():
-            self._cache[query, batch.k] = hits
+        self._cache.update({(query, batch.k): hits for query, hits in found.items()})
         while len(self._cache) > self._cache_size:
             self._cache.popitem(last=False)
         return found

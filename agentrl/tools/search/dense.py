@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
+import numpy as np
+
 from agentrl.errors import DataError, raised_as
 from agentrl.tools.search.passages import Hit, Passage, StoredPassages, find_index, numbered, written_index
 
@@ -43,14 +45,10 @@ class Encoder:
 
     def encode(self, texts: Sequence[str]) -> Any:
         """Vectors [texts, width] float32, each of length 1."""
-        import numpy as np
-
         parts = [self._batch(texts[at : at + self.batch_size]) for at in range(0, len(texts), self.batch_size)]
         return np.concatenate(parts) if parts else np.zeros((0, self.model.config.hidden_size), np.float32)
 
     def _batch(self, texts: Sequence[str]) -> Any:
-        import numpy as np
-
         cut = {"padding": True, "truncation": True, "max_length": self.max_tokens}
         inputs = self.tokenizer(list(texts), **cut, return_tensors="pt")
         states = self.model(**inputs).last_hidden_state.float().numpy()
