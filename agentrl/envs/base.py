@@ -157,7 +157,9 @@ class Environment:
 
     async def step(self, turn: Turn) -> Step:
         """Answer the model's turn. Default: run its tool calls; a turn without any ends it, and without tools every turn."""
-        return await self.run_tools(turn) if self.toolbox and (turn.tool_calls or turn.broken) else Step(done=True)
+        if not self.toolbox or not (turn.tool_calls or turn.broken):
+            return Step(done=True)
+        return await self.run_tools(turn)
 
     async def run_tools(self, turn: Turn) -> Step:
         """Run the turn's tool calls side by side. Returns a `Step` with one `tool` message a call, in the order of the

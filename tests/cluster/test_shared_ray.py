@@ -221,7 +221,7 @@ def note(what):
 
 class NotedEnv(AddEnv):
     @classmethod
-    async def setup(cls):
+    async def setup(cls, args):
         note("setup")
 
     @classmethod
