@@ -9,7 +9,6 @@ from collections.abc import Awaitable, Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
-from urllib.parse import urlsplit
 
 import anyio
 import ray
@@ -19,8 +18,8 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from agentrl.config import RunSettings
 from agentrl.config.placement import ClusterSettings
-from agentrl.engine.transport import normalise_url
 from agentrl.errors import AgentRLError, SettingsError, disk_trouble, ungrouped
+from agentrl.run.engines import on_loopback
 from agentrl.run.protocols import ComponentLost
 from agentrl.run.signals import EXIT_CODE, heed_sigterm, interrupted_at_once
 from agentrl.settings import ADMIN_KEY_VARIABLE, API_KEY_VARIABLE
@@ -143,11 +142,6 @@ def node_address(settings: RunSettings) -> str:
 def this_node() -> NodeAffinitySchedulingStrategy:
     """Places an actor on this process's node. Not softly: Ray puts one that needs no resources on a random node then."""
     return NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
-
-
-def on_loopback(url: str) -> bool:
-    """Return true if only this machine reaches the address."""
-    return urlsplit(normalise_url(url)).hostname in ("127.0.0.1", "localhost", "::1")
 
 
 async def value(reference: "ObjectRef[T]") -> T:

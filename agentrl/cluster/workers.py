@@ -7,8 +7,9 @@ from typing import Any
 
 import ray
 
-from agentrl.cluster.runtime import enter_workspace, on_loopback, ray_runtime, this_node, value, worker_environment
+from agentrl.cluster.runtime import enter_workspace, ray_runtime, this_node, value, worker_environment
 from agentrl.config import RunSettings
+from agentrl.run.engines import on_loopback
 from agentrl.run.workers import EnginePool, Player, RolloutProcess, RolloutWorkers, WorkerServer, share
 
 

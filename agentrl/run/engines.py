@@ -5,11 +5,13 @@ from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from functools import partial
 from pathlib import Path
+from urllib.parse import urlsplit
 
 from agentrl.config import RunSettings
 from agentrl.engine.commands import EngineNode as EngineNode
 from agentrl.engine.launcher import launch, launch_blocking
 from agentrl.engine.process import EngineProcess
+from agentrl.engine.transport import normalise_url
 from agentrl.errors import SettingsError
 from agentrl.run.protocols import Progress, counted
 from agentrl.runfolder import RunFolder
@@ -69,3 +71,8 @@ def model_of(settings: RunSettings) -> str:
     """The folder of the weights to start from."""
     assert settings.train.hf_checkpoint is not None
     return settings.train.hf_checkpoint
+
+
+def on_loopback(url: str) -> bool:
+    """Return true if only this machine reaches the address."""
+    return urlsplit(normalise_url(url)).hostname in ("127.0.0.1", "localhost", "::1")

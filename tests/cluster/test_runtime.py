@@ -5,8 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from agentrl.cluster.runtime import node_address, on_loopback, worker_environment
+from agentrl.cluster.runtime import node_address, worker_environment
 from agentrl.config import RunSettings
+from agentrl.run.engines import on_loopback
 
 
 def given(**settings: object) -> RunSettings:
