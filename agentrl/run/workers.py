@@ -129,7 +129,7 @@ class WorkerServer:
             await self._end.wait()
             for call in self._calls.values():
                 call.cancel()
-            await asyncio.gather(*self._calls.values())
+            await asyncio.gather(*self._calls.values(), return_exceptions=True)
 
     async def stop(self) -> None:
         self._end.set()
