@@ -93,6 +93,7 @@ def pick(kind: str = "auto", local_rank: int = 0) -> torch.device:
         return torch.device("cpu")
     device = torch.device("cuda", local_rank % torch.cuda.device_count())
     torch.cuda.set_device(device)
+    torch.backends.cudnn.allow_tf32 = False  # float32 is float32 in convolutions too; torch allows less by default
     return device
 
 

@@ -46,7 +46,7 @@ def chosen(folder: Path, **changes: Any) -> Any:
 
 def weights_of(made: Any) -> dict[str, torch.Tensor]:
     """Copies of all weights of this process under transformers' names."""
-    return {name: p.detach().clone() for name, p in made.actor.network.parameters().items()}
+    return {name: p.detach().cpu().clone() for name, p in made.actor.network.parameters().items()}
 
 
 def tower(weights: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:

@@ -51,7 +51,7 @@ def everything(made: Any, saved: str) -> dict[str, Any]:
     """Log-probs, metrics of steps, weights after them; a checkpoint, and a step after it."""
     log_probs, metrics = made.log_probs(make_batch()), train(made, 0, STEPS)
     weights = {name: tensor.cpu().numpy().copy() for name, tensor in made.export_weights()}
-    staged = {name: tensor.numpy().copy() for name, tensor in made.actor.network.export(by_stage=True)}
+    staged = {name: tensor.cpu().numpy().copy() for name, tensor in made.actor.network.export(by_stage=True)}
     assert list(staged) == [spec.name for spec in made.weight_specs().get(made.ranks.rank, [])]
     made.save(saved, STEPS)
     found = {"log_probs": log_probs, "metrics": metrics, "weights": weights, "staged": staged}

@@ -77,10 +77,11 @@ def stock(source: HFFolder, vocab: int, **mixture: Any) -> Any:
 
 def logits(model: Any) -> torch.Tensor:
     """Megatron's, of `IDS`."""
-    n = IDS.size(1)
+    n, where = IDS.size(1), "cuda" if torch.cuda.is_available() else "cpu"  # its rotary embedding is always there
+    given = IDS, torch.arange(n)[None], torch.ones(1, 1, n, n).triu(1).bool()
     with torch.no_grad():
-        found: torch.Tensor = model(IDS, torch.arange(n)[None], torch.ones(1, 1, n, n).triu(1).bool())
-    return found
+        found: torch.Tensor = model.to(where)(*(tensor.to(where) for tensor in given))
+    return found.cpu()
 
 
 def judged(folder: Path) -> torch.Tensor:
@@ -192,7 +193,7 @@ def test_a_run_starts_from_foreign_weights(
         assert "a checkpoint of train_backend fsdp; --save-hf" in capsys.readouterr().err
         return
     ours = HFFolder(tmp_path / "ours")  # a checkpoint of ours comes first where there is one
-    assert all(torch.equal(ours.tensor(name), tensor) for name, tensor in moved.items())
+    assert all(torch.equal(ours.tensor(name), tensor.cpu()) for name, tensor in moved.items())
 
 
 def test_what_cannot_be_read_is_named(source: HFFolder, tmp_path: Path) -> None:
