@@ -34,8 +34,9 @@ def test_workers_of_several_die_at_random_moments_of_one_run(kit: RunKit) -> Non
     assert outcome.ok, str(outcome)
 
 
-@pytest.mark.parametrize("mode", ["broadcast", "disk"])
-@pytest.mark.parametrize("fault", ["kill", "kill the guard", "stop"])
+@pytest.mark.parametrize(
+    ("fault", "mode"), [("kill", "broadcast"), ("kill the guard", "broadcast"), ("stop", "broadcast"), ("kill", "disk")]
+)
 def test_the_only_engine_may_go_too(kit: RunKit, fault: Fault, mode: str) -> None:
     outcome = disturb_an_engine(kit, 1, steps=6, fault=fault, engines=1, max_staleness=0, update_weight_mode=mode)
     assert outcome.ok, str(outcome)
