@@ -12,8 +12,11 @@ Muon is what makes copying appear within a minute or two: AdamW alone needs seve
 """
 
 import asyncio
+import multiprocessing
+import os
 import shutil
 import tempfile
+import threading
 import time
 import warnings
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
@@ -142,20 +145,27 @@ def in_own_process(function: Callable[..., Path], *arguments: Any) -> Path:
 
     All arguments, `say` included, must be picklable.
     """
-    import multiprocessing
     from concurrent.futures import ProcessPoolExecutor
 
     context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(max_workers=1, mp_context=context, initializer=_quiet) as pool:
+    with ProcessPoolExecutor(max_workers=1, mp_context=context, initializer=_begin) as pool:
         return pool.submit(function, *arguments).result()
 
 
-def _quiet() -> None:
-    """Keep the libraries' remarks on optional packages and their progress bars off the output."""
+def _begin() -> None:
+    """End with the parent, however it ends, and keep the libraries' remarks and progress bars off the output."""
     from transformers.utils import logging
 
+    threading.Thread(target=_follow_parent, daemon=True).start()
     logging.disable_progress_bar()
     warnings.filterwarnings("ignore", module=r"megatron\.")
+
+
+def _follow_parent() -> None:
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    parent.join()
+    os._exit(1)
 
 
 @dataclass(frozen=True, slots=True)
