@@ -202,6 +202,13 @@ class Sample:
         return len(self.tokens) - self.response_length
 
     @property
+    def version_spans(self) -> list[tuple[str | None, int, int]]:
+        """The weight version of each stretch `[start, end)` of the response; None where it is not known."""
+        if self.segments:
+            return [(segment.version, segment.start, segment.end) for segment in self.segments]
+        return [(self.weight_versions[0] if len(self.weight_versions) == 1 else None, 0, self.response_length)]
+
+    @property
     def trained_tokens(self) -> int:
         """Number of response tokens with mask 1."""
         if self.remove_sample:

@@ -129,8 +129,8 @@ class GroupQueue(GroupStore):
             with self._alone:
                 self.source.add_samples([list(samples)])
                 self._handing.discard(group_id)
-        # A user's source may keep these samples and read them later, so they are not compacted.
-        self._completed[group_id] = list(samples) if self._placed is None else _compact(samples)
+        if self._placed is not None:  # a user's source may keep these samples and change them
+            self._completed[group_id] = _compact(samples)
 
     def drop(self, group_id: int, reason: str, samples: Sequence[Sample] = (), rewards: Sequence[float] = ()) -> None:
         self.ledger.drop(group_id, reason, rewards)

@@ -4,7 +4,7 @@
 2. A trajectory has diverged where the environment gives other tokens than before; later turns answer the old tokens.
 3. Nothing is written to the store."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
 
@@ -38,26 +38,32 @@ class ReplayedTrajectory:
         return f"{then} -> {self.stop_reason}" if then and self.stop_reason not in ("", then) else ""
 
 
-def replay(settings: RunSettings, chat: Chat, groups: Sequence[Group], key: str | None) -> list[ReplayedTrajectory]:
+def replay(
+    settings: RunSettings, chat: Chat, groups: Sequence[Group], key: str | None, evaluations: Collection[int] = ()
+) -> list[ReplayedTrajectory]:
     """Play and grade all of them again, group by group; runs an event loop. `key`: which entry of a dict reward counts.
-    Raises AgentRLError: the environment cannot be set up, or nothing grades."""
+    `evaluations`: places of the groups that evaluations played. Raises AgentRLError: the environment cannot be set up,
+    or nothing grades."""
+    one_each = {group[0].metadata.get("env"): group[0] for group in groups}
 
     async def played() -> list[ReplayedTrajectory]:
-        async with Harness.opened(settings, chat, 0.0, groups[0][:1]) as stages:
-            if stages[0].ungraded:
+        async with Harness.opened(settings, chat, 0.0, list(one_each.values())) as stages:
+            stage = next((stage for stage in stages if not stage.ungraded), None)
+            if stage is None:
                 raise SettingsError(stages[0].ungraded)
-            return [again for group in groups for again in await _group(stages[0], group, key)]
+            again = [await _group(stage, group, key, at in evaluations) for at, group in enumerate(groups)]
+            return [trajectory for trajectories in again for trajectory in trajectories]
 
     return anyio.run(played)
 
 
-async def _group(stage: Harness, group: Group, key: str | None) -> list[ReplayedTrajectory]:
+async def _group(stage: Harness, group: Group, key: str | None, evaluation: bool) -> list[ReplayedTrajectory]:
     paths = trajectories(group)
     fresh = [_fresh(path[0], at) for at, path in enumerate(paths)]
     pairs = zip(fresh, paths, strict=True)
     told = {sample.index or 0: (recorded_turns(path), _ended(stage.chat, path[-1])) for sample, path in pairs}
     try:
-        now = trajectories(await stage.player(Recorded(stage.chat, told)).group(fresh, evaluation=False))
+        now = trajectories(await stage.player(Recorded(stage.chat, told)).group(fresh, evaluation=evaluation))
     except AgentRLError as error:
         return [ReplayedTrajectory(path, None, "", str(error)) for path in paths]
     found = []

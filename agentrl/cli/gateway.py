@@ -64,15 +64,20 @@ async def _serve(
     from anyio import to_thread
 
     from agentrl.chat import Chat
+    from agentrl.config.model_info import read_model_info
     from agentrl.engine.pool import EnginePool, vocabulary
+    from agentrl.errors import SettingsError
     from agentrl.gateway.server import Gateway
     from agentrl.serving.server import served
 
     async with EnginePool(engines, settings, vocab_size=None) as asked:
         click.echo(f"waiting for an engine: {', '.join(asked.urls)}", err=True)
         info = await asked.check_present()
-        context = context_length or min(int(each["context_length"]) for each in (await asked.server_info()).values())
-    folder = model or str(info.get("tokenizer_path") or info["model_path"])
+        folder = model or str(info.get("tokenizer_path") or info["model_path"])
+        own, every = read_model_info(folder), (await asked.server_info()).values()
+    said = [*(each.get("context_length") for each in every), own.context_length if own else None]
+    if not (context := context_length or min((length for length in said if isinstance(length, int)), default=0)):
+        raise SettingsError("neither the engines nor the model say a context length; give --context-length")
     chat = await to_thread.run_sync(partial(Chat.load, folder, **chat_options))
     async with EnginePool(engines, settings, vocab_size=vocabulary(info).get("vocab_size")) as pool:
         key, name = owner_key or secrets.token_urlsafe(16), Path(folder).name

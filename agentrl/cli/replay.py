@@ -41,20 +41,20 @@ def command(folder: str, kind: str | None, limit: int) -> int:
     given, stored = given_names(), stored_settings(Path(folder))
     replaced = {old for name in given for old in REPLACES.get(name, ())}
     presets = {name: value for name, value in stored.items() if name not in replaced}
-    groups, kinds = stored_groups(Path(folder), kind, limit)
+    groups, evaluations = stored_groups(Path(folder), kind, limit)
     if "rm_type" in given:  # before the environment's own reward, and the rows' graders
         presets["custom_rm_path"] = "agentrl.rm_hub:async_rm"
         for sample in (sample for group in groups for sample in group):
             sample.metadata.pop("rm_type", None)
     settings = given_settings(None, presets=presets)
-    if "eval" in kinds and settings.rollout.eval_config and given.isdisjoint(("rm_type", "custom_rm_path", "env")):
+    if evaluations and settings.rollout.eval_config and given.isdisjoint(("rm_type", "custom_rm_path", "env")):
         own = f"the sets of {settings.rollout.eval_config} may have graders and environments of their own"
         raise SettingsError(
             f"{folder}: {own}; leave them out with --kind, or give --rm-type, --custom-rm-path or --env"
         )
     if settings.train.hf_checkpoint is None:
         raise SettingsError("--hf-checkpoint is missing: the trajectories are read with their model's tokenizer")
-    show(replay(settings, load_chat(settings), groups, settings.rollout.reward_key), settings)
+    show(replay(settings, load_chat(settings), groups, settings.rollout.reward_key, evaluations), settings)
     return 0
 
 
@@ -74,22 +74,24 @@ def stored_settings(folder: Path) -> dict[str, Any]:
     return own | {"hf_checkpoint": sections.get("train", {}).get("hf_checkpoint")}
 
 
-def stored_groups(folder: Path, kind: str | None, limit: int) -> "tuple[list[Group], set[str]]":
-    """The newest groups of a run's stores, with about `limit` trajectories, and what they were played for. Raises
-    SettingsError: there are none."""
+def stored_groups(folder: Path, kind: str | None, limit: int) -> "tuple[list[Group], set[int]]":
+    """The newest groups of a run's stores, with about `limit` trajectories, and the places of those that evaluations
+    played. Raises SettingsError: there are none."""
     from agentrl.buffer.reader import Filter, StoreReader, find_stores
 
     groups: list[Group] = []
-    kinds: set[str] = set()
+    evaluations: set[int] = set()
     for file in find_stores(folder).values():
         with StoreReader(file) as reader:
             rows = reader.query(Filter(equal={"kind": kind} if kind else {}), order="-id", limit=limit)
-            groups += [reader.group(key) for key in dict.fromkeys(row.key for row in rows)]
-            kinds |= {row.kind for row in rows}
+            for key, played_for in {row.key: row.kind for row in rows}.items():
+                if played_for == "eval":
+                    evaluations.add(len(groups))
+                groups.append(reader.group(key))
     if not groups:
         wanted = f" of kind {kind}" if kind else ""
         raise SettingsError(f"{folder}: no trajectories{wanted} are stored in it; a run keeps --keep-trajectories")
-    return groups, kinds
+    return groups, evaluations
 
 
 def show(found: "Sequence[ReplayedTrajectory]", settings: "RunSettings") -> None:

@@ -148,8 +148,11 @@ class _Starting:
         if s.cluster.update_weight_mode == "ipc":
             weights = SharedWeights(s.cluster, trainer, rollouts.engines)
         elif s.cluster.update_weight_mode == "broadcast":
-            here = s.cluster.colocate and near and s.engine.engine == "embedded"
-            broadcast = BroadcastWeights.open(s.cluster, trainer, rollouts.engines, shared=here)
+            builtin, shared = s.engine.engine == "embedded", s.cluster.colocate
+            backend = "shared_memory" if shared and near and builtin else "gloo"
+            if s.cluster.device == "cuda" and not shared and not builtin:  # NCCL takes one process a GPU, and no CPU
+                backend = "nccl"
+            broadcast = BroadcastWeights.open(s.cluster, trainer, rollouts.engines, backend)
             weights = await stack.enter_async_context(broadcast)
         evaluates = eval_weights(s, self.folder, trainer, lambda: rollouts.eval_engines)
         return Components(rollouts, trainer, weights, evaluates), {"rollout_worker": [rollouts.pid]}

@@ -112,8 +112,8 @@ class RayTrainer(Trainer, WeightSource):
     async def address(self, rank: int) -> tuple[str, int]:
         return await value(self.actors[rank].address.remote())
 
-    async def share_weights(self, specs: Sequence[TensorSpec], *, first: bool) -> list[str]:
-        return (await _call(self.actors, "share_weights", specs, first=first))[0]
+    async def share_weights(self, specs: Sequence[TensorSpec], *, first: bool, readers: int) -> list[str]:
+        return (await _call(self.actors, "share_weights", specs, first=first, readers=readers))[0]
 
     async def weight_specs(self) -> Mapping[int, list[TensorSpec]]:
         return await value(self.actors[0].call.remote("weight_specs"))

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from agentrl.train.microbatches import MicrobatchTensors
     from agentrl.train.objective import StepInputs
 
+_COMPARING = ("rloo", "reinforce_plus_plus_baseline", "gdpo", "pass_at_k")
 REWARDS, CONVERT = "custom_reward_post_process_path", "custom_convert_samples_to_train_data_path"
 ADVANTAGE, AFTER = "custom_advantage_function_path", "rollout_data_postprocess_path"
 MODEL, WRITTEN = "custom_model_provider_path", "custom_update_weight_post_write_path"
@@ -69,7 +70,7 @@ class SlimeHooks(TrainHooks):
         self._final = self.makes_rows or REWARDS in self._hooks
         if WRITTEN in self._hooks and args.update_weight_mode != "disk":
             raise SettingsError(f"{flag_of(WRITTEN)} has no effect on a broadcast; set --update-weight-mode disk")
-        if self._final and args.advantage_estimator in ("rloo", "reinforce_plus_plus_baseline"):
+        if self._final and args.advantage_estimator in _COMPARING:
             raise SettingsError(
                 f"--advantage-estimator {args.advantage_estimator} compares rewards within their group, and a hook gives final "
                 "ones; use grpo (with --normalize-advantages it whitens them as reinforce_plus_plus_baseline does)"

@@ -21,12 +21,12 @@ class OffloadedTensors:
         self._emptied = {at: storage for at, storage in _storages(emptied).items() if at not in self._kept}
         self._sizes = {at: storage.nbytes() for at, storage in (self._kept | self._emptied).items()}
         self._file: Any = tempfile.TemporaryFile(prefix="agentrl-offload-")  # noqa: SIM115 - open until `restore`
-        self._host: dict[int, Tensor] = {}
+        self._host: dict[int, list[Tensor]] = {}
         for at, storage in self._kept.items():
             if storage.device.type == "cpu":
                 self._file.write(_bytes(storage).numpy().data)
             else:
-                self._host[at] = _bytes(storage).cpu().pin_memory()
+                self._host[at] = [part.cpu().pin_memory() for part in _bytes(storage).split(_PINNED)]
         self._file.flush()
         for storage in (self._kept | self._emptied).values():
             _drop(storage)
@@ -42,7 +42,8 @@ class OffloadedTensors:
             if at in self._emptied:
                 view.zero_()
             elif at in self._host:
-                view.copy_(self._host[at])
+                for part, held in zip(view.split(_PINNED), self._host.pop(at), strict=True):
+                    part.copy_(held)
             elif self._file.readinto(view.numpy()) != self._sizes[at]:
                 raise OSError("the file of offloaded tensors is shorter than it was written")
         self._file.close()
@@ -56,6 +57,8 @@ def give_back() -> None:
         trim(0)
 
 
+_PINNED = 1 << 28
+"""Bytes of one piece of pinned memory, which torch rounds up to a power of two."""
 _C = ctypes.CDLL(None, use_errno=True)
 
 

@@ -7,6 +7,7 @@ import itertools
 import math
 import mmap
 import os
+import time
 from collections.abc import Iterable, Iterator
 from datetime import timedelta
 from functools import partial
@@ -152,12 +153,24 @@ class WeightSender(_Member):
         """Return the flat buffer for the next bucket, of `size` bytes; on `device`, or in shared memory."""
         return self._shared.next(size) if self._shared else self._own_buffer(size, device)
 
+    def close(self) -> None:
+        if dist.get_backend(self.group) == "nccl":  # which would wait for a lost member
+            c10d._abort_process_group(self.group)
+        else:
+            super().close()
+
     def send(self, flat: Tensor) -> None:
         """Send a bucket, which lies in what `buffer` returned. Raises TrainError: a member was lost."""
         try:
             if self._shared:
                 dist.barrier(self.group)
             else:
-                dist.broadcast(flat, src=0, group=self.group)
+                work = dist.broadcast(flat, src=0, group=self.group, async_op=True)
+                late = time.monotonic() + TRANSFER_TIMEOUT.total_seconds() / 2  # NCCL ends the process at its timeout
+                while flat.is_cuda and not work.is_completed():
+                    if time.monotonic() > late:
+                        raise TrainError("a member of the weight group takes no weights")
+                    time.sleep(0.001)
+                work.wait()
         except RuntimeError as error:
             raise TrainError(f"a member of the weight group was lost: {error}") from error

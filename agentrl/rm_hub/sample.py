@@ -29,7 +29,8 @@ async def async_rm(args: Any, sample: Sample, **kwargs: Any) -> Reward:
     sample.metadata["grade"] = {"rm_type": rm_type, **grade.as_dict()}
     if not (keys := reward_keys(args)):
         return grade.score
-    parts = {key: grade.part(key) for key in (*keys, *grade.parts, "score")}
+    named = *keys, *getattr(args, "gdpo_weights", ()), *grade.parts, "score"
+    parts = {key: grade.part(key) for key in named}
     return keyed(f"--rm-type {rm_type}", keys, {key: part for key, part in parts.items() if part is not None})
 
 

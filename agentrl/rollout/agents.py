@@ -71,3 +71,9 @@ def leader(samples: Sequence[Sample]) -> Sample:
     """The sample whose reward all samples of a session have: the last one of the main conversation."""
     main = [sample for sample in samples if sample.metadata.get("gateway", {}).get("role") == "main"]
     return (main or list(samples))[-1]
+
+
+def share_reward(samples: Sequence[Sample]) -> None:
+    """Give the samples of one trajectory that have no reward the leader's."""
+    for sample in samples:
+        sample.reward = leader(samples).reward if sample.reward is None else sample.reward

@@ -73,11 +73,11 @@ def judged(group: Group, group_filter: GroupFilter | None, args: Any) -> FilterO
 
 
 def mask_older(sample: Sample, version: int) -> int:
-    """Train no token of weights before `version`; returns how many tokens that takes out."""
+    """Train no token of weights before `version`, or of unknown ones; returns how many tokens that takes out."""
     before = sample.trained_tokens
-    for segment in sample.segments:
-        known = version_number(segment.version)
-        if sample.loss_mask is not None and known is not None and known < version:
-            for at in range(segment.start, segment.end):  # a list, or an array, which takes no slice of a list
+    for label, start, end in sample.version_spans if version > 0 else ():
+        known = version_number(label)
+        if sample.loss_mask is not None and (known is None or known < version):
+            for at in range(start, end):  # a list, or an array, which takes no slice of a list
                 sample.loss_mask[at] = 0
     return before - sample.trained_tokens

@@ -19,7 +19,7 @@ from agentrl.errors import EnvFailure, Failure, GraderFailure, TrajectoryPlace, 
 from agentrl.groups import Group
 from agentrl.rm_hub.running.runner import entered as entered_runner
 from agentrl.rollout.agent_loop import run_environment
-from agentrl.rollout.agents import leader, play_agent
+from agentrl.rollout.agents import leader, play_agent, share_reward
 from agentrl.rollout.context import RolloutContext
 from agentrl.rollout.environment import Restarted
 from agentrl.rollout.failures import DropGroup, guarded, mark_failed, mask_out, trainable
@@ -29,7 +29,7 @@ from agentrl.rollout.rewards import Grader
 from agentrl.rollout.settings import FailureAction, RolloutSettings
 from agentrl.rollout.startup_check import StartupCheck
 from agentrl.rollout.stats import RolloutStats, Tally, describe
-from agentrl.sample import Sample, Status
+from agentrl.sample import RECORDED, Sample, Status
 
 T = TypeVar("T")
 
@@ -97,7 +97,9 @@ class _Play:
                         tasks.start_soon(one, at, sample)
         flat = [member for members in finished for member in members]
         if whole or grader.by_group:
-            await self._grade_group(flat)
+            await self._grade_group([leader(members) for members in finished] if generate is None else flat)
+            for members in finished if generate is None else ():
+                share_reward(members)
         return flat
 
     @property
@@ -156,7 +158,8 @@ class _Play:
         if sample.finished:
             generated = normalize_outputs([sample], sample, "the data source")
         elif generate is None:
-            generated = await run_environment(context, sample, self.params, grade=grader.function is None, parts=parts)
+            own = grader.function is None and sample.custom_rm_path is None
+            generated = await run_environment(context, sample, self.params, grade=own, parts=parts)
         elif generate.agent:
             played = play_agent(context, sample, self.params, generate.function)
             generated = await guarded(played, what=generate.name, failure=EnvFailure)
@@ -175,9 +178,8 @@ class _Play:
         generated = await context.hooks.generated(context.args, generated, self.evaluation)
         if not grader.by_group:
             first = leader(generated)
-            await grader.grade([first] if "gateway" in first.metadata else generated, generate)
-            for sibling in generated:
-                sibling.reward = first.reward if sibling.reward is None else sibling.reward
+            await grader.grade([first] if generate is None or "gateway" in first.metadata else generated, generate)
+            share_reward(generated)
             self.tally.add(graded=1)
         return generated
 
@@ -244,6 +246,10 @@ def _fresh(sample: Sample, attempt: int) -> Sample:
     copy = deepcopy(sample)
     if sample.finished:
         return copy
+    if sample.status is Status.FAILED:  # a data source gives it again, and what it had is not the new trajectory's
+        copy.set_prompt_tokens([])
+        copy.reward, copy.remove_sample, copy.stop_reason = None, False, ""
+        copy.metadata = {name: value for name, value in copy.metadata.items() if name not in RECORDED}
     if attempt:
         copy.metadata["attempt"] = attempt
     copy.session_id = f"{sample.group_index}-{sample.index}-{attempt}"

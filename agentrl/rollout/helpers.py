@@ -132,9 +132,10 @@ class Recorder:
             _copy(self.records[0], sample)
 
     def fill(self, samples: Sequence[Sample]) -> None:
-        """Give every sample that has no tokens those of its recorded conversation, in order."""
+        """Give every sample that has no tokens those of its recorded conversation, in order, and later turns of it."""
         for sample in samples:
-            if not sample.tokens:
+            grew = [r for r in self.records if r.owner is sample and r.sample.tokens is sample.tokens]
+            if not sample.tokens or any(r.sample.response_length != sample.response_length for r in grew):
                 self.claim(sample)
 
 
@@ -160,7 +161,7 @@ def _copy(record: _Record, target: Sample) -> None:
     source = record.sample
     for name in GROWN:
         setattr(target, name, getattr(source, name))
-    target.images = {**target.images, **source.images}
+    target.images, target.spec_info = {**target.images, **source.images}, source.spec_info
     target.response = target.response or source.response
     if target.status is Status.PENDING:
         target.status, target.stop_reason = source.status, target.stop_reason or source.stop_reason

@@ -106,7 +106,8 @@ class RolloutWorker(Player):
         player: plays groups with the settings of training.
         group_filter: judges finished groups.
         sets: players of the evaluation sets.
-        figures: returns metrics of this process since the last call."""
+        figures: returns metrics of this process since the last call.
+        check: raises SampleError for a group that cannot be trained, before it is stored."""
 
     def __init__(
         self,
@@ -114,8 +115,10 @@ class RolloutWorker(Player):
         group_filter: GroupFilter | None = None,
         sets: Sequence[GroupPlayer] = (),
         figures: Callable[[], Mapping[str, float]] = dict,
+        check: Callable[[Group], None] | None = None,
     ) -> None:
         self.player, self.sets, self._filter, self._figures = player, sets, group_filter, figures
+        self._check = check
         self._thread = anyio.CapacityLimiter(1)
 
     async def play(self, lease: Lease, report: Callable[[LeaseProgress], None]) -> Played:
@@ -128,6 +131,8 @@ class RolloutWorker(Player):
             if not (verdict.keep or verdict.keep_when_insufficient):
                 return Played(lease.number, verdict, group)
             await teach(group, context, tally)
+            if self._check is not None:
+                self._check(group)
             data = await to_thread.run_sync(encode_group, group, limiter=self._thread)
             return Played(lease.number, verdict, group, data, sum(sample.trained_tokens for sample in group))
         except DropGroup as drop:

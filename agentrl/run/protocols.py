@@ -125,9 +125,9 @@ class WeightSource(Protocol):
     async def close_weight_group(self) -> None:
         """Leave the process groups."""
 
-    async def share_weights(self, specs: Sequence[TensorSpec], *, first: bool) -> list[str]:
+    async def share_weights(self, specs: Sequence[TensorSpec], *, first: bool, readers: int) -> list[str]:
         """Return handles of these tensors, one a trainer process, on whose device they lie: the next ones in the order of
-        `weight_specs`. The memory stays until the next call; none gives it back."""
+        `weight_specs`. Only the first `readers` are read. The memory stays until the next call; no specs give it back."""
 
 
 class WeightSink(Protocol):

@@ -56,7 +56,7 @@ from agentrl.run.protocols import EVALUATES, Batch, Rollouts, WeightSink
 from agentrl.run.resuming import write_evaluation
 from agentrl.runfolder import RunFolder
 from agentrl.tools.threads import run_in_daemon_thread
-from agentrl.train.batch import TrainBatch
+from agentrl.train.batch import TrainBatch, check_samples
 from agentrl.train.hooks import NO_HOOKS, TrainHooks, hooks_of
 
 
@@ -134,7 +134,7 @@ class Loaded:
             def figures() -> dict[str, float]:
                 return pool.figures() | watchdog.take() | user_tasks.take()
 
-            yield RolloutWorker(player, plugins.group_filter, players, figures)
+            yield RolloutWorker(player, plugins.group_filter, players, figures, _check_of(settings))
 
 
 OpenWorkers = Callable[[RunSettings, Sequence[str], EnginePool], AbstractAsyncContextManager[Player]]
@@ -338,6 +338,14 @@ def make_batch(
     ids = tuple(-1 if group[0].group_index is None else group[0].group_index for group in groups)
     found = staleness_metrics(payload) | truncation_metrics(payload, settings.rollout)
     return Batch(payload, ids, {**metrics, **found})
+
+
+def _check_of(settings: RunSettings) -> Callable[[Group], None] | None:
+    """What a group must have to be stored; nothing if it is not trained, or a hook makes other rows of it."""
+    played_only = settings.hosted or settings.cluster.debug_rollout_only or settings.algorithm.supervised
+    if played_only or hooks_of(settings.args).makes_rows:
+        return None
+    return partial(check_samples, reward_parts=list(settings.algorithm.gdpo_weights))
 
 
 def _player_of(held_out: EvalSet, plugins: Plugins, beside: GroupPlayer) -> GroupPlayer:

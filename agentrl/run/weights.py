@@ -86,18 +86,18 @@ class BroadcastWeights(WeightTransfer):
     """Each sender, a trainer process, shares a process group with the engines; tensors go in buckets of bounded size. Made
     by `open`. Process groups belong to one set of engines: they are made again if an engine comes or is lost."""
 
-    def __init__(self, settings: ClusterSettings, source: WeightSource, sink: WeightSink, shared: bool) -> None:
+    def __init__(self, settings: ClusterSettings, source: WeightSource, sink: WeightSink, backend: str) -> None:
         self._settings, self._source, self._sink = settings, source, sink
-        self._shared, self._epoch = shared, tuple[str, ...]()
+        self._backend, self._epoch = backend, tuple[str, ...]()
         self._groups, self._buckets = list[str](), list[Bucket]()
 
     @classmethod
     @asynccontextmanager
     async def open(
-        cls, settings: ClusterSettings, source: WeightSource, sink: WeightSink, *, shared: bool = False
+        cls, settings: ClusterSettings, source: WeightSource, sink: WeightSink, backend: str = "gloo"
     ) -> "AsyncIterator[BroadcastWeights]":
-        """Ready to send; leaves the process groups after a good end. `shared`: engines take shared memory."""
-        weights = cls(settings, source, sink, shared)
+        """Ready to send; leaves the process groups after a good end. `backend`: of the groups, or "shared_memory"."""
+        weights = cls(settings, source, sink, backend)
         yield weights
         with within(settings.weight_sync_timeout, "the weight update"):
             await weights._leave()
@@ -129,8 +129,6 @@ class BroadcastWeights(WeightTransfer):
 
     async def _join(self, members: tuple[str, ...]) -> None:
         cluster = self._settings
-        alone = cluster.device == "cuda" and not cluster.colocate  # NCCL takes one process a GPU
-        backend = "shared_memory" if self._shared else "nccl" if alone else "gloo"
         per_engine = cluster.rollout_num_gpus_per_engine
         # External engines outlive a run, and would refuse a group name that an earlier run has used.
         base, parts = f"agentrl_weights_{uuid.uuid4().hex[:8]}", []
@@ -139,7 +137,7 @@ class BroadcastWeights(WeightTransfer):
             parts.append([Bucket(name, bucket) for bucket in found])
             size, world = max(sum(spec.nbytes for spec in b) for b in found), 1 + len(members) * per_engine
             where = await self._source.address(sender)
-            group = WeightGroup(sender, size, *where, world, name, backend, per_engine, members)
+            group = WeightGroup(sender, size, *where, world, name, self._backend, per_engine, members)
             await _both(partial(self._sink.join_weight_group, group), partial(self._source.init_weight_group, group))
             self._groups.append(name)
         # In turns: while one sender's bucket travels, the others prepare theirs.
@@ -166,11 +164,11 @@ class SharedWeights(WeightTransfer):
     async def send(self, version: int) -> None:
         specs = list(itertools.chain(*(await self._source.weight_specs()).values()))
         key, found = uuid.uuid4().hex, buckets(specs, self._settings.update_weight_buffer_size)
-        each = self._settings.rollout_num_gpus_per_engine
+        readers, each = self._settings.rollout_num_gpus, self._settings.rollout_num_gpus_per_engine
 
         async def share() -> None:
             for i, bucket in enumerate(found):
-                handles = await self._source.share_weights(bucket, first=i == 0)
+                handles = await self._source.share_weights(bucket, first=i == 0, readers=readers)
                 # Engine i has the devices of these trainer processes, in their order.
                 await self._sink.offer(key, [handles[at : at + each] for at in range(0, len(handles), each)])
 
@@ -178,7 +176,7 @@ class SharedWeights(WeightTransfer):
         try:
             await _both(partial(self._sink.receive, SharedUpdate(key, len(found)), str(version)), share)
         finally:
-            await self._source.share_weights([], first=False)
+            await self._source.share_weights([], first=False, readers=0)
 
     async def lost(self) -> bool:
         return await self._sink.lacks_weights()

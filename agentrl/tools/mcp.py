@@ -175,7 +175,7 @@ class MCPTools(ToolSource):
 
     async def _call(self, name: str, arguments: dict[str, Any]) -> str:
         from mcp.shared.exceptions import MCPError
-        from mcp.types import CONNECTION_CLOSED
+        from mcp.types import CONNECTION_CLOSED, INVALID_REQUEST
 
         try:
             connection = await self._opened()
@@ -184,7 +184,8 @@ class MCPTools(ToolSource):
         try:
             result = await connection.client.call_tool(name, arguments)
         except MCPError as error:
-            if error.code == CONNECTION_CLOSED:
+            lapsed = error.code == INVALID_REQUEST and "session" in error.error.message.lower()  # a 404 over HTTP
+            if error.code == CONNECTION_CLOSED or lapsed:
                 raise connection.gone(error) from error
             raise ToolError(error.error.message) from error
         except (anyio.ClosedResourceError, anyio.BrokenResourceError, OSError) as error:

@@ -290,6 +290,14 @@ _KINDS = {f.name: str(f.type).partition("[")[0] for f in fields(TrainBatch)}
 """The declared layout of each field, for example `PerToken`."""
 
 
+def check_samples(samples: Sequence[Sample], reward_parts: Sequence[str] = ()) -> None:
+    """Raise SampleError if a batch cannot be made of a rollout's samples; `reward_parts` as of `TrainBatch`."""
+    for sample in samples:
+        _check(sample, supervised=False)
+        weights_of(sample)
+    _reward_parts(samples, reward_parts)
+
+
 def _check(sample: Sample, supervised: bool) -> None:
     where = f"sample index={sample.index} group_index={sample.group_index}"
     sample.validate()
@@ -428,12 +436,9 @@ def _mask(sample: Sample, weights: NDArray[np.float32]) -> NDArray[np.uint8]:
 
 
 def _staleness(sample: Sample, mask: NDArray[np.uint8], trained: int | None) -> NDArray[np.int32]:
-    """Return the staleness of each response token. Without segments it is known if the sample has one weight version."""
+    """Return the staleness of each response token; -1 where it is not known."""
     ages = np.full(sample.response_length, -1, np.int32)
-    spans = [(segment.version, segment.start, segment.end) for segment in sample.segments]
-    if not sample.segments and len(sample.weight_versions) == 1:
-        spans = [(sample.weight_versions[0], 0, sample.response_length)]
-    for version, start, end in spans:
+    for version, start, end in sample.version_spans:
         if trained is not None and (known := version_number(version)) is not None:
             ages[start:end] = max(trained - known, 0)
     return np.where(mask > 0, ages, np.int32(-1))
@@ -448,9 +453,10 @@ def _reward(sample: Sample, reward_key: str | None, supervised: bool) -> float:
 
 
 def _reward_parts(samples: Sequence[Sample], keys: Sequence[str]) -> NDArray[np.float64]:
-    """The entries `keys` of the samples' dict rewards, [S, K]."""
+    """The entries `keys` of the samples' dict rewards, [S, K]; the one number of a failed sample is each of them."""
     for sample in samples:
-        if sample.reward is not None and not (isinstance(sample.reward, dict) and sample.reward.keys() >= set(keys)):
+        whole = isinstance(sample.reward, dict) and sample.reward.keys() >= set(keys)
+        if not (whole or sample.reward is None or "failure" in sample.metadata):
             raise SampleError(
                 f"sample index={sample.index}: its reward {sample.reward!r:.80} is no dict with the entries {', '.join(keys)}; "
                 "return such a dict, or name other entries in --gdpo-weights"

@@ -15,6 +15,7 @@ import time
 from abc import ABC, abstractmethod
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
+from datetime import timedelta
 from pathlib import Path
 from typing import Any, ClassVar, final
 
@@ -143,6 +144,7 @@ class TrainBackend(ABC):
             torch.set_num_threads(self.settings.train_threads)
         torch.use_deterministic_algorithms(self.settings.deterministic_mode)
         self.ranks = self.join(where)
+        self._files = torch.distributed.new_group(backend="gloo", timeout=timedelta(hours=4))  # for rank 0's files
         self.seed(self.settings.seed)
         self._seconds = defaultdict(float)
         self.hooks.started()
@@ -335,11 +337,12 @@ class TrainBackend(ABC):
         if next(stream, None) is not None:
             raise TrainError("broadcast_weights needs init_weight_group first, and buckets of all tensors")
 
-    def share_weights(self, specs: Sequence[TensorSpec], *, first: bool) -> list[str]:
+    def share_weights(self, specs: Sequence[TensorSpec], *, first: bool, readers: int) -> list[str]:
         """Return handles of these tensors, one a rank, in memory of its device: the next ones in the order of `weight_specs`,
-        from the `first`. The next call overwrites the memory; no specs give it back. Collective."""
+        from the `first`. The next call overwrites the memory; no specs give it back. Ranks from `readers` on share none: what is
+        never opened is never freed. Collective."""
         if not specs:
-            self._shared = None
+            self._shared, self._stream = None, iter(())
             return []
         if first:
             self._stream = self.engine_form.tensors(self.actor.network.export(in_step=True))
@@ -354,7 +357,8 @@ class TrainBackend(ABC):
         if flat.is_cuda:
             torch.cuda.synchronize(self.device)
         handles = [""] * self.ranks.world
-        torch.distributed.all_gather_object(handles, flattened_bucket(flat, specs))
+        own = flattened_bucket(flat, specs) if self.ranks.rank < readers else ""
+        torch.distributed.all_gather_object(handles, own)
         return handles
 
     def close_weight_group(self) -> None:
@@ -368,7 +372,9 @@ class TrainBackend(ABC):
         if self._offloaded is not None:
             return
         parts = [slot.memory() for slot in self._models()]
-        kept, anew = ([tensor for part in parts for tensor in part[which]] for which in (0, 1))
+        every = ([tensor for part in parts for tensor in part[which]] for which in (0, 1))
+        # What --fsdp-cpu-offload keeps in the host's memory stays there.
+        kept, anew = ([tensor for tensor in those if tensor.device.type == self.device.type] for those in every)
         try:
             self._offloaded = OffloadedTensors(kept, anew)
         except OSError as error:
@@ -444,10 +450,10 @@ class TrainBackend(ABC):
         else:
             for _ in stream:
                 pass
-        torch.distributed.barrier()
+        torch.distributed.barrier(self._files)
         if served:
             self.hooks.weights_written(str(path))
-            torch.distributed.barrier()
+            torch.distributed.barrier(self._files)
 
     def close(self) -> None:
         """Leave all process groups. Collective."""

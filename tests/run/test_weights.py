@@ -62,7 +62,7 @@ class Source(WeightSource, Trainer):
     async def close_weight_group(self) -> None:
         self.log.append("close")
 
-    async def share_weights(self, specs: Sequence[TensorSpec], *, first: bool) -> list[str]:
+    async def share_weights(self, specs: Sequence[TensorSpec], *, first: bool, readers: int) -> list[str]:
         self.log.append(f"share {[spec.name for spec in specs]} {first}")
         return [f"{rank} of {len(specs)}" for rank in range(4)]
 

@@ -57,15 +57,18 @@ def shared(rank: int, root: str, names: list[str]) -> dict[str, list[str]]:
             torch.distributed.broadcast_object_list(told)  # a run cuts the buckets once, by what rank 0 says
             differs, cut = set(expected), buckets(told[0], 40_000)
             assert len(cut) > 3
-            made.share_weights(cut[0], first=True)  # an update that ends in its middle leaves nothing to the next
+            # An update that ends in its middle leaves nothing to the next.
+            made.share_weights(cut[0], first=True, readers=2)
             for i, bucket in enumerate(cut):
-                handles = made.share_weights(bucket, first=i == 0)
+                handles = made.share_weights(bucket, first=i == 0, readers=2)
                 assert len(set(handles)) == 2
                 if rank == 0:
                     copies = [dict(views(read(handle), bucket)) for handle in handles]
                     differs -= {s.name for s in bucket if all(same(copy[s.name], expected[s.name]) for copy in copies)}
                 torch.distributed.barrier()  # the next bucket takes the memory of this one
-            assert made.share_weights([], first=False) == []
+            few = made.share_weights(cut[0], first=True, readers=1)
+            assert [bool(handle) for handle in few] == [True, False], "what no engine opens is never freed"
+            assert made.share_weights([], first=False, readers=0) == []
             wrong[name] = sorted(differs)
     return wrong
 

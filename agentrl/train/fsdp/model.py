@@ -127,8 +127,10 @@ def load(folder: HFFolder, place: ModelContext, *, values: bool, learns: bool) -
         model = place.hooks.model(build, pre_process=True, post_process=True).eval().requires_grad_(learns)
         if learns and place.lora is not None:
             _adapt(model, place.lora, settings)
-        for parameter in model.parameters() if half else ():  # a rounded buffer, a router's bias, chooses other experts
-            parameter.data = parameter.data.to(torch.bfloat16)
+        # No buffers: a rounded one, a router's bias, chooses other experts.
+        for parameter in model.parameters() if half or (settings.bf16 and place.lora is not None) else ():
+            if half or not parameter.requires_grad:
+                parameter.data = parameter.data.to(torch.bfloat16)
         return model
 
     if mesh is None:
@@ -203,6 +205,9 @@ def _shard(model: Any, mesh: Any, *, half: bool, offload: bool) -> None:
 def _fill(model: Any, whole: Any | None, device: torch.device, offload: bool) -> None:
     """Give each rank its shards of the model that rank 0 has read, and all of its buffers."""
     model.to_empty(device="cpu" if offload else device)
+    for module in model.modules():  # FSDP moves parameters to where they are used, and no buffers
+        held = ((name, buffer) for name, buffer in module._buffers.items() if buffer is not None)
+        module._buffers |= {name: torch.empty_like(buffer, device=device) for name, buffer in held}
     weights = dict(whole.named_parameters()) if whole else {}
     for name, parameter in model.named_parameters():
         full = weights[name].detach() if whole else torch.empty(parameter.shape, dtype=parameter.dtype)

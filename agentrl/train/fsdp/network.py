@@ -199,7 +199,7 @@ class FsdpNetwork(Network):
     @torch.no_grad()
     def export(self, *, by_stage: bool = False, in_step: bool = False) -> Iterator[tuple[str, Tensor]]:
         adapter, scale = self.adapter(), self.place.lora.scale if self.place.lora else 1.0
-        whole = ((n, merged(n, _whole(p.detach()), adapter, scale).to(self._dtype(p))) for n, p in self._base())
+        whole = ((n, merged(n, self._whole(p), adapter, scale).to(self._dtype(p))) for n, p in self._base())
         for name, tensor in self._renamed(whole):
             if in_step or self.place.ranks.rank == 0:
                 yield name, tensor
@@ -215,7 +215,12 @@ class FsdpNetwork(Network):
 
     @torch.no_grad()
     def adapter(self) -> dict[str, Tensor]:
-        return {name: _whole(p.detach()).to(self._dtype(p)) for name, p in _adapter_of(self.parameters()).items()}
+        return {name: self._whole(p).to(self._dtype(p)) for name, p in _adapter_of(self.parameters()).items()}
+
+    def _whole(self, parameter: Any) -> Tensor:
+        """All of it; collective, and NCCL takes only what is on the device."""
+        tensor = parameter.detach()
+        return tensor.to(self.place.device).full_tensor() if hasattr(tensor, "full_tensor") else tensor
 
     def _dtype(self, tensor: Tensor) -> torch.dtype:
         half = self.place.settings.bf16 and isinstance(tensor, torch.nn.Parameter)
@@ -275,10 +280,6 @@ def _freeze(model: Any, settings: TrainSettings) -> None:
 
 def _adapter_of(parameters: Mapping[str, Any]) -> dict[str, Any]:
     return {name: parameter for name, parameter in parameters.items() if ".lora_" in name}
-
-
-def _whole(tensor: Any) -> Tensor:
-    return tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
 
 
 class FsdpBackend(TrainBackend):
