@@ -75,8 +75,8 @@ def stored_settings(folder: Path) -> dict[str, Any]:
 
 
 def stored_groups(folder: Path, kind: str | None, limit: int) -> "tuple[list[Group], set[int]]":
-    """The newest groups of a run's stores, with about `limit` trajectories, and the places of those that evaluations
-    played. Raises SettingsError: there are none."""
+    """The newest groups of a run's stores, with about `limit` trajectories, and the places of evaluations'
+    groups. Raises SettingsError: there are none."""
     from agentrl.buffer.reader import Filter, StoreReader, find_stores
 
     groups: list[Group] = []

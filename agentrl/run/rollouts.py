@@ -341,7 +341,7 @@ def make_batch(
 
 
 def _check_of(settings: RunSettings) -> Callable[[Group], None] | None:
-    """What a group must have to be stored; nothing if it is not trained, or a hook makes other rows of it."""
+    """Return the check of a group before it is stored; none if it is not trained, or a hook makes other rows of it."""
     played_only = settings.hosted or settings.cluster.debug_rollout_only or settings.algorithm.supervised
     if played_only or hooks_of(settings.args).makes_rows:
         return None
