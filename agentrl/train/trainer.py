@@ -144,7 +144,8 @@ class TrainBackend(ABC):
             torch.set_num_threads(self.settings.train_threads)
         torch.use_deterministic_algorithms(self.settings.deterministic_mode)
         self.ranks = self.join(where)
-        self._files = torch.distributed.new_group(backend="gloo", timeout=timedelta(hours=4))  # for rank 0's files
+        nccl, hours = torch.distributed.get_backend() == "nccl", timedelta(hours=4)  # for rank 0's files
+        self._files = torch.distributed.new_group(backend="gloo", timeout=hours) if nccl else None
         self.seed(self.settings.seed)
         self._seconds = defaultdict(float)
         self.hooks.started()
