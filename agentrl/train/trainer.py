@@ -463,7 +463,7 @@ class TrainBackend(ABC):
             for slot in self._models():
                 slot.close()
             self.ranks.leave()
-            for models in ("ranks", "actor", "critic", "reference", "teacher"):
+            for models in ("ranks", "_files", "actor", "critic", "reference", "teacher"):
                 vars(self).pop(models, None)
             # Models and process groups refer to each other in rings: until they are freed, each of gloo's groups wakes
             # threads of its own a hundred times a second.
