@@ -12,7 +12,7 @@ import random
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 from agentrl.envs import Environment
 from agentrl.sample import Sample, Status
@@ -124,15 +124,10 @@ def explain(sample: Sample) -> tuple[str, str]:
         return phrase, "malformed call" if broken else "answer without a call"
     if not any(not result.startswith("Error") for result in results):
         return phrase, f"refused call ({results[-1].partition(';')[0] if results else 'no result'})"
-    if not any(_argument(call).get("expression") == expression for call in calls):
+    given = (call["function"]["arguments"] for call in calls)
+    if not any((json.loads(each) if isinstance(each, str) else each).get("expression") == expression for each in given):
         return phrase, "call with another expression"
     return phrase, "another answer than the result"
-
-
-def _argument(call: dict[str, Any]) -> dict[str, Any]:
-    given = call["function"]["arguments"]
-    found: dict[str, Any] = json.loads(given) if isinstance(given, str) else given
-    return found
 
 
 def make_problem(

@@ -78,10 +78,8 @@ class Gateway:
         self.owner_key, self._sessions, self._ended = owner_key, dict[str, Session](), False
         self._streams = streams
         handlers = dict.fromkeys((HTTPException, RequestError), _failed)
-        self.agent_app = Starlette(
-            routes=[Route("/s/{token}{rest:path}", self._agent, methods=["GET", "HEAD", "POST"])],
-            exception_handlers=handlers,
-        )
+        agents = Route("/s/{token}{rest:path}", self._agent, methods=["GET", "HEAD", "POST"])
+        self.agent_app = Starlette(routes=[agents], exception_handlers=handlers)
         self.owner_app = Starlette(
             routes=[
                 Route("/sessions", self._owner(self._open), methods=["POST"]),
@@ -222,8 +220,7 @@ class Gateway:
         session = self._known(request)
         rewards = body.get("rewards", body.get("reward"))
         if isinstance(rewards, dict):
-            roots = {str(root.number) for root in session.tree.roots()}
-            if unknown := sorted(rewards.keys() - roots):
+            if unknown := sorted(rewards.keys() - {str(root.number) for root in session.tree.roots()}):
                 raise Refusal(f"rewards.{unknown[0]:.80}: there is no such root")
             rewards = {int(root): _number(f"rewards.{root}", value) for root, value in rewards.items()}
         samples = self.close(session.token, rewards)

@@ -27,6 +27,7 @@ from agentrl.errors import (
     Failure,
     MediaError,
     TemplateError,
+    raised_as,
 )
 from agentrl.gateway.contracts import AgentRequest, AgentTurn, Memo, Refusal
 from agentrl.gateway.live import LiveTurn
@@ -204,8 +205,7 @@ class Session:
 
     def figures(self) -> dict[str, int]:
         """Return `counts`, and the number of nodes for each reason."""
-        reasons = Counter(f"reason/{node.reason}" for node in self.tree.nodes.values())
-        return {**self.counts, **reasons}
+        return {**self.counts, **Counter(f"reason/{node.reason}" for node in self.tree.nodes.values())}
 
     def close(self, rewards: Mapping[int, float] | float | None = None) -> list[Sample]:
         """End the session, cancel its requests in flight, and return its Samples. `rewards`: one reward for all roots
@@ -279,10 +279,8 @@ class Session:
         if self.chat.placeholders is None:
             raise Refusal("messages: this model sees no images; send text only")
         limits = replace(self.chat.image_limits, count=self.limits.images, root=None)
-        try:
+        with raised_as(Refusal, "messages", MediaError):
             messages, new = await run(take_images, request.messages, self.tree.images, limits, size=size)
-        except MediaError as error:
-            raise Refusal(f"messages: {error}") from error
         self.tree.images |= new
         return replace(request, messages=messages)
 

@@ -325,8 +325,7 @@ class SessionTree:
         node.ids, node.log_probs = array("i", got.ids), array("d", got.log_probs)
         node.versions, node.kept, node.routed = got.weight_versions, got.kept, got.routed
         node.text = got.text
-        calls = parsed.tool_calls
-        if parsed.broken or not all(isinstance(call.arguments, dict) for call in calls):
+        if parsed.broken or not all(isinstance(call.arguments, dict) for call in parsed.tool_calls):
             parsed = self._without_calls(got.ids)
         node.calls = tuple(call.id for call in parsed.tool_calls)
         told = replace(parsed, tool_calls=tuple(replace(c, id=f"{c.id}_{node.number}") for c in parsed.tool_calls))
@@ -334,8 +333,7 @@ class SessionTree:
             told = replace(told, content=told.content.rpartition(stop)[0].rstrip())
         cut = got.finish_reason.type == "length"
         node.finish = "length" if cut else "calls" if node.calls else "stop"
-        message = normalise_messages([told.to_message()])[0]
-        digest = _digest(message)
+        digest = _digest(normalise_messages([told.to_message()])[0])
         self._answers[_hash(node.keys[-1], digest)].append(node)
         self._said.setdefault((node.agent, digest), node)
         for known in node.keys[1:]:
@@ -426,14 +424,9 @@ def _as_sample(leaf: TurnNode, origin: Sample, reward: float | None, role: Role,
             sample.append_observation(node.close, turn=turn - 1, origin=Origin.CLOSE)
             sample.append_observation(node.env, turn=turn - 1, spans=node.spans)
         start = sample.response_length
+        kept = None if node in trained else node.kept
         sample.append_model(
-            node.ids,
-            node.log_probs,
-            node.versions,
-            text=node.text,
-            turn=turn,
-            kept=None if node in trained else node.kept,
-            routed=node.routed,
+            node.ids, node.log_probs, node.versions, text=node.text, turn=turn, kept=kept, routed=node.routed
         )
         if node in trained and sample.loss_mask is not None and sample.rollout_log_probs is not None:
             sample.loss_mask[start:] = [0] * len(node.ids)

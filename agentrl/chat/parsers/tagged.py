@@ -48,7 +48,9 @@ def tagged(
     heads, keys, closes = re.compile(head), re.compile(rf"\s*{key}"), re.compile(rf"\s*(?:{close}){tail}")
 
     def parse(text: str, tools: Sequence[Mapping[str, Any]] = ()) -> Parsed:
-        schemas, next_end = _parameter_schemas(tools), _searcher(ends, text)
+        functions = [tool.get("function", tool) for tool in tools]
+        schemas = {f["name"]: f.get("parameters") or {} for f in functions if "name" in f}
+        next_end = _searcher(ends, text)
 
         def calls(start: int) -> Calls | None:
             if (opened := heads.match(text, start)) is None:
@@ -88,11 +90,6 @@ def _searcher(pattern: re.Pattern[str], text: str) -> Callable[[int], re.Match[s
         return found
 
     return search
-
-
-def _parameter_schemas(tools: Sequence[Mapping[str, Any]]) -> dict[str, Mapping[str, Any]]:
-    functions = [tool.get("function", tool) for tool in tools]
-    return {f["name"]: f.get("parameters") or {} for f in functions if "name" in f}
 
 
 def _coerce(value: str, field: str, parameters: Mapping[str, Any]) -> Any:

@@ -83,13 +83,11 @@ class ChatAnswers:
         meta = answer["meta_info"]
         chosen = meta["output_token_logprobs"]
         tops = meta.get("output_top_logprobs") or [[]] * len(chosen)
-        pairs = zip(chosen[start:], tops[start:], strict=True)
-        return {
-            "content": [
-                {**self._token(t, p), "top_logprobs": [self._token(other, q) for q, other, _ in top]}
-                for (p, t, _), top in pairs
-            ]
-        }
+        content = [
+            {**self._token(t, p), "top_logprobs": [self._token(other, q) for q, other, _ in top]}
+            for (p, t, _), top in zip(chosen[start:], tops[start:], strict=True)
+        ]
+        return {"content": content}
 
     def _token(self, token: int, log_prob: float) -> Body:
         text = self.vocab.decode([token], False)

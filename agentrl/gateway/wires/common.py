@@ -163,21 +163,16 @@ def agent_request(
     chosen = choice.get("type") if isinstance(choice, dict) else choice
     if chosen not in (None, "auto", "none"):
         raise body.refusal("tool_choice", "only auto and none are supported; a call cannot be forced")
+    spawned = "x-codex-parent-thread-id" in headers  # Codex names the threads of all its agents
     return AgentRequest(
         messages=list(in_order_of_calls(messages)),
         tools=[] if chosen == "none" else tools,
         model=body.get("model", str) or "",
         stream=body.get("stream", bool) or False,
-        agent=_agent(headers),
+        agent=headers.get("x-claude-code-agent-id") or (headers.get("thread-id", "") if spawned else ""),
         **more,
         ignored=tuple(sorted(body.ignored)),
     )
-
-
-def _agent(headers: Mapping[str, str]) -> str:
-    """Return the name of a sub-agent; "" for a main agent. Codex names the threads of all its agents."""
-    spawned = "x-codex-parent-thread-id" in headers
-    return headers.get("x-claude-code-agent-id") or (headers.get("thread-id", "") if spawned else "")
 
 
 def _check(body: Fields) -> None:

@@ -78,11 +78,8 @@ def _messages(given: Fields) -> Iterator[Message]:
         match role, block.need("type", str):
             case "user", "tool_result":
                 results += 1
-                yield {
-                    "role": "tool",
-                    "tool_call_id": block.need("tool_use_id", str),
-                    "content": block.content("content"),
-                }
+                id_ = block.need("tool_use_id", str)
+                yield {"role": "tool", "tool_call_id": id_, "content": block.content("content")}
             case "assistant", "tool_use":
                 call = ToolCall(block.need("id", str), block.need("name", str), block.need("input", dict))
                 calls.append(call.to_message())
