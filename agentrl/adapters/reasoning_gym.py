@@ -8,6 +8,7 @@ import ast
 import functools
 import json
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any
 
 import reasoning_gym
@@ -78,9 +79,7 @@ def grade(response: str, label: Any, metadata: Mapping[str, Any]) -> Grade:
 
 def _kept(entry: dict[str, Any]) -> str:
     """Return the entry as a Python literal, which keeps tuples and numbers as keys; the ledger's JSON does not."""
-    try:
+    with suppress(ValueError, SyntaxError, MemoryError, RecursionError):
         if ast.literal_eval(text := repr(entry)) == entry:
             return text
-    except (ValueError, SyntaxError, MemoryError, RecursionError):
-        pass
     return repr(json.loads(json.dumps(entry, default=str)))

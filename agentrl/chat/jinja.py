@@ -8,7 +8,7 @@ import re
 import threading
 import time
 from collections.abc import Callable, Iterable
-from functools import lru_cache, wraps
+from functools import cache, wraps
 from typing import Any, Final
 
 from jinja2 import Template, nodes, pass_context
@@ -173,10 +173,8 @@ class TemplateEnvironment(ImmutableSandboxedEnvironment):
         self.spend(work)
 
 
-@lru_cache(maxsize=1)
-def environment() -> TemplateEnvironment:
-    """The environment of this process; a rendering's limits are its thread's."""
-    return TemplateEnvironment()
+environment = cache(TemplateEnvironment)
+"""The environment of this process; a rendering's limits are its thread's."""
 
 
 class _Concatenations(NodeTransformer):

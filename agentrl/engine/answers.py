@@ -156,14 +156,13 @@ def _triples(triples: Any, name: str) -> tuple[list[int], list[float]]:
         log_probs: list[float] = [triple[0] for triple in triples]
     except (TypeError, IndexError, KeyError):
         malformed(name, "a list with one [log-prob, id, text] a token", triples)
-    if set(map(type, log_probs)) - _NUMBERS or set(map(type, ids)) - {int}:
+    if set(map(type, log_probs)) - {float, int} or set(map(type, ids)) - {int}:
         malformed(name, "numbers as log-probs and whole numbers as ids", triples)
     if ids and (max(log_probs) > _ROUNDING or min(log_probs) < _LEAST):
         malformed(name, "log-probs of at most 0 in float32", max(log_probs, key=abs))
     return ids, log_probs
 
 
-_NUMBERS = {float, int}
 # SGLang's names for these counts since it tells drafts from the token that every pass gives besides.
 _NOW_CALLED: Final = {
     "spec_accept_token_num": "spec_num_correct_drafts",

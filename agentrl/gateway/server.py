@@ -41,7 +41,6 @@ KEEP_ALIVE = 5
 MOST_SESSIONS = 100_000
 _LONGEST_PLACE = 70
 """Characters of a folder for sockets. With the rest of the path, Linux takes 107."""
-_EVENTS = "text/event-stream"
 _FINAL = {"x-should-retry": "false"}
 """Tells OpenAI's and Anthropic's clients that the same request will be refused again."""
 
@@ -110,8 +109,6 @@ class Gateway:
         for session in self._sessions.values():
             session.fail(_closed())
 
-    # ---- sessions ---------------------------------------------------------------------------------------------
-
     def open(self, origin: Sample, sampling: SamplingParams, limits: Limits | None = None) -> Session:
         """Open a session whose Samples begin as `origin`. Raises Refusal: there are too many sessions. Raises
         EngineUnreachable: the gateway was closed."""
@@ -136,8 +133,6 @@ class Gateway:
 
     def url(self, session: Session) -> str:
         return f"{self.base}/s/{session.token}"
-
-    # ---- agents -----------------------------------------------------------------------------------------------
 
     async def _agent(self, request: Request) -> Response:
         session = self._sessions.get(request.path_params["token"])
@@ -183,9 +178,7 @@ class Gateway:
         await _first(task, live.placed)
         if task.done():
             task.result()
-        return StreamingResponse(_stream(session, wire, asked, live, task), media_type=_EVENTS)
-
-    # ---- the owner --------------------------------------------------------------------------------------------
+        return StreamingResponse(_stream(session, wire, asked, live, task), media_type="text/event-stream")
 
     def _owner(self, handler: Any) -> Any:
         async def wrapped(request: Request) -> Response:

@@ -236,8 +236,6 @@ class Session:
         for scope in self._scopes:
             scope.cancel()
 
-    # ---- steps of a turn --------------------------------------------------------------------------------------
-
     @contextmanager
     def _admitted(self, size: int, requests: int = 1) -> Iterator[None]:
         """Count a request. Raises Refusal: the session is at a limit, is closed, or is closed during the request."""

@@ -8,7 +8,7 @@ import socket
 import subprocess
 import sys
 import tempfile
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import asdict, dataclass, field
 from typing import IO, Any, Literal
 
@@ -100,10 +100,9 @@ async def start_zygote(backend: Backend, preload: tuple[str, ...], *, deadline: 
 
 
 def _answer(zygote: Zygote) -> dict[str, Any]:
-    try:
+    data = b""
+    with suppress(OSError):
         data = zygote.control.recv(1 << 16)
-    except OSError:
-        data = b""
     if not data:
         zygote.process.wait(5)
         zygote.errors.seek(0)
