@@ -119,12 +119,10 @@ class Summary:
 
     def histogram(self) -> list[tuple[str, int]]:
         """Labels of score ranges and how many fell in each: single values where there are few, else ten equal ranges."""
-        values = Counter(self.scores)
-        if len(values) <= _BINS:
+        if len(values := Counter(self.scores)) <= _BINS:
             return [(f"{value:g}", values[value]) for value in sorted(values)]
         low, high = min(values), max(values)
-        width = (high - low) / _BINS
-        if not math.isfinite(width):
+        if not math.isfinite(width := (high - low) / _BINS):
             return [(f"{low:g} to {high:g}", len(self.scores))]
         counts = Counter(min(_BINS - 1, int((score - low) / width)) for score in self.scores)
         return [(f"{low + at * width:.3g} to {low + (at + 1) * width:.3g}", counts[at]) for at in range(_BINS)]

@@ -105,8 +105,7 @@ class PromptData:
     def _prompt(self, row: dict[str, Any], where: str) -> str | list[Message]:
         if (key := self._settings.input_key) not in row:
             raise DataError(f"{where}: no field {key!r} for the prompt; it has {_names(row)}; set --input-key")
-        prompt = row[key]
-        if isinstance(prompt, str) and self._settings.sft_turns is None:
+        if isinstance(prompt := row[key], str) and self._settings.sft_turns is None:
             if not prompt.strip():
                 raise DataError(f"{where}: field {key!r} is an empty text; expected a prompt, or set --input-key")
             return [{"role": "user", "content": prompt}] if self._settings.apply_chat_template else prompt

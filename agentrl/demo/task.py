@@ -103,8 +103,7 @@ def score(text: str, label: str) -> float:
 
 def final_text(sample: Sample) -> str:
     """The last turn's text: from the recorded conversation, or else what follows the last tool result."""
-    messages = sample.metadata.get("messages")
-    if messages:
+    if messages := sample.metadata.get("messages"):
         return str(messages[-1].get("content") or "") if messages[-1]["role"] == "assistant" else ""
     return sample.response.rpartition("</tool_response>")[2]
 

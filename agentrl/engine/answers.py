@@ -114,8 +114,7 @@ def error_kind(status: int, message: str) -> str:
 
 
 def _finish_reason(data: dict[str, Any]) -> FinishReason:
-    kind = data.get("type")
-    if kind not in ("stop", "length", "abort"):
+    if (kind := data.get("type")) not in ("stop", "length", "abort"):
         malformed("meta_info.finish_reason.type", "'stop', 'length' or 'abort'", kind)
     if isinstance(status := data.get("status_code"), int):
         message = str(data.get("message"))[:500]

@@ -211,8 +211,7 @@ class Gateway:
     async def _close(self, request: Request) -> tuple[Any, int]:
         body = await _fields(request, {"reward": float, "rewards": dict})
         session = self._known(request)
-        rewards = body.get("rewards", body.get("reward"))
-        if isinstance(rewards, dict):
+        if isinstance(rewards := body.get("rewards", body.get("reward")), dict):
             if unknown := sorted(rewards.keys() - {str(root.number) for root in session.tree.roots()}):
                 raise Refusal(f"rewards.{unknown[0]:.80}: there is no such root")
             rewards = {int(root): _number(f"rewards.{root}", value) for root, value in rewards.items()}
@@ -220,8 +219,7 @@ class Gateway:
         return {"samples": [sample.to_dict() for sample in samples], "counts": session.figures()}, 200
 
     def _known(self, request: Request) -> Session:
-        session = self._sessions.get(request.path_params["token"])
-        if session is None:
+        if (session := self._sessions.get(request.path_params["token"])) is None:
             raise Refusal("there is no such session", "not_found")
         return session
 

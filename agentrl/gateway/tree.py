@@ -229,10 +229,9 @@ class SessionTree:
     def _known(self, messages: list[Message], keys: tuple[Key, ...], tools: Key) -> tuple[TurnNode, int] | None:
         """Find the node with the longest history that `messages` repeat, and the number of repeated messages."""
         for end in range(len(messages) - 1, 0, -1):
-            if messages[end - 1]["role"] == "assistant":
-                same = [node for node in self._answers.get(keys[end], ()) if node.tools == tools]
-                if same:
-                    return _meant(same, messages[end - 1]), end
+            answers = self._answers.get(keys[end], ()) if messages[end - 1]["role"] == "assistant" else ()
+            if same := [node for node in answers if node.tools == tools]:
+                return _meant(same, messages[end - 1]), end
         return None
 
     def _extended(self, found: tuple[TurnNode, int], messages: list[Message], keys: tuple[Key, ...]) -> TurnNode | None:

@@ -119,8 +119,7 @@ def _start(backend: Backend, preload: tuple[str, ...]) -> Zygote:
     before = _bubblewrap(interpreter) if backend == "bubblewrap" else []
     settings = {"site": interpreter.site, "preload": preload, "own_users": root and backend == "landlock"}
     with ExitStack() as given, ExitStack() as kept:
-        folder = {"bubblewrap": "/tmp", "landlock": "/"}.get(backend)
-        if folder is None:
+        if (folder := {"bubblewrap": "/tmp", "landlock": "/"}.get(backend)) is None:
             folder = tempfile.mkdtemp(prefix="agentrl-unsafe-")
             kept.callback(shutil.rmtree, folder, ignore_errors=True)
             settings["to_remove"] = folder

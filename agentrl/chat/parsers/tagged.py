@@ -97,8 +97,7 @@ def _coerce(value: str, field: str, parameters: Mapping[str, Any]) -> Any:
     schema = (parameters.get("properties") or {}).get(field)
     if not (types := _types(schema, parameters)):
         return json_or_text(value) if schema is None else value
-    text = value.strip()
-    if text in ("null", "None") and ("null" in types or "string" not in types):
+    if (text := value.strip()) in ("null", "None") and ("null" in types or "string" not in types):
         return None
     if "boolean" in types and text.lower() in ("true", "false"):
         return text.lower() == "true"

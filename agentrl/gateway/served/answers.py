@@ -65,8 +65,7 @@ class ChatAnswers:
             message = {"reasoning_content": reasoning, "content": content}
         delta: Body = {"tool_calls": message["tool_calls"]} if "tool_calls" in message else {}
         for name in ("reasoning_content", "content"):
-            text = message[name] or ""
-            if len(text) > sent[name]:
+            if len(text := message[name] or "") > sent[name]:
                 delta[name], sent[name] = text[sent[name] :], len(text)
         if delta:
             logs = self._log_probs(answer, sent["tokens"])

@@ -54,8 +54,7 @@ def chosen(tools: list[Any], choice: Any) -> list[Any]:
     name = _function(choice).get("name")
     if choice != "required" and not isinstance(name, str):
         raise openai_error(f"tool_choice must be 'auto', 'none', 'required' or a function, got {choice!r:.200}.")
-    found = [tool for tool in tools if choice == "required" or _function(tool).get("name") == name]
-    if not found:
+    if not (found := [tool for tool in tools if choice == "required" or _function(tool).get("name") == name]):
         raise openai_error(f"tool_choice {name or choice!r} is none of the {len(tools)} tools that were given.")
     return found
 
@@ -150,8 +149,7 @@ def _between(text: str, spans: Spans) -> str | None:
 
 
 def _start(chat: Chat, grammars: Grammars) -> list[str]:
-    tags = chat.turn_parser.tags
-    if tags is None:
+    if (tags := chat.turn_parser.tags) is None:
         return ["start: answer"]
     opened = "" if chat.turn_parser.opens_reasoning else grammars.literal(tags.open)
     thought = f"space ({opened} thought space)?" if opened else "thought space"

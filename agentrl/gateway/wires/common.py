@@ -54,8 +54,7 @@ class Fields:
 
     def positive(self, name: str) -> int | None:
         """Return a whole number from 1; None if it is absent."""
-        value = self.get(name, int)
-        if value is not None and value < 1:
+        if (value := self.get(name, int)) is not None and value < 1:
             raise self.refusal(name, f"expected a whole number from 1, got {value}")
         return value
 
@@ -69,8 +68,7 @@ class Fields:
 
     def role(self, *roles: str) -> str:
         """Return a message's role, one of these or `developer`, which is another name of `system`."""
-        role = self.need("role", str)
-        if role not in (*roles, "developer"):
+        if (role := self.need("role", str)) not in (*roles, "developer"):
             raise self.refusal("role", f"expected {', '.join(roles)}")
         return "system" if role == "developer" else role
 
