@@ -15,8 +15,7 @@ from agentrl.errors import install
 _EXTRAS = {
     "transformers": ("rollout", "chat templates and rollouts"),
     "torch": ("engine", "the built-in engine"),
-    "ray": ("train", "training"),
-    "megatron-core": ("train", "training"),
+    **dict.fromkeys(("ray", "megatron-core"), ("train", "training")),
 }
 _COLOURS = {"ok": "green", "note": "yellow", "problem": "bold red"}
 

@@ -108,11 +108,8 @@ class Summary:
         graded = len(self.scores)
         rows = [("answers", str(self.total)), ("graded", str(graded))]
         if graded:
-            rows += [
-                ("mean score", f"{math.fsum(self.scores) / graded:.4f}"),
-                ("accuracy", _share(self.correct, graded)),
-                ("answer found", _share(self.extracted, graded)),
-            ]
+            rows.append(("mean score", f"{math.fsum(self.scores) / graded:.4f}"))
+            rows += [("accuracy", _share(self.correct, graded)), ("answer found", _share(self.extracted, graded))]
         rows += [(f"not judged: {kind}", str(count)) for kind, count in self.unjudged.most_common() if count]
         rows += [(f"failed: {kind}", str(count)) for kind, count in self.failures.most_common()]
         return rows

@@ -90,9 +90,7 @@ class CalculatorEnv(Environment):
 
     async def reward(self, sample: Sample) -> float:
         """1.0 for the exact answer, 0.0 for anything else, a trajectory that was cut off included."""
-        if sample.status is Status.TRUNCATED:
-            return 0.0
-        return score(final_text(sample), str(sample.label))
+        return 0.0 if sample.status is Status.TRUNCATED else score(final_text(sample), str(sample.label))
 
 
 def score(text: str, label: str) -> float:

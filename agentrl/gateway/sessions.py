@@ -335,19 +335,12 @@ class Session:
         try:
             told, self.failure = self.tree.sampled(node, got, stop), None
         except Exception as error:
-            self.failure = EnvFailure(
-                f"the parser of the model's turns raised {describe_error(error)}", kind="env_raised"
-            )
+            said = f"the parser of the model's turns raised {describe_error(error)}"
+            self.failure = EnvFailure(said, kind="env_raised")
             raise Refusal(str(self.failure), "failed") from error
         self.counts["sampled"] += len(got.ids)
-        turn = replace(
-            begun,
-            parsed=told,
-            finish=node.finish or "stop",
-            stop=stop,
-            cached_tokens=got.cached_tokens,
-            completion_tokens=len(got.ids),
-        )
+        counted = replace(begun, cached_tokens=got.cached_tokens, completion_tokens=len(got.ids))
+        turn = replace(counted, parsed=told, finish=node.finish or "stop", stop=stop)
         if request.stored:
             self._histories[turn.id] = [*request.messages[request.instructions :], told.to_message()]
             self.memo.items.update(items_by_id(request, turn))

@@ -163,8 +163,6 @@ class SessionTree:
         self._digests: dict[int, Key] = {}
         self._tools: dict[bytes, tuple[Any, Key]] = {}
 
-    # ---- placing a request ----------------------------------------------------------------------------------
-
     def read(self, request: AgentRequest) -> Reading:
         """Convert `request` to the normal form, and find the node that it continues. Raises Refusal: the last message
         is the assistant's. TemplateError: the chat template cannot render the messages."""
@@ -178,9 +176,8 @@ class SessionTree:
     def place(self, reading: Reading) -> TurnNode:
         """Return a pending node for a request, which `add` adds. Raises TemplateError: see `read`."""
         messages, keys, found = reading.messages, reading.keys, reading.found
-        placed = self._extended(found, messages, keys) if found else None
-        if placed is None:
-            placed = self._root(messages, reading.tools, *self._reason(reading))
+        extended = self._extended(found, messages, keys) if found else None
+        placed = extended or self._root(messages, reading.tools, *self._reason(reading))
         placed.tools, placed.has_tools, placed.keys = reading.digest, bool(reading.tools), keys
         placed.agent = reading.agent
         return placed
@@ -314,8 +311,6 @@ class SessionTree:
         if node.parent is not None:
             node.parent.children.remove(node)
 
-    # ---- the model's turn -------------------------------------------------------------------------------------
-
     def sampled(self, node: TurnNode, got: Generation, stop: str | None = None) -> ParsedTurn:
         """Complete `node` with the engine's answer, and return the turn. Broken calls become text. `stop`: the stop string
         that ended the turn; the returned content ends before it."""
@@ -345,8 +340,6 @@ class SessionTree:
         text = self._chat.decode(takewhile(lambda id_: id_ not in self._chat.stop_ids, ids))
         parsed = self._chat.turn_parser.without_calls().parse(text)
         return ParsedTurn(text.strip()) if parsed.broken or parsed.tool_calls else parsed
-
-    # ---- results ----------------------------------------------------------------------------------------------
 
     def roots(self) -> dict[TurnNode, Role]:
         """Return the roots in order, with their roles."""
@@ -441,9 +434,6 @@ def _as_sample(leaf: TurnNode, origin: Sample, reward: float | None, role: Role,
         "reasons": [node.reason for node in path],
     }
     return sample
-
-
-# ---- the normal form ------------------------------------------------------------------------------------------
 
 
 def _hash(before: Key, part: bytes, result: int = 0) -> Key:

@@ -100,10 +100,9 @@ def call_form(chat: Chat) -> CallForm:
         for form in (_with_json(one, two), _with_parameters(one, two)):
             if form and NAME not in form.end and form.reads(chat, "zqother", SHOWN):
                 return form if form.reads(chat, "zqother", SHOWN, 2) else replace(form, between=None)
-    raise openai_error(
-        f"tool_choice, or response_format with tools: the calls of this model ({chat.turn_parser.family.name}) cannot be "
-        "forced. Use tool_choice 'auto' without a response_format, or a real SGLang server."
-    )
+    said = f"the calls of this model ({chat.turn_parser.family.name}) cannot be forced"
+    remedy = "Use tool_choice 'auto' without a response_format, or a real SGLang server"
+    raise openai_error(f"tool_choice, or response_format with tools: {said}. {remedy}.")
 
 
 def _shown(chat: Chat, ids: Sequence[str]) -> str:

@@ -116,8 +116,7 @@ def _input(arguments: dict[str, Any] | str) -> Any:
 
 
 def _whole(text: str) -> float:
-    fits = len(text) <= 20 and -(2**63) <= int(text) < 2**64
-    return int(text) if fits else float(text)
+    return int(text) if len(text) <= 20 and -(2**63) <= int(text) < 2**64 else float(text)
 
 
 def _steps(request: AgentRequest, live: LiveTurn) -> Iterator[tuple[str, Body]]:
