@@ -190,8 +190,7 @@ def _problem(message: Any) -> str | None:
         known = _SHAREGPT.get(message["role"])
         hint = f"; ShareGPT's {message['role']!r} is {known!r}" if known else ""
         return f"have one of the roles {', '.join(ROLES)}{hint}"
-    content = message.get("content")
-    if isinstance(content, str) or (content is None and message.get("tool_calls")):
+    if isinstance(content := message.get("content"), str) or (content is None and message.get("tool_calls")):
         return None
     if not isinstance(content, list) or not all(isinstance(part, (str, dict)) for part in content):
         return "have 'content', a text or a list of parts"

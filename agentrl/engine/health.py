@@ -255,7 +255,7 @@ class HealthMonitor:
                     raise EngineTimeout(said) from None
                 if key == update.key:  # a bucket with another key is of an update that failed
                     own = dict(zip(self._registry.members, handles, strict=False))
-                    await self._registry.all(lambda one, own=own: one.receive_shared(own[one], version), members)
+                    await self._registry.all(partial(_take, own, version), members)
                     left -= 1
                 taken.set()
 
@@ -350,3 +350,7 @@ def _left_out(failures: Mapping[EngineClient, EngineFailure]) -> None:
 def _broken(name: str, who: Sequence[str]) -> EngineFailure:
     said = f"weight group {name} has lost {', '.join(who)}; make a new group"
     return EngineUnreachable(said, kind="weight_group_broken")
+
+
+def _take(handles: Mapping[EngineClient, Sequence[str]], version: str, member: EngineClient) -> Awaitable[None]:
+    return member.receive_shared(handles[member], version)

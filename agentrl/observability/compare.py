@@ -104,8 +104,8 @@ def _difference(measure: str, pairs: list[tuple[list[TrajectoryRow], list[Trajec
         return None
     before, after = both.mean(axis=0)
     differences, draw, n = both[:, 1] - both[:, 0], np.random.default_rng(0), len(both)
-    means = [differences[draw.integers(0, n, n)].mean() for _ in range(_RESAMPLES)]
-    low, high = np.percentile(means, [2.5, 97.5])
+    resampled = [differences[draw.integers(0, n, n)].mean() for _ in range(_RESAMPLES)]
+    low, high = np.percentile(resampled, [2.5, 97.5])
     return Difference(measure, float(before), float(after), (float(low), float(high)))
 
 
