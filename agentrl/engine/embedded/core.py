@@ -145,7 +145,8 @@ class Engine:
         best, hit = self._best_prefix(wanted)
         for other in self.running:
             if other.filled < len(other.known) and not self.cache.stateful:
-                if (shared := _common(other.known, wanted)) > hit + WORTH_WAITING and other.filled < shared:
+                shared = _common(other.known, wanted)
+                if shared > hit + WORTH_WAITING and other.filled < shared:
                     job.waits_for, job.waits_until = other, shared
                     return False
         target = best
