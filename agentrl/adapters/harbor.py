@@ -15,7 +15,7 @@ import anyio
 from pydantic import FiniteFloat, NonNegativeInt, TypeAdapter
 
 from agentrl.envs.base import Environment, Step, Turn
-from agentrl.errors import GraderFailure, PluginError
+from agentrl.errors import GraderFailure, PluginError, raised_as
 from agentrl.sample import Message, Sample
 from agentrl.sandbox import BubblewrapMachine, ContainerMachine, Machine, MachineLimits, MachinePool
 from agentrl.sandbox.command import SYSTEM_PATHS
@@ -41,12 +41,10 @@ class Task:
     @classmethod
     def load(cls, folder: Path) -> "Task":
         """Read a task's folder. Raises PluginError: it is malformed, or uses what is not supported."""
-        try:
+        with raised_as(PluginError, f"task {folder}", OSError, ValueError):
             settings = tomllib.loads((folder / "task.toml").read_text(encoding="utf-8"))
             instruction = (folder / "instruction.md").read_text(encoding="utf-8")
             (folder / "tests" / "test.sh").stat()
-        except (OSError, ValueError) as error:
-            raise PluginError(f"task {folder}: {error}") from error
         separate = settings.get("verifier", {}).get("environment_mode", "shared") != "shared"
         if "steps" in settings or separate or any((folder / "environment").glob("docker-compose.y*ml")):
             raise PluginError(f"task {folder}: steps, separate verifiers and docker compose are not supported")
@@ -136,20 +134,17 @@ class HarborEnvironment(Environment):
         result = await self.machine.run("bash /tests/test.sh 2>&1", timeout=seconds)
         sample.metadata["harbor"] |= {"exit_code": result.exit_code, "output": result.stdout[-4000:]}
         read = await self.machine.run("cd /logs/verifier && { cat reward.json || cat reward.txt; } 2>/dev/null")
-        try:
-            return 0.0 if result.timed_out or read.exit_code else _number(read.stdout)
-        except (LookupError, ValueError) as error:
-            raise GraderFailure(f"task {self.task.folder.name}: {read.stdout!r:.200} is no reward: {error}") from error
+        if result.timed_out or read.exit_code:
+            return 0.0
+        what = f"task {self.task.folder.name}: {read.stdout!r:.200} is no reward"
+        with raised_as(GraderFailure, what, LookupError, ValueError):
+            found = _REWARD.validate_json(read.stdout)
+            rewards = found if isinstance(found, dict) else {"reward": found}
+            return rewards["reward"] if len(rewards) != 1 else next(iter(rewards.values()))
 
     async def close(self) -> None:
         if hasattr(self, "machine"):
             await self.machine.close()
-
-
-def _number(text: str) -> float:
-    found = _REWARD.validate_json(text)
-    rewards = found if isinstance(found, dict) else {"reward": found}
-    return rewards["reward"] if len(rewards) != 1 else next(iter(rewards.values()))
 
 
 def environment(name: str) -> type[Environment]:

@@ -127,10 +127,9 @@ def environment(name: str) -> type[Environment]:
 
 def _object(answer: str) -> dict[str, Any]:
     """Return the JSON object from the answer's first to its last brace. Raises _InvalidAction: there is none."""
-    try:
+    found = None
+    with contextlib.suppress(ValueError, RecursionError):
         found = json.loads(answer[answer.index("{") : answer.rindex("}") + 1])
-    except (ValueError, RecursionError):
-        found = None
     if not isinstance(found, dict):
         raise _InvalidAction("The answer has no JSON object.")
     return found

@@ -8,6 +8,7 @@ import ast
 import functools
 import json
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any
 
 import reasoning_gym
@@ -16,7 +17,7 @@ from reasoning_gym.utils import SYSTEM_PROMPTS, extract_answer
 
 from agentrl.data.prompts import PromptRow
 from agentrl.data.source import RolloutDataSource
-from agentrl.errors import GraderFailure, PluginError
+from agentrl.errors import GraderFailure, PluginError, raised_as
 from agentrl.rm_hub.grade import Grade
 
 SIZE = 1_000_000  # rows of an epoch, if no dataset's config has a smaller `size`
@@ -46,10 +47,9 @@ class _Rows:
     def __init__(self, chosen: list[tuple[Any, dict[str, Any]]], seed: int) -> None:
         specs = [DatasetSpec(name, said.get("weight", 1.0), said.get("config", {})) for name, said in chosen]
         size = min([SIZE, *(spec.config["size"] for spec in specs if "size" in spec.config)])
-        try:
+        what = "--prompt-data: no composite dataset of reasoning-gym"
+        with raised_as(PluginError, what, AssertionError, TypeError, ValueError):
             self._made: Any = reasoning_gym.create_dataset("composite", size=size, seed=seed, datasets=specs)
-        except (AssertionError, TypeError, ValueError) as error:
-            raise PluginError(f"--prompt-data: no composite dataset of reasoning-gym: {error}") from error
 
     def __len__(self) -> int:
         return len(self._made)
@@ -79,9 +79,7 @@ def grade(response: str, label: Any, metadata: Mapping[str, Any]) -> Grade:
 
 def _kept(entry: dict[str, Any]) -> str:
     """Return the entry as a Python literal, which keeps tuples and numbers as keys; the ledger's JSON does not."""
-    try:
+    with suppress(ValueError, SyntaxError, MemoryError, RecursionError):
         if ast.literal_eval(text := repr(entry)) == entry:
             return text
-    except (ValueError, SyntaxError, MemoryError, RecursionError):
-        pass
     return repr(json.loads(json.dumps(entry, default=str)))

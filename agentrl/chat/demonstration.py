@@ -96,8 +96,7 @@ def assistant_turn(
     stop = "|".join(map(re.escape, chat.report.stops))
     ends = list(re.finditer(stop, after[len(before) :])) if stop else []
     if not after.startswith(before) or not ends:
-        raise TemplateError(
-            f"the chat template does not render assistant message {at} as a continuation of its own generation "
-            "prompt; set the template's arguments so that both agree (for example enable_thinking)"
-        )
+        said = f"the chat template does not render assistant message {at} as a continuation"
+        remedy = "set the template's arguments so that both agree (for example enable_thinking)"
+        raise TemplateError(f"{said} of its own generation prompt; {remedy}")
     return after[len(before) :][: ends[-1].start()], ends[-1][0]

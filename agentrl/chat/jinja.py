@@ -8,7 +8,7 @@ import re
 import threading
 import time
 from collections.abc import Callable, Iterable
-from functools import lru_cache, wraps
+from functools import cache, wraps
 from typing import Any, Final
 
 from jinja2 import Template, nodes, pass_context
@@ -44,12 +44,9 @@ class TemplateEnvironment(ImmutableSandboxedEnvironment):
         from transformers.utils.chat_template_utils import _compile_jinja_template
 
         theirs = _compile_jinja_template("").environment
+        extensions = [*map(type, theirs.extensions.values())]
         super().__init__(
-            trim_blocks=True,
-            lstrip_blocks=True,
-            extensions=[*map(type, theirs.extensions.values())],
-            optimized=False,
-            finalize=_finalize,
+            trim_blocks=True, lstrip_blocks=True, extensions=extensions, optimized=False, finalize=_finalize
         )
         self.filters = {n: self._counted(n, f) for n, f in theirs.filters.items() if n not in _MISSING}
         self.globals = {name: value for name, value in theirs.globals.items() if name not in _MISSING}
@@ -176,10 +173,8 @@ class TemplateEnvironment(ImmutableSandboxedEnvironment):
         self.spend(work)
 
 
-@lru_cache(maxsize=1)
-def environment() -> TemplateEnvironment:
-    """The environment of this process; a rendering's limits are its thread's."""
-    return TemplateEnvironment()
+environment = cache(TemplateEnvironment)
+"""The environment of this process; a rendering's limits are its thread's."""
 
 
 class _Concatenations(NodeTransformer):

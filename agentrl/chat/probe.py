@@ -64,8 +64,7 @@ def choose_history_kwargs(
 ) -> dict[str, Any]:
     """Return the known history arguments that make more boundaries exact, except the ones that the user set."""
     read = template.variables()
-    known = {k: v for k, v in HISTORY_KWARGS.items() if k in read and k not in template.kwargs}
-    if not known:
+    if not (known := {k: v for k, v in HISTORY_KWARGS.items() if k in read and k not in template.kwargs}):
         return {}
     plain = probe(template, codec, stops, tags, {}).exact_count
     return {

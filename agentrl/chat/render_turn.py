@@ -53,7 +53,5 @@ def check_calls_are_read(chat: Chat, parser: str) -> list[str]:
         )
     if chat.turn_parser.family.name != "none":
         return []
-    return [
-        "--tool-call-parser auto found no format of tool calls in the chat template: no tool runs, calls are text; name "
-        "the format (docs/parsers.md), or set none if the environment reads turn.text itself"
-    ]
+    said = "--tool-call-parser auto found no format of tool calls in the chat template: no tool runs, calls are text"
+    return [f"{said}; name the format (docs/parsers.md), or set none if the environment reads turn.text itself"]

@@ -15,8 +15,7 @@ from agentrl.errors import install
 _EXTRAS = {
     "transformers": ("rollout", "chat templates and rollouts"),
     "torch": ("engine", "the built-in engine"),
-    "ray": ("train", "training"),
-    "megatron-core": ("train", "training"),
+    **dict.fromkeys(("ray", "megatron-core"), ("train", "training")),
 }
 _COLOURS = {"ok": "green", "note": "yellow", "problem": "bold red"}
 
@@ -40,13 +39,11 @@ def command() -> int:
     Exit code 0 if all is well (notes do not matter), 1 if something will not work; a line with an arrow says what to do.
     """
     from rich.console import Console
-    from rich.table import Table
+    from rich.table import Column, Table
     from rich.text import Text
 
     rows = [*_software(), *_gpus(), *_sandbox(), *_machines()]
-    table = Table(show_header=False, box=None, pad_edge=False)
-    for column in ("", "", ""):
-        table.add_column(column, overflow="fold")
+    table = Table(*(Column(overflow="fold") for _ in range(3)), show_header=False, box=None, pad_edge=False)
     for row in rows:
         found = Text.assemble(row.found, (f"\n-> {row.advice}" if row.advice else "", "italic"))
         table.add_row(row.what, Text(row.state, style=_COLOURS[row.state]), found)

@@ -83,8 +83,7 @@ def command(answers: str, rm_type: str, out: str | None, **options: Any) -> int:
 def _item(row: Mapping[str, Any], spec: GraderSpec, options: Mapping[str, Any]) -> tuple[str, Any, dict[str, Any]]:
     """A row's response, label and metadata. Raises DataError: a field is missing or of the wrong type."""
     key = options["response_key"]
-    response = _field(row, key, key)
-    if not isinstance(response, str):
+    if not isinstance(response := _field(row, key, key), str):
         raise DataError(f"field {key!r} is {json_type(response)}, expected text")
     label = _field(row, options["label_key"], "label", spec.needs_label)
     metadata = _field(row, options["metadata_key"], "metadata")
@@ -118,8 +117,7 @@ class Report:
         self.summary.add(outcome)
         if isinstance(outcome, GraderFailure):
             self._first_failures.setdefault(outcome.kind, (at, outcome))
-        kept = self._shown.setdefault(_sort(outcome), [])
-        if len(kept) < self.explain:
+        if len(kept := self._shown.setdefault(_sort(outcome), [])) < self.explain:
             kept.append((at, response, label, outcome))
         self._waiting[at] = (row, outcome)
         while self._next in self._waiting:

@@ -108,23 +108,18 @@ class Summary:
         graded = len(self.scores)
         rows = [("answers", str(self.total)), ("graded", str(graded))]
         if graded:
-            rows += [
-                ("mean score", f"{math.fsum(self.scores) / graded:.4f}"),
-                ("accuracy", _share(self.correct, graded)),
-                ("answer found", _share(self.extracted, graded)),
-            ]
+            rows.append(("mean score", f"{math.fsum(self.scores) / graded:.4f}"))
+            rows += [("accuracy", _share(self.correct, graded)), ("answer found", _share(self.extracted, graded))]
         rows += [(f"not judged: {kind}", str(count)) for kind, count in self.unjudged.most_common() if count]
         rows += [(f"failed: {kind}", str(count)) for kind, count in self.failures.most_common()]
         return rows
 
     def histogram(self) -> list[tuple[str, int]]:
         """Labels of score ranges and how many fell in each: single values where there are few, else ten equal ranges."""
-        values = Counter(self.scores)
-        if len(values) <= _BINS:
+        if len(values := Counter(self.scores)) <= _BINS:
             return [(f"{value:g}", values[value]) for value in sorted(values)]
         low, high = min(values), max(values)
-        width = (high - low) / _BINS
-        if not math.isfinite(width):
+        if not math.isfinite(width := (high - low) / _BINS):
             return [(f"{low:g} to {high:g}", len(self.scores))]
         counts = Counter(min(_BINS - 1, int((score - low) / width)) for score in self.scores)
         return [(f"{low + at * width:.3g} to {low + (at + 1) * width:.3g}", counts[at]) for at in range(_BINS)]

@@ -54,5 +54,4 @@ async def _serve(
             gc.freeze()  # the collector need not look at what stays
             click.echo(f"ready on {url}")
             with anyio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
-                async for _ in signals:
-                    return
+                await anext(signals)

@@ -105,8 +105,7 @@ class PromptData:
     def _prompt(self, row: dict[str, Any], where: str) -> str | list[Message]:
         if (key := self._settings.input_key) not in row:
             raise DataError(f"{where}: no field {key!r} for the prompt; it has {_names(row)}; set --input-key")
-        prompt = row[key]
-        if isinstance(prompt, str) and self._settings.sft_turns is None:
+        if isinstance(prompt := row[key], str) and self._settings.sft_turns is None:
             if not prompt.strip():
                 raise DataError(f"{where}: field {key!r} is an empty text; expected a prompt, or set --input-key")
             return [{"role": "user", "content": prompt}] if self._settings.apply_chat_template else prompt
@@ -191,8 +190,7 @@ def _problem(message: Any) -> str | None:
         known = _SHAREGPT.get(message["role"])
         hint = f"; ShareGPT's {message['role']!r} is {known!r}" if known else ""
         return f"have one of the roles {', '.join(ROLES)}{hint}"
-    content = message.get("content")
-    if isinstance(content, str) or (content is None and message.get("tool_calls")):
+    if isinstance(content := message.get("content"), str) or (content is None and message.get("tool_calls")):
         return None
     if not isinstance(content, list) or not all(isinstance(part, (str, dict)) for part in content):
         return "have 'content', a text or a list of parts"

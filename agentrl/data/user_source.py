@@ -31,8 +31,7 @@ def load_source(settings: DataSettings, args: Any) -> DataSource:
     """The data source that the settings name, the user's or the built-in one; a class is built from the flat `args`."""
     if (path := settings.data_source_path) is None:
         return (RolloutDataSourceWithBuffer if settings.buffer_filter_path else RolloutDataSource)(args)
-    source = _find(path)
-    if inspect.isclass(source):
+    if inspect.isclass(source := _find(path)):
         with user_code(f"--data-source-path {path!r}: {source.__name__}()"):
             source = _construct(source, settings, args)
     return source if isinstance(source, RolloutDataSource) else SourceAdapter(source, settings, args)

@@ -140,8 +140,7 @@ def held_out(folder: Path, name: str) -> list[float]:
     from agentrl.runfolder import METRICS
 
     key = f"eval/{EVAL_SET}/{name}"
-    values = [float(row[key]) for row in read_metrics(folder / METRICS) if key in row]
-    if len(values) < 2:
+    if len(values := [float(row[key]) for row in read_metrics(folder / METRICS) if key in row]) < 2:
         raise DataError(f"{folder / METRICS}: expected {key} before and after training, found it {len(values)} times")
     return values
 

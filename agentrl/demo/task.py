@@ -12,7 +12,7 @@ import random
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 from agentrl.envs import Environment
 from agentrl.sample import Sample, Status
@@ -90,9 +90,7 @@ class CalculatorEnv(Environment):
 
     async def reward(self, sample: Sample) -> float:
         """1.0 for the exact answer, 0.0 for anything else, a trajectory that was cut off included."""
-        if sample.status is Status.TRUNCATED:
-            return 0.0
-        return score(final_text(sample), str(sample.label))
+        return 0.0 if sample.status is Status.TRUNCATED else score(final_text(sample), str(sample.label))
 
 
 def score(text: str, label: str) -> float:
@@ -103,8 +101,7 @@ def score(text: str, label: str) -> float:
 
 def final_text(sample: Sample) -> str:
     """The last turn's text: from the recorded conversation, or else what follows the last tool result."""
-    messages = sample.metadata.get("messages")
-    if messages:
+    if messages := sample.metadata.get("messages"):
         return str(messages[-1].get("content") or "") if messages[-1]["role"] == "assistant" else ""
     return sample.response.rpartition("</tool_response>")[2]
 
@@ -124,15 +121,10 @@ def explain(sample: Sample) -> tuple[str, str]:
         return phrase, "malformed call" if broken else "answer without a call"
     if not any(not result.startswith("Error") for result in results):
         return phrase, f"refused call ({results[-1].partition(';')[0] if results else 'no result'})"
-    if not any(_argument(call).get("expression") == expression for call in calls):
+    given = (call["function"]["arguments"] for call in calls)
+    if not any((json.loads(each) if isinstance(each, str) else each).get("expression") == expression for each in given):
         return phrase, "call with another expression"
     return phrase, "another answer than the result"
-
-
-def _argument(call: dict[str, Any]) -> dict[str, Any]:
-    given = call["function"]["arguments"]
-    found: dict[str, Any] = json.loads(given) if isinstance(given, str) else given
-    return found
 
 
 def make_problem(

@@ -114,8 +114,7 @@ def error_kind(status: int, message: str) -> str:
 
 
 def _finish_reason(data: dict[str, Any]) -> FinishReason:
-    kind = data.get("type")
-    if kind not in ("stop", "length", "abort"):
+    if (kind := data.get("type")) not in ("stop", "length", "abort"):
         malformed("meta_info.finish_reason.type", "'stop', 'length' or 'abort'", kind)
     if isinstance(status := data.get("status_code"), int):
         message = str(data.get("message"))[:500]
@@ -156,14 +155,13 @@ def _triples(triples: Any, name: str) -> tuple[list[int], list[float]]:
         log_probs: list[float] = [triple[0] for triple in triples]
     except (TypeError, IndexError, KeyError):
         malformed(name, "a list with one [log-prob, id, text] a token", triples)
-    if set(map(type, log_probs)) - _NUMBERS or set(map(type, ids)) - {int}:
+    if set(map(type, log_probs)) - {float, int} or set(map(type, ids)) - {int}:
         malformed(name, "numbers as log-probs and whole numbers as ids", triples)
     if ids and (max(log_probs) > _ROUNDING or min(log_probs) < _LEAST):
         malformed(name, "log-probs of at most 0 in float32", max(log_probs, key=abs))
     return ids, log_probs
 
 
-_NUMBERS = {float, int}
 # SGLang's names for these counts since it tells drafts from the token that every pass gives besides.
 _NOW_CALLED: Final = {
     "spec_accept_token_num": "spec_num_correct_drafts",

@@ -207,8 +207,7 @@ class EngineClient(EngineState):
             self._has_update_sessions = False
 
     async def _object(self, path: str) -> dict[str, Any]:
-        answer = await self._call("GET", path)
-        if not isinstance(answer, dict):
+        if not isinstance(answer := await self._call("GET", path), dict):
             raise self._not_sglang(f"{path} should answer a JSON object, got {answer!r:.120}")
         return answer
 

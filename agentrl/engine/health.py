@@ -81,8 +81,7 @@ class HealthMonitor:
     async def _look_once(self, member: EngineClient) -> None:
         _, failures = await self._registry.each(self._look, [member])
         self._looking.discard(member)
-        said = str(failures.get(member, ""))
-        if said and said != self._said.get(member):
+        if (said := str(failures.get(member, ""))) and said != self._said.get(member):
             _log.warning("%s answers, but cannot recover: %s", shown(member.url), said)
         self._said[member] = said
 

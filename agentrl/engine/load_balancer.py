@@ -50,8 +50,7 @@ class LoadBalancer(Generic[E]):
         """The engine for a request, which counts as in flight there; None if no engine may have it."""
         engine = None if session_id is None else self._sessions.get(session_id)
         if engine is None or not engine.usable(now):
-            engine = self._least_loaded(now)
-            if engine is None:
+            if (engine := self._least_loaded(now)) is None:
                 return None
             engine.chosen += 1
         if session_id is not None:
@@ -82,8 +81,7 @@ class LoadBalancer(Generic[E]):
         return any(engine.usable(now) for engine in self.members)
 
     def _least_loaded(self, now: float) -> E | None:
-        usable = [engine for engine in self.members if engine.usable(now)]
-        if usable:
+        if usable := [engine for engine in self.members if engine.usable(now)]:
             return min(usable, key=lambda engine: (engine.in_flight, engine.chosen))
         left = [engine for engine in self.members if engine.weights != "stale"]
         return min(left, key=lambda engine: engine.rests_until, default=None)

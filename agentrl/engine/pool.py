@@ -169,10 +169,9 @@ class EnginePool(HealthMonitor):
             self._registry.counts["sampled_otherwise"] += 1
             if not self._told:
                 self._told = True
-                _log.warning(
-                    f"a request samples with {otherwise}, unlike the run (temperature {self.temperatures[0]:g}): training "
-                    "computes other log-probs for its tokens; give these tokens loss mask 0"
-                )
+                said = f"a request samples with {otherwise}, unlike the run (temperature {self.temperatures[0]:g})"
+                why = "training computes other log-probs for its tokens; give these tokens loss mask 0"
+                _log.warning(f"{said}: {why}")
         call = GenerateCall(rid or uuid.uuid4().hex, session_id, extra, images, sink)
         with self._within(deadline, f"a prompt of {len(input_ids)} tokens"):
             return await self._requests.generate(call, input_ids, params, scored)

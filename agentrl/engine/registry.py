@@ -43,8 +43,7 @@ class EngineRegistry(LoadBalancer[EngineClient]):
 
     def leave(self, url: str) -> None:
         """Forget a member; its requests go elsewhere."""
-        member = next((m for m in self.members if m.url == normalise_url(url)), None)
-        if member is None:
+        if (member := next((m for m in self.members if m.url == normalise_url(url)), None)) is None:
             raise SettingsError(f"no engine of this pool has the address {url}; it has {[m.url for m in self.members]}")
         self.remove(member)
         member.break_off()

@@ -76,8 +76,7 @@ class StreamedAnswer:
         """Take a part of the stream."""
         *events, self._rest = (self._rest + part.body).split(b"\n\n")
         for event in events:
-            data = event.removeprefix(b"data: ")
-            if _UNFINISHED.search(data):
+            if _UNFINISHED.search(data := event.removeprefix(b"data: ")):
                 self._passed(part._replace(body=data))
             elif data != b"[DONE]":
                 self._last = data
@@ -205,8 +204,7 @@ class Requests:
             if self._pause_gate.closed:
                 await self._pause_gate.wait_open()
                 began = anyio.current_time()
-            member = self._registry.choose(call.session_id, anyio.current_time())
-            if member is None:
+            if (member := self._registry.choose(call.session_id, anyio.current_time())) is None:
                 await self._somebody(began)
                 continue
             reply, trial = _UNSENT, member.weights != "current"

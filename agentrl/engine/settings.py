@@ -3,18 +3,15 @@
 import os
 import re
 import secrets
-from functools import cache
+from functools import cache, partial
 from typing import Literal
 
 from pydantic import Field, JsonValue, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, field_validator
 
 from agentrl.settings import ADMIN_KEY_VARIABLE, API_KEY_VARIABLE, HOSTED_KEY_VARIABLE, Settings, shown
 
-
-@cache
-def _own_key() -> str:
-    """The key of the engines that this process starts."""
-    return secrets.token_urlsafe(32)
+_own_key = cache(partial(secrets.token_urlsafe, 32))
+"""Return the key of the engines that this process starts."""
 
 
 class EngineSettings(Settings):

@@ -44,14 +44,6 @@ class LiveTurn:
         self._pieces: dict[str, list[str]] = {name: [] for name in TEXTS}
         self.whole, self.numbers, self._looked = False, count(), 0.0
 
-    @classmethod
-    def of(cls, turn: AgentTurn) -> "LiveTurn":
-        """Return a turn that is whole."""
-        live = cls()
-        live.begin(turn)
-        live.finish(turn)
-        return live
-
     @property
     def begun(self) -> bool:
         """True if there is a text, or the turn is whole."""

@@ -74,8 +74,7 @@ class PrefixTree:
         """Keep `piece` for `text`, in place of what was there."""
         node, at = self._root, 0
         while at < len(text):
-            child = node.children.get(text[at])
-            if child is None:
+            if (child := node.children.get(text[at])) is None:
                 child = node.children[text[at]] = _Node(text[at:], node)
                 self.size += len(child.edge)
             elif not text.startswith(child.edge, at):

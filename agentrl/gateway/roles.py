@@ -136,8 +136,7 @@ class Roles:
             elif begun:
                 yield from ({**message, "role": self.later} for message in run)
             else:
-                contents = [message["content"] for message in run]
-                yield {"role": self.first, "content": _joined(*contents)}
+                yield {"role": self.first, "content": _joined(*(message["content"] for message in run))}
             begun = True
 
 

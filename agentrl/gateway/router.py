@@ -107,8 +107,7 @@ class EngineRouter:
         )
 
     async def _generate(self, request: Request) -> Response:
-        body = await object_body(request)
-        if not _plain(body):
+        if not _plain(body := await object_body(request)):
             return await self._relay(request, body)
         sampling = {name: value for name, value in (body.get("sampling_params") or {}).items() if name in _KNOWN}
         params = SamplingParams(**sampling, return_sampling_mask=bool(body.get("return_sampling_mask")))

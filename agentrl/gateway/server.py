@@ -41,7 +41,6 @@ KEEP_ALIVE = 5
 MOST_SESSIONS = 100_000
 _LONGEST_PLACE = 70
 """Characters of a folder for sockets. With the rest of the path, Linux takes 107."""
-_EVENTS = "text/event-stream"
 _FINAL = {"x-should-retry": "false"}
 """Tells OpenAI's and Anthropic's clients that the same request will be refused again."""
 
@@ -78,10 +77,8 @@ class Gateway:
         self.owner_key, self._sessions, self._ended = owner_key, dict[str, Session](), False
         self._streams = streams
         handlers = dict.fromkeys((HTTPException, RequestError), _failed)
-        self.agent_app = Starlette(
-            routes=[Route("/s/{token}{rest:path}", self._agent, methods=["GET", "HEAD", "POST"])],
-            exception_handlers=handlers,
-        )
+        agents = Route("/s/{token}{rest:path}", self._agent, methods=["GET", "HEAD", "POST"])
+        self.agent_app = Starlette(routes=[agents], exception_handlers=handlers)
         self.owner_app = Starlette(
             routes=[
                 Route("/sessions", self._owner(self._open), methods=["POST"]),
@@ -112,8 +109,6 @@ class Gateway:
         for session in self._sessions.values():
             session.fail(_closed())
 
-    # ---- sessions ---------------------------------------------------------------------------------------------
-
     def open(self, origin: Sample, sampling: SamplingParams, limits: Limits | None = None) -> Session:
         """Open a session whose Samples begin as `origin`. Raises Refusal: there are too many sessions. Raises
         EngineUnreachable: the gateway was closed."""
@@ -138,8 +133,6 @@ class Gateway:
 
     def url(self, session: Session) -> str:
         return f"{self.base}/s/{session.token}"
-
-    # ---- agents -----------------------------------------------------------------------------------------------
 
     async def _agent(self, request: Request) -> Response:
         session = self._sessions.get(request.path_params["token"])
@@ -185,9 +178,7 @@ class Gateway:
         await _first(task, live.placed)
         if task.done():
             task.result()
-        return StreamingResponse(_stream(session, wire, asked, live, task), media_type=_EVENTS)
-
-    # ---- the owner --------------------------------------------------------------------------------------------
+        return StreamingResponse(_stream(session, wire, asked, live, task), media_type="text/event-stream")
 
     def _owner(self, handler: Any) -> Any:
         async def wrapped(request: Request) -> Response:
@@ -220,18 +211,15 @@ class Gateway:
     async def _close(self, request: Request) -> tuple[Any, int]:
         body = await _fields(request, {"reward": float, "rewards": dict})
         session = self._known(request)
-        rewards = body.get("rewards", body.get("reward"))
-        if isinstance(rewards, dict):
-            roots = {str(root.number) for root in session.tree.roots()}
-            if unknown := sorted(rewards.keys() - roots):
+        if isinstance(rewards := body.get("rewards", body.get("reward")), dict):
+            if unknown := sorted(rewards.keys() - {str(root.number) for root in session.tree.roots()}):
                 raise Refusal(f"rewards.{unknown[0]:.80}: there is no such root")
             rewards = {int(root): _number(f"rewards.{root}", value) for root, value in rewards.items()}
         samples = self.close(session.token, rewards)
         return {"samples": [sample.to_dict() for sample in samples], "counts": session.figures()}, 200
 
     def _known(self, request: Request) -> Session:
-        session = self._sessions.get(request.path_params["token"])
-        if session is None:
+        if (session := self._sessions.get(request.path_params["token"])) is None:
             raise Refusal("there is no such session", "not_found")
         return session
 

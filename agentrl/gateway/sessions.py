@@ -27,6 +27,7 @@ from agentrl.errors import (
     Failure,
     MediaError,
     TemplateError,
+    raised_as,
 )
 from agentrl.gateway.contracts import AgentRequest, AgentTurn, Memo, Refusal
 from agentrl.gateway.live import LiveTurn
@@ -204,8 +205,7 @@ class Session:
 
     def figures(self) -> dict[str, int]:
         """Return `counts`, and the number of nodes for each reason."""
-        reasons = Counter(f"reason/{node.reason}" for node in self.tree.nodes.values())
-        return {**self.counts, **reasons}
+        return {**self.counts, **Counter(f"reason/{node.reason}" for node in self.tree.nodes.values())}
 
     def close(self, rewards: Mapping[int, float] | float | None = None) -> list[Sample]:
         """End the session, cancel its requests in flight, and return its Samples. `rewards`: one reward for all roots
@@ -235,8 +235,6 @@ class Session:
         self._closed = True
         for scope in self._scopes:
             scope.cancel()
-
-    # ---- steps of a turn --------------------------------------------------------------------------------------
 
     @contextmanager
     def _admitted(self, size: int, requests: int = 1) -> Iterator[None]:
@@ -279,10 +277,8 @@ class Session:
         if self.chat.placeholders is None:
             raise Refusal("messages: this model sees no images; send text only")
         limits = replace(self.chat.image_limits, count=self.limits.images, root=None)
-        try:
+        with raised_as(Refusal, "messages", MediaError):
             messages, new = await run(take_images, request.messages, self.tree.images, limits, size=size)
-        except MediaError as error:
-            raise Refusal(f"messages: {error}") from error
         self.tree.images |= new
         return replace(request, messages=messages)
 
@@ -339,19 +335,12 @@ class Session:
         try:
             told, self.failure = self.tree.sampled(node, got, stop), None
         except Exception as error:
-            self.failure = EnvFailure(
-                f"the parser of the model's turns raised {describe_error(error)}", kind="env_raised"
-            )
+            said = f"the parser of the model's turns raised {describe_error(error)}"
+            self.failure = EnvFailure(said, kind="env_raised")
             raise Refusal(str(self.failure), "failed") from error
         self.counts["sampled"] += len(got.ids)
-        turn = replace(
-            begun,
-            parsed=told,
-            finish=node.finish or "stop",
-            stop=stop,
-            cached_tokens=got.cached_tokens,
-            completion_tokens=len(got.ids),
-        )
+        counted = replace(begun, cached_tokens=got.cached_tokens, completion_tokens=len(got.ids))
+        turn = replace(counted, parsed=told, finish=node.finish or "stop", stop=stop)
         if request.stored:
             self._histories[turn.id] = [*request.messages[request.instructions :], told.to_message()]
             self.memo.items.update(items_by_id(request, turn))

@@ -163,8 +163,6 @@ class SessionTree:
         self._digests: dict[int, Key] = {}
         self._tools: dict[bytes, tuple[Any, Key]] = {}
 
-    # ---- placing a request ----------------------------------------------------------------------------------
-
     def read(self, request: AgentRequest) -> Reading:
         """Convert `request` to the normal form, and find the node that it continues. Raises Refusal: the last message
         is the assistant's. TemplateError: the chat template cannot render the messages."""
@@ -178,9 +176,8 @@ class SessionTree:
     def place(self, reading: Reading) -> TurnNode:
         """Return a pending node for a request, which `add` adds. Raises TemplateError: see `read`."""
         messages, keys, found = reading.messages, reading.keys, reading.found
-        placed = self._extended(found, messages, keys) if found else None
-        if placed is None:
-            placed = self._root(messages, reading.tools, *self._reason(reading))
+        extended = self._extended(found, messages, keys) if found else None
+        placed = extended or self._root(messages, reading.tools, *self._reason(reading))
         placed.tools, placed.has_tools, placed.keys = reading.digest, bool(reading.tools), keys
         placed.agent = reading.agent
         return placed
@@ -229,10 +226,9 @@ class SessionTree:
     def _known(self, messages: list[Message], keys: tuple[Key, ...], tools: Key) -> tuple[TurnNode, int] | None:
         """Find the node with the longest history that `messages` repeat, and the number of repeated messages."""
         for end in range(len(messages) - 1, 0, -1):
-            if messages[end - 1]["role"] == "assistant":
-                same = [node for node in self._answers.get(keys[end], ()) if node.tools == tools]
-                if same:
-                    return _meant(same, messages[end - 1]), end
+            answers = self._answers.get(keys[end], ()) if messages[end - 1]["role"] == "assistant" else ()
+            if same := [node for node in answers if node.tools == tools]:
+                return _meant(same, messages[end - 1]), end
         return None
 
     def _extended(self, found: tuple[TurnNode, int], messages: list[Message], keys: tuple[Key, ...]) -> TurnNode | None:
@@ -315,8 +311,6 @@ class SessionTree:
         if node.parent is not None:
             node.parent.children.remove(node)
 
-    # ---- the model's turn -------------------------------------------------------------------------------------
-
     def sampled(self, node: TurnNode, got: Generation, stop: str | None = None) -> ParsedTurn:
         """Complete `node` with the engine's answer, and return the turn. Broken calls become text. `stop`: the stop string
         that ended the turn; the returned content ends before it."""
@@ -325,8 +319,7 @@ class SessionTree:
         node.ids, node.log_probs = array("i", got.ids), array("d", got.log_probs)
         node.versions, node.kept, node.routed = got.weight_versions, got.kept, got.routed
         node.text = got.text
-        calls = parsed.tool_calls
-        if parsed.broken or not all(isinstance(call.arguments, dict) for call in calls):
+        if parsed.broken or not all(isinstance(call.arguments, dict) for call in parsed.tool_calls):
             parsed = self._without_calls(got.ids)
         node.calls = tuple(call.id for call in parsed.tool_calls)
         told = replace(parsed, tool_calls=tuple(replace(c, id=f"{c.id}_{node.number}") for c in parsed.tool_calls))
@@ -334,8 +327,7 @@ class SessionTree:
             told = replace(told, content=told.content.rpartition(stop)[0].rstrip())
         cut = got.finish_reason.type == "length"
         node.finish = "length" if cut else "calls" if node.calls else "stop"
-        message = normalise_messages([told.to_message()])[0]
-        digest = _digest(message)
+        digest = _digest(normalise_messages([told.to_message()])[0])
         self._answers[_hash(node.keys[-1], digest)].append(node)
         self._said.setdefault((node.agent, digest), node)
         for known in node.keys[1:]:
@@ -348,8 +340,6 @@ class SessionTree:
         text = self._chat.decode(takewhile(lambda id_: id_ not in self._chat.stop_ids, ids))
         parsed = self._chat.turn_parser.without_calls().parse(text)
         return ParsedTurn(text.strip()) if parsed.broken or parsed.tool_calls else parsed
-
-    # ---- results ----------------------------------------------------------------------------------------------
 
     def roots(self) -> dict[TurnNode, Role]:
         """Return the roots in order, with their roles."""
@@ -426,14 +416,9 @@ def _as_sample(leaf: TurnNode, origin: Sample, reward: float | None, role: Role,
             sample.append_observation(node.close, turn=turn - 1, origin=Origin.CLOSE)
             sample.append_observation(node.env, turn=turn - 1, spans=node.spans)
         start = sample.response_length
+        kept = None if node in trained else node.kept
         sample.append_model(
-            node.ids,
-            node.log_probs,
-            node.versions,
-            text=node.text,
-            turn=turn,
-            kept=None if node in trained else node.kept,
-            routed=node.routed,
+            node.ids, node.log_probs, node.versions, text=node.text, turn=turn, kept=kept, routed=node.routed
         )
         if node in trained and sample.loss_mask is not None and sample.rollout_log_probs is not None:
             sample.loss_mask[start:] = [0] * len(node.ids)
@@ -449,9 +434,6 @@ def _as_sample(leaf: TurnNode, origin: Sample, reward: float | None, role: Role,
         "reasons": [node.reason for node in path],
     }
     return sample
-
-
-# ---- the normal form ------------------------------------------------------------------------------------------
 
 
 def _hash(before: Key, part: bytes, result: int = 0) -> Key:

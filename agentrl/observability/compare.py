@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from agentrl.buffer.reader import Filter, StoreReader, find_stores
 from agentrl.buffer.store import TrajectoryRow
@@ -104,16 +103,12 @@ def _difference(measure: str, pairs: list[tuple[list[TrajectoryRow], list[Trajec
     if not both.size:
         return None
     before, after = both.mean(axis=0)
-    return Difference(measure, float(before), float(after), _interval(both[:, 1] - both[:, 0]))
+    differences, draw, n = both[:, 1] - both[:, 0], np.random.default_rng(0), len(both)
+    resampled = [differences[draw.integers(0, n, n)].mean() for _ in range(_RESAMPLES)]
+    low, high = np.percentile(resampled, [2.5, 97.5])
+    return Difference(measure, float(before), float(after), (float(low), float(high)))
 
 
 def _mean(measure: str, rows: list[TrajectoryRow]) -> float | None:
     values = [value for row in rows if (value := MEASURES[measure](row)) is not None]
     return sum(values) / len(values) if values else None
-
-
-def _interval(differences: NDArray[np.float64]) -> tuple[float, float]:
-    draw, n = np.random.default_rng(0), len(differences)
-    means = [differences[draw.integers(0, n, n)].mean() for _ in range(_RESAMPLES)]
-    low, high = np.percentile(means, [2.5, 97.5])
-    return float(low), float(high)

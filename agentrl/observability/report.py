@@ -124,8 +124,7 @@ def chart_groups(series: Mapping[str, Series]) -> list[tuple[str, list[tuple[str
     groups = [(f"Evaluation: {label}", members) for label, members in _evaluations(series)]
     for title, wanted in MAIN_CHARTS:
         members = [(label, series[name]) for label, name in wanted if name in series]
-        distinct = [m for i, m in enumerate(members) if i == 0 or m[1].points != members[0][1].points]
-        if distinct:
+        if distinct := [m for i, m in enumerate(members) if i == 0 or m[1].points != members[0][1].points]:
             groups.append((title, distinct))
     return groups
 

@@ -224,8 +224,7 @@ def run_texts(folder: Path, settings: Mapping[str, Any]) -> TokenTexts:
     `folder`: where the run's metrics or trajectories are. `settings`: the run's, by section."""
     checkpoint = settings.get("train", {}).get("hf_checkpoint")
     folders = [folder / "model", folder.parent / "model", *([Path(checkpoint).expanduser()] if checkpoint else [])]
-    file = next((f / "tokenizer.json" for f in folders if (f / "tokenizer.json").is_file()), None)
-    if file is None:
+    if (file := next((f / "tokenizer.json" for f in folders if (f / "tokenizer.json").is_file()), None)) is None:
         return id_texts
     from tokenizers import Tokenizer
 

@@ -87,9 +87,8 @@ class Sandbox:
         """Run a program in a process of its own; nothing of it survives. `timeout`: seconds, if less than
         `limits.wall_seconds`. Raises SandboxBusy: no place became free in time. SandboxFailure: the sandbox broke; the
         program may have run or not. SandboxInput: `stdin` cannot be given to a program."""
-        program = SandboxSession(self, keeps=False)
         try:
-            return await program._run(code, stdin, timeout)
+            return await SandboxSession(self, keeps=False)._run(code, stdin, timeout)
         finally:
             self._refill()
 

@@ -8,7 +8,7 @@ import socket
 import subprocess
 import sys
 import tempfile
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import asdict, dataclass, field
 from typing import IO, Any, Literal
 
@@ -100,10 +100,9 @@ async def start_zygote(backend: Backend, preload: tuple[str, ...], *, deadline: 
 
 
 def _answer(zygote: Zygote) -> dict[str, Any]:
-    try:
+    data = b""
+    with suppress(OSError):
         data = zygote.control.recv(1 << 16)
-    except OSError:
-        data = b""
     if not data:
         zygote.process.wait(5)
         zygote.errors.seek(0)
@@ -120,8 +119,7 @@ def _start(backend: Backend, preload: tuple[str, ...]) -> Zygote:
     before = _bubblewrap(interpreter) if backend == "bubblewrap" else []
     settings = {"site": interpreter.site, "preload": preload, "own_users": root and backend == "landlock"}
     with ExitStack() as given, ExitStack() as kept:
-        folder = {"bubblewrap": "/tmp", "landlock": "/"}.get(backend)
-        if folder is None:
+        if (folder := {"bubblewrap": "/tmp", "landlock": "/"}.get(backend)) is None:
             folder = tempfile.mkdtemp(prefix="agentrl-unsafe-")
             kept.callback(shutil.rmtree, folder, ignore_errors=True)
             settings["to_remove"] = folder

@@ -53,8 +53,7 @@ class MachinePool(AbstractAsyncContextManager["MachinePool"]):
         except BaseException:
             await own.close()
             raise
-        others = [each for each in self._waiting if each.key != key]
-        if others and len(self._waiting) == self._warm:
+        if (others := [each for each in self._waiting if each.key != key]) and len(self._waiting) == self._warm:
             self._waiting.remove(others[0])
             ending = asyncio.create_task(others[0].close())
             self._closing.add(ending)

@@ -66,8 +66,7 @@ class Process:
         if "gone" in answer:
             self.close()
             raise NeverBegun
-        ended = answer.pop("ended", None)
-        if ended is None:
+        if (ended := answer.pop("ended", None)) is None:
             await self.end()
         elif ended:
             self.close()

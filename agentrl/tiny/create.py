@@ -66,10 +66,8 @@ def create(
     if arch not in get_args(Arch):
         raise SettingsError(f"arch: expected one of {', '.join(get_args(Arch))}, got {arch!r}")
     if hidden % heads or heads % kv_heads or (hidden // heads) % 2:
-        raise SettingsError(
-            f"hidden={hidden}, heads={heads}, kv_heads={kv_heads}: expected hidden to be an even multiple of heads, "
-            "and heads a multiple of kv_heads"
-        )
+        expected = "expected hidden to be an even multiple of heads, and heads a multiple of kv_heads"
+        raise SettingsError(f"hidden={hidden}, heads={heads}, kv_heads={kv_heads}: {expected}")
     try:
         Path(path).mkdir(parents=True, exist_ok=True)
     except OSError as error:

@@ -84,12 +84,9 @@ def train_tokenizer(
         raise SettingsError(f"a tiny model's vocabulary needs at least {least} ids, got {vocab_size}")
     model = Tokenizer(models.BPE())
     model.decoder = decoders.ByteLevel()
-    model.pre_tokenizer = pre_tokenizers.Sequence(
-        [
-            pre_tokenizers.Split(Regex(_SPLIT.removeprefix(" ?") if spaces_apart else _SPLIT), "isolated"),
-            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
-        ]
-    )
+    words = pre_tokenizers.Split(Regex(_SPLIT.removeprefix(" ?") if spaces_apart else _SPLIT), "isolated")
+    as_bytes = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    model.pre_tokenizer = pre_tokenizers.Sequence([words, as_bytes])
     trainer = trainers.BpeTrainer(
         vocab_size=vocab_size - len(tags),
         special_tokens=list(SPECIAL_TOKENS),

@@ -125,8 +125,7 @@ async def _table(library: Library, args: PageArguments) -> None:
 
 
 async def _trajectory(library: Library, args: PageArguments) -> None:
-    here = trajectory.read_places(f"{args.path_parameters['source']}.{args.path_parameters['number']}")
-    if not here:
+    if not (here := trajectory.read_places(f"{args.path_parameters['source']}.{args.path_parameters['number']}")):
         raise DataError(f"{args.path:.80} is no trajectory's address")
     _html(await _aside(trajectory.one, library, here[0], Query(dict(args.query_parameters))))
 

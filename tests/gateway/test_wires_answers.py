@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 
 from agentrl.chat.messages import ToolCall
 from agentrl.gateway.contracts import AgentTurn, Body, Refusal, RefusalKind
-from agentrl.gateway.live import LiveTurn
 from agentrl.gateway.wires import WIRES
 from tests.gateway.turns import (
     BODIES,
@@ -30,6 +29,7 @@ from tests.gateway.turns import (
     told,
     turn,
     turns,
+    whole,
 )
 
 PATHS = tuple(BODIES)
@@ -210,6 +210,6 @@ def test_errors(kind: RefusalKind, status: int, openai: str, code: str, other_st
     (CHAT, b": keep-alive\n"), (MESSAGES, b"event: ping\n"), (RESPONSES, b"event: response.in_progress\n"),
 ])  # fmt: skip
 def test_keep_alive_is_a_whole_event(path: str, start: bytes) -> None:
-    keep = WIRES[path].keep_alive(read(path, BODIES[path]), LiveTurn.of(turn()))
+    keep = WIRES[path].keep_alive(read(path, BODIES[path]), whole(turn()))
     assert keep.startswith(start)
     assert keep.endswith(b"\n\n")

@@ -115,9 +115,17 @@ def told(given: AgentTurn) -> tuple[str, list[tuple[str, Any]]]:
     return normal(given.parsed.to_message())
 
 
+def whole(given: AgentTurn) -> LiveTurn:
+    """A turn that is at its end."""
+    live = LiveTurn()
+    live.begin(given)
+    live.finish(given)
+    return live
+
+
 def events(path: str, request: AgentRequest, given: AgentTurn) -> list[tuple[str, Any]]:
     """Names and data of an answer's events."""
-    return sse(b"".join(WIRES[path].events(request, LiveTurn.of(given))))
+    return sse(b"".join(WIRES[path].events(request, whole(given))))
 
 
 def failed_stream(path: str, refusal: Refusal) -> bytes:

@@ -48,7 +48,9 @@ def tagged(
     heads, keys, closes = re.compile(head), re.compile(rf"\s*{key}"), re.compile(rf"\s*(?:{close}){tail}")
 
     def parse(text: str, tools: Sequence[Mapping[str, Any]] = ()) -> Parsed:
-        schemas, next_end = _parameter_schemas(tools), _searcher(ends, text)
+        functions = [tool.get("function", tool) for tool in tools]
+        schemas = {f["name"]: f.get("parameters") or {} for f in functions if "name" in f}
+        next_end = _searcher(ends, text)
 
         def calls(start: int) -> Calls | None:
             if (opened := heads.match(text, start)) is None:
@@ -90,18 +92,12 @@ def _searcher(pattern: re.Pattern[str], text: str) -> Callable[[int], re.Match[s
     return search
 
 
-def _parameter_schemas(tools: Sequence[Mapping[str, Any]]) -> dict[str, Mapping[str, Any]]:
-    functions = [tool.get("function", tool) for tool in tools]
-    return {f["name"]: f.get("parameters") or {} for f in functions if "name" in f}
-
-
 def _coerce(value: str, field: str, parameters: Mapping[str, Any]) -> Any:
     """Convert a value written as text by the tool's JSON schema; keep the text if it fits no other allowed type."""
     schema = (parameters.get("properties") or {}).get(field)
     if not (types := _types(schema, parameters)):
         return json_or_text(value) if schema is None else value
-    text = value.strip()
-    if text in ("null", "None") and ("null" in types or "string" not in types):
+    if (text := value.strip()) in ("null", "None") and ("null" in types or "string" not in types):
         return None
     if "boolean" in types and text.lower() in ("true", "false"):
         return text.lower() == "true"

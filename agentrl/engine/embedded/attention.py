@@ -252,10 +252,9 @@ def _by_slot(forward: Callable[..., Tensor], hidden_states: Tensor, *, plan: Any
 
 
 def _unserved(index: int, kind: str) -> AgentRLError:
-    return AgentRLError(
-        "the embedded engine serves causal attention, its windows, gated delta nets and short convolutions only; this "
-        f"model keeps other states, or has other layers: layer {index} is {kind}. SGLang may serve it."
-    )
+    served = "the embedded engine serves causal attention, its windows, gated delta nets and short convolutions only"
+    kept = f"this model keeps other states, or has other layers: layer {index} is {kind}"
+    return AgentRLError(f"{served}; {kept}. SGLang may serve it.")
 
 
 def layers_of(model: Any) -> list[Layer]:

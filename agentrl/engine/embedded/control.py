@@ -141,8 +141,7 @@ async def flush_cache(request: Request) -> Response:
         timeout = float(request.query_params.get("timeout", "0"))
     except ValueError:
         raise invalid_body("float_parsing", "Input should be a valid number", "timeout") from None
-    flushed = await worker.call(Engine.flush)
-    if not flushed and timeout > 0:
+    if not (flushed := await worker.call(Engine.flush)) and timeout > 0:
         with anyio.move_on_after(timeout):
             flushed = await worker.exclusive(Engine.flush)
     if flushed:

@@ -200,8 +200,7 @@ class Engine:
         budget = max(self.chunk - len(singles), LEAST_PREFILL)
         work = [(job, 1) for job in singles]
         for job in self.running:
-            pending = job.length - job.filled
-            if pending > 1 and budget > 0:
+            if (pending := job.length - job.filled) > 1 and budget > 0:
                 count = min(pending, budget)
                 budget -= count
                 work.append((job, count))

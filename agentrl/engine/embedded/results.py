@@ -19,16 +19,13 @@ def answer(job: SequenceState, request: GenerateRequest, vocab: Vocabulary, vers
     """One sequence's answer, final when `job.finish` is set."""
     finish = job.finish
     output = job.output if finish is not None else job.output[: len(job.log_probs)]
-    result: dict[str, Any] = {
-        "text": shown_text(output, finish, job.params, vocab.decode),
-        "output_ids": output,
-        "meta_info": _meta(job, finish, len(output), version),
-    }
+    text, meta = shown_text(output, finish, job.params, vocab.decode), _meta(job, finish, len(output), version)
+    result: dict[str, Any] = {"text": text, "output_ids": output, "meta_info": meta}
     if job.want.return_logprob:
-        result["meta_info"] |= _log_probs(job, vocab if request.body.return_text_in_logprobs else None, len(output))
+        meta |= _log_probs(job, vocab if request.body.return_text_in_logprobs else None, len(output))
     if job.want.return_sampling_mask:
         kept = job.kept[: len(output)]
-        result["meta_info"] |= {
+        meta |= {
             "output_token_sampling_mask": [ids.tolist() for ids, _ in kept],
             "output_token_sampling_logprobs": [log_prob for _, log_prob in kept],
             "output_token_sampling_mask_length": len(kept),

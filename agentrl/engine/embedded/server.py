@@ -85,8 +85,7 @@ async def _lifespan(app: Starlette) -> AsyncIterator[None]:
     app.state.service.worker.stop()
 
 
-async def _no_route(_: Request, error: Exception) -> Response:
-    assert isinstance(error, HTTPException)
+async def _no_route(_: Request, error: HTTPException) -> Response:
     return JSONResponse({"detail": error.detail}, error.status_code, error.headers)
 
 

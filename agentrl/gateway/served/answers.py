@@ -65,8 +65,7 @@ class ChatAnswers:
             message = {"reasoning_content": reasoning, "content": content}
         delta: Body = {"tool_calls": message["tool_calls"]} if "tool_calls" in message else {}
         for name in ("reasoning_content", "content"):
-            text = message[name] or ""
-            if len(text) > sent[name]:
+            if len(text := message[name] or "") > sent[name]:
                 delta[name], sent[name] = text[sent[name] :], len(text)
         if delta:
             logs = self._log_probs(answer, sent["tokens"])
@@ -83,13 +82,11 @@ class ChatAnswers:
         meta = answer["meta_info"]
         chosen = meta["output_token_logprobs"]
         tops = meta.get("output_top_logprobs") or [[]] * len(chosen)
-        pairs = zip(chosen[start:], tops[start:], strict=True)
-        return {
-            "content": [
-                {**self._token(t, p), "top_logprobs": [self._token(other, q) for q, other, _ in top]}
-                for (p, t, _), top in pairs
-            ]
-        }
+        content = [
+            {**self._token(t, p), "top_logprobs": [self._token(other, q) for q, other, _ in top]}
+            for (p, t, _), top in zip(chosen[start:], tops[start:], strict=True)
+        ]
+        return {"content": content}
 
     def _token(self, token: int, log_prob: float) -> Body:
         text = self.vocab.decode([token], False)

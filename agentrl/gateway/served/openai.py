@@ -113,9 +113,6 @@ async def _stream(
 ROUTES: Mapping[str, Handler] = {"/v1/chat/completions": chat_completions, "/v1/completions": completions}
 
 
-# -- in ----------------------------------------------------------------------------------------------------------
-
-
 @contextmanager
 def _blamed(what: str) -> Iterator[None]:
     """Turn an exception of the chat's code on an odd body into an error that names the part of the body."""

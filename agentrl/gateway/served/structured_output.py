@@ -54,8 +54,7 @@ def chosen(tools: list[Any], choice: Any) -> list[Any]:
     name = _function(choice).get("name")
     if choice != "required" and not isinstance(name, str):
         raise openai_error(f"tool_choice must be 'auto', 'none', 'required' or a function, got {choice!r:.200}.")
-    found = [tool for tool in tools if choice == "required" or _function(tool).get("name") == name]
-    if not found:
+    if not (found := [tool for tool in tools if choice == "required" or _function(tool).get("name") == name]):
         raise openai_error(f"tool_choice {name or choice!r} is none of the {len(tools)} tools that were given.")
     return found
 
@@ -101,10 +100,9 @@ def call_form(chat: Chat) -> CallForm:
         for form in (_with_json(one, two), _with_parameters(one, two)):
             if form and NAME not in form.end and form.reads(chat, "zqother", SHOWN):
                 return form if form.reads(chat, "zqother", SHOWN, 2) else replace(form, between=None)
-    raise openai_error(
-        f"tool_choice, or response_format with tools: the calls of this model ({chat.turn_parser.family.name}) cannot be "
-        "forced. Use tool_choice 'auto' without a response_format, or a real SGLang server."
-    )
+    said = f"the calls of this model ({chat.turn_parser.family.name}) cannot be forced"
+    remedy = "Use tool_choice 'auto' without a response_format, or a real SGLang server"
+    raise openai_error(f"tool_choice, or response_format with tools: {said}. {remedy}.")
 
 
 def _shown(chat: Chat, ids: Sequence[str]) -> str:
@@ -150,8 +148,7 @@ def _between(text: str, spans: Spans) -> str | None:
 
 
 def _start(chat: Chat, grammars: Grammars) -> list[str]:
-    tags = chat.turn_parser.tags
-    if tags is None:
+    if (tags := chat.turn_parser.tags) is None:
         return ["start: answer"]
     opened = "" if chat.turn_parser.opens_reasoning else grammars.literal(tags.open)
     thought = f"space ({opened} thought space)?" if opened else "thought space"

@@ -54,8 +54,7 @@ class Fields:
 
     def positive(self, name: str) -> int | None:
         """Return a whole number from 1; None if it is absent."""
-        value = self.get(name, int)
-        if value is not None and value < 1:
+        if (value := self.get(name, int)) is not None and value < 1:
             raise self.refusal(name, f"expected a whole number from 1, got {value}")
         return value
 
@@ -69,8 +68,7 @@ class Fields:
 
     def role(self, *roles: str) -> str:
         """Return a message's role, one of these or `developer`, which is another name of `system`."""
-        role = self.need("role", str)
-        if role not in (*roles, "developer"):
+        if (role := self.need("role", str)) not in (*roles, "developer"):
             raise self.refusal("role", f"expected {', '.join(roles)}")
         return "system" if role == "developer" else role
 
@@ -163,21 +161,16 @@ def agent_request(
     chosen = choice.get("type") if isinstance(choice, dict) else choice
     if chosen not in (None, "auto", "none"):
         raise body.refusal("tool_choice", "only auto and none are supported; a call cannot be forced")
+    spawned = "x-codex-parent-thread-id" in headers  # Codex names the threads of all its agents
     return AgentRequest(
         messages=list(in_order_of_calls(messages)),
         tools=[] if chosen == "none" else tools,
         model=body.get("model", str) or "",
         stream=body.get("stream", bool) or False,
-        agent=_agent(headers),
+        agent=headers.get("x-claude-code-agent-id") or (headers.get("thread-id", "") if spawned else ""),
         **more,
         ignored=tuple(sorted(body.ignored)),
     )
-
-
-def _agent(headers: Mapping[str, str]) -> str:
-    """Return the name of a sub-agent; "" for a main agent. Codex names the threads of all its agents."""
-    spawned = "x-codex-parent-thread-id" in headers
-    return headers.get("x-claude-code-agent-id") or (headers.get("thread-id", "") if spawned else "")
 
 
 def _check(body: Fields) -> None:

@@ -78,11 +78,8 @@ def _messages(given: Fields) -> Iterator[Message]:
         match role, block.need("type", str):
             case "user", "tool_result":
                 results += 1
-                yield {
-                    "role": "tool",
-                    "tool_call_id": block.need("tool_use_id", str),
-                    "content": block.content("content"),
-                }
+                id_ = block.need("tool_use_id", str)
+                yield {"role": "tool", "tool_call_id": id_, "content": block.content("content")}
             case "assistant", "tool_use":
                 call = ToolCall(block.need("id", str), block.need("name", str), block.need("input", dict))
                 calls.append(call.to_message())
@@ -119,8 +116,7 @@ def _input(arguments: dict[str, Any] | str) -> Any:
 
 
 def _whole(text: str) -> float:
-    fits = len(text) <= 20 and -(2**63) <= int(text) < 2**64
-    return int(text) if fits else float(text)
+    return int(text) if len(text) <= 20 and -(2**63) <= int(text) < 2**64 else float(text)
 
 
 def _steps(request: AgentRequest, live: LiveTurn) -> Iterator[tuple[str, Body]]:

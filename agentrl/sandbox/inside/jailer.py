@@ -97,8 +97,7 @@ class Supervisor:
 
     def _read_parent(self) -> bool:
         """Take a request; False if the parent hung up."""
-        data = _read(self.parent)
-        if not data:
+        if not (data := _read(self.parent)):
             return data is None
         self.requests.feed(data)
         if (request := self.requests.next()) is None or self.verdict:
@@ -131,8 +130,7 @@ class Supervisor:
 
     def _read_output(self, stream: int) -> bool:
         """Take what is there, up to the limit; False when there is no more for now."""
-        data = _read(stream)
-        if data == b"":
+        if (data := _read(stream)) == b"":
             self._forget(stream)
         if not data:
             return False
@@ -144,8 +142,7 @@ class Supervisor:
         return True
 
     def _read_answer(self) -> None:
-        data = _read(self.control)
-        if data == b"":
+        if (data := _read(self.control)) == b"":
             self._forget(self.control)
         if not data:
             return

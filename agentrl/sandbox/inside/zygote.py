@@ -51,8 +51,7 @@ def _serve(control: socket.socket, lifeline: int, settings: dict[str, Any]) -> N
     for descriptor in (control.fileno(), lifeline):
         poll.register(descriptor, select.POLLIN)
     while True:
-        ready = dict(poll.poll())
-        if lifeline in ready:
+        if lifeline in dict(poll.poll()):
             return
         data, descriptors, _, _ = socket.recv_fds(control, _LARGEST, 1)
         if not data:
