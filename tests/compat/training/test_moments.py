@@ -127,6 +127,23 @@ def test_rewards_that_a_hook_normalized_are_final() -> None:
         hooks_of(settings.replace(advantage_estimator="rloo").args)
 
 
+COMPARING: dict[str, dict[str, Any]] = {
+    "rloo": {},
+    "reinforce_plus_plus_baseline": {},
+    "gdpo": {"gdpo_weights": {"a": 1.0}, "reward_key": "a"},
+    "pass_at_k": {},
+}
+
+
+@pytest.mark.parametrize("estimator", COMPARING)
+def test_final_rewards_are_refused_where_rewards_are_compared(estimator: str) -> None:
+    settings = RunSettings.from_flat({"advantage_estimator": estimator, **COMPARING[estimator]})
+    for hook in ("custom_reward_post_process_path", "custom_convert_samples_to_train_data_path"):
+        chosen = settings.replace(**hooked(**{hook: "normalized" if "reward" in hook else "columns"}))
+        with pytest.raises(SettingsError, match=f"{estimator} compares rewards within their group, and a hook gives"):
+            hooks_of(chosen.args)
+
+
 def test_rows_of_train_data_become_samples_again() -> None:
     settings, played = run_of(custom_convert_samples_to_train_data_path="columns"), groups()
     batch = make_run_batch(settings, played, {}, 0, hooks_of(settings.args)).payload
