@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from agentrl.buffer.reader import StoreReader
-from agentrl.buffer.store import TrajectoryStore
+from agentrl.buffer.store import Kind, TrajectoryStore
 from agentrl.chat import Chat
 from agentrl.check.replay import recorded_turns
 from agentrl.cli.main import run
@@ -112,7 +112,7 @@ def test_sets_of_an_evaluation_may_have_graders_of_their_own(
     assert "2 trajectories" in replayed(tmp_path, capsys, "--custom-rm-path", f"{folder}/changed.py:graded")
 
 
-def run_of(folder: Path, kinds: Sequence[str], groups: list[Group], **changes: object) -> Path:
+def run_of(folder: Path, kinds: Sequence[Kind], groups: list[Group], **changes: object) -> Path:
     """A run's folder with these groups in store, each kind's once."""
     folder.mkdir()
     with TrajectoryStore(folder / TRAJECTORIES, 1000) as store:

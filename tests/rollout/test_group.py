@@ -462,7 +462,8 @@ async def test_a_failed_sample_that_a_source_gives_again_is_played_and_graded_an
         loop, _ = build(chat, [], generate=generate, environment=None, failure_policy=policy)
     kept, fresh = await loop.player.group([finished, failed], evaluation=False)
     assert kept.to_dict() == before
-    assert (fresh.reward, fresh.remove_sample, fresh.status, fresh.stop_reason) == (3.0, False, Status.COMPLETED, "done")
+    assert (fresh.reward, fresh.remove_sample) == (3.0, False)
+    assert (fresh.status, fresh.stop_reason) == (Status.COMPLETED, "done")
     assert fresh.non_generation_time < 50
     assert (fresh.spec_info.spec_verify_ct, fresh.metadata["topic"]) == (0, "sums")
     assert "failure" not in fresh.metadata

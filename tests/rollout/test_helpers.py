@@ -424,8 +424,8 @@ async def test_turns_of_a_groups_samples_in_turn_leave_each_sample_whole(chat: C
         return samples
 
     first, second = f"first{END}", f"second {'word ' * 40}{END}"
-    short = {"rollout_max_response_len": len(chat.encode(first)), "rollout_batch_size": 1}
-    loop, _ = build(chat, [], generate=generate, environment=None, **short)
+    most = len(chat.encode(first))
+    loop, _ = build(chat, [], generate=generate, environment=None, rollout_max_response_len=most, rollout_batch_size=1)
     engine = Speculating(chat, lambda key: [first, second])
     loop.player.context = replace(loop.player.context, client=engine)
     samples = (await loop.run(0)).groups[0]
@@ -433,7 +433,7 @@ async def test_turns_of_a_groups_samples_in_turn_leave_each_sample_whole(chat: C
     for sample in samples:
         assert f"question {sample.index}" in chat.decode(sample.tokens)
         assert [segment.turn for segment in sample.segments if segment.origin == "model"] == [1, 2]
-        assert sample.trained_tokens == 2 * len(chat.encode(first))
+        assert sample.trained_tokens == 2 * most
         assert (sample.status, sample.stop_reason) == (Sample.Status.TRUNCATED, "length")
         assert (sample.spec_info.spec_verify_ct, sample.spec_info.completion_token_num) == (2, sample.trained_tokens)
         assert [message["role"] for message in sample.metadata["messages"]] == ["user", "assistant"] * 2

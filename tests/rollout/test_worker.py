@@ -75,7 +75,8 @@ async def test_a_group_that_cannot_be_trained_is_not_encoded(
     with pytest.raises(SampleError, match=f"sample index=1.*{message}"):
         await worker.play(lease(loop.store), lambda said: None)
     dropped = RolloutWorker(loop.player, lambda args, samples: not spoil(args, samples), check=check_samples)
-    assert not (await dropped.play(lease(loop.store), lambda said: None)).verdict.keep, "what is dropped may be anything"
+    played = await dropped.play(lease(loop.store), lambda said: None)
+    assert not played.verdict.keep, "what is dropped may be anything"
 
 
 @pytest.mark.parametrize("scarce", [True, False])

@@ -324,11 +324,9 @@ async def test_a_generate_functions_class_is_set_up_once_and_torn_down(kit: RunK
 
 
 def test_groups_are_checked_where_they_are_trained_as_they_are(kit: RunKit) -> None:
-    reference = {"custom_convert_samples_to_train_data_path": "tests.compat.training.examples:columns"}
     other = {
         "debug_rollout_only": settings(kit, debug_rollout_only=True),
-        "a hook makes the rows": settings(kit, compat_options=reference),
-        "hosted": RunSettings.from_cli("--engine openai --base-url http://h/v1 --hosted-model big".split()),
+        "hosted": RunSettings.from_flat({"engine": "openai", "base_url": "http://h/v1", "hosted_model": "big"}),
     }
     assert {why: _check_of(s) for why, s in other.items()} == dict.fromkeys(other)
     check, (first, second) = _check_of(settings(kit)), finished(0)

@@ -160,7 +160,7 @@ def test_without_a_loss_mask_the_whole_response_trains() -> None:
     ("wrong", "message"),
     [
         (make_sample(1, rollout_log_probs=None), "sample index=1 .*rollout_log_probs is missing"),
-        (make_sample(1, train_metadata={"turn_weights": [1.0]}), "turn_weights must have one number for each of 2 turns"),
+        (make_sample(1, train_metadata={"turn_weights": [1.0]}), "turn_weights must have one number for each of 2"),
         (make_sample(1, reward={"a": 1.0}), "no dict with the entries a, b"),
         (make_sample(1, loss_mask=[1]), "loss_mask has 1 entries"),
     ],

@@ -12,6 +12,7 @@ import torch
 from agentrl.compat.conformance import check_hook, hooks
 from agentrl.config import RunSettings
 from agentrl.errors import PluginError, SettingsError
+from agentrl.run.rollouts import _check_of
 from agentrl.run.rollouts import make_batch as make_run_batch
 from agentrl.sample import Sample
 from agentrl.train.batch import TrainBatch
@@ -146,6 +147,7 @@ def test_final_rewards_are_refused_where_rewards_are_compared(estimator: str) ->
 
 def test_rows_of_train_data_become_samples_again() -> None:
     settings, played = run_of(custom_convert_samples_to_train_data_path="columns"), groups()
+    assert _check_of(settings) is None, "groups are stored as they are, and the hook says what is trained"
     batch = make_run_batch(settings, played, {}, 0, hooks_of(settings.args)).payload
     plain = TrainBatch.from_samples(played, trained=0).arrays()
     for name, array in batch.arrays().items():
