@@ -117,10 +117,12 @@ class Harness:
         generate = self.plugins.generate
         return generate.name if generate else self.kind.__name__ if self.kind else "the environment"
 
-    def player(self, policy: Policy) -> GroupPlayer:
+    def player(self, policy: Policy, *, evaluation: bool = False) -> GroupPlayer:
         """A group player for one policy, which keeps what failed instead of trying again or stopping."""
-        kept = dict.fromkeys(Blame, FailureAction.KEEP_MASKED)
-        rollout = self.settings.rollout.model_copy(update={"failure_policy": kept})
+        rollout, kept = self.settings.rollout, dict.fromkeys(Blame, FailureAction.KEEP_MASKED)
+        lengths = [f"max_{what}_len" for what in ("prompt", "context") if evaluation]
+        own = {f"rollout_{n}": most for n in lengths if (most := getattr(rollout, f"eval_{n}")) is not None}
+        rollout = rollout.model_copy(update={"failure_policy": kept, **own})
         model = read_model_info(self.settings.train.hf_checkpoint)
         room = rollout.rollout_max_context_len or (model.context_length if model else None) or _ROOM
         context = RolloutContext(rollout, self.settings.args, self.chat, policy, room, self.plugins.environments)

@@ -63,7 +63,8 @@ async def _group(stage: Harness, group: Group, key: str | None, evaluation: bool
     pairs = zip(fresh, paths, strict=True)
     told = {sample.index or 0: (recorded_turns(path), _ended(stage.chat, path[-1])) for sample, path in pairs}
     try:
-        now = trajectories(await stage.player(Recorded(stage.chat, told)).group(fresh, evaluation=evaluation))
+        player = stage.player(Recorded(stage.chat, told), evaluation=evaluation)
+        now = trajectories(await player.group(fresh, evaluation=evaluation))
     except AgentRLError as error:
         return [ReplayedTrajectory(path, None, "", str(error)) for path in paths]
     found = []

@@ -7,7 +7,7 @@
 from collections.abc import Awaitable, Callable
 from contextlib import nullcontext
 from copy import deepcopy
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import NoReturn, TypeVar
 
 import anyio
@@ -32,6 +32,8 @@ from agentrl.rollout.stats import RolloutStats, Tally, describe
 from agentrl.sample import RECORDED, Sample, Status
 
 T = TypeVar("T")
+_GIVEN = {"group_index", "index", "prompt", "label", "images", "multimodal_inputs", "train_metadata"}
+_GIVEN |= {"generate_function_path", "custom_rm_path"}  # fields that a data source sets, besides `metadata`
 
 
 class GroupPlayer:
@@ -97,8 +99,10 @@ class _Play:
                         tasks.start_soon(one, at, sample)
         flat = [member for members in finished for member in members]
         if whole or grader.by_group:
-            await self._grade_group([leader(members) for members in finished] if generate is None else flat)
-            for members in finished if generate is None else ():
+            pairs = zip(samples, finished, strict=True)
+            seen = [_seen(members, generate or sample.generate_function_path) for sample, members in pairs]
+            await self._grade_group([member for members in seen for member in members])
+            for members in finished:
                 share_reward(members)
         return flat
 
@@ -177,8 +181,7 @@ class _Play:
             generated = normalize_outputs(generated, sample, generate.name)
         generated = await context.hooks.generated(context.args, generated, self.evaluation)
         if not grader.by_group:
-            first = leader(generated)
-            await grader.grade([first] if generate is None or "gateway" in first.metadata else generated, generate)
+            await grader.grade(_seen(generated, generate), generate)
             share_reward(generated)
             self.tally.add(graded=1)
         return generated
@@ -239,6 +242,12 @@ class _Play:
         self.tally.add(graded=sum(sample.status is not Status.FAILED for sample in samples))
 
 
+def _seen(members: list[Sample], generate: GenerateFunction | str | None) -> list[Sample]:
+    """The samples of a trajectory that are graded: all that a generate function made, and one of an environment or agent."""
+    first = leader(members)
+    return [first] if generate is None or "gateway" in first.metadata else members
+
+
 def _fresh(sample: Sample, attempt: int) -> Sample:
     """A pending copy of a leased sample; it shares nothing with the sample or with an earlier attempt.
 
@@ -247,9 +256,10 @@ def _fresh(sample: Sample, attempt: int) -> Sample:
     if sample.finished:
         return copy
     if sample.status is Status.FAILED:  # a data source gives it again, and what it had is not the new trajectory's
-        copy.set_prompt_tokens([])
-        copy.reward, copy.remove_sample, copy.stop_reason = None, False, ""
-        copy.metadata = {name: value for name, value in copy.metadata.items() if name not in RECORDED}
+        metadata = {name: value for name, value in copy.metadata.items() if name not in RECORDED}
+        blank = Sample(metadata=metadata)
+        for name in {own.name for own in fields(Sample)} - _GIVEN:
+            setattr(copy, name, getattr(blank, name))
     if attempt:
         copy.metadata["attempt"] = attempt
     copy.session_id = f"{sample.group_index}-{sample.index}-{attempt}"

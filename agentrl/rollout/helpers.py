@@ -36,6 +36,7 @@ class _Record:
     talk: Conversation
     sample: Sample
     owner: Sample | None = None
+    copied: dict[str, Any] = field(default_factory=dict)  # what `_copy` gave last, of what the function may set itself
 
 
 @dataclass(slots=True)
@@ -157,15 +158,19 @@ def _bad_call(message: str) -> EnvFailure:
     return EnvFailure(message, kind="env_bad_call")
 
 
+_OWN = {"response": "", "status": Status.PENDING, "stop_reason": "", "non_generation_time": 0.0}
+
+
 def _copy(record: _Record, target: Sample) -> None:
     source = record.sample
     for name in GROWN:
         setattr(target, name, getattr(source, name))
     target.images, target.spec_info = {**target.images, **source.images}, source.spec_info
-    target.response = target.response or source.response
-    if target.status is Status.PENDING:
-        target.status, target.stop_reason = source.status, target.stop_reason or source.stop_reason
-    target.non_generation_time = target.non_generation_time or source.non_generation_time
+    for name, unset in _OWN.items():
+        other = name == "stop_reason" and target.status is not source.status
+        if not other and getattr(target, name) in (unset, record.copied.get(name, unset)):
+            setattr(target, name, getattr(source, name))
+        record.copied[name] = getattr(source, name)
     target.metadata.setdefault("messages", record.talk.messages)
     if "counters" in source.metadata:
         target.metadata.setdefault("counters", source.metadata["counters"])

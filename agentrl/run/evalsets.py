@@ -132,7 +132,8 @@ def _open(said: _Said, settings: RunSettings) -> EvalSet:
     if isinstance(env, str) and isinstance(several, dict) and env in several:  # one of the run's, by its name
         own = {"env_args": settings.rollout.env_args.get(env, {}), **own, "env": several[env]}
         metadata["env"] = env
-    given = {key: value for key, value in settings.flat().items() if key in settings.given() - said.replaced}
+    replaced = said.replaced | {f"eval_{n}" for n in _LENGTHS if f"rollout_{n}" in own}
+    given = {key: value for key, value in settings.flat().items() if key in settings.given() - replaced}
     name, path = said.values["name"], said.values["path"]
     # The run's settings for all its sets, by what each is instead of.
     of_sets = {f"rollout_{n}": f"eval_{n}" for n in _LENGTHS}

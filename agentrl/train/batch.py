@@ -295,7 +295,8 @@ def check_samples(samples: Sequence[Sample], reward_parts: Sequence[str] = ()) -
     for sample in samples:
         _check(sample, supervised=False)
         weights_of(sample)
-    _reward_parts(samples, reward_parts)
+    if reward_parts:
+        _reward_parts(samples, reward_parts)
 
 
 def _check(sample: Sample, supervised: bool) -> None:

@@ -223,6 +223,22 @@ def test_a_group_that_the_source_did_not_take_comes_again_whatever_was_saved_sin
         assert source.buffer == [finished(1), finished(0)]
 
 
+def test_a_source_that_changes_the_samples_that_it_gets_changes_no_batch(tmp_path: Path) -> None:
+    class Resets(RolloutDataSource):
+        def add_samples(self, groups: Sequence[list[Sample]]) -> None:
+            for sample in (sample for group in groups for sample in group):
+                sample.reward, sample.status = 100.0, Sample.Status.PENDING
+                sample.set_prompt_tokens([])
+
+    with Ledger(tmp_path / "l.sqlite") as ledger:
+        queue = GroupQueue(Resets(make_args(prompts(tmp_path / "p.jsonl", 6))), ledger)
+        queue.lease(2, 0)
+        queue.complete(0, finished(0))
+        assert queue.next_batch(2, 0) == [compact(0)], "not full yet"
+        queue.complete(1, finished(1))
+        assert queue.next_batch(2, 0) == [compact(0), compact(1)]
+
+
 def test_a_copy_of_the_ledger_and_of_the_sources_file_are_of_one_moment(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

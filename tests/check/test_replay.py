@@ -1,16 +1,18 @@
 """Stored trajectories once more: the same under the same code, and otherwise under another."""
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
 from agentrl.buffer.reader import StoreReader
-from agentrl.buffer.store import TrajectoryStore
+from agentrl.buffer.store import Kind, TrajectoryStore
 from agentrl.chat import Chat
 from agentrl.check.replay import recorded_turns
 from agentrl.cli.main import run
 from agentrl.config import RunSettings
+from agentrl.groups import Group
 from agentrl.runfolder import TRAJECTORIES
 from agentrl.sample import Sample
 from tests.check.test_play import checked
@@ -108,6 +110,52 @@ def test_sets_of_an_evaluation_may_have_graders_of_their_own(
     assert "the sets of eval.yaml may have graders and environments of their own; leave them" in capsys.readouterr().err
     assert "1 trajectories" in replayed(tmp_path, capsys, "--kind", "train")
     assert "2 trajectories" in replayed(tmp_path, capsys, "--custom-rm-path", f"{folder}/changed.py:graded")
+
+
+def run_of(folder: Path, kinds: Sequence[Kind], groups: list[Group], **changes: object) -> Path:
+    """A run's folder with these groups in store, each kind's once."""
+    folder.mkdir()
+    with TrajectoryStore(folder / TRAJECTORIES, 1000) as store:
+        for kind in kinds:
+            store.add(kind, "dev" if kind == "eval" else "", 0, groups)
+    (folder / "settings.json").write_text(json.dumps(RunSettings.from_flat(changes).shown()))
+    return folder
+
+
+def stored(folder: Path) -> list[Group]:
+    with StoreReader(folder / TRAJECTORIES) as reader:
+        return [reader.group(row.key) for row in reader.query()]
+
+
+@pytest.mark.parametrize("limit", ["max_response_len", "max_context_len"])
+def test_what_an_evaluation_played_is_replayed_with_its_limits(
+    folder: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path, limit: str
+) -> None:
+    groups = stored(folder)
+    short = 2 if limit == "max_response_len" else max(group[0].prompt_length for group in groups) + 2
+    limits = {f"rollout_{limit}": short, f"eval_{limit}": 5000}
+    settings = {"env": "tests.check.plays:Sound", "hf_checkpoint": str(folder / "model"), **limits}
+    said = replayed(run_of(tmp_path / "run", ["eval"], groups, **settings), capsys)
+    assert "8 the same, 0 higher, 0 lower, 0 failed now\n  0 stopped for another reason\n  0 went another way" in said
+    said = replayed(run_of(tmp_path / "both", ["train", "eval"], groups[:1], **settings), capsys)
+    assert "2 trajectories" in said
+    assert "1 stopped for another reason" in said, "the training's own limit is the short one"
+
+
+@pytest.mark.parametrize("names", [("first", "second"), ("second", "first"), ("second", "second")])
+def test_two_environments_whose_rows_name_their_graders_are_replayed(
+    folder: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path, names: tuple[str, str]
+) -> None:
+    """Each of the environments is graded only by its rows' graders, also if no row of the first is in store."""
+    groups = stored(folder)[:2]
+    for (sample, *_), env in zip(groups, names, strict=True):
+        sample.metadata |= {"env": env, "rm_type": f"{folder}/changed.py:always"}
+    plain = "agentrl:Environment"
+    settings = {"env": {"first": plain, "second": plain}, "hf_checkpoint": str(folder / "model")}
+    said = replayed(run_of(tmp_path / "run", ["train"], groups, **settings), capsys)
+    assert "2 trajectories" in said
+    assert ", now 0.5\n" in said
+    assert ", 0 failed now" in said
 
 
 def test_another_environment_says_from_where_it_is_another(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -313,3 +313,17 @@ def test_hooks_of_what_fine_tuning_does_not_do_are_refused() -> None:
 def test_keys_of_images_become_the_images_field() -> None:
     assert build('--multimodal-keys {"image":"images"}').data.image_key == "images"
     assert "the key 'image' alone" in message('--multimodal-keys {"image":"i","video":"v"}')
+
+
+@pytest.mark.parametrize(
+    ("flags", "length"),
+    [
+        ("", None),
+        ("--rollout-max-context-len 40", 40),
+        ("--eval-max-context-len 30", 30),
+        ("--rollout-max-context-len 40 --eval-max-context-len 30", 30),
+    ],
+)
+def test_functions_of_evaluations_are_told_the_context_of_evaluations(flags: str, length: int | None) -> None:
+    args = namespace(build(flags).args)
+    assert args.eval_max_context_len == length

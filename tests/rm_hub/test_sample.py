@@ -6,7 +6,8 @@ import pytest
 
 from agentrl.config import RunSettings
 from agentrl.errors import GraderFailure, SettingsError
-from agentrl.rm_hub import GraderRunner, RmHubSettings, async_rm, batched_async_rm, final_answer
+from agentrl.rm_hub import Grade, GraderRunner, RmHubSettings, async_rm, batched_async_rm, final_answer
+from agentrl.rm_hub.registry import exhausted, find
 from agentrl.rm_hub.running.runner import entered, runner_for, settings_of
 from agentrl.sample import Sample
 
@@ -74,6 +75,19 @@ async def test_an_answer_that_was_not_judged_has_every_part() -> None:
     sample = Sample(response="no box", metadata=data)
     assert await async_rm(args(rm_type="boxed_ifbench", reward_key="loose"), sample) == {"loose": 0.0, "score": 0.0}
     assert sample.metadata["grade"]["unjudged"] == "no_box"
+    gdpo = args(rm_type="boxed_ifbench", reward_key="score", gdpo_weights={"loose": 1.0, "instruction": 0.5})
+    assert await async_rm(gdpo, sample) == {"score": 0.0, "loose": 0.0, "instruction": 0.0}
+
+
+async def test_an_answer_whose_grader_took_too_long_has_every_part_of_gdpo() -> None:
+    class Late(GraderRunner):
+        async def grade(self, rm_type: str, response: str, label: Any = None, metadata: Any = None) -> Grade:
+            return exhausted(find(rm_type), GraderFailure("late", kind="grader_timeout"))
+
+    gdpo = args(rm_type="math", reward_key="score", gdpo_weights={"score": 1.0, "form": 0.5})
+    async with Late() as late:
+        with entered(late):
+            assert await async_rm(gdpo, Sample(response="2", label="2")) == {"score": 0.0, "form": 0.0}
 
 
 async def test_in_a_batch_the_others_are_graded_when_one_fails() -> None:

@@ -44,3 +44,18 @@ def test_tokens_of_the_version_asked_for_still_train(version: int, masked: int) 
     sample.append_model([5] * 5, [-0.5] * 5, [("2", 0, 2), ("3", 2, 5)])
     assert mask_older(sample, version) == masked
     assert sample.loss_mask == [0] * masked + [1] * (5 - masked)
+
+
+def test_tokens_of_weights_that_are_not_known_train_only_while_any_version_does() -> None:
+    def of_a_function(versions: list[str]) -> Sample:
+        return Sample(tokens=[1, 2, 3], response_length=2, loss_mask=[1, 1], weight_versions=versions)
+
+    sample = finished()
+    sample.append_model([5] * 3, [-0.5] * 3)  # without its version
+    sample.append_model([5], [-0.5], "a label")
+    bare, mixed, known = of_a_function([]), of_a_function(["1", "2"]), of_a_function(["2"])
+    assert [mask_older(each, 0) for each in (sample, bare, mixed, known)] == [0, 0, 0, 0]
+    assert mask_older(sample, 1) == 4
+    assert sample.loss_mask == [1, 1, 0, 0, 0, 0]
+    assert [mask_older(each, 1) for each in (bare, mixed)] == [2, 2]
+    assert [mask_older(known, version) for version in (1, 2, 3)] == [0, 0, 2]

@@ -386,3 +386,103 @@ async def test_lists_that_a_deadline_caught_half_way_do_not_end_the_run(chat: Ch
     loop, _ = build(chat, [], generate=generate, environment=None, trajectory_timeout=0.3)
     batch = TrainBatch.from_samples((await loop.run(0)).groups)
     assert batch.response_lengths.tolist() == [0, 2, 2, 2, 2, 2]
+
+
+@pytest.mark.parametrize("group_rm", [False, True])
+async def test_a_reward_function_sees_the_last_part_of_a_split_trajectory(chat: Chat, group_rm: bool) -> None:
+    class Restarts(EchoEnv):
+        async def step(self, turn: Turn) -> Step:
+            again = turn.index == 1 and turn.sample.index == 0
+            return Step(restart=[{"role": "user", "content": "summary"}]) if again else Step(done=True)
+
+    seen: list[tuple[int | None, int]] = []
+
+    def one(args: Args, sample: Sample) -> float:
+        seen.append((sample.index, sample.model_turns))
+        return 0.5
+
+    def group(args: Args, samples: list[Sample]) -> list[float]:
+        return [one(args, sample) for sample in samples]
+
+    reward = group if group_rm else one
+    loop, _ = build(chat, [f"hello{END}"], environment=Restarts, reward=reward, group_rm=group_rm, rollout_batch_size=1)
+    (parts,) = (await loop.run(0)).groups
+    assert [(part.index, part.model_turns, part.reward) for part in parts] == [(0, 1, 0.5), (0, 2, 0.5), (1, 1, 0.5)]
+    assert sorted(seen) == [(0, 2), (1, 1)]
+
+
+async def fans_out(args: Args, sample: Sample, sampling_params: object) -> list[Sample]:
+    return [Sample(tokens=[1, at], response_length=1, rollout_log_probs=[-1.0]) for at in (2, 3)]
+
+
+async def test_a_group_reward_sees_all_that_a_samples_own_generate_function_made(chat: Chat) -> None:
+    class Named(Store):
+        def lease(self, n: int, version: int) -> list[list[Sample]]:
+            groups = super().lease(n, version)
+            for sample in (group[0] for group in groups):
+                sample.generate_function_path = f"{__name__}:fans_out"
+            return groups
+
+    def last(args: Args, samples: list[Sample]) -> list[float]:
+        return [float(sample.tokens[-1]) for sample in samples]
+
+    more: dict[str, Any] = {"reward": last, "group_rm": True, "store": Named(), "rollout_batch_size": 1}
+    (group,) = (await build(chat, [f"hello{END}"], **more)[0].run(0)).groups
+    assert [sample.reward for sample in group[:2]] == [2.0, 3.0]
+    assert len(group) == 3
+
+
+@pytest.mark.parametrize("own", [False, True])
+async def test_a_failed_sample_that_a_source_gives_again_is_played_and_graded_anew(chat: Chat, own: bool) -> None:
+    """`own`: a generate function plays, and leaves out what may be left out."""
+
+    class Fails(EchoEnv):
+        async def step(self, turn: Turn) -> Step:
+            if turn.sample.index == 1 and not again:
+                raise ModelFailure("unusable answer")
+            return Step(done=True, info={"steps": 1})
+
+        async def reward(self, sample: Sample) -> float:
+            return 3.0
+
+    async def generate(args: Args, sample: Sample, params: object) -> Sample:
+        sample.tokens, sample.response_length, sample.rollout_log_probs = [1, 2], 1, [-1.0]
+        sample.non_generation_time += 1.0
+        sample.reward = 3.0
+        return sample
+
+    again, policy = False, {Blame.MODEL: FailureAction.KEEP_MASKED}
+    loop, _ = build(chat, [f"hello{END}"], environment=Fails, failure_policy=policy)
+    finished, failed = await loop.player.group(loop.store.lease(1, 0)[0], evaluation=False)
+    assert (failed.reward, failed.remove_sample, "failure" in failed.metadata) == (0.0, True, True)
+    failed.metadata["topic"], failed.rollout_id, failed.non_generation_time = "sums", finished.rollout_id, 50.0
+    failed.spec_info.spec_verify_ct = 9
+    before, again = finished.to_dict(), True
+    if own:
+        loop, _ = build(chat, [], generate=generate, environment=None, failure_policy=policy)
+    kept, fresh = await loop.player.group([finished, failed], evaluation=False)
+    assert kept.to_dict() == before
+    assert (fresh.reward, fresh.remove_sample) == (3.0, False)
+    assert (fresh.status, fresh.stop_reason) == (Status.COMPLETED, "done")
+    assert fresh.non_generation_time < 50
+    assert (fresh.spec_info.spec_verify_ct, fresh.metadata["topic"]) == (0, "sums")
+    assert "failure" not in fresh.metadata
+    assert fresh.trained_tokens == fresh.response_length == (1 if own else len(chat.encode(f"hello{END}")))
+    assert fresh.metadata.get("counters") == (None if own else {"steps": 1})
+    assert failed.reward == 0.0, "the lease is as it was"
+
+
+def of_the_row(args: Args, sample: Sample) -> float:
+    return 7.0
+
+
+async def test_a_samples_own_reward_function_takes_the_place_of_the_environments(chat: Chat) -> None:
+    class Named(Store):
+        def lease(self, n: int, version: int) -> list[list[Sample]]:
+            groups = super().lease(n, version)
+            for sample in (group[0] for group in groups):
+                sample.custom_rm_path = f"{__name__}:of_the_row"
+            return groups
+
+    loop, _ = build(chat, [f"hello{END}"], store=Named())
+    assert [sample.reward for group in (await loop.run(0)).groups for sample in group] == [7.0, 1.0] * 3

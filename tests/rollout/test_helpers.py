@@ -1,6 +1,7 @@
 """The helpers for custom generate functions: every conversation its own seeds and its own sample."""
 
 import json
+import re
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -397,3 +398,43 @@ async def test_a_conversation_leaves_what_the_default_loop_leaves(chat: Chat) ->
     counters = sample.metadata["counters"]
     assert (counters["tool_calls"], counters["tool_ok"], counters["tool_bad_arguments"]) == (2, 1, 1)
     assert sample.non_generation_time > 0
+
+
+class Speculating(ScriptedEngine):
+    """Says how many tokens a draft model wrote, as engines with speculative decoding do."""
+
+    async def generate(self, input_ids: Sequence[int], params: SamplingParams, **options: Any) -> Generation:
+        answer = await super().generate(input_ids, params, **options)
+        return replace(answer, meta_info={"spec_verify_ct": 1, "completion_tokens": len(answer.ids)})
+
+
+async def test_turns_of_a_groups_samples_in_turn_leave_each_sample_whole(chat: Chat) -> None:
+    """The second turn of each sample comes after `build_loss_mask`, and after the first turns of the others."""
+
+    async def generate(args: Any, samples: list[Sample]) -> list[Sample]:
+        talks = [[{"role": "user", "content": f"question {sample.index}"}] for sample in samples]
+        for sample, talk in zip(samples, talks, strict=True):
+            talk.append({"role": "assistant", "content": await generate_single(talk)})
+            sample.loss_mask = build_loss_mask(sample)
+        for sample, talk in zip(samples, talks, strict=True):
+            talk.append({"role": "user", "content": "and?"})
+            await generate_single(talk)
+            sample.reward = 1.0
+        samples[0].response = "my own"
+        return samples
+
+    first, second = f"first{END}", f"second {'word ' * 40}{END}"
+    most = len(chat.encode(first))
+    loop, _ = build(chat, [], generate=generate, environment=None, rollout_max_response_len=most, rollout_batch_size=1)
+    engine = Speculating(chat, lambda key: [first, second])
+    loop.player.context = replace(loop.player.context, client=engine)
+    samples = (await loop.run(0)).groups[0]
+    assert samples[0].response == "my own"
+    for sample in samples:
+        assert f"question {sample.index}" in chat.decode(sample.tokens)
+        assert [segment.turn for segment in sample.segments if segment.origin == "model"] == [1, 2]
+        assert sample.trained_tokens == 2 * most
+        assert (sample.status, sample.stop_reason) == (Sample.Status.TRUNCATED, "length")
+        assert (sample.spec_info.spec_verify_ct, sample.spec_info.completion_token_num) == (2, sample.trained_tokens)
+        assert [message["role"] for message in sample.metadata["messages"]] == ["user", "assistant"] * 2
+    assert re.search("first.*and.*second", samples[1].response, re.DOTALL)

@@ -10,11 +10,13 @@ import pytest
 from agentrl import Sample
 from agentrl.buffer.codec import decode_group
 from agentrl.chat import Chat
+from agentrl.errors import SampleError
 from agentrl.groups import Group
 from agentrl.rollout.coordinator import BROKEN_OFF, RolloutCoordinator
-from agentrl.rollout.filters import FilterOutput
+from agentrl.rollout.filters import FilterOutput, GroupFilter
 from agentrl.rollout.stats import Tally
 from agentrl.rollout.worker import Lease, LeaseProgress, Played, Player, RolloutWorker, WorkerLost
+from agentrl.train.batch import check_samples
 from tests.rollout.scripted import END, EchoEnv, Store, build
 from tests.rollout.test_runner import until
 
@@ -48,6 +50,33 @@ async def test_a_lease_that_is_cancelled_is_reported_too(chat: Chat) -> None:
         tasks.cancel_scope.cancel()
     assert said[-1].ended == 1
     assert said[-1].summary.tokens.generated == engine.tokens > 0
+
+
+def without_log_probs(args: object, samples: list[Sample]) -> bool:
+    samples[1].rollout_log_probs = None
+    return True
+
+
+def with_too_many_weights(args: object, samples: list[Sample]) -> bool:
+    samples[1].train_metadata = {"turn_weights": [1.0, 1.0]}
+    return True
+
+
+@pytest.mark.parametrize(
+    ("spoil", "message"),
+    [(without_log_probs, "rollout_log_probs is missing"), (with_too_many_weights, "for each of 1 turns")],
+)
+async def test_a_group_that_cannot_be_trained_is_not_encoded(
+    chat: Chat, spoil: GroupFilter, message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loop, _ = build(chat, [HELLO])
+    worker = RolloutWorker(loop.player, spoil, check=check_samples)
+    monkeypatch.setattr("agentrl.rollout.worker.encode_group", None)
+    with pytest.raises(SampleError, match=f"sample index=1.*{message}"):
+        await worker.play(lease(loop.store), lambda said: None)
+    dropped = RolloutWorker(loop.player, lambda args, samples: not spoil(args, samples), check=check_samples)
+    played = await dropped.play(lease(loop.store), lambda said: None)
+    assert not played.verdict.keep, "what is dropped may be anything"
 
 
 @pytest.mark.parametrize("scarce", [True, False])

@@ -114,6 +114,7 @@ def test_fields_and_lengths_of_all_sets_give_way_to_a_sets_own() -> None:
         (s.settings.rollout.rollout_max_prompt_len, s.settings.rollout.rollout_max_context_len) for s in (first, second)
     ]
     assert lengths == [(7, 99), (7, 64)]
+    assert [s.settings.rollout.eval_max_context_len for s in (first, second)] == [99, None], "64 is the set's own"
     assert second.settings.rollout.eval_min_new_tokens == 2
     assert (run.data.input_key, run.rollout.rollout_max_prompt_len) == ("input", None)
 

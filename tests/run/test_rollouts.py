@@ -17,14 +17,14 @@ from agentrl.buffer.sqlite import read_meta
 from agentrl.config import RunSettings
 from agentrl.data.user_source import load_source
 from agentrl.engine.transport import Headers, HttpTransport, Reply, Sink
-from agentrl.errors import EnvFailure
+from agentrl.errors import EnvFailure, SampleError
 from agentrl.groups import group_id
 from agentrl.observability.metrics import read_metrics
 from agentrl.rollout.functions import GenerateFunction
 from agentrl.rollout.worker import RolloutWorker
 from agentrl.run.driver import open_folder
 from agentrl.run.resuming import evaluations_in
-from agentrl.run.rollouts import LedgerRollouts, RolloutResources
+from agentrl.run.rollouts import LedgerRollouts, RolloutResources, _check_of
 from agentrl.runfolder import EVALUATIONS, RunFolder
 from tests.buffer.make import finished
 from tests.support.audit import audit_ledger
@@ -321,3 +321,22 @@ async def test_a_generate_functions_class_is_set_up_once_and_torn_down(kit: RunK
     log = GenerateFunction.load(path).owner.log
     assert log[:1] + log[-1:] == ([] if fails else ["setup 2", "teardown"])
     assert set(log[1:-1]) == (set() if fails else {"generate"})
+
+
+def test_groups_are_checked_where_they_are_trained_as_they_are(kit: RunKit) -> None:
+    other = {
+        "debug_rollout_only": settings(kit, debug_rollout_only=True),
+        "hosted": RunSettings.from_flat({"engine": "openai", "base_url": "http://h/v1", "hosted_model": "big"}),
+    }
+    assert {why: _check_of(s) for why, s in other.items()} == dict.fromkeys(other)
+    check, (first, second) = _check_of(settings(kit)), finished(0)
+    assert check is not None
+    check([first, second])
+    second.rollout_log_probs = None
+    with pytest.raises(SampleError, match="sample index=1 group_index=0: rollout_log_probs is missing"):
+        check([first, second])
+    gdpo = {"advantage_estimator": "gdpo", "gdpo_weights": {"a": 1.0}, "reward_key": "a"}
+    parts = _check_of(settings(kit, **gdpo))
+    assert parts is not None
+    with pytest.raises(SampleError, match="is no dict with the entries a"):
+        parts([first])

@@ -12,6 +12,8 @@ from typing import Any
 import anyio
 import httpx2
 import pytest
+from mcp import Client
+from mcp.client.streamable_http import streamable_http_client
 
 from agentrl import Environment, Sample
 from agentrl.chat.messages import ToolCall
@@ -101,6 +103,36 @@ async def test_a_server_that_died_is_started_again_for_the_next_call() -> None:
         second = await tools.run("pid", {})
         assert second.kind is OutcomeKind.OK
         assert second.text != first
+
+
+async def test_a_session_that_the_server_has_forgotten_is_opened_again_for_the_next_call() -> None:
+    """Servers of the protocol before 2026 forget sessions that were idle for long, or that a client ended, as here."""
+    sessions: dict[str, None] = {}
+
+    async def note(request: httpx2.Request) -> None:
+        if "mcp-session-id" in request.headers:
+            sessions[request.headers["mcp-session-id"]] = None
+
+    @contextlib.asynccontextmanager
+    async def connect() -> AsyncIterator[Client]:
+        async with (
+            httpx2.AsyncClient(event_hooks={"request": [note]}) as http,
+            Client(streamable_http_client(url, http_client=http), mode="legacy") as client,
+        ):
+            yield client
+
+    with http_server() as url:
+        async with MCPTools(connect, "MCP server") as source:
+            tools = Toolbox(source.tools)
+            assert (await tools.run("add", {"a": 1, "b": 2})).text == "3"
+            (session,) = sessions
+            async with httpx2.AsyncClient() as other:
+                assert (await other.delete(url, headers={"mcp-session-id": session})).status_code == 200
+            lost = await tools.run("add", {"a": 1, "b": 2})
+            assert lost.kind is OutcomeKind.RAISED
+            assert "connection to the tool's server was lost" in lost.text
+            assert (await tools.run("add", {"a": 1, "b": 2})).text == "3"
+            assert len(sessions) == 2
 
 
 async def test_the_server_ends_when_the_source_is_closed() -> None:

@@ -13,7 +13,7 @@ from agentrl.errors import SampleError, TrainError
 from agentrl.media import Image, ImageSpan
 from agentrl.modelfolder import ImageTokens
 from agentrl.sample import Sample
-from agentrl.train.batch import TrainBatch
+from agentrl.train.batch import TrainBatch, check_samples
 from tests.support.vision import picture
 
 
@@ -135,6 +135,16 @@ def test_dict_rewards() -> None:
         TrainBatch.from_samples([samples])
 
 
+def test_the_reward_of_a_failed_sample_is_each_part_of_its_reward() -> None:
+    whole, failed = make_sample(0, reward={"a": 0.5, "b": 2.0}), make_sample(1, reward=0.0, remove_sample=True)
+    with pytest.raises(SampleError, match="sample index=1: its reward 0.0 is no dict with the entries a, b"):
+        TrainBatch.from_samples([[whole, failed]], "a", reward_parts=["a", "b"])
+    failed.metadata["failure"] = {"blame": "env", "kind": "env_timeout", "message": "late"}
+    batch = TrainBatch.from_samples([[whole, failed]], "a", reward_parts=["a", "b"])
+    assert batch.reward_parts is not None
+    assert batch.reward_parts.tolist() == [[0.5, 2.0], [0.0, 0.0]]
+
+
 def test_a_token_of_weight_0_does_not_train() -> None:
     sample = Sample(tokens=[1, 2, 3], response_length=2, reward=0.0, rollout_log_probs=[-1.0, -2.0])
     sample.train_metadata = {"weight": 0.0}
@@ -144,6 +154,23 @@ def test_a_token_of_weight_0_does_not_train() -> None:
 def test_without_a_loss_mask_the_whole_response_trains() -> None:
     plain = Sample(tokens=[1, 2, 3], response_length=2, reward=0.0, rollout_log_probs=[-1.0, -2.0])
     assert TrainBatch.from_samples([[plain]]).loss_mask.tolist() == [1, 1]
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        (make_sample(1, rollout_log_probs=None), "sample index=1 .*rollout_log_probs is missing"),
+        (make_sample(1, train_metadata={"turn_weights": [1.0]}), "turn_weights must have one number for each of 2"),
+        (make_sample(1, reward={"a": 1.0}), "no dict with the entries a, b"),
+        (make_sample(1, loss_mask=[1]), "loss_mask has 1 entries"),
+    ],
+)
+def test_what_no_batch_can_be_made_of_is_found_in_the_samples(wrong: Sample, message: str) -> None:
+    sound = make_sample(reward={"a": 1.0, "b": 0.0}, train_metadata={"turn_weights": [1.0, 0.5]})
+    check_samples([sound], ["a", "b"])
+    check_samples([make_sample(reward=1.0)])
+    with pytest.raises(SampleError, match=message):
+        check_samples([sound, wrong], ["a", "b"])
 
 
 def test_supervised_batches_need_neither_reward_nor_log_probs() -> None:

@@ -12,6 +12,7 @@ import torch
 from agentrl.compat.conformance import check_hook, hooks
 from agentrl.config import RunSettings
 from agentrl.errors import PluginError, SettingsError
+from agentrl.run.rollouts import _check_of
 from agentrl.run.rollouts import make_batch as make_run_batch
 from agentrl.sample import Sample
 from agentrl.train.batch import TrainBatch
@@ -127,8 +128,26 @@ def test_rewards_that_a_hook_normalized_are_final() -> None:
         hooks_of(settings.replace(advantage_estimator="rloo").args)
 
 
+COMPARING: dict[str, dict[str, Any]] = {
+    "rloo": {},
+    "reinforce_plus_plus_baseline": {},
+    "gdpo": {"gdpo_weights": {"a": 1.0}, "reward_key": "a"},
+    "pass_at_k": {},
+}
+
+
+@pytest.mark.parametrize("estimator", COMPARING)
+def test_final_rewards_are_refused_where_rewards_are_compared(estimator: str) -> None:
+    settings = RunSettings.from_flat({"advantage_estimator": estimator, **COMPARING[estimator]})
+    for hook in ("custom_reward_post_process_path", "custom_convert_samples_to_train_data_path"):
+        chosen = settings.replace(**hooked(**{hook: "normalized" if "reward" in hook else "columns"}))
+        with pytest.raises(SettingsError, match=f"{estimator} compares rewards within their group, and a hook gives"):
+            hooks_of(chosen.args)
+
+
 def test_rows_of_train_data_become_samples_again() -> None:
     settings, played = run_of(custom_convert_samples_to_train_data_path="columns"), groups()
+    assert _check_of(settings) is None, "groups are stored as they are, and the hook says what is trained"
     batch = make_run_batch(settings, played, {}, 0, hooks_of(settings.args)).payload
     plain = TrainBatch.from_samples(played, trained=0).arrays()
     for name, array in batch.arrays().items():
