@@ -75,8 +75,8 @@ async def _serve(
         info = await asked.check_present()
         folder = model or str(info.get("tokenizer_path") or info["model_path"])
         own, every = read_model_info(folder), (await asked.server_info()).values()
-    said = [*(each.get("context_length") for each in every), own.context_length if own else None]
-    if not (context := context_length or min((length for length in said if isinstance(length, int)), default=0)):
+    said = [length for each in every if isinstance(length := each.get("context_length"), int)]
+    if not (context := context_length or min(said, default=own.context_length if own else None)):
         raise SettingsError("neither the engines nor the model say a context length; give --context-length")
     chat = await to_thread.run_sync(partial(Chat.load, folder, **chat_options))
     async with EnginePool(engines, settings, vocab_size=vocabulary(info).get("vocab_size")) as pool:
