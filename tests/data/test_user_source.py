@@ -205,7 +205,7 @@ def test_under_a_ledger_a_users_source_sees_what_happens(data: Path, tmp_path: P
         queue = GroupQueue(source, ledger)
         queue.lease(1, 0)
         queue.complete(0, finished(0))
-        assert queue.next_batch(1, 0) == [finished(0)]
+        assert queue.next_batch(1, 0) == [[sample.compact() for sample in finished(0)]]
         queue.trained([0], 0)
         queue.checkpointed(0)
     assert source.source.committed == [([0], 0)]
