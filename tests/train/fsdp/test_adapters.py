@@ -64,6 +64,28 @@ def test_an_adapter_learns_and_is_merged_saved_and_switched_off(folder: Path, tm
     assert len(learnt) < len(plain)
 
 
+@pytest.mark.parametrize("offload", [False, True])
+def test_in_half_precision_only_what_learns_is_kept_in_float32(folder: Path, tmp_path: Path, offload: bool) -> None:
+    """Also with weights in host memory; saved and resumed to the bit."""
+    batch = make_batch()
+    with backend(adapted(folder)) as made:
+        exact = made.log_probs(batch)
+    with backend(adapted(folder, bf16=True, fsdp_cpu_offload=offload)) as made:
+        kinds = {name: (p.requires_grad, p.dtype) for name, p in made.actor.network.parameters().items()}
+        assert {kind for name, kind in kinds.items() if "lora_" in name} == {(True, torch.float32)}
+        assert {kind for name, kind in kinds.items() if "lora_" not in name} == {(False, torch.bfloat16)}
+        before = made.log_probs(batch)
+        assert 0 < np.abs(before - exact).max() < 0.2
+        made.train(batch, 0)
+        after = made.log_probs(batch)
+        assert np.abs(after - before).max() > 0.01
+        made.save(tmp_path / "checkpoint", 1)
+        made.save_hf(tmp_path / "model")
+    with backend(adapted(folder, bf16=True, fsdp_cpu_offload=offload)) as resumed:
+        assert resumed.load(tmp_path / "checkpoint") == 1
+        np.testing.assert_array_equal(resumed.log_probs(batch), after)
+
+
 def test_a_critic_beside_an_adapter_learns_whole(folder: Path) -> None:
     with backend(adapted(folder, target_modules=("q_proj", "mlp.up_proj")), PPO) as made:
         made.train(make_batch(), 0)
