@@ -44,10 +44,9 @@ def replay(
     """Play and grade all of them again, group by group; runs an event loop. `key`: which entry of a dict reward counts.
     `evaluations`: places of the groups that evaluations played. Raises AgentRLError: the environment cannot be set up,
     or nothing grades."""
-    one_each = {group[0].metadata.get("env"): group[0] for group in groups}
 
     async def played() -> list[ReplayedTrajectory]:
-        async with Harness.opened(settings, chat, 0.0, list(one_each.values())) as stages:
+        async with Harness.opened(settings, chat, 0.0, groups[0][:1]) as stages:
             stage = next((stage for stage in stages if not stage.ungraded), None)
             if stage is None:
                 raise SettingsError(stages[0].ungraded)
