@@ -2,7 +2,7 @@
 
 1. JSONL costs 8 bytes a row (its byte offset); a row is read and parsed when asked for.
 2. Parquet keeps the row-group boundaries and a few decoded row groups.
-3. Every error is a `DataError` that names the file, and the line or row; a name that is given twice is one."""
+3. Every error is a `DataError` that names the file, and the line or row. A duplicate name is an error too."""
 
 import codecs
 import json
@@ -23,15 +23,15 @@ from agentrl.errors import DataError, raised_as
 
 _SLICE = re.compile(r"^(?P<path>.*)@\[(?P<start>-?\d*):(?P<end>-?\d*)\]$")
 _CACHED_ROW_GROUPS = 4
-MOST_ROW = 32 << 20  # bytes of one row
-MOST_GROUP = 2 << 30  # bytes of one decoded row group of a Parquet file, whose pages a few bytes may stand for
-# Python's expression for the rows of standard input, by the suffix of a file that can be converted.
+MAX_ROW_BYTES = 32 << 20
+MAX_ROW_GROUP_BYTES = 2 << 30  # of a decoded Parquet row group; its compressed pages can be much smaller
+# By file suffix, a Python expression that reads rows from standard input.
 _ROWS_OF = {".csv": "csv.DictReader(sys.stdin)", ".json": "json.load(sys.stdin)"}
 _ROWS_OF[".tsv"] = 'csv.DictReader(sys.stdin, delimiter="\\t")'
 
 
 class RowFile(Protocol):
-    """Rows by number, each an object of plain values."""
+    """Rows by index, each a dict of plain values."""
 
     def __len__(self) -> int: ...
 
@@ -46,7 +46,7 @@ def split_slice(spec: str) -> tuple[str, slice]:
     """Split `path@[start:end]` into the path and a slice; a plain path gets the slice of everything."""
     if (found := _SLICE.match(spec)) is None:
         if "@[" in spec:
-            raise DataError(f"{spec}: expected a slice as path@[start:end] with whole numbers; either may be left out")
+            raise DataError(f"{spec}: expected a slice as path@[start:end] with integers; either may be omitted")
         return spec, slice(None)
     start, end = (int(text) if (text := found[name]) else None for name in ("start", "end"))
     return found["path"], slice(start, end)
@@ -54,10 +54,11 @@ def split_slice(spec: str) -> tuple[str, slice]:
 
 def open_rows(path: str, what: str = "prompt data", parse: Callable[[bytes], Any] | None = None) -> RowFile:
     """Open a file by its suffix: .jsonl or .parquet. `what`: its name in messages. `parse`: reads a line of JSONL and
-    raises `ValueError`; default `read_json`. Raises DataError: missing, no file, empty, unreadable, or another suffix."""
+    raises `ValueError`; default `read_json`. Raises DataError: the path is missing, a folder, empty or unreadable, or
+    has another suffix."""
     file = Path(os.path.expanduser(path))
     if not os.path.exists(file):
-        raise DataError(f"{what} {file} does not exist; check the path (looked from {Path.cwd()})")
+        raise DataError(f"{what} {file} does not exist; check the path (current folder: {Path.cwd()})")
     if not os.path.isfile(file):
         raise DataError(f"{what} {file} is not a file; name one .jsonl or .parquet file")
     if file.suffix == ".jsonl":
@@ -103,9 +104,9 @@ class JsonlFile:
 
     def read(self, index: int) -> dict[str, Any]:
         self._file.seek(self._offsets[index])
-        if (ends := [*self._offsets[index + 1 : index + 2], self._size][0]) - self._offsets[index] > MOST_ROW:
+        if (ends := [*self._offsets[index + 1 : index + 2], self._size][0]) - self._offsets[index] > MAX_ROW_BYTES:
             raise _too_long(self.where(index), ends - self._offsets[index])
-        line = self._file.readline().rstrip()  # with its newline a cut-off object would seem to end in column 1
+        line = self._file.readline().rstrip()  # with a newline, the error of a truncated object would be at column 1
         try:
             row = self._parse(line)
         except (ValueError, RecursionError) as error:
@@ -118,7 +119,7 @@ class JsonlFile:
 
 
 class ParquetFile:
-    """A Parquet file, decoded one row group at a time. A shuffled draw touches row groups at random: write files for
+    """A Parquet file, decoded one row group at a time. Shuffled reads access row groups at random: write files for
     shuffled use with small row groups (a few thousand rows), or as JSONL."""
 
     def __init__(self, path: Path) -> None:
@@ -132,7 +133,7 @@ class ParquetFile:
                 leaves = [file.schema.column(number) for number in range(file.metadata.num_columns)]
             texts = [leaf.path for leaf in leaves if leaf.physical_type == "BYTE_ARRAY"]
             lists = [number for number, leaf in enumerate(leaves) if leaf.max_repetition_level]
-            # A value that many rows have is kept once then.
+            # Dictionary encoding keeps a repeated text once.
             self._file = pq.ParquetFile(path, read_dictionary=texts)
             meta, names = self._file.metadata, self._file.schema_arrow.names
             counts = [meta.row_group(group).num_rows for group in range(meta.num_row_groups)]
@@ -140,14 +141,14 @@ class ParquetFile:
             if not len(self):
                 raise DataError(f"{path} is empty; expected at least one row")
         if twice := sorted({name for name in names if names.count(name) > 1}):
-            raise DataError(f"{path}: the column {twice[0]!r} is there twice; give each a name of its own")
+            raise DataError(f"{path}: column {twice[0]!r} occurs twice; rename one")
         for group in range(meta.num_row_groups):
             own = meta.row_group(group)
-            # `column` only where rows do not tell the number of values: pyarrow 26 aborts at damaged statistics there.
+            # Call `column` only for lists: pyarrow 26 aborts on damaged statistics.
             values = sum(own.column(number).num_values for number in lists) + own.num_rows * (len(leaves) - len(lists))
             size = own.total_byte_size + 8 * values
-            if size > MOST_GROUP:
-                said = f"{path}: row group {group} has {size:,} bytes when it is decoded; at most {MOST_GROUP:,}"
+            if size > MAX_ROW_GROUP_BYTES:
+                said = f"{path}: row group {group} decodes to {size:,} bytes; the maximum is {MAX_ROW_GROUP_BYTES:,}"
                 raise DataError(f"{said}. Write the file with smaller row groups, a few thousand rows each")
         self._group = lru_cache(_CACHED_ROW_GROUPS)(self._file.read_row_group)
 
@@ -159,16 +160,16 @@ class ParquetFile:
 
     def read(self, index: int) -> dict[str, Any]:
         group = bisect_right(self._starts, index) - 1
-        remedy = "the file is damaged, write it anew"
+        remedy = "the file is damaged; write it again"
         with raised_as(DataError, f"{self.where(index)} cannot be read", *self._broken, remedy=remedy):
             found = self._group(group).slice(index - self._starts[group], 1)
-            if (size := sum(_decoded(column.combine_chunks()) for column in found.columns)) > MOST_ROW:
+            if (size := sum(_decoded(column.combine_chunks()) for column in found.columns)) > MAX_ROW_BYTES:
                 raise _too_long(self.where(index), size)
             return dict(found.to_pylist()[0])
 
 
 def _decoded(array: Any) -> int:
-    """Bytes of an Arrow array as plain values: texts that are kept once are counted each time."""
+    """Return the bytes of an Arrow array as plain values. A dictionary-encoded text counts once per use."""
     import pyarrow as pa
     import pyarrow.compute as pc
 
@@ -183,29 +184,29 @@ def _decoded(array: Any) -> int:
 
 
 def _too_long(where: str, size: int) -> DataError:
-    return DataError(f"{where} has {size:,} bytes; a row may have {MOST_ROW:,}. Shorten it, or keep its data in a file")
+    return DataError(f"{where} has {size:,} bytes; at most {MAX_ROW_BYTES:,}. Shorten it, or keep its data in a file")
 
 
-def dump_json(value: Any, exactly: Any = None) -> bytes:
-    """Return orjson's JSON of `value`. If an integer has more than 64 bits, return json's of `exactly`, which is by
-    default `value` too. Raises TypeError: JSON cannot carry it."""
+def dump_json(value: Any, fallback: Any = None) -> bytes:
+    """Return orjson's JSON of `value`. If an integer has more than 64 bits, return json's text of `fallback` (default:
+    `value`). Raises TypeError: `value` is not serializable as JSON."""
     try:
         return orjson.dumps(value, option=orjson.OPT_SERIALIZE_NUMPY)
     except TypeError as error:
         if "64-bit" not in str(error):
             raise
-        exactly = value if exactly is None else exactly
-        text = json.dumps(exactly)
-        if json.loads(text) != exactly:
-            raise  # not only an integer: a tuple, a key that is no text
+        fallback = value if fallback is None else fallback
+        text = json.dumps(fallback)
+        if json.loads(text) != fallback:
+            raise  # there is also a tuple, or a key that is not text
         return text.encode()
 
 
 def read_json(text: bytes | str) -> Any:
-    """A JSON value, whole numbers as they are. Raises ValueError: malformed, an object has one name twice, or it is
-    nested deeper than can be stored."""
+    """Return the JSON value, with integers of any size. Raises ValueError: it is malformed, an object has a duplicate
+    name, or it is nested deeper than can be stored."""
     with raised_as(ValueError, "it cannot be stored", TypeError):
-        orjson.dumps([[[orjson.loads(text)]]])  # stricter than `json`: NaN, Unicode, depth (a stored group adds three)
+        orjson.dumps([[[orjson.loads(text)]]])  # rejects NaN, invalid Unicode and deep nesting; a stored group adds 3
     return json.loads(text, object_pairs_hook=_unique)
 
 
@@ -218,8 +219,9 @@ def json_or_text(text: str) -> Any:
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    names = [name for name, _ in pairs]
     if len(found := dict(pairs)) != len(pairs):
-        raise ValueError(f"one of the names {', '.join(map(repr, found))} is given twice in one object")
+        raise ValueError(f"an object has the name {next(name for name in found if names.count(name) > 1)!r} twice")
     return found
 
 

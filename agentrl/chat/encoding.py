@@ -1,8 +1,8 @@
 """Text to ids, so that text from users, tools and data never becomes a control token.
 
-1. `mark` brackets each control string in untrusted text by private-use marks; `encode_rendered` encodes each bracketed
+1. `mark` puts private-use characters around each control string in untrusted text; `encode_rendered` encodes each marked
    string as ordinary text. Text without control strings gets the tokenizer's own ids.
-2. Control strings are special tokens, added tokens that the template writes, and text of the form `<|...|>`.
+2. Control strings are added tokens that are special, that the template writes, or that look like `<|...|>`.
 3. Assistant messages may carry markers that a model writes (`<think>`, `<tool_call>`), but no special tokens."""
 
 import re
@@ -14,7 +14,7 @@ from agentrl.chat.messages import map_texts
 from agentrl.sample import Message
 
 OPEN, CLOSE, ESCAPE = "\U0010fffb", "\U0010fffc", "\U0010fffd"
-"""Private-use code points of the last plane. Untrusted text that holds one gets it escaped, so nothing is lost."""
+"""Private-use code points of the last plane. They are escaped in untrusted text, so nothing is lost."""
 
 _ESCAPES = {ESCAPE: ESCAPE + "e", OPEN: ESCAPE + "o", CLOSE: ESCAPE + "c"}
 _UNESCAPES = {v: k for k, v in _ESCAPES.items()}
@@ -24,7 +24,7 @@ _LOOKS_LIKE_CONTROL = re.compile(r"<\|.*\|>|<｜.*｜>|<\|[a-z_]+>|<[a-z_]+\|>")
 
 
 class Codec:
-    """The tokenizer behind two plain functions, without special-token additions, truncation or padding."""
+    """A tokenizer's `encode` and `decode`, without added special tokens, truncation or padding."""
 
     def __init__(self, tokenizer: Any) -> None:
         self.tokenizer = tokenizer
@@ -39,17 +39,17 @@ class Codec:
 
     @cached_property
     def longest_token(self) -> int:
-        """Bytes of the longest token's text."""
+        """Upper bound of the number of bytes of one token's text."""
         return max(map(len, map(str.encode, self.tokenizer.get_vocab())))
 
     def encode(self, text: str) -> list[int]:
-        """The tokenizer's ids of trusted text: control strings become control tokens."""
+        """Return the ids of trusted text: control strings become control tokens."""
         if self._backend is not None:
             return list(self._backend.encode(text, add_special_tokens=False).ids)
         return list(self.tokenizer.encode(text, add_special_tokens=False))
 
     def decode(self, ids: Iterable[int], skip_special_tokens: bool = False) -> str:
-        """The text of ids; nothing is cleaned up."""
+        """Return the text of ids, without any clean-up."""
         if self._backend is not None:
             return str(self._backend.decode(list(ids), skip_special_tokens=skip_special_tokens))
         options = {"skip_special_tokens": skip_special_tokens, "clean_up_tokenization_spaces": False}
@@ -70,21 +70,21 @@ class SafeEncoder:
         self._as_text = cache(self._split_control)
 
     def mark(self, value: Any) -> Any:
-        """`value` with every control string in it (also in keys, lists and dicts) bracketed."""
+        """Return `value` with every control string marked, also in keys, lists and dicts."""
         return self._mark(value, self._all)
 
     def mark_message(self, message: Message) -> Message:
-        """A normal-form message marked; its role is trusted."""
+        """Mark the texts of a normalized message, except its role. Assistant text keeps markers that are not special."""
         usual = self._hard if message["role"] == "assistant" else self._all
         marked = {key: self._mark(value, self._all if key == "tool_calls" else usual) for key, value in message.items()}
         return {**marked, "role": message["role"]}
 
     def mark_only(self, text: str, controls: Iterable[str]) -> str:
-        """`text` with these control strings marked, and no others."""
+        """Return `text` with these control strings marked, and no others."""
         return self._mark_text(text, re.compile(_alternatives(controls)))
 
     def encode_rendered(self, text: str) -> list[int]:
-        """The ids of rendered text: bracketed control strings as ordinary text, all else as the tokenizer has it."""
+        """Return the ids of rendered text. Marked control strings are encoded as ordinary text."""
         if OPEN not in text and CLOSE not in text and ESCAPE not in text:
             return self._codec.encode(text)
         ids, at = list[int](), 0
@@ -115,7 +115,7 @@ class SafeEncoder:
         return matcher.sub(lambda match: f"{OPEN}{match[0]}{CLOSE}" if match[0] in self.controls else match[0], text)
 
     def _split_control(self, control: str) -> tuple[int, ...]:
-        """A control string as ordinary text: the shortest encoding of its two-part splits without control ids."""
+        """Encode a control string as ordinary text: the shortest split, in two parts or in characters, without control ids."""
         cuts = ((control[:cut], control[cut:]) for cut in range(1, len(control)))
         splits = [tuple(i for part in parts for i in self._codec.encode(part)) for parts in (*cuts, tuple(control))]
         safe = [ids for ids in splits if not self._control_ids.intersection(ids)]
@@ -134,6 +134,6 @@ def _control_strings(codec: Codec, template: str) -> frozenset[str]:
 
 
 def _alternatives(controls: Iterable[str]) -> str:
-    """One pattern for all control strings, longest first; numbered families (`<unused17>`) share a branch."""
+    """Return one pattern for all control strings, longest first. Numbered families (`<unused17>`) share a branch."""
     patterns = {re.sub(r"\d+", r"\\d+", re.escape(text)) for text in controls}
     return "|".join(sorted(patterns, key=len, reverse=True)) or r"(?!)"

@@ -67,7 +67,7 @@ def read_flags(
 def read_script(path: str, given: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, str], list[str]]:
     """Read another trainer's launch script as `read_flags` does, with notes; `given` settings win over its own."""
     if (compat := foreign()) is None:
-        raise SettingsError(f"--slime-script {path}: this installation has no agentrl.compat, which reads such scripts")
+        raise SettingsError(f"--slime-script {path}: agentrl.compat, which reads such scripts, is not installed")
     argv, lines, notes = compat.script(path, {*given, *(given.get("compat_options") or ())})
     with raised_as(SettingsError, path, SettingsError):
         values, origins, rest = read_flags(argv)

@@ -1,6 +1,6 @@
-"""`RunSettings`: all settings of a run, one section a package, checked together. Precedence: flags, the file of
-`--config`, defaults. All problems are one `SettingsError`. `check_complete(purpose)` reports settings that a command
-still needs; construction does not, so that settings can be built in parts."""
+"""`RunSettings`: all settings of a run, one section per package, checked together. Precedence: flags, the `--config` file,
+a command's presets, defaults. All problems are one `SettingsError`. `check_complete(purpose)` also reports settings that
+are missing or have no effect; construction does not, so that settings can be built in parts."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -34,7 +34,7 @@ class RunSettings(Sections):
             self._fill("engine", engine="external")
         model = read_model_info(self.train.hf_checkpoint)
         known = model is None or model.model_type in (None, *(family.model_type for family in FAMILIES))
-        # slime's scripts may say megatron, because slime has no other.
+        # slime's scripts name megatron for every model.
         if self.train.train_backend == "auto" or (self.compat.slime_defaults and not known):
             self._fill("train", train_backend="megatron" if known and self.cluster.backend != "local" else "fsdp")
         if self.algorithm.needs_length and self.algorithm.loss_max_length is None:
@@ -51,7 +51,7 @@ class RunSettings(Sections):
         self._fill("train", global_batch_size=batch, num_steps_per_rollout=steps)
         if self.train.lora_rank is not None:
             self._follow_adapter()
-        if self.cluster.backend == "local":  # a process cannot broadcast to itself, and its threads are everybody's
+        if self.cluster.backend == "local":  # trainer and engine share a process, and so its threads
             self._only_by_disk("--backend local")
             threads = self.train.train_threads or self.engine.embedded_threads
             self._fill("train", train_threads=threads)
@@ -80,9 +80,9 @@ class RunSettings(Sections):
         return self
 
     def _follow_colocate(self) -> None:
-        """Both sides leave their memory to the other one; SGLang has to be started so that it can. SGLang does not
-        restore released weights by itself. An update replaces all of them, except the base of an adapter and a draft
-        model: SGLang must keep a copy of these in host memory."""
+        """Offload trainer and engines alternately. SGLang needs start options for this. It does not restore released
+        weights by itself. A weight update replaces all weights except an adapter's base and a draft model, so SGLang must
+        keep copies of these two in host memory."""
         cluster = self.cluster
         devices = cluster.rollout_num_gpus if "rollout_num_gpus" in cluster.model_fields_set else cluster.world_size
         offload = {name: getattr(cluster, name) is not False for name in ("offload_train", "offload_rollout")}
@@ -97,7 +97,7 @@ class RunSettings(Sections):
             self._fill("engine", sglang_options={**options, **given})
 
     def _follow_adapter(self) -> None:
-        """Engines are sent the adapter alone, as a folder; SGLang has to be started for it."""
+        """Send engines only the adapter, as a folder. SGLang needs start options for LoRA."""
         train = self.train
         self._only_by_disk("--lora-rank")
         if self.engine.engine == "sglang":
@@ -111,7 +111,7 @@ class RunSettings(Sections):
         self._fill("cluster", update_weight_mode="disk")
 
     def _fill(self, section: str, **values: object) -> None:
-        """Set what follows from other settings, without making it look given."""
+        """Set derived values without marking them as set by the user."""
         old: Settings = getattr(self, section)
         filled = old.model_copy(update=values)
         filled.__pydantic_fields_set__ -= values.keys() - old.model_fields_set
@@ -121,9 +121,9 @@ class RunSettings(Sections):
     def from_flat(
         cls, values: Mapping[str, Any], origins: Mapping[str, str] | None = None, problems: Problems | None = None
     ) -> Self:
-        """Build from flat field names; what is not named has its default. `origins`: field name to where the value was
-        written, for messages; the flag's name if not given. `problems`: gets what would be raised; a setting that is
-        wrong then has its default. Raises SettingsError: unknown names, wrong types, contradictions."""
+        """Build from flat field names; other settings have their defaults. `origins`: for messages, where each value was
+        written; by default the flag. `problems`: collects errors instead of raising; invalid settings get their defaults.
+        Raises SettingsError: unknown names, wrong types, contradictions."""
         known, wrong = all_fields(), list[str]()
         values = {RENAMED.get(name, name): value for name, value in values.items()}
         for name, value in values.items():
@@ -135,7 +135,7 @@ class RunSettings(Sections):
                 # Pydantic would take `lr: yes` for 1.
                 wrong.append(f"{where}: expected {known[name].expected()}; got {value!r}")
             elif SECRET in str(value):
-                wrong.append(f"{where}: the secret in it was not kept; give {known[name].flag} again")
+                wrong.append(f"{where}: it was saved without its secret; give {known[name].flag} again")
         parts: dict[str, Settings] = {}
         for section, model in SECTIONS.items():
             own = {k: v for k, v in values.items() if k in known and known[k].section == section}
@@ -152,7 +152,7 @@ class RunSettings(Sections):
                 raise one_error(wrong)
         if problems is None:
             return cls.model_validate(parts)
-        # What contradicts a setting that is wrong itself is not told.
+        # Contradictions are reported only if no setting is invalid.
         return cls.model_validate(parts, context=Problems() if problems.any else problems)
 
     @classmethod
@@ -183,8 +183,8 @@ class RunSettings(Sections):
         presets: Mapping[str, Any] | None = None,
         problems: Problems | None = None,
     ) -> Self:
-        """Build from flags already read, an optional file below them, and what a command presets below that. Other
-        arguments and errors are those of `from_flat`."""
+        """Build from flags, an optional file, and a command's presets, in this precedence. Other arguments and errors are
+        those of `from_flat`."""
         low: Part = (presets or {}, {})
         low = low if config is None else merged(low, read_file(config, problems))
         both: Part = merged(low, (values, origins))
@@ -192,27 +192,27 @@ class RunSettings(Sections):
             with problems or Problems.raised():
                 both = compat.settle(*both)
         elif both[0].get("slime_defaults"):
-            raise SettingsError("--slime-defaults: this installation has no agentrl.compat, which knows them")
+            raise SettingsError("--slime-defaults needs agentrl.compat, which is not installed")
         return cls.from_flat(*both, problems)
 
     def shown(self) -> dict[str, dict[str, Any]]:
-        """Every setting by section and name as plain JSON, without secrets."""
+        """Return every setting by section and name as plain JSON, without secrets."""
         dumped = self.model_dump(mode="json")
         return {section: {name: shown(value) for name, value in own.items()} for section, own in dumped.items()}
 
     def replace(self, **changes: Any) -> Self:
-        """A copy with some settings changed, by flat name, checked again; what follows from them follows the change."""
+        """Return a copy with changed settings, by flat name. The copy is checked, and its derived settings are set again."""
         given = self.given()
         return type(self).from_flat({**{n: v for n, v in self.flat().items() if n in given}, **changes})
 
     @property
     def generates(self) -> bool:
-        """True if engines play trajectories; false if a dump or conversations are learned from."""
+        """True if the run generates trajectories; false if it trains on a dump or on conversations."""
         return self.cluster.load_debug_rollout_data is None and self.data.sft_turns is None
 
     @property
     def hosted(self) -> bool:
-        """True if a hosted model plays, which has no token ids."""
+        """True if a hosted model generates, without token ids."""
         return checks.hosts(self)
 
     @property
@@ -221,7 +221,7 @@ class RunSettings(Sections):
         return Args({**options, **self.flat(), **self.compat.compat_options})
 
     def check_complete(self, purpose: Purpose) -> Self:
-        """Check that nothing is missing, that what was given has an effect, and that training can train; returns the
+        """Check that nothing is missing, that each given setting has an effect, and that the run can train. Returns the
         settings. Raises SettingsError: lists settings that are missing, have no effect or contradict others."""
         problems = [*checks.absent(self, purpose), *checks.missing(self, purpose)]
         if not (problems or self.compat.slime_defaults):

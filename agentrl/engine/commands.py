@@ -17,10 +17,10 @@ _SGLANG_CPU_OPTIONS: Mapping[str, str | int | float | bool | None] = {
     "disable-overlap-schedule": True, "mem-fraction-static": 0.5, "max-total-tokens": 65536,
 }  # fmt: skip
 
-# TorchDynamo: without this the first request with penalties or stop strings compiles for half a minute.
+# With TorchDynamo, the first request with penalties or stop strings compiles for half a minute.
 _SGLANG_CPU_ENVIRONMENT = {"SGLANG_USE_CPU_ENGINE": "1", "TORCHDYNAMO_DISABLE": "1"}
 
-# A health check that generates a token answers 503 while the engine is paused for a weight update.
+# No health checks that generate a token: they answer 503 while the engine is paused for a weight update.
 _SGLANG_ENVIRONMENT = {"SGLANG_ENABLE_HEALTH_ENDPOINT_GENERATION": "0"}
 
 
@@ -29,7 +29,7 @@ class EngineNode(NamedTuple):
 
     rank: int
     total: int  # number of machines
-    address: str  # where machine 0 gathers them (`host:port`)
+    address: str  # of the rendezvous on machine 0 (`host:port`)
 
 
 class EngineCommand(NamedTuple):
@@ -49,8 +49,8 @@ def engine_command(
     gpu_ids: tuple[str, ...] | None = None,
     node: EngineNode | None = None,
 ) -> EngineCommand:
-    """The command that serves `model_path` at `host:port`, or one machine's part of it. Raises SettingsError: kind
-    `external` starts nothing."""
+    """The command that serves `model_path` at `host:port`, or one machine's part of it. Raises SettingsError: the
+    engine is `external`, or SGLang on a CPU has a memory saver."""
     where = (model_path, "--host", host, "--port", str(port))
     devices = {} if gpu_ids is None else {"CUDA_VISIBLE_DEVICES": ",".join(gpu_ids)}
     environment = {**os.environ, **devices}
@@ -84,7 +84,7 @@ def _sglang(
         options["api-key"] = settings.api_key
     start = (str(_CPU_LAUNCHER),) if cpu else ("-m", "sglang.launch_server")
     if cpu and options.get("enable-memory-saver"):
-        raise SettingsError("SGLang on a CPU gives no memory back; set --no-offload-rollout, or --engine embedded")
+        raise SettingsError("SGLang on a CPU cannot release memory; set --no-offload-rollout, or --engine embedded")
     python = settings.engine_python or sys.executable
     return EngineCommand((python, *start, "--model-path", *where, *_flags(options)), environment)
 

@@ -18,7 +18,7 @@ from agentrl.sandbox.command import CommandResult, bubblewrapped, run_command, s
 
 
 class AgentEnvironment(Environment):
-    """A task that an agent program works on.
+    """An environment in which an agent program acts.
 
     An environment that asks one question through the OpenAI SDK:
 
@@ -28,7 +28,7 @@ class AgentEnvironment(Environment):
                 messages = [{"role": "user", "content": sample.prompt}]
                 await client.chat.completions.create(model="policy", messages=messages)"""
 
-    socket: Path | None = None  # the gateway as a Unix socket, for programs without a network
+    socket: Path | None = None  # the gateway's Unix socket, for programs without network access
 
     async def act(self, base_url: str, sample: Sample) -> None:
         """Run the agent to its end. OpenAI's clients add `/v1` to `base_url`, Anthropic's do not."""
@@ -36,7 +36,7 @@ class AgentEnvironment(Environment):
 
 
 class CommandEnvironment(AgentEnvironment):
-    """A task that a command works on. Each trajectory runs the command in a new folder.
+    """An environment in which a command acts. Each trajectory runs the command in a new folder.
 
         class Fix(CommandEnvironment):
             command = "claude -p {prompt} --dangerously-skip-permissions"
@@ -51,37 +51,37 @@ class CommandEnvironment(AgentEnvironment):
     variables OPENAI_BASE_URL, OPENAI_API_KEY, ANTHROPIC_BASE_URL and ANTHROPIC_API_KEY are set."""
 
     command: ClassVar[str] = ""
-    sandbox: ClassVar[Literal["bubblewrap", "none"]] = "bubblewrap"  # with `none`: with your rights and your network
+    sandbox: ClassVar[Literal["bubblewrap", "none"]] = "bubblewrap"  # `none`: with your permissions and network
     readable: ClassVar[tuple[str, ...]] = ()  # more paths that a sandboxed command may read
     variables: ClassVar[Mapping[str, str]] = {}  # more environment variables
     result: CommandResult | None = None  # exit code and output of the command, when it has ended
 
     def __init__(self) -> None:
-        self.folder = Path(tempfile.mkdtemp(prefix="agentrl-agent-"))  # the command's; removed with the trajectory
+        self.folder = Path(tempfile.mkdtemp(prefix="agentrl-agent-"))  # where the command runs; `close` removes it
 
     async def prepare(self, sample: Sample) -> None:
         """Write the files of the task into `folder`."""
 
     async def act(self, base_url: str, sample: Sample) -> None:
-        """Run the command. Raises AgentFailure: it cannot be started."""
+        """Run the command. Raises AgentFailure: the command cannot be started."""
         await self.prepare(sample)
-        inside, own = self.sandbox != "none", str(self.folder)
-        values = {"prompt": prompt_text(sample), "base_url": base_url, "folder": "/workspace" if inside else own}
+        sandboxed, own = self.sandbox != "none", str(self.folder)
+        values = {"prompt": prompt_text(sample), "base_url": base_url, "folder": "/workspace" if sandboxed else own}
         words = split_command(self.command, values)
-        if (found := shutil.which(words[0])) is None:
+        if (program := shutil.which(words[0])) is None:
             raise AgentFailure(f"the command {words[0]!r} is not installed, or not on the PATH", kind="agent_absent")
-        variables = {**_variables(base_url, "/home/agent" if inside else own), **self.variables}
-        if inside:
+        variables = {**_variables(base_url, "/home/agent" if sandboxed else own), **self.variables}
+        if sandboxed:
             bridged = None if self.socket is None else (self.socket, urlsplit(base_url).port or 80)
-            words = bubblewrapped(words, self.folder, readable=(*_beside(found), *self.readable), bridged=bridged)
-        else:  # a command in bubblewrap ends with this process anyway
+            words = bubblewrapped(words, self.folder, readable=(*_folders(program), *self.readable), bridged=bridged)
+        else:  # without bubblewrap, the watchdog ends the command if this process dies
             words = [sys.executable, "-I", "-S", parent_watchdog.__file__, str(os.getpid()), *words]
         self.result = await run_command(words, variables, self.folder)
-        told = {"output": self.result.stdout[-4000:], "errors": self.result.stderr[-4000:]}
-        sample.metadata["agent"] = {"exit_code": self.result.exit_code, **told}
+        output = {"output": self.result.stdout[-4000:], "errors": self.result.stderr[-4000:]}
+        sample.metadata["agent"] = {"exit_code": self.result.exit_code, **output}
 
     async def close(self) -> None:
-        await BubblewrapMachine.delete(str(self.folder))  # also what the command has locked
+        await BubblewrapMachine.delete(str(self.folder))  # also removes files that the command made read-only
 
 
 def prompt_text(sample: Sample) -> str:
@@ -97,19 +97,19 @@ def _variables(base_url: str, home: str) -> dict[str, str]:
     return {"PATH": os.environ.get("PATH", "/usr/bin:/bin"), "HOME": home, "LANG": "C.UTF-8", **bases, **keys}
 
 
-def _beside(program: str) -> tuple[str, ...]:
-    """Return the folders of a program's files, except system folders. For a program in `node_modules` or in a virtual
-    environment, this is the whole folder."""
+def _folders(program: str) -> tuple[str, ...]:
+    """Return the folders with a program's files, except system folders. For a program in `node_modules` or in a virtual
+    environment, that is the whole `node_modules` or environment."""
     folders = {_package(Path(program)), _package(Path(os.path.realpath(program)))}
     return tuple(str(folder) for folder in folders if not str(folder).startswith(("/usr/", "/bin", "/sbin")))
 
 
 def _package(program: Path) -> Path:
-    wholes = (up for up in program.parents if up.name == "node_modules" or (up / "pyvenv.cfg").exists())
-    return next(wholes, program.parent)
+    roots = (folder for folder in program.parents if folder.name == "node_modules" or (folder / "pyvenv.cfg").exists())
+    return next(roots, program.parent)
 
 
 def command_environment(command: str, sandbox: str, readable: tuple[str, ...]) -> type[CommandEnvironment]:
-    """Return the environment class of `--agent`."""
+    """Return the environment class that runs the command of `--agent`."""
     body: dict[str, Any] = {"command": command, "sandbox": sandbox, "readable": readable, "__module__": __name__}
     return type("Agent", (CommandEnvironment,), body)

@@ -1,4 +1,4 @@
-"""The gateway's two servers: agents reach `/s/TOKEN`, the owner of sessions reaches `/sessions` with a key.
+"""The gateway's two applications: `/s/TOKEN` for agents, and `/sessions`, with a key, for the owner of sessions.
 
 1. By default both listen on loopback. Both refuse what `agentrl.serving` refuses. No log has a session's token.
 2. A refusal is an HTTP status, or an event if the stream has begun. Keep-alives are sent while the model works.
@@ -38,9 +38,9 @@ from agentrl.serving.server import aside, listen, read_json, served, served_at
 
 KEEP_ALIVE = 5
 """Seconds between keep-alives of a stream that waits for the model."""
-MOST_SESSIONS = 100_000
-_LONGEST_PLACE = 70
-"""Characters of a folder for sockets. With the rest of the path, Linux takes 107."""
+MAX_SESSIONS = 100_000
+_MAX_FOLDER_LENGTH = 70
+"""Maximum length of the path of a folder for sockets. Linux allows 107 bytes for the whole path of a socket."""
 _FINAL = {"x-should-retry": "false"}
 """Tells OpenAI's and Anthropic's clients that the same request will be refused again."""
 
@@ -51,15 +51,15 @@ class Gateway:
     Args:
         chat: the model's tokenizer, template and parsers.
         engine: the object that samples, for example an engine pool.
-        context_length: most tokens of a trajectory.
+        context_length: maximum number of tokens of a trajectory.
         model: the name in the list of models.
         owner_key: the key that `owner_app` asks for; "" refuses all its requests.
-        streams: agents that ask for a stream get texts while the model writes them. If an engine dies then, the stream ends
-            with an error. False: streams get whole turns.
+        streams: true: a stream has text as the model generates it, and ends with an error if the engine fails meanwhile.
+            False: a stream has whole turns.
 
     Attributes:
         agent_app, owner_app: the ASGI applications.
-        roles: the rules that put messages into roles that the template shows.
+        roles: the rules that map messages to roles that the template shows.
         base, socket: the agents' address and Unix socket, known once `serving` runs."""
 
     def __init__(
@@ -94,9 +94,9 @@ class Gateway:
         """Serve agents in this event loop until the block ends, at the yielded address and at a Unix socket. Sessions that
         are open at the end fail."""
         async with AsyncExitStack() as stack:
-            place = tempfile.gettempdir()
-            place = place if len(place) <= _LONGEST_PLACE else "/tmp"
-            folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="agentrl-gateway-", dir=place))
+            parent = tempfile.gettempdir()
+            parent = parent if len(parent) <= _MAX_FOLDER_LENGTH else "/tmp"
+            folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="agentrl-gateway-", dir=parent))
             self.base = await stack.enter_async_context(served(self.agent_app, listener or listen(host, 0), host))
             self.socket = Path(folder, "socket")
             await stack.enter_async_context(served_at(self.agent_app, str(self.socket), host))
@@ -110,20 +110,20 @@ class Gateway:
             session.fail(_closed())
 
     def open(self, origin: Sample, sampling: SamplingParams, limits: Limits | None = None) -> Session:
-        """Open a session whose Samples begin as `origin`. Raises Refusal: there are too many sessions. Raises
+        """Open a session whose Samples are copies of `origin`. Raises Refusal: there are too many sessions. Raises
         EngineUnreachable: the gateway was closed."""
         if self._ended:
             raise _closed()
-        if oldest := next(iter(self._sessions.values()), None):  # the session that was looked at longest ago
+        if oldest := next(iter(self._sessions.values()), None):  # the session that was checked longest ago
             del self._sessions[oldest.token]
             if not oldest.abandoned:
                 self._sessions[oldest.token] = oldest
-        if len(self._sessions) >= MOST_SESSIONS:
-            raise Refusal(f"the gateway has {MOST_SESSIONS} sessions; close some", "limit", "sessions")
-        ends = tuple(dict.fromkeys((*self.chat.stop_token_ids, *(sampling.stop_token_ids or ()))))
-        whole = replace(sampling, stop_token_ids=ends, skip_special_tokens=False, no_stop_trim=True)
-        most, limits = self.context_length, limits or Limits()
-        session = Session(self.chat, self.engine, self.roles, origin, whole, most, limits)
+        if len(self._sessions) >= MAX_SESSIONS:
+            raise Refusal(f"the gateway has {MAX_SESSIONS} sessions; close some", "limit", "sessions")
+        stop_ids = tuple(dict.fromkeys((*self.chat.stop_token_ids, *(sampling.stop_token_ids or ()))))
+        engine_sampling = replace(sampling, stop_token_ids=stop_ids, skip_special_tokens=False, no_stop_trim=True)
+        length, limits = self.context_length, limits or Limits()
+        session = Session(self.chat, self.engine, self.roles, origin, engine_sampling, length, limits)
         self._sessions[session.token] = session
         return session
 
@@ -140,7 +140,7 @@ class Gateway:
         counting = path == "/messages/count_tokens"
         wire = WIRES.get("/messages" if counting else path)
         if session is None or (wire is None and request.method == "POST"):
-            return _error(404, "there is no such session" if session is None else f"the gateway has no {path:.80}")
+            return _error(404, "there is no such session" if session is None else f"the gateway has no path {path:.80}")
         if request.method != "POST":
             return self._read_only(path)
         assert wire is not None
@@ -152,16 +152,16 @@ class Gateway:
             return Json(wire.error(refusal), wire.status(refusal), _FINAL if final else None)
 
     def _read_only(self, path: str) -> Response:
-        def shown(name: str) -> dict[str, Any]:
+        def entry(name: str) -> dict[str, Any]:
             return {"id": name, "object": "model", "type": "model", "created": 0, "owned_by": "agentrl"}
 
         if path == "/":
             return Response()
         if path == "/models":
-            return Json({"object": "list", "data": [shown(self.model)], "models": [], "has_more": False})
+            return Json({"object": "list", "data": [entry(self.model)], "models": [], "has_more": False})
         if path.startswith("/models/"):
-            return Json(shown(path.removeprefix("/models/")))
-        return _error(404, f"the gateway has no {path:.80}")
+            return Json(entry(path.removeprefix("/models/")))
+        return _error(404, f"the gateway has no path {path:.80}")
 
     async def _answer(self, request: Request, session: Session, wire: Wire, counting: bool) -> Response:
         body = await _object(request)
@@ -225,7 +225,7 @@ class Gateway:
 
 
 async def _object(request: Request, empty: dict[str, Any] | None = None) -> dict[str, Any]:
-    """The body as a JSON object; `empty` if there is none."""
+    """Return the body, a JSON object; `empty` if there is no body."""
     try:
         body = await read_json(request)
     except ValueError as error:
@@ -237,11 +237,11 @@ async def _object(request: Request, empty: dict[str, Any] | None = None) -> dict
 
 
 async def _fields(request: Request, kinds: Mapping[str, type]) -> dict[str, Any]:
-    """The fields of an owner's request. Raises Refusal: one is unknown or has a wrong type."""
+    """Return the fields of an owner's request. Raises Refusal: a field is unknown or has a wrong type."""
     body = await _object(request, empty={})
     for name, value in body.items():
         if name not in kinds:
-            raise Refusal(f"{name}: there is no such field; expected some of {', '.join(kinds)}")
+            raise Refusal(f"{name}: there is no such field; the fields are {', '.join(kinds)}")
         if kinds[name] is float:
             _number(name, value)
         elif not isinstance(value, kinds[name]) or isinstance(value, bool):
@@ -256,7 +256,7 @@ def _number(name: str, value: Any) -> float:
 
 
 async def _first(task: asyncio.Task[Any], placed: asyncio.Event) -> None:
-    """Wait until the request is placed or has failed."""
+    """Wait until the request has its node in the tree, or has failed."""
     waiting = asyncio.create_task(placed.wait())
     try:
         await asyncio.wait([task, waiting], return_when=asyncio.FIRST_COMPLETED)
@@ -291,7 +291,7 @@ async def _stream(
 
 
 def _closed() -> EngineUnreachable:
-    return EngineUnreachable("the gateway was closed before the session's end", kind="gateway_closed")
+    return EngineUnreachable("the gateway is closed", kind="gateway_closed")
 
 
 def _error(status: int, message: str) -> Response:

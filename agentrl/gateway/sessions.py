@@ -93,7 +93,7 @@ def read_sampling(given: Mapping[str, Any], vocab_size: int) -> SamplingParams:
     that SGLang refuses."""
     if unknown := sorted(given.keys() - _NAMES):
         known = ", ".join(sorted(_NAMES))
-        raise Refusal(f"sampling.{unknown[0]}: there is no such parameter; expected some of {known}")
+        raise Refusal(f"sampling.{unknown[0]}: there is no such parameter; the parameters are {known}")
     try:
         params = _SAMPLING.validate_json(orjson.dumps(given), strict=True)
         RequestSampling.decode(params.to_wire(), vocab_size=vocab_size)

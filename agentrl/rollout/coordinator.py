@@ -2,11 +2,11 @@
 
 1. A run has one coordinator, in one process. It owns admission and the store (the ledger). It tells the worker when to
    pause and which weights the engines have. The worker reports each lease's result. They share nothing else.
-2. A group is kept, dropped with a reason, or given back, always as a whole. The store records this before another group
-   takes its place. Writes to the store are durable and therefore slow, so they run in threads of their own. Results that arrive
-   during a write are recorded together, so that the store can make them durable with one write.
-3. `Admission` decides how many groups may start and if a batch is full. One task, the pump, leases all groups. It leases
-   while a batch is filled and, in an asynchronous run, while the trainer works on the previous batch.
+2. A group is completed, dropped with a reason, or released, always as a whole. The store records this before another
+   group takes its place. Writes to the store are durable and therefore slow, so they run in threads of their own. Results
+   that arrive during a write are recorded together, so that the store can make them durable with one write.
+3. `Admission` decides how many groups may start and if a batch is full. One task, the pump, leases all groups: while a
+   batch is filled and, in an asynchronous run, while the trainer works on the previous batch.
 4. If a lease is cancelled, its group is given back to the store. A result that still arrives is discarded.
 5. If a group raises an error, or the caller of `batch` is cancelled, all groups in flight are given back."""
 
@@ -33,10 +33,10 @@ from agentrl.rollout.worker import Lease, LeaseProgress, Played, Player, WorkerL
 T = TypeVar("T")
 Args = TypeVarTuple("Args")
 STALE = "too old"  # the ledger's reason for a group that was dropped or is generated again because of its age
-BROKEN_OFF = "broken off"  # the ledger's reason for a group that was in flight when the run stopped or failed
+INTERRUPTED = "interrupted"  # the ledger's reason for a group that was in flight when the run stopped or failed
 _AT_ONCE = 64  # maximum number of results that are recorded at once
 LOST = "worker lost"  # the ledger's reason for a group whose worker died
-MOST_LOSSES = 5  # deaths of workers after which a group that all of them played is dropped: it may be the cause
+MAX_LOSSES = 5  # a group that was in flight in this many deaths of workers is dropped: it may be the cause
 
 
 class Rollout(NamedTuple):
@@ -85,7 +85,7 @@ class RolloutCoordinator:
         self._trained = 0
         self._losses = Counter[int]()  # by group
         self._error: Exception | None = None
-        self._dry = False
+        self._data_ended = False
         self._changed = anyio.Event()
 
     @classmethod
@@ -103,21 +103,21 @@ class RolloutCoordinator:
                 try:
                     yield coordinator
                 finally:
-                    # `batch` may be waiting in another task.
+                    # Wake a `batch` call that waits in another task.
                     coordinator._fail(AgentRLError("the rollout coordinator was closed"))
                     tasks.cancel_scope.cancel()
 
     async def batch(self, step: int) -> Rollout:
         """Return the groups of training step `step`.
 
-        Waits until the batch is full, the data has ended, or a group failed. Unblocks the pump: groups of this step may
-        start. Groups come in the data's order, so that gradients are summed in the same order in every run. Raises
-        Failure: a failure's policy stops the run. AgentRLError: too many groups in a row were dropped, or the store,
-        the filter or the grader failed."""
+        First lets groups of this step start. Then waits until the batch is full, the data has ended, or a group failed.
+        Groups come in the data's order, so that gradients are summed in the same order in every run. Raises Failure:
+        its policy stops the run. AgentRLError: too many groups in a row were dropped, or the store, filter or grader
+        failed."""
         try:
             if self._error is None:
                 await self._begin(step)
-            while self._error is None and not self._admission.full and not self._dry:
+            while self._error is None and not self._admission.full and not self._data_ended:
                 await self._changed.wait()
             if self._error is not None:
                 raise self._error
@@ -134,7 +134,7 @@ class RolloutCoordinator:
 
     async def updated(self, version: int) -> None:
         """Record that the engines have weights of this version. Later leases get this version."""
-        async with self._recording:  # groups that are being leased have the version of their lease
+        async with self._recording:  # a lease in progress has the old version
             self._admission.updated(version)
         self._notify()
         await self._player.updated(version)
@@ -144,13 +144,13 @@ class RolloutCoordinator:
             await self._player.resume()
         async with self._recording:
             self._admission.begin(step)
-            again = self._settings.stale_groups == "regenerate"
-            tokens = await self._write(self._store.expire, self._admission.oldest, STALE, again)
+            regenerate = self._settings.stale_groups == "regenerate"
+            tokens = await self._write(self._store.expire, self._admission.oldest, STALE, regenerate)
             self._ended = self._ended.lose(STALE, tokens)
             self._admission.wait((await self._write(self._store.kept, step)).groups)
         if not self._admission.between:
             self._since = time.monotonic()
-        self._dry = False  # groups that became too old may be leased again
+        self._data_ended = False  # groups that became too old may be leased again
         self._notify()
 
     async def _hand_over(self, step: int) -> list[Group]:
@@ -174,7 +174,7 @@ class RolloutCoordinator:
         return groups
 
     def _oldest_trained(self, step: int) -> int | None:
-        """Return the oldest weight version whose tokens are trained; None if no setting masks older tokens."""
+        """Return the oldest weight version whose tokens are trained; None: there is no limit."""
         if self._settings.mask_offpolicy_in_partial_rollout:
             return self._admission.version
         return None if self._settings.max_token_staleness is None else step - self._settings.max_token_staleness
@@ -186,7 +186,7 @@ class RolloutCoordinator:
 
     async def _give_back(self, which: Callable[[Lease], bool]) -> None:
         """Cancel the leases that `which` selects; return when the store has their groups back."""
-        async with self._recording:  # waits for a refill in progress, so that its leases are cancelled too
+        async with self._recording:  # waits for a running `_refill`, to cancel its new leases too
             chosen = {number for number, flight in self._flying.items() if which(flight.lease)}
         for number in chosen & self._flying.keys():
             self._flying[number].scope.cancel()
@@ -197,7 +197,7 @@ class RolloutCoordinator:
         """Lease groups as long as the coordinator runs.
 
         After each attempt it waits for a change: a batch was begun or handed over, a trajectory or group ended, weights
-        were updated. It unblocks `batch`, which waits for groups or for the end of the data."""
+        were updated. It wakes `batch` if the data has ended or an error occurred."""
         while True:
             changed = self._changed
             try:
@@ -217,7 +217,7 @@ class RolloutCoordinator:
                     self._flying[lease.number] = _InFlight(lease)
                     self._tasks.start_soon(self._play, self._flying[lease.number])
         if not leased and not self._flying:
-            self._dry = True
+            self._data_ended = True
             self._notify()
 
     async def _play(self, flight: _InFlight) -> None:
@@ -227,7 +227,7 @@ class RolloutCoordinator:
             with flight.scope:
                 played = await self._player.play(flight.lease, self._progressed)
             if played is not None and (flight.scope.cancel_called or played.lease != flight.lease.number):
-                played = None  # the result of an old lease
+                played = None  # the lease was cancelled, or this is the result of an older one
         except WorkerLost:
             flight.lost = True
         except Exception as error:  # noqa: BLE001 - raised by `batch`, which ends the other groups first
@@ -254,14 +254,14 @@ class RolloutCoordinator:
         rewards = [row["reward"] for row in stats.offered if "reward" in row]
         if flight.lost:
             self._losses[number] += 1
-        deadly = flight.lost and self._losses[number] >= MOST_LOSSES
-        keep = (False if deadly else None) if played is None else played.verdict.kept(scarce=self._admission.scarce)
+        suspect = flight.lost and self._losses[number] >= MAX_LOSSES
+        keep = (False if suspect else None) if played is None else played.verdict.kept(scarce=self._admission.scarce)
         self._admission.finished(lease.version, keep=keep)
         if played is None:
-            why = STALE if self._admission.stale(lease.version) else LOST if flight.lost else BROKEN_OFF
-            drop = deadly or (why == STALE and self._settings.stale_groups == "drop")
+            why = STALE if self._admission.stale(lease.version) else LOST if flight.lost else INTERRUPTED
+            drop = suspect or (why == STALE and self._settings.stale_groups == "drop")
             write = self._write(self._store.drop if drop else self._store.release, number, why)
-            stats = (stats + RolloutStats(dropped=Counter([why] if deadly else []))).lose(why)
+            stats = (stats + RolloutStats(dropped=Counter([why] if suspect else []))).lose(why)
         elif keep:
             write = self._write(self._store.complete, number, played.group, played.data, rewards)
             stats = replace(stats, tokens=stats.tokens.keep(played.trained))
@@ -300,5 +300,5 @@ def _hopeless(stats: RolloutStats, dropped: int, filter_name: str) -> str:
     last = f"; the last failure was: {stats.last_failure}" if stats.last_failure else ""
     if filter_name and (rewards := [row["reward"] for row in stats.offered if "reward" in row]):
         saw = f"from {min(rewards):g} to {max(rewards):g}" if min(rewards) < max(rewards) else f"all {rewards[0]:g}"
-        last += f"; {filter_name} was asked about {len(rewards)} trajectories, whose rewards were {saw}"
+        last += f"; {filter_name} judged {len(rewards)} trajectories, whose rewards were {saw}"
     return f"{dropped} groups in a row were dropped; reasons: {reasons}{last}"

@@ -27,7 +27,7 @@ from agentrl.engine.pool import EnginePool as EnginePool
 from agentrl.engine.weights import DiskUpdate
 from agentrl.errors import AgentRLError, EngineFailure, ungrouped
 from agentrl.groups import Group
-from agentrl.rollout.coordinator import LOST, MOST_LOSSES
+from agentrl.rollout.coordinator import LOST, MAX_LOSSES
 from agentrl.rollout.failures import DropGroup
 from agentrl.rollout.stats import RolloutStats, Tally
 from agentrl.rollout.worker import Lease, LeaseProgress, Played, WorkerLost
@@ -298,7 +298,7 @@ class RolloutWorkers(Player, EngineFollower):
         return replace(played, group=group, data=played.data if played.verdict.keep_when_insufficient else b"")
 
     async def evaluate(self, number: int, group: Group, tally: Tally) -> Group:
-        for _ in range(MOST_LOSSES):
+        for _ in range(MAX_LOSSES):
             with suppress(WorkerLost):
                 answer = await self._ask(Order(next(self._numbers), group, number), _Call(len(group)))
                 tally.stats += answer.stats or RolloutStats()

@@ -10,19 +10,19 @@ Outcome = Literal["ok", "error", "timeout", "memory", "output", "killed"]
 
 @dataclass(frozen=True, slots=True)
 class SandboxLimits:
-    """Limits of one run (a session's processes share `memory_mb`, `processes` and `disk_mb` over all its runs).
+    """Limits of one run (in a session, `processes` and `disk_mb` apply to all its runs together).
 
     Attributes:
         wall_seconds: seconds from the start of the code to its end; then the whole process tree is killed.
         cpu_seconds: processor seconds of the code's process, all its threads together, and of the processes that it
-            started, as far as they live or it waited for them.
-        memory_mb: address space of one process beyond what the preloaded libraries take. There is no limit on the sum
+            started, if they still run or it waited for them.
+        memory_mb: address space of one process beyond that of the preloaded libraries. There is no limit on the sum
             of all processes but `processes` times this.
-        processes: processes and threads at once. With backend `landlock` these are threads; it forks nothing.
+        processes: processes and threads at once. With backend `landlock` code cannot fork, so these are threads.
         file_mb: size of one file.
-        disk_mb: all files together, which live in memory and are gone with the run. With backend `landlock` nothing can
-            be written at all.
-        output_bytes: standard output and standard error together; the first byte more ends the run. At most 8 MiB."""
+        disk_mb: all files together. They are in memory, and are deleted after the run. With backend `landlock` no file
+            can be written.
+        output_bytes: standard output and standard error together; one byte more ends the run. At most 8 MiB."""
 
     wall_seconds: float = 10.0
     cpu_seconds: float = 10.0
@@ -61,10 +61,10 @@ def _check(limits: SandboxLimits | MachineLimits) -> None:
     for field in fields(limits):
         value = getattr(limits, field.name)
         kinds, kind = ((int,), "whole number") if field.type is int else ((int, float), "number")
-        most = 8 << 20 if field.name == "output_bytes" else 1 << 30  # the answer must fit into a message
+        most = 8 << 20 if field.name == "output_bytes" else 1 << 30  # the output must fit into one message
         if isinstance(value, bool) or not isinstance(value, kinds) or not 0 < value <= most:
             expected = f"a positive {kind}, at most {most}"
-            raise SettingsError(f"sandbox limit {field.name}: expected {expected}, got {value!r}")
+            raise SettingsError(f"limit {field.name}: expected {expected}, got {value!r}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,11 +75,11 @@ class RunResult:
         stdout: standard output, decoded as UTF-8 with replacement; in a session also the last expression's value.
         stderr: standard error; a traceback starts at the code's own frames.
         outcome: `ok`; `error` (an exception, or an exit status other than 0); `timeout` (wall or processor time);
-            `memory` (an uncaught MemoryError); `output` (too much of it; what came first is kept);
+            `memory` (an uncaught MemoryError); `output` (too long; its beginning is kept);
             `killed` (ended by a signal, by the machine's lack of memory, or because it broke the sandbox's protocol).
-        returncode: the exit status, -N for signal N, None where no process ended (a session that goes on).
-        seconds: from the start of the code to its end, without waiting for a free place.
-        note: what happened to a session besides: that it started afresh, or that it is over."""
+        returncode: the exit status, -N for signal N, None if the session continues.
+        seconds: from the start of the code to its end, without the wait for a free slot.
+        note: that the session was restarted, or that it has ended; otherwise ""."""
 
     stdout: str
     stderr: str
@@ -94,5 +94,5 @@ class RunResult:
 
     @property
     def last_line(self) -> str:
-        """The last line on standard error, which of a traceback says most; "" if there is none."""
+        """The last line on standard error, which names the exception of a traceback; "" if there is none."""
         return next(reversed(self.stderr.strip().splitlines()), "")

@@ -1,6 +1,6 @@
-"""Checkpoint folders of any train backend: found, written whole or not at all, and told apart. A checkpoint is written
+"""Finds, atomically writes and compares the checkpoint folders of any train backend. A checkpoint is written
 into a hidden folder and renamed when complete. Its last file is `manifest.json`, which names the files, so an
-interrupted save is never found and damage is noticed. Nothing heavy is imported."""
+interrupted save is never found and damage is detected. This module does not import torch."""
 
 import hashlib
 import json
@@ -40,32 +40,32 @@ class Identity:
     optimizer: Mapping[str, Any]
 
     def check(self, path: Path, manifest: Mapping[str, Any]) -> None:
-        """Raises `CheckpointError`, which says what differs, if the checkpoint at `path` is damaged or another one's."""
-        files = manifest.get("files")  # there is none in checkpoints of before it was written
+        """Raises `CheckpointError`, with the differences, if the checkpoint at `path` is damaged or of another run."""
+        files = manifest.get("files")  # older checkpoints do not have it
         if isinstance(files, dict) and (differ := _differences(files, _contents(path))):
             raise CheckpointError(f"{path} is damaged: {differ}; move it away to resume from the checkpoint before it")
         if differ := _differences(manifest["model"], self.model):
             raise CheckpointError(f"{path}: a checkpoint of another model: {differ}")
         if differ := _differences(manifest["optimizer"], self.optimizer):
             raise CheckpointError(
-                f"{path}: its optimizer state is of another kind: {differ}; use its settings to load it"
+                f"{path}: the optimizer differs: {differ}; use the settings of the checkpoint to load it"
             )
 
 
 def check_critic(path: Path, *, wanted: bool) -> None:
-    """Raises `CheckpointError` unless the checkpoint at `path` holds a critic exactly if one is wanted."""
+    """Raises `CheckpointError` if the checkpoint at `path` lacks a wanted critic, or has one that is not wanted."""
     if (path / CRITIC / MANIFEST).is_file() == wanted:
         return
     holds = "no critic, and this run's algorithm learns one" if wanted else "a critic, and this run has none"
     raise CheckpointError(
-        f"{path}: it holds {holds}; use its --advantage-estimator to go on, or start another --output-dir from its model: "
-        "--hf-checkpoint with the folder that its run wrote"
+        f"{path}: it holds {holds}; use its --advantage-estimator, or start a new --output-dir with its exported "
+        "model as --hf-checkpoint"
     )
 
 
 def check_curve(found: Found, settings: TrainSettings, total_steps: int, step: int) -> None:
-    """Raises `CheckpointError` if the learning rate would jump at optimizer step `step`, where the run goes on: its
-    decay ends with the run, so in a prolonged one later. `lr_decay_iters` says where it is to end."""
+    """Raises `CheckpointError` if the learning rate would jump at optimizer step `step`, where the run goes on.
+    By default the decay ends with the run, so a longer run changes it. `lr_decay_iters` fixes the end."""
     theirs = read_manifest(found.path).get("lr_decay_end")
     if settings.lr_decay_iters is not None or type(theirs) is not int:
         return
@@ -74,8 +74,9 @@ def check_curve(found: Found, settings: TrainSettings, total_steps: int, step: i
     if before != after:
         raise CheckpointError(
             f"{found.path}: its learning rate ({settings.lr_decay_style}) was planned until optimizer step {theirs}, and "
-            f"this run's is until step {total_steps}, with a jump from {before:.3g} to {after:.3g} here; set --lr-decay-iters {theirs} "
-            f"to keep the curve (--min-lr {settings.min_lr:g} from its end on), or {total_steps} to take the new one"
+            f"this run's is until step {total_steps}, and it would jump from {before:.3g} to {after:.3g}; set "
+            f"--lr-decay-iters {theirs} to keep the curve (--min-lr {settings.min_lr:g} from its end on), or {total_steps} "
+            "for the new curve"
         )
 
 
@@ -88,8 +89,8 @@ def latest(root: str | Path) -> Found | None:
 
 
 def torch_dist(root: str | Path) -> Path | None:
-    """The checkpoint of Megatron's that `root` is, or that its `TRACKER` names; else None. Raises CheckpointError: what
-    is named is not there, or of another format."""
+    """Return Megatron's torch_dist checkpoint that `root` is, or that its `TRACKER` names; else None. Raises
+    CheckpointError: the named checkpoint is missing, or of another format."""
     folder, tracker = Path(root), Path(root) / TRACKER
     if tracker.is_file():
         said = tracker.read_text().strip()
@@ -100,14 +101,14 @@ def torch_dist(root: str | Path) -> Path | None:
 
 
 def foreign(root: str | None) -> Path | None:
-    """A folder without a checkpoint of ours: its checkpoint of another trainer, or the Hugging Face folder itself."""
+    """Return the Megatron checkpoint or the Hugging Face folder at `root`; None if agentrl wrote a checkpoint there."""
     if root is None or latest(folder := Path(root).expanduser()):
         return None
     return torch_dist(folder) or (folder if (folder / "config.json").is_file() else None)
 
 
 def read_manifest(path: Path) -> dict[str, Any]:
-    """A checkpoint's manifest: `step`, `stepped` (whether there is optimizer state), `layout`, `model` (its sizes), ...
+    """Return a checkpoint's manifest: `step`, `stepped` (true if it has optimizer state), `layout`, `model` (sizes), ...
     Raises CheckpointError: the folder is not a complete checkpoint, or of another format."""
     try:
         manifest: dict[str, Any] = json.loads((path / MANIFEST).read_text())
@@ -117,7 +118,7 @@ def read_manifest(path: Path) -> dict[str, Any]:
         raise CheckpointError(f"{path}: expected a checkpoint of format {FORMAT}, got {manifest!r:.80}")
     for name, kind in _ENTRIES.items():
         if type(value := manifest.get(name)) is not kind:
-            raise CheckpointError(f"{path}: {name} in {MANIFEST} is no {kind.__name__} but {value!r:.80}: damaged")
+            raise CheckpointError(f"{path}: {name} in {MANIFEST} is damaged: {value!r:.80}")
     return manifest
 
 

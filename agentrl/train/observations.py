@@ -1,5 +1,5 @@
-"""Facts about the turns of a sample: their numbers, their rewards, their observations, and the user's weights.
-Turns count through a trajectory from 1, also where it was split into several samples, which share a rollout id."""
+"""Facts about the turns of a sample: numbers, rewards, observations, and the user's loss weights. Turns are numbered
+from 1 through a whole trajectory. If a trajectory was split, its samples share a rollout id and this numbering."""
 
 import difflib
 import math
@@ -13,20 +13,20 @@ from agentrl.sample import Origin, Sample
 
 
 def turns_of(sample: Sample) -> list[int]:
-    """The turn of each response token; 0 where it is unknown."""
+    """Return the turn of each response token; 0 if the turn is unknown."""
     if not sample.segments:
         return [0] * sample.response_length
     return [segment.turn for segment in sample.segments for _ in range(segment.start, segment.end)]
 
 
 def credit_of(sample: Sample, reward: float) -> list[float]:
-    """The reward that each turn of a sample earned, at the turn's last model token; else 0; all 0 if `reward` is NaN.
+    """Return each turn's reward at its last model token, and 0 elsewhere. If `reward` is NaN, all are 0.
 
-    Exactly `metadata["step_credit"]` where a combined reward wrote it; else the steps' rewards, and what `reward` has
-    beyond their sum on the last turn. Both have an entry for each turn of the trajectory so far. Of samples that one
-    trajectory was split into each has its own turns': what was earned before its first turn is an earlier sibling's,
-    and its last turn has all that was earned from then on, so that returns are as without the split. Without turns all
-    of `reward` stands at the end."""
+    The rewards of turns are `metadata["step_credit"]`, which a combined reward writes. Without it they are
+    `metadata["step_rewards"]`, and the last turn also gets the rest of `reward`. Both lists have an entry per turn. A
+    sample of a split trajectory leaves out the rewards of turns before its own first turn. Its last turn also gets the
+    rewards of all later turns, so returns equal those without a split. A sample without turns has all of `reward` at its
+    last token."""
     out = [0.0] * sample.response_length
     last = {s.turn: s.end - 1 for s in sample.segments if s.origin is Origin.MODEL and s.turn > 0}
     if not out or math.isnan(reward):
@@ -40,7 +40,7 @@ def credit_of(sample: Sample, reward: float) -> list[float]:
         credit += [0.0] * (max(last) - len(credit))
         credit[-1] += reward - math.fsum(credit)
     at = None
-    for turn, earned in enumerate(credit, 1):  # a turn without tokens is a consequence of the one before
+    for turn, earned in enumerate(credit, 1):  # the reward of a turn without tokens goes to the turn before
         at = last.get(turn, at)
         if at is not None:
             out[at] += earned
@@ -65,8 +65,8 @@ def _step_numbers(sample: Sample, key: str) -> list[float]:
 def observation_ids_of(
     groups: Sequence[Sequence[Sample]], tokens: NDArray[np.int32], offsets: NDArray[np.int64]
 ) -> NDArray[np.int32]:
-    """A number for what was shown right before each response token's turn; -1 where the turn is unknown. Equal numbers
-    are equal tokens within a group: since the model's last turn, or the prompt before a sample's first."""
+    """Return, per response token, the number of the observation before the token's turn; -1 if the turn is unknown.
+    Within a group, equal numbers are equal observations: the tokens since the previous turn, or the prompt."""
     numbers: dict[tuple[int, bytes], int] = {}
     out, samples = [], ((g, sample) for g, group in enumerate(groups) for sample in group)
     for (g, sample), shown, end in zip(samples, offsets[:-1], offsets[1:], strict=True):
@@ -82,12 +82,13 @@ def observation_ids_of(
     return np.concatenate(out)
 
 
-_READ = ("weight", "turn_weights")  # the keys of `train_metadata` that are read; the rest of it is the user's own
+_READ = ("weight", "turn_weights")  # the keys of `train_metadata` that are read; users may add others
 
 
 def weights_of(sample: Sample) -> list[float]:
-    """The user's factor of each response token: the sample's "weight" times its turn's of the "turn_weights"; 1 if it
-    is removed. Raises SampleError: one is missing, negative or not finite, or a name is misspelt."""
+    """Return the loss weight of each response token: the sample's "weight" times its turn's entry in "turn_weights". A
+    removed sample has 1. Raises SampleError: a turn has no weight, a weight is negative or not finite, or a key is
+    misspelt."""
     given, where = sample.train_metadata or {}, f"sample index={sample.index}: train_metadata"
     for name in set(given) - set(_READ):
         if close := difflib.get_close_matches(str(name), _READ, n=1, cutoff=0.85):

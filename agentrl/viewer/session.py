@@ -10,11 +10,11 @@ from agentrl.gateway.record import SessionRecord, TurnRecord
 from agentrl.groups import Group
 from agentrl.rollout.stats import trajectories
 
-_DEPTH = 6  # most levels by which a branch is moved to the right
+_DEPTH = 6  # maximum indentation of a branch
 
 
 class SessionTurn(NamedTuple):
-    """A turn as the page shows it. `here`: the open trajectory has it. `samples`: places in the group that have it."""
+    """A turn as the page shows it. `here`: the shown trajectory has it. `samples`: indices of samples with it."""
 
     record: TurnRecord
     depth: int
@@ -23,11 +23,11 @@ class SessionTurn(NamedTuple):
 
 
 class ShownSession(NamedTuple):
-    """A session as the page shows it, each branch before the turns from which it departs; `samples` is their number."""
+    """A session as the page shows it: the side branches of a turn come before its main continuation."""
 
     record: SessionRecord
     turns: Sequence[SessionTurn]
-    samples: int
+    samples: int  # number of samples of the session
 
     @property
     def dropped(self) -> Counter[str]:
@@ -54,7 +54,7 @@ class ShownSession(NamedTuple):
 
 
 def session_of(group: Group, place: int) -> ShownSession | str:
-    """Return the session of a group's sample; "" if none was stored, and an error if it cannot be read."""
+    """Return the session of a group's sample; "" if none was stored; an error message if it cannot be read."""
     own = next(set(map(id, path)) for path in trajectories(group) if any(one is group[place] for one in path))
     abouts = {at: sample.metadata.get("gateway") for at, sample in enumerate(group) if id(sample) in own}
     found = {at: about if isinstance(about, Mapping) else {} for at, about in abouts.items()}
@@ -75,7 +75,7 @@ def session_of(group: Group, place: int) -> ShownSession | str:
 
 
 def _in_order(turns: Sequence[TurnRecord]) -> Iterator[tuple[TurnRecord, int]]:
-    """Yield turns and depths. The child with most turns below keeps its parent's depth; others come first, one deeper."""
+    """Yield turns and depths. The child with most descendants keeps its parent's depth. Others come first, one deeper."""
     children: dict[int | None, list[TurnRecord]] = {}
     for turn in turns:
         children.setdefault(turn.parent, []).append(turn)

@@ -141,7 +141,7 @@ def test_the_file_of_a_run_has_none_and_asks_for_them_again(tmp_path: Path) -> N
     assert "SEKRET" not in file.read_text()
     assert written["data"]["label_key"] == "answer"
     assert written["engine"]["sglang_options"]["tp_size"] == 2
-    with pytest.raises(SettingsError, match=r"settings\.json line \d+, judge_url: the secret in it was not kept"):
+    with pytest.raises(SettingsError, match=r"settings\.json line \d+, judge_url: it was saved without its secret"):
         RunSettings.from_file(file)
     again = "--sglang-api-key A --sglang-ssl-key-password B --judge-url c --rm-url d --rollout-external-engine-addrs e"
     found = RunSettings.from_cli(["--config", str(file), *again.split()])

@@ -172,7 +172,7 @@ def test_calls_without_content_and_content_in_parts_are_messages(tmp_path: Path)
 @pytest.mark.parametrize(
     ("line", "said"),
     [
-        ('{"input": "a", "label": 1, "label": 2}', "one of the names 'input', 'label' is given twice in one object"),
+        ('{"input": "a", "label": 1, "label": 2}', "an object has the name 'label' twice"),
         ('{"input": "a", "metadata": {"b": {"c": 1, "c": 1}}}', "one of the names 'c' is given twice"),
         ('{"input": "a", "label": NaN}', "malformed JSON at column"),
         ('{"input": "\\ud800"}', "malformed JSON at column"),
@@ -204,7 +204,7 @@ def test_values_that_json_has_not_are_refused_where_they_are_used(tmp_path: Path
 def test_damaged_parquet_is_named(tmp_path: Path) -> None:
     text = pa.array([1, 2]).cast(pa.string())
     pq.write_table(pa.Table.from_arrays([text, text, text], names=["input", "a", "a"]), tmp_path / "twice.parquet")
-    with pytest.raises(DataError, match=r"twice\.parquet: the column 'a' is there twice"):
+    with pytest.raises(DataError, match=r"twice\.parquet: column 'a' occurs twice"):
         PromptData(str(tmp_path / "twice.parquet"))
     raw = pa.StringArray.from_buffers(1, pa.py_buffer(b"\0\0\0\0\2\0\0\0"), pa.py_buffer(b"\xff\xfe"))
     pq.write_table(pa.table({"input": raw}), tmp_path / "text.parquet")

@@ -9,7 +9,7 @@ import pytest
 
 from agentrl import rowfiles
 from agentrl.errors import DataError
-from agentrl.rowfiles import MOST_ROW, open_rows
+from agentrl.rowfiles import MAX_ROW_BYTES, open_rows
 
 
 def repeated(count: int, size: int) -> Any:
@@ -23,14 +23,14 @@ def parquet(folder: Path, table: Any) -> str:
 
 
 def test_a_long_row_is_refused(tmp_path: Path) -> None:
-    rows = open_rows(parquet(tmp_path, pa.table({"input": ["a" * (MOST_ROW + 1), "b"]})))
-    with pytest.raises(DataError, match=r"p.parquet row 0 has 33,554,\d+ bytes; a row may have 33,554,432"):
+    rows = open_rows(parquet(tmp_path, pa.table({"input": ["a" * (MAX_ROW_BYTES + 1), "b"]})))
+    with pytest.raises(DataError, match=r"p.parquet row 0 has 33,554,\d+ bytes; at most 33,554,432"):
         rows.read(0)
     assert rows.read(1) == {"input": "b"}
 
 
 def test_a_long_line_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "p.jsonl").write_bytes(b'\n{"a": 1}\n{"a": "' + b"x" * MOST_ROW + b'"}\n{"a": 2}')
+    (tmp_path / "p.jsonl").write_bytes(b'\n{"a": 1}\n{"a": "' + b"x" * MAX_ROW_BYTES + b'"}\n{"a": 2}')
     rows = open_rows(str(tmp_path / "p.jsonl"))
     with pytest.raises(DataError, match=r"p.jsonl line 3 has 33,554,\d+ bytes"):
         rows.read(1)
@@ -55,5 +55,5 @@ def test_what_one_row_has_many_times_is_counted(tmp_path: Path, nested: bool) ->
 
 def test_a_large_row_group_is_refused_before_it_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rowfiles, "MOST_GROUP", 1 << 20)
-    with pytest.raises(DataError, match=r"row group 0 has 8,\d+,\d+ bytes when it is decoded; at most 1,048,576"):
+    with pytest.raises(DataError, match=r"row group 0 decodes to 8,\d+,\d+ bytes; the maximum is 1,048,576"):
         open_rows(parquet(tmp_path, pa.table({"input": repeated(1_000_000, 1)})))

@@ -39,7 +39,7 @@ def test_names() -> None:
 @pytest.mark.parametrize(
     ("wrong", "near"), [("exact_mach", "exact_match"), ("boxed_exactmatch", "boxed_exact_match"), ("F1", "f1")]
 )
-def test_an_unknown_name_is_answered_with_the_nearest(wrong: str, near: str) -> None:
+def test_an_unknown_name_suggests_the_nearest(wrong: str, near: str) -> None:
     with pytest.raises(SettingsError, match=f"{wrong}.*did you mean '{near}'"):
         grade(wrong, "a", "a")
 
@@ -62,7 +62,7 @@ def test_inputs_that_cannot_be_graded_are_failures_not_zeros(
     assert caught.value.kind == kind
 
 
-def test_an_answer_that_is_too_long_is_wrong_and_not_judged() -> None:
+def test_an_answer_that_is_too_long_gets_the_lowest_score_unjudged() -> None:
     got = grade("dapo", "a" * 4_000_001, "a")
     assert (got.score, got.correct, got.unjudged) == (-1.0, False, "grader_too_large")
     assert "4,000,001 characters; at most 4,000,000" in got.reason
@@ -71,7 +71,7 @@ def test_an_answer_that_is_too_long_is_wrong_and_not_judged() -> None:
 @pytest.mark.parametrize(
     "name", [name for name, spec in GRADERS.items() if spec.needs_label and spec.runs == "process"]
 )
-def test_a_missing_label_is_never_a_zero(name: str) -> None:
+def test_a_missing_label_raises(name: str) -> None:
     with pytest.raises(GraderFailure, match=r"--label-key|--metadata-key"):
         grade(name, "an answer", None, {})
 
@@ -82,7 +82,7 @@ def test_a_box_that_is_not_there_scores_zero() -> None:
     assert (missing.score, missing.extracted, missing.reason) == (0.0, None, "no box found")
 
 
-def test_a_grader_of_ones_own_by_path() -> None:
+def test_a_custom_grader_by_path() -> None:
     assert grade(f"{FAULTY}:echo", "x", "x") == Grade(1.0, True, "x", "{}")
     with pytest.raises(PluginError, match="did you mean 'echo'"):
         grade(f"{FAULTY}:ecko", "x", "x")
@@ -106,7 +106,7 @@ def test_long_extracts_are_cut() -> None:
     assert len(got.extracted) == 2000
 
 
-def test_what_a_waiting_grader_needs_is_asked_for_early() -> None:
+def test_settings_of_a_remote_grader_are_checked_before_the_run() -> None:
     with pytest.raises(SettingsError, match="--rm-url"):
         check_rm_type("remote_rm", RmHubSettings())
     check_rm_type("remote_rm", RmHubSettings(rm_url="http://127.0.0.1:1/"))

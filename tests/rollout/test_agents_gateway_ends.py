@@ -80,7 +80,7 @@ async def closed_in_the_middle(chat: Chat, ledger: Ledger, folder: Path, action:
 @pytest.mark.parametrize(
     ("action", "state", "reason"),
     [
-        (FailureAction.RAISE, State.WAITING, "broken off"),
+        (FailureAction.RAISE, State.WAITING, "interrupted"),
         (FailureAction.DROP_GROUP, State.DROPPED, "engine/gateway_closed"),
         (FailureAction.KEEP_MASKED, State.COMPLETED, None),
     ],

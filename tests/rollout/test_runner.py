@@ -88,7 +88,7 @@ async def test_a_policy_that_raises_ends_the_run_and_leaves_nothing_running(chat
         await loop.run(0)
     assert engine.cancelled == 4
     assert set(store.fate.values()) == {"released"}
-    assert set(store.released.values()) == {"broken off"}
+    assert set(store.released.values()) == {"interrupted"}
 
 
 async def test_a_rollout_that_keeps_nothing_ends_with_the_reasons(chat: Chat) -> None:
@@ -116,7 +116,7 @@ async def test_a_filter_that_keeps_nothing_is_named_with_the_rewards_that_it_saw
         await loop.run(0)
     # Groups that were under way beside the fiftieth may be counted as well.
     named = rf"filtered \(5\d\); the group filter keep \({__file__}:\d+\)"
-    assert re.search(rf"{named} was asked about 1[01]\d trajectories, whose rewards were {saw}$", str(caught.value))
+    assert re.search(rf"{named} judged 1[01]\d trajectories, whose rewards were {saw}$", str(caught.value))
 
 
 async def test_drops_count_towards_giving_up_only_in_a_row(chat: Chat) -> None:

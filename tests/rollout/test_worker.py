@@ -12,7 +12,7 @@ from agentrl.buffer.codec import decode_group
 from agentrl.chat import Chat
 from agentrl.errors import SampleError
 from agentrl.groups import Group
-from agentrl.rollout.coordinator import BROKEN_OFF, RolloutCoordinator
+from agentrl.rollout.coordinator import INTERRUPTED, RolloutCoordinator
 from agentrl.rollout.filters import FilterOutput, GroupFilter
 from agentrl.rollout.stats import Tally
 from agentrl.rollout.worker import Lease, LeaseProgress, Played, Player, RolloutWorker, WorkerLost
@@ -141,12 +141,12 @@ async def test_the_result_of_a_cancelled_lease_is_discarded_and_its_group_waits(
                 outside.start_soon(cancelling, scope)
                 await coordinator.batch(0)
         assert store.fate == {0: "released", 1: "completed", 2: "completed"}
-        assert store.released == {0: BROKEN_OFF}
+        assert store.released == {0: INTERRUPTED}
         groups, stats, full = await coordinator.batch(0)
     assert full
     assert [group[0].group_index for group in groups] == [0, 1, 2]
     assert [(lease.number, lease.group_id) for lease in player.leases] == [(0, 0), (1, 1), (2, 2), (3, 0)]
-    assert stats.account.lost[BROKEN_OFF] > 0
+    assert stats.account.lost[INTERRUPTED] > 0
 
 
 async def test_the_result_of_another_lease_is_discarded(chat: Chat) -> None:
@@ -155,7 +155,7 @@ async def test_the_result_of_another_lease_is_discarded(chat: Chat) -> None:
     player = Late(RolloutWorker(loop.player), mistaken=True)
     async with RolloutCoordinator.running(player, store, loop.player.context.settings) as coordinator:
         groups, *_ = await coordinator.batch(0)
-    assert store.released == {0: BROKEN_OFF}
+    assert store.released == {0: INTERRUPTED}
     assert store.fate == dict.fromkeys(range(3), "completed")
     assert len(groups) == 3
 

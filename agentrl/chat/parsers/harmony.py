@@ -1,10 +1,10 @@
-"""gpt-oss's harmony format: a turn is messages, each with a channel and maybe a recipient.
+"""gpt-oss's harmony format: a turn consists of messages, each with a channel and maybe a recipient.
 
     <|channel|>analysis<|message|>...<|end|><|start|>assistant to=functions.name<|channel|>commentary json<|message|>{...}
 
 1. `analysis` is reasoning, `final` and `commentary` are text, and a message to `functions.name` is a call whose body is
-   JSON. A message to anybody else (the built-in tools of a hosted model) is neither.
-2. An end mark inside a body is text where no message follows it."""
+   JSON. A message to another recipient, such as a hosted model's built-in tool, is dropped.
+2. An end mark closes a body only before another message or at the end of the text."""
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -26,14 +26,14 @@ _STRAY = re.compile(r"<\|(?:end|call|return)\|>\s*")
 
 class _Message(NamedTuple):
     raw: str
-    channel: str | None  # none: text outside of messages, or a message whose header is broken
+    channel: str | None  # None: text outside of messages, or a message whose header is broken
     recipient: str | None
     body: str
     closed: bool
 
 
 def _messages(text: str) -> Iterator[_Message]:
-    at = unread = 0
+    at = unreadable = 0
     while at < len(text):
         if (header := _HEADER.match(text, at)) is None:
             start = text.find("<|start|>", at + 1)
@@ -45,17 +45,17 @@ def _messages(text: str) -> Iterator[_Message]:
         body, end = header.end(), None
         if recipient := header[1] or header[3]:
             value = read_json(text, body)
-            unread += value is None
-            end = _END.search(text, value[1] if value else body) if unread < MAX_BROKEN else None
+            unreadable += value is None
+            end = _END.search(text, value[1] if value else body) if unreadable < MAX_BROKEN else None
         else:
             end = _END_OF_TEXT.search(text, body)
-        stop, behind = (end.start(), end.end()) if end else (len(text), len(text))
-        yield _Message(text[at:behind], header[2], recipient, text[body:stop], end is not None)
-        at = behind
+        body_end, message_end = (end.start(), end.end()) if end else (len(text), len(text))
+        yield _Message(text[at:message_end], header[2], recipient, text[body:body_end], end is not None)
+        at = message_end
 
 
 def split_channels(text: str) -> Split:
-    """The analysis of a turn, and the turn without it."""
+    """Split a turn into its analysis and the rest."""
     reasoning, rest, is_open = list[str](), list[str](), False
     for message in _messages(text):
         is_analysis = message.channel == "analysis" and message.recipient is None
@@ -65,6 +65,7 @@ def split_channels(text: str) -> Split:
 
 
 def parse_harmony(text: str, tools: Sequence[Mapping[str, Any]] = ()) -> Parsed:
+    """Return text and calls of a turn from which `split_channels` removed the analysis."""
     out, texts = Parsed(), list[str]()
     for message in _messages(text):
         if message.recipient is not None:

@@ -1,9 +1,9 @@
-"""Decoder steps for few tokens, each as one pass over memory, compiled by numba.
+"""Numba kernels for decoder layers with few tokens. Each makes one pass over memory.
 
-1. Compiled once a machine: the code is kept beside this file or, where that cannot be written, in the user's cache folder.
-2. All arrays are float32 and changed in place; sums may be taken in any order, a NaN stays one.
-3. `where`, int64 [4, T], says of each token its slot, its position, and the slot (`root`) in which its first `shared` keys
-   and values are read: what siblings have in common is so in the processor's cache after the first of them."""
+1. Compiled once a machine. The code is kept beside this file or, if that folder is read-only, in the user's cache folder.
+2. All arrays are float32 and changed in place. The order of summation is not specified; a NaN stays a NaN.
+3. `where`, int64 [4, T], has for each token its slot, its position, `root` and `shared`: its first `shared` keys and values
+   are read from slot `root`. So siblings find what they have in common in the processor's cache."""
 
 from collections.abc import Callable
 from typing import Any, TypeVar
@@ -31,7 +31,7 @@ def compiled(*signature: str, flags: tuple[str, ...] = ("reassoc", "contract", "
         options = {"fastmath": set(flags), "nogil": True, "error_model": "numpy", "boundscheck": False}
         try:
             made: _F = numba.njit(*signature, cache=True, **options)(function)
-        except (RuntimeError, OSError):  # there is no folder that it can be kept in
+        except (RuntimeError, OSError):  # there is no cache folder that can be written
             made = numba.njit(*signature, **options)(function)
         return made
 
@@ -40,7 +40,7 @@ def compiled(*signature: str, flags: tuple[str, ...] = ("reassoc", "contract", "
 
 @intrinsic
 def _prefetch(context: Any, array: Any, row: Any, column: Any) -> Any:
-    """Prefetch the cache line of a number, which may lie behind the array's end."""
+    """Prefetch the cache line of an element, which may be past the array's end."""
 
     def generate(context: Any, builder: Any, signature: Any, given: Any) -> Any:
         array = context.make_array(signature.args[0])(context, builder, given[0])
@@ -57,15 +57,15 @@ def _prefetch(context: Any, array: Any, row: Any, column: Any) -> Any:
 
 @compiled("void(f4[:,::1], f4[:,::1], f4[:,::1], i8, i8)")
 def product(rows: Floats, weight: Floats, out: Floats, low: int, top: int) -> None:
-    """`rows` [T, K] times `weight` [N, K], as columns `low` to `top` (at least 8 of them) of `out` [T, N]. Two rows by
-    eight columns at a time, which is what fits the processor's registers, while the weights of the next eight columns
-    are on their way; each number is the same however many rows there are."""
-    share = 16 * rows.shape[1] // max(2, len(rows))
+    """`rows` [T, K] times `weight` [N, K], as columns `low` to `top` (at least 8 of them) of `out` [T, N]. Computes two
+    rows by eight columns in registers, and prefetches the weights of the next eight columns. The number of rows does
+    not change a result."""
+    prefetched = 16 * rows.shape[1] // max(2, len(rows))
     for column in range(low, top, 8):
         n = min(column, top - 8)
         for one in range(0, len(rows), 2):
             two = min(one + 1, len(rows) - 1)
-            for k in range(one // 2 * share, (one // 2 + 1) * share, 16):
+            for k in range(one // 2 * prefetched, (one // 2 + 1) * prefetched, 16):
                 _prefetch(weight, n + 8, k)
             a0 = a1 = a2 = a3 = a4 = a5 = a6 = a7 = np.float32(0)
             b0 = b1 = b2 = b3 = b4 = b5 = b6 = b7 = np.float32(0)
@@ -107,7 +107,7 @@ def add_norm(hidden: Floats, added: Floats, weight: Floats, eps: float, out: Flo
 
 @compiled(flags=("contract",))
 def _exp(x: Any) -> Any:
-    """Cephes' `expf`: off by at most 9e-8 of the value; from e^-87 to e^88 at the ends."""
+    """Cephes' `expf`, with a relative error of at most 9e-8. The result is clamped to e^-87 and e^88."""
     x = np.float32(-87) if x < np.float32(-87) else np.float32(88) if x > np.float32(88) else x
     whole = np.floor(x * _LOG2E + np.float32(0.5))
     rest = x - whole * _LN2_HIGH - whole * _LN2_LOW
@@ -129,29 +129,29 @@ def gated(parts: Floats, out: Floats) -> None:
 
 
 @compiled("void(f4[:,:,::1], f4[:,:,:,::1], f4[:,:,:,::1], i8[:,::1], f4[:,:,::1], f4[:,::1], f4)")
-def place(parts: Floats, keys: Floats, values: Floats, where: Places, turn: Floats, norms: Floats, eps: float) -> None:
-    """Norms and rope of queries and keys; keys and values to their places in the cache. `parts` [T, heads + 2 kv_heads,
-    dim]; `turn` [2, T, turning] cosines and sines, of which the first `turning` numbers of a head turn, by halves;
-    `norms` [2, dim] or, where there are none, [0, dim]."""
+def place(parts: Floats, keys: Floats, values: Floats, where: Places, rope: Floats, norms: Floats, eps: float) -> None:
+    """Apply norms and RoPE to queries and keys, and write keys and values to the cache. `parts`: [T, heads + 2 kv_heads,
+    dim]. `rope`: cosines and sines [2, T, rotary_dim]; the first `rotary_dim` numbers of a head are rotated, by halves.
+    `norms`: [2, dim], or [0, dim] if there are none."""
     kv_heads, dim = keys.shape[1], keys.shape[3]
-    turning, half = parts.shape[1] - kv_heads, turn.shape[2] // 2
+    rotated, half = parts.shape[1] - kv_heads, rope.shape[2] // 2
     for row in range(len(parts)):
         slot, position = where[0, row], where[1, row]
-        for head in range(turning):
+        for head in range(rotated):
             some = parts[row, head]
             if len(norms):
-                weight = norms[np.int64(head >= turning - kv_heads)]
+                weight = norms[np.int64(head >= rotated - kv_heads)]
                 scale = _scale(some, eps)
                 for i in range(dim):
                     some[i] = some[i] * scale * weight[i]
             for i in range(half):
                 one, other = some[i], some[half + i]
-                some[i] = one * turn[0, row, i] - other * turn[1, row, i]
-                some[half + i] = other * turn[0, row, half + i] + one * turn[1, row, half + i]
+                some[i] = one * rope[0, row, i] - other * rope[1, row, i]
+                some[half + i] = other * rope[0, row, half + i] + one * rope[1, row, half + i]
         for head in range(kv_heads):
             for i in range(dim):
-                keys[slot, head, position, i] = parts[row, turning - kv_heads + head, i]
-                values[slot, head, position, i] = parts[row, turning + head, i]
+                keys[slot, head, position, i] = parts[row, rotated - kv_heads + head, i]
+                values[slot, head, position, i] = parts[row, rotated + head, i]
 
 
 @compiled()
@@ -170,7 +170,7 @@ def _score(query: Floats, keys: Floats, scores: Floats) -> None:
 
 
 @compiled(flags=("reassoc", "nsz", "nnan"))
-def _most(scores: Floats) -> Any:
+def _max_score(scores: Floats) -> Any:
     """Return the largest score; any score if one is a NaN."""
     most = scores[0]
     for i in range(len(scores)):
@@ -179,9 +179,9 @@ def _most(scores: Floats) -> Any:
 
 
 @compiled()
-def _soften(scores: Floats, scale: Any) -> None:
-    """Softmax of `scores` times `scale`."""
-    most, total = _most(scores), np.float32(0)
+def _softmax(scores: Floats, scale: Any) -> None:
+    """Replace `scores` by the softmax of `scores` times `scale`."""
+    most, total = _max_score(scores), np.float32(0)
     for i in range(len(scores)):
         scores[i] = _exp((scores[i] - most) * scale)
         total += scores[i]
@@ -190,7 +190,7 @@ def _soften(scores: Floats, scale: Any) -> None:
 
 
 @compiled()
-def _mix(weights: Floats, values: Floats, out: Floats) -> None:
+def _add_weighted(weights: Floats, values: Floats, out: Floats) -> None:
     """Add `weights` [groups, n] times `values` [n, dim] to `out`, four at a time."""
     fours = len(values) // 4 * 4
     for at in range(0, fours, 4):
@@ -217,8 +217,8 @@ def attend(
     low: int,
     top: int,
 ) -> None:
-    """Attention of the first tokens of `parts` [T or more, heads or more, dim], one new one a sequence. `out`: [T,
-    heads, dim of values]. Of the key heads `low` to `top` only: threads take some each."""
+    """Attend from one new token of each sequence: the first T rows of `parts` [T or more, heads or more, dim]. `out`: [T,
+    heads, dim of values]. Computes the key heads `low` to `top`; other threads compute the others."""
     groups = out.shape[1] // keys.shape[1]
     scores = np.empty((groups, keys.shape[2]), np.float32)
     for head in range(low, top):
@@ -232,8 +232,8 @@ def attend(
             for source, begin, stop in spans:
                 _score(query, keys[source, head, begin:stop], scores[:, begin - first :])
             for group in range(groups):
-                _soften(scores[group, : end - first], scale)
+                _softmax(scores[group, : end - first], scale)
                 for i in range(values.shape[3]):
                     mixed[group, i] = 0
             for source, begin, stop in spans:
-                _mix(scores[:, begin - first :], values[source, head, begin:stop], mixed)
+                _add_weighted(scores[:, begin - first :], values[source, head, begin:stop], mixed)

@@ -1,4 +1,4 @@
-"""Constraints `format:*`, the form of the answer, and `custom:*`, single prompts of IFBench whose answer itself is checked."""
+"""Checks of `format:*` (the form of the answer) and `custom:*` (prompts of IFBench with one right content)."""
 
 import csv
 import datetime
@@ -27,8 +27,8 @@ _AFRICAN_LINES = 52
 
 
 def _nests(raw: str, closers: Mapping[str, str], deep: int, shut: int) -> bool:
-    """Return true if marks nest `deep` levels, of which `shut` are closed again; `closers` says what each mark closes.
-    A bracket that closes nothing starts again; a quote opens where it does not close."""
+    """Return true if brackets or quotes nest `deep` levels, and `shut` of these are closed. `closers`: closing to opening
+    character. A closing bracket without a match resets the count; a quote that closes no quote opens one."""
     open_: list[str] = []
     deepest = 0
     for char in raw:
@@ -45,7 +45,7 @@ def _nests(raw: str, closers: Mapping[str, str], deep: int, shut: int) -> bool:
 
 
 def options(passage: ResponseText, options: str) -> Faults:
-    """Exactly one of the options; letters as they are given, words in any case and with marks around them."""
+    """The answer is one of the options. Letters (a, b, c) must match exactly; words in any case, with any punctuation."""
     separator = next((mark for mark in ("/", "or") if mark in options), ",")
     choices = [choice.strip() for choice in options.split(separator)]
     answer = passage.raw
@@ -55,15 +55,15 @@ def options(passage: ResponseText, options: str) -> Faults:
 
 
 def newline(passage: ResponseText) -> Faults:
-    """As many lines as words once ASCII marks are taken out; blank lines do not count."""
+    """As many lines as words, without ASCII punctuation and blank lines."""
     stripped = passage.bare.strip()
     lines, words = sum(line != "" for line in stripped.split("\n")), len(stripped.split())
     return unless(lines == words, f"{words} words on {lines} lines")
 
 
 def emoji_ends(passage: ResponseText) -> Faults:
-    """Each sentence ends in an emoji, or the next one starts with it (the mark may stand before it); of a joined
-    emoji one of the last two characters is looked at."""
+    """Each sentence ends in an emoji, or the next sentence starts with it (after the full stop). Of an emoji of several
+    characters, one of the last two must be an emoji."""
     import emoji
 
     bare = [ResponseText(sentence).bare.strip() for sentence in passage.sentences]
@@ -73,33 +73,33 @@ def emoji_ends(passage: ResponseText) -> Faults:
 
 
 def line_indent(passage: ResponseText) -> Faults:
-    """Each line that is not blank starts with more spaces than the one before. The benchmark stumbles over two blank
-    lines in a row (it refuses them, mostly); here blank lines do not matter."""
+    """Each line that is not blank starts with more spaces than the one before. The benchmark mostly
+    rejects two blank lines in a row; here blank lines do not count."""
     lines = [line for line in passage.raw.split("\n") if line.strip()]
     return neighbours((len(line) - len(line.lstrip(" ")) for line in lines), lambda one, other: one < other)
 
 
 def quote_unquote(passage: ResponseText) -> Faults:
-    """No straight double quotes next to each other, and none at the end: something stands after each quoted phrase."""
+    """No straight double quotes next to each other, and none at the end: text follows each quoted phrase."""
     joined = "".join(passage.raw.replace("'\"'", "").split())
     return unless('""' not in joined and not joined.strip(_DIGITS_AND_MARKS).endswith('"'))
 
 
 def thesis(passage: ResponseText) -> Faults:
-    """Some text in <i> or <em>, and text after it; only the first pair is looked at."""
+    """Some text in <i> or <em>, and text after it. Only the first pair counts."""
     section = passage.raw[_first_of(passage.raw, "<i>", "<em>") :]
     end = _first_of(section, "</i>", "</em>")
     return unless(section[3:end].strip() and section[end + 4 :].strip())
 
 
 def _first_of(raw: str, tag: str, other: str) -> int:
-    """The position of a tag, or else of the other; the end of the text if there is neither."""
+    """Return the position of `tag`, else of `other`, else of the end of the text."""
     return next((raw.find(one) for one in (tag, other) if one in raw), len(raw))
 
 
 def no_bullets_bullets(passage: ResponseText) -> Faults:
-    """At least two sentences, then at least two lines with *, and nothing else after the first of them. As in the
-    benchmark a blank line ends the sentences, so only bullets may follow it, and any mark ends a sentence."""
+    """At least two sentences, then only lines with *, at least two. As in the benchmark, a blank line ends the sentences,
+    and any punctuation ends a sentence."""
     sentences = bullets = 0
     reading = True
     for line in passage.raw.split("\n"):
@@ -117,8 +117,8 @@ def no_bullets_bullets(passage: ResponseText) -> Faults:
 
 
 def title_case(passage: ResponseText) -> Faults:
-    """No token is in lower case throughout, or in small capitals (aBC); other mixtures and full capitals pass. As in
-    the benchmark short words are not let off, and "n't" is a token: "Don't" is refused."""
+    """No token is all lower case, or a lower-case letter and then capitals (aBC). As in the benchmark, short words count
+    too, and "n't" is a token: "Don't" is refused."""
     lower = (token for token in passage.tokens if token[0].islower())
     return (repr(token) for token in lower if len(token) == 1 or token[1:].islower() or token[1:].isupper())
 
@@ -139,8 +139,8 @@ def mcq_count_length(passage: ResponseText) -> Faults:
 
 
 def reverse_newline(passage: ResponseText) -> Faults:
-    """From the line with Zimbabwe on at least 52 lines, in reverse alphabetical order (accents do not count). As in the
-    benchmark it is not checked that the lines are countries."""
+    """At least 52 lines, from the line with Zimbabwe on, in reverse alphabetical order without accents. As in the
+    benchmark, the lines need not be countries."""
     lines = [line for line in (line.strip(AROUND) for line in passage.raw.split("\n")) if line]
     start = next((number for number, line in enumerate(lines) if "Zimbabwe" in line), len(lines))
     listed = [_plain(line) for line in lines[start:]]
@@ -149,20 +149,20 @@ def reverse_newline(passage: ResponseText) -> Faults:
 
 
 def sentence_alphabet(passage: ResponseText) -> Faults:
-    """26 sentences that begin with a to z in turn; a quote or asterisk before the letter breaks the row."""
+    """26 sentences that begin with a to z in turn; a quote or asterisk before the letter fails the check."""
     firsts = [sentence[:1].lower() for sentence in passage.sentences]
     return unless(firsts == list(string.ascii_lowercase), f"sentences that begin with {' '.join(firsts)}")
 
 
 def european_capitals_sort(passage: ResponseText) -> Faults:
-    """The 27 capitals of the benchmark, in its order, between commas; without a full stop, accents do not count."""
+    """The benchmark's 27 capitals in its order, separated by commas, without a full stop. Accents do not count."""
     capitals = [name.strip() for name in _plain(passage.raw).split(",") if name.strip()]
     yield from compare(len(capitals), "exactly", len(LISTS["northern_capitals"]), "names")
     yield from (repr(got) for got, want in zip(capitals, LISTS["northern_capitals"], strict=True) if got != want)
 
 
 def csv_city(passage: ResponseText) -> Faults:
-    """A header and seven rows of five fields; nothing around them."""
+    """A header and seven rows of five fields, and no other text."""
     rows = _rows(passage.raw, ",")
     yield from compare(len(rows), "exactly", 8, "lines")
     if rows[0] != ["ID", "Country", "City", "Year", "Count"]:
@@ -172,7 +172,7 @@ def csv_city(passage: ResponseText) -> Faults:
 
 def csv_special_character(passage: ResponseText) -> Faults:
     """A header and fourteen rows, of which one has a field in double quotes with a special character. As in the
-    benchmark the rows after that one are not looked at."""
+    benchmark, the rows after that row are not checked."""
     yield from _header(passage.raw, ["ProductID", "Category", "Brand", "Price", "Stock"], ",")
     rows = _rows(passage.raw.replace('"', '"""'), ",")
     yield from compare(len(rows), "exactly", 15, "lines")
@@ -184,7 +184,7 @@ def csv_special_character(passage: ResponseText) -> Faults:
 
 
 def csv_quotes(passage: ResponseText) -> Faults:
-    """A header and three rows between tabs, each field in double quotes, those of the header too."""
+    """A header and three tab-separated rows. Each field, also of the header, is in double quotes."""
     yield from _header(passage.raw, ["StudentID", "Subject", "Grade", "Semester", "Score"], "\t")
     rows = _rows(passage.raw.replace('"', '"""'), "\t")
     yield from compare(len(rows), "exactly", 4, "lines")
@@ -193,7 +193,7 @@ def csv_quotes(passage: ResponseText) -> Faults:
 
 
 def _header(raw: str, names: list[str], separator: str) -> Faults:
-    """Unless the first line has these names, quoted or not, with white space after the separators at most."""
+    """Report another header unless the first line has these names, quoted or not. White space may follow separators."""
     first, *others = raw.split("\n", 1)[0].strip().split(separator)
     cells = [first, *(cell.lstrip(" \t".replace(separator, "")) for cell in others)]
     bare = [cell[1:-1] if cell in (f'"{name}"' for name in names) else cell for cell in cells]
@@ -201,7 +201,7 @@ def _header(raw: str, names: list[str], separator: str) -> Faults:
 
 
 def _rows(raw: str, separator: str) -> list[list[str]]:
-    """The rows of CSV; none if it is not well formed."""
+    """Return the rows of CSV; none if the CSV is malformed."""
     try:
         return list(csv.reader(io.StringIO(raw), delimiter=separator))
     except csv.Error:
@@ -209,11 +209,11 @@ def _rows(raw: str, separator: str) -> list[list[str]]:
 
 
 def _plain(raw: str) -> str:
-    """Without accents, and without what is not ASCII then."""
+    """Remove accents, then all characters that are not ASCII."""
     return unicodedata.normalize("NFKD", raw).encode("ascii", "ignore").decode("ascii")
 
 
-def _of_his_life(text: str) -> bool:
+def _in_napoleons_life(text: str) -> bool:
     """Return true if this is a date YYYY-MM-DD from Napoleon's lifetime, 1769 to 1821."""
     try:
         return bool(_DATE.fullmatch(text)) and 1769 <= datetime.date.fromisoformat(text).year <= 1821
@@ -224,7 +224,7 @@ def _of_his_life(text: str) -> bool:
 CHECKS: dict[str, Check] = {
     # Round, square and curly brackets, of which the innermost is closed.
     "format:parentheses": check("brackets nested at least 5 deep", lambda p: unless(_nests(p.raw, _BRACKETS, 5, 1))),
-    # Straight quotes, closed; as in the benchmark an apostrophe is one.
+    # Straight quotes, closed. As in the benchmark, an apostrophe counts as a quote.
     "format:quotes": check("quotes within quotes at least 3 deep", lambda p: unless(_nests(p.raw, _QUOTES, 3, 3))),
     "format:options": check("one of {options} and nothing else", options),
     "format:newline": check("each word on a new line", newline),
@@ -235,8 +235,8 @@ CHECKS: dict[str, Check] = {
     "format:list": check("a list of items marked with {sep}",
         lambda p, sep: compare(p.raw.count(sep), "at least", 2, f"times {sep!r}")),
     "format:thesis": check("sections that begin with a thesis in HTML italics", thesis),
-    # After each asterisk, before the next one, comes a hyphen. As in the benchmark that is all: bold text counts as
-    # bullets, and an answer without bullets passes.
+    # A hyphen follows each asterisk, before the next asterisk. As in the benchmark, bold text counts as bullets, and an
+    # answer without bullets passes.
     "format:sub-bullets": check("bullet points (*) with sub-bullet points (-)",
         lambda p: unless(all("-" in part for part in p.raw.split("*")[1:]))),
     "format:no_bullets_bullets": check("two sentences, then two bullet points (*)", no_bullets_bullets),
@@ -244,7 +244,7 @@ CHECKS: dict[str, Check] = {
     # The three headings, anywhere.
     "format:output_template": check("the template My Answer, My Conclusion, Future Outlook",
         lambda p: (f"no {h!r}" for h in ("My Answer:", "My Conclusion:", "Future Outlook:") if h not in p.raw)),
-    # No space, tab or line break at all, at the ends neither.
+    # No space, tab or line break, also not at the ends.
     "format:no_whitespace": check("no white space", lambda p: unless(p.raw.split() == [p.raw])),
     # The numbers of the answer, in this order; words do not matter.
     "custom:multiples": check("the multiples of 7 from 10 to 50",
@@ -262,5 +262,5 @@ CHECKS: dict[str, Check] = {
         csv_special_character),
     "custom:csv_quotes": check("3 tab-separated rows with every field in quotes", csv_quotes),
     "custom:date_format_list": check("dates as YYYY-MM-DD between commas",
-        lambda p: (repr(date) for date in map(str.strip, p.raw.split(",")) if not _of_his_life(date))),
+        lambda p: (repr(date) for date in map(str.strip, p.raw.split(",")) if not _in_napoleons_life(date))),
 }  # fmt: skip

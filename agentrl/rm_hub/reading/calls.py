@@ -1,6 +1,6 @@
-"""Tool calls of an answer, in the forms that models write. Text that begins with a mark of a chat parser's format is
-read by that parser. Otherwise: JSON alone, in a fence or after `[TOOL_CALLS]` or `<|python_tag|>`, ReAct's `Action:`
-with `Action Input:`, and Python calls, which are not executed. An incomplete call makes the answer broken."""
+"""Tool calls of an answer, in the forms that models write. Text that contains a mark of a chat format is read by that
+format's parser. Otherwise the forms are: ReAct's `Action:` with `Action Input:`; JSON alone, in a fence or after
+`[TOOL_CALLS]` or `<|python_tag|>`; Python calls, which are not executed. An incomplete call makes the answer broken."""
 
 import ast
 import re
@@ -18,7 +18,7 @@ _FORMATS = {
     "<function=": "qwen_xml", "<tool_sep>": "hunyuan", "<arg_key>": "glm", "<tool_call>": "hermes", "<invoke name=": "minimax-m2",
     "<｜tool▁call▁begin｜>": "deepseekv3", "<|tool_call_begin|>": "kimi_k2", "[ARGS]": "mistral", "✿FUNCTION✿": "qwen_agent",
 }  # fmt: skip
-"""By which marks the format of an answer is known before all else, the first that is there before others."""
+"""Mark to chat format. The first mark that an answer contains decides."""
 _ARGUMENTS = ("arguments", "parameters", "args", "input", "action_input", "kwargs")
 _NAMES = ("name", "function", "tool", "action", "tool_name", "function_name")
 _TOOL, _NO_TOOLS = re.compile(r"[A-Za-z_][\w.\-]*"), {*_NAMES, *_ARGUMENTS, "answer", "result"}
@@ -34,7 +34,7 @@ _MARKS = re.compile(
 )
 _LEADING = re.compile(rf"\A(?:\s*(?:{_MARKS.pattern}))*\s*")
 _TRAILING = re.compile(rf"(?:{_MARKS.pattern}|\s)+\Z")
-_TAIL = 200
+_TAIL = 200  # characters at the end of an answer from which marks are removed
 _REACT = re.compile(
     r"(?im)^[\s*]{0,4}(?:Action|Tool|Function)(?: name)?[*]{0,2}:[*]{0,2}[ \t]*`?([\w.-]{1,200})`?[ \t]*\n"
     r"[\s*]{0,4}(?:Action Input|Arguments|Parameters|Input)[*]{0,2}:[*]{0,2}\s*(?:```(?:json)?)?\s*"
@@ -54,11 +54,12 @@ class Call(NamedTuple):
 
 
 class Broken(ValueError):
-    """A call was begun but cannot be read; the text says why."""
+    """The answer is empty, or a call in it cannot be read."""
 
 
 def read_calls(text: str, tools: Sequence[Mapping[str, Any]] = ()) -> list[Call]:
-    """The calls of an answer, in order; `tools` tell the types of values in XML. Raises Broken, also for an empty text."""
+    """Return the calls of an answer, in order. `tools` has the types of values in XML. Raises Broken: a call cannot be
+    read, or the text is empty."""
     if "<|channel|>" in text:
         return _of_format("gpt-oss", split_channels(text).rest, tools)
     text = after_reasoning(text, control=True)
@@ -89,12 +90,12 @@ def read_calls(text: str, tools: Sequence[Mapping[str, Any]] = ()) -> list[Call]
 
 
 def _written(text: str) -> list[Call]:
-    """The calls of a text that is nothing but calls, in JSON or in Python."""
+    """Return the calls of a text that has only calls, in JSON or in Python."""
     return _values(text) or _python(text)
 
 
 def _of_format(name: str, text: str, tools: Sequence[Mapping[str, Any]]) -> list[Call]:
-    """The calls by a chat parser; what it finds broken may be a call in one of the other forms."""
+    """Parse calls with a chat parser. A call that the parser rejects is tried as `<function=...>`, JSON or Python."""
     parsed = FAMILIES[name].parse(text, tools)
     calls = [Call(name, read_arguments(arguments) or {}) for name, arguments in parsed.calls]
     for broken in parsed.broken:
@@ -111,7 +112,7 @@ def _of_format(name: str, text: str, tools: Sequence[Mapping[str, Any]]) -> list
 
 
 def call_of(value: Any) -> Call | None:
-    """A call written as a JSON object; None if it is none. Raises Broken: it has a name, but no object of arguments."""
+    """Return the call that a JSON object describes, or None. Raises Broken: the arguments are not an object."""
     if not isinstance(value, Mapping):
         return None
     value = next((inner for key in _WRAPPERS if _name(inner := value.get(key)) is not None), value)
@@ -131,13 +132,14 @@ def call_of(value: Any) -> Call | None:
 
 
 def _name(value: Any) -> str | None:
-    """The name that a JSON object gives under one of the usual keys."""
+    """Return the name that a JSON object has under a usual key."""
     names = (value.get(key) for key in _NAMES) if isinstance(value, Mapping) else ()
     return next((name for name in names if isinstance(name, str)), None)
 
 
 def calls_of(value: Any) -> list[Call] | None:
-    """The calls of a JSON value (one, a list, or `{"tool_calls": [...]}`); None if anything in it is none. Raises Broken."""
+    """Return the calls of a JSON value (one, a list, or `{"tool_calls": [...]}`); None if an item is not a call. Raises
+    Broken."""
     if isinstance(value, Mapping) and isinstance(value.get("tool_calls"), (list, tuple)):
         value = value["tool_calls"]
     items = value if isinstance(value, (list, tuple)) else [value]
@@ -146,7 +148,7 @@ def calls_of(value: Any) -> list[Call] | None:
 
 
 def _values(text: str) -> list[Call]:
-    """The calls of a text that is JSON values and nothing else; none if it is something else."""
+    """Return the calls of a text that has only JSON values; none for other texts."""
     calls: list[Call] = []
     position = 0
     while position < len(text):
@@ -158,7 +160,7 @@ def _values(text: str) -> list[Call]:
 
 
 def _python(text: str) -> list[Call]:
-    """The calls of a Python expression or of one expression a line; none if it is something else."""
+    """Return the calls of a Python expression, or of one expression a line; none for other texts."""
     if len(text) > _MAX_PYTHON or not _PYTHON.match(text):
         return []
     try:
@@ -175,14 +177,14 @@ def _python(text: str) -> list[Call]:
 
 
 def _only_shows(node: ast.Call) -> bool:
-    """Return true if this prints something that is no call itself."""
+    """Return true for `print(...)` with arguments of which none is a call."""
     shows = isinstance(node.func, ast.Name) and node.func.id == "print"
     return shows and bool(node.args) and not any(isinstance(argument, ast.Call) for argument in node.args)
 
 
 def _python_call(node: ast.Call) -> Call:
     if not re.fullmatch(r"[^\W\d][\w.]*", name := ast.unparse(node.func)):
-        raise Broken("a call of something that is not a name")
+        raise Broken("the called function is not a plain name")
     if name == "print" and len(node.args) == 1 and isinstance(node.args[0], ast.Call):
         return _python_call(node.args[0])
     if len(node.args) == 1 and isinstance(node.args[0], ast.Dict) and not node.keywords:
@@ -193,7 +195,7 @@ def _python_call(node: ast.Call) -> Call:
 
 
 class _Constants(ast.NodeTransformer):
-    """Constants as JSON writes them."""
+    """Reads the constants of JSON (`true`, `null`) as Python's."""
 
     def visit_Name(self, node: ast.Name) -> ast.expr:
         return ast.Constant(_CONSTANTS[node.id]) if node.id in _CONSTANTS else node

@@ -1,4 +1,4 @@
-"""The server as a process: life and death, disconnects, concurrency, the OpenAI endpoints."""
+"""The server as a process: start and end, disconnects, concurrency, the OpenAI endpoints."""
 
 import json
 import os
@@ -79,7 +79,7 @@ def test_a_client_that_leaves_aborts_its_request(server: str) -> None:
 
 @pytest.mark.slow
 def test_many_clients_at_once_get_their_own_answers(server: str) -> None:
-    """A request's tokens depend on its own seed and prompt, whoever else is there."""
+    """A request's tokens depend on its own seed and prompt, whatever other requests run."""
 
     def ask(seed: int) -> list[int]:
         params = {"max_new_tokens": 20, "sampling_seed": seed, "ignore_eos": True}
@@ -112,8 +112,8 @@ def test_a_stream_grows_and_ends_like_the_plain_answer(server: str) -> None:
 
 
 @pytest.mark.slow
-def test_a_dying_parent_takes_the_server_along_and_requests_end_properly(folder: Callable[..., Path]) -> None:
-    """Its guard ends it when the parent is killed: live requests get what they have, the process ends."""
+def test_the_server_stops_if_its_parent_dies_and_requests_are_aborted(folder: Callable[..., Path]) -> None:
+    """The watchdog stops the server if its parent dies. Running requests get their tokens, with reason `abort`."""
     command = [*COMMAND, str(folder())]
     script = (
         f"import os, subprocess, sys; guard = [sys.executable, '-I', '-S', {parent_watchdog.__file__!r}, str(os.getpid())]\n"
