@@ -20,11 +20,13 @@ from agentrl.sample import Message, Sample
 from agentrl.sandbox import BubblewrapMachine, ContainerMachine, Machine, MachineLimits, MachinePool
 from agentrl.sandbox.command import SYSTEM_PATHS
 from agentrl.tools import ToolError, tool
+from agentrl.tools.base import shortened
 
 _Kind = Literal["auto", "container", "bubblewrap"]
 _WORKDIR = "/app"
 _EMPTY = 'cd /; rm -rf tests logs/verifier; mkdir -p tests logs/verifier; [ -z "$(ls -A tests; ls -A logs/verifier)" ]'
 _SECONDS, _MEMORY_MB, _LONGEST_COMMAND = 600.0, 4096, 86_400.0
+_MAX_OUTPUT = 16_000  # characters of a command's output; less than a tool may return
 _SHARE = 0.9  # of `env_timeout`, for the commands of a turn
 _REWARD = TypeAdapter[float | dict[str, float]](FiniteFloat | dict[str, FiniteFloat])
 _NOTE = "harbor: no Docker or Podman (%s), so tasks get this computer's programs; what Dockerfiles install is missing"
@@ -111,9 +113,10 @@ class HarborEnvironment(Environment):
             seconds = max(min(self._left, self._turn_end - start), 0.0)
             result = await self.machine.run(f"exec bash -c {shlex.quote(command)} 2>&1", timeout=seconds)
             self._left -= anyio.current_time() - start
+        output = shortened(result.stdout, _MAX_OUTPUT)
         if result.timed_out:
-            raise ToolError(f"{result.stdout}\n[the time of the {'turn' if self._left > 0 else 'task'} is over]")
-        return (result.stdout or "[no output]") + (f"\n[exit status {result.exit_code}]" if result.exit_code else "")
+            raise ToolError(f"{output}\n[the time of the {'turn' if self._left > 0 else 'task'} is over]")
+        return (output or "[no output]") + (f"\n[exit status {result.exit_code}]" if result.exit_code else "")
 
     async def step(self, turn: Turn) -> Step:
         """Run the turn's commands within `--env-timeout`; end the trajectory if its time is over."""

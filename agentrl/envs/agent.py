@@ -68,15 +68,14 @@ class CommandEnvironment(AgentEnvironment):
         sandboxed, own = self.sandbox != "none", str(self.folder)
         values = {"prompt": prompt_text(sample), "base_url": base_url, "folder": "/workspace" if sandboxed else own}
         words = split_command(self.command, values)
-        if (program := shutil.which(words[0])) is None:
-            raise AgentFailure(f"the command {words[0]!r} is not installed, or not on the PATH", kind="agent_absent")
+        words[0] = _program(words[0])
         variables = {**_variables(base_url, "/home/agent" if sandboxed else own), **self.variables}
         if sandboxed:
             bridged = None if self.socket is None else (self.socket, urlsplit(base_url).port or 80)
-            words = bubblewrapped(words, self.folder, readable=(*_folders(program), *self.readable), bridged=bridged)
+            words = bubblewrapped(words, self.folder, readable=(*_folders(words[0]), *self.readable), bridged=bridged)
         else:  # without bubblewrap, the watchdog ends the command if this process dies
             words = [sys.executable, "-I", "-S", parent_watchdog.__file__, str(os.getpid()), *words]
-        self.result = await run_command(words, variables, self.folder)
+        self.result = await run_command(words, variables, self.folder, kill_rest=True)
         output = {"output": self.result.stdout[-4000:], "errors": self.result.stderr[-4000:]}
         sample.metadata["agent"] = {"exit_code": self.result.exit_code, **output}
 
@@ -97,16 +96,24 @@ def _variables(base_url: str, home: str) -> dict[str, str]:
     return {"PATH": os.environ.get("PATH", "/usr/bin:/bin"), "HOME": home, "LANG": "C.UTF-8", **bases, **keys}
 
 
+def _program(name: str) -> str:
+    """Return the absolute path of a program, because it runs in another folder. Raises AgentFailure: it is not installed."""
+    if (program := shutil.which(name)) is None:
+        raise AgentFailure(f"the command {name!r} is not installed, or not on the PATH", kind="agent_absent")
+    return os.path.abspath(program)
+
+
 def _folders(program: str) -> tuple[str, ...]:
     """Return the folders with a program's files, except system folders. For a program in `node_modules` or in a virtual
-    environment, that is the whole `node_modules` or environment."""
+    environment, that is the whole `node_modules` or environment. For a program directly in the home folder, or in a
+    folder above it, that is the program's file alone."""
     folders = {_package(Path(program)), _package(Path(os.path.realpath(program)))}
     return tuple(str(folder) for folder in folders if not str(folder).startswith(("/usr/", "/bin", "/sbin")))
 
 
 def _package(program: Path) -> Path:
     roots = (folder for folder in program.parents if folder.name == "node_modules" or (folder / "pyvenv.cfg").exists())
-    return next(roots, program.parent)
+    return next(roots, program if Path.home().is_relative_to(program.parent) else program.parent)
 
 
 def command_environment(command: str, sandbox: str, readable: tuple[str, ...]) -> type[CommandEnvironment]:

@@ -6,6 +6,7 @@ import os
 import warnings
 from collections.abc import AsyncIterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from functools import partial
 from typing import Literal, Self
 
 import anyio
@@ -138,16 +139,17 @@ class Sandbox:
                 return  # gone or behind: the next call sees to it
 
     async def _alive(self) -> Zygote:
-        """The zygote; a new one if it died (for lack of memory, say)."""
+        """Return the zygote; a new one if it died (for lack of memory, say). Other calls wait for the new one."""
         async with self._starting:
             if (zygote := self._running()).alive:
                 return zygote
-            await self._stop()
+            self._close_waiting()
+            await anyio.to_thread.run_sync(zygote.close)
             try:
-                return await self._start(zygote.backend)
-            except SandboxUnavailable as error:
-                self._zygote = zygote  # the next call tries again
+                self._zygote = await self._start(zygote.backend)
+            except (SandboxUnavailable, NeverBegun, OSError) as error:  # the next call tries again
                 raise SandboxFailure(f"the sandbox ended and did not start again: {error}") from error
+            return self._zygote
 
     async def _choose(self) -> None:
         if self._asked == "unsafe_subprocess":
@@ -156,7 +158,7 @@ class Sandbox:
         refused: dict[str, Exception] = {}
         for name in names:
             try:
-                await self._start(name)
+                self._zygote = await self._start(name)
                 self._refill()
                 return
             except (SandboxUnavailable, SandboxFailure) as error:
@@ -167,25 +169,28 @@ class Sandbox:
         raise SandboxUnavailable(text) from refused[names[-1]]
 
     async def _start(self, backend: Backend) -> Zygote:
-        """A zygote that has passed the trial."""
-        zygote = self._zygote = await start_zygote(backend, self._preload)
+        """Start a zygote and run the trial."""
+        zygote = await start_zygote(backend, self._preload)
         try:
             if backend != "unsafe_subprocess":
-                await check_confined(self._trial_run)
+                await check_confined(partial(self._trial_run, zygote))
         except BaseException:
             with anyio.CancelScope(shield=True):
-                await self._stop()
+                await anyio.to_thread.run_sync(zygote.close)
             raise
         return zygote
 
-    async def _trial_run(self, code: str) -> RunResult:
-        with contextlib.closing(await self._running().spawn(self.limits, session=False).ready()) as process:
+    async def _trial_run(self, zygote: Zygote, code: str) -> RunResult:
+        with contextlib.closing(await zygote.spawn(self.limits, session=False).ready()) as process:
             return await process.ask(encode_request(code, "", self.limits.wall_seconds), self.limits.wall_seconds)
 
-    async def _stop(self) -> None:
+    def _close_waiting(self) -> None:
         for child in self._waiting:
             child.close()
         self._waiting.clear()
+
+    async def _stop(self) -> None:
+        self._close_waiting()
         if self._zygote is not None:
             zygote, self._zygote = self._zygote, None
             await anyio.to_thread.run_sync(zygote.close)

@@ -90,11 +90,15 @@ def bubblewrapped(
     inside, and read `readable` under their absolute names. `bridged`: a Unix socket, and the port of 127.0.0.1 at which the
     command reaches it. Raises SandboxUnavailable: bubblewrap is not installed."""
     line = [*confined(), "--proc", "/proc", "--dev", "/dev", "--tmpfs", "/tmp", "--tmpfs", "/run", "--dir", _HOME]
-    for path in dict.fromkeys((*SYSTEM_PATHS, sys.base_prefix, *map(os.path.abspath, readable))):
+    for path in SYSTEM_PATHS:
         if os.path.islink(path):
             line += ["--symlink", os.readlink(path), path]
         elif os.path.exists(path):
             line += ["--ro-bind", path, path]
+    for name in (sys.base_prefix, *map(os.path.abspath, readable)):
+        for path in dict.fromkeys((name, os.path.realpath(name))):  # a link: its target under both names
+            if os.path.exists(path) and path not in SYSTEM_PATHS:
+                line += ["--ro-bind", path, path]
     line += ["--bind", str(folder), _FOLDER, "--chdir", _FOLDER]
     if bridged is not None:
         socket, port = bridged
@@ -124,6 +128,7 @@ async def run_command(
     most: int = 1 << 20,
     as_nobody: bool = False,
     inherited: Sequence[int] = (),
+    kill_rest: bool = False,
     started: Callable[[], Coroutine[Any, Any, None]] | None = None,
     stop: Callable[[Process], Coroutine[Any, Any, None]] | None = None,
 ) -> CommandResult:
@@ -135,6 +140,7 @@ async def run_command(
         most: number of bytes kept of each output. The rest is discarded.
         as_nobody: run the command as user 65534 if the caller is root.
         inherited: file descriptors that the command gets.
+        kill_rest: when the command ends, kill the processes that it left running in its process group.
         started: is called when the process exists.
         stop: is called before the process is killed."""
     kept = bytearray(), bytearray()
@@ -168,6 +174,8 @@ async def run_command(
                         assert stream is not None
                         tasks.start_soon(read, stream, into)
                     await process.wait()
+                    if kill_rest:
+                        _kill_group(process)
         except BaseException:
             await _kill(process, stop)
             raise
@@ -193,6 +201,10 @@ async def _kill(process: Process, stop: Callable[[Process], Coroutine[Any, Any, 
             if stop is not None:
                 await stop(process)
         finally:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
+            _kill_group(process)
             await process.wait()
+
+
+def _kill_group(process: Process) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)

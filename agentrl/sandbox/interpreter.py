@@ -61,7 +61,8 @@ def find_interpreter(*, by_others: bool) -> Interpreter:
 
 
 def _files(executable: str, prefix: str, stdlib: list[str], site: tuple[str, ...]) -> tuple[str, ...]:
-    libraries = [] if prefix in ("/", "/usr") else [f"{prefix}/lib", f"{prefix}/lib64"]
+    prefixes = () if prefix in ("/", "/usr") else (prefix, os.path.realpath(prefix))
+    libraries = [f"{folder}/{name}" for folder in prefixes for name in ("lib", "lib64")]
     wanted = [executable, *libraries, *stdlib, *site, *_SYSTEM_LIBRARIES]
     found = [path for path in dict.fromkeys(wanted) if os.path.exists(path)]
     # A folder inside another one that is there already adds nothing.

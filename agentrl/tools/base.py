@@ -199,6 +199,15 @@ class Tool:
         return f"Tool({self.name!r})"
 
 
+def shortened(text: str, room: int) -> str:
+    """Return at most `room` characters of `text`: its beginning and its end, where programs print their errors."""
+    if len(text) <= room:
+        return text
+    mark = f"\n[{len(text) - room} characters left out]\n"
+    tail = (kept := max(room - len(mark), 0)) // 2
+    return (text[: kept - tail] + mark + text[len(text) - tail :])[:room]
+
+
 def described(error: BaseException) -> str:
     """`ValueError: the message`, or the name alone."""
     return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__

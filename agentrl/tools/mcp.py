@@ -180,7 +180,8 @@ class MCPTools(ToolSource):
         try:
             connection = await self._opened()
         except PluginError as error:
-            raise ToolError(str(error), kind=OutcomeKind.RAISED) from error
+            # The error has the server's address, which may have a key.
+            raise ToolError("the tool's server cannot be reached", kind=OutcomeKind.RAISED) from error
         try:
             result = await connection.client.call_tool(name, arguments)
         except MCPError as error:

@@ -9,7 +9,7 @@ import anyio
 
 from agentrl.sandbox import RunResult, Sandbox, SandboxBusy, SandboxFailure, SandboxSession, SandboxUnavailable
 from agentrl.tools.arguments import Injected, OutcomeKind, ToolError
-from agentrl.tools.base import Tool
+from agentrl.tools.base import Tool, shortened
 
 _STATEFUL = (
     "Run Python code and see what it prints, and the value of its last expression. "
@@ -111,16 +111,7 @@ def _observation(result: RunResult, room: int) -> str:
     """Return the text that the model reads. Raises ToolError: the code did not run to its end without an error."""
     output = "\n".join(part.rstrip("\n") for part in (result.note, result.stdout, result.stderr) if part.strip())
     if result.ok:
-        return _shortened(output, room) or "[no output]"
+        return shortened(output, room) or "[no output]"
     headline = _HEADLINES[result.outcome]
-    text = f"{headline}\n{_shortened(output, max(room - len(headline) - 1, 1))}" if output else headline
+    text = f"{headline}\n{shortened(output, max(room - len(headline) - 1, 1))}" if output else headline
     raise ToolError(text, kind=OutcomeKind.TIMEOUT if result.outcome == "timeout" else OutcomeKind.RAISED)
-
-
-def _shortened(text: str, room: int) -> str:
-    """The beginning and the end: a traceback's last line says most."""
-    if len(text) <= room:
-        return text
-    mark = f"\n[{len(text) - room} characters left out]\n"
-    tail = (kept := max(room - len(mark), 0)) // 2
-    return (text[: kept - tail] + mark + text[len(text) - tail :])[:room]

@@ -125,6 +125,9 @@ async def test_commands_share_files_and_show_their_output(tmp_path: Path) -> Non
         )
         assert await play.bash("cat data/new") == "a\\b\n"
         assert await play.bash("true") == "[no output]"
+        long = await play.bash("seq 99999; exit 3")
+        assert long.startswith("1\n2\n")
+        assert long.endswith("\n99999\n\n[exit status 3]")
 
 
 async def test_tests_are_out_of_sight_while_the_model_works(tmp_path: Path, kind: str) -> None:

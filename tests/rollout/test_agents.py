@@ -282,6 +282,35 @@ async def test_a_sandboxed_program_reads_its_whole_package_and_is_no_root(chat: 
 
 
 @pytest.mark.skipif(shutil.which("bwrap") is None, reason="bwrap is not installed")
+async def test_a_program_in_the_home_folder_reads_nothing_beside_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The program is named by a relative path, from the folder of this process."""
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    Path("secret").write_text("secret")
+    Path("program").write_text(f"#!/bin/sh\necho started\ncat {tmp_path}/secret 2>/dev/null\n")
+    Path("program").chmod(0o755)
+    environment = command_environment("./program", "bubblewrap", ())()
+    await environment.act("http://127.0.0.1:1/s/x", Sample(prompt="go"))
+    await environment.close()
+    assert environment.result is not None
+    assert environment.result.stdout == "started\n"
+
+
+@pytest.mark.skipif(shutil.which("bwrap") is None, reason="bwrap is not installed")
+async def test_a_sandboxed_command_reads_a_link(tmp_path: Path) -> None:
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "folder/notes").write_text("found")
+    (tmp_path / "link").symlink_to(tmp_path / "folder")
+    environment = command_environment(f"/bin/cat {tmp_path}/link/notes", "bubblewrap", (f"{tmp_path}/link",))()
+    await environment.act("http://127.0.0.1:1/s/x", Sample(prompt="go"))
+    await environment.close()
+    assert environment.result is not None
+    assert environment.result.stdout == "found"
+
+
+@pytest.mark.skipif(shutil.which("bwrap") is None, reason="bwrap is not installed")
 async def test_a_sandboxed_command_reads_a_relative_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     Path("notes").write_text("found")
@@ -331,6 +360,17 @@ async def test_a_command_without_a_sandbox_ends_with_the_process_that_runs_it() 
         player.kill()
         await player.aclose()
         shutil.rmtree(folder)
+    await until(lambda: processes_called(name) == 0)
+
+
+async def test_processes_that_a_command_leaves_running_end_with_it() -> None:
+    """They also have its output open, so the end of the output does not come."""
+    name = f"left{os.getpid() % 100_000}"
+    program = f"{sys.executable} -c {shlex.quote(named(name))} & echo started"
+    environment = command_environment(f"sh -c {shlex.quote(program)}", "none", ())()
+    with anyio.fail_after(60):
+        await environment.act("http://127.0.0.1:1/s/x", Sample(prompt="go"))
+    await environment.close()
     await until(lambda: processes_called(name) == 0)
 
 

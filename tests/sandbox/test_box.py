@@ -19,6 +19,7 @@ from agentrl.sandbox import (
     SandboxSession,
     SandboxUnavailable,
 )
+from agentrl.sandbox.launch import Backend, Zygote
 from tests.sandbox.host import ROOT
 from tests.sandbox.watch import BACKENDS, named, open_box, processes_called, until
 
@@ -198,6 +199,38 @@ async def test_a_dead_zygote_is_replaced(box: Sandbox) -> None:
     box._zygote.process.wait()
     for _ in range(3):
         assert (await box.run("print(2)")).stdout == "2\n"
+
+
+async def test_calls_wait_for_the_new_zygote(box: Sandbox, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One call restarts the zygote. The others wait for it, also if that call is cancelled."""
+    start, starting, go_on = Sandbox._start, anyio.Event(), anyio.Event()
+
+    async def slowly(self: Sandbox, backend: Backend) -> Zygote:
+        starting.set()
+        await go_on.wait()
+        return await start(self, backend)
+
+    assert (await box.run("1")).ok
+    assert box._zygote is not None
+    box._zygote.process.kill()
+    box._zygote.process.wait()
+    box._close_waiting()
+    monkeypatch.setattr(Sandbox, "_start", slowly)
+    found: list[str] = []
+
+    async def run() -> None:
+        found.append((await box.run("print(2)")).stdout)
+
+    async with anyio.create_task_group() as tasks:
+        async with anyio.create_task_group() as cancelled:
+            cancelled.start_soon(box.run, "print(1)")
+            await starting.wait()
+            tasks.start_soon(run)
+            tasks.start_soon(run)
+            await anyio.wait_all_tasks_blocked()
+            cancelled.cancel_scope.cancel()
+        go_on.set()
+    assert found == ["2\n", "2\n"]
 
 
 async def test_a_dead_zygote_that_does_not_start_again_is_tried_again(

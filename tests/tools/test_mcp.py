@@ -20,7 +20,7 @@ from agentrl.chat.messages import ToolCall
 from agentrl.envs import Turn, check_environment
 from agentrl.errors import PluginError
 from agentrl.run.training import free_port
-from agentrl.tools import OutcomeKind, Toolbox, ToolSource
+from agentrl.tools import OutcomeKind, Toolbox, ToolError, ToolSource
 from agentrl.tools.mcp import MCPTools
 from tests.support.nightly import nightly
 from tests.support.warm import python
@@ -206,6 +206,12 @@ async def test_the_reference_time_server() -> None:
         arguments = {"source_timezone": "Asia/Tokyo", "time": "16:30", "target_timezone": "Asia/Kolkata"}
         outcome = await tools.run("convert_time", arguments)
         assert "-3.5h" in outcome.text
+
+
+async def test_the_model_does_not_read_the_address_of_a_server_that_is_gone() -> None:
+    source = MCPTools.http("http://127.0.0.1:9/mcp?apiKey=SECRET", start_timeout=10)
+    with pytest.raises(ToolError, match="^the tool's server cannot be reached$"):
+        await source._call("add", {})
 
 
 async def test_the_http_client_is_closed_with_its_connection(monkeypatch: pytest.MonkeyPatch) -> None:
