@@ -2,12 +2,12 @@
 
 1. Layout: zlib of [4-byte little-endian header length][JSON header][raw arrays]; the header names each array's
    sample, field, dtype and length in order.
-2. What `Sample.to_arrays` splits off travels as raw arrays (log-probs as float32), the rest as JSON; a value that JSON
-   cannot carry exactly enough to train from (an image object, a NaN) is an error that names the field, never a silent
-   change. Tuples and arrays become lists, dates text.
-3. Images and routing hardly compress and follow the zlib part as they are: each image of the group once, then numbers
-   of experts, uint8 if all are below 256, else int16. Such bytes begin with `_LONG` and the lengths of the first two
-   parts. `split_group` takes the routing away."""
+2. The arrays of `Sample.to_arrays` are stored as raw arrays (log-probs as float32), the rest as JSON. A value that JSON
+   cannot carry (an image object, a NaN) raises an error that names the field. Tuples and arrays become lists, dates
+   become text.
+3. Images and routing hardly compress, so they follow the zlib part uncompressed. Each image of the group is stored
+   once. Expert indices are uint8 if all are below 256, else int16. Such groups begin with `_LONG` and the lengths of
+   the first two parts. `split_group` removes the routing."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ from agentrl.sample import Sample
 
 _VERSION = 2
 _ROUTING, _LONG, _SIZES = "rollout_routed_experts", b"L", struct.Struct("<QQ")
-"""The array that is stored apart, and the first byte of a group with a part apart; zlib's is another."""
+"""The array that is stored uncompressed, and the first byte of a group with uncompressed parts, unlike zlib's."""
 _DAMAGED = (zlib.error, struct.error, ArithmeticError, AttributeError, LookupError, SyntaxError, TypeError, ValueError)
 """The errors that damaged bytes raise while they are read."""
 
 
 def encode_group(samples: Sequence[Sample]) -> bytes:
-    """Bytes of one group. Raises SampleError: a field holds something that JSON cannot carry."""
+    """Return the bytes of one group. Raises SampleError: a field has a value that JSON cannot carry."""
     rests, arrays, large = list[Any](), list[Any](), list[Any]()
     raw, routing, images = list[bytes](), list[bytes](), dict[str, Image]()
     for number, sample in enumerate(samples):
@@ -73,14 +73,14 @@ def _parts(data: bytes) -> tuple[bytes, bytes, bytes]:
 
 
 def split_group(data: bytes) -> tuple[bytes, bytes]:
-    """Return the bytes of a group without its routing, which `decode_group` reads too, and the routing; empty if the
-    group has none. Raises SampleError: the bytes are damaged."""
+    """Return the bytes of a group without its routing, and the routing, empty if there is none. `decode_group` also
+    reads a group without its routing. Raises SampleError: the bytes are damaged."""
     small, images, routing = _parts(data)
     return _joined(small, images, b""), routing
 
 
 def decode_group(data: bytes, what: str = "stored group") -> list[Sample]:
-    """The inverse of `encode_group`, of `what` in messages. Raises SampleError: bytes damaged or of another version."""
+    """Decode a group; messages call it `what`. Raises SampleError: the bytes are damaged or of another version."""
     try:
         small, pictures, routing = _parts(data)
         plain = zlib.decompress(small)
@@ -113,7 +113,7 @@ def decode_group(data: bytes, what: str = "stored group") -> list[Sample]:
 
 
 def read_texts(data: bytes, what: str = "stored group") -> list[str]:
-    """The prompt and response of each sample, without decoding its numbers. Raises SampleError: damaged bytes."""
+    """Return prompt and response of each sample without decoding arrays. Raises SampleError: the bytes are damaged."""
     try:
         stream = zlib.decompressobj()
         (size,) = struct.unpack("<I", stream.decompress(_parts(data)[0], 4))
@@ -124,14 +124,14 @@ def read_texts(data: bytes, what: str = "stored group") -> list[str]:
 
 
 def _dump(header: dict[str, Any]) -> bytes:
-    """JSON; with a mark where an integer has more than 64 bits, which orjson would read as a float."""
+    """Return JSON, with a mark if an integer has more than 64 bits, which orjson would read as a float."""
     return dump_json(header, {**header, "exact": True})
 
 
 def _check(value: Any, where: str) -> None:
-    """Refuse what JSON cannot carry, or would change."""
+    """Refuse a value that JSON cannot carry or would change. Raises SampleError."""
     try:
-        _dump({"": [{"": value}]})  # as deep as it lies in the header
+        _dump({"": [{"": value}]})  # nested as deeply as in the header
         json.dumps(value, allow_nan=False, default=lambda v: v.tolist() if hasattr(v, "tolist") else str(v))
     except (TypeError, ValueError) as error:
         remedy = "keep only finite numbers, text, lists and objects with text keys in a sample"

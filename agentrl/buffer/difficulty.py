@@ -4,7 +4,7 @@
    within a group: prompts of middle difficulty teach most. Sampling for learnability: Rutherford et al. 2024
    (arXiv:2408.15099); for language models: Foster et al. 2025 (arXiv:2502.12272).
 2. The estimate of p is a Beta distribution: a uniform prior, and the successes and failures of the prompt's groups. The
-   model learns, so that the weight of a result halves in `HALF_LIFE` rollouts. Such a posterior with a discount per prompt
+   model learns, so that the weight of a result halves in `HALF_LIFE` rollouts. This discounted posterior per prompt
    is that of MoPPS: Qu et al. 2025 (arXiv:2507.04632). MoPPS samples p from it; here the expected variance decides.
 3. A draw proposes `PROPOSALS` prompts at random and takes the prompt of the largest expected p(1 - p). It leaves out
    prompts whose groups are not trained yet, and prompts that were drawn under the same weight version. A draw therefore
@@ -67,8 +67,8 @@ class DifficultyOrder:
             self._equal.append(max(rewards) - min(rewards) < 1e-9)
 
     def figures(self) -> dict[str, float]:
-        """Return the share of prompts with a result; and of the draws and finished groups since the last call, the mean
-        estimated success and the share with equal rewards."""
+        """Return the share of prompts with a result. Since the last call: the mean estimated success of the draws, and
+        the share of finished groups with equal rewards."""
         estimates, equal, self._estimates, self._equal = self._estimates, self._equal, [], []
         found = {"prompts/seen": self._ledger.prompts_with_results() / self._order.rows}
         found |= {"prompts/estimated_success": fmean(estimates)} if estimates else {}

@@ -43,7 +43,7 @@ PlaceOf = Callable[[int], tuple[int, int | None] | None]
 class State(StrEnum):
     """The state of a group."""
 
-    WAITING = "waiting"  # given back or reset; it is leased again before any new prompt
+    WAITING = "waiting"  # released or reset; it is leased again before any new prompt
     LEASED = "leased"  # handed to the rollout coordinator
     COMPLETED = "completed"  # its samples are stored and wait to be trained
     TRAINED = "trained"  # an optimizer step used it
@@ -62,7 +62,7 @@ MOVES: Mapping[State, frozenset[State]] = {
 
 @dataclass(frozen=True, slots=True)
 class LedgerLease:
-    """A group to generate. `place` is the prompt's in the data; None if `start` has the caller's samples."""
+    """A group to generate. `place`: position of its prompt in the data; None if `start` has the caller's samples."""
 
     group_id: int
     place: DataPosition | None
@@ -127,8 +127,8 @@ class Ledger(LedgerFile):
         self._recovered = rows == 0
 
     def bind(self, identity: Mapping[str, object]) -> None:
-        """Store what maps a group number to a prompt (rows, seed, shuffle), or check that it is unchanged.
-        Raises LedgerError: it changed, so a group number would mean another prompt."""
+        """Store the values that map a group number to a prompt (rows, seed, shuffle), or check that they are unchanged.
+        Raises LedgerError: a value changed, so that a group number would mean another prompt."""
         new = {key: orjson.dumps(value).decode() for key, value in identity.items()}
         with self.transaction() as db:
             for key, value in new.items():
@@ -251,7 +251,7 @@ class Ledger(LedgerFile):
     def handed(self, pending: Collection[int]) -> None:
         """Record that the data source's file covers all groups completed so far, except the `pending` groups."""
         found = "json_object('last', max(seq), 'pending', json(?)) FROM events"
-        with self._write() as db:  # no group is completed meanwhile, so `pending` may grow
+        with self._write() as db:  # no group completes during the transaction, and `pending` is read in it
             db.execute(f"INSERT OR REPLACE INTO meta SELECT 'handed', {found}", (orjson.dumps(list(pending)).decode(),))
 
     def not_handed(self) -> list[LedgerLease]:
@@ -291,7 +291,7 @@ class Ledger(LedgerFile):
         covered = -1 if checkpoint_step is None else checkpoint_step
         with self.transaction() as db:
             rows, last = db.execute("SELECT count(*), coalesce(max(train_step), -1) FROM groups").fetchone()
-            last = max(last, read_checkpoint(db))  # a branch begins after a checkpoint of another run
+            last = max(last, read_checkpoint(db))  # a branched run begins after a checkpoint of another run
             if rows and covered > last:
                 said = f"the checkpoint is of step {covered} but ledger {self.path} knows steps up to {last} only"
                 remedy = "load this run's own checkpoint, or move the ledger away to start from the first prompt"

@@ -1,9 +1,9 @@
-"""A ledger on a local disk (`--ledger-dir`), of which the run's folder has a copy.
+"""A ledger on a local disk (`--ledger-dir`), with a copy in the run's folder.
 
 1. The ledger is `<ledger-dir>/<home>/ledger.sqlite`. `home` is a new name each time a copy becomes a ledger. The copy
-   contains it, so that the ledger of another run, or an older one on this disk, is not taken for it.
-2. A copy is one consistent state, written whole or not at all. It is made before each checkpoint is written, so that
-   it knows every step that a checkpoint covers. Without the local file, groups completed after it are generated again."""
+   contains the name, so that another run's ledger, or an older one on this disk, is not mistaken for the run's.
+2. A copy is one consistent state, written atomically. It is made before each checkpoint, so that it has every step that
+   a checkpoint covers. If the local file is lost, groups that completed after the copy are generated again."""
 
 import logging
 import shutil
@@ -16,13 +16,13 @@ from agentrl.buffer.sqlite import RESTORE, make_empty, read_meta
 from agentrl.errors import LedgerError, raised_as
 from agentrl.files import replacing
 
-SOURCE = ".source"  # the ending of a ledger's name for the file of a user's data source
+SOURCE = ".source"  # suffix of the file beside a ledger in which a user's data source is saved
 _log = logging.getLogger(__name__)
 
 
 def place_ledger(file: Path, ledger_dir: str | None) -> Path:
-    """Return the ledger to open for the run whose folder has `file`: `file` itself, or one below `ledger_dir`, made of
-    `file` where this machine has none. Raises LedgerError: it cannot be read or made."""
+    """Return the ledger to open for the run whose folder has `file`: `file` itself, or a ledger below `ledger_dir`,
+    made from `file` if this machine has none. Raises LedgerError: the ledger cannot be read or made."""
     home, what = read_meta(file).get("home"), f"ledger {file} cannot be placed in --ledger-dir {ledger_dir}"
     with raised_as(LedgerError, what, OSError, sqlite3.Error, remedy=RESTORE):
         if ledger_dir is None:
@@ -48,7 +48,7 @@ def place_ledger(file: Path, ledger_dir: str | None) -> Path:
 
 def copy_ledger(ledger: Path, to: Path) -> None:
     """Copy a ledger, which may be open, and the file of its data source. Raises OSError, sqlite3.Error."""
-    # The source first: an older one repeats prompts, a newer one would lose them.
+    # The source first: a source older than the ledger repeats prompts, a newer one would lose prompts.
     if (source := ledger.with_name(ledger.name + SOURCE)).is_file():
         with replacing(to.with_name(to.name + SOURCE)) as draft:
             shutil.copyfile(source, draft)

@@ -3,12 +3,12 @@
 1. `lease` gives groups to generate, numbered by the ledger; each of them ends with `complete`, `drop` or `release`.
 2. Prompts of the built-in source are rebuilt from the ledger's row. Groups of a user's source are stored when leased,
    so that a killed run gives the same prompts again.
-3. The ledger is the buffer: groups given back wait in it, and the buffer filter chooses among them. If a source
-   overrides `get_samples` or `add_samples`, its `add_samples` gets every completed group, except groups that it gave
-   finished. After each draw and each trained step, its `save` writes a file beside the ledger. A resume loads this
-   file, then gives `add_samples` the completed groups that came after it. A kill during `save` repeats groups.
+3. The ledger is the buffer: released groups wait in it, and the buffer filter chooses among them. If a source
+   overrides `get_samples` or `add_samples`, its `add_samples` gets every completed group, except groups that were
+   finished at the draw. After each draw and each trained step, its `save` writes a file beside the ledger. A resume
+   loads this file, then gives `add_samples` the groups that completed after it. A kill during `save` repeats groups.
 4. The ledger alone decides which groups a step trains and in which order. This process keeps the samples that it
-   completed, compact, until they are handed over. Other samples are read from the ledger."""
+   completed, compact, until they are in a batch. Other samples are read from the ledger."""
 
 from __future__ import annotations
 
@@ -33,9 +33,9 @@ from agentrl.sample import Sample
 
 class GroupQueue(GroupStore):
     """Joins a source (the built-in one or a user's), its filter and a ledger, which is open for writing. The ledger is
-    recovered at once to `checkpoint_step`, the last step that the loaded checkpoint covers; None when training starts
-    afresh. `trajectories`: store of the samples of dropped groups, for the viewer. `copy`: file that gets a copy of the
-    ledger with each checkpoint, if the ledger is another file. Raises LedgerError: the ledger was made with other data, or
+    recovered at once to `checkpoint_step`, the last step that the loaded checkpoint covers; None without a checkpoint.
+    `trajectories`: store of the samples of dropped groups, for the viewer. `copy`: file that gets a copy of the ledger
+    with each checkpoint, if the ledger is another file. Raises LedgerError: the ledger was made with other data, or
     belongs to another run."""
 
     def __init__(
@@ -67,12 +67,12 @@ class GroupQueue(GroupStore):
         if self._placed is None and self._state.is_file() and len(ledger):
             source.load(self._state)
             for lease in ledger.not_handed():
-                self._start(lease)  # notes a group that the source gave finished
+                self._start(lease)  # records a group that was finished at the draw
                 if lease.group_id not in self._replayed:
                     source.add_samples([ledger.samples(lease.group_id)])
 
     def lease(self, n: int, version: int) -> list[Group]:
-        """Lease groups (see `GroupStore`): groups given back first, then new groups."""
+        """Lease groups (see `GroupStore`): released groups first, then new groups."""
         with self._alone:
             groups = [self._start(lease) for lease in self._lease_waiting(n, version)]
             if missing := n - len(groups):
@@ -175,7 +175,7 @@ class GroupQueue(GroupStore):
     def saving(self) -> None:
         """Copy the ledger, as a checkpoint is about to be written. Raises LedgerError: it cannot be copied."""
         what = f"ledger {self.ledger.path} cannot be copied to {self._copy}"
-        # A source that is saved between the two copies would seem to have groups that its copied file lacks.
+        # If the source were saved between the two copies, the copied ledger would claim groups missing in its copy.
         alone = self._alone if self._placed is None else nullcontext()
         with alone, raised_as(LedgerError, what, OSError, sqlite3.Error):
             if self._copy is not None:

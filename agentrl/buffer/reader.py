@@ -1,6 +1,6 @@
 """Reading trajectory stores: from any process, also while the run writes them.
 
-Nothing is ever written to a store here. Each call sees what was committed when it began."""
+A reader never writes to a store. Each call sees the state that was committed when the call began."""
 
 from __future__ import annotations
 
@@ -27,17 +27,17 @@ from agentrl.errors import DataError, SampleError, raised_as
 from agentrl.groups import Group
 from agentrl.runfolder import BELOW, TRAJECTORIES
 
-Range = tuple[float | None, float | None]  # least and most, both included; None where there is no bound
+Range = tuple[float | None, float | None]  # minimum and maximum, inclusive; None: no bound
 
 Details = dict[str, NDArray[np.float16]]
-"""The trainer's figures of one sample's response tokens, float16 [R] each: `log_probs` (its own, before the step) and
-`advantages`, and of a critic `values`. NaN where the token did not train."""
+"""The trainer's values for one sample's response tokens, float16 [R] each: `log_probs` (before the step),
+`advantages`, and with a critic `values`. NaN for tokens that did not train."""
 
 
 @dataclass(frozen=True, slots=True)
 class Filter:
-    """Filter of a table; None does not restrict. `equal`: values of columns ("" is one: no failure, not dropped).
-    `within`: ranges of columns; rows without a value are in none. `tool`: called at least once. `keys`: only these groups.
+    """Filter of trajectories; None does not restrict. `equal`: values of columns ("" is one: no failure, not dropped).
+    `within`: ranges of columns; rows without a value do not match. `tool`: called at least once. `keys`: these groups.
     `ids`: only these rows."""
 
     equal: Mapping[str, str | int] = field(default_factory=dict)
@@ -63,7 +63,7 @@ class Filter:
 
 
 class StoreSection(NamedTuple):
-    """All that one kind, and evaluation set, has in a store."""
+    """A summary of one kind, or of one evaluation set, in a store."""
 
     kind: str
     name: str
@@ -73,14 +73,14 @@ class StoreSection(NamedTuple):
 
 
 def find_stores(folder: Path) -> dict[str, Path]:
-    """The stores of a run by where they lie below it: "" (training), "rollouts", "evaluation"."""
+    """Return the stores of a run by their subfolder: "" (training), "rollouts", "evaluation"."""
     files = {below: folder / below / TRAJECTORIES for below in BELOW.values()}
     return {below: file for below, file in files.items() if file.is_file()}
 
 
 class StoreReader(AbstractContextManager["StoreReader"]):
-    """One store, read only; a context manager. Methods may be called from any thread. Raises DataError: no such file,
-    or it is no trajectory store, or of another layout."""
+    """One store, read only; a context manager. Methods may be called from any thread. Raises DataError: the
+    file does not exist, is not a trajectory store, or has another layout."""
 
     def __init__(self, path: Path) -> None:
         self.path, self._mutex = path, threading.Lock()
@@ -106,7 +106,7 @@ class StoreReader(AbstractContextManager["StoreReader"]):
         return [StoreSection(*row) for row in self._all(query)]
 
     def steps(self, kind: str, name: str = "") -> list[int]:
-        """The steps of a kind, or of an evaluation set, in order."""
+        """Return the steps of a kind, or of an evaluation set, in order."""
         query = "SELECT DISTINCT step FROM trajectories WHERE kind=? AND name=? ORDER BY step"
         return [step for (step,) in self._all(query, (kind, name))]
 
@@ -122,12 +122,12 @@ class StoreReader(AbstractContextManager["StoreReader"]):
     def query(
         self, where: Filter = Filter(), order: str = "id", limit: int = -1, offset: int = 0
     ) -> list[TrajectoryRow]:
-        """Rows that match, ordered by a column (with "-" before it from the largest down; rows without a value come
-        last); at most `limit`, all if it is negative."""
+        """Return the rows that match: at most `limit`, all if it is negative. `order`: a column; "-" before its name:
+        descending. Rows without a value come last."""
         condition, values = where.sql()
         column, down = _known(order.removeprefix("-")), "DESC" if order.startswith("-") else "ASC"
         ordered = f"ORDER BY {column} {down} NULLS LAST, id {down}"
-        page = f"SELECT id FROM trajectories WHERE {condition} {ordered} LIMIT ? OFFSET ?"  # so that it sorts little
+        page = f"SELECT id FROM trajectories WHERE {condition} {ordered} LIMIT ? OFFSET ?"  # sorts ids instead of rows
         query = f"SELECT {', '.join(COLUMNS)} FROM trajectories WHERE id IN ({page}) {ordered}"
         found = (dict(zip(COLUMNS, row, strict=True)) for row in self._all(query, (*values, limit, offset)))
         return [TrajectoryRow(**row | {"tools": tuple(str(row["tools"]).split("\n")[1:-1])}) for row in found]
@@ -137,14 +137,14 @@ class StoreReader(AbstractContextManager["StoreReader"]):
         return int(self._all(f"SELECT count(*) FROM trajectories WHERE {condition}", values)[0][0])
 
     def group(self, key: int) -> Group:
-        """The samples of a group, in the order of `place`. Raises DataError: it is not there. SampleError: it is damaged."""
+        """Return a group's samples, by `place`. Raises DataError: the group is missing. SampleError: it is damaged."""
         if not (found := self._all("SELECT data FROM groups WHERE key=?", (key,))):
             raise DataError(f"{self.path} has no group {key} any more: the oldest go first (--keep-trajectories)")
         return decode_group(found[0][0], f"group {key} in {self.path}")
 
     def texts(self, after: int, limit: int) -> tuple[list[tuple[int, str]], int]:
-        """Texts of the trajectories, for an index: of at most `limit` groups behind the key `after`, in order. Returns
-        (id, prompt and response) of each trajectory, damaged groups left out; and the last key that was read."""
+        """Read the texts of at most `limit` groups with keys above `after`, in order, for an index. Returns (id, prompt
+        and response) of each trajectory, without damaged groups; and the last key that was read."""
         groups = self._all("SELECT key, data FROM groups WHERE key > ? ORDER BY key LIMIT ?", (after, limit))
         found: list[tuple[int, str]] = []
         for key, data in groups:

@@ -54,7 +54,7 @@ CREATE TABLE IF NOT EXISTS results (
     prompt_index INTEGER NOT NULL, group_id INTEGER NOT NULL, version INTEGER NOT NULL, successes INTEGER NOT NULL,
     trials INTEGER NOT NULL, PRIMARY KEY (prompt_index, group_id)
 ) WITHOUT ROWID"""
-"""Results of finished groups, by row of the prompt data. An earlier program's ledger of the same layout has none."""
+"""Results of finished groups, by row of the prompt data. A ledger of this layout may lack the table."""
 
 _FROM_2 = """
 ALTER TABLE groups RENAME COLUMN step TO version;
@@ -64,7 +64,7 @@ ALTER TABLE events ADD COLUMN version INTEGER;
 UPDATE events SET version=step, step=NULL WHERE to_state NOT IN ('trained', 'recover')
     AND ifnull(reason, '') NOT IN ('after the checkpoint', 'samples pruned', 'weights of another life', 'the run stopped');
 UPDATE meta SET value='3' WHERE key='schema'"""
-"""Turns layout 2, where `step` held a group's version, into this one."""
+"""Converts layout 2, in which `step` was a group's version, to this layout."""
 
 RESTORE = "restore it from a backup, or start the run in a new folder"
 _WRONG = """
@@ -84,12 +84,12 @@ UNION ALL SELECT 'the samples of group ' || group_id || ' are lost' FROM groups
 UNION ALL SELECT 'the step of its checkpoint is ' || value FROM meta
     WHERE key = 'checkpoint' AND CAST(CAST(value AS INTEGER) AS TEXT) IS NOT value
 LIMIT 3"""
-"""Contents that the program never writes; each row is one thing that is wrong."""
+"""Finds contents that the program never writes; each row describes one error."""
 
 
 class LedgerFile:
     """An open ledger file at `path`; a context manager. Use `transaction()` for every read and write. Raises
-    LedgerError: held by another writer, not a ledger, of another version, or the folder cannot be written."""
+    LedgerError: another writer holds the file, it is not a ledger of this layout, or the folder is not writable."""
 
     def __init__(self, path: str | Path) -> None:
         self.path, self._mutex = Path(path), threading.RLock()
@@ -154,7 +154,7 @@ class LedgerFile:
 
     @contextmanager
     def transaction(self) -> Iterator[sqlite3.Connection]:
-        """One atomic unit; a raised exception undoes all of it."""
+        """Run the block in one transaction; an exception rolls the transaction back."""
         with self._mutex, self.guard():
             begin(self._db, self.path)
             try:
@@ -223,7 +223,7 @@ class LedgerFile:
 
 
 def begin(db: sqlite3.Connection, path: Path) -> None:
-    """Begin to write, as soon as no other process (a backup, say) holds the file; for at most `LOCKED_SECONDS`."""
+    """Begin a write; wait at most `LOCKED_SECONDS` while another process (a backup, for example) locks the file."""
     began = time.monotonic()
     while True:
         try:
@@ -236,8 +236,8 @@ def begin(db: sqlite3.Connection, path: Path) -> None:
 
 
 def read_meta(path: Path) -> dict[str, str]:
-    """The ledger's record of its run; nothing where there is none. `checkpoint` is the last step that a checkpoint covers,
-    or -1; `identity.*` are what its group numbers depend on, as JSON. Raises LedgerError: it cannot be read."""
+    """Return the ledger's metadata; empty without a ledger. `checkpoint`: last step that a checkpoint covers, or -1.
+    `identity.*`: JSON of the values that map group numbers to prompts. Raises LedgerError: it cannot be read."""
     if not path.is_file():
         return {}
     with raised_as(LedgerError, f"ledger {path} cannot be read", sqlite3.Error, ValueError, remedy=RESTORE):
@@ -248,7 +248,7 @@ def read_meta(path: Path) -> dict[str, str]:
 
 
 def make_empty(path: Path) -> None:
-    """An empty ledger, there at once and whole: a file without its tables is a damaged one."""
+    """Create an empty ledger atomically: a file without its tables would count as damaged."""
     with replacing(path) as draft, closing(sqlite3.connect(draft)) as db:
         db.executescript(f"{_SCHEMA} INSERT INTO meta VALUES ('schema', {SCHEMA_VERSION});")
 

@@ -1,4 +1,4 @@
-"""The trajectory store: the trajectories of a run in one SQLite file, to look at during the run and after it.
+"""The trajectory store: the trajectories of a run in one SQLite file, for inspection during and after the run.
 
 1. A group is stored as the bytes of the ledger (`codec`), without routing. Each sample has a row of plain columns to
    filter and sort by. The trainer's numbers for all tokens of a step are one compressed row.

@@ -1,5 +1,5 @@
-"""Episodes played before a run: with a scripted policy behind the real agent loop, template, parser and grader.
+"""Episodes before a run, with a scripted policy and the real agent loop, template, parser and grader.
 
-1. `Stage.opened` is what a run plays on, without an engine; `play` plays on it and says what is wrong.
-2. A `Policy` stands where the engine does: ids in, ids out. What it writes is the template's own text of a turn.
-3. What is found is a `Finding`: what, where, and what to do about it."""
+1. `Harness.opened` sets up a run without an engine; `play` plays episodes in it and reports findings.
+2. A `Policy` replaces the engine: ids in, ids out. It writes each turn as the chat template renders the turn.
+3. A `Finding` names a problem, its place, and its remedy."""

@@ -1,4 +1,4 @@
-"""One session of an agent program before a run: its tree, what was refused, and the samples that would train."""
+"""One session of an agent program before a run: its tree, its refused requests, and its samples."""
 
 import time
 from collections.abc import Sequence
@@ -20,7 +20,7 @@ from agentrl.gateway.sessions import Session
 from agentrl.run.environments import set_up
 from agentrl.sample import Sample
 
-_ROOM = 32_768  # tokens of context if no setting and no model says it: today's agents have long prompts
+_ROOM = 32_768  # context length if neither settings nor model give it: today's agents have long prompts
 
 
 class OneAnswer(Policy):
@@ -32,8 +32,8 @@ class OneAnswer(Policy):
 
 @dataclass(slots=True)
 class PlayedSession:
-    """The results of one session of an agent. `tree`: nodes and roots, as in docs/gateway.md. `reward`: of the
-    environment's own method. `error`: why the agent failed; "" if it did not. `wrong`: ids and masks that are wrong."""
+    """The results of one session of an agent. `tree`: nodes and roots, as in docs/gateway.md. `reward`: from the
+    environment's own method. `error`: the failure of the agent, or "". `wrong`: errors in ids and masks."""
 
     tree: dict[str, Any] = field(default_factory=dict)
     figures: dict[str, int] = field(default_factory=dict)

@@ -18,19 +18,19 @@ _PLACE = re.compile(r"^(group|sample|turn) \d+(, (sample|turn) \d+)*: ")
 _CODE = re.compile(
     r"Error: (NameError|AttributeError|TypeError|ImportError|ModuleNotFoundError|UnboundLocalError|`\S+` returned)"
 )
-"""The answer of a tool whose code is wrong, whatever its arguments were."""
+"""Matches the answer of a tool with an error in its code, whatever its arguments are."""
 _REMEDY = (
     "draw chance from the sample, as random.Random(f'{sample.group_index}'), and keep what changes on the instance, not on "
     "the class or in the module"
 )
 _VARYING = re.compile(r": .*(?= at \S+:\d+)|(?<=index=)\d+|, got .*")
-"""The parts that differ from episode to episode: the words of an exception, the sample's number, a value."""
+"""Matches the parts that differ between episodes: the text of an exception, the sample's number, a value."""
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """A problem (a run fails, trains on something else than it seems, or learns nothing), or a note: `what` is wrong,
-    where, and what to do; more in `detail`, of the `episode` that was played."""
+    """A problem (a run fails, trains on wrong data, or learns nothing), or a note. `what`: the problem, its place and
+    its remedy. `detail`: more about it. `episode`: the episode in which it was found."""
 
     what: str
     detail: str = ""
@@ -60,7 +60,7 @@ class Prover:
         return f"{self.user}.{method}" if self.methods else self.user
 
     def of_episode(self, episode: Episode) -> Iterator[Finding]:
-        """Failures, samples that no ledger can keep, ids that were not sampled, messages that the model never saw, wrong tools."""
+        """Yield failures, samples that cannot be stored, unsampled ids, unseen messages, and tool errors."""
         said = [_PLACE.sub("", failure) for failure in episode.failures]
         if any(sample.label is None for sample in episode.samples):
             said = [f"{s}; the sample has no label: set --label-key if it should" if "reward" in s else s for s in said]
@@ -107,14 +107,14 @@ class Prover:
                     yield f"tool `{name}` shows the model an object's address, {found[0]!r}: return text or a JSON value"
 
     def of_tools(self, tools: Sequence[Tool]) -> Iterator[Finding]:
-        """Docstrings that describe other parameters than there are."""
+        """Yield findings on tools whose docstrings describe parameters that do not exist."""
         for tool in tools:
             if tool.stray:
                 names = ", ".join(tool.schema["function"]["parameters"]["properties"]) or "none"
                 yield Finding(f"tool `{tool.name}`: its docstring describes {tool.stray[0]!r}; its parameters: {names}")
 
     def of_pair(self, first: Episode, second: Episode, how: str) -> Iterator[Finding]:
-        """The same sample and the same policy twice, played `how`: everything must be the same."""
+        """Yield a finding if two episodes of one sample and policy differ. `how`: how the second was played."""
         again = f"differs in a second episode of the same sample, played {how}: {_REMEDY}"
         for one, two in zip(first.policy.asked.values(), second.policy.asked.values(), strict=False):
             differ = next((at for at, (a, b) in enumerate(zip(one, two, strict=False)) if a.given != b.given), None)
@@ -131,13 +131,13 @@ class Prover:
             yield Finding(f"{self.grades} {again}", f"once {rewards[0]}, then {rewards[1]}", first.name)
 
     def _culprit(self, first: Episode, second: Episode) -> str:
-        """The tool, or else `step`, that gave what the conversations differ in."""
+        """Return the tool, or else `step`, whose messages differ between the episodes."""
         pairs = zip(*(_messages(e.samples[0]) if e.samples else [] for e in (first, second)), strict=False)
         name = next((one.get("name") for one, two in pairs if one != two and one["role"] == "tool"), None)
         return f"tool `{name}`" if name else self.where("step")
 
     def of_group(self, episode: Episode) -> Iterator[Finding]:
-        """The samples of a group begin with one prompt."""
+        """Yield a finding if samples of one group begin with different prompts."""
         begun = [exchanges[0].given for exchanges in episode.policy.asked.values() if exchanges]
         if any(other != begun[0] for other in begun[1:]):
             yield Finding(
@@ -162,8 +162,8 @@ class Prover:
 
 
 def wrong_ids(chat: Chat, user: str, sample: Sample, turns: Sequence[Exchange], split: bool = False) -> Iterator[str]:
-    """Yield what is wrong unless the sample's tokens are what the policy was given and wrote, and the mask is 1 where it
-    wrote. `user`: whose sample it is. `split`: a turn may train in another sample of the same session."""
+    """Yield an error if the sample's tokens are not the ids that the policy read and wrote, or the mask is not 1 for
+    exactly the written ids. `user`: the code of the sample. `split`: a turn may train in another sample."""
     tokens, start = list(sample.tokens), sample.prompt_length
     best = max((t.given + t.wrote for t in turns), key=lambda ids: (common(ids, tokens), -len(ids)), default=tokens)
     if best != tokens:
@@ -185,7 +185,7 @@ def wrong_ids(chat: Chat, user: str, sample: Sample, turns: Sequence[Exchange], 
 
 
 def difference(chat: Chat, a: Sequence[int], b: Sequence[int], one: str, other: str) -> str:
-    """The first token in which two sequences differ, with the text around it."""
+    """Describe the first token in which two sequences differ, with the text around it."""
     at = common(a, b)
     before, *texts = (chat.decode(ids) for ids in (a[max(0, at - 12) : at], a[at : at + 12], b[at : at + 12]))
     return f"from token {at} on, behind {before!r}, {one} {texts[0]!r}, {other} {texts[1]!r}"

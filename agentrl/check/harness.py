@@ -39,24 +39,24 @@ from agentrl.run.preflight import FirstRows, Plugins, someone_grades
 from agentrl.sample import Sample
 
 _ROWS, _DRAWN = 3, 64
-_ROOM = 1 << 20  # tokens of a trajectory where no model says how many it reads
-_STOPPING = 2.0  # seconds in which an episode that was cancelled must have ended
+_ROOM = 1 << 20  # context length if neither settings nor model give it
+_STOPPING = 2.0  # seconds within which a cancelled episode must end
 
 
 @dataclass(slots=True)
 class Episode:
-    """One group that was played, and how it ended."""
+    """One group that was played, and its end."""
 
     name: str  # what the policy did
     policy: Policy
-    samples: Group = field(default_factory=list)  # what was finished; their failures are in `metadata["failure"]`
-    error: AgentRLError | None = None  # what ended it otherwise
+    samples: Group = field(default_factory=list)  # the finished samples; their failures are in `metadata["failure"]`
+    error: AgentRLError | None = None  # an error that ended the whole episode
     stuck: str = ""  # the line at which the episode made no more progress
     lost: str = ""  # the same line, if the episode did not end when it was cancelled
 
     @property
     def failures(self) -> list[str]:
-        """The failures, in the words of a run."""
+        """The messages of all failures, as a run reports them."""
         said = [sample.metadata["failure"]["message"] for sample in self.samples if "failure" in sample.metadata]
         said += [sample.metadata["close_failure"] for sample in self.samples if "close_failure" in sample.metadata]
         return [*said, *([str(self.error)] if self.error else [])]
@@ -70,10 +70,10 @@ class Harness:
     chat: Chat
     plugins: Plugins
     grader: Grader
-    kind: type[Environment] | None  # the environment's class; None where a generate function plays
-    path: str  # what `--env` calls it
-    rows: Sequence[Sample]  # samples to play, the first of as many groups
-    made_up: bool  # the settings name no prompts, and `rows` are an invented one
+    kind: type[Environment] | None  # the environment's class; None if a generate function plays
+    path: str  # its name in `--env`
+    rows: Sequence[Sample]  # samples to play, each the first of its group
+    made_up: bool  # true if the settings name no prompts, and `rows` are invented
     ungraded: str  # the reason why nothing grades, and every reward is 0; "" if something does
     patience: float  # seconds that environment and grader may take between two turns
 
@@ -82,8 +82,8 @@ class Harness:
     async def opened(
         cls, settings: RunSettings, chat: Chat, patience: float, given: Sequence[Sample] = (), most: int | None = None
     ) -> "AsyncIterator[list[Harness]]":
-        """Load the user's code, start graders, set up; a stage for each environment. `given`: samples to play; by
-        default the first of the prompts. `most`: rows of each environment at most, by default a few."""
+        """Load the user's code, start graders and set up; yield a harness for each environment. `given`: samples to
+        play; default: the first prompts. `most`: maximum rows of each environment; default: a few."""
         plugins, rollout, stages = Plugins.load(settings), settings.rollout, []
         drawn, made_up = (list(given), False) if given else first_rows(settings, most)
         async with AsyncExitStack() as stack:
@@ -108,7 +108,7 @@ class Harness:
 
     @property
     def tools(self) -> list[dict[str, Any]]:
-        """Schemas of what the policy may call on the first row."""
+        """Schemas of the tools that the policy may call on the first row."""
         own = [tool.schema for tool in self.kind.declared_tools()] if self.kind else []
         return own or self.rows[0].metadata.get("tools") or []
 
@@ -118,7 +118,7 @@ class Harness:
         return generate.name if generate else self.kind.__name__ if self.kind else "the environment"
 
     def player(self, policy: Policy, *, evaluation: bool = False) -> GroupPlayer:
-        """A group player for one policy, which keeps what failed instead of trying again or stopping."""
+        """Return a group player for one policy, which keeps failed samples instead of retries or an error."""
         rollout, kept = self.settings.rollout, dict.fromkeys(Blame, FailureAction.KEEP_MASKED)
         lengths = [f"max_{what}_len" for what in ("prompt", "context") if evaluation]
         own = {f"rollout_{n}": most for n in lengths if (most := getattr(rollout, f"eval_{n}")) is not None}
@@ -129,8 +129,8 @@ class Harness:
         return GroupPlayer(context, replace(self.grader, settings=rollout), self.plugins.generate)
 
     async def play(self, name: str, policy: Policy, row: int = 0, size: int = 1, cancelled: str = "") -> Episode:
-        """Play one group of `size` samples of a row. `cancelled` breaks it off: "waiting", when the policy never
-        answers; "answered", behind its first answer."""
+        """Play one group of `size` samples of a row. `cancelled`: cancel the episode, "waiting": at the turn that the
+        policy never answers, "answered": after the policy's first answer."""
         episode, group = Episode(name, policy), number_group([deepcopy(self.rows[row]) for _ in range(size)], row, size)
         player, scope = self.player(policy), anyio.CancelScope()
 
@@ -146,15 +146,15 @@ class Harness:
         return episode
 
     async def _until(self, task: "asyncio.Task[None]", event: anyio.Event) -> None:
-        """Return when the event is set, or when the episode has ended or stands still before that."""
+        """Return when the event is set, the episode has ended, or `patience` seconds have passed."""
         waiter = asyncio.create_task(event.wait())
         await asyncio.wait([task, waiter], timeout=self.patience, return_when=asyncio.FIRST_COMPLETED)
         waiter.cancel()
-        for _ in range(3):  # into the environment's own code
+        for _ in range(3):  # lets the episode enter the environment's code
             await asyncio.sleep(0)
 
     async def _end(self, episode: Episode, task: "asyncio.Task[None]", scope: anyio.CancelScope) -> None:
-        """Wait for the episode; break it off when nothing goes on, and leave it behind if that does not help."""
+        """Wait for the episode; cancel it if it makes no progress, and abandon it if it does not end then."""
         began = time.monotonic()
         while not task.done() and not scope.cancel_called:
             if time.monotonic() - max(began, episode.policy.since) > self.patience:
@@ -187,7 +187,7 @@ _DEMO = str(Path(_OWN, "demo"))
 
 
 def users_code(where: str) -> bool:
-    """Return true if a file is neither Python's nor a package's nor agentrl's own, the demo's excepted."""
+    """Return true if a file is neither Python's nor a package's nor agentrl's own, except the demo's."""
     return not library(where) and (not where.startswith(_OWN) or where.startswith(_DEMO))
 
 
@@ -205,10 +205,10 @@ def users_line() -> str:
 
 
 def _awaited(task: "asyncio.Task[Any]") -> list[tuple[str, int, str]]:
-    """Files, lines and functions of the coroutines that a task is in, outermost first."""
+    """Return files, lines and functions of the coroutines that a task is in, outermost first."""
     found, at = [], cast(Any, task.get_coro())
     while at is not None:
-        if not hasattr(at, "cr_frame"):  # a step of an asynchronous generator does not say of which
+        if not hasattr(at, "cr_frame"):  # a step of an asynchronous generator does not name the generator
             at = next(filter(inspect.isasyncgen, gc.get_referents(at)), None)
         if (frame := getattr(at, "cr_frame", None) or getattr(at, "ag_frame", None)) is None:
             break

@@ -1,4 +1,4 @@
-"""Watches the methods of an environment while it is played: what each of them does besides its work."""
+"""Observer of an environment's methods during episodes, which finds their side effects."""
 
 import asyncio
 import functools
@@ -22,14 +22,14 @@ def own_methods(kind: type[Environment]) -> list[str]:
 
 
 class Observer:
-    """Observations of episodes; `alone` says that one episode is played at a time, so that each change is its own."""
+    """Observations of episodes. `alone`: one episode is played at a time, so that it is the cause of each change."""
 
     def __init__(self) -> None:
         self.findings, self.alone = list[Finding](), True
 
     @contextmanager
     def watching(self, kind: type[Environment]) -> Iterator[None]:
-        """Watch `kind` itself and no subclass of it: code that names the class must see what it always sees."""
+        """Watch `kind` itself instead of a subclass, so that code that names the class works as always."""
         with ExitStack() as stack:
             for name in own_methods(kind):
                 watched = self._around(getattr(kind, name), f"{kind.__name__}.{name}")
@@ -63,7 +63,7 @@ def _world() -> set[tuple[str, str]]:
 
 
 def _shown(answer: Any, where: str) -> Iterator[str]:
-    """Yield the mistakes in the messages that `reset` or `step` gives."""
+    """Yield the mistakes in the messages that `reset` or `step` returns."""
     messages = answer.messages if isinstance(answer, Step) else answer if where.endswith(".reset") else None
     if not isinstance(messages, list | tuple) or not all(isinstance(message, dict) for message in messages):
         return  # the agent loop refuses it

@@ -1,5 +1,5 @@
-"""Plays every script alone, again, side by side and cancelled, and proves from it what a run relies on. What is not
-tried, for lack of time or because the plain episodes fail already, is named."""
+"""Plays every script alone, again, concurrently and cancelled, and checks the properties that a run needs. Tests that
+are skipped, for lack of time or because the plain episodes fail, are listed."""
 
 import asyncio
 import gc
@@ -43,7 +43,7 @@ class CheckedPlay:
 
     @property
     def shown(self) -> Episode | None:
-        """The episode to show to people: with a tool call where there is one."""
+        """The episode to show to the user: with a tool call if there is one."""
         whole = [episode for episode in self.episodes if episode.samples]
         return max(whole, key=lambda e: (e.name.startswith("calls "), e.name in ANSWERS), default=None)
 
@@ -57,10 +57,10 @@ async def play(
     show: Callable[[Harness, Episode | None], None],
     live: Live | Sequence[Lines] | None = None,
 ) -> None:
-    """Play everything and note it in `played`. `seconds`: to spend on episodes; between two turns an environment may take
-    a third of it. `stuck`: called in a thread if the user's code stops the event loop for as long. `show`: called for each
-    environment, with the episode to show, while it is still set up. `live`: plays one episode of each row, in the scripts'
-    stead; or the episodes of a `--play` file."""
+    """Play all episodes and record them in `played`. `seconds`: time for episodes; between two turns an environment may
+    take a third of it. `stuck`: called in a thread if user code blocks the event loop that long. `show`: called for
+    each environment, with the episode to show, before its teardown. `live`: plays one episode per row instead of the
+    scripts; or the episodes of a `--play` file."""
     lines = live if isinstance(live, Sequence) else ()
     try:
         async with Harness.opened(settings, chat, seconds / 3, most=len(lines) or None) as stages:
@@ -156,7 +156,7 @@ class _Director:
         return episode
 
     async def _alone(self) -> list[Episode]:
-        """Every script on the first row, the first ones on the others, one episode at a time."""
+        """Play every script on the first row and the plain answers on other rows, one episode at a time."""
         episodes: list[Episode] = []
         left, close = _Left(self._user_tasks), self._prover.where("close")
         every = [(row, script) for row, own in enumerate(self._scripts) for script in own]
@@ -171,7 +171,7 @@ class _Director:
         return episodes
 
     async def _more(self, alone: Sequence[Episode]) -> None:
-        """Try the further episodes that make sense once the plain episodes are sound."""
+        """Try further episodes, as long as no problem was found."""
         first = self._scripts[0]
         calling = next((script for script in first if script.name.startswith("calls ")), first[0])
         ordered = [(episode, script) for episode, script in zip(alone, first, strict=False) if script.ordered]

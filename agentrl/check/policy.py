@@ -1,4 +1,4 @@
-"""Policies that stand where an engine does: a script, a record, a person at the terminal, a model behind a server."""
+"""Policies that replace an engine: a script, a recording, a person at the terminal, a model behind a server."""
 
 import math
 import time
@@ -37,8 +37,8 @@ class Policy(Generator):
     def __init__(self, chat: Chat) -> None:
         self.chat, self.pause_gate = chat, PauseGate()
         self.asked: dict[str, list[Exchange]] = {}  # the turns so far, by session
-        self.since = time.monotonic()  # when it last answered; later than anything while it writes
-        # `waiting` is set when it was asked for the turn that it never answers.
+        self.since = time.monotonic()  # time of the last answer; infinite while the policy writes
+        # `waiting` is set at the turn that the policy never answers.
         self.waiting, self.answered = anyio.Event(), anyio.Event()
 
     async def pause(self) -> None:
@@ -51,11 +51,11 @@ class Policy(Generator):
         pass
 
     async def write(self, session: str, turn: int, given: Sequence[int], most: int | None) -> tuple[list[int], bool]:
-        """The ids of `turn` (from 1) behind the prompt `given`, at most `most` of them, and whether it ended by itself."""
+        """Return at most `most` ids of `turn` (from 1) after the prompt `given`; and false if they are truncated."""
         raise NotImplementedError
 
     def ids(self, text: str, *, ended: bool) -> tuple[list[int], bool]:
-        """A text as an answer of `write`; with an end token if it ended by itself."""
+        """Return a text as a result of `write`, with an end token if `ended`."""
         return [*self.chat.encode(text), *(self.chat.stop_token_ids[:1] if ended else ())], ended
 
     async def generate(
@@ -89,7 +89,7 @@ class Policy(Generator):
 
 
 class Scripted(Policy):
-    """Writes what a script says."""
+    """Writes the turns of a script."""
 
     def __init__(self, chat: Chat, script: Script) -> None:
         super().__init__(chat)
@@ -108,7 +108,7 @@ class Scripted(Policy):
 
 
 class Recorded(Policy):
-    """Writes stored trajectories again: `turns` by the samples' `index`, and true if the last one ended by itself."""
+    """Writes stored trajectories again. `turns`, by sample `index`: the turns' ids, and false if truncated."""
 
     def __init__(self, chat: Chat, turns: Mapping[int, tuple[Sequence[list[int]], bool]]) -> None:
         super().__init__(chat)
@@ -136,7 +136,7 @@ class FromFile(Policy):
         return self.ids(turn_of(self.chat, turns[turn - 1][1], self._tools), ended=True)
 
     def wrong(self, reward: float | None) -> Iterator[str]:
-        """Say what differs from the file: turns that were not asked for, another reward."""
+        """Yield the differences from the file: turns that were not requested, and another reward."""
         turns = self.lines.turns
         if self.asked_for < len(turns):
             yield f"{self.lines.name}: it ended with turn {self.asked_for}, before line {turns[self.asked_for][0]}"
@@ -152,8 +152,8 @@ Live = Callable[[Chat, Sequence[dict[str, Any]]], Policy]
 
 
 class Person(Policy):
-    """The person at the terminal, who is shown what a model would be shown. A line is a turn; `!NAME {"city": "Oslo"}` is
-    the call of a tool, written as the chat template writes it. `left`: the input has ended, and with it the session."""
+    """The person at the terminal, who sees the text that a model would see. A line is a turn. `!NAME {"city": "Oslo"}`
+    is a tool call, which the chat template renders. `left`: the input has ended, which ends the session."""
 
     def __init__(self, chat: Chat, tools: Sequence[dict[str, Any]]) -> None:
         super().__init__(chat)
@@ -180,8 +180,8 @@ class Person(Policy):
 
 
 class Endpoint(Policy):
-    """The first model behind `URL/v1/completions`; it goes on behind the prompt as the run's own chat template renders
-    it. `write` raises EngineFailure: no answer in time, or none in OpenAI's form."""
+    """The first model behind `URL/v1/completions`. It completes the prompt as the run's chat template renders it.
+    `write` raises EngineFailure: the server does not answer in time, or not in OpenAI's form."""
 
     def __init__(self, chat: Chat, url: str) -> None:
         super().__init__(chat)

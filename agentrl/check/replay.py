@@ -1,7 +1,7 @@
-"""Stored trajectories once more, under a changed grader or environment.
+"""Replay of stored trajectories under a changed grader or environment.
 
-1. The model's turns are the stored ids; the environment, its tools and the grader are today's, behind the real agent loop.
-2. A trajectory has diverged where the environment gives other tokens than before; later turns answer the old tokens.
+1. The model's turns are the stored ids. Environment, tools and grader are the current ones, with the real agent loop.
+2. A trajectory diverges if the environment gives other tokens than before; later turns answer the old tokens.
 3. Nothing is written to the store."""
 
 from collections.abc import Collection, Sequence
@@ -23,17 +23,17 @@ from agentrl.sample import RECORDED, Origin, Sample, Status
 
 @dataclass(frozen=True, slots=True)
 class ReplayedTrajectory:
-    """One trajectory, as it was stored and as it is replayed."""
+    """One trajectory: its stored samples and the results of its replay."""
 
-    stored: Group  # its samples as they were stored, siblings of a split included
-    reward: float | None  # what it has now; None if it failed
-    diverged: str  # where the environment said something else, in words; "" if nowhere
-    failure: str  # what went wrong now; "" if nothing
-    stop_reason: str = ""  # why it ends now
+    stored: Group  # the stored samples, siblings of a split included
+    reward: float | None  # the new reward; None if the replay failed
+    diverged: str  # description of the first difference in tokens; "" if there is none
+    failure: str  # message of the new failure; "" if there is none
+    stop_reason: str = ""  # the new stop reason
 
     @property
     def stopped(self) -> str:
-        """The stop reasons then and now, if they differ; "" for a trajectory that was stored without one."""
+        """The old and the new stop reason, if they differ; "" for a trajectory that was stored without one."""
         then = self.stored[-1].stop_reason
         return f"{then} -> {self.stop_reason}" if then and self.stop_reason not in ("", then) else ""
 
@@ -41,9 +41,9 @@ class ReplayedTrajectory:
 def replay(
     settings: RunSettings, chat: Chat, groups: Sequence[Group], key: str | None, evaluations: Collection[int] = ()
 ) -> list[ReplayedTrajectory]:
-    """Play and grade all of them again, group by group; runs an event loop. `key`: which entry of a dict reward counts.
-    `evaluations`: places of the groups that evaluations played. Raises AgentRLError: the environment cannot be set up,
-    or nothing grades."""
+    """Play and grade all groups again, one by one, in a new event loop. `key`: the entry of dict rewards that counts.
+    `evaluations`: indices of the groups of evaluations. Raises AgentRLError: the environment cannot be set up, or
+    nothing grades."""
 
     async def played() -> list[ReplayedTrajectory]:
         async with Harness.opened(settings, chat, 0.0, groups[0][:1]) as stages:
@@ -84,7 +84,7 @@ def _fresh(stored: Sample, at: int) -> Sample:
 
 
 def _ended(chat: Chat, stored: Sample) -> bool:
-    """Return true if the model's last turn came to its end."""
+    """Return true if the model's last turn was not truncated."""
     wrote = [segment for segment in stored.segments if segment.origin is Origin.MODEL]
     last = stored.tokens[stored.prompt_length + wrote[-1].end - 1] if wrote else None
     return stored.status is Status.COMPLETED or last in chat.stop_ids

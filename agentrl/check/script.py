@@ -1,6 +1,6 @@
-"""The turns of a scripted policy: answers, tool calls by the tools' schemas, the mistakes that models make; or a user's
-file. A file for `--play` has one turn a line. `!NAME {"city": "Oslo"}` is a tool call, `expect reward X` the reward
-that the episode must earn, a line that begins with `# ` a comment. An empty line or `---` ends an episode."""
+"""The turns of a scripted policy: answers, tool calls that fit the schemas, and typical mistakes of models; or a user's
+file. A file for `--play` has one turn per line. `!NAME {"city": "Oslo"}` is a tool call. `expect reward X` is the
+reward that the episode must earn. A line with `# ` first is a comment. An empty line or `---` ends an episode."""
 
 import json
 import re
@@ -19,20 +19,20 @@ from agentrl.sample import Message, Sample
 
 @dataclass(frozen=True, slots=True)
 class Script:
-    """A policy's turns as text, the last of which repeats."""
+    """A policy's turns as text. The last turn repeats."""
 
-    name: str  # what the policy does, for people
+    name: str  # what the policy does, for messages
     turns: tuple[str, ...]
-    cut: bool = False  # its turns end at the length limit instead of with an end token
-    waits: int = 0  # the turn, from 1, that it never answers; 0 for none
-    holds: int = 0  # the turn, from 1, before which generating is held as between two rollouts; 0 for none
-    ordered: bool = True  # the same comes of it whenever it is played; calls at once may run in any order
+    cut: bool = False  # true if turns end at the length limit instead of with an end token
+    waits: int = 0  # the turn, from 1, that the policy never answers; 0: none
+    holds: int = 0  # the turn, from 1, before which generation pauses as between rollouts; 0: none
+    ordered: bool = True  # false if results may differ: calls of one turn may run in any order
 
 
 @dataclass(slots=True)
 class Lines:
-    """An episode of a `--play` file: the file and line of its beginning, each turn with the number of its line, and the
-    expected reward with its line, if it matters."""
+    """An episode of a `--play` file. `name`: file and line of its beginning. `turns`: line number and text of each.
+    `reward`: the expected reward and its line number; None: any reward."""
 
     name: str
     turns: list[tuple[int, str]] = field(default_factory=list)
@@ -40,7 +40,7 @@ class Lines:
 
 
 def read_lines(path: str) -> list[Lines]:
-    """The episodes of a `--play` file. Raises SettingsError: it cannot be read, is malformed, or has no episode."""
+    """Return the episodes of a `--play` file. Raises SettingsError: it is unreadable, malformed, or has no episode."""
     with raised_as(SettingsError, f"--play {path} cannot be read", OSError, UnicodeDecodeError):
         text = Path(path).expanduser().read_text(encoding="utf-8")
     episodes, ended = list[Lines](), True
@@ -67,7 +67,7 @@ def read_lines(path: str) -> list[Lines]:
 
 
 def call_of(line: str) -> tuple[str, dict[str, Any]] | None:
-    """Name and arguments of a line's tool call; None for plain text. Raises ValueError: they are no JSON object."""
+    """Return name and arguments of a line's tool call; None for text. Raises ValueError: it is malformed."""
     if not line.startswith("!"):
         return None
     name, _, given = line[1:].partition(" ")
@@ -80,7 +80,7 @@ def call_of(line: str) -> tuple[str, dict[str, Any]] | None:
 
 
 def turn_of(chat: Chat, line: str, tools: Sequence[ToolSchema]) -> str:
-    """A line as the model's turn; a tool call in the markup of the chat template."""
+    """Return a line as the model's turn; a tool call gets the markup of the chat template."""
     call = call_of(line)
     return line if call is None else render_turn(chat, calling([call]), tools)
 
@@ -91,7 +91,7 @@ _MOST_TOOLS = 8
 
 def scripts(chat: Chat, sample: Sample, tools: Sequence[ToolSchema]) -> list[Script]:
     """Return the scripts of one episode, the plainest first. `sample`: of the episode. Without a label no script
-    answers. `tools`: schemas of what the policy may call."""
+    answers. `tools`: schemas of the tools that the policy may call."""
     last, text, guess = "I do not know.", next(_texts(sample.label), None), guessed(sample)
     found = [Script(WRONG, (last,))]
     if text is not None:
@@ -114,7 +114,7 @@ def scripts(chat: Chat, sample: Sample, tools: Sequence[ToolSchema]) -> list[Scr
 
 
 def calling(calls: Sequence[tuple[str, dict[str, Any]]]) -> Message:
-    """An assistant's message with tool calls, by name and arguments."""
+    """Return an assistant message with tool calls, given their names and arguments."""
     said = (ToolCall(f"call{number:05d}", name, given) for number, (name, given) in enumerate(calls, start=1))
     return ParsedTurn("", tool_calls=tuple(said)).to_message()
 
@@ -138,7 +138,7 @@ _GUESSES = (
 
 
 def guessed(sample: Sample) -> str:
-    """A text that a tool may be asked about: a quoted text, a calculation, a name or a number of the prompt, or all of it."""
+    """Return a text for arguments: a quoted text, a calculation, a name or a number of the prompt, or all of it."""
     prompt = sample.prompt
     said = prompt if isinstance(prompt, str) else str((prompt or [{}])[-1].get("content") or "")
     found = next((match for guess in _GUESSES if (match := re.search(guess, said))), None)
@@ -146,14 +146,14 @@ def guessed(sample: Sample) -> str:
 
 
 def arguments(tool: ToolSchema, guess: str) -> dict[str, Any]:
-    """Arguments that fit the tool's schema; a text without example, default or enum is `guess`."""
+    """Return arguments that fit the tool's schema; a text without example, default or enum is `guess`."""
     schema = tool["function"]["parameters"]
     value = _value(schema, schema, guess, iter(range(_MOST_VALUES)))
     return value if isinstance(value, dict) else {}
 
 
 _MOST_VALUES, _MOST_ITEMS, _MOST_NESTED = 1000, 64, 8
-"""A schema may refer to itself in many places, and ask for lists of any length."""
+"""Limits, because a schema may refer to itself in many places and ask for lists of any length."""
 
 
 def _value(schema: Any, root: Mapping[str, Any], text: str, places: Iterator[int], depth: int = 0) -> Any:

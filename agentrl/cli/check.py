@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from agentrl.check.script import Lines
     from agentrl.config import RunSettings
 
-    LivePlayer = Live | Sequence[Lines] | None  # in place of the scripts: a person, a file's turns, or a served model
+    LivePlayer = Live | Sequence[Lines] | None  # replaces the scripts: a person, a file's turns, or a served model
 
 _MOST = 4000  # characters of a text that are shown
 _PLAY = "Type the model's turns. A FILE has the turns, and the rewards that they must earn."
@@ -61,7 +61,7 @@ def command(
     loop, the parser, the tools and the graders are the run's."""
     from agentrl.config.inapplicable import inapplicable
 
-    if play and (Path(play).is_dir() or ":" in play or play.endswith(".py")):  # a target behind a bare --play
+    if play and (Path(play).is_dir() or ":" in play or play.endswith(".py")):  # a target that follows a bare --play
         targets, play = (play, *targets), ""
     folders = [target for target in targets if Path(target).expanduser().is_dir()]
     envs = [target for target in targets if target not in folders]
@@ -146,7 +146,7 @@ def check_agent(settings: "RunSettings", live: "LivePlayer") -> int:
 
 
 def check_env(settings: "RunSettings", seconds: float, schemas: bool, live: "LivePlayer" = None) -> int:
-    """Play and print. Returns 1 if there is a problem."""
+    """Check an environment and print the findings. Return 1 if there is a problem."""
     import anyio
 
     from agentrl.check.play import CheckedPlay, play
@@ -158,7 +158,7 @@ def check_env(settings: "RunSettings", seconds: float, schemas: bool, live: "Liv
     played = CheckedPlay()
 
     def leave() -> None:
-        """End the process although the user's code still runs in it."""
+        """End the process, even if user code still runs in it."""
         _show_end(played)
         sys.stdout.flush()
         os._exit(1)

@@ -28,7 +28,7 @@ def command(source: Path, target: Path, form: "Form", hf_checkpoint: Path | None
     \b
         agentrl convert Qwen3-4B Qwen3-4B_torch_dist --to torch_dist
         agentrl convert slime-run model --to hf --hf-checkpoint Qwen3-4B"""
-    warnings.filterwarnings("ignore", category=UserWarning, module=r"megatron\.")  # of what it would do faster on a GPU
+    warnings.filterwarnings("ignore", category=UserWarning, module=r"megatron\.")  # about GPU features
     from agentrl.train.convert import convert
 
     if left := convert(source, target, form, hf_checkpoint, _shown):

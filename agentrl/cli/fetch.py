@@ -14,12 +14,12 @@ import click
 from agentrl.errors import DataError, disk_trouble
 from agentrl.files import write_atomic
 
-_NOTE = ".fetched.json"  # file of a fetched folder that says what it holds
+_NOTE = ".fetched.json"  # the file that records the origin of a fetched folder
 _TEXTS = ["*.md", "LICENSE*"]
 _MODEL = ["*.safetensors", "*.json", "*.model", "*.txt", "*.jinja", "*.tiktoken", *_TEXTS]
 _DATA = ["*.jsonl", "*.parquet", *_TEXTS]
 _COPIES = ["original/*", "onnx/*", "openvino/*", "consolidated*"]
-"""The weights of many models once more, in forms that a run does not read."""
+"""Copies of the weights that many models have, in forms that a run does not read."""
 
 
 @click.command("fetch")
@@ -64,7 +64,7 @@ def _rows(files: list[str]) -> str:
 
 
 def _fetch(folder: Path, asked: dict[str, Any]) -> tuple[str, list[str]]:
-    """Download beside `folder` and rename; returns the commit and the names of the files."""
+    """Download beside `folder` and rename; return the commit and the names of the files."""
     from huggingface_hub import HfApi, snapshot_download
     from huggingface_hub.utils._paths import filter_repo_objects
     from huggingface_hub.utils.tqdm import disable_progress_bars

@@ -82,7 +82,7 @@ async def _serve(
     async with EnginePool(engines, settings, vocab_size=vocabulary(info).get("vocab_size")) as pool:
         key, name = owner_key or secrets.token_urlsafe(16), Path(folder).name
         gateway = Gateway(chat, pool, context_length=context, model=name, owner_key=key, streams=token_streams)
-        gc.freeze()  # what is loaded stays
+        gc.freeze()  # excludes loaded objects from garbage collection
         if gateway.roles.report:
             click.echo(gateway.roles.report, err=True)
         async with gateway.serving(host, listeners[0]) as url, served(gateway.owner_app, listeners[1], host) as owner:

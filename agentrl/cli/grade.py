@@ -23,12 +23,12 @@ from agentrl.settings import flag_of
 Outcome = Grade | GraderFailure
 _EXPLAIN = "Show N answers with what was read and why: failures and wrong ones first."
 _READ_BY = {"rm": "remote_rm", "judge": "llm_judge", "code": "code"}
-"""The first word of settings that only one grader reads -> that grader."""
+"""By the first word of settings that only one grader reads, the name of the grader."""
 _READER = "Rule that finds answers in a text, for rows whose metadata name none. [default: strict]"
 
 
 def _grader_settings(function: Any) -> Any:
-    """A flag for every setting of the graders, under its own name."""
+    """Add a flag for every setting of the graders, under the name of the setting."""
     for name, info in reversed(RmHubSettings.model_fields.items()):
         choices = typing.get_args(info.annotation) if typing.get_origin(info.annotation) is Literal else ()
         kind, metavar = (click.Choice(choices), None) if choices else (None, "VALUE")
@@ -72,7 +72,7 @@ def command(answers: str, rm_type: str, out: str | None, **options: Any) -> int:
             raise click.UsageError(f"{flag_of(name)} has no effect without --rm-type {grader}; leave it out")
     settings = settings_of(SimpleNamespace(**given))
     spec = check_rm_type(rm_type, settings)
-    rows = open_rows(answers, "answers", json.loads)  # not stricter: what models write holds lone surrogates
+    rows = open_rows(answers, "answers", json.loads)  # not stricter: texts of models have lone surrogates
     with writing(out, answers) as write:
         report = Report(rows, options["explain"], write)
         anyio.run(_grade_all, rm_type, spec, options, settings, report)
@@ -81,7 +81,7 @@ def command(answers: str, rm_type: str, out: str | None, **options: Any) -> int:
 
 
 def _item(row: Mapping[str, Any], spec: GraderSpec, options: Mapping[str, Any]) -> tuple[str, Any, dict[str, Any]]:
-    """A row's response, label and metadata. Raises DataError: a field is missing or of the wrong type."""
+    """Return a row's response, label and metadata. Raises DataError: a field is missing or of the wrong type."""
     key = options["response_key"]
     if not isinstance(response := _field(row, key, key), str):
         raise DataError(f"field {key!r} is {json_type(response)}, expected text")
@@ -94,7 +94,7 @@ def _item(row: Mapping[str, Any], spec: GraderSpec, options: Mapping[str, Any]) 
 
 
 def _field(row: Mapping[str, Any], key: str | None, usual: str, needed: bool = False) -> Any:
-    """The value under `key`; without one that under the `usual` key, and None where that is neither there nor needed."""
+    """Return the value under `key`, or under `usual` if `key` is None; None if an optional value is missing."""
     if (name := key or usual) not in row and (key or needed):
         raise DataError(f"no field {name!r}; its fields are {', '.join(row) or 'none'}")
     return row.get(name)
@@ -173,7 +173,7 @@ def _explanation(response: str, label: Any, outcome: Outcome) -> Iterator[tuple[
 
 
 def _clean(text: str) -> str:
-    """On one line and printable: answers of models may hold control characters for the terminal."""
+    """Return the text printable and on one line: models' answers may contain terminal control characters."""
     shown = "".join(c if c.isprintable() else " " if c in "\n\t\r" else "\ufffd" for c in text)
     return shown.encode(errors="replace").decode()
 

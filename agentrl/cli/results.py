@@ -1,5 +1,5 @@
-"""Files of results of grading, written whole or not at all. They go to a file beside the final one, which takes its
-name at the end: an interrupted command leaves nothing."""
+"""Files of grading results, written atomically: to a temporary file, which is renamed at the end. An interrupted
+command leaves no file."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ Write = Callable[[Mapping[str, Any]], object]  # takes results one after another
 
 @contextmanager
 def writing(path: str | None, inputs: str) -> Iterator[Write]:
-    """Open a results file by its suffix (None keeps no results); it is there when the block ends without an error. Raises
-    SettingsError: another suffix, the file of the inputs, or a folder that is not there."""
+    """Open a results file by its suffix (None keeps no results). It appears if the block ends without an error. Raises
+    SettingsError: the suffix is another one, the path is the input file, or the folder is missing."""
     if path is None:
         yield lambda row: None
         return
@@ -44,13 +44,13 @@ def writing(path: str | None, inputs: str) -> Iterator[Write]:
 @contextmanager
 def _to_jsonl(path: Path) -> Iterator[Write]:
     with path.open("w", encoding="utf-8") as file:
-        # Escapes: the texts of models hold lone surrogates.
+        # With ASCII escapes, as texts of models have lone surrogates.
         yield lambda row: print(json.dumps(row, default=str), file=file)
 
 
 @contextmanager
 def _to_parquet(path: Path) -> Iterator[Write]:
-    """Results as columns; `id`, `input` and `parts` hold JSON text, since their types differ from row to row."""
+    """Write results as columns; `id`, `input` and `parts` hold JSON text, since their types differ from row to row."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -115,7 +115,7 @@ class Summary:
         return rows
 
     def histogram(self) -> list[tuple[str, int]]:
-        """Labels of score ranges and how many fell in each: single values where there are few, else ten equal ranges."""
+        """Return labels and counts of score ranges: single values if there are few, else ten equal ranges."""
         if len(values := Counter(self.scores)) <= _BINS:
             return [(f"{value:g}", values[value]) for value in sorted(values)]
         low, high = min(values), max(values)

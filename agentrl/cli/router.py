@@ -51,7 +51,7 @@ async def _serve(
     async with EnginePool(engines, settings, vocab_size=size) as pool:
         await pool.check_present()
         async with router(pool, tokenizer, host=host, listener=listener) as url:
-            gc.freeze()  # the collector need not look at what stays
+            gc.freeze()  # excludes loaded objects from garbage collection
             click.echo(f"ready on {url}")
             with anyio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
                 await anext(signals)

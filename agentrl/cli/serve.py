@@ -1,4 +1,4 @@
-"""`agentrl serve`; the launcher starts the built-in engine by it, too."""
+"""`agentrl serve`; the launcher also uses this command to start the built-in engine."""
 
 from typing import Any
 

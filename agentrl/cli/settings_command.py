@@ -1,5 +1,5 @@
-"""The kind of command that takes all settings as flags: `train`, `eval`, `rollout`. `--help` explains what the
-command's first use needs and lists the other settings by topic; `--help-all` explains every setting."""
+"""Commands that take all settings as flags: `train`, `eval`, `rollout`. `--help` explains the settings for a first use
+and lists the others by topic; `--help-all` explains every setting."""
 
 import textwrap
 from collections.abc import Callable, Iterator, Mapping
@@ -34,7 +34,7 @@ class SettingsCommand(click.Command):
             raise
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Its own options and the essentials in full, the other settings as names."""
+        """Write the command's own options and the essentials in full, the other settings as names."""
         _own_section(self, ctx, formatter)
         essential = ESSENTIAL[self.name or ""].split()
         with formatter.section("Essentials"):
@@ -55,7 +55,7 @@ class SettingsCommand(click.Command):
 
 
 class PlayedCommand(SettingsCommand):
-    """A command with options of its own that takes a run's settings too."""
+    """A command with its own options that also takes a run's settings."""
 
     def format_others(self, ctx: click.Context, formatter: click.HelpFormatter, essential: frozenset[str]) -> None:
         formatter.write_text("Any other setting of a run is understood, too: see `agentrl rollout --help-all`.")
@@ -74,8 +74,8 @@ def given_settings(
     problems: Problems | None = None,
     **more: Any,
 ) -> RunSettings:
-    """Return the settings of the command line, over a script's, a file's, and `presets`. `problems`: gets the command
-    line's problems and those of the file, which otherwise are raised. `more`: flat names that win."""
+    """Return the settings: the command line overrides a script, then a file, then `presets`. `more`: flat names that
+    override all. `problems`: collects the problems of command line and file; None: they are raised."""
     if problems is None:
         click.get_current_context().meta[_PROBLEMS].raise_all()
     values, origins = click.get_current_context().meta[_GIVEN]
@@ -90,14 +90,14 @@ def given_settings(
 def settings_command(
     purpose: Purpose, examples: str, *, name: str | None = None, presets: Mapping[str, Any] = MappingProxyType({})
 ) -> Callable[[Callable[[RunSettings], int]], click.Command]:
-    """Make a click command of a function that takes the run's settings and returns an exit code. `purpose` is what the
-    command needs (`RunSettings.check_complete`), and its name if there is no other. `examples` end its `--help`. A file
-    and flags win over `presets`."""
+    """Make a click command of a function that takes the run's settings and returns an exit code. `purpose`: the
+    required settings (`RunSettings.check_complete`), and the default `name`. `examples` end its `--help`. A file and
+    flags override `presets`."""
 
     def make(function: Callable[[RunSettings], int]) -> click.Command:
         def callback(config: str | None, slime_script: str | None, dry_run: bool) -> int:
             problems: Problems = click.get_current_context().meta[_PROBLEMS]
-            alone = {} if purpose == "train" else {"debug_rollout_only": True}  # no rule of trainers holds
+            alone = {} if purpose == "train" else {"debug_rollout_only": True}  # without a trainer's rules
             settings = given_settings(config, {**presets, **alone}, slime_script, problems)
             foreign_notes = compat.notes(settings) if (compat := foreign()) else ()
             for line in () if problems.any else [*possibly_inapplicable(settings, purpose), *foreign_notes]:
@@ -114,7 +114,7 @@ def settings_command(
 
 
 def _dry_run(settings: RunSettings, purpose: Purpose, problems: Problems) -> int:
-    """Check what the run itself checks before it starts anything, and print what it would start."""
+    """Make the checks that precede a run, and print the settings of the run."""
     from agentrl.config.dry_run import show
     from agentrl.run.preflight import prepared
     from agentrl.run.resuming import changed
@@ -169,7 +169,7 @@ def _groups(skip: frozenset[str] = frozenset()) -> Iterator[tuple[str, list[Fiel
 
 
 def _names(field: FieldRef) -> str:
-    """The flag as one types it to change the default: `--no-x` for what is on."""
+    """Return the flag that changes the default: `--no-x` for a setting that is on."""
     return f"--no-{field.flag[2:]}" if field.is_bool and field.default is True else field.flag
 
 

@@ -5,7 +5,7 @@ from agentrl.config.settings import RunSettings
 
 PRESETS = {"sft_turns": "all", "loss_type": "sft_loss", "calculate_per_token_loss": True, "input_key": "messages"}
 PRESETS |= {"n_samples_per_prompt": 1, "rollout_shuffle": True, "lr": 1e-5}
-"""Defaults of this command that are not `train`'s; a file and flags win over them."""
+"""Defaults of this command that differ from those of `train`; a file and flags override them."""
 
 
 @settings_command(

@@ -1,8 +1,8 @@
 """Check that a cluster has the devices that a run asks for, and propose a smaller run that fits.
 
-1. A bundle is the room of one trainer process, or of one engine on one machine. With `--colocate` engines have none of
-   their own: they are placed beside trainer processes, on whose devices they take turns.
-2. What is counted are GPUs where models run on them, else CPU slots, one a process."""
+1. A bundle reserves the resources of one trainer process, or of one engine on one machine. With `--colocate` engines
+   have no bundles: they run beside trainer processes, and both take turns on the same devices.
+2. The unit is GPUs if models run on GPUs, else CPU slots, one per process."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -24,8 +24,8 @@ def more_engines(settings: RunSettings) -> int:
 
 
 def over_machines(settings: RunSettings, nodes: Sequence[Mapping[str, float]]) -> RunSettings:
-    """The settings, with the devices of one machine where an engine needs more than any of these nodes has. Raises
-    SettingsError: it cannot be shared evenly."""
+    """Return the settings. If an engine needs more GPUs than any node has, `num_gpus_per_node` is set to the largest
+    node's. Raises SettingsError: an engine cannot be divided evenly among such nodes."""
     each = settings.cluster.rollout_num_gpus_per_engine
     most = int(max((node.get("GPU", 0.0) for node in nodes), default=0.0))
     if settings.cluster.num_gpus_per_node or settings.cluster.device != "cuda" or not 0 < most < each:
@@ -37,7 +37,7 @@ def over_machines(settings: RunSettings, nodes: Sequence[Mapping[str, float]]) -
 
 
 def bundles(settings: RunSettings) -> list[dict[str, float]]:
-    """The actor's ranks, the critic's own, then the engines."""
+    """Return the bundles of the actor's ranks, of a separate critic's ranks, and of the engines."""
     cluster, cuda = settings.cluster, settings.cluster.device == "cuda"
     share = cluster.rollout_num_gpus_per_engine // cluster.nodes_per_engine
     gpu, several = ({"GPU": float(n)} if cuda else {} for n in (1, share))
@@ -48,9 +48,9 @@ def bundles(settings: RunSettings) -> list[dict[str, float]]:
 
 
 def fitting(settings: RunSettings, has: Mapping[str, float]) -> RunSettings:
-    """The settings; or those of the largest run that fits what the cluster `has` by Ray's names, with
-    `--allow-fewer-devices` where they do not. Replicas of the model and engines are left out, so that as much as
-    possible of either side stays. Raises SettingsError: too little is there; names what is needed and what there is."""
+    """Return the settings if the run fits into the resources that the cluster `has`, by Ray's names. Otherwise, with
+    `--allow-fewer-devices`, return those of the largest run that fits: with fewer model replicas and engines, but as
+    many as possible of both. Raises SettingsError: the cluster is too small."""
     cluster, kind = settings.cluster, "GPU" if settings.cluster.device == "cuda" else "CPU"
     there, trainers, devices = has.get(kind, 0.0), cluster.world_size, cluster.rollout_num_gpus
     if sum(bundle.get(kind, 0.0) for bundle in bundles(settings)) <= there:
@@ -76,7 +76,7 @@ def fitting(settings: RunSettings, has: Mapping[str, float]) -> RunSettings:
 
 
 def _needs(settings: RunSettings, kind: str, trainers: int, devices: int) -> float:
-    """Return the devices or CPU slots of so many processes of the actor and devices of engines."""
+    """Return the GPUs or CPU slots for `trainers` processes of the actor and `devices` of the engines."""
     cluster, each = settings.cluster, settings.cluster.rollout_num_gpus_per_engine
     if cluster.colocate and devices > trainers:
         return math.inf

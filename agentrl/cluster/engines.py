@@ -30,13 +30,13 @@ class EngineActor:
         self._settings, self._stack = settings, ExitStack()
 
     def address(self) -> str:
-        """Return an address of this machine at which all machines of an engine can meet."""
+        """Return an address of this machine for the rendezvous of an engine's machines."""
         return f"{node_address(self._settings)}:{free_port()}"
 
     def start(
         self, index: int, logs: Path, gpus: Sequence[str] | None = None, node: EngineNode | None = None
     ) -> tuple[str, int | None]:
-        """Start the server, on the GPUs of others if they are given; returns its URL and process id."""
+        """Start the server; return its URL and process id. `gpus`: GPUs of trainer processes to use."""
         own, address = self._settings.engine.engine_host, node_address(self._settings)
         host = own if address == "127.0.0.1" else address
         process = self._stack.enter_context(serve_one(self._settings, index, logs, host=host, gpus=gpus, node=node))
@@ -51,8 +51,8 @@ class EngineActor:
 
 
 async def start_engine(actors: list[Any], index: int, logs: Path, gpus: Sequence[str] | None) -> tuple[str, list[int]]:
-    """Start engine `index` with the actors of its machines; return its address and the process ids. `gpus`: the
-    devices, in the order of the machines, if they are those of trainers."""
+    """Start engine `index` with the actors of its machines; return its address and the process ids. `gpus`: GPUs
+    of trainer processes to use, in the order of the machines; None: the engine has its own."""
     count, share = len(actors), len(gpus or ()) // len(actors)
     meeting: str | None = await value(actors[0].address.remote()) if count > 1 else None
     starting = []
@@ -64,7 +64,7 @@ async def start_engine(actors: list[Any], index: int, logs: Path, gpus: Sequence
 
 
 async def fetch(actors: Sequence[Any], version: Path, into: Path, name: str, base: str | None) -> None:
-    """Have every machine make a copy. Raises AgentRLError: no machine could."""
+    """Have every machine make a copy. Raises AgentRLError: all machines failed."""
     failures = []
 
     async def one(actor: Any) -> None:
@@ -82,6 +82,6 @@ async def fetch(actors: Sequence[Any], version: Path, into: Path, name: str, bas
 
 
 async def stop_engines(actors: Sequence[Any]) -> None:
-    """Stop the engines, also if some are already dead."""
+    """Stop the engines, also if some have died."""
     with anyio.move_on_after(_STOP_TIMEOUT, shield=True):
         await asyncio.gather(*(value(actor.stop.remote()) for actor in actors), return_exceptions=True)

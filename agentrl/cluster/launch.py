@@ -1,4 +1,4 @@
-"""Chooses the way of a run: on Ray, or in this process."""
+"""Entry points of a run, on Ray or in this process."""
 
 from contextlib import AbstractAsyncContextManager
 from typing import TYPE_CHECKING
@@ -18,7 +18,7 @@ def train(settings: "RunSettings") -> int:
 
 
 def workers_of(settings: "RunSettings") -> "OpenWorkers | None":
-    """The function that starts the run's rollout workers; None if the coordinator's own process plays."""
+    """Return the function that starts the run's rollout workers; None if the coordinator's process generates."""
     if settings.cluster.rollout_workers == 1:
         return None
     from agentrl.cluster.workers import open_workers
@@ -29,7 +29,7 @@ def workers_of(settings: "RunSettings") -> "OpenWorkers | None":
 def _start(
     settings: "RunSettings", folder: "RunFolder", resume: "Found | None", progress: "Progress"
 ) -> "AbstractAsyncContextManager[Components]":
-    # Both are slow to import, and what the driver looks at first needs neither.
+    # Both imports are slow, and the driver's first checks need neither.
     if settings.cluster.backend == "local":
         from agentrl.run.local import start
     else:

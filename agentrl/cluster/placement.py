@@ -1,4 +1,4 @@
-"""A run's parts on Ray: engines, rollouts and trainer are started side by side, and stopped together."""
+"""A run's parts on Ray: engines, rollouts and trainer start in parallel and stop together."""
 
 import os
 import time
@@ -33,7 +33,7 @@ from agentrl.runfolder import RunFolder
 async def start(
     settings: RunSettings, folder: RunFolder, resume: Found | None, progress: Progress
 ) -> AsyncIterator[Components]:
-    """Start everything, going on from the checkpoint `resume`; stop everything at the end, whatever ends it."""
+    """Start all parts, from the checkpoint `resume` if given; stop them at the end, also after an error."""
     async with AsyncExitStack() as stack:
         stack.enter_context(library_output(folder.logs / "ray.log"))
         joined, began = settings.cluster.ray_address, time.monotonic()
@@ -53,12 +53,12 @@ async def start(
 
 
 _checked: Start = start
-_Addresses = tuple[list[str], dict[str, int | str]]  # of the engines, and of those of `--engine-groups` by name
+_Addresses = tuple[list[str], dict[str, int | str]]  # of the run's engines; of `--engine-groups`, by name
 
 
 @dataclass(frozen=True)
 class _Starting:
-    """State while the parts come up."""
+    """State during the start of the parts."""
 
     settings: RunSettings
     folder: RunFolder
@@ -69,7 +69,7 @@ class _Starting:
     here: str = field(default_factory=os.getcwd)
 
     async def on(self, stack: AsyncExitStack) -> Components:
-        """All parts; `stack` stops them."""
+        """Start all parts; `stack` stops them."""
         s, timeout = self.settings, self.settings.cluster.start_timeout
         total = self.engines + self.more
         names = counted(total, "engine"), counted(_trainers(s), "trainer process", "trainer processes")
@@ -77,7 +77,7 @@ class _Starting:
         self.progress.begin(f"{loading}starting {names[1]}")
         worker = rollout_actor(s, self.here, self.folder) if s.generates else None
         if worker is not None:
-            stack.callback(ray.kill, worker)  # a cluster of somebody else's stays, and would keep it
+            stack.callback(ray.kill, worker)  # a joined cluster would keep the actor after the run
         placement = await stack.enter_async_context(_placed(s))
         trainer, ranks = self._trainer(placement)
         machines = [self._engine(placement, i) for i in range(total)]
@@ -135,7 +135,7 @@ class _Starting:
     async def _rollouts(
         self, stack: AsyncExitStack, trainer: RayTrainer, actors: list[Any], urls: _Addresses, worker: Any, near: bool
     ) -> tuple[Components, dict[str, list[int]]]:
-        """The parts, and the process that generates, if there is one. `near`: the trainer is on one machine."""
+        """Return the parts, and the process that generates, if any. `near`: all bundles are on one machine."""
         self.progress.phase("opening the data")
         s, step = self.settings, None if self.resume is None else self.resume.step
         if worker is None:
@@ -150,7 +150,7 @@ class _Starting:
         elif s.cluster.update_weight_mode == "broadcast":
             builtin, shared = s.engine.engine == "embedded", s.cluster.colocate
             backend = "shared_memory" if shared and near and builtin else "gloo"
-            if s.cluster.device == "cuda" and not shared and not builtin:  # NCCL takes one process a GPU, and no CPU
+            if s.cluster.device == "cuda" and not shared and not builtin:  # NCCL needs one GPU per process
                 backend = "nccl"
             broadcast = BroadcastWeights.open(s.cluster, trainer, rollouts.engines, backend)
             weights = await stack.enter_async_context(broadcast)
@@ -166,7 +166,7 @@ class _Starting:
     def _learners(
         self, placement: PlacementGroup, bundles: range, learners: Learners
     ) -> tuple[list[Any], list[RankInfo]]:
-        """Processes that train together, in the order of their ranks."""
+        """Start processes that train together; return them and their rank infos in rank order."""
         s, nodes = self.settings, [_nodes(placement)[bundle] for bundle in bundles]
         order = rank_order(nodes)
         environment = worker_environment(s)
@@ -180,7 +180,7 @@ class _Starting:
         return actors, [RankInfo(rank, len(order), own) for rank, own in enumerate(local)]
 
     def _engine(self, placement: PlacementGroup, index: int) -> list[Any]:
-        """The actors of an engine, one on each of its machines."""
+        """Start the actors of an engine, one on each of its machines."""
         cluster = self.settings.cluster
         each, gpus = cluster.rollout_num_gpus_per_engine, 0
         if cluster.colocate:
@@ -191,7 +191,7 @@ class _Starting:
                 said = f"--colocate: engine {index} would lie unevenly on several machines, with trainer processes {shares}"
                 remedy = f"choose --actor-num-gpus-per-node so that --rollout-num-gpus-per-engine {each} divides it"
                 raise SettingsError(f"{said}; {remedy}")
-            places = [share[0] for share in shares]  # it has the GPUs of the trainers there
+            places = [share[0] for share in shares]  # the engine uses the GPUs of the trainer processes there
         else:
             first = _trainers(self.settings) + index * cluster.nodes_per_engine
             places = [*range(first, first + cluster.nodes_per_engine)]
@@ -202,7 +202,7 @@ class _Starting:
         return [actor.remote(self.settings, self.here) for actor in made]
 
     async def _gpus(self, trainer: RayTrainer, index: int) -> list[str] | None:
-        """The GPUs that an engine has in turns with trainer processes; None where it has its own, or none are there."""
+        """Return the GPUs that an engine shares with trainer processes; None if it shares none."""
         cluster = self.settings.cluster
         if not cluster.colocate or cluster.device != "cuda":
             return None
@@ -212,7 +212,7 @@ class _Starting:
 
 
 def _trainers(settings: RunSettings) -> int:
-    """Processes that train, the critic's own among them."""
+    """Return the number of processes that train, including a separate critic's."""
     return settings.cluster.world_size + settings.cluster.critic_world_size
 
 
@@ -224,7 +224,7 @@ def _options(placement: PlacementGroup, bundle: int, gpus: int, environment: dic
 
 @asynccontextmanager
 async def _placed(settings: RunSettings) -> AsyncIterator[PlacementGroup]:
-    """Room for the trainer's ranks, the critic's own, then for the engines."""
+    """Reserve the bundles of the trainer's ranks, of a separate critic's ranks, and of the engines."""
     cluster, wanted = settings.cluster, bundles(settings)
     placement = placement_group(wanted, strategy="PACK")
     try:

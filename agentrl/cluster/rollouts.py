@@ -30,7 +30,7 @@ class RolloutActor:
     """Holds open `LedgerRollouts` from `serve` until `stop`."""
 
     def __init__(self, settings: RunSettings, workspace: str, folder: RunFolder) -> None:
-        from transformers import AutoTokenizer  # noqa: F401 - slow; this way it is done while the engines start
+        from transformers import AutoTokenizer  # noqa: F401 - a slow import, done while the engines start
 
         enter_workspace(workspace)
         self._settings, self._folder = settings, folder
@@ -38,11 +38,11 @@ class RolloutActor:
         self._calls: set[asyncio.Task[Any]] = set()
 
     async def check(self) -> None:
-        """Import the user's code. Raises PluginError: the machine of the rollouts lacks some of it."""
+        """Import the user's code. Raises PluginError: this machine lacks a part of it."""
         Plugins.load(self._settings)
 
     async def serve(self, urls: Sequence[str], groups: dict[str, int | str], resume_step: int | None) -> None:
-        """Open everything; at the end break off the calls that are under way, and close. All of it in this one task.
+        """Open everything; at the end cancel the calls in flight, and close everything. All of it runs in this task.
         `groups`: addresses of the engines of `--engine-groups`."""
         workers = open_workers if self._settings.cluster.rollout_workers > 1 else None
         settings = self._settings.replace(engine_groups=groups) if groups else self._settings
@@ -60,7 +60,7 @@ class RolloutActor:
                 await asyncio.wait(self._calls)
 
     async def ready(self) -> int:
-        """Returns the process id when everything is open."""
+        """Return the process id when everything is open."""
         await self._ready.wait()
         return os.getpid()
 
@@ -68,7 +68,7 @@ class RolloutActor:
         self._stopping.set()
 
     async def call(self, name: str, *args: Any) -> Any:
-        """Return what this method of the rollouts, or of `engines`, returns; `serve` may cancel it."""
+        """Call this method of the rollouts, or of their `engines`; `serve` may cancel the call."""
         return await self._breakable(attrgetter(name)(self._rollouts)(*args))
 
     async def _breakable(self, awaited: Coroutine[Any, Any, T]) -> T:
@@ -79,21 +79,21 @@ class RolloutActor:
             return await task
         except AgentRLError:
             if self._ending:
-                await asyncio.Event().wait()  # `serve` says why everything closes
+                await asyncio.Event().wait()  # `serve` raises the reason
             raise
 
     @ray.method(num_returns=2)
     async def next_batch(self, step: int) -> tuple[Any, Batch | None]:
-        """The payload, kept in the object store until the trainers take it, and the batch without it."""
+        """Return the payload, which the object store keeps for the trainers, and the batch without the payload."""
         batch = await self._breakable(self._rollouts.next_batch(step))
         if batch is None:
             return None, None
-        # A part of a batch lies in the object store. A process that calls it fetches it.
+        # The parts of a payload are in the object store. A process calls a part to fetch it.
         return batch.payload.with_parts(lambda own: partial(ray.get, ray.put(own))), replace(batch, payload=None)
 
 
 def rollout_actor(settings: RunSettings, workspace: str, folder: RunFolder) -> Any:
-    """An actor whose process comes up, and imports what it needs, while others do; beside the driver, as the ledger is."""
+    """Create the rollout actor on the driver's node, where the ledger is. It starts in parallel with other parts."""
     kind: Any = RolloutActor
     environment = {"env_vars": worker_environment(settings)}
     options = {"num_cpus": 0, "scheduling_strategy": this_node(), "runtime_env": environment}
@@ -108,7 +108,7 @@ class _Handle:
 
 
 def _asks(name: str) -> Callable[..., Coroutine[Any, Any, Any]]:
-    """Make a method of a `_Handle` that asks for this method of the rollouts."""
+    """Make a method of a `_Handle` that calls this method of the rollouts."""
 
     async def ask(self: _Handle, *args: Any) -> Any:
         return await unless(self._serving, self._actor.call.remote(name, *args))
@@ -147,7 +147,7 @@ class RayRollouts(_Handle, Rollouts):
         try:
             yield cls(actor, serving, await unless(serving, actor.ready.remote()))
         except BaseException:
-            # Of an actor that is dead or broken there is nothing left to close.
+            # If the actor is dead or broken, there is nothing left to close.
             with anyio.move_on_after(_CLOSE_TIMEOUT, shield=True), suppress(AgentRLError):
                 await _stop(actor, serving)
             raise

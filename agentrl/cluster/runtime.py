@@ -1,4 +1,4 @@
-"""Ray: joining a cluster, starting one that ends with the run and dies with this process, or using the caller's."""
+"""Ray: join a cluster, start one that ends with the run or with this process, or use the caller's."""
 
 import contextlib
 import logging
@@ -29,10 +29,10 @@ T = TypeVar("T")
 
 @contextlib.contextmanager
 def ray_runtime(settings: ClusterSettings, *, cpus: int) -> Iterator[None]:
-    """Join `ray_address`, or start a cluster on this machine with at least `cpus` CPU slots; shut down at the end. Ray
-    that this process has initialised before is used as it is, and stays up for its owner. Raises SettingsError:
-    `ray_address` is another cluster than the one that this process is in. AgentRLError: nothing answers at
-    `ray_address`, or Ray could not start."""
+    """Join `ray_address`, or start a cluster on this machine with at least `cpus` CPU slots; shut down at the end. If
+    this process has initialised Ray before, use that Ray unchanged, and leave it running. Raises SettingsError: this
+    process is in another cluster than `ray_address`. AgentRLError: nothing answers at `ray_address`, or Ray could not
+    start."""
     if ray.is_initialized():
         context, wanted = ray.get_runtime_context(), settings.ray_address
         # An actor is in the run's cluster, which it may know by another address (127.0.0.1).
@@ -59,18 +59,18 @@ def ray_runtime(settings: ClusterSettings, *, cpus: int) -> Iterator[None]:
 
 
 def _start(options: dict[str, Any], attempts: int) -> None:
-    """`ray.init`; a node that came up too slowly is started anew, as on a busy machine it may (Ray allows it 30 s)."""
+    """Call `ray.init`; retry if the node started too slowly, as on a busy machine (Ray's limit is 30 s)."""
     for attempt in range(1, attempts + 1):
         try:
             ray.init(**options)
             return
-        except SystemExit as error:  # Ray's handler of SIGTERM, which is in place until `ray.init` is done
+        except SystemExit as error:  # from Ray's SIGTERM handler, which is installed during `ray.init`
             raise SystemExit(EXIT_CODE) from error
         except ConnectionError as error:
             said = "no Ray cluster answers there; if it requires a token, set RAY_AUTH_MODE=token"
             raise AgentRLError(f"--ray-address {options['address']}: {said}: {error}") from error
         except Exception as error:
-            if "timed out during startup" not in str(error):  # Ray has no type of its own for this one
+            if "timed out during startup" not in str(error):  # Ray has no error type for this
                 raise
             ray.shutdown()
             if attempt == attempts:
@@ -82,8 +82,8 @@ def _start(options: dict[str, Any], attempts: int) -> None:
 
 @contextlib.contextmanager
 def library_output(file: Path) -> Iterator[None]:
-    """Send to `file` what native libraries write to file descriptor 2: Ray's stack trace at SIGTERM, say. `sys.stderr`,
-    where progress, messages and tracebacks of ours go, stays where it was."""
+    """Redirect file descriptor 2 to `file`. Native libraries write to it, for example Ray's stack trace at SIGTERM.
+    `sys.stderr`, which has our progress, messages and tracebacks, keeps its target."""
     ours = sys.stderr
     ours.flush()
     with contextlib.ExitStack() as stack:
@@ -99,24 +99,24 @@ def library_output(file: Path) -> Iterator[None]:
 
 
 _PASSED = ("HF_HUB_OFFLINE", "AGENTRL_DEBUG", "XDG_CACHE_HOME", "CUDA_DEVICE_MAX_CONNECTIONS", API_KEY_VARIABLE)
-# Variables of communication and of the frameworks, which people set in the shell that starts the run.
+# Variables of communication libraries and frameworks, which users set in the shell that starts the run.
 _PASSED_PREFIXES = ("NCCL_", "GLOO_", "TORCH_", "PYTORCH_", "UCX_", "FI_", "NVTE_")
 
 
 def worker_environment(settings: RunSettings) -> dict[str, str]:
-    """Environment variables for our actors: quiet, with the driver's variables of communication, and the keys of engines
-    and of a judge."""
+    """Return the environment variables of our actors: less output, the driver's variables of communication libraries,
+    and the keys of engines and judge."""
     passed, admin_key = (*_PASSED, settings.rm_hub.judge_api_key_env), settings.engine.admin_api_key
     keep = {name: text for name, text in os.environ.items() if name in passed or name.startswith(_PASSED_PREFIXES)}
     if path := os.environ.get("PYTHONPATH"):
         whole = os.pathsep.join(os.path.abspath(folder) for folder in path.split(os.pathsep) if folder)
-        keep["PYTHONPATH"] = f"{whole}{os.pathsep}${{PYTHONPATH}}"  # Ray puts the node's own in
+        keep["PYTHONPATH"] = f"{whole}{os.pathsep}${{PYTHONPATH}}"  # Ray inserts the node's own path
     keep |= {ADMIN_KEY_VARIABLE: admin_key} if admin_key else {}
     return {"TOKENIZERS_PARALLELISM": "false", "PYTHONWARNINGS": "ignore", **keep}
 
 
 def enter_workspace(folder: str) -> None:
-    """Make the driver's working folder the actor's, where it exists, so that relative paths mean the same."""
+    """Make the driver's working folder the actor's, if it exists, so that relative paths mean the same."""
     if os.path.isdir(folder):
         os.chdir(folder)
         if folder not in sys.path:
@@ -132,21 +132,21 @@ def log_output(file: Path) -> None:
 
 
 def node_address(settings: RunSettings) -> str:
-    """This node's address for the run's other processes and engines: loopback if all are on this machine. In a cluster that
-    the run joined, which may grow, it is the address that Ray knows the node by."""
+    """Return this node's address for the run's other processes and engines: loopback if all are on this machine. In a
+    cluster that the run joined, which may grow, it is the node's address in Ray."""
     ours = settings.cluster.ray_address is None and sum(node["Alive"] for node in ray.nodes()) == 1
     alone = ours and all(map(on_loopback, settings.engine.rollout_external_engine_addrs))
     return "127.0.0.1" if alone else str(ray.util.get_node_ip_address())
 
 
 def this_node() -> NodeAffinitySchedulingStrategy:
-    """Places an actor on this process's node. Not softly: Ray puts one that needs no resources on a random node then."""
+    """Place an actor on this process's node. With `soft`, Ray puts an actor without resources on a random node."""
     return NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
 
 
 async def value(reference: "ObjectRef[T]") -> T:
-    """The value of one reference. Raises AgentRLError: the remote code raised one. ComponentLost: the actor died, or
-    the remote code raised anything else."""
+    """Return the value of one reference. Raises AgentRLError: the remote code raised it. ComponentLost: the actor died,
+    or the remote code raised another error."""
     try:
         return await reference
     except RayTaskError as error:
@@ -163,7 +163,7 @@ async def value(reference: "ObjectRef[T]") -> T:
 
 
 async def values(references: "Sequence[ObjectRef[Any]]") -> list[Any]:
-    """The values of several, in order. The first failure ends the wait, even if other calls hang."""
+    """Return the values of several references, in order. The first failure ends the wait, even if other calls hang."""
     return await together([partial(value, reference) for reference in references])
 
 
@@ -182,7 +182,7 @@ async def together(calls: Sequence[Callable[[], Awaitable[T]]]) -> list[T]:
 
 
 async def unless(serving: "ObjectRef[Any]", reference: "ObjectRef[T]") -> T:
-    """The value of `reference`; or what ended `serving`, which should not end before."""
+    """Return the value of `reference`; raise the error of `serving` if that fails first."""
     with ungrouped():
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(value, serving)

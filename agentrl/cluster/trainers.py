@@ -1,4 +1,4 @@
-"""The trainer as Ray actors, one a rank, called all together; and the driver's handle of them."""
+"""The trainer as Ray actors, one per rank, and the driver's handle, which calls all of them together."""
 
 import os
 from collections.abc import Callable, Coroutine, Mapping, Sequence
@@ -22,11 +22,11 @@ class TrainActor:
         self._settings, self._logs, self._learners = settings, logs, learners
 
     def address(self) -> tuple[str, int]:
-        """This node's address and a free port on it, for others to meet at."""
+        """Return this node's address and a free port on it, for the rendezvous of the ranks."""
         return node_address(self._settings), free_port()
 
     def gpus(self) -> list[str]:
-        """The GPUs of this process, as the node numbers or names them."""
+        """Return the GPUs of this process, by their index or name on the node."""
         return [str(gpu) for gpu in ray.get_gpu_ids()]
 
     def pid(self) -> int:
@@ -38,7 +38,7 @@ class TrainActor:
         self._backend, self._first = start_backend(self._settings, where, self._learners), where.rank == 0
 
     def call(self, name: str, *args: Any, **named: Any) -> Any:
-        """Call this method of the backend; rank 0 says what it returned."""
+        """Call this method of the backend; only rank 0 returns the result."""
         found = getattr(self._backend, name)(*args, **named)
         return found if self._first else None
 
@@ -48,7 +48,7 @@ async def _call(actors: Sequence[Any], name: str, *args: Any, **named: Any) -> l
 
 
 def _of_actors(name: str) -> Callable[..., Coroutine[Any, Any, None]]:
-    """Make a method that calls this one of the actor's processes: a critic's own have devices of their own."""
+    """Make a method that calls this method of the actor's processes, but not of a separate critic's."""
 
     async def call(self: "RayTrainer", *args: Any, **named: Any) -> None:
         await _call(self.actors, name, *args, **named)
@@ -57,8 +57,8 @@ def _of_actors(name: str) -> Callable[..., Coroutine[Any, Any, None]]:
 
 
 class RayTrainer(Trainer, WeightSource):
-    """All ranks, in their order; the driver's handle. The actor's processes and the `critics` of a critic with processes
-    of its own exchange data through the object store, and take their optimizer steps at the same time."""
+    """The driver's handle of all ranks, in order. `critics`: the processes of a separate critic. They and the actor's
+    processes exchange data through the object store, and take their optimizer steps at the same time."""
 
     offload, onload, save_hf = _of_actors("offload"), _of_actors("onload"), _of_actors("save_hf")
     init_weight_group, close_weight_group = _of_actors("init_weight_group"), _of_actors("close_weight_group")
@@ -68,7 +68,7 @@ class RayTrainer(Trainer, WeightSource):
         self.actors, self.critics, self.processes = actors, critics, [*actors, *critics]
 
     async def start(self, ranks: Sequence[RankInfo]) -> None:
-        """Start all processes; `ranks` say where each of them stands among its own, but not where they meet."""
+        """Start all processes. `ranks`: the rank of each among its kind, without the address of the rendezvous."""
         firsts = (self.actors[0], *self.critics[:1])
         places: list[tuple[str, int]] = [await value(first.address.remote()) for first in firsts]
         starting = []
@@ -87,11 +87,11 @@ class RayTrainer(Trainer, WeightSource):
         return {**critic, **found[0]}
 
     async def details(self) -> Any:
-        """A reference: the rollouts take them from where they are."""
+        """Return a reference, through which the rollouts' process fetches the details."""
         return self.actors[0].call.remote("details")
 
     async def _prepared(self, batch: Batch) -> Any:
-        """A reference to what both sides train on."""
+        """Return a reference to the prepared data on which both sides train."""
         found = [critic.call.remote("values", batch.payload) for critic in self.critics]
         await values(found)
         prepared = [actor.call.remote("prepare", batch.payload, found[0]) for actor in self.actors]
@@ -104,7 +104,7 @@ class RayTrainer(Trainer, WeightSource):
         await _call(self.actors, "save", path, step, part)
 
     async def saved(self, *, wait: bool) -> bool:
-        for processes in filter(None, (self.critics, self.actors)):  # the actor's takes in the critic's
+        for processes in filter(None, (self.critics, self.actors)):  # the actor's checkpoint includes the critic's
             if not (await _call(processes, "saved", wait=wait))[0]:
                 return False
         return True
@@ -120,12 +120,12 @@ class RayTrainer(Trainer, WeightSource):
 
 
 def rank_order(nodes: Sequence[str]) -> list[int]:
-    """The bundle of each rank, by the node that each bundle lies on, so that neighbouring ranks (tensor parallel)
-    share a node. Ray does not keep a placement group's bundles together by node."""
+    """Return the bundle of each rank, given the node of each bundle, so that neighbouring ranks (tensor parallel) share
+    a node. Ray does not keep a placement group's bundles together by node."""
     first = {node: at for at, node in reversed(list(enumerate(nodes)))}
     return sorted(range(len(nodes)), key=lambda bundle: (first[nodes[bundle]], bundle))
 
 
 def local_ranks(nodes: Sequence[str]) -> list[int]:
-    """For each rank, in order, how many ranks before it are on its node."""
+    """Return the number of earlier ranks on the same node, for each rank in order."""
     return [nodes[:rank].count(node) for rank, node in enumerate(nodes)]

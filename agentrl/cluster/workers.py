@@ -26,12 +26,12 @@ class WorkerActor:
 
 
 def _asks(name: str) -> Callable[..., Coroutine[Any, Any, Any]]:
-    """Make a method of a `RayWorker` that asks for this method of the server."""
+    """Make a method of a `RayWorker` that calls this method of the server."""
     return lambda self, *args: value(self._actor.call.remote(name, *args))
 
 
 class RayWorker(RolloutProcess):
-    """The pool's handle of a `WorkerActor`."""
+    """The handle of a `WorkerActor`, for `RolloutWorkers`."""
 
     serve, ready, follow, stop = _asks("serve"), _asks("ready"), _asks("follow"), _asks("stop")
     figures, take_orders, answers = _asks("figures"), _asks("take_orders"), _asks("answers")
@@ -45,8 +45,8 @@ class RayWorker(RolloutProcess):
 
 @asynccontextmanager
 async def open_workers(settings: RunSettings, urls: Sequence[str], pool: EnginePool) -> AsyncIterator[Player]:
-    """Start the workers on this process's Ray, or on one that is started for them; see `RolloutWorkers.open`. They are on
-    this machine if no other machine reaches an engine."""
+    """Start the workers on this process's Ray, or on a new Ray; see `RolloutWorkers.open`. The workers run on this
+    machine if an engine is reachable from this machine only."""
     given: tuple[Any, ...] = share(settings), os.getcwd(), tuple(urls)
     kind: Any = WorkerActor
     with ray_runtime(settings.cluster, cpus=settings.cluster.rollout_workers):

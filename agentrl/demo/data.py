@@ -10,7 +10,7 @@ TEST_PROBLEMS = 200
 
 
 def write_prompts(path: Path, problems: Iterable[Problem]) -> Path:
-    """One JSON object a line: `prompt` (chat messages), `label` (the exact answer), `metadata.careful`."""
+    """Write one JSON object per line: `prompt` (chat messages), `label` (the exact answer), `metadata.careful`."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("w", encoding="utf-8") as file:
         for problem in problems:
@@ -21,6 +21,6 @@ def write_prompts(path: Path, problems: Iterable[Problem]) -> Path:
 
 
 def write_train_and_test(folder: Path, *, train_count: int, seed: int) -> tuple[Path, Path]:
-    """`train.jsonl` and `test.jsonl` in `folder`; the test problems are the same for every seed."""
+    """Write `train.jsonl` and `test.jsonl` in `folder`; the test problems are the same for every seed."""
     train = write_prompts(folder / "train.jsonl", make_problems(train_count, "train", seed))
     return train, write_prompts(folder / "test.jsonl", make_problems(TEST_PROBLEMS, "test", 0))

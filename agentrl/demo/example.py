@@ -1,10 +1,10 @@
-"""A learning example as one command: a shipped model, `agentrl train` with a settings file, before and after, report.
+"""A learning example as one command: `agentrl train` of a shipped model with a settings file, evaluations and a report.
 
-1. An `Example` names its parts; `command` is its command line: `--seed`, `--output-dir`, and whatever else is given goes
-   to `agentrl train` and wins over the settings file.
-2. The run starts from a model that is shipped with the package; training and evaluation are the ordinary run.
+1. An `Example` names its parts. `command` is its command line: `--seed` and `--output-dir`. All other flags go to
+   `agentrl train` and override the settings file.
+2. The run starts from a model that is shipped with the package. Training and evaluation are those of any run.
 3. Success is the share of held-out prompts whose reward is at least 1 (`pass@1`), at the evaluation's temperature.
-   The exit code is 1 if it did not rise above the goal. The last lines then say which phrases failed, and in which way.
+   The exit code is 1 if success misses the goal or hardly rose. The last lines then name failed phrases and mistakes.
 """
 
 import shlex
@@ -28,26 +28,26 @@ LEAST_GAIN = 0.1
 Say = Callable[[str], None]  # takes one line of progress; picklable
 
 WriteData = Callable[[Path, int], tuple[Path, Path]]
-"""`(folder, seed) -> (training file, held-out file)`; the latter is the same for every seed, or a YAML file of several sets."""
+"""`(folder, seed) -> (training file, held-out file or YAML of sets)`. The seed does not change the held-out prompts."""
 
 Explain = Callable[[Sample], tuple[str, str]]
 
 
 @dataclass(frozen=True, slots=True)
 class Example:
-    """Definition of one example. `others` has the other models of the run ready in the run's folder, for as long as it
-    lasts, and gives their flags."""
+    """Definition of one example. `others` is a context manager that provides the run's other models in the run's folder
+    and yields their flags."""
 
-    name: str  # of its folder in `runs/`
+    name: str  # name of its folder in `runs/`
     config: Path  # the settings file, from the working directory
     model: str  # name of the shipped model to start from
     write_data: WriteData  # writes the prompts
-    goal: float = 0.75  # success on held-out prompts to end at
+    goal: float = 0.75  # minimum success on held-out prompts at the end
     others: Callable[[Path, Say], AbstractContextManager[Sequence[str]]] = lambda folder, say: nullcontext(())
     explain: Explain | None = None  # the phrase of a failed trajectory's question, and the mistake
 
     def main(self) -> None:
-        """The example's command line; exits the process."""
+        """Run the example's command line and exit the process."""
         self.command()()
 
     def command(self) -> click.Command:
@@ -83,11 +83,11 @@ class Example:
         return [*argv, "--seed", str(seed), "--rollout-seed", str(seed)]
 
     def learned(self, success: Sequence[float]) -> bool:
-        """Return true if the model ended at the goal and well above where it began."""
+        """Return true if the last success reaches the goal and exceeds the first success by more than `LEAST_GAIN`."""
         return success[-1] >= self.goal and success[-1] > success[0] + LEAST_GAIN
 
     def mistakes(self, folder: Path) -> list[str]:
-        """Name the causes of failure, measured from the last evaluation's trajectories: one line a phrase, worst first."""
+        """Return lines that count the mistakes in the last evaluation's trajectories: one per phrase, worst first."""
         if self.explain is None:
             return []
         asked, failed = Counter[str](), defaultdict[str, Counter[str]](Counter)
@@ -104,9 +104,9 @@ class Example:
 
 
 def run_example(example: Example, folder: Path, *, seed: int = 0, flags: Sequence[str] = (), say: Say) -> list[float]:
-    """Run an example in a new folder; returns its success on held-out prompts, 0 to 1, at every evaluation in order.
-    `flags`: more flags of `agentrl train`; they win. `say`: takes lines of progress; picklable. Raises DataError: the
-    folder is not empty, and the same folder given again would resume."""
+    """Run an example in a new folder; return its success on held-out prompts, 0 to 1, at every evaluation in order.
+    `flags`: more flags of `agentrl train`, which override the others. `say`: picklable function that takes lines of
+    progress. Raises DataError: the folder is not empty, so the run would resume."""
     must_be_new(folder)
     started = time.monotonic()
 
@@ -129,13 +129,13 @@ def run_example(example: Example, folder: Path, *, seed: int = 0, flags: Sequenc
 
 
 def must_be_new(folder: Path) -> None:
-    """Raise DataError for a folder that is not empty; a run given the same folder again would resume."""
+    """Raise DataError if the folder is not empty: a run in a used folder would resume."""
     if folder.is_dir() and any(folder.iterdir()):
         raise DataError(f"{folder} is not empty; give the run a new folder")
 
 
 def held_out(folder: Path, name: str) -> list[float]:
-    """A figure of the held-out set at every evaluation of a run, in order. Raises DataError: fewer than two evaluations."""
+    """Return a metric of the held-out set at every evaluation, in order. Raises DataError: there are fewer than two."""
     from agentrl.observability.metrics import read_metrics
     from agentrl.runfolder import METRICS
 
@@ -146,7 +146,7 @@ def held_out(folder: Path, name: str) -> list[float]:
 
 
 def last_held_out(folder: Path) -> list[Sample]:
-    """The trajectories of a run's last evaluation of the held-out set."""
+    """Return the trajectories of a run's last evaluation of the held-out set."""
     from agentrl.buffer.reader import Filter, StoreReader, find_stores
 
     with StoreReader(find_stores(folder)[""]) as reader:
@@ -156,7 +156,7 @@ def last_held_out(folder: Path) -> list[Sample]:
 
 
 def sample_reward(sample: Sample) -> float:
-    """The reward as a number; a sample without one has 0."""
+    """Return the reward as a number; 0 if the sample has none."""
     return float(sample.reward) if isinstance(sample.reward, int | float) else 0.0
 
 

@@ -1,4 +1,4 @@
-"""The demo as an example among others: the calculator, from the shipped model to nearly all unseen problems solved."""
+"""The demo as an `Example`: the shipped model is trained until it solves nearly all unseen calculator problems."""
 
 from pathlib import Path
 
@@ -8,7 +8,7 @@ from agentrl.demo.task import explain
 
 
 def write_data(folder: Path, seed: int) -> tuple[Path, Path]:
-    """640 problems to train on, of which 20 steps take the first half, and 200 held-out ones."""
+    """Write 640 training problems and 200 held-out problems. 20 steps use half of the training problems."""
     return write_train_and_test(folder, train_count=640, seed=seed)
 
 

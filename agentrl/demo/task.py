@@ -1,9 +1,9 @@
 """Arithmetic with a calculator: problems, the tool, the environment.
 
 1. An answer counts only as `<answer>N</answer>` in the last turn, exactly once, with N exactly right.
-2. Operands are two-digit numbers. Those in `HELD_OUT_OPERANDS` occur in no training problem, all others in no
-   held-out problem.
-3. Some phrases mention the tool or care, the others do not. The shipped model rarely uses the tool for the others."""
+2. Operands are two-digit numbers. `HELD_OUT_OPERANDS` occur in no training problem, and `TRAIN_OPERANDS` in no held-out
+   problem.
+3. Some phrases mention the tool or care. The shipped model rarely uses the tool for the other phrases."""
 
 import ast
 import json
@@ -43,12 +43,12 @@ class Problem:
     question: str  # as asked
     expression: str
     answer: int
-    careful: bool  # the phrase calls for care
+    careful: bool  # the phrase mentions care or the tool
 
 
 def evaluate(expression: str) -> int:
-    """The value of an expression of integers, `+`, `-`, `*` and brackets. Raises ValueError: it is longer than 40
-    characters, holds anything else, or leaves the range of 12 digits."""
+    """Return the value of an expression of integers, `+`, `-`, `*` and brackets. Raises ValueError: the expression is
+    longer than 40 characters, contains anything else, or leaves the range of 12 digits."""
     if len(expression) > _MAX_CHARS:
         raise ValueError(f"the expression is longer than {_MAX_CHARS} characters")
     try:
@@ -75,7 +75,7 @@ def _value(node: ast.expr) -> int:
 @tool(timeout=5, max_output_chars=100)
 async def calculator(expression: str) -> str:
     """Evaluate an expression."""
-    # A coroutine only because it is far shorter than the hop to a worker thread that a plain function would get.
+    # A plain function would run in a worker thread, and the switch takes far longer than the evaluation.
     try:
         return str(evaluate(expression))
     except ValueError as error:
@@ -83,31 +83,31 @@ async def calculator(expression: str) -> str:
 
 
 class CalculatorEnv(Environment):
-    """Answer one arithmetic problem, with a calculator at hand; reward 1 for the exact answer, else 0."""
+    """The task of one arithmetic problem, with a calculator as tool. Reward 1 for the exact answer, else 0."""
 
     tools = (calculator,)
     max_turns = 3
 
     async def reward(self, sample: Sample) -> float:
-        """1.0 for the exact answer, 0.0 for anything else, a trajectory that was cut off included."""
+        """Return 1.0 for the exact answer, and 0.0 for any other answer or a truncated trajectory."""
         return 0.0 if sample.status is Status.TRUNCATED else score(final_text(sample), str(sample.label))
 
 
 def score(text: str, label: str) -> float:
-    """1.0 if `text` holds exactly one `<answer>` and it is the label, else 0.0."""
+    """Return 1.0 if `text` contains exactly one `<answer>` and it equals the label, else 0.0."""
     answers = _ANSWER.findall(text)
     return float(len(answers) == 1 and answers[0] == label)
 
 
 def final_text(sample: Sample) -> str:
-    """The last turn's text: from the recorded conversation, or else what follows the last tool result."""
+    """Return the last turn's text: from the recorded conversation, or else the text after the last tool result."""
     if messages := sample.metadata.get("messages"):
         return str(messages[-1].get("content") or "") if messages[-1]["role"] == "assistant" else ""
     return sample.response.rpartition("</tool_response>")[2]
 
 
 def explain(sample: Sample) -> tuple[str, str]:
-    """Name the phrase of a trajectory's question and, as if its answer were wrong, the mistake."""
+    """Return the phrase of a trajectory's question, and the mistake if its answer is wrong."""
     question, *said = [message for message in sample.metadata["messages"] if message["role"] != "system"]
     text = str(question["content"])
     expression = found[0] if (found := _EXPRESSION.search(text)) else ""
@@ -130,8 +130,8 @@ def explain(sample: Sample) -> tuple[str, str]:
 def make_problem(
     rng: random.Random, split: Split = "train", *, drill: bool = False, phrase: str = "", shape: str = ""
 ) -> Problem:
-    """A random problem out of the operands of `split`. `drill`: take an order to use the tool as often as a phrase of the
-    task (the skill phase of the warm start). `phrase` and `shape` (of the expression) are random by default."""
+    """Return a random problem with operands of `split`. `drill`: also draw from orders to use the tool (the skill phase
+    of the warm start). `phrase` and `shape` (of the expression) are random by default."""
     operands = TRAIN_OPERANDS if split == "train" else HELD_OUT_OPERANDS
     expression = (shape or rng.choice(SHAPES)).format(*rng.choices(operands, k=3))
     phrase = phrase or rng.choice(_DRILLS + _CASUAL if drill else PHRASES)
@@ -139,7 +139,7 @@ def make_problem(
 
 
 def make_problems(count: int, split: Split, seed: int) -> list[Problem]:
-    """`count` different problems, the same for the same seed."""
+    """Return `count` different problems; the same seed gives the same problems."""
     rng = random.Random(f"{split} problems {seed}")
     problems: dict[str, Problem] = {}
     while len(problems) < count:

@@ -1,6 +1,6 @@
-"""An engine's answers, checked: a contradiction would be trained on, so it raises `EngineRejected`. Ids and log-probs
-come from `meta_info.output_token_logprobs` and must agree with `output_ids`. Under top-p, top-k or min-p
-`return_sampling_mask` asks for each token's support; log-probs are those within it."""
+"""Checks of an engine's answers. A contradiction raises `EngineRejected`, because it would be trained on. Ids and
+log-probs come from `meta_info.output_token_logprobs`; the ids must agree with `output_ids`. With top-p, top-k or min-p,
+`return_sampling_mask` requests each token's sampling support, and log-probs are relative to the support."""
 
 from __future__ import annotations
 
@@ -21,25 +21,25 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-_ROUNDING: Final = 1e-4  # most that a log-prob of 0, logit - logsumexp in float32, misses 0 by
-_LEAST: Final = -3.4e38  # less is not finite in float32
+_ROUNDING: Final = 1e-4  # maximum error of a log-prob of 0, computed as logit - logsumexp in float32
+_LEAST: Final = -3.4e38  # a lower log-prob is not finite in float32
 
 
 @dataclass(frozen=True, slots=True)
 class RequestExpectations:
-    """Bounds that an answer must fit; None: not known."""
+    """Bounds and ids that an answer must match; None: not checked."""
 
     prompt_tokens: int
     max_new_tokens: int | None = None
     vocab_size: int | None = None
-    scored: Sequence[int] = ()  # end of the prompt whose log-probs the answer must have
+    scored: Sequence[int] = ()  # last ids of the prompt; the answer must have their log-probs
     kept: bool = False  # the answer must have kept sets
-    routed_from: int | None = None  # first token whose experts the answer must say
+    routed_from: int | None = None  # index of the first token whose experts the answer must have
     prompt: Sequence[int] | None = None  # all ids of a prompt with images
 
 
 def parse(raw: bytes, asked: RequestExpectations) -> Generation:
-    """The answer of `/generate` as it came over the wire; raises as `read` does."""
+    """Parse the bytes of an answer of `/generate`. Raises as `read`."""
     try:
         return read(orjson.loads(raw), asked)
     except orjson.JSONDecodeError as error:
@@ -47,11 +47,11 @@ def parse(raw: bytes, asked: RequestExpectations) -> Generation:
 
 
 def read(answer: Any, asked: RequestExpectations) -> Generation:
-    """The JSON object that `/generate` answered to one prompt with `return_logprob`. Raises EngineRejected, kind
-    `malformed_answer`: a field is missing, has the wrong type, or disagrees with another one or with what was asked;
-    `context_overflow`: the engine had no room for a single token; `no_sampling_mask`, `no_routed_experts`: kept sets or
-    experts were asked for and are not there; `unknown_token`: an id beyond the vocabulary; `other_prompt`: the engine read
-    another prompt; `engine_error`, `engine_rejected`: the engine ended the request with an error."""
+    """Check the JSON that `/generate` answered to one prompt with `return_logprob`, and return it as a Generation.
+    Raises EngineRejected, kind `malformed_answer`: a field is missing, has the wrong type, or contradicts another field
+    or the request; `context_overflow`: the context had no room for a token; `no_sampling_mask`, `no_routed_experts`:
+    requested kept sets or experts are missing; `unknown_token`: an id is outside the vocabulary; `other_prompt`: the
+    engine read another prompt; `engine_error`, `engine_rejected`: the engine ended the request with an error."""
     meta = _get(answer, "meta_info", dict, "")
     finish = _finish_reason(_get(meta, "finish_reason", dict, "meta_info."))
     for old, name in _NOW_CALLED.items():
@@ -70,7 +70,7 @@ def read(answer: Any, asked: RequestExpectations) -> Generation:
         full = "its context is full (SGLang keeps two places free); compare --rollout-max-context-len with the engine's"
         raise EngineRejected(f"{said}: {full}", status=400, kind="context_overflow")
     for name in ("output_token_logprobs", "input_token_logprobs", "routed_experts", *_MASK):
-        meta.pop(name, None)  # lists a token: costly to keep, and all of it is kept
+        meta.pop(name, None)  # large lists, parsed above
     version = str(meta.get("weight_version", ""))
     return Generation(
         ids=ids,
@@ -89,7 +89,7 @@ def read(answer: Any, asked: RequestExpectations) -> Generation:
 
 
 def error_message(body: bytes, status: int = 400) -> str:
-    """The server's own words from an error answer, whichever of SGLang's forms it has; at most 500 characters."""
+    """Return the server's message, at most 500 characters, from an error answer in any of SGLang's forms."""
     if status == 401:
         return f"{error_message(body)}; --sglang-api-key is what is sent, and --sglang-admin-api-key to control routes"
     try:
@@ -102,12 +102,12 @@ def error_message(body: bytes, status: int = 400) -> str:
     return str(found)[:500]
 
 
-# SGLang's words for a prompt beyond its context, and for one in the last few places, which it keeps free.
+# SGLang's messages for a prompt that exceeds the context, and for one that fills its last, reserved positions.
 _TOO_LONG: Final = ("context length", "exceeds the maximum allowed length")
 
 
 def error_kind(status: int, message: str) -> str:
-    """The kind of the `EngineRejected` that stands for an error status of `/generate`."""
+    """Return the kind of `EngineRejected` for an error status of `/generate`."""
     if status == 400 and any(said in message for said in _TOO_LONG):
         return "context_overflow"
     return "engine_rejected" if status < 500 else "engine_error"
@@ -124,7 +124,7 @@ def _finish_reason(data: dict[str, Any]) -> FinishReason:
 
 
 def _sampled(meta: dict[str, Any], output_ids: Any, finish: FinishReason) -> tuple[list[int], list[float]]:
-    """Ids and log-probs of the answer, of the right types and of one length."""
+    """Return the ids and log-probs of the answer, with types and lengths checked."""
     triples = meta.get("output_token_logprobs")
     if triples is None and finish.type == "abort" and not output_ids:
         triples = []  # aborted before the first token: the engine has no log-probs to report
@@ -135,7 +135,7 @@ def _sampled(meta: dict[str, Any], output_ids: Any, finish: FinishReason) -> tup
 
 
 def _scored(meta: dict[str, Any], wanted: Sequence[int]) -> list[float]:
-    """The log-probs of the ids `wanted`, behind one token of which the engine says none."""
+    """Return the log-probs of the ids `wanted`. The engine's list begins with one more token, without a log-prob."""
     if not wanted:
         return []
     name, found = "input_token_logprobs", meta.get("input_token_logprobs")
@@ -146,7 +146,7 @@ def _scored(meta: dict[str, Any], wanted: Sequence[int]) -> list[float]:
 
 
 def _triples(triples: Any, name: str) -> tuple[list[int], list[float]]:
-    """Ids and log-probs of `[log-prob, id, text]`, of the right types; log-probs in range."""
+    """Return the ids and log-probs of `[log-prob, id, text]` triples, with types and range checked."""
     name = f"meta_info.{name}"
     try:
         if not isinstance(triples, list):
@@ -162,7 +162,7 @@ def _triples(triples: Any, name: str) -> tuple[list[int], list[float]]:
     return ids, log_probs
 
 
-# SGLang's names for these counts since it tells drafts from the token that every pass gives besides.
+# SGLang's former and new names of counts of draft tokens.
 _NOW_CALLED: Final = {
     "spec_accept_token_num": "spec_num_correct_drafts",
     "spec_draft_token_num": "spec_num_proposed_drafts",
@@ -183,7 +183,7 @@ def _check_tokens(ids: list[int], asked: RequestExpectations) -> None:
         malformed("output_ids", f"at most {asked.max_new_tokens} tokens (max_new_tokens)", f"{len(ids)} tokens")
 
 
-BAD_ANSWER: Final = 502  # status of an answer that was 200 and cannot be used, for code that hands it on
+BAD_ANSWER: Final = 502  # status that is reported for an unusable answer of status 200
 NO_KEPT_SETS: Final = (
     "the engine does not say what top-p, top-k or min-p left to sample from (return_sampling_mask, SGLang from 0.5.23), "
     "so that its log-probs cannot be trained with; use such a server or --engine embedded, leave --rollout-top-p and "
@@ -193,7 +193,7 @@ _MASK: Final = ("output_token_sampling_mask", "output_token_sampling_logprobs")
 
 
 def _kept(meta: dict[str, Any], ids: list[int], asked: RequestExpectations) -> tuple[list[array[int]], list[float]]:
-    """The kept set of each token, and the tokens' log-probs among them."""
+    """Return the kept set of each token, and the tokens' log-probs within these sets."""
     rows, log_probs = (meta.get(name, None if ids else []) for name in _MASK)
     if rows is None or log_probs is None:
         raise unusable(NO_KEPT_SETS, "no_sampling_mask")
@@ -210,7 +210,7 @@ def _kept(meta: dict[str, Any], ids: list[int], asked: RequestExpectations) -> t
 
 
 def _routed(meta: dict[str, Any], count: int, aborted: bool, asked: RequestExpectations) -> NDArray[np.int16] | None:
-    """`Generation.routed`, of SGLang's base64 of little-endian int32 [tokens, layers, experts a token]."""
+    """Return `Generation.routed` from SGLang's base64 of little-endian int32 [tokens, layers, experts per token]."""
     import numpy as np
 
     name, text = "meta_info.routed_experts", meta.get("routed_experts")
@@ -234,8 +234,8 @@ def _routed(meta: dict[str, Any], count: int, aborted: bool, asked: RequestExpec
 
 
 def _check_prompt(count: Any, read: Any, prompt: Sequence[int]) -> None:
-    """Compare a prompt with images as the engine read it with the one that was meant. An engine without
-    `return_prompt_token_ids` says the count alone, and none if the request was aborted in the queue."""
+    """Compare the engine's prompt with ours, if the prompt has images. An engine without `return_prompt_token_ids`
+    reports only the count, or nothing if the request was aborted in the queue."""
     if count in (None, len(prompt)) and read in (None, prompt):
         return
     said = f"the engine read a prompt of {count} tokens, and ours has {len(prompt)} with its images"
@@ -248,7 +248,7 @@ def _check_counts(meta: dict[str, Any], length: int, asked: RequestExpectations)
     for name in _COUNTS:
         if (count := meta.get(name)) is not None and (type(count) is not int or count < 0):
             malformed(f"meta_info.{name}", "a whole number from 0", count)
-    read = meta.get("prompt_tokens", asked.prompt_tokens)  # absent where the request was aborted in the queue
+    read = meta.get("prompt_tokens", asked.prompt_tokens)  # absent if the request was aborted in the queue
     if read != asked.prompt_tokens:
         expected = f"the prompt's {asked.prompt_tokens} tokens (does the server run with --allow-auto-truncate?)"
         malformed("meta_info.prompt_tokens", expected, read)
@@ -257,7 +257,7 @@ def _check_counts(meta: dict[str, Any], length: int, asked: RequestExpectations)
 
 
 def _spans(data: Any, version: str, length: int) -> tuple[tuple[str, int, int], ...]:
-    """(version, start, end) over all `length` tokens, in order and without a gap; empty spans are left out."""
+    """Return (version, start, end) over all `length` tokens, in order and without gaps; empty spans are left out."""
     if not data:
         return ((version, 0, length),) if length else ()
     try:
@@ -284,5 +284,5 @@ def malformed(where: str, expected: str, came: Any) -> NoReturn:
 
 
 def unusable(message: str, kind: str) -> EngineRejected:
-    """Return the error for an answer that was 200 and cannot be used."""
+    """Return the error for an answer of status 200 that cannot be used."""
     return EngineRejected(message, status=BAD_ANSWER, kind=kind)

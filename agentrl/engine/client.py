@@ -1,6 +1,6 @@
-"""One engine of a pool: the calls to it. A control call is bounded by `engine_control_timeout` and succeeds or raises
-an `EngineFailure`. A call that joins a group or takes a broadcast waits for the other ranks. `break_off` ends calls if
-the engine is out of reach."""
+"""The HTTP calls to one engine of a pool. A control call succeeds or raises an `EngineFailure`, within
+`engine_control_timeout`. A call that joins a group or receives a broadcast waits for the other ranks. `break_off` fails
+all calls if the engine is unreachable."""
 
 import logging
 from collections.abc import Mapping, Sequence
@@ -31,7 +31,7 @@ class EngineClient(EngineState):
 
     def __init__(self, url: str, transport: HttpTransport, settings: EngineSettings) -> None:
         super().__init__(url)
-        self.incarnation = 0  # how many times it was out of reach: whatever it had joined before is gone
+        self.incarnation = 0  # number of losses; the engine has left all groups that it joined before a loss
         self.places = anyio.Semaphore(settings.sglang_server_concurrency, fast_acquire=True)  # for requests in flight
         self._transport, self._timeout = transport, settings.engine_control_timeout
         self._has_update_sessions, self._calls = True, set[anyio.CancelScope]()
@@ -40,7 +40,7 @@ class EngineClient(EngineState):
         self._given_back = frozenset[str]()
 
     def break_off(self) -> None:
-        """The engine is out of reach: all calls under way fail."""
+        """Fail all calls in flight: the engine is unreachable."""
         self.incarnation += 1
         for scope in self._calls:
             scope.cancel()
@@ -51,7 +51,7 @@ class EngineClient(EngineState):
         try:
             return await self._exchange("GET" if body is None else "POST", self.url + path, body, headers, sink)
         except (ConnectionLost, anyio.get_cancelled_exc_class()):
-            # The engine may still be sampling for nobody; if it cannot be told it has nothing left to stop.
+            # The engine may still sample for this call. A failed abort is ignored.
             if incarnation == self.incarnation:
                 with anyio.move_on_after(_ABORT_TIMEOUT, shield=True), suppress(EngineFailure):
                     await self.abort(rid)
@@ -64,11 +64,11 @@ class EngineClient(EngineState):
         return False
 
     async def hangs(self, seconds: float) -> bool:
-        """Return true if the server is there, but its scheduler answers nothing for so many seconds; false as soon as it
-        answers, or when the server is out of reach."""
+        """Return true if the server answers, but its scheduler does not for this many seconds. Return false as soon as
+        the scheduler answers, or if the server is unreachable."""
         with anyio.move_on_after(seconds) as scope, suppress(EngineUnreachable):
             url = f"{self.url}/health_generate"
-            while (await self._transport.exchange("GET", url)).status == 503:  # noqa: ASYNC110 - the server does not tell
+            while (await self._transport.exchange("GET", url)).status == 503:  # noqa: ASYNC110 - there is no event
                 await anyio.sleep(_TRY_AGAIN)
         return scope.cancelled_caught
 
@@ -82,15 +82,15 @@ class EngineClient(EngineState):
         raise ConnectionLost(f"the engine at {self.url} does not answer any more", kind="engine_lost")
 
     async def model_info(self) -> dict[str, Any]:
-        """`/model_info`: model_path, weight_version and more."""
+        """Return `/model_info`: model_path, weight_version and more."""
         return await self._object("/model_info")
 
     async def server_info(self) -> dict[str, Any]:
-        """`/server_info`: all server options and the version."""
+        """Return `/server_info`: all server options and the version."""
         return await self._object("/server_info")
 
     async def encode(self, text: str) -> list[int]:
-        """`text` as ids, by the engine's own tokenizer."""
+        """Return the ids of `text` by the engine's own tokenizer."""
         body = {"text": text, "return_logprob": True, "logprob_start_len": 0, "sampling_params": {"max_new_tokens": 0}}
         answer = await self._call("POST", "/generate", body)
         try:
@@ -100,31 +100,31 @@ class EngineClient(EngineState):
             raise self._not_sglang(said) from error
 
     async def abort(self, rid: str) -> None:
-        """End a request; it answers with what it has so far. An unknown id does nothing."""
+        """End a request, which then answers with its tokens so far. An unknown id does nothing."""
         await self._call("POST", "/abort_request", {"rid": rid})
 
     async def abort_all(self) -> None:
-        """End every request; each answers with what it has so far."""
+        """End every request; each request answers with its tokens so far."""
         await self._call("POST", "/abort_request", {"rid": "", "abort_all": True})
 
     async def pause(self, mode: PauseMode) -> None:
-        """Stop generating. `abort` ends live requests, `in_place` freezes them, `retract` sends them back to the queue."""
+        """Pause generation. `abort` ends all requests, `in_place` freezes them, `retract` returns them to the queue."""
         await self._call("POST", "/pause_generation", {"mode": mode})
 
     async def resume(self) -> None:
-        """Go on generating after `pause`, with the weights there are now."""
+        """Resume generation after `pause`, with the present weights."""
         await self._call("POST", "/continue_generation", {})
 
     async def flush_cache(self) -> None:
-        """Drop all cached prefixes; where requests still run, once they have ended."""
+        """Drop all cached prefixes. If requests still run, wait for their end first."""
         try:
             await self._call("POST", "/flush_cache")  # with a timeout, a server would wait for retracted requests too
         except EngineRejected:
             await self._call("POST", f"/flush_cache?timeout={_FLUSH_TIMEOUT:g}")
 
     async def set_resident_memory(self, memory: frozenset[str]) -> None:
-        """Keep or take this part of `WHOLE`, and give back the rest; no request may be running then. SGLang ends when
-        it is asked for what it has, so it is remembered here, for as long as the server lives."""
+        """Allocate this part of `WHOLE` and free the rest; no request may be running. SGLang exits if it is asked to
+        allocate memory that it has. So this client records the freed parts until the server restarts."""
         if memory == WHOLE and not self._given_back:
             return
         info = await self.server_info()
@@ -147,7 +147,7 @@ class EngineClient(EngineState):
             self._given_back |= rest
 
     async def load_folder(self, update: DiskUpdate, version: str, *, flush_cache: bool = True) -> None:
-        """Load a folder; an engine that is not paused first finishes its requests."""
+        """Load the weights of a folder. An engine that is not paused finishes its requests first."""
         if update.adapter is None:
             body = {"model_path": update.folder, "weight_version": version, "flush_cache": flush_cache}
             await self._call("POST", "/update_weights_from_disk", body)
@@ -157,12 +157,12 @@ class EngineClient(EngineState):
         if before is not None:
             try:
                 await self._call("POST", "/unload_lora_adapter", {"lora_name": before})
-            except EngineRejected as error:  # the server was started again meanwhile
+            except EngineRejected as error:  # the server was restarted meanwhile
                 _log.info("%s has no adapter %s: %s", shown(self.url), before, error)
         await self._call("POST", "/update_weight_version", {"new_version": version, "abort_all_requests": False})
 
     async def join_group(self, group: WeightGroup, rank: int) -> None:
-        """Join a weight group with this engine's ranks, of which `rank` is the first."""
+        """Join a weight group; `rank` is the first of this engine's ranks."""
         place = {"master_address": group.address, "master_port": group.port, "rank_offset": rank}
         body = {**place, "world_size": group.world_size, "group_name": group.name, "backend": group.backend}
         await self._call("POST", "/init_weights_update_group", body)
@@ -172,23 +172,23 @@ class EngineClient(EngineState):
         await self._call("POST", "/destroy_weights_update_group", {"group_name": name})
 
     async def begin_update(self) -> None:
-        """Open a weight-update session, where the server has such a thing (SGLang from 0.5.23, found out by asking once):
-        tensors may come only inside it."""
+        """Open a weight-update session; tensors are accepted only inside a session. SGLang before 0.5.23 has no
+        sessions: its first 404 is remembered, and no more calls are sent."""
         try:
             await self._update_session("/begin_weight_update")
         except EngineRejected:
-            # An external engine may still have the session open that a killed run began.
+            # A killed run may have left a session open at an external engine.
             await self._update_session("/end_weight_update")
             await self._update_session("/begin_weight_update")
 
     async def receive(self, bucket: Bucket, version: str) -> None:
-        """Take tensors that their group broadcasts as one flat buffer."""
+        """Have the engine receive tensors that their group broadcasts as one flat buffer."""
         names, dtypes, shapes = ([spec[part] for spec in bucket.tensors] for part in range(3))
         tensors = {"names": names, "dtypes": dtypes, "shapes": shapes, "group_name": bucket.group}
         await self._call("POST", "/update_weights_from_distributed", {**tensors, **_FLAT, "weight_version": version})
 
     async def receive_shared(self, handles: Sequence[str], version: str) -> None:
-        """Take tensors from memory that the trainer shares, by handles of `numerics.shared_handle`, one a device."""
+        """Have the engine read tensors from shared memory; one handle (`numerics.shared_handle`) for each device."""
         body = {"serialized_named_tensors": handles, **_FLAT, "weight_version": version}
         await self._call("POST", "/update_weights_from_tensor", body)
 

@@ -2,8 +2,8 @@
 
 1. An engine that misses two probes in a row is lost: it gets no requests. If it answers again, it recovers
    (`EngineRegistry.regain`). An update cancels recoveries, because it updates these engines itself.
-2. An engine whose HTTP server answers, but that generates nothing for `engine_hang_timeout`, is lost, too. It recovers when
-   it generates again.
+2. An engine whose HTTP server answers, but that generates nothing for `engine_hang_timeout`, is lost, too. It recovers
+   when it generates again.
 3. An update pauses the engines that answer, empties their caches, writes the weights, and resumes the engines. After a
    failure it resumes them, too.
 4. Weights come as a folder, by broadcast or in shared memory. An engine that misses a folder loads it later; the update
@@ -87,7 +87,7 @@ class HealthMonitor:
 
     async def _look(self, member: EngineClient) -> None:
         """Probe one engine. Recover it if it answers after a loss; count a miss if it does not answer."""
-        path = "/model_info" if self._updating else "/health"  # a paused server has no /health
+        path = "/model_info" if self._updating else "/health"  # /health may fail while paused
         path = "/health_generate" if member in self._hung else path
         if await member.answers(path, self.settings.engine_probe_interval):
             del self._misses[member]
@@ -136,10 +136,10 @@ class HealthMonitor:
         await self._registry.all(lambda member: member.leave_group(name), still)
 
     async def receive(self, update: WeightUpdate, version: str) -> None:
-        """Give the engines new weights under the label `version`. Generation resumes then, even if paused before. Except
-        for a folder, the call returns only if the trainer sends its part at the same time. Raises EngineFailure: no
-        engine took the folder, or an engine missed another update; kind `weight_group_broken` if it was lost after it
-        joined. Engines resume with the weights that they have; an engine with incomplete weights gets no requests."""
+        """Send the engines new weights with the label `version`. Generation then resumes, even if it was paused before.
+        Unless the weights are a folder, the trainer must send its part at the same time. Raises EngineFailure: no
+        engine took the folder, or an engine missed another kind of update (kind `weight_group_broken`: it was lost
+        after it joined). Engines resume with their weights; an engine with incomplete weights gets no requests."""
         async with self._alone(version=version):
             if isinstance(update, BroadcastUpdate):
                 await self._broadcast(update, version)
@@ -198,9 +198,9 @@ class HealthMonitor:
 
     async def set_resident_memory(self, memory: frozenset[str]) -> None:
         """Have the engines allocate these parts of their memory (`weights`, `kv_cache`) and free the others. Engines
-        generate only while both parts are allocated. Calls in flight keep their tokens and continue afterwards. When freed
-        weights are allocated again, the built-in engine restores their values. SGLang needs an update then. Raises
-        EngineFailure: no engine answers, or an engine refuses: kinds `no_memory_saver`, `no_weights_backup`."""
+        generate only while both parts are allocated. Calls in flight keep their tokens and continue afterwards. When
+        freed weights are allocated again, the built-in engine restores their values. SGLang then needs an update.
+        Raises EngineFailure: no engine answers, or one refuses: kinds `no_memory_saver`, `no_weights_backup`."""
         async with self._alone(idle=True):
             self._memory = memory
             there = await self._answering()
@@ -238,7 +238,7 @@ class HealthMonitor:
                 await self._registry.all(partial(EngineClient.receive, bucket=bucket, version=version), group)
 
     async def offer(self, key: str, handles: Handles) -> None:
-        """Give a bucket to the `SharedUpdate` under way; return when the engines have taken it."""
+        """Offer a bucket to the `SharedUpdate` in progress; return when the engines have taken it."""
         taken = anyio.Event()
         await self._offers.send((key, handles, taken))
         await taken.wait()
@@ -253,7 +253,7 @@ class HealthMonitor:
                 except TimeoutError:
                     said = f"the trainer shared no weights for {limit:g} s (--engine-control-timeout)"
                     raise EngineTimeout(said) from None
-                if key == update.key:  # a bucket with another key is of an update that failed
+                if key == update.key:  # a bucket with another key belongs to a failed update
                     own = dict(zip(self._registry.members, handles, strict=False))
                     await self._registry.all(partial(_take, own, version), members)
                     left -= 1
@@ -261,7 +261,7 @@ class HealthMonitor:
 
     @asynccontextmanager
     async def _session(self, members: Collection[EngineClient], version: str) -> AsyncIterator[None]:
-        """Pause the members; they have the weights of this version after the block."""
+        """Pause the members inside the context. After it they have the weights of this version."""
         async with self._paused(members, strict=True):
             try:
                 await self._registry.all(EngineClient.begin_update, members)
@@ -286,7 +286,7 @@ class HealthMonitor:
             self._requests.mark_interrupted()
 
         async def pause(member: EngineClient) -> None:
-            await member.set_resident_memory(self._memory)  # an engine out of reach missed the last call of this
+            await member.set_resident_memory(self._memory)  # a lost engine missed the last such call
             await member.pause(mode)
 
         try:

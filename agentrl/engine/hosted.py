@@ -1,10 +1,10 @@
 """A hosted model: turns from a server with OpenAI's chat API, in messages and not in token ids.
 
-1. A call of `turn` is one request. A lost connection, an invalid answer and the statuses 408, 429 and 5xx are retried, up to
-   `engine_max_retries` times. A retry waits at least Retry-After. Other statuses raise at once, in the server's words.
+1. A call of `turn` is one request. A lost connection, an invalid answer and the statuses 408, 429 and 5xx are retried,
+   up to `engine_max_retries` times. A retry waits at least Retry-After. Other statuses raise the server's message.
 2. The deadline is `engine_request_timeout`: it covers all attempts and the waits between them.
-3. The API key is read from the environment and sent as a bearer token. An answer that repeats it is read without it.
-4. There are no token ids: `generate`, which asks for some, raises."""
+3. The API key is read from the environment and sent as a bearer token. The key is masked in answers that repeat it.
+4. There are no token ids, so `generate` raises."""
 
 import random
 from collections import Counter
@@ -52,18 +52,18 @@ _SENT: Final[tuple[str, ...]] = ("role", "content", "tool_calls", "tool_call_id"
 
 @dataclass(frozen=True, slots=True)
 class HostedTurn:
-    """One turn."""
+    """One turn of a hosted model."""
 
-    generation: Generation  # how it ended, and the server's counts; without ids
-    parsed: ParsedTurn  # what the server says it holds; a call whose arguments are no JSON object is broken
-    message: Message  # the turn as the server is shown it again
+    generation: Generation  # the finish reason and the server's token counts; without ids
+    parsed: ParsedTurn  # the server's parse; a call whose arguments are no JSON object is broken
+    message: Message  # the turn in the form that is sent back to the server
 
 
 class HostedModel:
     """The model `hosted_model` at `base_url`; an async context manager, safe for concurrent calls."""
 
     def __init__(self, settings: EngineSettings, transport: HttpTransport | None = None) -> None:
-        self.name = settings.hosted_name or ""  # the model and its address, as they may be shown
+        self.name = settings.hosted_name or ""  # model and address for messages, without secrets
         self.pause_gate = PauseGate()
         self._settings, self._transport = settings, transport or HttpTransport(settings)
         self._url, self._key = normalise_url(settings.base_url or ""), settings.api_key
@@ -78,8 +78,8 @@ class HostedModel:
         await self._transport.__aexit__(*exc)
 
     async def check(self) -> None:
-        """Ask for the list of models. A server may have none, or take its time. Raises EngineUnreachable: nothing answers.
-        Raises EngineRejected: it wants another key."""
+        """Request the list of models. A server without a list passes, and so does a slow one. Raises EngineUnreachable:
+        no server answers. Raises EngineRejected: the server rejects the key."""
         with anyio.move_on_after(2 * self._settings.engine_connect_timeout):
             try:
                 reply = await self._transport.exchange("GET", f"{self._url}/models", headers=_PLAIN)
@@ -91,10 +91,10 @@ class HostedModel:
     async def turn(
         self, messages: Sequence[Message], tools: Sequence[ToolSchema] | None, params: SamplingParams
     ) -> HostedTurn:
-        """Return the turn that follows `messages`: the conversation, as `sent` gives it and with the `message` of earlier
-        turns. Of `params` only parameters of the API are sent: temperature, top_p, max_new_tokens, stop and the seed.
+        """Return the turn that follows `messages`: the output of `sent`, plus the `message` of earlier turns. Of
+        `params` only the API's parameters are sent: temperature, top_p, max_new_tokens, stop and the seed.
 
-        Raises EngineTimeout: the deadline passed. EngineUnreachable: no answer came, also not to the retries.
+        Raises EngineTimeout: the deadline passed. EngineUnreachable: no answer came, even after the retries.
         EngineRejected: the server refused the request, or its answers could not be read. ContextOverflow: the
         conversation does not fit the model's context. ModelFailure: the server's content filter ended the turn."""
         body, seconds = orjson.dumps(self._body(messages, tools, params)), self._settings.engine_request_timeout
@@ -108,22 +108,22 @@ class HostedModel:
             raise EngineTimeout(f"the hosted model {self.name} gave no turn within {limit}") from None
 
     async def generate(self, input_ids: Sequence[int], params: SamplingParams, **_: Any) -> Generation:
-        """Refuse. Raises EngineRejected: there is nothing here that reads token ids."""
+        """Raise EngineRejected: a hosted model takes no token ids."""
         raise EngineRejected(f"{NO_TOKENS}, and a prompt of {len(input_ids)} ids was asked for", kind=KIND)
 
     async def pause(self) -> None:
-        """Send no request until `resume`; requests under way end."""
+        """Send no requests until `resume`. Requests in flight finish."""
         self.pause_gate.close(between_rollouts=True)
 
     async def resume(self) -> None:
-        """Go on sending requests."""
+        """Send requests again."""
         self.pause_gate.open()
 
     def updated(self, version: int) -> None:
         """Do nothing: the run does not change these weights."""
 
     def figures(self) -> dict[str, float]:
-        """Return figures since the last call: attempts that failed, and the tokens that the server counted."""
+        """Return metrics since the last call: failed attempts, and the tokens that the server counted."""
         counts, self._counts = self._counts, Counter()
         names = {"engines/failed": "failed"} | {f"hosted/{n}": n for n in ("prompt_tokens", "completion_tokens")}
         return {name: float(counts[count]) for name, count in names.items()}
@@ -145,7 +145,7 @@ class HostedModel:
         return {name: value for name, value in fields.items() if value is not None}
 
     async def _answer(self, body: bytes) -> HostedTurn:
-        """Return the turn, after as many attempts as it takes; no deadline here."""
+        """Return the turn, after up to `engine_max_retries` retries. The caller sets the deadline."""
         backoff, left = self._settings.engine_retry_backoff, self._settings.engine_max_retries
         while True:
             asked = 0.0
@@ -159,7 +159,7 @@ class HostedModel:
                 self._counts["failed"] += 1
                 if not left:
                     raise
-                # Requests that were refused together come back one by one.
+                # The random factor spreads the retries of requests that were refused together.
                 seconds = max(backoff, asked) * random.uniform(1.0, 1.2)
                 if anyio.current_time() + seconds > anyio.current_effective_deadline():
                     due = f"the next attempt is due in {seconds:.0f} s, after the deadline (--engine-request-timeout)"
@@ -192,8 +192,8 @@ class HostedModel:
 
 
 def sent(messages: Sequence[Mapping[str, Any]], images: Mapping[str, Image]) -> list[Message]:
-    """Messages as the API takes them: without fields that it does not know, with arguments as JSON text, and with images
-    for their references. Raises TemplateError: one is no chat message."""
+    """Return messages in the API's form: only fields that the API knows, arguments as JSON text, and images in place of
+    references. Raises TemplateError: an item is no chat message."""
     found = [{name: message[name] for name in _SENT if name in message} for message in normalise_messages(messages)]
     for message in found:
         if calls := message.get("tool_calls"):
@@ -209,7 +209,7 @@ def _image_or_text(part: Message, images: Mapping[str, Image]) -> Message:
 
 
 def read_turn(raw: bytes) -> HostedTurn:
-    """Read a chat completion. Raises EngineRejected: kind `malformed_answer`. Raises ModelFailure: kind `content_filter`."""
+    """Read a chat completion. Raises EngineRejected, kind `malformed_answer`; ModelFailure, kind `content_filter`."""
     try:
         answer = orjson.loads(raw)
     except orjson.JSONDecodeError as error:
@@ -233,7 +233,7 @@ def read_turn(raw: bytes) -> HostedTurn:
     parsed = ParsedTurn(content, said.get("reasoning_content"), kept, broken)
     usage = answer.get("usage") if isinstance(answer.get("usage"), dict) else {}
     meta = {name: _count(usage.get(name)) for name in ("prompt_tokens", "completion_tokens")}
-    # A call that could not be read is shown as text: a server may refuse it, and nothing would answer it.
+    # A broken call is sent back as text: a server may refuse the call, and no tool result would answer it.
     again: Message = {"role": "assistant", "content": "\n".join(filter(None, (content, *broken)))}
     if kept:
         again |= {"content": again["content"] or None, "tool_calls": [call.to_message() for call in kept]}
@@ -243,7 +243,7 @@ def read_turn(raw: bytes) -> HostedTurn:
 
 
 def _call(call: Mapping[str, Any], name: str) -> ToolCall:
-    """A call in the normal form, by this id."""
+    """Return a call in the normal form, with the id `name`."""
     function = call["function"]
     arguments = function["arguments"]
     return ToolCall(name, function["name"], arguments if isinstance(arguments, dict) else arguments_text(arguments))

@@ -1,8 +1,8 @@
-"""Images of a prompt on their way to an engine, as SGLang's `/generate` takes them beside `input_ids`.
+"""Images of a prompt, in the form that SGLang's `/generate` takes beside `input_ids`.
 
-1. SGLang (from May 2026 on) keeps the ids of a prompt with one placeholder for each image, and puts in the others itself. A
-   prompt with all placeholders fails there. So one is sent, and the engine's prompt is compared with ours.
-2. SGLang takes each placeholder for an image. The built-in engine reads `image_spans` instead: it can be told of a
+1. SGLang (from May 2026 on) expects one placeholder for each image and inserts the others itself. A prompt with all
+   placeholders fails. So one placeholder is sent, and the engine's full prompt is compared with ours.
+2. SGLang reads each placeholder as an image. The built-in engine reads `image_spans` instead, so a prompt may contain a
    placeholder's id that the model sampled."""
 
 from collections.abc import Mapping, Sequence
@@ -27,8 +27,8 @@ class ImageInputs:
 
     def fields(self, ids: Sequence[int], *, reads_spans: bool) -> tuple[list[int], dict[str, Any]]:
         """Return the ids to send, with one placeholder for each image, and the other fields of the request.
-        `reads_spans`: the engine reads `image_spans`. Raises EngineRejected, kind `sampled_placeholder`: an id outside the
-        spans would be taken for an image."""
+        `reads_spans`: the engine reads `image_spans`. Raises EngineRejected, kind `sampled_placeholder`: the engine
+        would read an id outside the spans as an image."""
         sent, places, read = list[int](), list[list[int]](), 0
         for span in self.spans:
             sent += ids[read : span.start + 1]

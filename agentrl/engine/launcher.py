@@ -1,5 +1,5 @@
-"""Starting and stopping engines. An engine that ends or hangs while it is launched is started again at the same
-address, up to `engine_max_restarts` times: a pool finds it there, and gives it the weights that it missed."""
+"""Start and stop of engines. Inside the context of `launch`, an engine that ends or hangs is restarted at the same
+address, up to `engine_max_restarts` times. A pool finds the engine there and sends the weights that it missed."""
 
 import errno
 import shutil
@@ -37,17 +37,17 @@ async def launch(
     gpu_ids: Sequence[str] | None = None,
     node: EngineNode | None = None,
 ) -> AsyncIterator[list[EngineProcess]]:
-    """Run `count` engines that serve `model_path` for the length of the context; gives them once all are healthy. Kind
-    `external` starts nothing, and waits for the given addresses. All engines of a failed launch are stopped. Raises
-    EngineUnreachable: an engine did not come up; kinds `port_taken`, `engine_exited`, `engine_start_timeout`.
-    SettingsError: kind `external` without addresses.
+    """Run `count` engines that serve `model_path` until the context ends; yield them once all are healthy. If
+    `settings.engine` is `external`, start nothing and wait for the given addresses. A failed launch stops its engines.
+    Raises EngineUnreachable: an engine did not start; kinds `port_taken`, `engine_exited`, `engine_start_timeout`.
+    SettingsError: external engines have no addresses.
 
     Args:
-        first: the number of the first one, where others of the run are launched apart.
+        first: number of the first engine, if other engines of the run are launched separately.
         log_dir: folder for `engine_<i>.log`, made if missing.
         host: address to listen on; default the settings'.
-        gpu_ids: CUDA devices as numbers or names, `gpus_per_engine` of them an engine in order; default: leave the choice to the engine.
-        node: one engine's part on this machine is started, and `gpu_ids` are those of this machine."""
+        gpu_ids: CUDA devices as numbers or names, `gpus_per_engine` per engine, in order; default: the engine chooses.
+        node: start only this machine's part of one engine; `gpu_ids` are devices of this machine."""
     engines = _external(settings) if settings.engine == "external" else []
     if engines:
         await _all_healthy(engines, settings)
@@ -76,14 +76,14 @@ async def launch(
 async def check_launch(
     settings: EngineSettings, count: int, local: bool = True, sampling_support: bool = False
 ) -> None:
-    """Look, without starting anything, for what `launch` of `count` engines would only find out late. Raises
-    SettingsError: kind `external` without addresses or kept sets, or an interpreter that is not there.
-    EngineUnreachable: nothing listens at an external address, or a port is taken. EngineRejected: a hosted model's
-    server wants another key.
+    """Check, without starting anything, for errors that `launch` of `count` engines would find late. Raises
+    SettingsError: external engines have no addresses or report no sampling support, or the interpreter does not exist.
+    EngineUnreachable: nothing listens at an external address, or a port is taken. EngineRejected: the server of a
+    hosted model rejects the key.
 
     Args:
-        local: the engines will run on this machine, so that the ports they are to have can be tried.
-        sampling_support: the engines must report what truncated sampling left to sample from; others are asked when they play."""
+        local: the engines will run on this machine, so their ports are tried.
+        sampling_support: external engines must report the sampling support of truncated sampling."""
     if settings.engine == "openai":
         async with HostedModel(settings) as hosted:
             await hosted.check()
@@ -104,7 +104,7 @@ async def check_launch(
 
 
 async def _look_at(engine: EngineClient, sampling_support: bool) -> None:
-    """Any answer will do, and so does a server that takes its time: it may still be loading its model."""
+    """Check that an external engine answers. An error or a timeout passes: the engine may be loading its model."""
     try:
         options = await engine.server_info()
     except EngineUnreachable as error:
@@ -119,7 +119,7 @@ async def _look_at(engine: EngineClient, sampling_support: bool) -> None:
 
 @contextmanager
 def launch_blocking(settings: EngineSettings, model_path: str | Path, **options: Any) -> Iterator[list[EngineProcess]]:
-    """`launch`, with its `options`, for code without an event loop."""
+    """Run `launch`, with its `options`, for code without an event loop."""
     starting = launch(settings, model_path, **options)
     with start_blocking_portal() as portal, portal.wrap_async_context_manager(starting) as engines:
         yield engines
@@ -136,10 +136,10 @@ def _ports(settings: EngineSettings, host: str, count: int, first: int = 0) -> l
     wanted = [0] * count if base is None else range(base + first, base + first + count)
     if (last := max(wanted, default=0)) > 65535:
         raise SettingsError(f"--engine-port-base {base}: port {last} of the last engine does not exist; lower it")
-    with ExitStack() as held:  # all at once, so that free ports are distinct
+    with ExitStack() as held:  # bound at the same time, so that free ports are distinct
         found = [held.enter_context(_bind(host, port)).getsockname()[1] for port in wanted]
     if base is None and settings.engine == "embedded":
-        return [0] * count  # it takes a free one itself and says which, so that nobody can take it in between
+        return [0] * count  # the engine binds a free port and logs it: no other process can take the port
     return found
 
 

@@ -1,9 +1,9 @@
 """The choice of an engine for a request: a pure state machine without tasks, clocks or sockets.
 
-1. A session stays on its engine unless the engine rests or has stale weights. Others go to the least loaded engine.
-2. An engine that fails rests 1 s, doubled with every failure in a row up to 32 s, and then gets one request at a time
-   until it succeeds. Requests that were in flight when the rest began do not count again.
-3. A `stale` engine is never chosen; if no engine is left, a resting one is. At most `max_sessions` are remembered."""
+1. The last `max_sessions` sessions stay on their engines while these are usable. Other requests go to the least loaded.
+2. An engine that fails rests for 1 s, doubled with every failure in a row up to 32 s. It then gets one request at a
+   time until it succeeds. Failures during a rest do not count.
+3. If no engine is usable, the one whose rest ends first is chosen, but never a `stale` engine."""
 
 from collections import OrderedDict
 from dataclasses import dataclass
@@ -22,7 +22,7 @@ class EngineState:
     weights: Literal["current", "unknown", "stale"] = "current"
 
     def usable(self, now: float) -> bool:
-        """Return true if another request may be sent there."""
+        """Return true if the engine may get another request."""
         well = self.failures == 0 or (now >= self.rests_until and self.in_flight == 0)
         return well and self.weights == "current"
 
@@ -31,23 +31,23 @@ E = TypeVar("E", bound=EngineState)
 
 
 class LoadBalancer(Generic[E]):
-    """Chooses among `members`; every `choose` that finds one is followed by exactly one `release` of it."""
+    """A chooser among `members`. Each engine that `choose` returns must be released exactly once."""
 
     def __init__(self, *members: E, max_sessions: int = 100_000) -> None:
         self.members, self._max_sessions = members, max_sessions
         self._sessions: OrderedDict[str, E] = OrderedDict()
 
     def add(self, engine: E) -> None:
-        """It may be chosen from now on."""
+        """Add an engine to the choice."""
         self.members += (engine,)
 
     def remove(self, engine: E) -> None:
-        """It is not chosen any more; what is in flight there is still released."""
+        """Remove an engine from the choice. Its requests in flight must still be released."""
         self.members = tuple(member for member in self.members if member is not engine)
         self._sessions = OrderedDict((session, its) for session, its in self._sessions.items() if its is not engine)
 
     def choose(self, session_id: str | None, now: float) -> E | None:
-        """The engine for a request, which counts as in flight there; None if no engine may have it."""
+        """Return the engine for a request and count the request as in flight; None if no engine may be chosen."""
         engine = None if session_id is None else self._sessions.get(session_id)
         if engine is None or not engine.usable(now):
             if (engine := self._least_loaded(now)) is None:
@@ -62,18 +62,18 @@ class LoadBalancer(Generic[E]):
         return engine
 
     def release(self, engine: E) -> None:
-        """The request is over, however it ended."""
+        """Record the end of a request, successful or not."""
         engine.in_flight -= 1
 
     def failed(self, engine: E, now: float, at_least: float = 0.0) -> None:
-        """No good answer came from there: rest it, at least so many seconds, and let its sessions move."""
+        """Record a failure: the engine rests for at least this many seconds, and its sessions may move."""
         if now < engine.rests_until:
             return
         engine.rests_until = now + max(at_least, 2.0 ** min(engine.failures, 5))
         engine.failures += 1
 
     def answered(self, engine: E) -> None:
-        """A good answer came from there."""
+        """Record a good answer: it ends the rest and the row of failures."""
         engine.failures, engine.rests_until = 0, 0.0
 
     def any_usable(self, now: float) -> bool:

@@ -1,8 +1,8 @@
 """The built-in engine inside this process: the same application as the server's, in this event loop.
 
-1. It computes in a thread of its own with as many torch threads as the process has set (`embedded_threads` is read by
-   the code that sets them, because a trainer may share them).
-2. If that thread crashes, what it was asked for and all that comes later is answered with an error; the process goes on.
+1. The engine computes in its own thread, with the process's number of torch threads. `embedded_threads` is read by the
+   code that sets this number, because a trainer may share the threads.
+2. If this thread crashes, its requests and all later requests get an error as answer. The process continues.
 """
 
 import threading
@@ -26,7 +26,7 @@ _CRASHED = JSONResponse({"error": {"message": "the engine in this process has cr
 async def in_process(
     settings: EngineSettings, model_path: str | Path, routes: Mapping[str, Handler] | None = None
 ) -> AsyncIterator[str]:
-    """Serve `model_path` for the length of the context; gives the address. `routes` are more endpoints by POST. Raises
+    """Serve `model_path` until the context ends; yield the address. `routes` are more POST endpoints. Raises
     AgentRLError: the folder cannot be served."""
     from agentrl.engine.embedded.server import build
     from agentrl.engine.embedded.service import Options

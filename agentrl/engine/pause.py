@@ -9,17 +9,17 @@ import anyio
 
 
 class PauseGate:
-    """Open at first; `close` holds generating, `open` lets it go on."""
+    """The gate of generation, open at first: `close` pauses generation, `open` resumes it."""
 
     def __init__(self) -> None:
-        self.closed = False  # generating is held
+        self.closed = False  # generation is paused
         self._seconds = 0.0
         self._opened, self._between = anyio.Event(), anyio.Event()
         self._opened.set()
         self._left: dict[anyio.CancelScope, float] = {}
 
     def close(self, *, between_rollouts: bool = False) -> None:
-        """Pause generating, for a weight update or until the next rollout; closing twice is harmless."""
+        """Pause generation, for a weight update or until the next rollout. Closing twice is harmless."""
         if between_rollouts:
             self._between.set()
         if not self.closed:
@@ -29,7 +29,7 @@ class PauseGate:
                 self._left[scope], scope.deadline = scope.deadline - anyio.current_time(), math.inf
 
     def open(self) -> None:
-        """Let generating go on; opening twice is harmless."""
+        """Resume generation. Opening twice is harmless."""
         if self.closed:
             self.closed = False
             if self._between.is_set():
@@ -41,20 +41,20 @@ class PauseGate:
 
     @property
     def seconds(self) -> float:
-        """Return how long generation was paused so far, in seconds."""
+        """Total time, in seconds, that generation was paused so far."""
         return self._seconds + (time.monotonic() if self.closed else 0.0)
 
     async def wait_between_rollouts(self) -> None:
-        """Return when generating is held until the next rollout."""
+        """Wait for a pause that lasts until the next rollout."""
         await self._between.wait()
 
     async def wait_open(self) -> None:
-        """Return when generating may go on."""
+        """Wait until generation may continue."""
         await self._opened.wait()
 
     @contextmanager
     def patience(self, seconds: float) -> Iterator[None]:
-        """A deadline of `seconds` that runs only while generating is not held. Raises TimeoutError: it passed."""
+        """Set a deadline of `seconds` that runs only while generation is not paused. Raises TimeoutError: it passed."""
         with anyio.fail_after(None) as scope:
             self._left[scope] = seconds
             scope.deadline = math.inf if self.closed else anyio.current_time() + seconds

@@ -37,8 +37,8 @@ class EnginePool(HealthMonitor):
         settings: limits and timeouts.
         vocab_size: number of ids in the model's embedding. Prompts and answers with other ids are refused: such an id
             in a prompt would crash an SGLang server. None if unknown: ids are not checked.
-        transport: HTTP connections, open as long as the pool is used; by default the pool opens its own.
-        temperatures: the run's temperatures. The pool warns once if a request uses others; empty: never.
+        transport: HTTP connections that the caller opens and closes; by default the pool opens its own.
+        temperatures: the run's temperatures. The pool warns once if a request samples otherwise; empty: no warning.
         follows: another process updates and repairs the engines; it calls `hold` and `release`."""
 
     def __init__(
@@ -87,11 +87,11 @@ class EnginePool(HealthMonitor):
         return self._registry.version
 
     async def join(self, url: str) -> None:
-        """Add an engine; it gets requests once it answers and has the current weights. Raises EngineFailure: it does
-        not serve the model of the others that answer (see `check`), or refuses the weights."""
+        """Add an engine. The engine gets requests once it answers and has the current weights. Raises EngineFailure:
+        the engine does not answer, serves another model than the others (see `check`), or refuses the weights."""
         member = self._registry.join(url)
         member.weights = "unknown"
-        self._looking.add(member)  # no probe takes it for sound before it is checked
+        self._looking.add(member)  # the health monitor skips the engine until it is checked
         try:
             infos, failures = await self._registry.each(EngineClient.model_info, self.members)
             if member in failures:
@@ -105,30 +105,30 @@ class EnginePool(HealthMonitor):
             self._looking.discard(member)
 
     def leave(self, url: str) -> None:
-        """Forget an engine; its requests go elsewhere. Raises SettingsError: the pool does not have it."""
+        """Remove an engine; its requests go to other engines. Raises SettingsError: the pool has no such engine."""
         self._registry.leave(url)
 
     async def check(self) -> None:
-        """Make sure that every engine is an SGLang server, and serves the same kind of model as the first. A pool that
-        follows another one checks the engines that answer, as `check_present`. Raises EngineUnreachable, EngineTimeout: an
-        engine does not answer. EngineRejected: an engine is no SGLang server (kind `not_sglang`), or its model has another
-        architecture or vocabulary size (`other_model`)."""
+        """Check that every engine is an SGLang server and serves the same kind of model as the first. A pool that
+        follows another pool calls `check_present` instead. Raises EngineUnreachable, EngineTimeout: an engine does not
+        answer. EngineRejected: an engine is no SGLang server (kind `not_sglang`), or its model has another architecture
+        or vocabulary size (`other_model`)."""
         if self.follows:
             await self.check_present()
         else:
             _check_alike(dict(zip(self.urls, await self.model_info(), strict=True)))
 
     async def check_sees_images(self) -> None:
-        """Check that no engine reports a model without vision. Raises as `model_info`; EngineRejected: kind `blind`."""
+        """Check that no model lacks vision. Raises EngineRejected, kind `blind`: a model does; else as `model_info`."""
         for url, info in zip(self.urls, await self.model_info(), strict=True):
             if info.get("has_image_understanding") is False:
                 said = f"{url} serves a model without vision, but prompts have images; serve it with its vision tower"
                 raise EngineRejected(said, kind="blind")
 
     async def check_present(self) -> dict[str, Any]:
-        """Wait for an engine, check all that answer, and return the `/model_info` of the first. The others get no
-        requests until a probe finds them. Raises EngineUnreachable: no engine answered for `engine_absence_timeout`.
-        EngineRejected: as `check`."""
+        """Wait until an engine answers, check all engines that answer, and return the first one's `/model_info`. The
+        other engines get no requests until a probe finds them. Raises EngineUnreachable: no engine answered for
+        `engine_absence_timeout`. EngineRejected: as `check`."""
         found = await self._registry.some(EngineClient.model_info, await self._answering())
         _check_alike({member.url: info for member, info in found.items()})
         return next(iter(found.values()))
@@ -248,18 +248,18 @@ class EnginePool(HealthMonitor):
         self._requests.updated(str(version))
 
     async def model_info(self) -> list[dict[str, Any]]:
-        """`/model_info` of every engine: model_path, weight_version and more."""
+        """Return `/model_info` of every engine: model_path, weight_version and more."""
         return await self._registry.all(EngineClient.model_info, self.members)
 
     async def server_info(self) -> dict[str, dict[str, Any]]:
-        """`/server_info` by address, of the engines that answer: all server options and the version. Raises EngineFailure:
-        none answers."""
+        """Return `/server_info` of the engines that answer, by address: all server options and the version. Raises
+        EngineFailure: no engine answers."""
         found = await self._registry.some(EngineClient.server_info, self.members)
         return {member.url: info for member, info in found.items()}
 
     async def encode(self, text: str) -> dict[str, list[int]]:
-        """The ids of `text` by address, by the tokenizer of each engine that answers, special tokens included. Raises
-        EngineFailure: none answers."""
+        """Return the ids of `text` from the tokenizer of each engine that answers, by address, with special tokens.
+        Raises EngineFailure: no engine answers."""
         found = await self._registry.some(lambda member: member.encode(text), self.members)
         return {member.url: ids for member, ids in found.items()}
 
@@ -278,7 +278,7 @@ def _check_alike(infos: Mapping[str, dict[str, Any]]) -> None:
 
 
 def vocabulary(info: dict[str, Any]) -> dict[str, Any]:
-    """Return the number of ids of the served model, if its folder can be read from here."""
+    """Return the served model's `vocab_size`; an empty dict if its `config.json` cannot be read from here."""
     config = Path(str(info.get("model_path"))) / "config.json"
     size = orjson.loads(config.read_bytes()).get("vocab_size") if config.is_file() else None
     return {} if size is None else {"vocab_size": size}

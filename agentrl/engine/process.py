@@ -1,5 +1,5 @@
-"""One engine's process: starting it, waiting until it is healthy, stopping it, and starting it again. It runs in a
-session of its own under `parent_watchdog.py`, and dies with the process that started it, also when that is killed."""
+"""The process of one engine: start, wait for health, stop and restart. The process runs in its own session under
+`parent_watchdog.py`. It ends with the process that started it, even if the latter is killed."""
 
 import logging
 import os
@@ -30,7 +30,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class EngineProcess:
-    """One engine: its address and, unless it is external, what runs it at a port, its log file and its process (group)."""
+    """One engine: its address and, unless it is external, its command for a port, log file and process (group)."""
 
     url: str
     command: Callable[[int], EngineCommand] | None = None
@@ -39,7 +39,7 @@ class EngineProcess:
     _process: subprocess.Popen[bytes] | None = field(default=None, repr=False)
 
     def start(self) -> None:
-        """Run it at the port of its address, under the guard."""
+        """Start the engine at the port of its address, under the watchdog."""
         assert self.command is not None
         assert self.log_path is not None
         command = self.command(int(self.url.rpartition(":")[2]))
@@ -51,35 +51,35 @@ class EngineProcess:
         self.pid = self._process.pid
 
     def poll(self) -> int | None:
-        """The exit status if the engine has ended, else None; always None for an external one."""
+        """Return the exit status if the engine has ended, else None; always None for an external engine."""
         return None if self._process is None else self._process.poll()
 
     async def wait(self) -> int:
-        """Return the exit status once the engine has ended; an external one never does."""
-        while (status := self.poll()) is None:  # noqa: ASYNC110 - a process tells nobody of its end
+        """Wait for the engine to end and return its exit status. Never returns for an external engine."""
+        while (status := self.poll()) is None:  # noqa: ASYNC110 - a process sends no event at its end
             await anyio.sleep(_POLL_EVERY)
         return status
 
     async def stop(self, grace: float = _STOP_GRACE) -> None:
-        """End the engine and everything it started: SIGTERM, then SIGKILL after `grace` seconds."""
+        """End the engine and all processes that it started: SIGTERM, then SIGKILL after `grace` seconds."""
         if self._process is None:
             return
         with anyio.CancelScope(shield=True):
-            self._process.terminate()  # the guard hands it on to the server alone
+            self._process.terminate()  # the watchdog forwards SIGTERM to the server alone
             with anyio.move_on_after(grace):
                 await self.wait()
-            # Also after a clean exit: a server's own children may be left in the group.
+            # The server's children may be left in the group, even after a clean exit.
             self.kill()
             await self.wait()
 
     def kill(self) -> None:
-        """SIGKILL the engine's whole process group, if there is any of it left."""
+        """Send SIGKILL to the engine's process group, if it still exists."""
         if self.pid is not None:
             with suppress(ProcessLookupError):
                 os.killpg(self.pid, signal.SIGKILL)
 
     def log_tail(self) -> str:
-        """The end of the engine's log."""
+        """Return the end of the engine's log."""
         if self.log_path is None:
             return ""
         with self.log_path.open("rb") as log:
@@ -88,11 +88,11 @@ class EngineProcess:
 
 
 async def healthy(engine: EngineProcess, transport: HttpTransport, timeout: float) -> None:
-    """Return when the engine answers its health check; raises `EngineUnreachable` if it ends or takes too long."""
+    """Return when the engine answers its health check. Raises EngineUnreachable: the engine ended or took too long."""
     last = "no connection"
     with anyio.move_on_after(timeout):
         while (status := engine.poll()) is None:
-            with anyio.move_on_after(_PROBE_TIMEOUT):  # whoever listens there may be somebody else who never answers
+            with anyio.move_on_after(_PROBE_TIMEOUT):  # another program may listen there and never answer
                 try:
                     code = (await transport.exchange("GET", engine.url + "/health")).status if _listens(engine) else 0
                 except EngineUnreachable as error:
@@ -111,14 +111,14 @@ async def healthy(engine: EngineProcess, transport: HttpTransport, timeout: floa
 
 
 def _listens(engine: EngineProcess) -> bool:
-    """Return true if the address is known; a server that was given port 0 writes the port that it took into its log."""
+    """Return true if the port is known. A server that was started with port 0 logs the port that it chose."""
     if engine.url.endswith(":0") and (said := re.search(r"^ready on \S+:(\d+)$", engine.log_tail(), re.MULTILINE)):
         engine.url = engine.url.removesuffix("0") + said[1]
     return not engine.url.endswith(":0")
 
 
 async def supervise(engines: Sequence[EngineProcess], settings: EngineSettings) -> None:
-    """Start engines again that ended or hang, at the same address."""
+    """Restart engines that ended or hang, at the same address."""
     async with HttpTransport(settings) as transport, anyio.create_task_group() as group:
         for engine in engines:
             group.start_soon(_supervise, engine, settings, transport)
@@ -142,12 +142,12 @@ async def _supervise(engine: EngineProcess, settings: EngineSettings, transport:
 
 
 async def _down(engine: EngineProcess, settings: EngineSettings, transport: HttpTransport) -> str:
-    """Return, with the reason, when the engine has ended or not answered for `engine_hang_timeout`."""
+    """Wait until the engine has ended, or has not answered for `engine_hang_timeout`; return the reason."""
     answered = anyio.current_time()
     while anyio.current_time() - answered < settings.engine_hang_timeout:
         with anyio.move_on_after(settings.engine_probe_interval):
             return f"ended with status {await engine.wait()}"
         with anyio.move_on_after(settings.engine_probe_interval), suppress(EngineUnreachable):
-            await transport.exchange("GET", engine.url + "/model_info")  # a paused server has no /health
+            await transport.exchange("GET", engine.url + "/model_info")  # /health may fail while paused
             answered = anyio.current_time()
     return f"did not answer for {settings.engine_hang_timeout:g} s (--engine-hang-timeout)"

@@ -1,6 +1,6 @@
-"""The members of a pool and what is known of each: who may be sent requests, and who has which weights. A member is out
-of reach when a connection to it is refused or lost, or when it does not answer probes: its calls are broken off, and it
-gets no more until a probe finds it back with the weights of `version` (`regain`)."""
+"""The members (engines) of a pool with their states: which of them get requests, and which weights they have. A member
+is lost if a connection to it is refused or lost, or if it does not answer probes: its calls in flight fail. It gets
+requests again after a probe finds it with the weights of `version` (`regain`)."""
 
 from collections import Counter
 from collections.abc import Awaitable, Callable, Collection, Iterable
@@ -19,19 +19,19 @@ T = TypeVar("T")
 
 
 class EngineRegistry(LoadBalancer[EngineClient]):
-    """Members come by `join` and go by `leave`, in any number."""
+    """The members of a pool: `join` adds a member, `leave` removes it."""
 
     def __init__(self, transport: HttpTransport, settings: EngineSettings) -> None:
         super().__init__()
-        self.version: str | None = None  # label of the weights that are sampled from; None before the first update
-        self.folder: DiskUpdate | None = None  # these weights, if they were sent as a folder
+        self.version: str | None = None  # label of the current weights; None before the first update
+        self.folder: DiskUpdate | None = None  # the current weights, if they were sent as a folder
         self.lost_at = 0.0  # when a member was last lost, on the event loop's clock
-        self.counts: Counter[str] = Counter()  # what happened, by name
-        self.trouble = anyio.Event()  # set when a member should be looked at before the next probe
+        self.counts: Counter[str] = Counter()  # counts of events and tokens, by name
+        self.trouble = anyio.Event()  # set to probe all members at once
         self._transport, self._settings, self._changed = transport, settings, anyio.Event()
 
     def join(self, url: str) -> EngineClient:
-        """A new member; when weights were sent before, it must have them before it gets requests."""
+        """Add a member and return it. After an update, a new member gets no requests until it has the weights."""
         url = normalise_url(url)
         if any(member.url == url for member in self.members):
             raise SettingsError(f"the engine at {url} is a member of this pool already")
@@ -42,22 +42,22 @@ class EngineRegistry(LoadBalancer[EngineClient]):
         return member
 
     def leave(self, url: str) -> None:
-        """Forget a member; its requests go elsewhere."""
+        """Remove a member; its requests go to other members."""
         if (member := next((m for m in self.members if m.url == normalise_url(url)), None)) is None:
             raise SettingsError(f"no engine of this pool has the address {url}; it has {[m.url for m in self.members]}")
         self.remove(member)
         member.break_off()
 
     def lost(self, member: EngineClient) -> None:
-        """It is out of reach."""
+        """Mark a member as lost."""
         self.failed(member, anyio.current_time())
         if member.weights == "current":
             member.weights, self.lost_at = "unknown", anyio.current_time()
             self.counts["lost"] += 1
-        member.break_off()  # also if it was lost before: where nobody is left, it has requests
+        member.break_off()  # also if it was lost before: without usable members, it still gets requests
 
     def has_stale_weights(self, member: EngineClient) -> None:
-        """It has other weights than it should."""
+        """Mark a member as stale: it answered with other weights than the current ones."""
         self.failed(member, anyio.current_time())
         member.weights, self.lost_at = "stale", anyio.current_time()
         member.incarnation += 1
@@ -71,9 +71,9 @@ class EngineRegistry(LoadBalancer[EngineClient]):
         self._tell()
 
     async def regain(self, member: EngineClient, *, follows: bool = False) -> None:
-        """Bring a member that answers again back to work. One with other weights loads the last folder that was sent;
-        if weights do not travel that way, it waits for the next update. With `follows`, another pool does all this, and
-        this one waits until the member has the weights. Raises EngineFailure: it went away again, or refused them."""
+        """Recover a lost member that answers again. If it has other weights, it loads the current folder. If the
+        current weights are not a folder, it waits for the next update. With `follows`, another pool does this, and
+        this pool waits for the weights. Raises EngineFailure: the member is lost again, or refuses the weights."""
         has = (await member.model_info()).get("weight_version")
         if self.version is not None and has != self.version:
             member.weights = "stale"
@@ -81,19 +81,19 @@ class EngineRegistry(LoadBalancer[EngineClient]):
                 return
             await member.load_folder(self.folder, self.version)
         if not follows:
-            await member.resume()  # whoever paused it may have gone
+            await member.resume()  # the process that paused it may have ended
         member.weights = "current"
         self._tell()
 
     async def wait(self, seconds: float) -> None:
-        """Return when a member came back or joined, at the latest after so many seconds."""
+        """Wait until a member joins, recovers or gets weights, for at most this many seconds."""
         with anyio.move_on_after(seconds):
             await self._changed.wait()
 
     async def each(
         self, work: Callable[[EngineClient], Awaitable[T]], members: Iterable[EngineClient]
     ) -> tuple[dict[EngineClient, T], dict[EngineClient, EngineFailure]]:
-        """Run `work` for these members at once; return the answers of some and the failures of the others."""
+        """Run `work` for these members concurrently; return the answers and the failures, by member."""
         answers: dict[EngineClient, T] = {}
         failures: dict[EngineClient, EngineFailure] = {}
 
@@ -111,7 +111,7 @@ class EngineRegistry(LoadBalancer[EngineClient]):
         return answers, failures
 
     async def all(self, work: Callable[[EngineClient], Awaitable[T]], members: Collection[EngineClient]) -> list[T]:
-        """`work` for these members at once; the first failure is raised when all are through."""
+        """Run `work` for these members concurrently; return all answers, or raise the first failure at the end."""
         answers, failures = await self.each(work, members)
         if failures:
             raise next(iter(failures.values()))
@@ -120,7 +120,7 @@ class EngineRegistry(LoadBalancer[EngineClient]):
     async def some(
         self, work: Callable[[EngineClient], Awaitable[T]], members: Iterable[EngineClient]
     ) -> dict[EngineClient, T]:
-        """Run `work` for these members at once; return the answers of some. Raises the first failure if none answers."""
+        """Run `work` for these members concurrently; return the answers that came. If none came, raise a failure."""
         answers, failures = await self.each(work, members)
         if not answers:
             raise next(iter(failures.values()), EngineUnreachable("the pool has no engine", kind="no_engine"))

@@ -1,9 +1,9 @@
-"""Sampling parameters: decoded, defaulted and range-checked as SGLang does it.
+"""Sampling parameters: decoded, defaulted and range-checked as in SGLang.
 
-1. `RequestSampling.decode(mapping)` is the way in. Unknown names, wrong types and bad ranges raise `RequestError`
+1. `RequestSampling.decode(mapping)` is the entry point. Unknown names, wrong types and bad ranges raise `RequestError`
    (HTTP 400) with SGLang's wording; `null` for a field means its default.
 2. Temperature below 1e-6 becomes greedy: temperature 1, top_k 1.
-3. A grammar is one of json_schema, regex, ebnf and structural_tag, see `grammar`. Beam search and the like are refused.
+3. At most one grammar may be set: json_schema, regex, ebnf or structural_tag. Beam search and watermarks are refused.
 """
 
 import math
@@ -18,7 +18,7 @@ from agentrl.serving.http import RequestError, refused, undecodable
 
 GREEDY_BELOW = 1e-6
 GRAMMARS = ("json_schema", "regex", "ebnf", "structural_tag")
-# pydantic's errors in the words of SGLang's decoder.
+# Expected types in the words of SGLang's decoder, by pydantic's error types.
 _EXPECTED = {"int_type": "i64", "float_type": "f64", "bool_type": "a boolean"}
 _EXPECTED |= {"string_type": "a string", "list_type": "a sequence", "dict_type": "a map"}
 
@@ -53,7 +53,7 @@ _Count = Annotated[int, _must("be at least 0", lambda n: n >= 0)]
 
 
 class RequestSampling(BaseModel):
-    """One request's sampling parameters; names and order are the wire's."""
+    """One request's sampling parameters; names and order are those of SGLang's protocol."""
 
     model_config = ConfigDict(strict=True, frozen=True, extra="forbid")
 
@@ -76,13 +76,13 @@ class RequestSampling(BaseModel):
     structural_tag: str | None = None
     ignore_eos: bool = False
     skip_special_tokens: bool = True
-    spaces_between_special_tokens: Any = None  # taken and not read, as `stream_interval` and `custom_params`
+    spaces_between_special_tokens: Any = None  # ignored, like `stream_interval`, `custom_params`
     no_stop_trim: bool = False
     stream_interval: Any = None
     logit_bias: dict[Annotated[int, Strict(False)], float] = {}
     sampling_seed: Annotated[int, _must("be in [0, 2**63)", lambda seed: 0 <= seed < 2**63)] | None = None
     custom_params: Any = None
-    beam_width: None = None  # refused, as `watermark` and `choice`
+    beam_width: None = None  # refused, like `watermark` and `choice`
     watermark: None = None
     choice: None = None
 
@@ -112,7 +112,7 @@ class RequestSampling(BaseModel):
 
     @property
     def grammar(self) -> tuple[str, str] | None:
-        """The one of `GRAMMARS`, and its text."""
+        """Name (one of `GRAMMARS`) and text of the grammar; None without a grammar."""
         return next(((name, text) for name in GRAMMARS if (text := getattr(self, name)) is not None), None)
 
     @property
@@ -121,7 +121,7 @@ class RequestSampling(BaseModel):
 
     @property
     def filtered(self) -> bool:
-        """True if some tokens of the vocabulary may be cut from the distribution."""
+        """True if filters may remove tokens of the vocabulary from the distribution."""
         return self.top_k > 0 or self.top_p < 1 or self.min_p > 0
 
 

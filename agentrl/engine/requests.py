@@ -46,7 +46,7 @@ T = TypeVar("T")
 class GenerateCall:
     """One call of `generate` or `relay`."""
 
-    rid: str  # the caller's name for it; then the id of its current request
+    rid: str  # first the caller's name of the call, then the id of its current request
     session_id: str | None
     extra: Mapping[str, Any] | None = None  # more fields of the request; if given, answers keep their raw form
     images: ImageInputs | None = None
@@ -67,7 +67,7 @@ class GenerateCall:
 
 
 class StreamedAnswer:
-    """The events of one request to `/generate`. Each has all tokens so far. `passed` takes the events before the last."""
+    """The events of one request to `/generate`, each with all tokens so far. `passed` takes all events but the last."""
 
     def __init__(self, passed: Callable[[Reply], None]) -> None:
         self._passed, self._rest, self._last = passed, b"", b""
@@ -82,7 +82,7 @@ class StreamedAnswer:
                 self._last = data
 
     def whole(self, reply: Reply) -> Reply:
-        """Return the last event as the answer to the request. An error has its status there."""
+        """Return the last event as the answer to the request. An error event also gives the status."""
         if reply.status != 200:
             return reply
         body = self._last or self._rest
@@ -103,8 +103,8 @@ class Requests:
         self._request_seconds, self._counted, self._since = 0.0, time.monotonic(), time.monotonic()
 
     async def generate(self, call: GenerateCall, ids: Sequence[int], params: SamplingParams, scored: int) -> Generation:
-        """Return the whole answer over all interruptions, with log-probs of the last `scored` ids. Sets no deadline. The
-        call's `sink` takes the events until the answer is whole or interrupted."""
+        """Return the whole answer over all interruptions, with log-probs of the last `scored` ids. Sets no deadline.
+        The call's `sink` takes the events until the answer is whole or interrupted."""
         parts, call.collects = list[Generation](), call.sink is not None
         with self._under_way(call):
             while not parts or parts[-1].finish_reason.type == "abort":
@@ -164,7 +164,7 @@ class Requests:
             self.mark_interrupted()
             self._idle = anyio.Event()
             await self._registry.each(EngineClient.abort_all, busy)
-            with anyio.move_on_after(1.0):  # then aborts requests that reached their engine after the abort
+            with anyio.move_on_after(1.0):  # the next pass aborts requests that reached their engine after the abort
                 if self._sent:
                     await self._idle.wait()
 
@@ -219,8 +219,8 @@ class Requests:
                 strange |= {member} if error.kind == "unknown_token" else set()
                 if strange.issuperset(self._registry.members):
                     raise  # every engine has such tokens, so `vocab_size` is wrong, not an engine
-                # A failed trial of an unreachable engine is no failure of the request. A lost connection may be: the
-                # request may have crashed its engine.
+                # A failed trial of an unreachable engine does not count against the request. A lost connection does:
+                # the request may have crashed its engine.
                 gone = trial or error.kind == "engine_refused"
                 gone = gone and not self._registry.any_usable(anyio.current_time())
                 absent += gone

@@ -1,4 +1,4 @@
-"""Settings of the engine room: which inference servers there are, how they are started, how patient the client is."""
+"""Settings of the engines: the inference servers of a run, their start, and the client's timeouts."""
 
 import os
 import re
@@ -97,7 +97,7 @@ class EngineSettings(Settings):
     @classmethod
     def _names_a_variable(cls, value: str) -> str:
         if not re.fullmatch(r"[A-Za-z_]\w*", value, re.ASCII):
-            raise ValueError("expected the name of an environment variable, not a key")  # a key is not repeated
+            raise ValueError("expected the name of an environment variable, not a key")  # it must not repeat a key
         return value
 
     @field_validator("engine_groups")

@@ -1,6 +1,6 @@
-"""One HTTP exchange with an engine: bytes out, status and bytes in, and nothing but this house's errors. No time limit
-here except for opening a connection: callers bound the whole exchange with a cancel scope, and the engine sees a
-cancelled exchange as a client that has gone. Nothing is retried here."""
+"""One HTTP exchange with an engine: bytes out, status and bytes in. Failures raise errors of `agentrl.errors`. Nothing
+is retried. Only opening a connection has a time limit here: callers bound the whole exchange with a cancel scope. The
+engine sees a cancelled exchange as a closed connection."""
 
 import asyncio
 import logging
@@ -19,19 +19,19 @@ from yarl import URL
 from agentrl.engine.settings import EngineSettings
 from agentrl.errors import EngineUnreachable
 
-# Shorter than uvicorn's 5 s, so that the client and not the server drops an idle connection: a request sent while
-# the server closes would look like a dead engine.
+# Shorter than uvicorn's 5 s, so that the client and not the server drops an idle connection. If a request were sent
+# while the server closes the connection, the engine would look lost.
 _KEEP_ALIVE = 4.0
-_UNCONNECTED = (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError, ValueError)  # ValueError: of the URL
+_UNCONNECTED = (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError, ValueError)  # ValueError: bad URL
 _log = logging.getLogger(__name__)
 
 
 class ConnectionRefused(EngineUnreachable):
-    """No connection came up: the engine has not seen the request."""
+    """Error: no connection was opened, so the engine has not seen the request."""
 
 
 class ConnectionLost(EngineUnreachable):
-    """The connection broke before the whole answer was in: the engine may have worked on the request."""
+    """Error: the connection broke before the whole answer arrived. The engine may have worked on the request."""
 
 
 class Reply(NamedTuple):
@@ -39,18 +39,18 @@ class Reply(NamedTuple):
 
     status: int
     body: bytes
-    retry_after: float = 0.0  # seconds after which the engine says that a request may come again (Retry-After)
+    retry_after: float = 0.0  # seconds until the engine accepts a retry (its Retry-After header)
     content_type: str = "application/json"
 
 
 Headers = Mapping[str, str] | None
 Body = Mapping[str, Any] | None
-Sink = Callable[[Reply], None] | None  # takes the parts of a good answer as they come; its own body is empty then
+Sink = Callable[[Reply], None] | None  # receives an answer of status 200 in parts; `exchange` returns an empty body
 
 
 class HttpTransport:
-    """An async context manager that holds the connections to all engines, which are kept open. aiohttp, because it
-    takes a third of the CPU time of httpx a request, and milliseconds less where there are hundreds."""
+    """The connections to all engines, kept open; an async context manager. aiohttp needs a third of httpx's CPU time
+    per request, and saves milliseconds per request if hundreds are in flight."""
 
     control_headers: Mapping[str, str] = {}  # headers of control routes
 
@@ -78,7 +78,7 @@ class HttpTransport:
     async def exchange(
         self, method: str, url: str, body: bytes | None = None, headers: Headers = None, sink: Sink = None
     ) -> Reply:
-        """Send one request. Raises ConnectionRefused, ConnectionLost: no whole answer came. Errors of `sink` are raised."""
+        """Send one request. Raises ConnectionRefused, ConnectionLost: no whole answer came. Raises errors of `sink`."""
         request = self._session.request
         try:
             try:
@@ -105,7 +105,7 @@ def _bearer(key: str | None) -> dict[str, str]:
 
 
 def _seconds(retry_after: str) -> float:
-    """Read a header Retry-After, a number of seconds or a date; what is neither asks for no wait."""
+    """Return the seconds of a Retry-After header, a number or a date; 0 if the header is neither."""
     with suppress(ValueError):
         return max(0.0, seconds) if math.isfinite(seconds := float(retry_after)) else 0.0
     with suppress(ValueError, TypeError):
@@ -114,7 +114,7 @@ def _seconds(retry_after: str) -> float:
 
 
 def normalise_url(address: str) -> str:
-    """`host:port` or a URL as a URL without a trailing slash."""
+    """Return `host:port` or a URL as a URL without a trailing slash."""
     url = address.strip().rstrip("/")
     return url if "://" in url else f"http://{url}"
 
@@ -130,8 +130,8 @@ def raise_open_files_limit() -> None:
 
 @asynccontextmanager
 async def beside(work: Coroutine[Any, Any, None]) -> AsyncIterator[None]:
-    """Run `work` for the length of the context; what it raised before is logged then, and raised at the end. A task and
-    no task group: a test's fixture leaves the context in another task than it entered it in."""
+    """Run `work` until the context ends. An error of `work` is logged at once and raised at the end. `work` runs in a
+    task, not in a task group, because a test's fixture may enter and leave the context in different tasks."""
     task = asyncio.create_task(work)
     task.add_done_callback(_report)
     try:

@@ -13,13 +13,13 @@ _BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "float8_e4m3fn": 1}
 class TensorSpec(NamedTuple):
     """Description of a tensor."""
 
-    name: str  # of Hugging Face
+    name: str  # Hugging Face's name
     dtype: str  # such as `bfloat16`
     shape: list[int]  # unsharded
 
     @property
     def nbytes(self) -> int:
-        """The size of the tensor."""
+        """Size of the tensor in bytes."""
         return _BYTES[self.dtype] * math.prod(self.shape)
 
 
@@ -81,6 +81,6 @@ class SharedUpdate:
     buckets: int
 
 
-# A bucket's handles (`numerics.shared_handle`): for each engine one a device, of memory on that device.
+# Handles (`numerics.shared_handle`) of a bucket's memory: for each engine, one handle per device.
 Handles = Sequence[Sequence[str]]
 WeightUpdate = DiskUpdate | BroadcastUpdate | SharedUpdate

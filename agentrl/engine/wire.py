@@ -1,6 +1,6 @@
-"""Typed values of requests to and answers of an engine; `answers` reads them from its JSON. An answer may come in
-parts, each the continuation of the prompt and the parts before it: `SamplingParams.after` says how to ask for the next
-one, `join` makes one `Generation` of them."""
+"""Typed requests to an engine, and its typed answers, which `answers` parses. An answer may come in parts. Each part
+continues the prompt and the earlier parts. `SamplingParams.after` returns the parameters for the next part, and `join`
+merges the parts into one `Generation`."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ FinishType = Literal["stop", "length", "abort"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingParams:
-    """Sampling of one answer; None leaves a field to the engine's default. The last two are fields of the request, beside
-    its `sampling_params`. Name the model's own end-of-sequence ids in `stop_token_ids` too: an answer that is interrupted
-    right behind one would go on."""
+    """Sampling parameters of one answer; None means the engine's default. The last two fields are sent beside SGLang's
+    `sampling_params`. List the model's end-of-sequence ids in `stop_token_ids` too. Without them, an answer that is
+    interrupted right after such an id would continue."""
 
     temperature: float | None = None  # 0 means greedy
     top_p: float | None = None
@@ -32,7 +32,7 @@ class SamplingParams:
     min_p: float | None = None
     max_new_tokens: int | None = None  # prompt plus this must fit into the engine's context
     min_new_tokens: int | None = None
-    stop: str | Sequence[str] | None = None  # text is cut at them unless `no_stop_trim`, ids and log-probs are not
+    stop: str | Sequence[str] | None = None  # the text is cut at a stop string unless `no_stop_trim`
     stop_token_ids: Sequence[int] | None = None
     stop_regex: str | Sequence[str] | None = None
     frequency_penalty: float | None = None
@@ -47,15 +47,15 @@ class SamplingParams:
     json_schema: str | None = None
     regex: str | None = None
     custom_params: Mapping[str, Any] | None = None
-    return_sampling_mask: bool = False  # ask for the kept sets too
-    routed_experts_start_len: int | None = None  # ask for the experts of the tokens from this one on
+    return_sampling_mask: bool = False  # request the kept sets too
+    routed_experts_start_len: int | None = None  # request the experts of the tokens from this index on
 
     def to_wire(self) -> dict[str, Any]:
-        """The fields that are set, under SGLang's names."""
+        """Return the fields that are set, under SGLang's names."""
         return {name: value for name in _SAMPLING_FIELDS if (value := getattr(self, name)) is not None}
 
     def sampled_otherwise(self, temperatures: Collection[float]) -> str:
-        """Return the fields for which log-probs are not the model's own at one of these temperatures; "" if there are none."""
+        """Return the fields that make log-probs differ from the model's own at these temperatures; "" if none does."""
         changed = {name: value for name in _BIASES if (value := getattr(self, name))}
         if self.repetition_penalty not in (None, 1):
             changed["repetition_penalty"] = self.repetition_penalty
@@ -64,9 +64,9 @@ class SamplingParams:
         return ", ".join(f"{name} {value!r:.60}" for name, value in changed.items())
 
     def after(self, count: int, routed: int = 0) -> Self:
-        """Return the parameters that go on after `count` tokens, and after experts of `routed` tokens; penalties and stop
-        strings start anew. A seed moves with the count: an engine would draw the same random numbers as for the tokens
-        before. Without `max_new_tokens` every part has the engine's default anew."""
+        """Return the parameters of the next part, after `count` tokens and the experts of `routed` tokens. Penalties
+        and stop strings start anew. The seed changes with the count, because an engine would repeat its random numbers.
+        Without `max_new_tokens`, each part gets the engine's default again."""
         if not count:
             return self
         start = self.routed_experts_start_len
@@ -79,11 +79,11 @@ class SamplingParams:
         )
 
 
-# Fields that log-probs include and a trainer cannot compute.
+# Fields that change log-probs in a way that a trainer cannot compute.
 _BIASES: Final = ("logit_bias", "custom_params", "json_schema", "regex", "frequency_penalty", "presence_penalty")
 _STRIDE: Final = 1_000_003  # a prime far from the distances between seeds of one run
 
-# The fields of `SamplingParams` that go beside SGLang's `sampling_params`, not into them.
+# Fields of `SamplingParams` that are sent beside SGLang's `sampling_params`, not inside.
 REQUEST_LEVEL_FIELDS: Final = ("return_sampling_mask", "routed_experts_start_len")
 _SAMPLING_FIELDS = tuple(f.name for f in fields(SamplingParams) if f.name not in REQUEST_LEVEL_FIELDS)
 
@@ -101,12 +101,12 @@ class Generation:
     """One finished answer.
 
     Attributes:
-        log_probs: natural-log probability of each id under the temperature-scaled distribution; among the kept ids
-            where `kept` has them.
-        kept: for each id, the ids (int32, its own among them) that top-p, top-k and min-p left to sample from; None if
-            not asked for.
-        routed: int16 [tokens, layers x experts a token], the experts of each token from the one that was asked for to the
-            last but one of `ids`, the ones that went through the model; None if not asked for, or none did."""
+        log_probs: natural log-prob of each id under the temperature-scaled distribution, restricted to the kept ids if
+            `kept` is set.
+        kept: for each id, the ids (int32, itself included) that top-p, top-k and min-p left to sample from; None if not
+            requested.
+        routed: int16 [tokens, layers x experts per token]: experts from token `routed_experts_start_len` to the last
+            but one of `ids` (the last is never a model input). None if not requested, or if no token has experts."""
 
     ids: list[int]  # the sampled token ids, stop token included
     log_probs: list[float]
@@ -116,24 +116,24 @@ class Generation:
     weight_versions: tuple[tuple[str, int, int], ...]  # (version, start, end) over `ids`; one span if none are reported
     prompt_tokens: int
     cached_tokens: int  # part of the prompt that the engine had in its cache
-    meta_info: Mapping[str, Any] = field(repr=False, compare=False)  # everything else that the engine said
+    meta_info: Mapping[str, Any] = field(repr=False, compare=False)  # all other fields of `meta_info`
     prompt_log_probs: list[float] = field(default_factory=list)  # of the last tokens asked for, at temperature 1
     kept: list[array[int]] | None = None
     routed: NDArray[np.int16] | None = field(default=None, repr=False, compare=False)
-    raw: tuple[bytes, ...] = field(default=(), repr=False, compare=False)  # of requests with a caller's own fields
+    raw: tuple[bytes, ...] = field(default=(), repr=False, compare=False)  # raw answers, if `extra` is given
 
 
 def join(parts: Sequence[Generation], prompt_tokens: int) -> Generation:
-    """The parts of one answer as one; no part at all is an answer that was aborted before its first token.
+    """Merge the parts of one answer. Without any part, the answer was aborted before its first token.
 
-    Ids, log-probs and texts follow each other, version spans are shifted, and touching spans of one version are one.
-    Finish reason, version and everything in `meta_info` are the last part's, but the counts of `_SUMMED` are sums. What
-    was found in the cache is the first part's: later ones find mostly what this answer itself has put there."""
+    Ids, log-probs and texts are concatenated, version spans are shifted, and adjacent spans of one version are merged.
+    Finish reason, version and `meta_info` are the last part's, except that the counts of `_SUMMED` are summed.
+    `cached_tokens` is the first part's: later parts mostly find tokens that this answer itself has cached."""
     if not parts:
         return Generation([], [], "", FinishReason("abort"), "", (), prompt_tokens, 0, {})
     if len(parts) == 1:
         return parts[0]
-    import numpy as np  # train --dry-run goes without it
+    import numpy as np  # imported here: train --dry-run does not need numpy
 
     first, last = parts[0], parts[-1]
     spans, length = list[tuple[str, int, int]](), 0
@@ -172,8 +172,8 @@ _SUMMED: Final = (
 
 
 def encode(ids: Sequence[int], vocab_size: int | None) -> bytes:
-    """A prompt as a JSON array. An id outside the vocabulary ends a real SGLang server; None leaves that to the
-    engine. Raises EngineRejected, kind `bad_prompt`: it is empty, or has something that is not a token id."""
+    """Return a prompt as a JSON array. An id outside the vocabulary would crash an SGLang server. If `vocab_size` is
+    None, ids are not checked. Raises EngineRejected, kind `bad_prompt`: the prompt is empty, or an item is no id."""
     if not ids:
         raise EngineRejected("the prompt is empty; expected at least one token id", kind="bad_prompt")
     if isinstance(ids, array):
@@ -187,7 +187,7 @@ def encode(ids: Sequence[int], vocab_size: int | None) -> bytes:
     except TypeError as error:
         said = f"the prompt holds something that is not a token id: {error}"
         raise EngineRejected(said, kind="bad_prompt") from error
-    plain = text.translate(None, b"0123456789,") == b"[]"  # ten times as fast as asking every id for its type
+    plain = text.translate(None, b"0123456789,") == b"[]"  # ten times as fast as a type check per id
     if vocab_size is None or (plain and max(ids) < vocab_size):
         return text
     at, bad = next((i, v) for i, v in enumerate(ids) if type(v) is not int or not 0 <= v < vocab_size)

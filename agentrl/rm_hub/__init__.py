@@ -1,7 +1,7 @@
-"""Graders: pure functions from an answer and a label to a grade, usable without the trainer.
+"""Graders: functions from an answer and a label to a grade, usable without the trainer.
 
-1. `grade(rm_type, response, label)` grades one answer here; `grade_many` a list on all cores. In async code a
-   `GraderRunner` never blocks the event loop.
+1. `grade(rm_type, response, label)` grades one answer in this process. `grade_many` grades a list in worker processes.
+   In async code, use a `GraderRunner`: it does not block the event loop.
 2. `async_rm(args, sample)` and `batched_async_rm(args, samples)` serve rollouts."""
 
 from typing import Any
@@ -18,5 +18,5 @@ __all__ += ["rm_type_of"]
 
 
 def math_verify_reward(response: str, label: Any) -> float:
-    """1.0 if the answer is mathematically equal to the label, else 0.0: the score of `grade("math", ...)`."""
+    """Return 1.0 if the answer is mathematically equal to the label, else 0.0: the score of `grade("math", ...)`."""
     return grade("math", response, label).score

@@ -3,7 +3,7 @@
 1. The last code block of the answer is tested (the last block that defines the tested name, if the name is known).
 2. The submission sees neither tests nor verdicts. Outputs are compared in this process. Other tests run in a second
    sandbox, on proxies of the submission's objects.
-3. Each test has a deadline. After an overrun or a crash the submission is loaded afresh.
+3. Each test has a deadline. After an overrun or a crash the submission is loaded again.
 4. A test that cannot run, or that passes without using the submission, is a `grader_bad_label`.
 5. Limits: if tests use a class by name, its operators are the submission's code. Arguments are passed by value, but the
    test sees in-place changes of a list, dict or set. Coroutines run before they are awaited."""
@@ -48,7 +48,7 @@ class CodeGrader(GraderService):
 
     async def grade(self, response: str, label: Any, metadata: Metadata) -> Grade:
         """Test the answer's program. Raises GraderFailure: `grader_no_label` or `grader_bad_label` if the tests are
-        missing or broken; `grader_sandbox` if the sandbox broke. SandboxUnavailable: this machine has none."""
+        missing or broken; `grader_sandbox` if the sandbox broke. SandboxUnavailable: this machine has no sandbox."""
         cases = read_tests(label, metadata)
         # A block that defines a name which the tests mention is preferred.
         mentioned = () if isinstance(cases, Programs) else (*cases.tests, cases.entry, "Solution")
@@ -103,7 +103,7 @@ async def _aside(size: int, work: Callable[[], T]) -> T:
 
 def same_output(got: str, want: str) -> bool:
     """Return true if the lines of both outputs are equal. Ignores white space around words and empty lines at the ends.
-    Numbers are equal by value; if the wanted number has a point or an exponent, within 1e-6."""
+    Numbers are compared by value: within 1e-6 if the expected number has a point or an exponent, else exactly."""
     got_lines, want_lines = (
         "\n".join(line.rstrip() for line in text.split("\n")).strip("\n").split("\n") for text in (got, want)
     )

@@ -1,10 +1,10 @@
-"""One reward out of several: weighted graders, checks that gate or penalise, and rewards of steps (docs/graders.md).
+"""Combines weighted graders, checks that gate or penalise, and step rewards into one reward (docs/graders.md).
 
-1. The object is a reward function: `--custom-rm-path rewards.py:reward`, or `return await reward(self.args, sample)` in
-   `Environment.reward`. Its parts are in `sample.metadata["rewards"]`; with `--reward-key` (or `--eval-reward-key`) the
-   reward is a dict of them and of itself ("score").
-2. The weighted sum of the graders' scores is the trajectory's reward. Those of its steps (`metadata["step_rewards"]`) are
-   added with their weight. Gates act on the whole.
+1. A `Combined` is a reward function: `--custom-rm-path rewards.py:reward`, or `return await reward(self.args, sample)`
+   in `Environment.reward`. It writes the reward ("score") and its parts to `sample.metadata["rewards"]`. With
+   `--reward-key` or `--eval-reward-key` the reward is that dict.
+2. The trajectory's reward is the weighted sum of the graders' scores. Step rewards (`metadata["step_rewards"]`) are
+   added with their weight. Gates act on the total.
 3. Each turn's credit is written to `metadata["step_credit"]`, for estimators that credit turns or tokens."""
 
 import math
@@ -32,13 +32,13 @@ CreditStrategy = Literal["last", "all", "average"]
 
 @dataclass(frozen=True, slots=True)
 class Verifier:
-    """A check of a sample, and what a failed one does to the reward.
+    """A check of a sample, and the effect of a failed check on the reward.
 
     Attributes:
-        check: `sample -> bool`, plain or async; or a grader's name, which must find the answer correct.
-        otherwise: "zero" (the graders are then not asked), "multiply" by `amount`, or "subtract" it.
+        check: `sample -> bool`, plain or async; or a grader's name: the grade must be correct.
+        otherwise: effect of a failure: "zero" (no grader is called), "multiply" by `amount`, or "subtract" `amount`.
         amount: the factor or the penalty.
-        name: what it is called among the parts, with `verifier_` before it; default the function's name."""
+        name: the name of its part, after the prefix `verifier_`; default: the name of the function or grader."""
 
     check: Check | str
     otherwise: Otherwise = "zero"
@@ -66,8 +66,8 @@ class Weighted:
     Attributes:
         grader: a grader's name, or `sample -> float` (or a `Grade`), plain or async.
         weight: its factor; negative for a penalty.
-        part: which of the grade's `parts` counts instead of its score.
-        name: what it is called among the parts; default the grader's or function's name."""
+        part: the one of the grade's `parts` that counts instead of the score.
+        name: the name of its part; default: the name of the grader or function."""
 
     grader: Scorer | str
     weight: float = 1.0
@@ -86,8 +86,8 @@ class Weighted:
 
 @dataclass(frozen=True, slots=True)
 class StepRewards:
-    """Rule that combines the rewards of steps, which are the model's turns, with the trajectory's. `distribution` says which
-    steps get the latter: the "last", "all" (each the whole), or "average"; `weight` is a factor of the steps' own."""
+    """Rule that combines rewards of steps (the model's turns) with the trajectory's reward. The trajectory's reward is
+    credited to the "last" step, to "all" in full, or in equal shares ("average"). `weight` multiplies step rewards."""
 
     distribution: CreditStrategy = "last"
     weight: float = 1.0
@@ -100,7 +100,7 @@ class StepRewards:
         return self.weight * math.fsum(reward for reward in rewards if reward is not None)
 
     def credit(self, rewards: Sequence[float | None], trajectory: float, turns: int) -> list[float]:
-        """Return for each turn its own reward (None: 0) times the weight, plus its share of the trajectory's."""
+        """Return for each turn its own reward (None: 0) times the weight, plus its share of the trajectory's reward."""
         credit = [self.weight * (reward or 0.0) for reward in rewards] + [0.0] * (turns - len(rewards))
         share = trajectory / turns if self.distribution == "average" else trajectory
         for turn in range(turns - 1 if self.distribution == "last" else 0, turns):
@@ -109,10 +109,10 @@ class StepRewards:
 
 
 class Combined:
-    """One reward function out of several; see the module's text. `parts` are graders with their weights, `gate` checks that
-    guard the whole reward, applied in order, `steps` whether and how the environment's step rewards count.
+    """A reward function made of several; see the module's docstring. `parts` are weighted graders. Each failed check
+    of `gate` changes the total, in order. `steps`, if given, adds the environment's step rewards.
 
-    Raises SettingsError: an unknown grader, two parts of one name, or nothing to combine."""
+    Raises SettingsError: two parts have the same name, or there is nothing to combine."""
 
     def __init__(
         self, *parts: Weighted, gate: Verifier | Sequence[Verifier] = (), steps: StepRewards | None = None
@@ -126,16 +126,16 @@ class Combined:
             raise SettingsError("combine: nothing to combine; give it Weighted graders or steps=StepRewards()")
 
     async def __call__(self, args: Any, sample: Sample, **kwargs: Any) -> float | dict[str, float]:
-        """The reward of a sample. Raises GraderFailure: a grader failed, or a reward is no finite number."""
+        """Return the reward of a sample. Raises GraderFailure: a grader failed, or a reward is not a finite number."""
         scores = await self.scores(args, sample)
         sample.metadata["rewards"] = scores
         if getattr(args, "reward_key", None) not in (None, "score"):
-            sample.metadata.pop("step_credit", None)  # it is the score's, and another entry trains
+            sample.metadata.pop("step_credit", None)  # the credit is of the score, but another key is trained
         keys = reward_keys(args)
         return keyed("the combined reward", keys, scores) if keys else scores["score"]
 
     async def scores(self, args: Any, sample: Sample) -> dict[str, float]:
-        """The reward as "score", and all its parts; parts behind a closed gate are 0."""
+        """Return the reward as "score", and all its parts. If a "zero" gate fails, the graders' parts are 0."""
         said = dict.fromkeys(self._labels, 0.0)
 
         async def ask(_: int, gate: Verifier) -> None:
@@ -172,12 +172,12 @@ async def _score(args: Any, sample: Sample, part: Weighted, said: dict[str, floa
 
 
 def _credit(steps: StepRewards, sample: Sample, trajectory: float, failed: Sequence[Verifier]) -> float:
-    """Write down each turn's credit; returns what the steps add to the trajectory's reward."""
+    """Write each turn's credit to the metadata. Return the weighted sum of the step rewards."""
     given = enumerate(sample.metadata.get("step_rewards", ()), 1)
     rewards = [None if r is None else _number(f"step reward {turn}", r, _bad_reward) for turn, r in given]
     written = [segment.turn for segment in sample.segments if segment.origin is Origin.MODEL]
     credit = steps.credit(rewards, trajectory, max([1, len(rewards), *written]))
-    for gate in failed:  # a factor acts on every step, a penalty on the last
+    for gate in failed:  # a factor acts on every step, "subtract" only on the last
         first = len(credit) - 1 if gate.otherwise == "subtract" else 0
         credit[first:] = map(gate.apply, credit[first:])
     sample.metadata["step_credit"] = credit
@@ -185,7 +185,7 @@ def _credit(steps: StepRewards, sample: Sample, trajectory: float, failed: Seque
 
 
 async def _asked(args: Any, sample: Sample, what: Any) -> Any:
-    """The result of a grader by name, or of a function."""
+    """Return the result of a grader (given by name) or of a function."""
     return await (grade_sample(args, sample, what) if isinstance(what, str) else result_of(partial(what, sample)))
 
 

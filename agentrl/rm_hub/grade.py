@@ -1,4 +1,4 @@
-"""`Grade`: what every grader answers; and the two forms of graders."""
+"""`Grade`, the result of every grader, and the two forms of graders."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
@@ -6,7 +6,7 @@ from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from dataclasses import dataclass, field
 from typing import Any, Self
 
-Metadata = Mapping[str, Any]  # what the data says of an item besides its label
+Metadata = Mapping[str, Any]  # an item's data besides its label
 
 
 @dataclass(frozen=True, slots=True)
@@ -15,12 +15,12 @@ class Grade:
 
     Attributes:
         score: the reward, finite; most graders give 0 or 1.
-        correct: whether the answer counts as right (for pass@k and error rates).
-        extracted: the text that was taken for the answer; None if none was found.
-        reason: one sentence that says why, for people.
+        correct: true if the answer counts as right (for pass@k and error rates).
+        extracted: the text that was graded as the answer; None if no answer was found.
+        reason: one sentence that explains the score to people.
         parts: named partial scores, for graders that have several (`--reward-key` picks one).
-        unjudged: "" for a judged answer; else why the answer could not be judged: "no_box", "grader_timeout",
-            "grader_out_of_memory" or "grader_crashed". Its score is a wrong answer's."""
+        unjudged: "" for a judged answer, else the reason: "no_box", "grader_timeout", "grader_out_of_memory",
+            "grader_crashed" or "grader_too_large". An unjudged answer has a wrong answer's score."""
 
     score: float
     correct: bool
@@ -30,7 +30,7 @@ class Grade:
     unjudged: str = ""
 
     def part(self, name: str) -> float | None:
-        """One of `parts`, or the "score"; None if there is none of that name. An unjudged answer's parts are 0."""
+        """Return a part, or the score for "score"; None if the name is unknown. An unjudged answer's parts are 0."""
         return self.score if name == "score" else self.parts.get(name, 0.0 if self.unjudged else None)
 
     def as_dict(self) -> dict[str, Any]:
@@ -40,12 +40,12 @@ class Grade:
 GraderFunction = Callable[[str, Any, Metadata], Grade]
 """A grader: `(response, label, metadata) -> Grade`; pure, so that it can run in another process.
 
-Where the data is at fault it raises a `GraderFailure` of kind "grader_bad_label" or "grader_bad_metadata"."""
+If the data is wrong, it raises a `GraderFailure` of kind "grader_bad_label" or "grader_bad_metadata"."""
 
 
 class GraderService(ABC):
-    """A grader that waits for something else (a server, the sandbox), open for many answers: an async context manager,
-    made from `RmHubSettings`, that holds its `parts` open. It has no tasks of its own; another task may close it."""
+    """A grader that waits for a server or the sandbox: an async context manager, made from `RmHubSettings`. It serves
+    many answers and keeps its `parts` open. It starts no tasks, so another task may close it."""
 
     def __init__(self, *parts: AbstractAsyncContextManager[Any]) -> None:
         self._parts = parts

@@ -1,8 +1,8 @@
 """`llm_judge`: a language model behind any OpenAI-compatible server judges the answer.
 
-1. Each text stands between tags with a digest of the texts, so no text can hold its own closing tag.
-2. The verdict is requested as JSON, by schema if the server supports it, else it is read from text (`reading.verdict`). An
-   answer without one is requested once more, then it is a `judge_nonsense` failure, never a zero.
+1. Each text is put between tags that have a digest of the texts, so no text can contain its own closing tag.
+2. The verdict is requested as JSON, with a schema if the server supports it; `reading.verdict` reads it. If an answer
+   has no verdict, the judge is asked once more. A second such answer is a `judge_nonsense` failure, never a zero.
 3. Verdicts are cached by model, rubric and texts. The API key comes from the environment only."""
 
 import hashlib
@@ -58,13 +58,13 @@ _OBJECT = {"type": "object", "properties": _FIELDS, "required": list(_FIELDS), "
 _SCHEMA = {"type": "json_schema", "json_schema": {"name": "verdict", "strict": True, "schema": _OBJECT}}
 
 _FIELD = re.compile(r"\{(question|response|label)\}")
-_NO_SCHEMA = (400, 404, 415, 422, 501)  # statuses with which servers refuse a `response_format` that they do not know
+_NO_SCHEMA = (400, 404, 415, 422, 501)  # statuses of servers that do not support the `response_format`
 _WAIT = 30.0  # seconds to wait for another process's write to the cache
 
 
 class LLMJudge(GraderService):
-    """An async context manager: one judge, its connections and its cache. Raises SettingsError: no `judge_url`, a rubric
-    without {response}, or a cache that cannot be opened."""
+    """An async context manager: one judge, its connections and its cache. Raises SettingsError: `judge_url` is
+    missing, the rubric has no {response}, or the cache cannot be opened."""
 
     def __init__(self, settings: RmHubSettings) -> None:
         if not settings.judge_url:
@@ -81,9 +81,9 @@ class LLMJudge(GraderService):
         super().__init__(self._service, *filter(None, [self._cache]))
 
     async def grade(self, response: str, label: Any, metadata: Metadata) -> Grade:
-        """Ask the judge, or its cache. The question is the metadata's `question`, else its `prompt`. Raises
-        GraderFailure: `judge_unreachable`, `judge_timeout`, `judge_http_STATUS`, `judge_bad_answer`, `judge_nonsense`,
-        `judge_cache`; `grader_no_label`, `grader_no_metadata` if the rubric needs what is not there."""
+        """Return the verdict of the judge or its cache. The question is the metadata's `question`, else its `prompt`.
+        Raises GraderFailure: `judge_unreachable`, `judge_timeout`, `judge_http_STATUS`, `judge_bad_answer`,
+        `judge_nonsense`, `judge_cache`; `grader_no_label`, `grader_no_metadata` if the rubric needs a missing field."""
         messages = ask(self._rubric, response, label, metadata)
         key = digest(self._settings.judge_model, json.dumps(messages))
         verdict = await self._cache.get(key) if self._cache is not None else None
@@ -103,7 +103,7 @@ class LLMJudge(GraderService):
         raise GraderFailure(f"{said}. Use a stronger judge, or a clearer --judge-rubric", kind="judge_nonsense")
 
     async def _complete(self, messages: list[dict[str, str]]) -> str:
-        """The judge's answer as text; a server that refuses the schema is not sent it again."""
+        """Return the judge's answer as text. After a server refuses the schema, requests omit it."""
         body: dict[str, Any] = {"model": self._settings.judge_model, "messages": messages, "temperature": 0}
         body["max_tokens"] = self._settings.judge_max_tokens
         try:
@@ -134,11 +134,11 @@ class LLMJudge(GraderService):
 
 
 class JudgeCache:
-    """Verdicts in an SQLite file that several processes may share, by a digest of model, rubric and texts.
+    """A cache of verdicts, by a digest of model, rubric and texts, in an SQLite file that processes may share.
 
-    An async context manager; a thread reads and writes the file, which is made if it is not there. It keeps the rollback
-    journal: SQLite refuses the switch to the write-ahead log while another process opens the file. Raises SettingsError:
-    the file cannot be opened, or is something else."""
+    An async context manager. A thread reads and writes the file, and creates it if it is missing. The file keeps the
+    rollback journal: SQLite refuses the switch to the write-ahead log while another process opens the file. Raises
+    SettingsError: the file cannot be opened, or is not a cache."""
 
     def __init__(self, path: str) -> None:
         self.path = Path(path).expanduser()
@@ -162,8 +162,8 @@ class JudgeCache:
         return None if row is None else Grade(float(row[1]), bool(row[0]), reason=str(row[2]))
 
     async def put(self, key: str, verdict: Grade) -> None:
-        """Keep a verdict; an older one under the same key stays."""
-        reason = verdict.reason.encode(errors="replace").decode()  # SQLite takes no lone surrogates
+        """Store a verdict. An older verdict under the same key stays."""
+        reason = verdict.reason.encode(errors="replace").decode()  # SQLite does not accept lone surrogates
         row = (key, verdict.correct, verdict.score, reason)
         await self._run(lambda: self._db.execute("INSERT OR IGNORE INTO verdicts VALUES (?, ?, ?, ?)", row))
 
@@ -186,8 +186,8 @@ class JudgeCache:
 
 
 def read_rubric(given: str | None) -> str:
-    """The rubric's text: the default, the text itself (if it has {response}), or the file of that name. Raises
-    SettingsError: no such file, or no {response} in it."""
+    """Return the rubric: the default, `given` itself if it contains {response}, or the text of the file `given`. Raises
+    SettingsError: the file cannot be read, or does not contain {response}."""
     if given is None or "{response}" in given:
         return given or DEFAULT_RUBRIC
     try:
@@ -201,7 +201,7 @@ def read_rubric(given: str | None) -> str:
 
 
 def ask(rubric: str, response: str, label: Any, metadata: Metadata) -> list[dict[str, str]]:
-    """The judge's messages: each text in tags that it cannot close. Raises GraderFailure: a label or question is missing."""
+    """Return the judge's messages with each text in tags. Raises GraderFailure: the label or question is missing."""
     question = metadata.get("question", metadata.get("prompt"))
     needed = {"response", *_FIELD.findall(rubric)}
     if "label" in needed and label is None:
@@ -217,7 +217,7 @@ def ask(rubric: str, response: str, label: Any, metadata: Metadata) -> list[dict
     def put(field: re.Match[str]) -> str:
         return f"<text-{tag}>\n{texts[field.group(1)]}\n</text-{tag}>"
 
-    # One pass: a {label} inside the graded answer stays what it is.
+    # One pass: a {label} inside the graded answer is not replaced.
     said = {"system": _SYSTEM.format(tag=tag), "user": _FIELD.sub(put, rubric)}
     return [{"role": role, "content": text} for role, text in said.items()]
 
@@ -227,7 +227,7 @@ def digest(*texts: str) -> str:
 
 
 def _text(item: Any) -> str:
-    """A question or label as text: as it is, chat messages one after the other, or JSON."""
+    """Return a question or label as text: text unchanged, chat messages joined, other values as JSON."""
     if isinstance(item, str):
         return item
     if isinstance(item, (list, tuple)) and all(isinstance(m, Mapping) and "role" in m for m in item):

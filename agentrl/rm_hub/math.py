@@ -1,8 +1,8 @@
-"""`math`: the final answer of a worked solution against a label, by mathematical equality.
+"""`math`: compares the final answer of a worked solution with a label, by mathematical equality.
 
 `answers.find_answer` finds the answer; `metadata["reader"]` is "strict" (default) or "lenient". `equality.compare`
-compares numbers, expressions, sets, tuples, intervals, matrices and equations; the last resort is math-verify. A label
-is a number, text, LaTeX, a boxed or `####` solution, or a list. `gsm8k`, `deepscaler` and `dapo` compare alike."""
+compares numbers, expressions, sets, tuples, intervals, matrices and equations, with math-verify as the last resort. A
+label is a number, text, LaTeX, a boxed or `####` solution, or a list. `gsm8k`, `deepscaler` and `dapo` share this."""
 
 import math
 import re
@@ -26,20 +26,20 @@ _MOST_PARTS = 20
 _LINE = re.compile(r"(?i)(?:\banswer|答案)[*_\s]*[:：][*_]*[ \t]*")
 _ENDED = re.compile(r"</think>|###\s?Response")
 _LETTERED = re.compile(r"[{\s]*(?i:option |choice |answer )?(?:\(\s*[A-J]\s*\)|[A-J]\s*[.:)]\s)[}\s]*(?=\S)")
-"""A choice's letter before its value in a cleaned text, as AMC's answers have it: `\\textbf{(C)}\\ 42`."""
+"""A choice's letter before its value in a cleaned text, as in AMC's answers: `\\textbf{(C)}\\ 42`."""
 _HASHES = re.compile(r"####\s*(.+?)\s*$")
 
 
 def grade_math(response: str, label: Any, metadata: Metadata) -> Grade:
-    """Right if the response's final answer equals one of the accepted ones."""
+    """Grade `math`: 1 if the response's final answer equals an accepted answer, else 0."""
     return grade_labels(response, read_labels("math", label), is_lenient(metadata, "math"))
 
 
 def grade_gsm8k(response: str, label: Any, metadata: Metadata) -> Grade:
-    """`gsm8k`: 1 if the one number that the response gives is the label's, else 0 (Cobbe et al. 2021, arXiv:2110.14168).
+    """Grade `gsm8k`: 1 if the response's final number equals the label's, else 0 (Cobbe et al. 2021, arXiv:2110.14168).
 
-    Numbers are exact: 18, 18.00, $18, 18 dollars, "eighteen" are equal, 17.99 is not. A label with at least two decimals
-    accepts a longer number that rounds to it. A label is a number, GSM8K's solution text with `#### 18`, or a list."""
+    18, 18.00, $18, 18 dollars and "eighteen" are equal; 17.99 is different. A label with two or more decimals accepts
+    a longer number that rounds to it. A label is a number, GSM8K's solution text with `#### 18`, or a list."""
     wanted = [gold.rpartition("####")[2].strip() for gold in texts_of(label, "gsm8k")]
     if not all(numbers.read(clean(gold)) is not None for gold in wanted):
         raise bad_label("gsm8k", "one number, or a solution that ends with '#### number'", label)
@@ -47,8 +47,8 @@ def grade_gsm8k(response: str, label: Any, metadata: Metadata) -> Grade:
 
 
 def grade_deepscaler(response: str, label: Any, metadata: Metadata) -> Grade:
-    """`deepscaler`: right if a box after the reasoning equals an accepted answer (DeepScaleR: Luo et al. 2025). The
-    response must end its reasoning by `</think>` or `###Response`; boxes inside it do not count."""
+    """Grade `deepscaler`: 1 if a box after the reasoning equals an accepted one, else 0 (DeepScaleR: Luo et al. 2025).
+    The reasoning must end with `</think>` or `###Response`; boxes inside the reasoning do not count."""
     golds = read_labels("deepscaler", label)
     text = response[-sentences.TAIL :]
     if not (ends := [match.end() for match in _ENDED.finditer(text)]):
@@ -62,11 +62,11 @@ def grade_deepscaler(response: str, label: Any, metadata: Metadata) -> Grade:
 
 
 def grade_dapo(response: str, label: Any, metadata: Metadata) -> Grade:
-    """`dapo`: +1 if the answer ends in the asked form and equals an accepted one, else -1 (Yu et al. 2025, arXiv:2503.14476).
+    """Grade `dapo`: +1 for an accepted answer in the required form, else -1 (Yu et al. 2025, arXiv:2503.14476).
 
-    Only the last `WINDOW` characters are read. `metadata["dapo_form"]` chooses what counts: "answer" (default) is an
-    `Answer:` in the window; "strict" wants it on the very last line; "boxed" reads a box instead. Which of several counts,
-    and what makes one no answer, is `answers`'. `parts` has `score` (+1 or -1) and `acc` (1 or 0)."""
+    Only the last `WINDOW` characters count. `metadata["dapo_form"]` is the required form: "answer" (default) is an
+    `Answer:` in the window. "strict" is one on the last line. "boxed" is a last box that ends in the window. `answers`
+    chooses among several candidates and can reject all. `parts` has `score` (+1 or -1) and `acc` (1 or 0)."""
     form = one_of(metadata, "dapo_form", ("answer", "strict", "boxed"), "dapo")
     golds = read_labels("dapo", label)
     asked = asked_for(golds)._replace(announced=NOTHING if form == "boxed" else _LINE, called=NOTHING)
@@ -95,25 +95,25 @@ def _dapo(right: bool, extracted: str | None, reason: str) -> Grade:
 
 
 def grade_labels(response: str, golds: list[str], lenient: bool) -> Grade:
-    """Right if the response's final answer equals one of the labels that were read."""
+    """Grade the response: 1 if its final answer equals one of the accepted answers `golds`, else 0."""
     if not (found := find_answer(response, asked_for(golds), lenient)).values:
         return Grade(0.0, False, None, found.how)
     text = " or ".join(found.values)
     verdict = best(golds, text)
     if not verdict.equal and found.how == "box" and any(shape(clean(gold)).kind in {"list", "set"} for gold in golds):
-        # One part of the answer a box, for labels with several parts.
+        # For a label with several parts, the response may put each part into its own box.
         text = " or ".join(dict.fromkeys(box.text for box in boxes(sentences.seen(response))[-_MOST_PARTS:]))
         verdict = best(golds, text)
     return Grade(float(verdict.equal), verdict.equal, text, f"{found.how}: {verdict.reason}")
 
 
 def asked_for(golds: list[str]) -> AnswerPattern:
-    """Words if all labels are words, else formulas."""
+    """Return the pattern for words if all labels are words, else the pattern for formulas."""
     return AnswerPattern(sentences.phrase if all(wordy(clean(gold)) for gold in golds) else sentences.formula)
 
 
 def best(golds: list[str], answer: str) -> Equality:
-    """The verdict of the first label that the answer equals, else that of the last label."""
+    """Return the verdict for the first label that equals the answer, else for the last label."""
     if len(answer) > LONGEST:
         return Equality(False, f"an answer of more than {LONGEST} characters")
     said = clean(answer)
@@ -128,7 +128,7 @@ def best(golds: list[str], answer: str) -> Equality:
 
 
 def read_labels(grader: str, label: Any) -> list[str]:
-    """The accepted answers as text. Raises GraderFailure: the label is empty or of a type that is no answer."""
+    """Return the accepted answers as text. Raises GraderFailure: the label is empty or has an unsupported type."""
     golds = [_label(grader, one) for one in (label if isinstance(label, (list, tuple)) else [label])]
     if not golds:
         raise bad_label(grader, "at least one accepted answer", label)

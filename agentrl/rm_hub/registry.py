@@ -1,7 +1,7 @@
-"""Graders by their `--rm-type` names, each imported on first use. `boxed_NAME` grades the content of the last box.
+"""The graders by `--rm-type` name, each imported on first use. `boxed_NAME` grades the content of the last box.
 `package.module:function` or `path/file.py:function` names a user's grader. A missing label is an error, never a zero.
-A built-in grader that exhausts time, memory or stack gives a wrong answer's score, because the answer could drop its
-group otherwise; a user's grader fails."""
+If an answer exhausts a built-in grader's time, memory or stack, it gets a wrong answer's score. With an error, the
+answer could drop its group. A user's grader raises the error."""
 
 import difflib
 import functools
@@ -20,26 +20,26 @@ from agentrl.rm_hub.reading.common import after_reasoning, clip, last_box
 from agentrl.rm_hub.settings import RmHubSettings
 
 BOXED = "boxed_"
-MAX_RESPONSE = 4_000_000  # most characters of an answer that is graded
-MAX_EXTRACTED = 2_000  # most characters of `Grade.extracted` and `Grade.reason` that are kept
+MAX_RESPONSE = 4_000_000  # maximum characters of a graded answer
+MAX_EXTRACTED = 2_000  # `Grade.extracted` and `Grade.reason` are truncated to this many characters
 
 
 @dataclass(frozen=True, slots=True)
 class GraderSpec:
     """One grader: its name, its function and its options."""
 
-    path: str  # `module:name` of what `runs` says
-    packages: tuple[str, ...] = ()  # without which no answer can be graded; of the extra `graders`, or the grader's own
+    path: str  # `module:name` of the object; `runs` is its type
+    packages: tuple[str, ...] = ()  # required ones: of the extra `graders`, or the grader's own
     runs: Literal["process", "service", "async"] = "process"
-    """A `GraderFunction` in a worker process, a `GraderService`, or a coroutine function of a `GraderFunction`'s form."""
-    reads: Literal["answer", "response"] = "answer"  # a sample's final answer is graded, or its whole response
+    """A `GraderFunction` in a worker process, a `GraderService`, or an async `GraderFunction`."""
+    reads: Literal["answer", "response"] = "answer"  # graded text of a sample: final answer or whole response
     needs_label: bool = True
     boxable: bool = True  # `boxed_NAME` exists
-    conversation: bool = False  # it reads `metadata["messages"]`, which are not sent to the processes of others
-    zero: float | None = 0.0  # the score of an answer that exhausted its grader; None for graders that fail instead
+    conversation: bool = False  # reads `metadata["messages"]`; processes of other graders do not get them
+    zero: float | None = 0.0  # score of an answer that exhausts the grader; None: raise the failure
 
     def load(self) -> Any:
-        """Import the function, or the class of a service, which is made from the settings."""
+        """Import and return the function, or the class of a service."""
         ours = self.path.startswith(f"{_HUB}.")
         return pkgutil.resolve_name(self.path) if ours else load_object(self.path, what="--rm-type")
 
@@ -72,12 +72,12 @@ GRADERS: Mapping[str, GraderSpec] = {
 
 
 def graders() -> tuple[str, ...]:
-    """The names that `--rm-type` accepts, without the `boxed_` forms."""
+    """Return the names that `--rm-type` accepts, without the `boxed_` forms."""
     return tuple(GRADERS)
 
 
 def find(rm_type: str) -> GraderSpec:
-    """The grader of that name; a `boxed_` form has its base's spec. Raises SettingsError, PluginError: there is none."""
+    """Return the spec; a `boxed_` grader reads the answer. Raises SettingsError, PluginError: the name is unknown."""
     if ":" in rm_type:
         return _by_path(rm_type)
     base = rm_type.removeprefix(BOXED)
@@ -97,7 +97,7 @@ def _by_path(path: str) -> GraderSpec:
 
 
 def check_inputs(rm_type: str, spec: GraderSpec, response: Any, label: Any, metadata: Any) -> Grade | None:
-    """The grade of an answer that is too long, else None. Raises GraderFailure: wrong types, or a missing label."""
+    """Return a too long answer's grade, else None. Raises GraderFailure: a type is wrong, or the label is missing."""
     if not isinstance(response, str):
         raise _failure("grader_bad_input", rm_type, f": the response must be text, got {type(response).__name__}")
     if not isinstance(metadata, Mapping):
@@ -116,11 +116,11 @@ def _failure(kind: str, rm_type: str, what: str) -> GraderFailure:
 
 
 def grade(rm_type: str, response: str, label: Any = None, metadata: Metadata | None = None) -> Grade:
-    """Grade one answer, in this process and without a deadline. `rm_type` is a name of `graders()`, `boxed_` and such a
-    name, or `path/to/file.py:function`; `label` the accepted answer, or a list; `metadata` what some graders need besides.
+    """Grade one answer, in this process and without a deadline. `rm_type` is a NAME of `graders()`,
+    `boxed_NAME`, or `path/to/file.py:function`. `label` is the accepted answer or a list. Some graders need `metadata`.
 
-    Raises SettingsError: no such grader (with the nearest name), or one that has to be awaited. GraderFailure: the
-    label or a field of the metadata is missing or of the wrong type, or the grader raised."""
+    Raises SettingsError: the grader is unknown, or must be awaited. GraderFailure: the label or a field of the metadata
+    is missing or has the wrong type, or the grader raised an exception."""
     spec, metadata = find(rm_type), {} if metadata is None else metadata
     if spec.runs != "process":
         otherwise = "use async_rm in async code, or grade_many"
@@ -144,7 +144,7 @@ def grade(rm_type: str, response: str, label: Any = None, metadata: Metadata | N
 
 
 def raised(rm_type: str, error: Exception) -> GraderFailure:
-    """The failure of a grader that raised something of its own: what, and where in its code."""
+    """Return the failure for an exception that a grader raised, with its place in the grader's code."""
     ours = isinstance(error, ModuleNotFoundError) and error.name in find(rm_type).packages
     advice = f"; {install('graders')}" if ours else ""
     said = f" raised {type(error).__name__}: {error!s:.500}{raised_at(error)}{advice}"
@@ -152,26 +152,26 @@ def raised(rm_type: str, error: Exception) -> GraderFailure:
 
 
 def exhausted(spec: GraderSpec, failure: GraderFailure) -> Grade:
-    """The grade of an answer that took more time, memory or stack than there is. Raises `failure` for a user's grader."""
+    """Return the grade of an answer that exceeded a limit. Raises `failure`: the grader is a user's."""
     if spec.zero is None:
         raise failure
     return Grade(spec.zero, False, None, str(failure), unjudged=failure.kind)
 
 
 def check_rm_type(rm_type: str, settings: RmHubSettings | None = None) -> GraderSpec:
-    """The grader of that name, if its packages are installed (else ModuleNotFoundError) and the settings, where given,
-    have what it needs (`--rm-url`, ...; else SettingsError)."""
+    """Return the spec of a usable grader. Raises ModuleNotFoundError: a required package is missing. SettingsError: the
+    name is unknown, or `settings` lack a value that the grader needs (`--rm-url`, ...)."""
     spec = find(rm_type)
     for name in spec.packages:
         if find_spec(name) is None:
             raise ModuleNotFoundError(f"No module named {name!r}", name=name)
     if settings is not None and spec.runs == "service":
-        spec.load()(settings)  # says what is missing
+        spec.load()(settings)  # raises if a setting is missing
     return spec
 
 
 def checked(rm_type: str, grade: object) -> Grade:
-    """`grade` with its texts cut. Raises GraderFailure (`grader_bad_grade`): it is none, or its numbers are not finite."""
+    """Truncate the texts. Raises GraderFailure (`grader_bad_grade`): it is no Grade, or a number is not finite."""
     if not isinstance(grade, Grade):
         raise _failure("grader_bad_grade", rm_type, f" must return a Grade, got {type(grade).__name__}")
     if not all(isinstance(n, (int, float)) and math.isfinite(n) for n in (grade.score, *grade.parts.values())):

@@ -1,9 +1,9 @@
-"""`remote_rm`: the reward comes from an HTTP server of your own (`--rm-url`).
+"""`remote_rm`: gets the reward from your HTTP server (`--rm-url`).
 
 1. The server gets `{"prompt", "response", "label", "metadata"}` by POST and answers a number, or an object with
-   `score` or `reward` and optionally `correct`, `extracted`, `reason`; its other numbers become the grade's parts.
-2. `prompt` is the metadata's `prompt`, which the rollout sets to the sample's prompt; null if there is none.
-3. Without `correct` in the answer a positive score counts as right."""
+   `score` or `reward` and optionally `correct`, `extracted`, `reason`. The object's other numbers become parts.
+2. `prompt` is the metadata's `prompt`, which the rollout sets to the sample's prompt, or null if it is missing.
+3. If the answer has no `correct`, a positive score counts as right."""
 
 from typing import Any
 
@@ -17,7 +17,7 @@ _EXPECTED = 'a finite number, or an object with a number under "score" or "rewar
 
 
 class RemoteRM(GraderService):
-    """An async context manager: the connection to one reward server. Raises SettingsError: `rm_url` is no address."""
+    """An async context manager: the connection to a reward server. Raises SettingsError: `rm_url` is not an address."""
 
     def __init__(self, settings: RmHubSettings) -> None:
         if not settings.rm_url:
@@ -38,7 +38,7 @@ class RemoteRM(GraderService):
 
 
 def read_answer(answer: Any) -> Grade | None:
-    """A reward server's JSON as a grade; None if it has no finite score."""
+    """Return a reward server's JSON as a grade; None if it has no finite score."""
     told = answer if isinstance(answer, dict) else {"score": answer}
     numbers = {name: number for name, value in told.items() if (number := finite(value)) is not None}
     reward = numbers.pop("reward", None)

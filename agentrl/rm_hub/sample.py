@@ -1,7 +1,7 @@
-"""Grading a rollout's samples: which text of a sample is graded, by which grader, and what becomes of the grade.
+"""Grades a rollout's samples: chooses the grader and the text, and stores the grade.
 
 1. The grader is the sample's own `metadata["rm_type"]`, else `args.rm_type`.
-2. The reward is the grade's score; with `--reward-key` (or `--eval-reward-key`) the key picks from `{"score": ..., **parts}`.
+2. The reward is the grade's score, or with `--reward-key` or `--eval-reward-key` the dict `{"score": ..., **parts}`.
 3. The whole grade stays in `sample.metadata["grade"]`."""
 
 from collections.abc import Mapping, Sequence
@@ -17,12 +17,12 @@ Reward = float | dict[str, float]
 
 
 async def async_rm(args: Any, sample: Sample, **kwargs: Any) -> Reward:
-    """The built-in reward of a sample, graded in a worker process or by a server, never on the event loop. `args` has
-    settings as attributes (`rm_type`, `reward_key`, `grader_timeout`, ...); what is not there has its default. Of the
-    sample its final answer (or response), label and metadata are read.
+    """Return the built-in reward of a sample. A worker process or a server grades it; the event loop is not blocked.
+    `args` has settings as attributes (`rm_type`, `reward_key`, `grader_timeout`, ...); a missing setting has its
+    default. The grader reads the sample's final answer (or response), label and metadata.
 
-    Raises SettingsError: no grader is set, or there is none of that name. GraderFailure: it cannot be graded; `kind`
-    says why (`grader_timeout`, `grader_no_label`, ...)."""
+    Raises SettingsError: no grader is set, or its name is unknown. GraderFailure: the sample cannot be graded; `kind`
+    is the reason (`grader_timeout`, `grader_no_label`, ...)."""
     if (rm_type := rm_type_of(args, sample)) is None:
         raise SettingsError("no grader is set; pass --rm-type, one of " + ", ".join(GRADERS))
     grade = await grade_sample(args, sample, rm_type)
@@ -35,7 +35,7 @@ async def async_rm(args: Any, sample: Sample, **kwargs: Any) -> Reward:
 
 
 async def grade_sample(args: Any, sample: Sample, rm_type: str) -> Grade:
-    """The sample's grade by the grader of that name, of the text that it reads. Raises as `async_rm` does."""
+    """Grade the text of a sample that the grader reads, with the grader `rm_type`. Raises as `async_rm` does."""
     spec = find(rm_type)
     if sample.label is None and spec.needs_label and getattr(args, "slime_defaults", False):
         return Grade(0.0, correct=False, reason="there is no label, which slime rewards with 0")
@@ -47,8 +47,8 @@ async def grade_sample(args: Any, sample: Sample, rm_type: str) -> Grade:
 
 
 async def batched_async_rm(args: Any, samples: Sequence[Sample], **kwargs: Any) -> list[Reward]:
-    """The rewards of many samples, in order, graded side by side. Raises SettingsError: as of `async_rm`.
-    GraderFailure: the first one that failed; the others were graded nevertheless and have their `metadata["grade"]`."""
+    """Return the rewards of many samples, in order, graded concurrently. Raises the error of the first sample that
+    failed, as `async_rm` does. The other samples are graded nevertheless and have their `metadata["grade"]`."""
     rewards: list[Reward] = [0.0] * len(samples)
     failures: dict[int, GraderFailure | SettingsError] = {}
 
@@ -65,7 +65,7 @@ async def batched_async_rm(args: Any, samples: Sequence[Sample], **kwargs: Any) 
 
 
 def rm_type_of(args: Any, sample: Sample) -> str | None:
-    """The name of the sample's grader; None if there is none. Raises SettingsError: the sample's own is no name."""
+    """Return the name of the sample's grader, or None. Raises SettingsError: the name is not text."""
     match sample.metadata.get("rm_type") or getattr(args, "rm_type", None):
         case str(rm_type) if rm_type:
             return rm_type
@@ -76,19 +76,19 @@ def rm_type_of(args: Any, sample: Sample) -> str | None:
 
 
 def final_answer(sample: Sample) -> str:
-    """The text to grade: the last assistant message where the conversation was recorded, else the response."""
+    """Return the text to grade: the last assistant message if the conversation was recorded, else the response."""
     messages: Sequence[Message] = sample.metadata.get("messages", ())
     turns = [message for message in messages if message.get("role") == "assistant"]
     return content_text(turns[-1].get("content")) if turns else sample.response
 
 
 def reward_keys(args: Any) -> list[str]:
-    """The entries of a dict reward that the settings ask for; none: a plain number is wanted."""
+    """Return the keys of a dict reward that the settings name. If there is none, the reward is a plain number."""
     return [key for name in ("reward_key", "eval_reward_key") if (key := getattr(args, name, None))]
 
 
 def keyed(what: str, keys: Sequence[str], scores: Mapping[str, float]) -> dict[str, float]:
-    """`scores` as a dict reward. Raises GraderFailure: one of the keys is no score of `what`."""
+    """Return `scores` as a dict reward. Raises GraderFailure: a key is not in `scores`."""
     if missing := [key for key in keys if key not in scores]:
         said = f"--reward-key {missing[0]}: {what} has no such score; it has {', '.join(scores)}"
         raise GraderFailure(said, kind="grader_no_reward_key")

@@ -1,11 +1,11 @@
 """Search-R1's reward (Jin et al. 2025, arXiv:2503.09516; format scores: arXiv:2505.15117).
 
 1. The answer is the last closed `<answer>` block of the model's own text; retrieved text never counts.
-2. The reward is exact match (SQuAD normalisation), or with `sub_em` containment as whole words.
-3. The structure is (think, search, information)*, think, answer; in `metadata["messages"]` all turns but the last call
-   tools that answer, and the last turn has one answer.
-4. Format scores (s, f, r): right answer 1, or 1 - s without structure; wrong or missing answer with structure s, or s +
-   r if an accepted answer was retrieved; wrong answer without structure f; no answer without structure 0."""
+2. An answer is right if it equals an accepted one (SQuAD normalisation), or with `sub_em` if it contains one as words.
+3. The structure is (think, search, information)*, think, answer. In `metadata["messages"]` each turn but the last has
+   tool calls with results and no answer; the last turn has one answer and no call.
+4. A right answer scores 1, or 1 - s if the structure is wrong. Otherwise a right structure scores s, or s + r if an
+   accepted answer was retrieved. With a wrong structure, a wrong answer scores f and a missing answer 0."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -24,15 +24,15 @@ _MARKUP = re.compile(r"</?[A-Za-z][^<>]{0,60}>")
 _SHAPE = re.compile(
     "<think>.?</think>(<search>.?</search><information></information><think>.?</think>)*<answer>.?</answer>"
 )
-"""Of a response in which each text is one character, and what was retrieved is none."""
-SearchAnswer = tuple[str | None, str, str]  # the answer, what was retrieved, and the first fault of the structure or ""
+"""Matches a response in which each text is replaced by one character and retrieved text is removed."""
+SearchAnswer = tuple[str | None, str, str]  # the answer, the retrieved text, and the first fault of the structure or ""
 
 
 def grade_search_r1(response: str, label: Any, metadata: Metadata) -> Grade:
-    """The reward of a search trajectory, retrieved text included; parts are em, format and retrieval, each 0 or 1. `label`
-    is the accepted answers (`reading.common.golds`), as Search-R1's `{"target": [...]}`. `metadata` may have
-    `structure_format_score`, `final_format_score`, `retrieval_score` (default 0 each; the second paper uses 0.2, 0.1 and
-    0), `sub_em` (default false), `messages` (default none, see the module's third point)."""
+    """Grade a search trajectory; `response` includes retrieved text. Parts are em, format and retrieval, each 0 or 1.
+    `label` has the accepted answers (`reading.common.golds`), such as Search-R1's `{"target": [...]}`. `metadata` may
+    have `structure_format_score` s, `final_format_score` f, `retrieval_score` r (default 0; second paper: 0.2, 0.1, 0),
+    `sub_em` (default false) and `messages` (default none; see the module's third point)."""
     accepted = golds(label, "search_r1")
     structure = number(metadata, "structure_format_score", 0.0, "search_r1")
     final = number(metadata, "final_format_score", 0.0, "search_r1")
@@ -57,7 +57,7 @@ def grade_search_r1(response: str, label: Any, metadata: Metadata) -> Grade:
 
 
 def _from_text(response: str) -> SearchAnswer:
-    """Outside retrieved text for the answer, tag by tag for the structure."""
+    """Read the answer outside the retrieved text, and the structure tag by tag."""
     retrieved = [found[1] for found in _RETRIEVED.finditer(response)]
     blocks = answer_blocks(_RETRIEVED.sub("", response))
     answer = next((content for _, content in reversed(blocks) if normalise(content)), None)

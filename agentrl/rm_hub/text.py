@@ -1,8 +1,8 @@
 """Short-answer graders with SQuAD's metrics (Rajpurkar et al. 2016, arXiv:1606.05250, v1.1), `gpqa`, `random`.
 
-1. `exact_match` and `f1` grade the whole answer after its reasoning, or its `<answer>` block if it is nothing else.
-2. Normalisation is SQuAD's, with four differences: punctuation of all scripts goes; a decimal point between digits and
-   a minus sign before a number stay; an answer of which nothing is left is compared as it is; LaTeX's fonts and `~` go.
+1. `exact_match` and `f1` grade the whole text after the reasoning, or its content if it is one `<answer>` block.
+2. Normalisation is SQuAD's, but also removes punctuation of other scripts, LaTeX fonts and `~`. It keeps decimal
+   points, a number's minus sign, and a text that would become empty.
 3. The best of several accepted answers counts."""
 
 import json
@@ -28,7 +28,7 @@ _VERDICTS = ("yes", "no", "noanswer")
 
 
 def normalise(text: str) -> str:
-    """Lower case, without punctuation and articles, white space collapsed; see the module's second point."""
+    """Normalise a text: lower case, no punctuation or articles, single spaces; see the module's second point."""
     text = _TIE.sub(" ", _FONT.sub("", compose(text))).lower()
     bare = _MARK.sub(lambda mark: "-" if mark["minus"] else _unpunctuated(mark[0]), text)
     return " ".join(_ARTICLES.sub(" ", bare).split()) or " ".join(bare.split()) or " ".join(text.split())
@@ -36,7 +36,7 @@ def normalise(text: str) -> str:
 
 @lru_cache(1024)
 def _unpunctuated(mark: str) -> str:
-    """Nothing for punctuation and invisible characters of every script, else the mark."""
+    """Return "" for punctuation and invisible characters of every script, else the mark."""
     kind = unicodedata.category(mark) if len(mark) == 1 else "N"
     return "" if kind[0] == "P" or kind == "Cf" or mark in string.punctuation or mark == "\u2044" else mark
 
@@ -48,13 +48,13 @@ def exact(answer: str, accepted: list[str]) -> bool:
 
 
 def contains(text: str, accepted: list[str]) -> bool:
-    """Return true if one of the normalised accepted answers stands in the normalised text, as whole words."""
+    """Return true if the normalised text contains a normalised accepted answer as whole words."""
     padded = f" {normalise(text)} "
     return any(f" {normalise(gold)} " in padded for gold in accepted)
 
 
 def grade_exact_match(response: str, label: Any, metadata: Metadata) -> Grade:
-    """Right if the normalised answer equals one of the normalised labels (`reading.common.golds`)."""
+    """Grade `exact_match`: 1 if the normalised answer equals a normalised label (`reading.common.golds`), else 0."""
     accepted = golds(label, "exact_match")
     if not (answer := unwrapped(response)):
         return Grade(0.0, False, None, "the answer is empty")
@@ -63,9 +63,9 @@ def grade_exact_match(response: str, label: Any, metadata: Metadata) -> Grade:
 
 
 def grade_f1(response: str, label: Any, metadata: Metadata) -> Grade:
-    """Score is the best token F1 over the labels (`reading.common.golds`), in [0, 1]. `metadata`: `f1_threshold`
-    (default 1): from which score on the answer counts as correct. `f1_yes_no` (default false): HotpotQA's rule (Yang et
-    al. 2018, arXiv:1809.09600) that "yes", "no" and "noanswer" match nothing but themselves."""
+    """Grade `f1`: the maximum token F1 over the labels (`reading.common.golds`), in [0, 1]. In `metadata`,
+    `f1_threshold` (default 1) is the minimum score of a correct answer. `f1_yes_no` (default false) is HotpotQA's rule
+    (Yang et al. 2018, arXiv:1809.09600) that "yes", "no" and "noanswer" match only themselves."""
     accepted = golds(label, "f1")
     threshold, verdicts = number(metadata, "f1_threshold", 1.0, "f1"), flag(metadata, "f1_yes_no", "f1")
     if not (answer := unwrapped(response)):
@@ -87,7 +87,7 @@ def _f1(got: str, want: str, verdicts: bool) -> float:
 
 
 def grade_gpqa(response: str, label: Any, metadata: Metadata) -> Grade:
-    """1 if the choice that the response gives is the label's, else 0."""
+    """Grade `gpqa`: 1 if the response's choice is the label's, else 0."""
     choices, wanted = read_choices(label, metadata)
     asked = AnswerPattern(lambda said: read_choice(compose(said), choices), CHOICE_ANNOUNCED, CHOICE_CALLED)
     found = find_answer(response, asked, is_lenient(metadata, "gpqa"))
@@ -102,8 +102,8 @@ def grade_gpqa(response: str, label: Any, metadata: Metadata) -> Grade:
 
 
 def grade_random(response: str, label: Any, metadata: Metadata) -> Grade:
-    """1 with a probability of `random_rate` (default 0.5) of the metadata, else 0. It depends on the texts of response and
-    label and on the metadata's `seed` (default 0), an integer or a text."""
+    """Grade `random`: 1 with probability `metadata["random_rate"]` (default 0.5), else 0. The draw depends on response,
+    label and `metadata["seed"]` (default 0), an integer or a text."""
     seed = metadata.get("seed", 0)
     if isinstance(seed, bool) or not isinstance(seed, (int, str)):
         raise bad_metadata("random", "seed", "an integer or a text", seed)

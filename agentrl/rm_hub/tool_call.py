@@ -1,9 +1,9 @@
-"""Tool calls against accepted ones: names and arguments, after BFCL's AST check (Patil et al. 2025).
+"""Compares tool calls with accepted ones: names and arguments, as in BFCL's AST check (Patil et al. 2025).
 
-1. All calls of the label and no others; order is free unless `ordered`. `{"any_of": [...]}` has several labels.
-2. Arguments are equal as JSON: 1 equals 1.0, true is not 1, "5" is not 5 unless `coerce`. `loose_strings` ignores case,
-   spaces and `,./-_*^`. With `accepted_values` each argument is a list; "" in it makes the argument optional.
-3. Calls are those of `metadata["messages"]` after its last user message, else of the response (`reading.calls`)."""
+1. Exactly the label's calls must be made, in any order unless `ordered`. `{"any_of": [...]}` has several labels.
+2. Arguments are compared as JSON: 1 equals 1.0, true is not 1, "5" is not 5 unless `coerce`. `loose_strings` ignores
+   case, spaces and `,./-_*^`. With `accepted_values` each argument is a list; "" in it makes the argument optional.
+3. Calls are read from `metadata["messages"]` after its last user message, else from the response (`reading.calls`)."""
 
 import re
 from collections.abc import Mapping
@@ -22,7 +22,7 @@ _MAX_DEPTH, _MAX_CALLS = 64, 64
 
 
 class Rules(NamedTuple):
-    """The comparison of arguments; see the module's second and third points."""
+    """The rules of the comparison; see the module's first and second points."""
 
     ordered: bool
     accepted_values: bool
@@ -31,8 +31,8 @@ class Rules(NamedTuple):
 
 
 def grade_tool_call(response: str, label: Any, metadata: Metadata) -> Grade:
-    """1 if exactly the accepted calls are made, else 0; parts give credit for names and arguments. `label` is
-    `{"name", "arguments"}`, a list of such, or `{"any_of": [...]}`, also as JSON text. `metadata` may have the flags
+    """Grade `tool_call`: 1 if exactly the accepted calls are made, else 0. Parts give credit for names and arguments.
+    `label` is `{"name", "arguments"}`, a list of them, `{"any_of": [...]}`, or JSON text. `metadata` may have the flags
     `ordered`, `accepted_values`, `loose_strings`, `coerce`; `messages`; `tools` (schemas)."""
     accepted = flag(metadata, "accepted_values", "tool_call")
     loose = flag(metadata, "loose_strings", "tool_call") if "loose_strings" in metadata else accepted
@@ -67,7 +67,7 @@ def _alternatives(label: Any, rules: Rules) -> list[list[Call]]:
 
 
 def _made(response: str, metadata: Metadata) -> list[Call]:
-    """The calls that the model made; `Broken` if it said nothing at all."""
+    """Return the calls that the model made. Raises Broken: a call cannot be read, or the text is empty."""
     messages = mappings(metadata.get("messages", ()), "messages", "a list of messages", "tool_call")
     calls: list[Call] = []
     for message in messages:
@@ -113,7 +113,7 @@ def _fault(got: Call, want: Call, checked: Mapping[str, bool] | None) -> str:
 
 
 def _pairs(shares: list[list[float]], ordered: bool) -> list[tuple[int, int]]:
-    """The pairing of made calls with wanted ones: by place, or so that as many as possible are equal."""
+    """Pair made calls with wanted ones: by position, or with the maximum number of equal pairs."""
     made, free = len(shares), list(range(len(shares[0])))
     if ordered:
         return list(zip(range(made), free, strict=False))
@@ -130,7 +130,7 @@ def _pairs(shares: list[list[float]], ordered: bool) -> list[tuple[int, int]]:
 
 
 def _augment(i: int, shares: list[list[float]], holder: dict[int, int], seen: set[int]) -> bool:
-    """One step of a maximum matching of equal calls."""
+    """Find an augmenting path from call `i` in the matching of equal calls; return true if one exists."""
     for j, share in enumerate(shares[i]):
         if share == 1 and j not in seen:
             seen.add(j)
@@ -141,14 +141,14 @@ def _augment(i: int, shares: list[list[float]], holder: dict[int, int], seen: se
 
 
 def _arguments(got: Call, want: Call, rules: Rules) -> dict[str, bool] | None:
-    """Every argument of the two calls, and whether it is right; None for another tool."""
+    """Return for each argument of the two calls if it is right, by name; None if the tools differ."""
     if got.name != want.name:
         return None
     return {key: _field(got.arguments, want.arguments, key, rules, 0) for key in {**want.arguments, **got.arguments}}
 
 
 def _field(got: Mapping[str, Any], want: Mapping[str, Any], key: str, rules: Rules, depth: int) -> bool:
-    """Return true if a field is equal to the wanted one, or has one of its accepted values, among them "" for none."""
+    """Return true if a field has the wanted value, or an accepted value; "" among these allows a missing field."""
     if key not in got or key not in want:
         return rules.accepted_values and key in want and "" in want[key]
     options = want[key] if rules.accepted_values else [want[key]]

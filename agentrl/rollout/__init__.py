@@ -1,1 +1,1 @@
-"""The rollout room: prompts in, finished and graded groups of samples out. It imports neither `train` nor `cluster`."""
+"""Rollouts: prompts in, finished and graded groups of samples out. Imports neither `train` nor `cluster`."""

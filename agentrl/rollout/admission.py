@@ -8,15 +8,15 @@
    oldest finished groups. It is full under two conditions: enough groups are finished, and later batches have a
    place for each group in flight before the group is too stale. `surplus` groups need no such place. Without surplus
    no group becomes too stale.
-4. If groups start between batches, starts can be delayed: these groups then sample newer weights. A run begins with the
-   longest delay. A batch should leave a quarter of a batch of finished groups over. If groups are missing when the
-   trainer asks for a batch, fewer starts are delayed: by the number of missing groups and the quarter. After `WINDOW`
-   batches without a missing group, the delay changes by the least surplus over the quarter."""
+4. If groups start between batches, `held` starts are delayed, so that these groups sample newer weights. A run begins
+   with the maximum. The target is that a batch leaves finished groups of a quarter batch over. If groups are missing
+   when the trainer asks for a batch, `held` falls by the missing groups plus the quarter. After `WINDOW` batches
+   without a missing group, `held` changes by the smallest number left over minus the quarter."""
 
 from collections import Counter
 from dataclasses import dataclass, field
 
-HOPELESS, HOPELESS_GROUPS = 10, 50  # so many batches, and so many groups, dropped in a row end a batch
+HOPELESS, HOPELESS_GROUPS = 10, 50  # a batch ends if this many batches of groups, and groups, are dropped in a row
 
 WINDOW = 8  # number of batches in a row that must leave groups over before more starts are delayed
 
@@ -50,7 +50,7 @@ class Admission:
 
     def begin(self, step: int) -> None:
         """Start to fill batch `step`."""
-        if self.between and self.open:  # before the first batch nothing could be finished
+        if self.between and self.open:  # no group can have finished before the first batch
             self._hold_back(self.kept.total() - self.batch)
         self.open, self.step, self.dropped_in_row = True, step, 0
         # A group of an older version would be too stale for this batch.
@@ -97,7 +97,7 @@ class Admission:
 
     @property
     def full(self) -> bool:
-        """True if the batch can be handed over."""
+        """True if the trainer can take the batch."""
         if self.kept.total() < self.batch:
             return False
         return self.ageless or all(self._in_time(version) for version in self.playing)
@@ -139,7 +139,7 @@ class Admission:
         self.busy -= trajectories
 
     def finished(self, version: int, *, keep: bool | None) -> None:
-        """Record the end of a group in flight: kept, dropped, or given back (None). Giving back is not a drop."""
+        """Record the end of a group in flight: kept, dropped, or released (None). A release is not a drop."""
         self.playing[version] -= 1
         if keep:
             self.kept[version] += 1

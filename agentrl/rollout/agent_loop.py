@@ -1,9 +1,9 @@
-"""The default generate: one `Environment` and one token-exact conversation a trajectory.
+"""The default generate function: one `Environment` and one token-exact conversation per trajectory.
 
 1. Ids go in and ids come out; what the model sampled is never decoded and encoded again.
-2. Each turn: engine -> `Conversation.sampled` -> `Environment.step` -> `Conversation.show`.
-3. It ends when the environment says so, when turns or context are used up, or at the model's token limit.
-4. With a hosted model the conversation is in messages, and the sample has no ids (`hosted`)."""
+2. Each turn: engine -> `Conversation.append_model_turn` -> `Environment.step` -> `Conversation.append_messages`.
+3. A trajectory ends when the environment ends it, or when turns, context or a turn's token limit are used up.
+4. With a hosted model the conversation consists of messages, and the sample has no ids (see `hosted`)."""
 
 import math
 import time
@@ -43,10 +43,10 @@ async def run_environment(
     grade: bool = True,
     parts: list[Sample] | None = None,
 ) -> list[Sample]:
-    """Play one trajectory of the context's environment into `sample`. Returns the sample; more than one where the
-    history policy or a step's `restart` splits it (they share `rollout_id`). `parts` has them as soon as they begin, also
-    after a failure. Raises Failure: typed by who is to blame. Restarted: generating was held, and the environment says that
-    the trajectory then begins again."""
+    """Play one trajectory of the context's environment into `sample`. Returns the sample, or several with one
+    `rollout_id` if the template rewrite policy or `Step.restart` splits it. `parts` gets each as soon as it begins,
+    also if the trajectory fails later. Raises Failure: the trajectory failed; the type defines the blame. Restarted:
+    generation was paused, and `when_interrupted` asks for a restart."""
     if context.environments is None:
         raise EnvFailure("no environment is set; pass --env or --custom-generate-function-path")
     if context.hosted:
@@ -135,7 +135,7 @@ class _Trajectory:
         started = time.monotonic()
         try:
             step = await self.live.step(turn)
-        finally:  # a step that hangs or fails takes its time too
+        finally:  # the time of a step that hangs or fails counts too
             taken = time.monotonic() - started
             turn.sample.non_generation_time += taken
             _note(turn.sample, "step_seconds", turn.index, round(taken, 4))
@@ -153,7 +153,7 @@ class _Trajectory:
 
 @contextmanager
 def images_refused() -> Iterator[None]:
-    """Name the environment if one of its images is refused."""
+    """Turn the refusal of an image into a failure of the environment."""
     try:
         yield
     except MediaError as error:
@@ -161,8 +161,8 @@ def images_refused() -> Iterator[None]:
 
 
 async def _grade(context: RolloutContext, env: Environment, sample: Sample) -> None:
-    """Set the environment's reward. The built-in graders have deadlines of their own, which do not count the wait for a free
-    process. Raises GraderFailure."""
+    """Set the environment's reward. The built-in graders have their own deadlines, which do not count the wait for a
+    free process. Raises GraderFailure."""
     built_in = type(env).reward is Environment.reward
     timeout, flag = math.inf if built_in else context.settings.reward_timeout, "--reward-timeout"
     what = f"{type(env).__name__}.reward"
@@ -174,7 +174,7 @@ async def sample_turn(
     context: RolloutContext, talk: Conversation, params: SamplingParams, session_id: str | None
 ) -> tuple[Generation, ParsedTurn]:
     """Have the engine write the conversation's next turn. Raises ContextOverflow: prompt or answer are too long for the
-    engine. EngineFailure: no answer, one that contradicts itself, or one that was aborted."""
+    engine. EngineFailure: the engine gave no answer or an inconsistent one, or aborted the request."""
     note_turn(talk.turns + 1)
     params = context.turn_params(params, talk.sample, talk.turns + 1, talk.room)
     try:
@@ -213,7 +213,7 @@ def count(sample: Sample, info: Mapping[str, object]) -> None:
 
 
 def _note(sample: Sample, name: str, turn: int, value: float | None) -> None:
-    """Keep one entry a turn of the trajectory so far, those of earlier siblings included; None for turns without."""
+    """Store a turn's value in a list with one entry per turn of the trajectory, siblings included; None: no value."""
     values = sample.metadata.setdefault(name, [])
     values.extend([None] * (turn - len(values)))
     values[turn - 1] = value

@@ -1,4 +1,4 @@
-"""Trajectories of agent programs: a session of the gateway for each, and its Samples.
+"""Trajectories of agent programs. Each has a session of the gateway, which returns its samples.
 
 `async def agent(base_url, sample)` is a generate function; it may return a reward. An `AgentEnvironment` has `act`."""
 
@@ -17,14 +17,14 @@ from agentrl.sample import Sample
 async def play_agent(
     context: RolloutContext, sample: Sample, params: SamplingParams, act: Callable[[str, Sample], Awaitable[Any]]
 ) -> list[Sample]:
-    """Run an agent to its end and return the session's Samples; all but those of side tasks. Raises AgentFailure: the
-    agent sent no request that was answered. ContextOverflow: the agent's first prompt does not fit into the context.
+    """Run an agent to its end and return the session's samples, without those of side tasks. Raises AgentFailure: no
+    request of the agent was answered. ContextOverflow: the agent's first prompt does not fit into the context.
     EngineFailure: the engines failed and the agent gave up, or the gateway was closed."""
     if (gateway := context.gateway) is None:
         raise EnvFailure("agents need the gateway of a run", kind="env_no_gateway")
     origin = replace(sample, rollout_id=sample.index, metadata=dict(sample.metadata))
     session = gateway.open(origin, context.turn_params(params, sample, 0, context.context_length))
-    rewards: Any = {}  # of no root, if the agent fails
+    rewards: Any = {}  # if the agent fails, no root gets a reward
     try:
         rewards = await act(gateway.url(session), sample)
         if session.failure is not None:
@@ -32,7 +32,7 @@ async def play_agent(
     except Exception as error:
         if session.failure in (None, error):
             raise
-        raise session.failure from error  # the agent's own error follows from it
+        raise session.failure from error  # the failure caused the agent's error
     finally:
         samples = gateway.close(session.token, {} if session.failure else rewards)
         for tally in context.tallies:
@@ -40,7 +40,7 @@ async def play_agent(
         for member in samples:
             member.metadata = {**sample.metadata, **member.metadata}
         sample.metadata["gateway"] = {}
-        for first in (sample, *samples[:1]):  # `sample` is what remains of a failure
+        for first in (sample, *samples[:1]):  # after a failure, only `sample` remains
             first.metadata["counters"] = {**first.metadata.get("counters", {}), **_figures(session)}
             first.metadata["gateway"]["session"] = session.record
     if not samples and session.counts["refused/context"]:
@@ -56,24 +56,24 @@ def _figures(session: Session) -> dict[str, int]:
     figures = {f"agent/{name}": count for name, count in session.figures().items() if name != "bytes"}
     nodes = session.tree.nodes.values()
     figures["tool_calls"] = sum(len(node.calls) for node in nodes)
-    figures["tool_ok"] = sum(len(node.calls) for node in nodes if node.children)  # the agent went on with a result
+    figures["tool_ok"] = sum(len(node.calls) for node in nodes if node.children)  # the agent continued with the result
     return figures
 
 
 def _end(sample: Sample) -> str:
-    """Describe the end of a command, if one played."""
+    """Describe the end of the agent's command; "" if there was no command."""
     end = sample.metadata.get("agent", {})
     said = [*filter(str.strip, str(end.get("errors", "")).splitlines()), ""]
     return f"; it exited with status {end['exit_code']}: {said[-2] if said[1:] else ''}" if end else ""
 
 
 def leader(samples: Sequence[Sample]) -> Sample:
-    """The sample whose reward all samples of a session have: the last one of the main conversation."""
+    """Return the sample whose reward all samples of a session share: the last one of the main conversation."""
     main = [sample for sample in samples if sample.metadata.get("gateway", {}).get("role") == "main"]
     return (main or list(samples))[-1]
 
 
 def share_reward(samples: Sequence[Sample]) -> None:
-    """Give the samples of one trajectory that have no reward the leader's."""
+    """Set the leader's reward on all samples of a trajectory that have none."""
     for sample in samples:
         sample.reward = leader(samples).reward if sample.reward is None else sample.reward

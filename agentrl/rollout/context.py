@@ -1,7 +1,7 @@
-"""The surroundings that a trajectory needs, and the way in which user code reaches them.
+"""The resources that all trajectories of a process share.
 
 `RolloutContext` is built once per process. While a generate function runs, `helpers.current()` returns it, so that a
-custom function that got only `(args, samples)` can still call the engine and the chat room."""
+custom function that gets only `(args, samples)` can still use the engine and the chat template."""
 
 import hashlib
 from collections.abc import Mapping, Sequence
@@ -29,15 +29,15 @@ if TYPE_CHECKING:
 
 
 class Generator(TurnSampler, Protocol):
-    """The part of the engine pool that generating needs."""
+    """The part of the engine pool that generation needs."""
 
-    pause_gate: PauseGate  # true while generating is held, between two rollouts or by a weight update
+    pause_gate: PauseGate  # closed during a pause between two rollouts or for a weight update
 
     async def pause(self) -> None:
-        """Stop generating until `resume`; requests under way keep their tokens and go on then."""
+        """Pause generation until `resume`. Requests in flight keep their tokens and continue then."""
 
     async def resume(self) -> None:
-        """Go on generating."""
+        """Continue generation."""
 
     def updated(self, version: int) -> None:
         """Accept tokens of this weight version in answers to requests in flight."""
@@ -49,7 +49,7 @@ class Scorer(Protocol):
     async def log_probs(
         self, ids: Sequence[int], count: int, *, session_id: str | None = None, images: ImageInputs | None = None
     ) -> list[float]:
-        """Log-probs of the last `count` of `ids`, each behind all ids before it."""
+        """Return the log-probs of the last `count` of `ids`, each given all ids before it."""
 
 
 if TYPE_CHECKING:
@@ -78,23 +78,23 @@ class EngineGroup:
 
 @dataclass(frozen=True, slots=True)
 class RolloutContext:
-    """Everything that generating needs; immutable and shared by all trajectories of a process."""
+    """Everything that generation needs; immutable and shared by all trajectories of a process."""
 
     settings: RolloutSettings
     args: Any  # the run's settings as users see them, read-only and flat, under slime's names
     chat: "Chat"
     client: Generator
-    context_length: int  # most tokens of a whole trajectory, prompt included
+    context_length: int  # maximum tokens of a whole trajectory, prompt included
     environments: "Environments | None" = None
-    teacher: Scorer | None = None  # asked for its log-probs of what is kept for training
-    gateway: "Gateway | None" = None  # the address of agent programs; None if none plays
-    evaluating: bool = False  # whether what is played now is evaluated, and not trained on
+    teacher: Scorer | None = None  # gives log-probs for the groups that are kept for training
+    gateway: "Gateway | None" = None  # serves agent programs; None without them
+    evaluating: bool = False  # true if the trajectories are evaluated, not trained
     tallies: tuple[Tally, ...] = ()  # counts of the tokens that engines sample: of this attempt, and of its group
-    hooks: RolloutHooks = field(default_factory=RolloutHooks)  # told what happens
-    engine_groups: Mapping[str, EngineGroup] = field(default_factory=dict)  # those of `--engine-groups`
+    hooks: RolloutHooks = field(default_factory=RolloutHooks)  # called around rollouts
+    engine_groups: Mapping[str, EngineGroup] = field(default_factory=dict)  # engines of `--engine-groups`, by name
 
     def engine_group(self, name: str) -> EngineGroup:
-        """Return the engines of this name. Raises SettingsError: there are none."""
+        """Return the engine group of this name. Raises SettingsError: there is no such group."""
         if name not in self.engine_groups:
             known = ", ".join(self.engine_groups) or "none"
             raise SettingsError(f"no engine group {name!r}; --engine-groups names {known}")
@@ -102,11 +102,11 @@ class RolloutContext:
 
     @property
     def hosted(self) -> HostedModel | None:
-        """The hosted model that plays; None if engines of the run do."""
+        """The hosted model that generates; None if engines of the run generate."""
         return self.client if isinstance(self.client, HostedModel) else None
 
     def params(self, *, evaluation: bool = False) -> SamplingParams:
-        """The sampling parameters of training or evaluation, without a turn's seed and budget."""
+        """Return the sampling parameters of training or evaluation, without a turn's seed and budget."""
         s = self.settings
 
         def pick(own: N | None, training: N) -> N:
@@ -127,16 +127,16 @@ class RolloutContext:
         )
 
     def turn_params(self, params: SamplingParams, sample: Sample, turn: int, budget: int) -> SamplingParams:
-        """`params` for one turn: no longer than `budget` tokens, and with the turn's own seed."""
+        """Return `params` for one turn: with at most `budget` new tokens, and with the turn's seed."""
         seed = turn_seed(self.settings.rollout_seed, sample, turn) if self.settings.rollout_deterministic else None
         most = budget if params.max_new_tokens is None else min(params.max_new_tokens, budget)
         start, rows = params.routed_experts_start_len, sample.rollout_routed_experts
         if start is not None and rows is not None:
-            start = len(rows)  # what is known already is not asked again
+            start = len(rows)  # request routing only for the new tokens
         return replace(params, max_new_tokens=most, sampling_seed=seed, routed_experts_start_len=start)
 
 
 def turn_seed(seed: int, sample: Sample, turn: int) -> int:
-    """A 31-bit seed that is a pure function of the run's seed, the sample, its attempt and the turn."""
+    """Return a 31-bit seed that is a pure function of the run's seed, the sample, its attempt and the turn."""
     key = f"{seed}/{sample.group_index}/{sample.index}/{sample.metadata.get('attempt', 0)}/{turn}"
     return int.from_bytes(hashlib.blake2b(key.encode(), digest_size=4).digest(), "little") >> 1

@@ -1,10 +1,10 @@
-"""One trajectory's environment: its calls with their deadlines, what they may answer, and what becomes of it in a hold.
+"""The environment of one trajectory: deadlines and checks of its calls, and its state during a pause between rollouts.
 
-1. Every instance that was made is closed, also when the trajectory is cancelled.
-2. What the environment answers is checked; whatever goes wrong in it is an `EnvFailure` with its name.
-3. Between two rollouts (`--partial-rollout`) generating is held. `generating` then does what the class says in
-   `when_interrupted`: keep the instance; close it, and replay the turns so far on a fresh one when it is needed again;
-   or raise `Restarted`. A weight update changes nothing."""
+1. Every instance is closed, also if the trajectory is cancelled.
+2. Results of calls are checked. Every error in an environment becomes an `EnvFailure` that names the environment.
+3. Between two rollouts (`--partial-rollout`) generation is paused. `generating` then follows `when_interrupted` of the
+   class. `keep`: keep the instance. `replay`: close it, and replay the turns on a new instance when it is needed again.
+   `restart`: raise `Restarted`. A pause for a weight update changes nothing."""
 
 import math
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
@@ -28,11 +28,11 @@ CLOSE_TIMEOUT = 10.0  # seconds that an environment's `close` may take once its 
 
 
 class Restarted(AgentRLError):
-    """Internal: generating was held, and the environment says that its trajectory then begins again."""
+    """Internal: generation was paused, and `when_interrupted` asks for a restart of the trajectory."""
 
 
 def make_environment(entry: EnvSpec, context: RolloutContext) -> Environment:
-    """A fresh instance for one trajectory. Raises EnvFailure: the class's own code raised."""
+    """Return a new instance for one trajectory. Raises EnvFailure: the class raised an error."""
     try:
         made = entry.make(evaluating=context.evaluating)
         made.engine_group = context.engine_group
@@ -45,12 +45,11 @@ def make_environment(entry: EnvSpec, context: RolloutContext) -> Environment:
 
 @asynccontextmanager
 async def closing(live: Callable[[], Environment | None], sample: Sample) -> AsyncIterator[None]:
-    """Close the instance that there is at the end, however it comes. Raises EnvFailure: the end was a good one, and
-    closing failed."""
+    """Close the current instance after the block, also if the block fails. Raises EnvFailure: only closing failed."""
     try:
         yield
     except BaseException:
-        # What ended the trajectory goes on; a close that fails as well is noted on the sample.
+        # The block's error is raised; a failure to close is only recorded on the sample.
         try:
             await _close(live())
         except EnvFailure as failure:
@@ -60,7 +59,7 @@ async def closing(live: Callable[[], Environment | None], sample: Sample) -> Asy
 
 
 async def _close(env: Environment | None) -> None:
-    """Call `close`, also on the way out of a cancelled trajectory."""
+    """Call `close`, also if the trajectory is cancelled."""
     if env is None:
         return
     with anyio.CancelScope(shield=True):
@@ -68,7 +67,7 @@ async def _close(env: Environment | None) -> None:
 
 
 class LiveEnvironment:
-    """The environment of one trajectory. `env`: the instance; None while it is put away."""
+    """The environment of one trajectory. `env`: the instance; None after it was closed for a pause."""
 
     def __init__(self, context: RolloutContext, entry: EnvSpec) -> None:
         self.env: Environment | None = make_environment(entry, context)
@@ -80,8 +79,8 @@ class LiveEnvironment:
         self._answers: list[tuple[Turn, Sequence[Message]]] = []
 
     async def generating(self, call: Awaitable[T]) -> T:
-        """Await a model call, beside which generating may be held until the next rollout. Raises Restarted: it was
-        held, and the trajectory is to begin again."""
+        """Await a model call, during which generation may be paused until the next rollout. Raises Restarted: there
+        was such a pause, and `when_interrupted` asks for a restart."""
         if self._kind.when_interrupted == "keep":
             return await call
         with ungrouped():
@@ -99,7 +98,7 @@ class LiveEnvironment:
         await _close(env)
 
     async def reset(self, sample: Sample) -> Sequence[Message]:
-        """The messages that start the conversation."""
+        """Return the messages that start the conversation."""
         self._metadata = deepcopy(sample.metadata) if self._replays else {}
         messages = await self._reset(await self.ready(sample), sample)
         self._begun = deepcopy(messages) if self._replays else ()
@@ -113,14 +112,14 @@ class LiveEnvironment:
         return step
 
     async def ready(self, sample: Sample) -> Environment:
-        """The instance; one that was put away is made again and replayed. Nothing is counted for `sample` then. Raises
-        EnvFailure: it answers otherwise than before (kind `replay_differs`), or fails."""
+        """Return the instance. If it was closed for a pause, make a new one and replay the turns; the replay is not
+        counted. Raises EnvFailure: the replay fails, or answers differently (kind `replay_differs`)."""
         if self.env is None:
             self.env = make_environment(self._entry, self._context)
             before, sample.metadata = sample.metadata, deepcopy(self._metadata)
             try:
                 await self._replay(self.env, sample)
-            finally:  # what the environment keeps there is its own now
+            finally:  # keep what the new instance wrote, restore the rest
                 sample.metadata.update({k: v for k, v in before.items() if k not in sample.metadata})
         return self.env
 

@@ -16,20 +16,20 @@ from agentrl.rollout.stats import SUMMARY, RolloutStats, Tally, by_environment, 
 
 @dataclass(frozen=True, slots=True)
 class EvalResult:
-    """One data set's evaluation."""
+    """The result of an evaluation on one set."""
 
     name: str
     metrics: dict[str, float]
-    """Mean reward, pass@k, lengths, truncation, tool use, all of whole trajectories; names without the data set's."""
-    groups: list[Group] = field(default_factory=list)  # the graded samples, one group a prompt
+    """Mean reward, pass@k, lengths, truncation, tool use, per whole trajectory. Names lack the set's name."""
+    groups: list[Group] = field(default_factory=list)  # the graded samples, one group per prompt
 
 
 @dataclass(frozen=True, slots=True)
 class Evaluated:
-    """An evaluation set as its metrics see it."""
+    """The part of an evaluation set that its metrics need."""
 
     name: str  # the set's name, for the metrics
-    settings: RolloutSettings  # the settings that it is played with
+    settings: RolloutSettings  # the set's settings
     environments: Sequence[str] = ()  # names of its environments
     startup_check: StartupCheck = field(default_factory=StartupCheck)  # watches the first groups of all evaluations
 
@@ -37,8 +37,8 @@ class Evaluated:
 async def evaluate(
     play: Callable[[Group, Tally], Awaitable[Group]], of: Evaluated, prompts: Sequence[Group]
 ) -> EvalResult:
-    """Play every prompt's group and count. Raises AgentRLError: no prompt fitted, or the reward failed for all of them,
-    and no evaluation graded any before.
+    """Play every prompt's group and compute the metrics. Raises AgentRLError: all first groups of the set failed, for
+    the same reason: no prompt fits, or no trajectory could be graded.
 
     Args:
         play: plays a group; see `Player.evaluate`.
@@ -63,7 +63,7 @@ async def evaluate(
 
 
 def counted(of: Evaluated, groups: list[Group]) -> EvalResult:
-    """The evaluation of groups that others played and rewarded."""
+    """Return the evaluation of groups that a hook has generated and rewarded."""
     return EvalResult(of.name, _metrics(of, groups, RolloutStats()), groups)
 
 

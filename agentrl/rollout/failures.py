@@ -1,6 +1,6 @@
-"""Turning whatever goes wrong in one trajectory into a typed failure, and a failure into a marked sample.
+"""Conversion of a trajectory's errors into typed failures, and of failures into marked samples.
 
-1. User code is called through `guarded`: a deadline, and exceptions become `Failure`s that name code, place and cause.
+1. User code is called through `guarded`, with a deadline. Exceptions become `Failure`s that name code, place and cause.
 2. The outermost call of a trajectory has a `TrajectoryPlace`; errors that leave it name group, sample and turn."""
 
 import math
@@ -27,7 +27,7 @@ from agentrl.tools import ToolError
 
 T = TypeVar("T")
 _OF_CONTENT = (DataError, MediaError, SampleError, TemplateError, ToolError)
-"""Errors of this package that speak of what user code gave to it, or of a call that user code made."""
+"""Errors of this package that are about values or calls of user code, so that user code is to blame."""
 
 
 class DropGroup(Exception):
@@ -50,18 +50,18 @@ async def guarded(
     held: Callable[[], float] = lambda: 0.0,
     flag: str = "",
 ) -> T:
-    """Await `call` with a deadline; anything it raises comes out as `failure`.
+    """Await `call` with a deadline; raise its errors as `failure`.
 
     Args:
         call: the awaitable of user code.
-        what: whose code it is, for the message (`SearchEnv.step`).
-        failure: the type that names who is to blame.
-        timeout: seconds it may take; `agentrl.clock` says which of them count.
-        late: the type for a missed deadline; default `failure`.
-        work_only: the time that tools inside wait for a free place does not count.
-        place: what `call` plays; errors get it in front of their message.
-        held: seconds for which generating was held so far; they do not count.
-        flag: which setting says `timeout`."""
+        what: name of the code for messages (`SearchEnv.step`).
+        failure: the failure type, which defines the blame.
+        timeout: maximum seconds; `agentrl.clock` defines which seconds count.
+        late: the failure type for a missed deadline; default `failure`.
+        work_only: time that tools wait for a free slot does not count.
+        place: the trajectory or group of `call`, for error messages.
+        held: returns the seconds of paused generation so far, which do not count.
+        flag: the setting that defines `timeout`, for messages."""
     late = late or failure
     try:
         with Deadline(timeout, what, place=place, work_only=work_only, held=held) as limit:
@@ -82,17 +82,17 @@ async def guarded(
 
 
 def describe(what: str, error: BaseException) -> str:
-    """`what` raised `error`, with the line of the user's code that it came out of."""
+    """Return the message that `what` raised `error`, with the line of user code that raised it."""
     return f"{what} raised {describe_error(error)}"
 
 
 def bad_result(message: str) -> EnvFailure:
-    """User code returned what it must not."""
+    """Return the failure of user code that returned an invalid value."""
     return EnvFailure(message, kind="env_bad_result")
 
 
 def mark_failed(sample: Sample, failure: Failure) -> Sample:
-    """Record `failure` on the sample; what it holds so far stays."""
+    """Record `failure` on the sample; keep its tokens so far."""
     sample.status = Status.FAILED
     sample.stop_reason = "context" if failure.blame is Blame.OVERFLOW else "aborted"
     sample.metadata["failure"] = {"blame": failure.blame.value, "kind": failure.kind, "message": str(failure)}
@@ -100,9 +100,9 @@ def mark_failed(sample: Sample, failure: Failure) -> Sample:
 
 
 def trainable(sample: Sample) -> bool:
-    """Return true if what a failed trajectory left behind says which of its tokens the model wrote.
+    """Return true if the sample of a failed trajectory has a loss mask that fits its tokens.
 
-    User code may have been interrupted between tokens and mask: a mask that is missing or does not fit is no mask."""
+    User code may have been interrupted after it set the tokens and before it set the mask."""
     return bool(sample.response_length) and sample.loss_mask is not None and _whole(sample)
 
 
@@ -115,10 +115,10 @@ def _whole(sample: Sample) -> bool:
 
 
 def mask_out(sample: Sample) -> Sample:
-    """Keep the sample for statistics and baselines with reward 0, and train on none of its tokens.
+    """Exclude the sample from training. It stays for statistics and baselines, with reward 0 if it has no reward.
 
-    One that failed before its prompt was rendered, or while user code was half-way through its lists, gets a single
-    prompt token: a train batch has no place for none, nor for lists that disagree. A hosted model's gets none."""
+    A sample without tokens, or with inconsistent lists, gets a single prompt token, because a train batch accepts
+    neither. The sample of a hosted model gets none."""
     sample.remove_sample = True
     if not _whole(sample) and not sample.hosted:
         sample.set_prompt_tokens(sample.tokens[:1] or [0])

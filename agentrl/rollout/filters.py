@@ -1,6 +1,6 @@
-"""The fate of a finished group: dropped with a reason, or kept, and which of its samples are trained.
+"""The decision on a finished group: keep it, or drop it with a reason. Also masks tokens that are too stale.
 
-A group filter is `fn(args, samples) -> bool` (or an object with `keep` and `reason`), asked once a finished group."""
+A group filter is `fn(args, samples) -> bool` (or an object with `keep` and `reason`), called once per group."""
 
 import inspect
 from collections.abc import Callable
@@ -15,16 +15,16 @@ from agentrl.sample import Sample, version_number
 
 @dataclass(frozen=True, slots=True)
 class FilterOutput:
-    """A filter's verdict; `reason` goes into the ledger and the metrics when the group is dropped.
+    """A filter's verdict; `reason` goes into the ledger and the metrics if the group is dropped.
 
-    `keep_when_insufficient`: keep it all the same where another group would have to be played in its stead."""
+    `keep_when_insufficient`: keep the group nevertheless if another group would have to be generated in its place."""
 
     keep: bool
     reason: str | None = None
     keep_when_insufficient: bool = False
 
     def kept(self, *, scarce: bool) -> bool:
-        """Returns true if the group is trained on; `scarce`: without it another group has to be played."""
+        """Return true if the group is trained. `scarce`: without this group, another one must be generated."""
         return self.keep or (scarce and self.keep_when_insufficient)
 
 
@@ -39,8 +39,8 @@ def nonzero_std(args: Any, samples: list[Sample]) -> FilterOutput:
 
 
 def load_filter(path: str) -> GroupFilter:
-    """Load `--dynamic-sampling-filter-path`. Raises PluginError: not found or not a plain function of `(args,
-    samples)`."""
+    """Load `--dynamic-sampling-filter-path`. Raises PluginError: it is not found, or not a plain function of
+    `(args, samples)`."""
     flag = "--dynamic-sampling-filter-path"
     found: GroupFilter = load_object(path, what=flag, default_names=("filter", "keep"))
     if not callable(found) or inspect.iscoroutinefunction(found):
@@ -49,14 +49,14 @@ def load_filter(path: str) -> GroupFilter:
 
 
 def named_filter(group_filter: GroupFilter) -> str:
-    """The filter and its place, for messages."""
+    """Return the filter's name and place, for messages."""
     name = getattr(group_filter, "__name__", type(group_filter).__name__)
     return f"the group filter {name} ({defined_at(group_filter)})"
 
 
 def judged(group: Group, group_filter: GroupFilter | None, args: Any) -> FilterOutput:
-    """Returns the verdict on a group; a reason is given for each group that is dropped. Raises PluginError: the group
-    filter's own code failed."""
+    """Return the verdict on a group, with a reason if the group is dropped. Raises PluginError: the group filter raised
+    an error, or returned no verdict."""
     if all(not (sample.response_length or sample.hosted) or sample.remove_sample for sample in group):
         return FilterOutput(False, "nothing_to_train")
     if group_filter is None:
@@ -65,7 +65,7 @@ def judged(group: Group, group_filter: GroupFilter | None, args: Any) -> FilterO
     with user_code(what):
         verdict = group_filter(args, list(group))
     keep = getattr(verdict, "keep", verdict)
-    keep = keep.item() if hasattr(keep, "item") else keep  # a number of torch's or numpy's
+    keep = keep.item() if hasattr(keep, "item") else keep  # a scalar of torch or numpy
     if not isinstance(keep, bool):
         raise PluginError(f"{what} must return a bool or an object with a bool `keep`, got {verdict!r:.80}")
     reason = None if keep else getattr(verdict, "reason", None) or "filtered"
@@ -73,11 +73,11 @@ def judged(group: Group, group_filter: GroupFilter | None, args: Any) -> FilterO
 
 
 def mask_older(sample: Sample, version: int) -> int:
-    """Train no token of weights before `version`, or of unknown ones; returns how many tokens that takes out."""
+    """Mask tokens of versions before `version` and of unknown versions; return the number of newly masked tokens."""
     before = sample.trained_tokens
     for label, start, end in sample.version_spans if version > 0 else ():
         known = version_number(label)
         if sample.loss_mask is not None and (known is None or known < version):
-            for at in range(start, end):  # a list, or an array, which takes no slice of a list
+            for at in range(start, end):  # the mask is a list or an array; slices of the two differ
                 sample.loss_mask[at] = 0
     return before - sample.trained_tokens

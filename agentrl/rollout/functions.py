@@ -1,12 +1,12 @@
-"""User functions behind one shape each.
+"""Wrappers that give user functions one interface.
 
 Generate, accepted forms (all async):
     `(args, samples)`, `(args, samples, evaluation=...)`: a whole group at once;
     `(args, sample, sampling_params)`, `(args, sample, sampling_params, evaluation=...)`: one trajectory.
     `(base_url, sample)`: an agent that reaches the model at `base_url` by HTTP (docs/gateway.md); may return a reward.
-Each other one returns a `Sample`, a list of them, or (group form) a list with a `Sample` or a list of samples per input.
-A class is accepted too: its async method `generate` has one of these forms, and async methods `setup(args)` and
-`teardown()`, which it may have, are called once in each process that generates, on one object.
+The other forms return a `Sample`, a list of samples, or (group form) a list with a `Sample` or a list per input sample.
+A class is accepted too. Its async method `generate` has one of these forms. Its optional async methods `setup(args)`
+and `teardown()` are called once in each process that generates, on one object.
 
 Reward, accepted forms (async or plain):
     `(args, sample, **kwargs)`; with `--group-rm` `(args, samples, **kwargs)`; `(samples, **kwargs)`.
@@ -30,7 +30,7 @@ from agentrl.sample import Sample, Status
 from agentrl.tools.threads import result_of
 
 Generated = list[list[Sample]]  # for each input sample the samples that its trajectory produced, at least one
-_OWNERS: dict[type, Any] = {}  # the one object of each class; several evaluation sets may name it
+_OWNERS: dict[type, Any] = {}  # the only object of each class, which several evaluation sets may name
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,8 +46,8 @@ class GenerateFunction:
 
     @classmethod
     def load(cls, path: str) -> "GenerateFunction":
-        """Load and inspect `--custom-generate-function-path`. Raises PluginError: not found, not async, or with a
-        signature that is none of the accepted forms."""
+        """Load and inspect `--custom-generate-function-path`. Raises PluginError: it is not found, not async, or its
+        signature is none of the accepted forms."""
         flag = "--custom-generate-function-path"
         function = load_object(path, what=flag, default_names=("generate", "custom_generate"))
         if not inspect.isclass(function):
@@ -58,7 +58,7 @@ class GenerateFunction:
 
     @asynccontextmanager
     async def opened(self, args: Any, timeout: float) -> AsyncIterator[None]:
-        """Between its owner's `setup` and `teardown`, if it has them; `timeout` is seconds for each. Raises EnvFailure."""
+        """Call the owner's `setup` now and `teardown` at the end. `timeout`: seconds for each. Raises EnvFailure."""
         await self._tell("setup", timeout, args)
         try:
             yield
@@ -76,8 +76,8 @@ class GenerateFunction:
 
     @classmethod
     def of_sample(cls, path: str) -> "GenerateFunction":
-        """The function that a sample names itself (`generate_function_path`), which plays one trajectory. Raises
-        PluginError: as of `load`; or it plays whole groups."""
+        """Load the function that a sample names (`generate_function_path`). Raises PluginError: `load` fails, or the
+        function takes whole groups."""
         if not (found := cls.load(path)).per_sample:
             raise PluginError(f"generate_function_path {path}: expected (args, sample, sampling_params)")
         return found
@@ -91,7 +91,7 @@ class GenerateFunction:
             )
         parameters = inspect.signature(function).parameters
         takes_evaluation = "evaluation" in parameters or any(p.kind is p.VAR_KEYWORD for p in parameters.values())
-        # What has a default is the user's own option, except the third form's parameters under their own name.
+        # A parameter with a default is the user's own option, except `sampling_params`.
         own = [p for p in positional(function) if p.name != "evaluation"]
         required = [p for p in own if p.default is p.empty or p.name == "sampling_params"]
         if len(required) not in (2, 3):
@@ -124,7 +124,7 @@ class GenerateFunction:
         return self._distinct([self._members(item) for item in result])
 
     def _distinct(self, generated: Generated) -> Generated:
-        """Refuse one sample object in two places: it would be trained twice, and its group would be one opinion."""
+        """Refuse a sample object that occurs twice: it would be trained twice."""
         members = [id(member) for item in generated for member in item]
         if len(set(members)) < len(members):
             raise bad_result(
@@ -144,11 +144,11 @@ _REASONS = {Status.COMPLETED: "done", Status.TRUNCATED: "length", Status.ABORTED
 
 
 def normalize_outputs(generated: list[Sample], origin: Sample, name: str) -> list[Sample]:
-    """Check samples where they leave user code, and complete what user code may leave out.
+    """Check samples from user code, and fill in the fields that user code may leave out.
 
-    Samples that one trajectory fanned out into get a common `rollout_id`; a missing loss mask means that the whole
-    response trains; `PENDING` becomes `COMPLETED`; a missing stop reason follows from the status. Raises EnvFailure:
-    tokens, mask or log-probs are missing or misaligned."""
+    Several samples of one trajectory get a common `rollout_id`. A missing loss mask becomes all ones. `PENDING` becomes
+    `COMPLETED`. A missing stop reason follows from the status. Raises EnvFailure: tokens, mask or log-probs are missing
+    or misaligned."""
     for member in generated:
         member.group_index = origin.group_index
         if len(generated) > 1 and member.rollout_id is None:
@@ -183,7 +183,7 @@ class RewardFunction:
 
     @classmethod
     def load(cls, path: str, *, group: bool) -> "RewardFunction":
-        """Load and inspect `--custom-rm-path`. Raises PluginError: not found, not callable, or with a signature that is
+        """Load and inspect `--custom-rm-path`. Raises PluginError: it is not found, not callable, or its signature is
         none of the accepted forms."""
         flag = "--custom-rm-path"
         names = ("batched_custom_rm", "reward_func", "custom_rm", "compute_reward")
@@ -205,11 +205,11 @@ class RewardFunction:
 
     @property
     def plain(self) -> bool:
-        """Return true if it is no coroutine function and runs in a thread."""
+        """True if the function is not async, so that it runs in a thread."""
         return not inspect.iscoroutinefunction(self.function)
 
     async def __call__(self, args: Any, samples: Sequence[Sample]) -> list[Any]:
-        """The raw rewards of `samples`, in order; checked for number, not yet for value."""
+        """Return the raw rewards of `samples`, in order. Their number is checked, their values are not."""
         if not self.group:
             return await self._each(args, samples)
         given = [list(samples)] if self.samples_only else [args, list(samples)]
@@ -230,7 +230,7 @@ class RewardFunction:
             except (SystemExit, KeyboardInterrupt, asyncio.CancelledError) as error:
                 if stops_the_caller(error):
                     raise
-                # Out of a task, these would end the event loop, or be lost.
+                # Raised by a task, these errors would end the event loop, or be lost.
                 raise BaseExceptionGroup(self.name, [error]) from None
 
         async with anyio.create_task_group() as group:
@@ -240,7 +240,7 @@ class RewardFunction:
 
 
 def whose(function: GenerateFunction | RewardFunction | None) -> str:
-    """The setting that names a function, and where it is defined."""
+    """Return the setting that names a function, and the place of its definition."""
     return f"{function.name} ({defined_at(function.function)})" if function else ""
 
 

@@ -1,8 +1,8 @@
-"""Playing one group: its trajectories side by side, failures typed and settled by policy, rewards given.
+"""Generation of one group: concurrent trajectories, the failure policy, and rewards.
 
-1. Structured: a group's trajectories are tasks of its task group. Nothing runs after it.
+1. A group's trajectories are tasks of one task group. No task runs longer than the group.
 2. Failures follow the policy table of the settings and are counted by blame and kind.
-3. Finished samples that a data source gives (replay from its own buffer) are used as they are, not generated again."""
+3. Finished samples from a data source (replayed from its buffer) are used unchanged, not generated again."""
 
 from collections.abc import Awaitable, Callable
 from contextlib import nullcontext
@@ -48,22 +48,22 @@ class GroupPlayer:
     ) -> None:
         self.context, self.grader, self.generate = context, grader, generate
         self.startup_check = StartupCheck()
-        # Two players side by side share the places and the event loop.
+        # Players of one process share the limit of concurrent trajectories and the event loop.
         limit = beside.limit if beside else anyio.CapacityLimiter(context.settings.rollout_max_concurrency)
         self.limit: anyio.CapacityLimiter = limit
-        # One group and one trajectory begin in a step of the event loop, so that the first request leaves before the last
-        # prompt is rendered.
+        # Each step of the event loop starts one group and one trajectory, so that the first requests are sent before
+        # all prompts are rendered.
         self.next_group: anyio.Lock = beside.next_group if beside else anyio.Lock()
         self.next_trajectory: anyio.Lock = beside.next_trajectory if beside else anyio.Lock()
 
     async def group(self, samples: Group, *, evaluation: bool, tally: Tally | None = None) -> Group:
         """Play all samples of a group and grade them. `tally`: sums up the group's counts. Returns the finished
-        samples, fan-out flattened, in order. Raises DropGroup: a failure's policy drops the group. Failure: a failure's
-        policy stops the run. AgentRLError: every one of the first groups failed alike."""
+        samples, fan-out flattened, in order. Raises DropGroup: the policy of a failure drops the group. Failure: the
+        policy of a failure stops the run. AgentRLError: all first groups failed for the same reason."""
         settings, tally = self.context.settings, tally or Tally()
         async with self.next_group:
             pass
-        # `evaluate` watches evaluations.
+        # `evaluate` makes the startup check of evaluations.
         watching = nullcontext() if evaluation else self.startup_check.playing(tally)
         with watching, entered_runner(self.grader.runner):
             flat = await _Play(self, self.context.params(evaluation=evaluation), evaluation, tally).group(samples)
@@ -74,7 +74,7 @@ class GroupPlayer:
 
 @dataclass(frozen=True, slots=True)
 class _Play:
-    """One group being played."""
+    """One group in flight."""
 
     player: GroupPlayer
     params: SamplingParams
@@ -111,7 +111,7 @@ class _Play:
         return self.player.context.settings
 
     async def _trajectory(self, sample: Sample) -> list[Sample]:
-        """One trajectory with retries; its failure is settled by the policy."""
+        """Play one trajectory, with retries; apply the failure policy."""
         parts = [sample]
 
         async def play(attempt: int, context: RolloutContext) -> list[Sample]:
@@ -128,14 +128,14 @@ class _Play:
             return self._apply_failure_policy(parts, failure)
 
     async def _retrying(self, play: Callable[[int, RolloutContext], Awaitable[T]]) -> T:
-        """Call `play` with the number of the attempt, again as long as the policy says so; failures are counted."""
+        """Call `play` with the number of the attempt. Count failures; repeat the call if the policy retries."""
         settings, attempt = self._settings, 0
         while True:
             own, tally = Tally(), self.tally
             context = replace(self.player.context, tallies=(own, tally), evaluating=self.evaluation)
             try:
                 return await play(attempt, context)
-            except Restarted:  # the same attempt once more, when the engines sample again
+            except Restarted:  # repeat the attempt when generation resumes
                 tally.stats = tally.stats.lose("restarted", own.stats.tokens.generated)
                 await context.client.pause_gate.wait_open()
             except Failure as failure:
@@ -172,7 +172,7 @@ class _Play:
             async with recording(recorder):
                 call = generate.call_one(context.args, sample, self.params, self.evaluation)
                 try:
-                    # Its deadline is the trajectory's.
+                    # The deadline is the trajectory's.
                     generated = await guarded(call, what=generate.name, failure=EnvFailure)
                 except Failure:
                     recorder.rescue(sample)
@@ -187,7 +187,7 @@ class _Play:
         return generated
 
     async def _whole_group(self, samples: Group) -> list[Group]:
-        """The group form of a custom generate function: one call, one deadline, one failure for all."""
+        """Call the group form of a custom generate function, with one deadline and one failure for all samples."""
         assert self.player.generate is not None
         generate, name = self.player.generate, self.player.generate.name
         if all(sample.finished for sample in samples):
@@ -213,13 +213,13 @@ class _Play:
             self._drop(failure)
 
     def _drop(self, failure: Failure) -> NoReturn:
-        """The consequence of a failure that cannot be one sample's alone."""
+        """Raise a failure that stops the run, or drop the group for it."""
         if self._settings.action(failure.blame) is FailureAction.RAISE:
             raise failure
         raise DropGroup(f"{failure.blame}/{failure.kind}") from failure
 
     def _apply_failure_policy(self, parts: list[Sample], failure: Failure) -> list[Sample]:
-        """Settle the failure of a trajectory, which came in its last part."""
+        """Apply the policy to a failed trajectory, whose last part failed."""
         action = self._settings.action(failure.blame)
         if action in (FailureAction.RAISE, FailureAction.DROP_GROUP):
             self._drop(failure)
@@ -243,19 +243,19 @@ class _Play:
 
 
 def _seen(members: list[Sample], generate: GenerateFunction | str | None) -> list[Sample]:
-    """The samples of a trajectory that are graded: all that a generate function made, and one of an environment or agent."""
+    """Return the samples to grade: all of a generate function, but only the leader of an environment or agent."""
     first = leader(members)
     return [first] if generate is None or "gateway" in first.metadata else members
 
 
 def _fresh(sample: Sample, attempt: int) -> Sample:
-    """A pending copy of a leased sample; it shares nothing with the sample or with an earlier attempt.
+    """Return a pending copy of a leased sample; it shares nothing with the sample or with an earlier attempt.
 
-    A finished sample, which a data source gives to be used once more, stays as it is."""
+    The copy of a finished sample, which a data source gives for reuse, stays finished."""
     copy = deepcopy(sample)
     if sample.finished:
         return copy
-    if sample.status is Status.FAILED:  # a data source gives it again, and what it had is not the new trajectory's
+    if sample.status is Status.FAILED:  # a data source gives it again: clear the results of its old trajectory
         metadata = {name: value for name, value in copy.metadata.items() if name not in RECORDED}
         blank = Sample(metadata=metadata)
         for name in {own.name for own in fields(Sample)} - _GIVEN:

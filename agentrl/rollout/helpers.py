@@ -1,13 +1,13 @@
-"""Helpers for custom generate functions that think in messages and text, and still train on the exact tokens.
+"""Helpers for custom generate functions that work with messages and text, and still train on the exact tokens.
 
     from agentrl.rollout.helpers import generate_single, extract_tool_call, execute_tool, build_loss_mask
 
-`generate_single(conversation)` renders what is new in the conversation, samples one turn and returns its text;
-the ids, log-probs and weight versions are recorded. A conversation is known by its messages: pass the same list with
-what is new appended to it, or a copy that also has the assistant's turns as they were returned. When the function returns, samples that it left without
-tokens get the recorded ones; `build_loss_mask(sample)` does so at once. With the tokens come what the default loop
-leaves too, unless the function left its own: `metadata["messages"]`, from which graders take the final answer, and
-what `execute_tool` counted for the conversation in `metadata["counters"]` and `non_generation_time`."""
+`generate_single(conversation)` renders the new messages of the conversation, samples one turn and returns its text.
+Ids, log-probs and weight versions are recorded. A conversation is recognized by its messages: pass the same list with
+the new messages appended, or a copy that also has the assistant's turns as returned. When the function returns, samples
+without tokens get the recorded tokens; `build_loss_mask(sample)` copies them at once. Also copied, unless the function
+has set them: `metadata["messages"]`, from which graders take the final answer, and the counts of `execute_tool` in
+`metadata["counters"]` and `non_generation_time`."""
 
 import time
 from collections.abc import AsyncIterator, Sequence
@@ -30,13 +30,13 @@ from agentrl.tools import Toolbox
 
 @dataclass(eq=False, slots=True)
 class _Record:
-    """One conversation that the function drives: the list that it began with, and whose sample it is."""
+    """One conversation of the function. `given`: the list it began with. `owner`: the sample that got its tokens."""
 
     given: list[Message]
     talk: Conversation
     sample: Sample
     owner: Sample | None = None
-    copied: dict[str, Any] = field(default_factory=dict)  # what `_copy` gave last, of what the function may set itself
+    copied: dict[str, Any] = field(default_factory=dict)  # values that `_copy` set last; the function may replace them
 
 
 @dataclass(slots=True)
@@ -57,7 +57,7 @@ class Recorder:
 
     @property
     def tools(self) -> list[dict[str, Any]] | None:
-        """The tools that the model may call: those of `--env`, else the data row's own."""
+        """Schemas of the tools that the model may call: those of `--env`, or else of the data row."""
         return self.toolbox.schemas or self.origin.metadata.get("tools")
 
     async def turn(self, messages: list[Message]) -> str:
@@ -79,7 +79,7 @@ class Recorder:
 
     def _begun(self, messages: list[Message]) -> _Record:
         context, origin = self.context, self.origin
-        # The origin's numbers and the record's own make every conversation's sampling seeds its own.
+        # The numbers of the origin and the record give every conversation other sampling seeds.
         attempt = f"{origin.metadata.get('attempt', 0)}/{len(self.records)}"
         sample = Sample(origin.group_index, origin.index, metadata={"attempt": attempt}, images=origin.images)
         talk = Conversation(context.chat, sample, messages, self.tools, context_length=context.context_length)
@@ -87,7 +87,7 @@ class Recorder:
         return self.records[-1]
 
     def _continued(self, messages: list[Message]) -> _Record | None:
-        """The conversation that `messages` go on with, shown what is new in them; None if they begin another."""
+        """Append new `messages` to the conversation that they continue, and return it; None if they begin another."""
         found = {r: r.talk.continued(messages, same_list=r.given is messages) for r in self.records}
         fits = {record: new for record, new in found.items() if new is not None}
         if not fits:
@@ -109,10 +109,10 @@ class Recorder:
             raise ContextOverflow(f"the conversation has {talk.length} tokens, {talk.context_length} fit")
 
     def claim(self, sample: Sample) -> bool:
-        """Give `sample` the tokens of its conversation; False if none was recorded for it.
+        """Copy the tokens of its conversation to `sample`; return false if no conversation was recorded for it.
 
-        Its conversation is its earlier one, the one whose list is `sample.prompt`, or the only one that is free. Raises
-        EnvFailure: several conversations could be its own."""
+        The conversation is the one claimed before, the one whose list is `sample.prompt`, or the only free one. Raises
+        EnvFailure: several conversations are possible."""
         free = [r for r in self.records if r.owner is None or r.owner is sample]
         mine = [r for r in free if r.owner is sample or r.given is sample.prompt] or free
         if not mine:
@@ -128,12 +128,12 @@ class Recorder:
         return True
 
     def rescue(self, sample: Sample) -> None:
-        """Leave on a sample whose generate function failed what was recorded for it, if that is beyond doubt."""
+        """Copy the record to the sample of a failed generate function, if there is only one record."""
         if not sample.tokens and len(self.records) == 1:
             _copy(self.records[0], sample)
 
     def fill(self, samples: Sequence[Sample]) -> None:
-        """Give every sample that has no tokens those of its recorded conversation, in order, and later turns of it."""
+        """Copy conversations to samples without tokens, in order, and later turns to samples with earlier turns."""
         for sample in samples:
             grew = [r for r in self.records if r.owner is sample and r.sample.tokens is sample.tokens]
             if not sample.tokens or any(r.sample.response_length != sample.response_length for r in grew):
@@ -141,8 +141,8 @@ class Recorder:
 
 
 def _only(records: list[_Record]) -> _Record:
-    """The one of several conversations with the same messages that a call without its list can mean. Raises EnvFailure:
-    they differ in their tokens, and none of them is the one that this task continued last."""
+    """Choose one of several conversations with the same messages: the one that this task continued last, or the first
+    if all have the same tokens. Raises EnvFailure: neither applies."""
     last, first = _RECORD.get(), records[0]
     if last in records:
         return last
@@ -177,13 +177,13 @@ def _copy(record: _Record, target: Sample) -> None:
 
 
 _RECORD: ContextVar[_Record | None] = ContextVar("agentrl_record", default=None)
-"""The conversation whose turn came last in this task: the one whose calls `execute_tool` runs."""
+"""The conversation that this task continued last, whose calls `execute_tool` runs."""
 _RECORDER: ContextVar[Recorder | None] = ContextVar("agentrl_recorder", default=None)
 
 
 @asynccontextmanager
 async def recording(recorder: Recorder) -> AsyncIterator[None]:
-    """Make `recorder` the one that the helpers of this module write to; its environment is closed at the end."""
+    """Have the helpers of this module write to `recorder`; close its environment at the end."""
     token, before = _RECORDER.set(recorder), _RECORD.set(None)
     try:
         async with closing(lambda: recorder.environment, recorder.origin):
@@ -200,7 +200,7 @@ def _recorder() -> Recorder:
 
 
 def current() -> RolloutContext:
-    """The context of the rollout that is running this code. Raises AgentRLError: called outside a generate function."""
+    """Return the context of the rollout that runs this code. Raises AgentRLError: no generate function runs."""
     return _recorder().context
 
 
@@ -209,24 +209,24 @@ async def generate_single(conversation: list[Message]) -> str:
 
     Args:
         conversation: all messages so far: the list that the conversation began with (the assistant's turns may be left
-            out), or a copy with them as returned. What differs from it earlier is a new conversation.
+            out), or a copy with them as returned. A list that differs earlier begins a new conversation.
 
     Returns:
-        The turn's text, control tokens left out."""
+        The turn's text, without control tokens."""
     return await _recorder().turn(conversation)
 
 
 def extract_tool_call(response: str) -> ToolCall | None:
-    """The first well-formed tool call in a turn's text, or None."""
+    """Return the first well-formed tool call in a turn's text, or None."""
     recorder = _recorder()
     calls = recorder.context.chat.parse(response, recorder.tools).tool_calls
     return calls[0] if calls else None
 
 
 async def execute_tool(call: ToolCall) -> str:
-    """Run a call against the tools of `--env`; what goes wrong in the tool comes back as text for the model.
+    """Run a call against the tools of `--env`. Errors of the tool are returned as text for the model.
 
-    It is counted for the conversation that `generate_single` continued last in the same task. Tools that keep state
+    The call counts for the conversation that `generate_single` continued last in the same task. Tools that keep state
     (variables of a Python session) keep it for one call of the generate function. Raises ToolFailure: the tool failed,
     and its `on_failure` is "fail"."""
     recorder = _recorder()
@@ -242,8 +242,8 @@ async def execute_tool(call: ToolCall) -> str:
 
 
 def build_loss_mask(sample: Sample) -> list[int]:
-    """The loss mask of the sample's recorded conversation; its tokens and log-probs are set on the sample too. Raises
-    EnvFailure: nothing was generated for it."""
+    """Return the loss mask of the sample's recorded conversation; set its tokens and log-probs on the sample. Raises
+    EnvFailure: nothing was generated for the sample."""
     if not _recorder().claim(sample) or sample.loss_mask is None:
         raise _bad_call("build_loss_mask: nothing was generated with generate_single yet")
     return list(sample.loss_mask)

@@ -1,4 +1,4 @@
-"""Hooks around rollouts: the moments at which another trainer's functions are called (`agentrl.compat`)."""
+"""Hooks around rollouts, through which `agentrl.compat` calls another trainer's functions."""
 
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
@@ -10,48 +10,48 @@ from agentrl.plugins import compat
 
 
 class RolloutHooks:
-    """Every method of this one does nothing; what raises ends the rollout. `alone`: setting of a function that needs
-    all trajectories in the coordinator's process; "" if there is none."""
+    """Hooks that do nothing. An error in a hook ends the rollout. `alone`: the setting of a function that needs all
+    trajectories in the coordinator's process; "" if there is none."""
 
     alone = ""
 
     @asynccontextmanager
     async def opened(self, pool: EnginePool) -> AsyncIterator[None]:
-        """While the process generates with `pool`."""
+        """Surround the time in which the process generates with `pool`."""
         yield
 
     def begin(self, step: int) -> None:
-        """The rollout of training step `step` begins, or the evaluation after `step` rollouts."""
+        """Called before the rollout of training step `step`, and before the evaluation after `step` rollouts."""
 
     async def generated(self, args: Any, samples: Group, evaluation: bool) -> Group:
-        """The samples of a trajectory (or group) that was played, before they are rewarded; returns those to go on with."""
+        """Return the samples to reward, given the generated samples of a trajectory (or group)."""
         return samples
 
     def played(self, group: Group) -> None:
-        """A group of training was played and rewarded; it may still be dropped."""
+        """Called with a generated and rewarded training group, which may still be dropped."""
 
     def play(self, step: int, store: GroupStore) -> list[Group] | None:
-        """Play the rollout of `step` in the runner's place, in a thread; None: it plays it."""
+        """Generate the rollout of `step`, in a thread; None: the coordinator generates it."""
         return None
 
     def finished(self, groups: list[Group], source: Any) -> None:
-        """The groups of a rollout, before they are trained; in a thread."""
+        """Called with the groups of a rollout before they are trained, in a thread."""
 
     def log(self, groups: Sequence[Group], metrics: dict[str, float], seconds: float) -> bool:
-        """A rollout's metrics, which may be added to; true: they are not logged."""
+        """Read or extend a rollout's metrics; return true if the run does not log them."""
         return False
 
     async def evaluate(self) -> Mapping[str, list[Group]] | None:
-        """Evaluate in the run's place: rewarded groups by name of their set; None: the run does."""
+        """Evaluate and return the rewarded groups by name of their set; None: the run evaluates."""
         return None
 
     def log_evaluation(self, groups: Mapping[str, Sequence[Group]], metrics: dict[str, float]) -> bool:
-        """An evaluation's metrics; as of `log`."""
+        """Do the same as `log` with an evaluation's metrics."""
         return False
 
 
 def rollout_hooks(args: Any) -> RolloutHooks:
-    """Those of the run with these settings. Raises PluginError: a function is not found, or cannot be called as it
-    must. SettingsError: the settings contradict each other."""
+    """Return the hooks of the run with these settings. Raises PluginError: a function is not found, or has a wrong
+    signature. SettingsError: the settings contradict each other."""
     found = compat()
     return RolloutHooks() if found is None else found.rollout_hooks(args)

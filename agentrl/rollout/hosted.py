@@ -1,4 +1,4 @@
-"""Trajectories that a hosted model plays: conversations in messages, samples without token ids.
+"""Trajectories of a hosted model: conversations in messages, samples without token ids.
 
 A `HostedConversation` takes the place of a `Conversation`, so that environments and tools are the same. Its sample names the
 model (`Sample.hosted`), and a train batch refuses it."""
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 class NoChat:
-    """The chat of a hosted model, whose tokenizer is not known: what asks for token ids is refused."""
+    """The chat of a hosted model. Its tokenizer is not known, so that uses of token ids raise an error."""
 
     stop_token_ids: Final = ()
 
@@ -35,7 +35,7 @@ class NoChat:
 
     @classmethod
     def as_chat(cls) -> "Chat":
-        """One that passes for a `Chat`."""
+        """Return an instance with the type `Chat`."""
         return cast("Chat", cls())
 
 
@@ -43,7 +43,7 @@ class HostedConversation:
     """A trajectory in flight, with the attributes of a `Conversation` that the agent loop uses. `sample` gets the texts,
     the tools and the server's count of tokens. `earlier` is empty: a conversation in messages is not split."""
 
-    room: Final = sys.maxsize  # no limit is known; the server refuses what is too long
+    room: Final = sys.maxsize  # no limit is known; the server refuses prompts that are too long
 
     def __init__(
         self,
@@ -52,7 +52,7 @@ class HostedConversation:
         messages: Sequence[Mapping[str, Any]],
         tools: Sequence[ToolSchema] | None = None,
     ) -> None:
-        """Begin with `messages`. Raises TemplateError: one of them, or of the tools, is none."""
+        """Begin with `messages`. Raises TemplateError: a message or a tool is malformed."""
         self.sample, self.earlier, self.messages = sample, list[Sample](), list[Message]()
         self._model, self._tools, self._turns = model, whole_text(normalise_tools(tools)), 0
         self._sent, self._calls = list[Message](), tuple[ToolCall, ...]()
@@ -63,7 +63,7 @@ class HostedConversation:
         self._sent += sent(self.messages, sample.images)
 
     async def turn(self, context: RolloutContext, params: SamplingParams) -> tuple[Generation, ParsedTurn]:
-        """Have the model write the next turn. Raises as of `HostedModel.turn`."""
+        """Have the model write the next turn. Raises what `HostedModel.turn` raises."""
         self._turns += 1
         note_turn(self._turns)
         params = context.turn_params(params, self.sample, self._turns, self.room)
@@ -78,8 +78,8 @@ class HostedConversation:
         return got.generation, got.parsed
 
     def append_messages(self, messages: Sequence[Mapping[str, Any]]) -> AppendResult:
-        """Answer the last turn with new messages; tool messages get the ids of its calls. Raises TemplateError: one is
-        no chat message."""
+        """Answer the last turn with new messages; tool messages get the ids of its calls. Raises TemplateError: a
+        message is malformed."""
         self._sent += sent(self.remember(messages), self.sample.images)
         return AppendResult.FITS
 
@@ -88,7 +88,7 @@ class HostedConversation:
         raise EnvFailure("Step.restart: a hosted model's conversation cannot begin anew", kind=KIND)
 
     def remember(self, messages: Sequence[Mapping[str, Any]]) -> list[Message]:
-        """Note messages that belong to the conversation; returns them in the normal form."""
+        """Add messages to the conversation without sending them; return them normalized."""
         new = name_results(normalise_messages(self._taken(messages)), self._calls)
         self._respond([content_text(message["content"]) for message in new])
         self.messages += new

@@ -1,8 +1,8 @@
-"""The reward stage: who grades, with which deadline, and what counts as a reward.
+"""The reward stage: choice of the grader, its deadline, and checks of rewards.
 
-Built-in graders have the deadlines of their own room (`grader_timeout` an answer, from when it starts): the wait for a
-free process, when a whole rollout ends at once, is not a slow grader. `reward_timeout` is for code of the user; it
-starts when a plain function has a thread."""
+Built-in graders have their own deadline (`grader_timeout` per answer). It does not count the wait for a free process,
+which is long if a whole rollout ends at once. `reward_timeout` is for user code; for a plain function, it starts when
+the function has a thread."""
 
 import math
 from collections.abc import Sequence
@@ -21,12 +21,12 @@ from agentrl.sample import Sample
 
 UNGRADED = f"{__name__}:reward_by_row"
 _NO_RETURN = "; every way through it ends in a return with the reward"
-_THREADS = 32  # plain reward functions at work at once
+_THREADS = 32  # maximum of plain reward functions that run at once
 
 
 @dataclass(frozen=True, slots=True)
 class Grader:
-    """Grades samples that have no reward yet: the custom reward function, else the built-in `rm_type`."""
+    """Grader of samples without a reward: the custom reward function, or else the built-in `rm_type`."""
 
     settings: RolloutSettings
     args: Any
@@ -36,11 +36,11 @@ class Grader:
 
     @property
     def by_group(self) -> bool:
-        """The group must be complete before it can be graded."""
+        """True if the group must be complete before it can be graded."""
         return self.function is not None and self.function.group
 
     async def grade(self, samples: Sequence[Sample], giver: GenerateFunction | None = None) -> None:
-        """Set the reward of every sample that lacks one, and check all of them. `giver`: may have given rewards itself.
+        """Set the reward of every sample that lacks one, and check all rewards. `giver`: may have set rewards already.
         Raises GraderFailure: the function raised, timed out, or returned something that is not a finite number."""
         pending = [sample for sample in samples if sample.reward is None]
         for path in dict.fromkeys(sample.custom_rm_path for sample in pending):
@@ -71,13 +71,13 @@ class Grader:
 
 
 async def reward_by_row(args: Any, sample: Sample) -> Any:
-    """The reward function of a run that needs none: that of the grader that the sample's row names, else 0."""
+    """Return the reward in a run that needs no rewards: from the grader that the sample's row names, or else 0."""
     return (await batched_async_rm(args, [sample]))[0] if sample.metadata.get("rm_type") else 0.0
 
 
 def check_reward(sample: Sample, giver: str) -> None:
-    """A reward is a finite number, or a dict whose numbers are finite; what is none is taken away. Raises
-    GraderFailure: names the giver, where it is known, the value and the sample."""
+    """Check that the reward is a finite number, or a dict whose numbers are finite; remove an invalid reward. Raises
+    GraderFailure: the reward is invalid. `giver`: name of its source for the message, or ""."""
     values = sample.reward.values() if isinstance(sample.reward, dict) else [sample.reward]
     numbers = [v for v in values if isinstance(v, (int, float)) and not isinstance(v, bool)]
     plain = not isinstance(sample.reward, dict)

@@ -1,8 +1,8 @@
-"""The first groups of a process: a mistake that every group will meet stops the run, whatever the failure policy says.
+"""Check of the first groups of a process: an error that every group will have stops the run under any failure policy.
 
-1. The first `FIRST_GROUPS` that are started count, not the first that end: short answers and too long prompts end soon.
-2. If the reward failed in every one of them and graded no trajectory, or if no prompt of theirs fitted, the next ones
-   would fail as well. Where one was graded, later failures follow the policy."""
+1. The first `FIRST_GROUPS` groups to start count, not the first to end: short answers and too long prompts end first.
+2. The run stops if the reward failed in each of these groups and no trajectory was graded, or if no prompt fits.
+   If one of these groups was graded, later failures follow the policy."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -16,7 +16,7 @@ _REWARD, _PROMPT = "no trajectory of the first {} groups could be graded", "no p
 
 
 class StartupCheck:
-    """Told of every group that a process plays for training, or for evaluations."""
+    """Observer of the groups that a process generates for training, or for evaluations."""
 
     def __init__(self) -> None:
         self._places = FIRST_GROUPS
@@ -25,8 +25,8 @@ class StartupCheck:
 
     @contextmanager
     def playing(self, tally: Tally) -> Iterator[None]:
-        """Watch one group, whose own counts are in `tally`. Raises AgentRLError: it was the last of the first groups,
-        and all of them failed alike."""
+        """Watch one group, whose counts are in `tally`. Raises AgentRLError: it was the last of the first groups, and
+        all of them failed for the same reason."""
         if not self._places:
             yield
             return
@@ -36,7 +36,7 @@ class StartupCheck:
         except DropGroup:
             self._note(tally.stats)
             raise
-        except BaseException:  # broken off: it says nothing
+        except BaseException:  # an interrupted group does not count
             self._places += 1
             raise
         self._note(tally.stats)
@@ -48,14 +48,14 @@ class StartupCheck:
             self.judge()
 
     def judge(self) -> None:
-        """Take the groups so far for the first ones: there are no more, or enough. Raises AgentRLError: all of them
-        failed alike."""
+        """Judge the first groups by the groups that have ended. Raises AgentRLError: all of them failed for the same
+        reason."""
         if (causes := set(self._ended)) in ({_REWARD}, {_PROMPT}):
             raise AgentRLError(f"{causes.pop().format(len(self._ended))}: {self._last}")
 
 
 def _cause(stats: RolloutStats) -> str:
-    """The reason why the group has no graded trajectory; "" if it has one, or for another reason."""
+    """Return `_REWARD` or `_PROMPT` if this is why no trajectory of the group was graded, otherwise ""."""
     if any(name.startswith("grader/") for name in stats.failures):
         return "" if stats.graded else _REWARD
     return _PROMPT if set(stats.failures) == {"overflow/prompt_too_long"} and not stats.graded else ""

@@ -1,4 +1,4 @@
-"""Statistics of what was played: trajectories one by one, and counts of failures and of where tokens went."""
+"""Statistics of rollouts: numbers per trajectory, counts of failures, and counts of tokens by their fate."""
 
 import math
 from collections import Counter
@@ -13,28 +13,28 @@ from agentrl.observability.stats import SOLVED, pass_at_k
 from agentrl.sample import Sample, Status
 
 SUMMARY = ("reward", "response_length", "truncated", "failed", "tool_calls", "used_tool")
-"""The numbers of a trajectory that tell most."""
+"""The most important numbers of a trajectory."""
 Row = Mapping[str, float]  # one trajectory as numbers, by name
 
 
 @dataclass(frozen=True, slots=True)
 class Tokens:
-    """Counts of tokens by their fate; a value that is added up."""
+    """Counts of tokens by their fate. Instances can be added."""
 
     generated: int = 0  # tokens that engines sampled
-    lost: Counter[str] = field(default_factory=Counter)  # those of them that will never be trained on, by reason
+    lost: Counter[str] = field(default_factory=Counter)  # sampled tokens that will never be trained on, by reason
 
     @property
     def left(self) -> int:
-        """Tokens that were, or may still be, trained on."""
+        """Number of tokens that were trained on, or may still be."""
         return self.generated - self.lost.total()
 
     def lose(self, reason: str, tokens: int | None = None) -> "Tokens":
-        """Count tokens that will not be trained on; by default all that may still be."""
+        """Count tokens that will not be trained on; default: all that are left."""
         return self + Tokens(0, Counter({reason: self.left if tokens is None else tokens}))
 
     def keep(self, tokens: int) -> "Tokens":
-        """Count all that are left but `tokens` as masked. Tokens of an engine that is not the run's are counted only now."""
+        """Count all tokens left, except `tokens`, as masked. Tokens from outside the run's engines are added first."""
         whole = self + Tokens(max(0, tokens - self.left))
         return whole.lose("masked", whole.left - tokens)
 
@@ -44,7 +44,7 @@ class Tokens:
 
 @dataclass(frozen=True, slots=True)
 class TokenBalance:
-    """Tokens since this process began: generated = trained + waiting + lost, each counted where it happens."""
+    """Tokens since this process began: generated = trained + waiting + lost, each counted separately."""
 
     generated: int = 0  # tokens that engines sampled, and tokens of groups that waited when the process began
     trained: int = 0  # tokens that were handed to the trainer
@@ -54,7 +54,7 @@ class TokenBalance:
 
 @dataclass(frozen=True, slots=True)
 class RolloutStats:
-    """Counts of one group, one rollout or one evaluation; a value that is added up."""
+    """Counts of one group, one rollout or one evaluation. Instances can be added."""
 
     offered: tuple[Row, ...] = ()  # every trajectory that ended
     graded: int = 0  # trajectories that got a reward, also in groups that were dropped
@@ -64,7 +64,7 @@ class RolloutStats:
     dropped: Counter[str] = field(default_factory=Counter)  # groups by reason
     tokens: Tokens = field(default_factory=Tokens)
     seconds: float = 0.0  # duration of the rollout. A sum has none
-    account: TokenBalance = field(default_factory=TokenBalance)  # where all tokens so far went. A sum has none
+    account: TokenBalance = field(default_factory=TokenBalance)  # the fate of all tokens so far. A sum has none
 
     def __add__(self, other: "RolloutStats") -> "RolloutStats":
         return RolloutStats(
@@ -105,7 +105,7 @@ class Tally:
 
 
 def trajectories(group: Sequence[Sample]) -> list[Group]:
-    """A group's samples by trajectory: samples of one trajectory lie together, in order."""
+    """Return a group's samples by trajectory, in order; samples of one trajectory form one list."""
     seen: dict[object, Group] = {}
     for at, sample in enumerate(group):
         seen.setdefault(("own", at) if sample.rollout_id is None else ("shared", sample.rollout_id), []).append(sample)
@@ -113,12 +113,12 @@ def trajectories(group: Sequence[Sample]) -> list[Group]:
 
 
 def heads(group: Sequence[Sample]) -> Group:
-    """One sample a trajectory: fan-out siblings share their reward and count once."""
+    """Return one sample per trajectory: fan-out siblings share their reward and count once."""
     return [siblings[0] for siblings in trajectories(group)]
 
 
 def describe(group: Sequence[Sample], reward_key: str | None) -> list[Row]:
-    """One row a trajectory: what it fanned out into is added up."""
+    """Return one row per trajectory, with sums over its samples."""
     return [_row(siblings, reward_key) for siblings in trajectories(group)]
 
 
@@ -136,7 +136,7 @@ def _row(siblings: Sequence[Sample], reward_key: str | None) -> Row:
         "turns": max((s.model_turns for s in siblings), default=0),
         "tool_calls": counters["tool_calls"],
         "used_tool": counters["tool_ok"] > 0,
-        # How the calls ended, by kind, and their seconds; what an agent program's session counted.
+        # Tool calls by outcome, their seconds, and the counts of an agent program's session.
         **{name: count for name, count in counters.items() if name.startswith(("tool_", "agent/"))},
         **{f"unjudged/{kind}": True for kind in kinds},
         **({f"stop/{siblings[-1].stop_reason[:40]}": True} if siblings[-1].stop_reason else {}),
@@ -148,7 +148,7 @@ def _row(siblings: Sequence[Sample], reward_key: str | None) -> Row:
 
 
 def means(rows: Sequence[Row]) -> dict[str, float]:
-    """The mean of every number; a count that a row lacks is 0, a reward that it lacks is left out."""
+    """Return the mean of every number. A missing count is 0; a missing reward is left out of the mean."""
     names = dict.fromkeys(name for row in rows for name in row)
     found = {name: mean([row.get(name, 0.0) for row in rows]) for name in names}
     return found | {"reward": mean([row["reward"] for row in rows if "reward" in row])}
@@ -157,7 +157,7 @@ def means(rows: Sequence[Row]) -> dict[str, float]:
 def by_environment(
     groups: Sequence[Sequence[Sample]], reward_key: str | None, environments: Sequence[str]
 ) -> dict[str, float]:
-    """Means `env/<name>/...`, and the number of groups, of each of several environments that played some of them."""
+    """Return means and the number of groups, `env/<name>/...`, for each of several environments that has groups."""
     found: dict[str, float] = {}
     for name in environments:
         own = [group for group in groups if group and group[0].metadata.get("env") == name]
@@ -168,7 +168,7 @@ def by_environment(
 
 
 def pass_rates(rows: Sequence[Sequence[Row]]) -> dict[str, float]:
-    """`pass@k` for k = 1, 2, 4, ... up to the smallest of these groups of rows."""
+    """Return `pass@k` for k = 1, 2, 4, ... up to the size of the smallest group."""
     found, k = {}, 1
     while k <= min(map(len, rows), default=0):
         solved = [sum(row.get("reward", 0.0) >= SOLVED for row in group) for group in rows]
@@ -178,24 +178,24 @@ def pass_rates(rows: Sequence[Sequence[Row]]) -> dict[str, float]:
 
 
 def speculation(samples: Sequence[Sample]) -> dict[str, float]:
-    """`spec_accept_rate`, the drafted tokens that were kept, and `spec_accept_length`, tokens a pass, of these samples'
-    requests; nothing where the engine drafted none."""
+    """Return `spec_accept_rate` (share of draft tokens that were accepted) and `spec_accept_length` (tokens per
+    verification pass) of these samples' requests. Return an empty dict if the engine drafted no tokens."""
     names = ("spec_accept_token_num", "spec_draft_token_num", "completion_token_num", "spec_verify_ct")
     kept, drafted, written, passes = (sum(getattr(sample.spec_info, name) for sample in samples) for name in names)
     return {"spec_accept_rate": kept / drafted, "spec_accept_length": written / passes} if drafted and passes else {}
 
 
 def categories(samples: Sequence[Sample], key: str) -> dict[str, float]:
-    """`error_cat/<what the reward says under key>`: its share of the samples, of the 20 most frequent ones."""
+    """Return `error_cat/<value of key in the reward>`: its share of the samples, for the 20 most frequent values."""
     said = Counter(str(s.reward.get(key, "none") if isinstance(s.reward, dict) else "none")[:40] for s in samples)
     return {f"error_cat/{name}": count / len(samples) for name, count in said.most_common(20)}
 
 
 def standard_error(groups: Sequence[Sequence[float]]) -> float:
-    """The standard error of the mean over groups, of at least two values each, whose prompts are given."""
+    """Return the standard error of the mean over groups of fixed prompts, each with at least two values."""
     return math.sqrt(sum(variance(group) / len(group) for group in groups)) / len(groups)
 
 
 def mean(values: Sequence[float]) -> float:
-    """The mean; 0 of nothing."""
+    """Return the mean; 0 without values."""
     return sum(values) / len(values) if values else 0.0

@@ -1,11 +1,11 @@
-"""A teacher that is asked over HTTP: its log-probs of the tokens that a finished group's trajectories hold.
+"""A teacher that is called over HTTP for log-probs of the tokens in finished groups.
 
-1. A group is shown to it as soon as it is kept for training, while others play; what it says is a part of the samples, so
-   that ledger and dumps have it too. Samples that have it, or train nothing, are not shown.
-2. With `opd_privileged_key` the teacher sees a longer prompt than the student: a user message follows with what the sample's
-   metadata holds there. The teacher may then be the model itself, as the engines have it (arXiv:2601.18734).
-3. Every SGLang server with the student's vocabulary will do. It says log-probs at temperature 1.
-4. A teacher that fails is an engine's failure: the run ends, or with another policy for those the group is dropped."""
+1. A group is sent to the teacher as soon as it is kept for training, while other groups are in flight. The log-probs
+   are stored in the samples, ledger and dumps. Samples that have them, or train no token, are not sent.
+2. With `opd_privileged_key` the teacher's prompt is longer than the student's: a user message from the sample's
+   metadata follows. The teacher may then be the trained model itself, on the run's engines (arXiv:2601.18734).
+3. Any SGLang server with the student's vocabulary can be the teacher. Its log-probs are at temperature 1.
+4. A teacher's failure is an engine failure. It ends the run if the policy is to raise; otherwise it drops the group."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
@@ -28,14 +28,14 @@ _PIECES = 200
 
 
 async def teach(group: Group, context: RolloutContext, tally: Tally) -> None:
-    """Give every sample of the group the teacher's log-probs of its response, if there is a teacher. Raises
-    EngineFailure: the teacher failed, and the policy says that this ends the run. DropGroup: the policy says anything
-    else."""
+    """Set the teacher's log-probs of the response on every sample of the group, if there is a teacher. Raises
+    EngineFailure: the teacher failed, and the policy ends the run. DropGroup: the teacher failed, and the policy is
+    another one."""
     if (teacher := context.teacher) is None:
         return
 
     async def ask(sample: Sample) -> None:
-        # One session a group: of several servers the one that has the prompt in its cache is asked.
+        # One session per group: its requests go to the server that has the prompt in its cache.
         session, count = str(sample.group_index), sample.response_length
         ids = seen_by_teacher(sample, context)
         added, first = len(ids) - len(sample.tokens), sample.prompt_length
@@ -58,8 +58,8 @@ async def teach(group: Group, context: RolloutContext, tally: Tally) -> None:
 
 
 def seen_by_teacher(sample: Sample, context: RolloutContext) -> list[int]:
-    """The sample's ids, with the privileged message after the prompt where the settings ask for it. Raises SampleError:
-    the sample has no such text. SettingsError: its prompt does not end as the chat template ends a prompt."""
+    """Return the sample's ids, with the privileged message after the prompt if the settings ask for it. Raises
+    SampleError: the sample has no such text. SettingsError: the prompt does not end with a generation prompt."""
     key, ids = context.settings.opd_privileged_key, list(sample.tokens)
     if key is None:
         return ids
@@ -84,9 +84,9 @@ def seen_by_teacher(sample: Sample, context: RolloutContext) -> list[int]:
 
 
 async def check_teacher(teacher: "EnginePool", tokenizer: Any, longest: int | None) -> None:
-    """Make sure that the teacher's servers are there and read ids as the student's tokenizer writes them. `longest`:
-    what their context must hold, where that is known. Raises EngineFailure: one does not answer, or is no SGLang
-    server. SettingsError: one has another vocabulary, or too small a context."""
+    """Check that the teacher's servers answer and have the student's vocabulary. `longest`: tokens that their context
+    must hold, if known. Raises EngineFailure: a server does not answer, or is not SGLang. SettingsError: a server has
+    another vocabulary, or a too short context."""
     try:
         await teacher.check()
     except EngineFailure as failure:
@@ -105,14 +105,14 @@ async def check_teacher(teacher: "EnginePool", tokenizer: Any, longest: int | No
 
 
 def probe_text(tokenizer: Any) -> str:
-    """A text of all kinds of tokens: the special ones, and others from the whole vocabulary."""
+    """Return a text with all kinds of tokens: special ones, and others from the whole vocabulary."""
     special = sorted(tokenizer.get_added_vocab())[:_PIECES]
     others = range(0, len(tokenizer), max(1, len(tokenizer) // _PIECES))
     return "".join([tokenizer.decode(list(others)), *special])
 
 
 def same_vocabulary(tokenizer: Any, text: str, ids: Sequence[int], who: str) -> None:
-    """Refuse a teacher to which `text` is other `ids` than to the student's tokenizer."""
+    """Check that `ids`, the server's ids of `text`, are those of the student's tokenizer. Raises SettingsError."""
     own = tokenizer(text)["input_ids"]
     if list(ids) != own:
         at = next(i for i in range(len(own) + 1) if own[: i + 1] != list(ids[: i + 1]))

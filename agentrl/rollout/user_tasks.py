@@ -1,8 +1,8 @@
 """Tasks that user code starts itself on the event loop of a rollout.
 
 1. A task that raises `SystemExit` or `KeyboardInterrupt` would end the event loop. Here it ends the call that started it.
-2. A task that still runs after its trajectory is cancelled, counted, and named once. Tasks that a `setup` starts are the
-   run's, and end with it. Libraries end their own tasks: a client that all trajectories share may need them."""
+2. A task that outlives its trajectory is cancelled, counted, and logged once. Tasks that a `setup` starts belong to the
+   run, and end with it. Tasks of libraries are not cancelled: a client that all trajectories share may need them."""
 
 import asyncio
 import logging
@@ -34,7 +34,7 @@ class UserTasks:
     @classmethod
     @contextmanager
     def followed(cls) -> Iterator["UserTasks"]:
-        """Follow the tasks of the running event loop; at the end all that are left are cancelled."""
+        """Follow the tasks of the running event loop; cancel all remaining tasks at the end."""
         loop = asyncio.get_running_loop()
         before = loop.get_task_factory()
         tasks = cls(before or (lambda loop, work, **options: asyncio.Task(work, loop=loop, **options)))
@@ -48,7 +48,7 @@ class UserTasks:
                 tasks._end(owner)
 
     def left(self) -> list[tuple[str, str]]:
-        """Return whose code left tasks, and where it started them; each line of code once."""
+        """Return the code that left tasks running, and the line that started them; each line once."""
         return [(what, where) for where, what in self._named.items()]
 
     def take(self) -> dict[str, float]:
@@ -60,7 +60,7 @@ class UserTasks:
         if (call := current_call()) is None:
             return self._plain(loop, work, **options)
         task = self._plain(loop, _contained(work, call), **options)
-        task.add_done_callback(lambda _: work.close())  # one that was cancelled before it began
+        task.add_done_callback(lambda _: work.close())  # needed if the task is cancelled before it begins
         if where := _started_at():
             trajectory = call.outermost if call.outermost.place else None
             if trajectory and trajectory not in self._running:

@@ -1,7 +1,7 @@
 """Messages between coordinator and workers, and `RolloutWorker`, which plays the groups that it is given.
 
-1. A worker owns all that playing needs: chat, environments, tools, graders, teacher, connections to the engines, limits on
-   trajectories in flight, and the check of the first groups. It knows no ledger, no batch and no other worker.
+1. A worker owns all that generation needs: chat, environments, tools, graders, teacher, engine connections, limits on
+   trajectories in flight, and the startup check. It has no access to the ledger, to batches or to other workers.
 2. The coordinator sends a `Lease`. The worker sends a `LeaseProgress` as trajectories end, and answers with one `Played`.
    Messages are values: neither side changes a message that it got or sent.
 3. The group filter runs in the worker, beside the samples. Its verdict also says if the group may be kept when groups
@@ -54,7 +54,7 @@ class Played:
     lease: int  # the lease's number. The coordinator discards the result of an old lease
     verdict: FilterOutput  # kept, or dropped with a reason
     group: Group = field(default_factory=list)
-    """The finished samples. Empty if a failure ended the group, or another process played it and it is kept."""
+    """The finished samples. Empty if a failure ended the group, or if another process played a kept group."""
     data: bytes = b""  # the group as the ledger stores it, encoded once; empty if the group cannot be kept
     trained: int = 0  # tokens with mask 1
 
@@ -79,7 +79,7 @@ class Player(Protocol):
 
     async def play(self, lease: Lease, report: Callable[[LeaseProgress], None]) -> Played:
         """Play a group. Cancelling the call cancels the lease; the last `LeaseProgress` is still reported. Raises
-        WorkerLost: the worker's process died. The coordinator gives the group back. AgentRLError: the run cannot go
+        WorkerLost: the worker's process died. The coordinator releases the group. AgentRLError: the run cannot go
         on."""
 
     async def evaluate(self, number: int, group: Group, tally: Tally) -> Group:

@@ -1,1 +1,1 @@
-"""The run itself, whatever carries it: see `parts`, `schedule` and `driver`."""
+"""The run itself, on Ray or in one process: see `protocols`, `schedule` and `driver`."""

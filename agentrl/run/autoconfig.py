@@ -1,4 +1,4 @@
-"""Settings that are derived: the device, the cores of a trainer, and the number of rollouts that the data makes."""
+"""Derived settings: the device, the threads of a trainer process, and the number of rollouts from `num_epoch`."""
 
 import os
 
@@ -8,7 +8,7 @@ from agentrl.errors import DataError, SettingsError
 
 
 def resolve_device(settings: RunSettings) -> RunSettings:
-    """Replace `--device auto` by what this machine or the joined cluster has. Raises SettingsError: CUDA is missing."""
+    """Replace `--device auto` with this machine's device. Raises SettingsError: CUDA is required and missing."""
     import torch
 
     wanted, available = settings.cluster.device, torch.cuda.is_available()
@@ -18,8 +18,8 @@ def resolve_device(settings: RunSettings) -> RunSettings:
 
 
 def resolve_threads(settings: RunSettings) -> RunSettings:
-    """Give trainer processes that Ray starts here all cores while the engines wait for them, else their share. Ray would
-    give each one thread. torch in one process takes all cores. The machines of a joined cluster are not known yet."""
+    """Set the threads of a trainer process that Ray starts here: its share of the cores. Engines share too if they
+    generate during training. Not with `--backend local` (torch takes all cores) or a joined cluster (cores unknown)."""
     cluster = settings.cluster
     if settings.train.train_threads or cluster.backend == "local" or cluster.ray_address or cluster.device != "cpu":
         return settings
@@ -29,10 +29,9 @@ def resolve_threads(settings: RunSettings) -> RunSettings:
 
 
 def whole_epochs(settings: RunSettings) -> RunSettings:
-    """The settings with as many rollouts as `num_epoch` passes have whole batches, if no number of rollouts was given.
-    Conversations (`sft_turns`) are learned in one pass where nothing else is said. With both numbers given, as without
-    a file of prompts, the run ends with whichever comes first. Raises DataError: the data cannot be read, or does not
-    fill a batch."""
+    """Return the settings with `num_rollout` set to the whole batches in `num_epoch` passes, unless it was given. If
+    neither was given, `num_epoch` is 1 for conversations (`sft_turns`). If both were given, or there is no prompt file,
+    the run ends with whichever comes first. Raises DataError: the data cannot be read, or does not fill a batch."""
     size, epochs = settings.rollout.rollout_batch_size, settings.data.num_epoch
     counted = "num_rollout" in settings.given()
     if epochs is None and settings.data.sft_turns is not None and not counted:

@@ -1,8 +1,8 @@
-"""Copies of weights on the machines of engines, brought up to date by the blocks that changed.
+"""Copies of the weights on engine machines, updated with changed blocks only.
 
-1. `write_delta` compares a version with the one before. A block that differs is stored as the compressed XOR of old and new
-   bytes. The index has the place of each block, and the size and hash of each file.
-2. `fetch` makes the copy of a version from the copy before and the delta. If a file is damaged, it copies the
+1. `write_delta` compares a version with the previous version. A changed block is stored as the compressed XOR of old
+   and new bytes. The index has the position of each block, and the size and hash of each file.
+2. `fetch` makes the copy of a version from the previous copy and the delta. If a file is damaged, `fetch` copies the
    whole version."""
 
 import fcntl
@@ -33,11 +33,11 @@ _log = logging.getLogger(__name__)
 class _File(TypedDict):
     size: int
     hash: str
-    blocks: list[tuple[int, int, int]]  # the block's offset in the file; place and length among the stored blocks
+    blocks: list[tuple[int, int, int]]  # offset in the file; offset and length in the file of stored blocks
 
 
 def write_delta(old: Path, new: Path) -> None:
-    """Write into the folder of version `new` how it differs from version `old`."""
+    """Write the delta from version `old` to version `new` into the folder of `new`."""
     index: dict[str, _File] = {}
     (new / _DELTA).mkdir()
     with (new / _DELTA / _BLOCKS).open("wb") as out, ThreadPoolExecutor() as threads:
@@ -52,13 +52,13 @@ def write_delta(old: Path, new: Path) -> None:
 
 
 def fetch(version: Path, into: Path, name: str, base: str | None) -> None:
-    """Make the copy `into`/`name` of a version, once a machine. `base`: the copy that the version's delta changes; None
-    without a delta. Other copies than `base` are removed."""
+    """Make the copy `into`/`name` of a version, once per machine. `base`: name of the copy to which the delta applies;
+    None without a delta. Copies other than `base` are removed."""
     into.mkdir(parents=True, exist_ok=True)
     with (into / ".lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if (into / name).is_dir():
-            return  # another engine of this machine was first
+            return  # made already for another engine of this machine
         for old in into.iterdir():
             if old.name != base:
                 remove_folder(old)
@@ -81,20 +81,20 @@ def _files(folder: Path) -> Iterator[Path]:
 
 
 def _difference(before: BinaryIO, after: BinaryIO, offset: int) -> bytes:
-    """Return the XOR of two files' blocks at `offset`, compressed; nothing if they are equal."""
+    """Return the XOR of two files' blocks at `offset`, compressed; empty if they are equal."""
     new = os.pread(after.fileno(), _BLOCK, offset)
     old = os.pread(before.fileno(), len(new), offset)
     return b"" if old == new else zlib.compress(_xor(old, new), 1)
 
 
 def _xor(old: bytes, change: bytes) -> bytes:
-    """Return the XOR; bytes that `old` lacks are 0."""
+    """Return the XOR; a short `old` is padded with zeros."""
     padded = np.frombuffer(old[: len(change)].ljust(len(change), b"\0"), np.uint8)
     return (padded ^ np.frombuffer(change, np.uint8)).tobytes()
 
 
 def _patch(base: Path, delta: Path, made: Path) -> None:
-    """Write a version's files from those of `base` and the delta. Damaged files raise CheckpointError and other errors."""
+    """Write a version's files into `made`. Raises CheckpointError or another error: a file is damaged."""
     index: dict[str, _File] = json.loads((delta / _INDEX).read_bytes())
     with (delta / _BLOCKS).open("rb") as stored:
         for name, file in index.items():
@@ -113,7 +113,7 @@ def _patch(base: Path, delta: Path, made: Path) -> None:
 
 
 def _opened(file: Path) -> BinaryIO:
-    """Open a file; one that is missing has nothing in it."""
+    """Open a file; return an empty file if it is missing."""
     with suppress(FileNotFoundError):
         return file.open("rb")
     return open(os.devnull, "rb")

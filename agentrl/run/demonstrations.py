@@ -1,9 +1,9 @@
-"""Learning from conversations (`agentrl sft`) and from dumps: rollouts that no engine generates.
+"""Rollouts that no engine generates: conversations (`agentrl sft`) and dumps.
 
-1. A row of the prompt data is a conversation. Its ids and mask are those of `chat.demonstration`: where a rollout would
-   show the model something the mask is 0, and what it would have sampled is what the template writes.
-2. Data source, ledger, checkpoints and resume are those of any run, so that no conversation is trained twice.
-3. A conversation that is longer than the context is left out: the ledger has it as dropped, and a metric counts it."""
+1. A row of the prompt data is a conversation. `chat.demonstration` makes its ids and mask. The mask is 0 for tokens
+   that a rollout would show the model. Tokens that the model would have sampled are as the template renders them.
+2. Data source, ledger, checkpoints and resume are as in any run, so that no conversation is trained twice.
+3. A conversation that is longer than the context is dropped: the ledger records it, and a metric counts it."""
 
 import sys
 from collections.abc import Iterator, Sequence
@@ -33,14 +33,14 @@ _TOO_LONG = "too_long"
 
 
 def without_engines(settings: RunSettings, folder: RunFolder, resume: int | None) -> AbstractContextManager[Rollouts]:
-    """The rollouts of a run that does not generate: those of a dump, or conversations."""
+    """Return the rollouts of a run that does not generate: dumped rollouts, or conversations."""
     if (template := settings.cluster.load_debug_rollout_data) is not None:
         return nullcontext(DumpedRollouts(settings, template))
     return Demonstrations.open(settings, folder, resume)
 
 
 class Demonstrations(WithoutEngines):
-    """Batches of conversations, one a group; made by `open`."""
+    """Batches of conversations; each group is one conversation. Made by `open`."""
 
     def __init__(self, settings: RunSettings, chat: Chat, source: RolloutDataSource, queue: GroupQueue) -> None:
         self._settings, self._chat, self._source, self._queue = settings, chat, source, queue
@@ -52,7 +52,7 @@ class Demonstrations(WithoutEngines):
     @classmethod
     @contextmanager
     def open(cls, settings: RunSettings, folder: RunFolder, resume_step: int | None) -> Iterator[Self]:
-        """Open the data and the ledger, which is put back to what the loaded checkpoint proves."""
+        """Open the data and the ledger, and reset the ledger to the loaded checkpoint."""
         place = place_ledger(folder.ledger, settings.buffer.ledger_dir)
         with Ledger(place, keep=settings.buffer.ledger_retention) as ledger:
             source = RolloutDataSource(settings.args)
@@ -78,7 +78,7 @@ class Demonstrations(WithoutEngines):
         return make_batch(self._settings, groups, metrics, step)
 
     def _completed(self, group: Group) -> bool:
-        """Make a sample of a leased row; False if it is too long. Raises DataError: no template for it, or none fits."""
+        """Complete a leased row; return false if it is too long. Raises DataError: it is malformed, or no row fits."""
         (row,) = group
         assert row.group_index is not None
         place = self._source.place(row.group_index)
@@ -110,7 +110,7 @@ class Demonstrations(WithoutEngines):
 
 
 class DumpedRollouts(WithoutEngines):
-    """The rollouts of a dump; there is no ledger to write. `template`: `--load-debug-rollout-data`."""
+    """The rollouts of a dump, without a ledger. `template`: `--load-debug-rollout-data`."""
 
     def __init__(self, settings: RunSettings, template: str) -> None:
         self._settings, self._template, self._hooks = settings, template, hooks_of(settings.args)

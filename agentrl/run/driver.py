@@ -100,7 +100,7 @@ _ENGINES |= dict.fromkeys((Do.SEND, Do.SAVE, Do.EXPORT), frozenset({"weights"}))
 class DeviceSharing:
     """Gives the devices' memory (`--colocate`) to the next part that needs it. Trainer memory is offloaded while engines
     generate, and the reverse. A weight update needs the trainer and the engines' weights. Writing checkpoints and the model
-    needs both too, so that weights that were just sent are not lost."""
+    needs both too: the engines keep the weights that were just sent."""
 
     def __init__(self, settings: ClusterSettings, parts: Components) -> None:
         self._settings, self._parts = settings, parts
@@ -237,10 +237,10 @@ class Driver:
                 tasks.cancel_scope.cancel()
 
     async def _save(self, step: int) -> None:
-        if self._evaluating is not None:  # the checkpoint covers the evaluation
+        if self._evaluating is not None:  # a resume from this checkpoint does not repeat the evaluation
             await self._evaluating.wait()
         self._progress.phase(f"rollout {step + 1}: saving")
-        if self._settings.train.save_hf is not None:  # first: a resume from the checkpoint would not write the model
+        if self._settings.train.save_hf is not None:  # first: a run that resumes from the checkpoint would not write it
             with within(self._limits.train_timeout, "writing the model"):
                 await self._parts.trainer.save_hf(Path(self._settings.train.save_hf.format(rollout_id=step)))
         await self._saved(wait=True)
@@ -252,7 +252,7 @@ class Driver:
         await self._saved(wait=not self._settings.train.async_save)
 
     async def _saved(self, *, wait: bool) -> None:
-        """Record the checkpoint under way when it is complete, and delete checkpoints that it makes superfluous."""
+        """Record a pending checkpoint that is complete, and delete checkpoints beyond `--keep-checkpoints`."""
         if self._saving is None:
             return
         with within(self._limits.train_timeout, "saving the checkpoint"):
@@ -281,7 +281,7 @@ class Driver:
         self._logger.log(step, metrics)
         self._progress.step(step, metrics)
         if (ess := metrics.get("train/mismatch_ess")) is None:
-            return  # the figures of an evaluation
+            return  # these are the metrics of an evaluation
         self._far_apart = self._far_apart + 1 if ess < _LEAST_ESS else 0
         if self._far_apart == _FAR_APART_STEPS:
             self._progress.note(

@@ -19,9 +19,9 @@ from agentrl.runfolder import RunFolder
 
 @asynccontextmanager
 async def launched(settings: RunSettings, folder: RunFolder, progress: Progress) -> AsyncIterator[list[str]]:
-    """Start engines, stop them at the end; gives their addresses. Raises SettingsError: one needs several machines."""
+    """Start engines, yield their addresses, and stop them. Raises SettingsError: an engine needs several machines."""
     if settings.engine.engine == "openai":
-        yield []  # `RolloutResources` asks the hosted model itself
+        yield []  # `RolloutResources` connects to the hosted model itself
         return
     began, external = time.monotonic(), settings.engine.engine == "external"
     each = settings.cluster.rollout_num_gpus_per_engine
@@ -38,7 +38,7 @@ async def launched(settings: RunSettings, folder: RunFolder, progress: Progress)
 
 @asynccontextmanager
 async def launched_groups(settings: RunSettings, folder: RunFolder) -> AsyncIterator[RunSettings]:
-    """Start the engines of `--engine-groups` here; gives the settings with their addresses in the place of numbers."""
+    """Start the engines of `--engine-groups` here; yield the settings with addresses in place of engine counts."""
     found, first = dict(settings.engine.engine_groups), settings.cluster.num_engines
     each = settings.cluster.rollout_num_gpus_per_engine
     start = partial(launch, settings.engine, log_dir=folder.logs, gpus_per_engine=each)
@@ -59,8 +59,8 @@ def serve_one(
     gpus: Sequence[str] | None = None,
     node: EngineNode | None = None,
 ) -> Iterator[EngineProcess]:
-    """Run engine `index` of several, for code without an event loop. `host`: address to listen on; default the
-    settings'. `gpus`: CUDA devices; default: leave the choice to the engine. `node`: run one machine's part of it."""
+    """Run engine `index` of several, for code without an event loop. `host`: address to listen on; default: that of the
+    settings. `gpus`: CUDA devices; default: the engine chooses. `node`: run only this machine's part of the engine."""
     each = settings.cluster.rollout_num_gpus_per_engine
     start = partial(launch_blocking, settings.engine, model_of(settings), gpus_per_engine=each)
     with start(first=index, log_dir=logs, host=host, gpu_ids=gpus, node=node) as engines:
@@ -68,11 +68,11 @@ def serve_one(
 
 
 def model_of(settings: RunSettings) -> str:
-    """The folder of the weights to start from."""
+    """Return the folder of the starting weights."""
     assert settings.train.hf_checkpoint is not None
     return settings.train.hf_checkpoint
 
 
 def on_loopback(url: str) -> bool:
-    """Return true if only this machine reaches the address."""
+    """Return true if only this machine can reach the address."""
     return urlsplit(normalise_url(url)).hostname in ("127.0.0.1", "localhost", "::1")

@@ -1,4 +1,4 @@
-"""Resources that environments share between trajectories, for as long as a process generates."""
+"""Resources of environment classes that all trajectories of a process share."""
 
 from collections.abc import AsyncIterator, Awaitable, Iterable
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -10,7 +10,7 @@ from agentrl.rollout.failures import guarded
 
 @asynccontextmanager
 async def set_up(entries: Iterable[EnvSpec], timeout: float) -> AsyncIterator[None]:
-    """Open the sources of their tools, and set up; once a class. `timeout`: seconds that each call may take."""
+    """Open tool sources and call `setup`, once per class; undo both at the end. `timeout`: seconds for each call."""
     classes = {entry.kind: entry for entry in entries}
     sources = {id(source): (source, kind) for kind in classes for source in kind.tool_sources()}
     async with AsyncExitStack() as stack:

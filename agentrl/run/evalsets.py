@@ -1,6 +1,6 @@
-"""The evaluation sets that `--eval-prompt-data` or `--eval-config` names. A set is played by settings of its own: the
-run's, changed by what the file says under `defaults` and for the set. So it may have its own sampling, number of
-samples, reward, environment, generate function and field names."""
+"""The evaluation sets of `--eval-prompt-data` or `--eval-config`. Each set has its own settings: the run's settings,
+overridden by the file's `defaults` and then by the set's values. A set may change sampling, number of samples, reward,
+environment, generate function and field names."""
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -27,16 +27,16 @@ SETTINGS: Mapping[str, str] = {
     **{name: name for name in ("input_key", "label_key", "metadata_key", "tool_key")},
     **{name: name for name in ("apply_chat_template", "apply_chat_template_kwargs")},
 }
-"""The keys of a set, in slime's words where it has one, and the run's setting that each replaces."""
+"""By key of a set, the run's setting that the key overrides. A key has slime's name if slime has the key."""
 
 REPLACES = {"rm_type": ("custom_rm_path", "group_rm"), "env": ("env_args", "env_key", "custom_generate_function_path")}
-"""Settings that another of the same purpose takes the place of, too."""
+"""By key of a set, other settings of the same purpose that the key removes."""
 
 
 @dataclass(frozen=True, slots=True)
 class EvalSet:
-    """Held-out prompts under a name. `where`: the flag or the file's line that names it. `settings`: the run's, with
-    the set's own in their place. `metadata`: what its samples' metadata holds instead of the rows' own."""
+    """A named set of held-out prompts. `where`: the flag or the file's line that names the set. `settings`: the run's,
+    overridden by the set's. `metadata`: overrides the metadata of the rows."""
 
     name: str
     where: str
@@ -51,7 +51,7 @@ class EvalSet:
 
 @contextmanager
 def named(where: str) -> Iterator[None]:
-    """Put a set's flag or line in front of what is wrong with it."""
+    """Prefix an error of a set with the set's flag or line."""
     try:
         yield
     except AgentRLError as error:
@@ -59,8 +59,8 @@ def named(where: str) -> Iterator[None]:
 
 
 def eval_sets(settings: RunSettings) -> list[EvalSet]:
-    """Open every set; a path without a name takes the file's. Raises SettingsError: a name is given twice, or the file
-    is no list of sets. Raises DataError: a file is missing or empty."""
+    """Open every set. A path without a name is named after its file. Raises SettingsError: a name occurs twice, or the
+    file is not a list of sets. Raises DataError: a data file is missing or empty."""
     file, values = settings.rollout.eval_config, settings.rollout.eval_prompt_data
     pairs = name_paths(values) if file is None else ()
     said = [_Said(f"--eval-prompt-data {name}", {"name": name, "path": path}) for name, path in pairs]
@@ -73,7 +73,7 @@ def eval_sets(settings: RunSettings) -> list[EvalSet]:
 
 @dataclass(slots=True)
 class _Said:
-    """The entry of a set: where it begins, its values, and the line of each."""
+    """The entry of a set: its location, its values, and the location of each value."""
 
     where: str
     values: dict[str, Any] = field(default_factory=dict)
@@ -81,7 +81,7 @@ class _Said:
     replaced: set[str] = field(default_factory=set)
 
     def add(self, given: Mapping[str, Any], lines: Mapping[str, str]) -> None:
-        """The values of a set; later ones replace earlier ones, and null says nothing."""
+        """Add values of the set. Later values replace earlier ones; null values are ignored."""
         given = {key: value for key, value in given.items() if value is not None}
         self.replaced |= (gone := {old for key in given for old in REPLACES.get(key, ())})
         self.values = {key: value for key, value in self.values.items() if key not in gone} | given
@@ -97,7 +97,7 @@ class _Said:
 
 
 def _read(path: str) -> list[_Said]:
-    """The sets of a file: `eval:` (or the file itself) with `datasets:`, a list or a mapping by name, and `defaults:`."""
+    """Read the sets of a file: `datasets:` (list, or mapping by name) and `defaults:`, at top level or in `eval:`."""
     file, document, lines = read_document(path, "--eval-config")
     above = ("eval",) if "eval" in document else ()
     body = document.get("eval", document)
@@ -129,13 +129,13 @@ def _open(said: _Said, settings: RunSettings) -> EvalSet:
     own = {SETTINGS[key]: value for key, value in said.values.items() if key in SETTINGS}
     metadata = dict(said.values.get("metadata_overrides", {}))
     env, several = own.get("env"), settings.rollout.env
-    if isinstance(env, str) and isinstance(several, dict) and env in several:  # one of the run's, by its name
+    if isinstance(env, str) and isinstance(several, dict) and env in several:  # the name of an environment of the run
         own = {"env_args": settings.rollout.env_args.get(env, {}), **own, "env": several[env]}
         metadata["env"] = env
     replaced = said.replaced | {f"eval_{n}" for n in _LENGTHS if f"rollout_{n}" in own}
     given = {key: value for key, value in settings.flat().items() if key in settings.given() - replaced}
     name, path = said.values["name"], said.values["path"]
-    # The run's settings for all its sets, by what each is instead of.
+    # By setting, the run's `eval_...` setting that overrides it in all sets.
     of_sets = {f"rollout_{n}": f"eval_{n}" for n in _LENGTHS}
     of_sets |= {n: f"eval_{n}" for n in ("input_key", "label_key", "tool_key")}
     ours = {name: given[flag] for name, flag in of_sets.items() if flag in given}
@@ -149,7 +149,7 @@ def _open(said: _Said, settings: RunSettings) -> EvalSet:
 
 
 def name_paths(values: tuple[str, ...]) -> list[tuple[str, str]]:
-    """`NAME PATH NAME PATH ...`, or one bare `PATH`, as pairs. Raises SettingsError: a name without a path."""
+    """Return the pairs of `NAME PATH NAME PATH ...` or of a bare `PATH`. Raises SettingsError: a name has no path."""
     if len(values) == 1:
         return [(Path(split_slice(values[0])[0]).stem, values[0])]
     if len(values) % 2:

@@ -1,10 +1,10 @@
 """A run's parts in one process, without Ray: for laptops, for debuggers, and for the driver's tests.
 
 1. Environment, tools and reward run on the event loop of this process, so a breakpoint in them works.
-2. The built-in engine is called in this process too where trainer and engine take turns. Where it generates while the trainer
-   trains it has a process of its own, as one interpreter runs one of them at a time; so do other kinds of engine.
-3. The trainer is one rank in a thread of its own: its calls block, and some of torch's settings belong to a thread. A
-   call cannot be broken off, so a deadline is noticed, and Ctrl-C heeded, when the call is over.
+2. The built-in engine runs in this process too if trainer and engine take turns. If it generates during training, it
+   has its own process: one interpreter runs only one of them at a time. Other engines always have their own process.
+3. The trainer is one rank in its own thread: its calls block, and some of torch's settings are per thread. A call
+   cannot be interrupted, so deadlines and Ctrl-C take effect when the call returns.
 4. Weights travel by disk: a process cannot broadcast to itself."""
 
 import asyncio
@@ -40,7 +40,7 @@ T = TypeVar("T")
 async def start(
     settings: RunSettings, folder: RunFolder, resume: Found | None, progress: Progress
 ) -> AsyncIterator[Components]:
-    """Start everything; stop everything at the end."""
+    """Start all parts of the run, and stop them at the end."""
     step = None if resume is None else resume.step
     async with AsyncExitStack() as stack:
         if settings.generates:
@@ -65,7 +65,7 @@ _checked: Start = start
 async def _engines(settings: RunSettings, folder: RunFolder, progress: Progress) -> AsyncIterator[list[str]]:
     if settings.engine.engine != "embedded" or settings.rollout.max_staleness:
         with ThreadPoolExecutor(1) as meanwhile:
-            # Importing takes as long as an engine's start.
+            # In parallel: the import takes as long as an engine's start.
             meanwhile.submit(backend_class, settings.train.train_backend)
             async with launched(settings, folder, progress) as urls:
                 yield urls
@@ -83,7 +83,7 @@ async def _engines(settings: RunSettings, folder: RunFolder, progress: Progress)
 
 
 class LocalTrainer(Trainer):
-    """The one rank of a local run; made by `open`."""
+    """The only rank of a local run; made by `open`."""
 
     def __init__(self, backend: "TrainBackend", thread: ThreadPoolExecutor) -> None:
         self._backend, self._thread = backend, thread
@@ -91,7 +91,7 @@ class LocalTrainer(Trainer):
     @classmethod
     @asynccontextmanager
     async def open(cls, settings: RunSettings, resume: Found | None, progress: Progress) -> AsyncIterator[Self]:
-        """Build the model, load the checkpoint, and close at the end, after the call that is under way."""
+        """Build the model and load the checkpoint. At the end, wait for a running call, then close the backend."""
         began = time.monotonic()
         progress.begin("starting the trainer in this process")
         with ThreadPoolExecutor(1, thread_name_prefix="trainer") as thread:

@@ -1,4 +1,4 @@
-"""Figures of a rollout: pure functions over samples and counts."""
+"""Metrics of a rollout: pure functions over samples and counts."""
 
 from collections.abc import Mapping, Sequence
 
@@ -13,15 +13,14 @@ from agentrl.train.batch import TrainBatch
 def rollout_metrics(
     groups: Sequence[Group], stats: figures.RolloutStats, settings: RolloutSettings, environments: Sequence[str] = ()
 ) -> dict[str, float]:
-    """Metrics of one rollout: what is trained on, beside what was offered, and what went wrong. Names: `rollout/...` for
-    the kept samples, `offered/...` for all that were finished since the rollout before, `env/<name>/...` for those of one
-    of several environments, `failures/<blame>/<kind>`, `dropped/<reason>`; `tokens/...` adds up: generated = trained +
-    waiting + all of dropped."""
+    """Return the metrics of one rollout. `rollout/...`: the kept samples. `offered/...`: all samples finished since
+    the previous rollout. `env/<name>/...`: the kept samples of each environment, if there are several. Counts:
+    `failures/<blame>/<kind>`, `dropped/<reason>`, and `tokens/...`: generated = trained + waiting + sum of dropped."""
     reward_key = settings.reward_key
     rows = [figures.describe(group, reward_key) for group in groups if group]
     kept = [row for group in rows for row in group]
     metrics = {f"rollout/{name}": value for name, value in figures.means(kept).items()}
-    if stats.offered:  # else there is no mean to show
+    if stats.offered:  # otherwise there is no mean
         metrics.update({f"offered/{name}": value for name, value in figures.means(stats.offered).items()})
     metrics |= figures.by_environment(groups, reward_key, environments)
     rewards = [[s.get_reward_value(reward_key) for s in group] for group in groups if group]
@@ -38,7 +37,7 @@ def rollout_metrics(
     metrics |= {"rollout/groups": float(len(groups)), "rollout/retries": float(stats.retries)}
     metrics |= _counts("failures", stats.failures) | _counts("dropped", stats.dropped)
     metrics["perf/rollout_seconds"] = stats.seconds
-    if stats.tokens.generated:  # else all samples were ready before the rollout was asked for
+    if stats.tokens.generated:  # otherwise all samples were ready before the rollout was requested
         metrics["perf/rollout_tokens_per_second"] = stats.tokens.generated / stats.seconds
     account = stats.account
     metrics |= {f"tokens/{name}": float(getattr(account, name)) for name in ("generated", "trained", "waiting")}
@@ -46,9 +45,9 @@ def rollout_metrics(
 
 
 def staleness_metrics(batch: TrainBatch) -> dict[str, float]:
-    """The age of the weights that sampled the trained tokens, in rollouts before the trained weights. Names:
-    `staleness/mean`, `staleness/max`, and `staleness/share_<n>` of the tokens that are n rollouts old. Tokens of an
-    unknown version do not count."""
+    """Return the age, in rollouts, of the weights that sampled the trained tokens. Names: `staleness/mean`,
+    `staleness/max`, and `staleness/share_<n>`: the share of tokens that are n rollouts old. Tokens of an unknown
+    version do not count."""
     ages = batch.staleness[batch.staleness >= 0]
     if not ages.size:
         return {}
@@ -57,9 +56,9 @@ def staleness_metrics(batch: TrainBatch) -> dict[str, float]:
 
 
 def truncation_metrics(batch: TrainBatch, settings: RolloutSettings) -> dict[str, float]:
-    """The effect of top-p and top-k on the trained tokens; nothing where sampling was not truncated. Names:
-    `truncation/kept`, the mean number of tokens that were left to sample from; `truncation/biased` (1) where the
-    trainer does not know them (`--allow-truncated-sampling`)."""
+    """Return the effect of top-p and top-k on the trained tokens; empty if sampling was not truncated. Names:
+    `truncation/kept`: mean size of the sampling support. `truncation/biased`: 1 if the trainer does not know the
+    sampling support (`--allow-truncated-sampling`)."""
     found = {"truncation/biased": 1.0} if settings.allow_truncated_sampling else {}
     if batch.support_offsets is not None and (trained := batch.loss_mask.astype(bool)).any():
         found["truncation/kept"] = float(np.diff(batch.support_offsets)[trained].mean())

@@ -27,8 +27,8 @@ from agentrl.sample import Sample, Status
 @stopped_by_sigterm()
 def evaluate(settings: RunSettings, workers: OpenWorkers | None = None) -> Mapping[str, float]:
     """Evaluate the model of `hf_checkpoint` on all evaluation sets; returns `eval/<set>/<metric>` values. Trajectories
-    and figures are added to `trajectories.sqlite` and `evaluations.jsonl` in `<output_dir>/evaluation`. `workers`: starts
-    workers in other processes; None plays in this one."""
+    and metrics go to `trajectories.sqlite` and `evaluations.jsonl` in `<output_dir>/evaluation`. `workers`: starts
+    workers in other processes; None: one worker in this process."""
     settings, notes = prepared(settings, "eval")
     return anyio.run(_evaluate, settings, notes, workers, backend_options={"use_uvloop": True})
 
@@ -49,9 +49,9 @@ async def _evaluate(settings: RunSettings, notes: Sequence[str], workers: OpenWo
 
 @stopped_by_sigterm()
 def rollout(settings: RunSettings, workers: OpenWorkers | None = None) -> int:
-    """Generate rollouts until there are `num_rollout`, and dump them; returns the number of samples that were made. The
-    samples go to `save_debug_rollout_data`, or `<output_dir>/rollouts/<rollout id>.jsonl`. A second call goes on from
-    what is there. Raises SettingsError: what is there was made with other settings."""
+    """Generate rollouts until there are `num_rollout`, and dump them; returns the number of new samples. The samples go
+    to `save_debug_rollout_data`, or `<output_dir>/rollouts/<rollout id>.jsonl`. A second call continues after the
+    existing rollouts. Raises SettingsError: the existing rollouts were made with other settings."""
     settings, notes = prepared(settings, "rollout")
     folder = Path(settings.observability.output_dir).expanduser() / BELOW["rollout"]
     first = int(read_meta(folder / LEDGER).get("checkpoint", -1)) + 1
@@ -106,14 +106,14 @@ async def _rollout(settings: RunSettings, first: int, notes: Sequence[str], work
 
 class RecordedConversations:
     """Conversations with a hosted model, as `agentrl sft` reads them. A row has `messages` up to the assistant's last one,
-    `tools` if there were any, `reward`, and where it is from: `rollout`, `group_index`, `index`. Trajectories that failed or
-    were cut off are left out. What the file at `path` has of rollout `first` and later ones is dropped: these are played
-    again. `reward_key` picks from dict rewards; only rewards of at least `least` are kept."""
+    `tools` if there were any, `reward`, and its origin: `rollout`, `group_index`, `index`. Failed or truncated
+    trajectories are left out. Rows of rollout `first` and later are removed from the file at `path`: these rollouts are
+    generated again. `reward_key` picks from dict rewards; only rewards of at least `least` are kept."""
 
     def __init__(self, path: Path, first: int, reward_key: str | None = None, least: float | None = None) -> None:
         self._path, self._key, self._least = path, reward_key, least
         lines = path.read_bytes().splitlines(keepends=True) if path.is_file() else []
-        # A kill may have cut the last line.
+        # A killed run may have left a partial last line.
         kept = [line for line in lines if line.endswith(b"\n") and orjson.loads(line)["rollout"] < first]
         write_atomic(path, b"".join(kept))
 

@@ -1,11 +1,11 @@
-"""A run's inputs, checked in the calling process before anything is started; `--dry-run` and the run make the same checks.
+"""Checks of a run's inputs in the calling process, before anything is started. `--dry-run` makes the same checks.
 
-1. Plug-ins are imported and their shapes checked, data and evaluation sets are opened and read, the tokenizer, the
-   chat template and the parsers are loaded, external engines are asked for a sign of life, wanted ports are tried.
+1. Plug-ins are imported and their interfaces checked. Data and evaluation sets are read. Tokenizer, chat template and
+   parsers are loaded. External engines are probed. Ports are tried.
 2. The models of trainer and engine are built on the meta device, without weights.
-3. All errors are raised together. A check that rests on a failed one is left out, and so are the slow checks: tokenizer and
-   models come last, if nothing else is wrong.
-4. Of a user's code nothing but the import runs: no `setup`, no `reset`, no reward, no data source is built."""
+3. All errors are raised together. A check that depends on a failed one is skipped. The slow checks of tokenizer and
+   models come last, and only if nothing else failed.
+4. User code is only imported: no `setup`, `reset` or reward is called, and no data source is built."""
 
 import os
 from collections.abc import Callable, Sequence
@@ -55,7 +55,7 @@ from agentrl.train.learning_rate import learning_rate
 
 @dataclass(frozen=True, slots=True)
 class Plugins:
-    """The user's objects that generating and grading call; None where the settings name none."""
+    """The user's objects for generation and grading; None if the settings name none."""
 
     environments: Environments | None = None
     generate: GenerateFunction | None = None
@@ -65,8 +65,8 @@ class Plugins:
 
     @classmethod
     def load(cls, settings: RunSettings, kinds: EnvClasses | None = None) -> "Plugins":
-        """Import and inspect all of them. Where no path says how to play, it is one answer a prompt. `kinds`: environments
-        that this process has already. Raises PluginError: one is not found, does not import, or has the wrong shape."""
+        """Import and check all plug-ins. Without environment or generate function, a trajectory is one answer. `kinds`:
+        environment classes of this process so far. Raises PluginError: one cannot be imported, or does not fit."""
         s, problems, found = settings.rollout, Problems(), dict[str, Any]()
         with problems:
             if s.env:
@@ -98,7 +98,7 @@ class Plugins:
 
     @property
     def agents(self) -> bool:
-        """True if agent programs play, which need a gateway."""
+        """True if agent programs generate trajectories, which needs a gateway."""
         kinds = [entry.kind for entry in (self.environments or {}).values()]
         return bool(self.generate and self.generate.agent) or any(issubclass(k, AgentEnvironment) for k in kinds)
 
@@ -120,15 +120,15 @@ def load_chat(settings: RunSettings) -> Chat:
 def prepared(
     settings: RunSettings, purpose: Purpose, problems: Problems | None = None
 ) -> tuple[RunSettings, list[str]]:
-    """Return the settings that a run starts with, checked, and what a person should know about them. `purpose`: what is
-    about to start. `problems`: of the command line; what they make look missing is then not asked for. Raises
-    AgentRLError: all mistakes together, with the flag, file or line of each."""
+    """Return the checked settings of a run, and notes for the user. `purpose`: the kind of the run. `problems`: errors
+    of the command line; with any, missing settings are not reported. Raises AgentRLError: a check failed. Its message
+    lists all errors with flag, file or line."""
     problems = problems or Problems()
     with problems:
         if not problems.any:
             settings.check_complete(purpose)
         elif found := [*absent(settings, purpose)]:
-            raise one_error(found)  # what is missing may be a flag that was not understood
+            raise one_error(found)  # a missing setting may be a flag that was not understood
     if problems.passed:
         with problems:
             settings = whole_epochs(settings)
@@ -137,8 +137,8 @@ def prepared(
 
 
 def preflight(settings: RunSettings, purpose: Purpose, problems: Problems | None = None) -> list[str]:
-    """Check everything that can be checked without starting anything; returns what a person should know although it is
-    no mistake. Takes and raises what `prepared` does."""
+    """Make all checks that need no started process; return notes for the user. Arguments and errors are those of
+    `prepared`."""
     problems, train = problems or Problems(), purpose == "train"
     if train and settings.cluster.backend == "ray" and find_spec("ray") is None:
         raise ModuleNotFoundError("No module named 'ray'", name="ray")
@@ -163,7 +163,7 @@ def preflight(settings: RunSettings, purpose: Purpose, problems: Problems | None
             check(settings)
     notes, stale, algorithm = list[str](), settings.rollout.max_staleness, settings.algorithm
     corrected = algorithm.use_rollout_logprobs or algorithm.old_is_trainers or algorithm.supervised
-    if train and stale and not corrected:  # the ratio leaves out the weights that sampled
+    if train and stale and not corrected:  # the ratio does not use the sampling log-probs
         notes.append(
             f"--max-staleness {stale} with --no-use-rollout-logprobs and no correction: the loss takes tokens of older weights for "
             "tokens of the newest ones, and training may become unstable; leave the flag out, or add --use-tis"
@@ -183,7 +183,7 @@ def preflight(settings: RunSettings, purpose: Purpose, problems: Problems | None
 
 
 def _check_sinks(watched: ObservabilitySettings, problems: Problems) -> None:
-    """Check that what takes the metrics is there, without opening it."""
+    """Check that the metrics sinks are installed, without opening them."""
     for name, package, extra in (("use_wandb", "wandb", "wandb"), ("prometheus_port", "prometheus_client", "metrics")):
         with problems:
             if getattr(watched, name) and find_spec(package) is None:
@@ -194,7 +194,7 @@ def _check_sinks(watched: ObservabilitySettings, problems: Problems) -> None:
 
 
 def _check_played(settings: RunSettings, purpose: Purpose, model: bool, problems: Problems) -> list[str]:
-    """Check what is played, and what reads and grades it; `model` says that the model's folder is sound."""
+    """Check data, plug-ins, engines, parsers and graders. `model`: the model's folder has passed its checks."""
     template, data = settings.cluster.load_debug_rollout_data, settings.data
     if purpose == "train" and template is not None:
         with problems:
@@ -211,7 +211,7 @@ def _check_played(settings: RunSettings, purpose: Purpose, model: bool, problems
     plugins, seen, sets = Plugins(), list[FirstRows](), list[EvalSet]()
     with problems:
         plugins = Plugins.load(settings)
-    whole = not problems.any  # else what is missing may follow from another mistake
+    whole = not problems.any  # otherwise a missing part may follow from another error
     with problems:
         if purpose == "train":
             _longest_trajectory(settings, plugins)
@@ -251,7 +251,7 @@ def _check_played(settings: RunSettings, purpose: Purpose, model: bool, problems
 
 
 def check_model_folder(settings: RunSettings, purpose: Purpose) -> None:
-    """The files that must be there, and whole; the built-in engine reads `.bin` files as well, the trainer does not."""
+    """Check that the model's files are complete. The built-in engine also reads `.bin` files; the trainer does not."""
     assert settings.train.hf_checkpoint is not None
     folder = Path(settings.train.hf_checkpoint)
     has_tokenizer("--hf-checkpoint", folder)
@@ -282,12 +282,12 @@ def check_model_folder(settings: RunSettings, purpose: Purpose) -> None:
         algorithm_of(settings.algorithm)
         hooks_of(settings.args)
         if (steps := settings.rollout.num_rollout * train.num_steps_per_rollout - train.actor_starts) > 0:
-            learning_rate(steps - 1, train, steps)  # raises if the parts of the curve do not fit
+            learning_rate(steps - 1, train, steps)  # raises if the phases of the schedule do not fit
         resumed(settings)
 
 
 def resumed(settings: RunSettings) -> Found | None:
-    """The checkpoint that the run goes on from, if there is one; it fits the algorithm and the learning rate's curve."""
+    """Return the checkpoint to resume from, if any; check it against the algorithm and the learning-rate schedule."""
     train, rollouts = settings.train, settings.rollout.num_rollout
     saved = Path(train.save or Path(settings.observability.output_dir) / "checkpoints").expanduser().resolve()
     found = latest(saved) or latest(Path(train.load).expanduser().resolve() if train.load else saved)
@@ -316,8 +316,8 @@ def _other_model(flag: str, folder: str | Path | None) -> None:
 
 
 def _checkpoint(settings: RunSettings) -> None:
-    """A folder to resume from that holds nothing would silently start afresh. That is wanted where it is the folder to
-    save to as well: the first life of a run finds it empty."""
+    """Refuse a `--load` folder without a checkpoint: the run would silently start from scratch. If `--save` is the same
+    folder, it may be empty, as at the first start of a run."""
     load, save = settings.train.load, settings.train.save
     if load is None or foreign(load) is not None:
         return
@@ -328,7 +328,7 @@ def _checkpoint(settings: RunSettings) -> None:
 
 
 def _dump(template: str, num_rollout: int) -> None:
-    """There must be a file for every rollout, or from some rollout on: a resumed run begins later."""
+    """Check that no rollout after the first dumped one lacks a file. A resumed run may begin at a later rollout."""
     if not (found := {number for number in range(num_rollout) if dump_path(template, number).is_file()}):
         said = f"--load-debug-rollout-data {template}: no file like {dump_path(template, 0)}"
         raise DataError(f"{said}; write one with --save-debug-rollout-data")
@@ -339,7 +339,7 @@ def _dump(template: str, num_rollout: int) -> None:
         )
 
 
-_LABELLED = 8  # rows whose labels are tried
+_LABELLED = 8  # rows per environment whose labels are tried
 
 
 @dataclass(frozen=True, slots=True)
@@ -353,7 +353,7 @@ class FirstRows:
     with_images: list[PromptRow] = field(default_factory=list)
 
     def look(self, row: PromptRow) -> str | None:
-        """Note a row; says what is wrong where it names none of several environments."""
+        """Record a row; return the error if the row names none of several environments."""
         if row.images and not self.with_images:
             self.with_images.append(row)
         environments, name = self.plugins.environments, row.env or row.metadata.get("env")
@@ -363,7 +363,7 @@ class FirstRows:
             return f"{problem}; --env-key says which field names it"
         self.rows.setdefault(str(name), row)
         first = self.labelled.setdefault(str(name), [])
-        if len(first) < _LABELLED and row not in first:  # the first row is shown again
+        if len(first) < _LABELLED and row not in first:  # the first row is passed twice
             first.append(row)
             if row.has_unread_label:
                 said = "the rows have a field 'label' that nobody reads, so that Sample.label is None"
@@ -374,11 +374,11 @@ class FirstRows:
 def _training_rows(settings: RunSettings, plugins: Plugins, whole: bool) -> FirstRows:
     rows, own_source = FirstRows(plugins), settings.data.data_source_path is not None
     if own_source and plugins.environments and plugins.environments.names:
-        check_source(settings.data)  # the source says who plays
+        check_source(settings.data)  # the source names the environments
     elif (first := check_source(settings.data, rows.look)) is None:
         if whole and not own_source:
             _someone_asks(plugins)
-    elif problem := rows.look(first):  # the only row that is looked at where the check is a lazy one
+    elif problem := rows.look(first):  # the only row that a lazy check reads
         raise DataError(f"--prompt-data {settings.data.prompt_data}: its first row: {problem}")
     elif whole:
         someone_grades(settings, rows)
@@ -396,7 +396,7 @@ def _eval_rows(held_out: EvalSet, whole: bool) -> FirstRows:
 
 
 def _someone_asks(plugins: Plugins) -> None:
-    """Without prompt data the environment or the generate function must make the prompts."""
+    """Check that the environment or the generate function makes prompts, as there is no prompt data."""
     if plugins.environments is None or plugins.generate is not None:
         return
     if plugins.environments.names:
@@ -407,7 +407,7 @@ def _someone_asks(plugins: Plugins) -> None:
 
 
 def calls_tools(first: FirstRows) -> bool:
-    """Return true if turns are read for tool calls: an environment has tools, or its own step method and rows with tools."""
+    """Return true if turns are parsed for tool calls: an environment has tools, or rows do and `step` is its own."""
     plugins = first.plugins
     kinds = [entry.kind for entry in (plugins.environments or {}).values()] if plugins.generate is None else []
     own_steps = any(kind.step is not Environment.step for kind in kinds)
@@ -416,7 +416,7 @@ def calls_tools(first: FirstRows) -> bool:
 
 
 def _longest_trajectory(settings: RunSettings, plugins: Plugins) -> None:
-    """Refuse to compare the length of trajectories of several turns with the limit of one turn."""
+    """Refuse an overlong penalty that compares multi-turn trajectories with the length limit of one turn."""
     rollout, buffer = settings.rollout, settings.algorithm.overlong_buffer_len
     kinds = [entry.kind for entry in (plugins.environments or {}).values() if entry.kind is not Environment]
     turns = max((rollout.max_turns or kind.max_turns for kind in kinds), default=1)
@@ -428,7 +428,7 @@ def _longest_trajectory(settings: RunSettings, plugins: Plugins) -> None:
 
 
 def ungraded(settings: RunSettings, plugins: Plugins) -> bool:
-    """Return true if no grader is required, and only a sample's own row can name one."""
+    """Return true if no grader is required, and only the row of a sample can name a grader."""
     rollout = settings.rollout
     if settings.algorithm.needs_rewards or rollout.eval_prompt_data or rollout.rm_type or plugins.reward is not None:
         return False
@@ -436,16 +436,16 @@ def ungraded(settings: RunSettings, plugins: Plugins) -> bool:
 
 
 def teacher_pool(settings: RunSettings) -> EnginePool | None:
-    """The servers of the teacher, where one is asked over HTTP; not open yet."""
+    """Return the pool of teacher servers, not yet open; None without `--opd-teacher-url`."""
     urls, model = settings.rollout.opd_teacher_url, read_model_info(settings.train.hf_checkpoint)
     return EnginePool(urls, settings.engine, vocab_size=model.vocab_size if model else None) if urls else None
 
 
 def _teacher(settings: RunSettings, chat: Chat) -> None:
-    """It answers, and reads ids as the student does."""
+    """Check that the teacher answers and has the student's vocabulary."""
     model, longest = read_model_info(settings.train.hf_checkpoint), settings.rollout.rollout_max_context_len
     if longest is not None:
-        longest += 1  # a server takes no prompt that fills its context
+        longest += 1  # a server refuses a prompt that fills its context
     elif model is not None:
         longest = model.context_length
 
@@ -462,7 +462,7 @@ def _teacher(settings: RunSettings, chat: Chat) -> None:
 
 
 def someone_grades(settings: RunSettings, first: FirstRows) -> None:
-    """Refuse a run in which no trajectory can get a reward. What user code may still decide is left to it."""
+    """Refuse a run in which no trajectory can get a reward. Runs in which user code may set rewards pass."""
     rm_type, plugins = settings.rollout.rm_type, first.plugins
     if rm_type is not None:
         check_rm_type(rm_type, settings.rm_hub)
@@ -506,7 +506,7 @@ def _grades(
 
 
 def _refused(rm_type: str, row: PromptRow) -> str:
-    """Return the words in which a grader of ours refuses the label or the metadata of a row; "" if it takes them."""
+    """Return the error of a built-in grader for the label or metadata of a row; "" if the grader accepts them."""
     if check_rm_type(rm_type).runs != "process" or ":" in rm_type:
         return ""
     try:

@@ -1,9 +1,9 @@
-"""The parts of a run, as the driver and the weight sync see them.
+"""Protocols for the parts of a run, as the driver and the weight update call them.
 
-1. Protocols, all of them awaited: `Rollouts` generate, a `Trainer` learns, `WeightTransfer` travel from one to the other.
-   `agentrl.cluster` gives them as Ray actors, `agentrl.run.local` in one process.
-2. What a batch holds is opaque to the driver: a reference into an object store, or the arrays themselves.
-3. A part raises `AgentRLError`; `ComponentLost` if a process or a machine is to blame. Deadlines are the driver's."""
+1. All calls are async. `Rollouts` generate, a `Trainer` trains, a `WeightTransfer` sends the weights to the engines.
+   `agentrl.cluster` implements them with Ray actors, `agentrl.run.local` in one process.
+2. The payload of a batch is opaque to the driver: a reference into an object store, or the arrays themselves.
+3. A part raises `AgentRLError`; `ComponentLost` if a process or a machine failed. The driver sets the deadlines."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, contextmanager
@@ -24,13 +24,13 @@ from agentrl.train.checkpoints import Found as Found
 
 
 class ComponentLost(AgentRLError):
-    """A process of the run died, or its code failed in a way that none of our errors describes."""
+    """A process of the run died, or its code raised an error that is not an `AgentRLError`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Batch:
     """The groups of one training step, by their numbers in the ledger, and the metrics of their rollout. `payload`: a
-    `TrainBatch`, or whatever the trainer takes for one."""
+    `TrainBatch`, or a reference to one that the trainer accepts."""
 
     payload: Any
     group_ids: tuple[int, ...]
@@ -38,39 +38,39 @@ class Batch:
 
 
 class Rollouts(Protocol):
-    """Generates, grades and evaluates; the owner of the data source, the admission and the ledger.
+    """The part that generates, grades and evaluates. It owns data source, admission and ledger.
 
     batch = await rollouts.next_batch(0)  # waits until the batch is full
     await trainer.train(batch, 0)
-    await rollouts.trained(batch.group_ids, 0)  # the ledger does not give these groups out again"""
+    await rollouts.trained(batch.group_ids, 0)  # the ledger does not lease these groups again"""
 
     async def next_batch(self, step: int) -> Batch | None:
-        """The batch of training step `step`; None when the data has come to its end before it was full."""
+        """Return the batch of training step `step`; None if the data ended before the batch was full."""
 
     async def trained(self, group_ids: Sequence[int], step: int, details: Any = None) -> None:
-        """The optimizer has taken the batch's steps; `details` are the trainer's, kept to look at."""
+        """Record that `step` trained these groups. `details`: the trainer's per-token values, for the viewer."""
 
     async def saving(self) -> None:
-        """A checkpoint of all steps trained so far is about to be written."""
+        """Prepare for a checkpoint of all steps trained so far, which is about to be written."""
 
     async def checkpointed(self, step: int) -> None:
-        """A durable checkpoint covers everything up to `step`."""
+        """Record that a durable checkpoint covers all steps up to `step`."""
 
     async def updated(self, version: int) -> None:
-        """The engines have the weights that `version` rollouts have trained."""
+        """Record that the engines have weight version `version`."""
 
     async def set_resident_memory(self, memory: frozenset[str]) -> None:
-        """Have the engines keep or take this part of `WHOLE`, and give back the rest."""
+        """Have the engines keep or onload these parts of `WHOLE`, and offload the others."""
 
     async def evaluate(self, done: int) -> Mapping[str, float]:
-        """Play all evaluation sets with the engines' current weights; `done` rollouts have been trained."""
+        """Evaluate all sets with the engines' current weights, which were trained on `done` rollouts."""
 
 
 EVALUATES = "eval"  # the engine group that evaluates, if there is one
 
 
 class WithoutEngines(Rollouts):
-    """Rollouts that are not generated: there is nothing to evaluate with."""
+    """Rollouts that no engine generates, so that nothing is updated or evaluated."""
 
     async def updated(self, version: int) -> None:
         pass
@@ -86,35 +86,35 @@ class Trainer(Protocol):
     """All ranks of the trainer."""
 
     async def train(self, batch: Batch, step: int) -> Mapping[str, float]:
-        """Take the optimizer steps of training step `step`; returns metrics."""
+        """Take the optimizer steps of training step `step`; return metrics."""
 
     async def details(self) -> Any:
-        """The figures of each token in the last `train` (`Training.details`), as `Rollouts.trained` takes them."""
+        """Return the per-token values of the last `train` (see `TrainBackend.details`), for `Rollouts.trained`."""
 
     async def offload(self) -> None:
-        """Give back the devices' memory; only `onload` may follow. Twice is once."""
+        """Free device memory; only `onload` may follow. A second call does nothing."""
 
     async def onload(self) -> None:
-        """Take it again, with the same state. Twice is once."""
+        """Restore device memory with the same state. A second call does nothing."""
 
     async def save(self, path: Path, step: int) -> None:
-        """Write a checkpoint of rollouts up to `step`, whole or not at all. With `--async-save`, return meanwhile."""
+        """Write a checkpoint of rollouts up to `step`, atomically. With `--async-save`, return before it ends."""
 
     async def saved(self, *, wait: bool) -> bool:
-        """Return true if no checkpoint is under way any more; with `wait`, return when that is so."""
+        """Return true if no checkpoint is being written. With `wait`, first wait until none is."""
 
     async def save_hf(self, path: Path, *, served: bool = False) -> None:
-        """Write the model as a Hugging Face folder, which engines are about to read if it is `served`."""
+        """Write the model as a Hugging Face folder. `served`: engines will load the folder."""
 
 
 class WeightSource(Protocol):
     """The trainer's side of a weight update by broadcast."""
 
     async def address(self, rank: int) -> tuple[str, int]:
-        """The node of a trainer process and a free port on it."""
+        """Return the node address of a trainer process, and a free port on that node."""
 
     async def weight_specs(self) -> Mapping[int, list[TensorSpec]]:
-        """Name, dtype and shape of every tensor, by the rank of the process that sends it, in the order of sending."""
+        """Return name, dtype and shape of every tensor, in the order of sending, by the rank that sends the tensor."""
 
     async def init_weight_group(self, group: WeightGroup) -> None:
         """Open the process group as its rank 0; returns when all members have joined."""
@@ -126,8 +126,8 @@ class WeightSource(Protocol):
         """Leave the process groups."""
 
     async def share_weights(self, specs: Sequence[TensorSpec], *, first: bool, readers: int) -> list[str]:
-        """Return handles of these tensors, one a trainer process, on whose device they lie: the next ones in the order of
-        `weight_specs`. Only the first `readers` are read. The memory stays until the next call; no specs give it back."""
+        """Return a handle per trainer process, for these tensors on its device. `specs` continue the `weight_specs`.
+        Only the first `readers` handles are read. The memory stays until the next call; empty `specs` free it."""
 
 
 class WeightSink(Protocol):
@@ -137,37 +137,37 @@ class WeightSink(Protocol):
     await rollouts.updated(3)  # groups are leased under version 3 from now on"""
 
     async def epoch(self) -> tuple[str, ...]:
-        """Names of the engines that would take an update now; an engine that was away has a new one."""
+        """Return the names of the engines that would take an update now. A restarted engine has a new name."""
 
     async def join_weight_group(self, group: WeightGroup) -> None:
-        """Every engine joins; returns when all members have."""
+        """Have every engine join; return when all members have joined."""
 
     async def leave_weight_group(self, name: str) -> None:
-        """Every engine leaves."""
+        """Have every engine leave."""
 
     async def receive(self, update: WeightUpdate, version: str) -> None:
-        """Every engine takes the weights and labels them `version`."""
+        """Have every engine load the weights and label them `version`."""
 
     async def offer(self, key: str, handles: Handles) -> None:
-        """The update `key`, whose `receive` is under way, takes the next bucket from shared memory; returns when it has."""
+        """Have the running `receive` of update `key` read the next bucket from shared memory; return when read."""
 
     async def lacks_weights(self) -> bool:
-        """Return true if no engine has the current weights any more, and only the trainer can give them."""
+        """Return true if no engine has the current weights and only the trainer can send them."""
 
 
 class WeightTransfer(Protocol):
     """Carries weights from the trainer to the engines."""
 
     async def send(self, version: int) -> None:
-        """Bring all engines to the trainer's current weights."""
+        """Send the trainer's current weights to all engines as `version`."""
 
     async def lost(self) -> bool:
-        """Return true if the engines need the last weights once more, as all of them were started again."""
+        """Return true if the last weights must be sent again because all engines were restarted."""
 
 
 @dataclass(frozen=True, slots=True)
 class Components:
-    """A started run. Without `weights` there are no engines. `eval_weights`: to the engine group that evaluates."""
+    """A started run. `weights` is None without engines. `eval_weights`: transfer to the engine group that evaluates."""
 
     rollouts: Rollouts
     trainer: Trainer
@@ -176,12 +176,12 @@ class Components:
 
 
 Start = Callable[[RunSettings, RunFolder, Found | None, Progress], AbstractAsyncContextManager[Components]]
-"""Starts every part, going on from a checkpoint if one is found, and stops every one at the end, whatever ends it."""
+"""Starts all parts, from a checkpoint if one is found. Stops all parts at the end, also after an error."""
 
 
 @contextmanager
 def within(seconds: float, what: str) -> Iterator[None]:
-    """Limit the time of a block, `what` in messages. Raises AgentRLError: the deadline passed, or a part was lost."""
+    """Limit the time of a block; messages call it `what`. Raises AgentRLError: it timed out, or a part was lost."""
     try:
         with anyio.fail_after(seconds) as scope:
             yield

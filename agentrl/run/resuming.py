@@ -1,4 +1,4 @@
-"""The contents of a run's folder from earlier: settings and prompts that have changed since, evaluations."""
+"""The earlier contents of a run's folder: changed settings, changed prompts, and evaluations."""
 
 import json
 import time
@@ -19,14 +19,14 @@ from agentrl.runfolder import BELOW, EVALUATIONS, LEDGER, SETTINGS
 
 _MAY_DIFFER = {"num_rollout", "num_epoch", "output_dir", "load", "progress", "device"}
 _MAY_DIFFER |= {"train_threads", "embedded_threads", "rollout_max_concurrency", "rollout_workers"}
-"""Settings whose change is no surprise: how far to go, and what depends on the machine and the terminal."""
-_PLAYED = ("rollout", "data", "rm_hub")  # the packages whose settings decide what is played and how it is graded
+"""Settings whose change is not reported: the run's length, and settings for the machine and the terminal."""
+_PLAYED = ("rollout", "data", "rm_hub")  # sections whose settings decide how rollouts are generated and graded
 
 
 def changed(settings: RunSettings, command: str = "train", only: Collection[str] | None = None) -> list[str]:
-    """`--lr 1e-06 -> 0.001` for each setting that the run in this folder had otherwise; none if there is no run.
-    `command`: whose folder, a key of `BELOW`. `only`: the settings to look at; by default all. Raises SettingsError:
-    what the run wrote of its settings is damaged."""
+    """Return `--lr 1e-06 -> 0.001` for each setting that differs from the earlier run in this folder; empty without an
+    earlier run. `command`: the command of the folder, a key of `BELOW`. `only`: the settings to compare; default: all.
+    Raises SettingsError: the earlier run's settings file is damaged."""
     if not (file := Path(settings.observability.output_dir).expanduser() / BELOW[command] / SETTINGS).is_file():
         return []
     try:
@@ -44,8 +44,8 @@ def changed(settings: RunSettings, command: str = "train", only: Collection[str]
 
 
 def check_prompts(settings: RunSettings) -> None:
-    """Refuse data and an order of it in which the numbers of the run's groups would mean other prompts. Raises
-    SettingsError: says what differs. Raises LedgerError: the run's ledger cannot be read."""
+    """Check that the earlier run's group numbers still mean the same prompts. Raises SettingsError: the data or its
+    order differs. Raises LedgerError: the run's ledger cannot be read."""
     ledger = Path(settings.observability.output_dir).expanduser() / LEDGER
     own_source = settings.data.data_source_path is not None or settings.cluster.load_debug_rollout_data is not None
     if own_source or not (meta := read_meta(ledger)):
@@ -61,7 +61,7 @@ def check_prompts(settings: RunSettings) -> None:
 
 
 def refuse_others(settings: RunSettings) -> None:
-    """Refuse to go on with rollouts under settings that play or grade in another way. Raises SettingsError: what differs."""
+    """Check that the folder's rollouts were generated and graded alike. Raises SettingsError: a setting differs."""
     folder = Path(settings.observability.output_dir).expanduser() / BELOW["rollout"]
     if not (folder / SETTINGS).is_file() and (others := next(folder.glob("*.jsonl"), None)) is not None:
         raise SettingsError(f"{others} is there, and {SETTINGS} of its run is not; choose another --output-dir")
@@ -74,8 +74,8 @@ def refuse_others(settings: RunSettings) -> None:
 
 
 def write_evaluation(folder: Path, number: int, checkpoint: str, name: str, metrics: Mapping[str, float]) -> None:
-    """Append the figures of one evaluation set to `evaluations.jsonl`. `number`: rollouts done before it; the number of
-    an `agentrl eval` in its folder. `checkpoint`: whose weights played."""
+    """Append the metrics of one evaluation set to `evaluations.jsonl`. `number`: rollouts trained before the
+    evaluation, or the number of an `agentrl eval` in its folder. `checkpoint`: the evaluated weights."""
     row = {"time": time.time(), "step": number, "set": name, "checkpoint": checkpoint, "metrics": dict(metrics)}
     before = file.read_bytes() if (file := folder / EVALUATIONS).is_file() else b""
     whole = before[: before.rfind(b"\n") + 1]  # a full disk may have cut the last line
@@ -83,6 +83,6 @@ def write_evaluation(folder: Path, number: int, checkpoint: str, name: str, metr
 
 
 def evaluations_in(folder: Path) -> int:
-    """The number of the next `agentrl eval` in its folder."""
+    """Return the number of the next `agentrl eval` in its folder."""
     file = folder / EVALUATIONS
     return max((row["step"] + 1 for row in read_metrics(file)), default=0) if file.is_file() else 0

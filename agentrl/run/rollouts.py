@@ -1,9 +1,9 @@
-"""Generating in one process: engines, chat, graders and environment; with data source, ledger and coordinator on top.
+"""Generation in one process: engines, chat, graders and environments, plus data source, ledger and coordinator.
 
-1. `Loaded` opens a rollout worker. `RolloutResources` has one, or several in processes of their own, and evaluates: all that
-   `agentrl eval` needs.
-2. `LedgerRollouts` adds the coordinator with data source and ledger, and makes the train batch. `agentrl.cluster` runs both
-   in one actor, `agentrl.run.local` beside the trainer. Weight updates go to the engine pool; `updated` tells of them."""
+1. `Loaded` opens a rollout worker. `RolloutResources` has a worker here, or several in other processes, and evaluates.
+   `agentrl eval` needs no more.
+2. `LedgerRollouts` adds coordinator, data source and ledger, and makes the train batch. `agentrl.cluster` runs both in
+   one actor, `agentrl.run.local` beside the trainer. Weight updates go to the engine pool; `updated` reports them."""
 
 import gc
 import sys
@@ -62,7 +62,7 @@ from agentrl.train.hooks import NO_HOOKS, TrainHooks, hooks_of
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """The user's code that a process loads: `plugins` for training, and each evaluation set with its own."""
+    """The user's code that a process loads: plug-ins for training, and for each evaluation set."""
 
     settings: RunSettings
     plugins: Plugins
@@ -99,7 +99,7 @@ class Loaded:
 
     @asynccontextmanager
     async def worker(self, pool: EnginePool | HostedModel) -> AsyncIterator[RolloutWorker]:
-        """Load the chat template, start graders, set up environments; gives a worker that plays in this process."""
+        """Load the chat template, start graders and set up environments; yield a worker of this process."""
         settings, plugins, sets = self.settings, self.plugins, self.sets
         rollout, args, teacher, gateway = settings.rollout, settings.args, None, None
         chat, length = NoChat.as_chat() if settings.hosted else load_chat(settings), sys.maxsize
@@ -138,7 +138,7 @@ class Loaded:
 
 
 OpenWorkers = Callable[[RunSettings, Sequence[str], EnginePool], AbstractAsyncContextManager[Player]]
-"""Starts several rollout workers that generate at these engines; `agentrl.cluster.workers` has one."""
+"""Starts several rollout workers that use these engines; `agentrl.cluster.workers` has an implementation."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,8 +163,8 @@ class RolloutResources:
         transport: HttpTransport | None = None,
         workers: OpenWorkers | None = None,
     ) -> "AsyncIterator[RolloutResources]":
-        """Connect to the engines and open a worker in this process. `urls`: the engines. `transport`: how to reach them;
-        by default over HTTP. `workers`: starts workers in other processes; None plays in this one."""
+        """Connect to the engines and open a worker. `urls`: the engines. `transport`: how requests reach them; default:
+        HTTP. `workers`: starts workers in other processes; None: one worker in this process."""
         loaded = Loaded.of(settings)
         async with AsyncExitStack() as stack:
             keep, key = settings.buffer.keep_trajectories, settings.rollout.reward_key
@@ -178,8 +178,8 @@ class RolloutResources:
             yield cls(settings, folder, pool, player, loaded.plugins, store, sets)
 
     async def evaluate(self, done: int, checkpoint: str | None = None) -> Mapping[str, float]:
-        """Evaluate on every set; trajectories and figures are added to the run's folder. `done`: rollouts that the weights
-        were trained on, or the number of an `agentrl eval`. `checkpoint`: of these weights; by default the run's own."""
+        """Evaluate on every set; add trajectories and metrics to the run's folder. `done`: rollouts that trained the
+        weights, or the number of an `agentrl eval`. `checkpoint`: their name in the results; default: the run's own."""
         whose = str(checkpoint or (self.folder.checkpoint(done - 1) if done else self.settings.train.hf_checkpoint))
         hooks = self.plugins.hooks
         hooks.begin(done)
@@ -229,9 +229,9 @@ class LedgerRollouts(Rollouts):
         kind: Kind = "train",
         workers: OpenWorkers | None = None,
     ) -> "AsyncIterator[LedgerRollouts]":
-        """Open everything, and put the ledger back to what the loaded checkpoint proves. `resume_step`: the last
-        rollout that the checkpoint covers; None for a fresh start. `kind`: what the trajectories are called in the
-        run's store. `workers`: starts workers in other processes; None plays in this one."""
+        """Open all resources, and reset the ledger to the loaded checkpoint. `resume_step`: the last rollout that the
+        checkpoint covers; None without a checkpoint. `kind`: the kind of the trajectories in the run's store.
+        `workers`: starts workers in other processes; None: one worker in this process."""
         async with AsyncExitStack() as stack:
             opening = RolloutResources.open(settings, folder, urls, transport, workers)
             generation = await stack.enter_async_context(opening)
@@ -248,7 +248,7 @@ class LedgerRollouts(Rollouts):
         groups, metrics, full = await self.play(step)
         if not full:
             return None
-        # Other groups are played meanwhile: slow work is done in a thread.
+        # Other groups are in flight on this event loop, so slow work runs in a thread.
         return await to_thread.run_sync(make_batch, self._settings, groups, metrics, step, self._hooks)
 
     async def play(self, step: int) -> tuple[list[Group], Mapping[str, float], bool]:
@@ -280,7 +280,7 @@ class LedgerRollouts(Rollouts):
         await self._coordinator.updated(version)
 
     async def trained(self, group_ids: Sequence[int], step: int, details: Any = None) -> None:
-        if details and not self._hooks.makes_rows:  # they are of the samples as they were played
+        if details and not self._hooks.makes_rows:  # a hook's rows differ from the stored samples
             await to_thread.run_sync(self.generation.store.add_details, step, details)
         await to_thread.run_sync(self._queue.trained, group_ids, step)
 
@@ -292,7 +292,7 @@ class LedgerRollouts(Rollouts):
 
     @property
     def engines(self) -> EnginePool:
-        """The engines, for weight updates. Raises SettingsError: a hosted model plays, which takes none."""
+        """The engines, for weight updates. Raises SettingsError: the model is hosted, so it cannot be updated."""
         if isinstance(self.generation.pool, HostedModel):
             raise SettingsError(UNTRAINABLE)
         return self.generation.pool
@@ -318,11 +318,11 @@ def make_batch(
     step: int,
     hooks: TrainHooks = NO_HOOKS,
 ) -> Batch:
-    """The groups of training step `step` as arrays that a trainer takes."""
+    """Return the groups of training step `step` as arrays for a trainer."""
     reward_key, supervised = settings.rollout.reward_key, settings.algorithm.supervised
     truncated = settings.rollout.replays_truncation and not supervised
     chosen, rewards = hooks.samples(groups)
-    # Only samples that bring pixels themselves need the trained model's placeholders.
+    # The model's image placeholders are needed only if samples have their own pixel values.
     brought = any(sample.multimodal_train_inputs is not None for group in chosen for sample in group)
     payload = TrainBatch.from_samples(
         chosen,
@@ -341,7 +341,7 @@ def make_batch(
 
 
 def _check_of(settings: RunSettings) -> Callable[[Group], None] | None:
-    """Return the check of a group before it is stored; none if it is not trained, or a hook makes other rows of it."""
+    """Return the check of a group before it is stored; None if it is not trained, or a hook makes other rows of it."""
     played_only = settings.hosted or settings.cluster.debug_rollout_only or settings.algorithm.supervised
     if played_only or hooks_of(settings.args).makes_rows:
         return None
@@ -379,13 +379,13 @@ async def _groups(
 
 
 def spare_loaded() -> None:
-    """Look no more at what is loaded by now when garbage is collected: that takes a tenth of the CPU of a rollout."""
+    """Exclude loaded objects from garbage collection: scanning them takes a tenth of a rollout's CPU time."""
     gc.freeze()
     gc.set_threshold(20_000, 50, 50)
 
 
 async def _context_length(settings: RunSettings, pool: EnginePool) -> int:
-    """The least of what the engines, the settings and the model's config say."""
+    """Return the smallest context length that engines, settings and model config give."""
     said = [info.get("context_length") for info in (await pool.server_info()).values()]
     model = read_model_info(settings.train.hf_checkpoint)
     said += [settings.engine.engine_context_length, model.context_length if model else None]

@@ -1,5 +1,5 @@
-"""The order of a run: pure, without clocks, tasks or processes. A run may be killed at any moment: a step is recorded as
-trained, and evaluated, before its checkpoint is written, so that a resume repeats both or neither."""
+"""The order of a run's actions: pure code without clocks, tasks or processes. A run may be killed at any moment. A step
+is recorded as trained and evaluated before its checkpoint is written, so that a resume repeats both or neither."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -30,15 +30,15 @@ class Cadence:
     """Intervals between actions, in steps; None is never."""
 
     steps: int  # steps in the whole run
-    send: int | None = 1  # weights to the engines; they also go there before every evaluation and after the last step
-    evaluate: int | None = None  # one more follows the last step, so that the model that is written was evaluated
+    send: int | None = 1  # weight updates; also before every evaluation and after the last step
+    evaluate: int | None = None  # evaluations; one more after the last step, of the exported model
     evaluate_first: bool = False  # also before the first step of a fresh run
-    save: int | None = None  # checkpoints; one more covers the last step
+    save: int | None = None  # checkpoints; one more after the last step
 
 
 def actions(cadence: Cadence, first: int, data_ended: Callable[[], bool]) -> Iterator[Action]:
-    """All that a run does, in order; an action is done when the next one is asked for. `first`: the first step to train,
-    above 0 when the run goes on from a checkpoint. `data_ended` is asked after NEXT_BATCH: true if there is no batch."""
+    """Yield a run's actions in order. The caller finishes an action before it requests the next. `first`: first step
+    to train; above 0 if the run resumes. `data_ended` is called after NEXT_BATCH: true if there is no batch."""
     done = evaluated = saved = first - 1
     yield from _send(cadence, first)
     if first == 0 and cadence.evaluate_first:

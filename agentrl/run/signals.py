@@ -1,5 +1,5 @@
-"""SIGTERM stops a run as Ctrl-C does, with exit code 143. It is turned into SIGINT, at which an event loop cancels its
-main task and lets it clean up; an exception from a handler would end the loop in the middle of whatever runs."""
+"""SIGTERM stops a run as Ctrl-C does, with exit code 143. The handler raises SIGINT: the event loop then cancels its
+main task, which can clean up. An exception from the handler would end the loop at an arbitrary point."""
 
 import contextlib
 import signal
@@ -13,7 +13,7 @@ _TERMINATED = threading.Event()
 
 @contextlib.contextmanager
 def stopped_by_sigterm() -> Iterator[None]:
-    """SIGTERM leaves this block as `SystemExit(143)`. In other threads than the main one this does nothing."""
+    """Turn SIGTERM during this block into `SystemExit(143)`. Does nothing outside the main thread."""
     before = signal.getsignal(signal.SIGTERM)
     _TERMINATED.clear()
     heed_sigterm()
@@ -29,8 +29,8 @@ def stopped_by_sigterm() -> Iterator[None]:
 
 
 def heed_sigterm() -> None:
-    """Install our handler where a library (Ray) has put its own; and no alarm of its aborts the process while it stops.
-    Background jobs of a script begin with SIGINT ignored, and would ignore SIGTERM too."""
+    """Replace a library's handler (Ray's) with ours, and cancel its alarm, which would abort the cleanup. Restore
+    SIGINT: a script's background jobs start with SIGINT ignored, and would ignore SIGTERM too."""
     if threading.current_thread() is threading.main_thread():
         signal.alarm(0)
         signal.signal(signal.SIGTERM, _leave)
@@ -39,14 +39,14 @@ def heed_sigterm() -> None:
 
 
 def _leave(number: int, frame: FrameType | None) -> None:
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # a second one would interrupt the stopping
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # a second SIGTERM would interrupt the cleanup
     _TERMINATED.set()
     signal.raise_signal(signal.SIGINT)
 
 
 @contextlib.contextmanager
 def interrupted_at_once() -> Iterator[None]:
-    """Inside an event loop: Ctrl-C raises at once in blocking code, where the loop cannot cancel anything."""
+    """Let Ctrl-C raise at once in blocking code inside an event loop, which the loop cannot cancel."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return

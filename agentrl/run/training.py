@@ -39,7 +39,7 @@ def make_backend(settings: RunSettings, learners: Learners = "all") -> TrainBack
 
 
 def free_port() -> int:
-    """A TCP port that is free now, from a range where systems by default take none for outgoing connections."""
+    """Return a free TCP port, from a range that systems by default do not use for outgoing connections."""
     while True:
         port = SystemRandom().randrange(20000, 32000)
         with socket.socket() as probe, suppress(OSError):

@@ -1,4 +1,4 @@
-"""WeightTransfer from trainer to engines. A version is the number of rollouts that the weights were trained on."""
+"""Weight transfers from trainer to engines. A version is the number of rollouts that the weights were trained on."""
 
 import hashlib
 import itertools
@@ -24,13 +24,13 @@ from agentrl.runfolder import RunFolder
 
 _Side = Callable[[], Coroutine[Any, Any, None]]
 Fetch = Callable[[Path, Path, str, str | None], Awaitable[None]]
-"""Has `deltas.fetch` make a copy on every machine with engines; a machine that cannot gets no new weights."""
+"""Runs `deltas.fetch` on every machine with engines. A machine on which it fails gets no new weights."""
 
 
 class DiskWeights(WeightTransfer):
-    """The trainer writes a Hugging Face folder, or PEFT's of an adapter; engines load it; only the newest is kept. `root`
-    is a folder for several runs; by default it is the run's own folder. With `copies`, a folder on each machine, `fetch`
-    brings it there before the engines pause."""
+    """Transfer by disk: the trainer writes a Hugging Face folder, or a PEFT adapter's, and engines load it. Only the
+    newest is kept. `root`: parent folder for several runs; default: the run's folder. `copies`: folder on each machine,
+    to which `fetch` copies the version before the engines pause."""
 
     def __init__(
         self,
@@ -58,7 +58,7 @@ class DiskWeights(WeightTransfer):
                 remove_folder(old)
 
     async def _near(self, version: Path) -> Path:
-        """Return the folder from which engines load a version: the version, or the copy on their machines."""
+        """Return the folder from which engines load a version: its own folder, or the copy on their machines."""
         if self._fetch is None or self._copies is None:
             return version
         before, base, name = self._fetched, None, f"{version.name}-{uuid.uuid4().hex[:8]}"
@@ -76,15 +76,15 @@ class DiskWeights(WeightTransfer):
 def eval_weights(
     settings: RunSettings, folder: RunFolder, trainer: Trainer, sink: Callable[[], WeightSink]
 ) -> WeightTransfer | None:
-    """Return what brings weights to the engines of the group that evaluates, if there is one: by a folder of its own."""
+    """Return the transfer to the engine group that evaluates, through its own folder; None without such a group."""
     if EVALUATES not in settings.engine.engine_groups:
         return None
     return DiskWeights(folder, trainer, sink(), name="eval_weights")
 
 
 class BroadcastWeights(WeightTransfer):
-    """Each sender, a trainer process, shares a process group with the engines; tensors go in buckets of bounded size. Made
-    by `open`. Process groups belong to one set of engines: they are made again if an engine comes or is lost."""
+    """Transfer by broadcast, in buckets of limited size. Each trainer process that sends shares a process group with
+    the engines. The groups are made again if an engine joins or is lost. Made by `open`."""
 
     def __init__(self, settings: ClusterSettings, source: WeightSource, sink: WeightSink, backend: str) -> None:
         self._settings, self._source, self._sink = settings, source, sink
@@ -96,7 +96,7 @@ class BroadcastWeights(WeightTransfer):
     async def open(
         cls, settings: ClusterSettings, source: WeightSource, sink: WeightSink, backend: str = "gloo"
     ) -> "AsyncIterator[BroadcastWeights]":
-        """Ready to send; leaves the process groups after a good end. `backend`: of the groups, or "shared_memory"."""
+        """Yield a transfer; leave the process groups unless the block fails. `backend`: theirs, or "shared_memory"."""
         weights = cls(settings, source, sink, backend)
         yield weights
         with within(settings.weight_sync_timeout, "the weight update"):
@@ -106,7 +106,7 @@ class BroadcastWeights(WeightTransfer):
         try:
             await self._send(version)
         except (EngineFailure, TrainError) as error:
-            # An engine that was lost takes its group with it; the others are still there.
+            # A lost engine breaks its process groups. The other engines still run, so try again with new groups.
             with suppress(EngineFailure):
                 await self._leave()
             try:
@@ -140,7 +140,7 @@ class BroadcastWeights(WeightTransfer):
             group = WeightGroup(sender, size, *where, world, name, self._backend, per_engine, members)
             await _both(partial(self._sink.join_weight_group, group), partial(self._source.init_weight_group, group))
             self._groups.append(name)
-        # In turns: while one sender's bucket travels, the others prepare theirs.
+        # Interleave the senders: while one sends a bucket, the others prepare theirs.
         turns = itertools.zip_longest(*parts)
         self._buckets = [bucket for turn in turns for bucket in turn if bucket is not None]
 
@@ -156,7 +156,7 @@ class BroadcastWeights(WeightTransfer):
 
 
 class SharedWeights(WeightTransfer):
-    """Trainer processes share the memory of one bucket at a time with the engines on their devices."""
+    """Transfer by shared memory: trainer processes share one bucket at a time with the engines on their devices."""
 
     def __init__(self, settings: ClusterSettings, source: WeightSource, sink: WeightSink) -> None:
         self._settings, self._source, self._sink = settings, source, sink
@@ -172,7 +172,7 @@ class SharedWeights(WeightTransfer):
                 # Engine i has the devices of these trainer processes, in their order.
                 await self._sink.offer(key, [handles[at : at + each] for at in range(0, len(handles), each)])
 
-        await self._sink.epoch()  # waits for an engine that is restarted
+        await self._sink.epoch()  # waits for engines that are restarting
         try:
             await _both(partial(self._sink.receive, SharedUpdate(key, len(found)), str(version)), share)
         finally:
@@ -183,7 +183,7 @@ class SharedWeights(WeightTransfer):
 
 
 async def _both(engines: _Side, trainer: _Side) -> None:
-    """Both sides of a collective; the first error ends the wait for the other, which cannot finish alone."""
+    """Run both sides of a collective. An error on one side cancels the other, which cannot finish alone."""
     with ungrouped():
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(engines)

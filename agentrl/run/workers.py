@@ -1,10 +1,10 @@
-"""Several rollout workers in processes of their own: `WorkerServer` is in each, `RolloutWorkers` is with the coordinator.
+"""Rollout workers in separate processes: `WorkerServer` runs in each, `RolloutWorkers` in the coordinator's process.
 
-1. A worker has all that playing needs: tokenizer, environments, graders, gateway, connections to the engines. It gets its
-   share of `--rollout-max-concurrency` and of the engines' places. `setup` and limits of tools are per worker.
-2. Messages go in batches: messages that collect while a batch is under way are the next batch.
-3. A worker that dies is replaced. Its calls raise `WorkerLost`: the coordinator gives the groups back to the ledger, and
-   groups of evaluations are played again. Answers that still arrive for a lost call are discarded.
+1. A worker has all that generation needs: tokenizer, environments, graders, gateway, engine connections. It gets
+   its share of `--rollout-max-concurrency` and of the engines' slots. `setup` and limits of tools are per worker.
+2. Messages are sent in batches. Messages that collect while a batch is being sent form the next batch.
+3. A worker that dies is replaced. Its calls raise `WorkerLost`: the coordinator releases their groups in the ledger,
+   and evaluation groups are generated again. Late answers to a lost call are discarded.
 4. Workers follow the coordinator's engine pool (`EngineFollower`). A worker that does not stop for a weight update within
    `engine_control_timeout` is replaced.
 5. `agentrl.cluster.workers` has the processes, as Ray actors."""
@@ -42,11 +42,11 @@ _GATHER = 0.05
 _CLOSE_TIMEOUT = 10.0
 """Seconds that a worker has to end its trajectories and to close environments and graders at the end of a run."""
 _ATTEMPTS = 5
-"""Number of failed starts of a worker in a row that end the run, if no other worker is ready."""
+"""The run ends after this many failed starts of a worker in a row, if no other worker is ready."""
 
 
 class Order(NamedTuple):
-    """A call to a worker: a `Lease`, or a group of evaluation set `set_number`; `what` None cancels the call."""
+    """A call to a worker. `what`: a `Lease`, a group of evaluation set `set_number`, or None to cancel the call."""
 
     call: int
     what: Lease | Group | None
@@ -84,13 +84,13 @@ class RolloutProcess(Protocol):
     """A worker as `RolloutWorkers` calls it. Every call raises `ComponentLost` once the process is gone."""
 
     async def serve(self) -> None:
-        """Open everything, play until `stop`, and close everything. Raises AgentRLError: it could not open."""
+        """Open everything, generate until `stop`, and close everything. Raises AgentRLError: opening failed."""
 
     async def ready(self) -> None:
         """Return when everything is open."""
 
     async def follow(self, view: EngineView) -> None:
-        """Hold requests, or go on with the weights of `view`."""
+        """Pause requests, or continue with the weights of `view`."""
 
     async def figures(self) -> Mapping[str, float]:
         """Return the worker's metrics since the last call."""
@@ -102,15 +102,15 @@ class RolloutProcess(Protocol):
         """Wait for messages and return them: the last report of each call, then answers."""
 
     async def stop(self) -> None:
-        """Have `serve` end."""
+        """Make `serve` return."""
 
     def kill(self) -> None:
         """End the process."""
 
 
 class WorkerServer:
-    """Plays in the process of a worker: `take_orders` begins calls, and `answers` returns their results. The methods are
-    those of `RolloutProcess`."""
+    """The server in a worker's process. `take_orders` begins calls, and `answers` returns their results. The methods
+    are those of `RolloutProcess`."""
 
     def __init__(self, settings: RunSettings, urls: Sequence[str]) -> None:
         self._settings, self._urls = settings, urls
@@ -161,7 +161,7 @@ class WorkerServer:
     async def answers(self) -> list[CallProgress | Answer]:
         await self._news.wait()
         with anyio.move_on_after(_GATHER * self._settings.cluster.rollout_workers):
-            await self._idle.wait()  # a worker without calls has nothing to collect
+            await self._idle.wait()  # without calls in flight there is nothing to wait for
         found: list[CallProgress | Answer] = [*self._reports.values(), *self._answers]
         self._reports, self._answers = {}, []
         self._news.clear()
@@ -194,7 +194,7 @@ class WorkerServer:
             self._news.set()
 
         played = await self._worker.play(lease, report)
-        # The group travels encoded, as the ledger stores it; a dropped group too, for the viewer.
+        # The group is sent as the ledger stores it: encoded. A dropped group is sent too, for the viewer.
         return replace(played, group=[], data=played.data or (encode_group(played.group) if played.group else b""))
 
     async def _evaluate(self, order: Order, group: Group) -> Answer:
@@ -265,7 +265,7 @@ class RolloutWorkers(Player, EngineFollower):
         self._settings, self._start, self._pool, self._watchdog = settings, start, pool, watchdog
         self._workers: dict[int, _Worker] = {}
         self._view, self._numbers, self._changed = EngineView(), count(), anyio.Event()
-        self._given_up: set[int] = set()  # a run begins without them; they are started again all the same
+        self._given_up: set[int] = set()  # the run begins without these workers; their starts are retried
 
     @classmethod
     @asynccontextmanager
@@ -273,7 +273,7 @@ class RolloutWorkers(Player, EngineFollower):
         """Start the workers with `start`, and end them with the block.
 
         Raises:
-            AgentRLError: a worker could not open, because of the user's code for example, or died at each start."""
+            AgentRLError: a worker could not open (user code failed, for example), or died at each start."""
         with Watchdog.watching(settings.rollout.event_loop_block_warning) as watchdog, ungrouped():
             async with anyio.create_task_group() as tasks:
                 workers = cls(settings, start, pool, watchdog)
@@ -395,7 +395,7 @@ class RolloutWorkers(Player, EngineFollower):
                 with anyio.fail_after(self._settings.cluster.start_timeout):
                     await _first(serving, worker.process.ready())
                     seen = None
-                    while seen is not self._view:  # it may change meanwhile
+                    while seen is not self._view:  # the view may change during the call
                         seen = self._view
                         await worker.process.follow(seen)
                 failed = 0
@@ -403,7 +403,7 @@ class RolloutWorkers(Player, EngineFollower):
                 self._notify()
                 await _first(serving, self._send(worker), self._receive(worker), worker.lost.wait())
                 raise ComponentLost("it does not answer")
-            except (ComponentLost, TimeoutError, EngineFailure) as error:  # an engine may be away while it starts again
+            except (ComponentLost, TimeoutError, EngineFailure) as error:  # EngineFailure: an engine may be restarting
                 failed += number not in self._workers
                 if failed >= _ATTEMPTS and not self._workers:
                     raise AgentRLError(f"rollout worker {number} died at each of {failed} starts: {error}") from None
@@ -454,7 +454,7 @@ async def _close(number: int, process: RolloutProcess, serving: "asyncio.Future[
 
 
 async def _first(lasting: "asyncio.Future[None]", *awaited: Coroutine[Any, Any, Any]) -> None:
-    """Return when one of them ends; raise its error, if any. `lasting` is not cancelled."""
+    """Return when `lasting` or an `awaited` ends; raise its error, if any. Cancel the other `awaited`."""
     tasks = [lasting, *map(asyncio.ensure_future, awaited)]
     try:
         await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
@@ -468,7 +468,7 @@ async def _first(lasting: "asyncio.Future[None]", *awaited: Coroutine[Any, Any, 
 
 
 def share(settings: RunSettings) -> RunSettings:
-    """Return the settings of one worker, with its share of trajectories and of the engines' places."""
+    """Return the settings of one worker, with its share of trajectories and of the engines' slots."""
     workers = settings.cluster.rollout_workers
     numbers = (settings.rollout.rollout_max_concurrency, settings.engine.sglang_server_concurrency)
     trajectories, places = (-(-number // workers) for number in numbers)

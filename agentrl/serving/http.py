@@ -3,7 +3,7 @@
 1. `{"error": {"message"}}`: the request was understood and refused.
 2. `{"error": "text"}`: the sampling parameters could not be decoded.
 3. `{"object": "error", "message", "type", "param", "code"}`: the JSON body did not fit the endpoint.
-4. `{"success": false, "message"}`: weights could not be updated, and are as before."""
+4. `{"success": false, "message"}`: the weights could not be updated and are unchanged."""
 
 import asyncio
 import inspect
@@ -25,7 +25,7 @@ Handler = Callable[[Request], Awaitable[Response]]
 
 
 class RequestError(AgentRLError):
-    """A request is refused: `status` and `body` are what the client gets, `str(error)` is the bare message."""
+    """Refusal of a request: the client gets `status` and `body`; `str(error)` is the message alone."""
 
     def __init__(self, message: str, body: dict[str, Any], status: int = 400) -> None:
         super().__init__(message)
@@ -33,34 +33,34 @@ class RequestError(AgentRLError):
 
 
 def refused(message: str) -> RequestError:
-    """A request that was understood but cannot be served."""
+    """Return the error for a request that was understood but cannot be served."""
     return RequestError(message, {"error": {"message": message}})
 
 
 def undecodable(message: str) -> RequestError:
-    """Sampling parameters of the wrong type, or with unknown names."""
+    """Return the error for sampling parameters with wrong types or unknown names."""
     return RequestError(message, {"error": message})
 
 
 def update_refused(message: str) -> RequestError:
-    """A weight update that cannot be done."""
+    """Return the error for a weight update that cannot be done."""
     return RequestError(message, {"success": False, "message": message})
 
 
 def openai_error(message: str, *, status: int = 400, kind: str = "Bad Request") -> RequestError:
-    """The error form of the OpenAI endpoints, and of body validation everywhere."""
+    """Return an error in the form of the OpenAI endpoints, which body validation uses everywhere."""
     body = {"object": "error", "message": message, "type": kind, "param": None, "code": status}
     return RequestError(message, body, status)
 
 
 def invalid_body(kind: str, message: str, *loc: str) -> RequestError:
-    """A body that does not fit the endpoint; `loc` is the path of the field."""
+    """Return the error for a body that does not fit the endpoint; `loc` is the path of the field."""
     detail = {"type": kind, "loc": ("body", *loc), "msg": message}
     return openai_error(f"1 validation error:\n  {detail}")
 
 
 def refuse_pages(request: Request) -> None:
-    """Raise RequestError, 403, for a request that a browser sent: no web page may control a server."""
+    """Raise RequestError (403) if a browser sent the request: no web page may control a server."""
     if {"origin", "sec-fetch-site"} & set(request.headers):
         said = "web pages may not control this server, only programs may"
         raise RequestError(said, {"error": {"message": said}}, 403)
@@ -75,13 +75,13 @@ class Json(JSONResponse):
 
 
 async def refusal(_: Request, error: Exception) -> Response:
-    """Answer a `RequestError`; one of an application's `exception_handlers`."""
+    """Return the answer to a `RequestError`; an entry of an application's `exception_handlers`."""
     assert isinstance(error, RequestError)
     return Json(error.body, error.status)
 
 
 async def json_body(request: Request) -> Any:
-    """The decoded body; raises `RequestError` when it is missing, or is not what `read_json` takes."""
+    """Return the decoded body. Raises RequestError: the body is missing, or `read_json` refuses it."""
     try:
         body = await read_json(request)
     except ValueError as error:
@@ -99,7 +99,7 @@ async def object_body(request: Request) -> dict[str, Any]:
 
 
 def fields_of(model: type[Model], body: Mapping[str, Any]) -> Model:
-    """The fields of a body that `model` has; null means a field's default. Raises `RequestError` for what does not fit."""
+    """Return the body's fields that `model` has; null means the default. Raises RequestError: a field does not fit."""
     try:
         return model.model_validate({name: value for name, value in body.items() if value is not None})
     except ValidationError as error:
@@ -108,7 +108,7 @@ def fields_of(model: type[Model], body: Mapping[str, Any]) -> Model:
 
 
 def takes_body(handler: Callable[..., Awaitable[Response]]) -> Handler:
-    """The endpoint of a `handler(service, **fields)`, whose signature says which fields its JSON body has."""
+    """Return the endpoint of a `handler(service, **fields)`; its signature defines the fields of the JSON body."""
     _, *fields = inspect.signature(handler).parameters.values()
     defaults = {each.name: ... if each.default is each.empty else each.default for each in fields}
     types: dict[str, Any] = {each.name: (each.annotation, defaults[each.name]) for each in fields}
@@ -122,7 +122,7 @@ def takes_body(handler: Callable[..., Awaitable[Response]]) -> Handler:
 
 
 def field(body: Mapping[str, Any], name: str, kind: type, default: Any = ...) -> Any:
-    """One field of a body that is read in parts: `default` for null or missing; `...` means required."""
+    """Return one field of a body; `default` if the field is null or missing. Default `...` means required."""
     value = body.get(name)
     if value is None and default is ...:
         raise invalid_body("missing", "Field required", name)

@@ -1,11 +1,11 @@
-"""Serving an ASGI application that knows no passwords: the checks, limits and shutdown of all our servers.
+"""HTTP service of an ASGI application without passwords: the checks, limits and shutdown of all our servers.
 
-1. A page in a browser cannot drive it. An `Origin` that is neither this machine nor the request's `Host` gets 403;
-   a `Host` with a domain (which anybody's DNS may point here), and not one that the server was given, 421. WebSockets are
-   no way around. A body that is not declared as JSON is refused.
-2. A client cannot make it hold or do more than the constants below say, nor hold others up: what is too large gets 413,
-   what comes too slowly 408, JSON that nests too deeply 400. Each names its limit.
-3. SIGTERM and SIGINT end the process within `GRACE` seconds, whatever its threads are doing."""
+1. A page in a browser cannot use the server. An `Origin` that is neither this machine nor the request's `Host` gets
+   403. A `Host` with an unknown domain gets 421, because any DNS entry may point here. WebSockets are checked, too. A
+   body that is not declared as JSON is refused.
+2. The constants below limit the memory, work and time of a request. Too large a request gets 413, too slow a request
+   408, and JSON that nests too deeply 400. Each answer names its limit.
+3. SIGTERM and SIGINT end the process within `GRACE` seconds, even if its threads are busy."""
 
 import asyncio
 import gc
@@ -37,11 +37,11 @@ from agentrl.errors import SettingsError
 MAX_HEAD = 1 << 16  # bytes of a request's first line and headers
 MAX_BODY = 16 << 20  # bytes of a request's body: two million token ids
 MAX_DEPTH, MAX_MARKS = 64, 1 << 18
-"""The most levels of JSON, and the most of [, { and : in a body, those in strings included: they, not numbers, make
-decoding slow, and nothing else runs meanwhile."""
-LARGE = 1 << 15  # bytes from which on a body is worked on beside the event loop, one body at a time
+"""Maximum levels of JSON, and maximum number of the characters [, { and : in a body, also inside strings. These
+characters, not numbers, make decoding slow, and nothing else runs while a body is decoded."""
+LARGE = 1 << 15  # bodies of at least this many bytes are processed in a thread, one at a time
 _QUICK = 1 << 17  # bytes of a body that is decoded in about a millisecond
-READ_TIMEOUT = 30  # seconds for a head (from the connection, or the answer before it), and then for its body
+READ_TIMEOUT = 30  # seconds for a head (since the connection or the last answer), and again for its body
 GRACE = 4
 CLIENT_GONE = 499  # no client reads this status; it is what proxies log for a client that closed the connection
 
@@ -53,13 +53,13 @@ T = TypeVar("T")
 
 
 class Guarded:
-    """`app` behind the checks of a request's sender; `host` is the name or address that the server listens on."""
+    """`app` behind checks of `Host` and `Origin`; `host` is the name or address that the server listens on."""
 
     def __init__(self, app: ASGIApp, host: str) -> None:
         self._app, self._names = app, {host.lower(), socket.gethostname().lower()}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """See ASGI."""
+        """Handle one ASGI connection."""
         refused = None if scope["type"] == "lifespan" else self._refused(Headers(scope=scope))
         if refused and scope["type"] == "websocket":
             await WebSocketClose(reason="refused")(scope, receive, send)
@@ -79,8 +79,8 @@ class Guarded:
 
 
 async def read_json(request: Request) -> Any:
-    """The decoded body; None if there is none. Raises ValueError: it is not declared as JSON, is no JSON, or nests too
-    deeply. HTTPException: it is too large or too slow, or the client has gone."""
+    """Return the decoded body; None if it is empty. Raises ValueError: the body is not declared as JSON, is no JSON, or
+    nests too deeply. HTTPException: the body is too large or too slow, or the client has disconnected."""
     raw = await _body(request)
     declared = request.headers.get("content-type", "nothing")
     if raw and declared.partition(";")[0].strip().lower() != "application/json":
@@ -91,7 +91,7 @@ async def read_json(request: Request) -> Any:
 
 
 async def _body(request: Request) -> bytes:
-    """Of a body too large more is read than is kept, so that the client has sent it and reads the answer."""
+    """Read the body. A body over the limit is read on, up to twice the limit, so that its client reads the answer."""
     chunks, size = [], 0
     try:
         async with asyncio.timeout(READ_TIMEOUT):
@@ -125,7 +125,7 @@ def _decode(raw: bytes) -> Any:
 
 
 async def aside(request: Request, work: Callable[..., T], *args: Any, size: int | None = None) -> T:
-    """Return `work(*args)`. It runs in a thread, one call at a time, if `size` (default: bytes of the body) is large."""
+    """Return `work(*args)`, run in a thread, one call at a time, if `size` (default: bytes of the body) is large."""
     if (int(request.headers.get("content-length", LARGE)) if size is None else size) < LARGE:
         return work(*args)
     if not hasattr(request.app.state, "lane"):
@@ -134,7 +134,7 @@ async def aside(request: Request, work: Callable[..., T], *args: Any, size: int 
 
 
 class _Protocol(HttpToolsProtocol):
-    """uvicorn's, except that a head is bounded, and that only a whole one ends the wait for a request."""
+    """uvicorn's protocol with a size limit for heads. Only a complete head ends the timeout of a request."""
 
     _head = -math.inf
 
@@ -154,7 +154,7 @@ class _Protocol(HttpToolsProtocol):
         known, waiting, self.timeout_keep_alive_task = self.cycle, self.timeout_keep_alive_task, None
         super().data_received(data)
         self._head += len(data)
-        if self.transport.get_protocol() is not self:  # it is a WebSocket now, which may wait
+        if self.transport.get_protocol() is not self:  # it is a WebSocket now, without a timeout
             if waiting is not None:
                 waiting.cancel()
         elif self.cycle is known:
@@ -166,7 +166,7 @@ class _Protocol(HttpToolsProtocol):
 
 
 class _Server(uvicorn.Server):
-    """uvicorn, except that nothing keeps it from ending."""
+    """uvicorn with a forced end, `GRACE` seconds after the first signal."""
 
     on_signal: Callable[[], None]
 
@@ -180,7 +180,7 @@ class _Server(uvicorn.Server):
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """The address, taken, for `serve`: before anything is loaded. Port 0 is a free one. Raises SettingsError: the port
+    """Bind the address for `serve`, before anything is loaded; port 0 means a free port. Raises SettingsError: the port
     is taken, or the address is not this machine's."""
     listener = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -196,11 +196,11 @@ def listen(host: str, port: int) -> socket.socket:
 def serve(
     app: ASGIApp, listener: socket.socket, host: str, *, ready: str, on_signal: Callable[[], None] = lambda: None
 ) -> None:
-    """Serve `app`, guarded, until a signal comes. `ready`: the line for stdout when it listens, with {url}. `on_signal`:
-    called at once when the signal comes, so that what waits for an answer can get one."""
+    """Serve `app` behind `Guarded` until a signal comes. `ready`: line for stdout when the server listens, with {url}.
+    `on_signal`: called at once when the signal comes, so that requests in flight can still be answered."""
     server = _Server(_config(app, host, log_level="warning"))
     server.on_signal = on_signal
-    # A busy thread must let the event loop run soon, and garbage collection must skip what was loaded before.
+    # A busy thread must let the event loop run soon, and garbage collection must skip objects that exist already.
     sys.setswitchinterval(0.0005)
     gc.freeze()
     sys.stdout.write(ready.format(url=_opened(listener)) + "\n")
@@ -210,7 +210,7 @@ def serve(
 
 @asynccontextmanager
 async def served(app: ASGIApp, listener: socket.socket, host: str) -> AsyncIterator[str]:
-    """Serve `app`, guarded, in this event loop for the length of the context; gives its URL. Signals are left alone."""
+    """Serve `app` behind `Guarded` in this event loop until the context ends; yield its URL. Leaves signals alone."""
     url = _opened(listener)
     async with _running(_Beside(_config(app, host, log_config=None)), [listener]):
         yield url
@@ -218,7 +218,7 @@ async def served(app: ASGIApp, listener: socket.socket, host: str) -> AsyncItera
 
 @asynccontextmanager
 async def served_at(app: ASGIApp, path: str, host: str) -> AsyncIterator[None]:
-    """Serve `app`, guarded, at a Unix socket for the length of the context."""
+    """Serve `app` behind `Guarded` at a Unix socket until the context ends."""
     server = _Beside(_config(app, host, uds=path, log_config=None))
     async with _running(server):
         with anyio.fail_after(GRACE):

@@ -1,8 +1,8 @@
-"""Tiny models: a Hugging Face folder with a tokenizer and a chat template, made on the spot or shipped.
+"""Tiny models: a Hugging Face folder with a tokenizer and a chat template, created or shipped.
 
 1. `create` needs no network: the tokenizer is trained on a small text, the weights are random and depend on the seed
    alone. The same arguments give the same files.
-2. `shipped` gives the folder of a model that was taught a task; `examples.tiny_models.make` makes these again.
+2. `shipped` returns the folder of a model that was trained on a task. `examples.tiny_models.make` recreates the models.
 3. The template is ChatML with Hermes tool calls. Its markup tags, every digit and every operator are single tokens,
    so that a model of under a million parameters can learn to copy numbers within minutes on a laptop.
 4. torch and transformers are imported when `create` runs, not before."""

@@ -1,4 +1,4 @@
-"""Writing a tiny model's folder."""
+"""Creation of a tiny model's folder."""
 
 import os
 from collections.abc import Iterable, Sequence
@@ -16,8 +16,8 @@ Arch = Literal[
 ]  # fmt: skip
 """Values of transformers' `model_type`."""
 
-# Queries and keys above 1, by their norms where a family has them, sharpen attention from the start; a short rope base
-# suits short contexts. Together they let induction heads (and so copying) form some hundred steps earlier.
+# Queries and keys that start above 1 (by their norms, if a family has them) sharpen attention. A small RoPE base suits
+# short contexts. With both, induction heads (and so copying) form some hundred steps earlier.
 _QK_START = 1.5
 _ROPE_THETA = 1000.0
 _INIT_STD = 0.05
@@ -41,7 +41,7 @@ def create(
     spaces_apart: bool = False,
     draw_pad_row: bool = False,
 ) -> "PreTrainedModel":
-    """Write a tiny causal language model with random float32 weights; returns it.
+    """Write a tiny causal language model with random float32 weights, and return the model.
 
     Args:
         path: the folder to write; made if it does not exist.
@@ -54,13 +54,13 @@ def create(
         vocab_size: size of the embedding; the tokenizer has at most as many ids.
         context_length: longest sequence in tokens.
         tie_embeddings: whether the output layer shares the embedding's weights.
-        seed: of the weights.
+        seed: seed of the weights.
         corpus: texts to train the tokenizer on; words that are frequent here become single tokens.
-        markup: tags that are to be one token each, besides `MARKUP_TOKENS`.
+        markup: tags that become one token each, besides `MARKUP_TOKENS`.
         spaces_apart: whether the tokenizer keeps spaces out of words, so that names can be copied by token.
-        draw_pad_row: give the padding token a random embedding, like all others, instead of transformers' zeros. A
-            model that is not taught first samples that token now and then, and the gradient of RMSNorm at zero is
-            a thousand times too large.
+        draw_pad_row: give the padding token a random embedding, like all others, instead of transformers' zeros. An
+            untrained model sometimes samples this token, and the gradient of RMSNorm at a zero embedding is a
+            thousand times too large.
 
     Raises SettingsError: the sizes do not fit together, or the folder cannot be made."""
     if arch not in get_args(Arch):
@@ -106,9 +106,9 @@ def create(
 
 
 def _own(arch: Arch, hidden: int, heads: int, wide: int) -> dict[str, Any]:
-    """Return the parts of an architecture's config besides the usual sizes: a mixture's four experts, two a token."""
+    """Return an architecture's config besides the usual sizes; a mixture has four experts, two per token."""
     experts = {"num_experts_per_tok": 2, "norm_topk_prob": True, "moe_intermediate_size": wide}
-    # Keys and values out of a latent vector; a head has half as many dims without a position as with one.
+    # Keys and values come from a latent vector. A head has half as many dims without RoPE as with RoPE.
     dim, ranks = hidden // heads, {"q_lora_rank": None, "kv_lora_rank": hidden // 2}
     latent = {"qk_rope_head_dim": dim, "qk_nope_head_dim": dim // 2, "v_head_dim": dim, **ranks}
     chosen = {"n_group": 1, "topk_group": 1, "routed_scaling_factor": 1.0, "first_k_dense_replace": 1}

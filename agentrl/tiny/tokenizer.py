@@ -72,9 +72,9 @@ DEFAULT_CORPUS = (
 def train_tokenizer(
     corpus: Iterable[str], vocab_size: int, extra_markup: Sequence[str] = (), *, spaces_apart: bool = False
 ) -> "PreTrainedTokenizerFast":
-    """A tokenizer with exactly `vocab_size` ids or, if the corpus is too small for that many merges, fewer. With
-    `spaces_apart` a space is never part of a word: a name is the same ids in a sentence and in quotes. Raises
-    SettingsError: `vocab_size` does not hold the bytes and the control tokens."""
+    """Return a tokenizer with `vocab_size` ids, or fewer if the corpus is too small for that many merges. With
+    `spaces_apart` a space is never part of a word, so a name has the same ids in a sentence and in quotes. Raises
+    SettingsError: `vocab_size` is too small for the bytes, the control tokens and the tags."""
     from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
     from transformers import PreTrainedTokenizerFast
 

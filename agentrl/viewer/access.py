@@ -1,4 +1,4 @@
-"""Access to the viewer from other machines: who has the token."""
+"""Access control of the viewer for other machines, by a token."""
 
 import secrets
 
@@ -9,7 +9,7 @@ from starlette.websockets import WebSocketClose
 
 
 class TokenGate:
-    """`app` for users with the token: first in the address, as ?token=..., and then in a cookie."""
+    """`app` for users with the token: first as ?token=... in the address, later in a cookie."""
 
     def __init__(self, app: ASGIApp, token: str) -> None:
         self._app, self._token = app, token
@@ -19,7 +19,7 @@ class TokenGate:
         await app(scope, receive, send)
 
     def _answer(self, asked: HTTPConnection) -> ASGIApp:
-        kind, cookie = asked.scope["type"], f"agentrl-view-{asked.scope['server'][1]}"  # ports share their cookies
+        kind, cookie = asked.scope["type"], f"agentrl-view-{asked.scope['server'][1]}"  # ports share cookies
         if kind == "http" and self._is(asked.query_params.get("token")):
             clean = RedirectResponse(asked.url.remove_query_params("token"), 303, {"cache-control": "no-store"})
             clean.set_cookie(cookie, self._token, httponly=True, samesite="strict")

@@ -1,8 +1,8 @@
-"""The application: addresses to pages, and how the pages stay up to date.
+"""The viewer's application: the pages by address, and their updates.
 
-1. A page is HTML made here, in a thread, and sent as a whole; links in it are followed without loading the page again.
-2. Pages look every second whether a file behind them has changed, and send what is new then.
-3. What a browser may load comes from here alone (Content-Security-Policy), so that nothing can leave by a page."""
+1. A thread renders a page as HTML, which is sent as a whole. Links change the content without a reload.
+2. Every second, a page checks its files for changes and sends new content.
+3. A browser may load resources only from this server (Content-Security-Policy), so no data can leave through a page."""
 
 import secrets
 import webbrowser
@@ -28,10 +28,10 @@ from agentrl.viewer.query import Query, macro
 
 P = ParamSpec("P")
 R = TypeVar("R")
-_LOOK = 1.0  # seconds between two looks at the files
-_PATIENCE = 60.0  # seconds that a page may take
+_LOOK = 1.0  # seconds between two checks of the files
+_PATIENCE = 60.0  # maximum seconds to render a page
 _AWAY = 30.0
-"""Seconds that a browser may be busy with a large page, or away, before its page is forgotten here and loaded again."""
+"""Seconds without contact to a busy or disconnected browser, after which its page is dropped and loaded again."""
 _FILES = Path(__file__).parent / "templates"
 _SHARED = Path(charts.__file__).parent / "templates"
 _POLICY = (
@@ -39,12 +39,12 @@ _POLICY = (
     "img-src 'self' data:; font-src 'self'; connect-src 'self'; object-src 'none'; base-uri 'none'; form-action 'self'; "
     "frame-ancestors 'none'"
 )
-"""Sources that a page may load. NiceGUI needs 'unsafe-eval': it compiles Vue's templates in the browser, and moves
-between pages by `eval`. Its elements and its charts set styles, hence 'unsafe-inline' for these."""
+"""Sources that a page may load. NiceGUI needs 'unsafe-eval' because it compiles Vue's templates in the browser and
+changes pages by `eval`. It needs 'unsafe-inline' because its elements and charts set styles."""
 
 
 def application(library: Library, *, opens: str | None = None) -> FastAPI:
-    """The ASGI application that shows a library; `opens` is the address for a browser to open when it listens."""
+    """Return the ASGI application that shows a library. At startup, a browser opens the address `opens`."""
     app = FastAPI(openapi_url=None, docs_url=None, redoc_url=None)
 
     @app.middleware("http")
@@ -71,13 +71,13 @@ def application(library: Library, *, opens: str | None = None) -> FastAPI:
 
 
 def _with_nonce(name: str) -> str:
-    """Return NiceGUI's template, with the nonce on each script of its own; what a page inserts gets none."""
+    """Return NiceGUI's template with the nonce on each of its scripts. Scripts that a page inserts get no nonce."""
     text = (Path(nicegui.__file__).parent / "templates" / name).read_text(encoding="utf-8")
     return text.replace("<script", '<script nonce="{{ request.state.nonce }}"')
 
 
 def _frame(library: Library) -> None:
-    """Parts of all pages: the bar above, the note of a token below, the keys."""
+    """Add the parts of all pages: the bar at the top, the note of a token at the bottom, the keyboard shortcuts."""
     css = "".join(file.read_text(encoding="utf-8") for file in (_SHARED / "tokens.css", _FILES / "viewer.css"))
     script = (_FILES / "viewer.js").read_text(encoding="utf-8")
     nonce = ui.context.client.request.state.nonce
@@ -157,7 +157,7 @@ async def _curves(library: Library, args: PageArguments) -> None:
 
 
 def _keep(stamp: Callable[[], tuple[int, ...]], renew: Callable[[], Awaitable[None]]) -> None:
-    """Call `renew` when `stamp` has changed, as long as this page is shown."""
+    """Call `renew` whenever `stamp` changes, while this page is shown."""
     seen = [stamp()]
 
     async def look() -> None:
@@ -176,7 +176,7 @@ def _html(content: str, tag: str = "div") -> ui.html:
 
 
 async def _aside(work: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
-    """In a thread, so that other pages need not wait."""
+    """Run `work` in a thread, so that other pages need not wait. Raises DataError: `work` took over `_PATIENCE`."""
     try:
         with anyio.fail_after(_PATIENCE):
             return await to_thread.run_sync(partial(work, *args, **kwargs), abandon_on_cancel=True)

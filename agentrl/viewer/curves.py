@@ -1,4 +1,4 @@
-"""Runs side by side: their figures in a table, and their curves in common charts."""
+"""Runs side by side: their metrics in a table, and their curves in common charts."""
 
 from collections.abc import Mapping
 from typing import Any, NamedTuple
@@ -10,11 +10,11 @@ from agentrl.viewer.query import macro
 
 _COLOURS = ("#4a6fe3", "#d9772b", "#2f9e63", "#a34fc4", "#c44f6b", "#3a9db8", "#8c8c3a", "#7a6a5a")
 _GREY = "#888"
-_POINTS = 80  # points of a line from which on they are not drawn one by one
+_POINTS = 80  # a line with more points has no markers
 
 
 class Curve(NamedTuple):
-    """One curve: of run number `run`, and as what it counts in its chart."""
+    """One curve of run number `run`; `place` is its index among the run's curves in a chart."""
 
     label: str
     run: int
@@ -43,7 +43,7 @@ def overview(library: Library) -> str:
 
 
 def charts(library: Library, everything: bool) -> dict[str, dict[str, Any]]:
-    """Options of the charts by title: the main ones of all runs together, or all metrics."""
+    """Return the charts' options by title: the main charts of all runs, or, with `everything`, one chart per metric."""
     lines: dict[str, list[Curve]] = {}
     for at, run in enumerate(library.runs):
         series = collect_series(run.metrics())

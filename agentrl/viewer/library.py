@@ -1,4 +1,4 @@
-"""Library of the viewer: runs, their trajectory stores and metrics, and more of them as they are made."""
+"""The viewer's library: runs, their trajectory stores and their metrics. `refresh` adds new runs and stores."""
 
 import threading
 from collections.abc import Sequence
@@ -20,7 +20,7 @@ from agentrl.viewer.search import TextIndex
 
 @dataclass(frozen=True)
 class Run:
-    """A run's folder; `name` is what tells it from the others."""
+    """A run's folder; `name` is unique among the runs."""
 
     name: str
     folder: Path
@@ -30,7 +30,7 @@ class Run:
         return stamp(*self._metrics)
 
     def metrics(self) -> list[dict[str, Any]]:
-        """The rows of its metrics, of what the commands below it wrote where there are none of training."""
+        """Return the rows of the training metrics; without them, the metrics of `rollout` or `eval` in the folder."""
         return next((list(read_metrics(file)) for file in self._metrics if file.is_file()), [])
 
     @property
@@ -47,7 +47,7 @@ class Source:
 
     @property
     def reader(self) -> StoreReader:
-        """Opened at the first look, and again if another file lies there now. Raises DataError: it cannot be read."""
+        """The store's reader, opened on first use and if the file was replaced. Raises DataError: it cannot be read."""
         if not self.path.is_file():
             raise DataError(f"{self.path} is not there any more")
         if (identity := self.path.stat().st_ino) not in self._opened:
@@ -56,7 +56,7 @@ class Source:
 
     @cached_property
     def index(self) -> TextIndex:
-        """The texts of this store; building it begins with the first search."""
+        """Text index of this store; the first search starts to build it."""
         return TextIndex(self.path)
 
     @property
@@ -65,15 +65,15 @@ class Source:
 
     @cached_property
     def texts(self) -> TokenTexts:
-        """Token texts by the tokenizer of the run's model; the ids where it is not found."""
+        """Token texts by the tokenizer of the run's model; ids if the tokenizer is not found."""
         settings: dict[str, Any] = {}
-        with suppress(DataError, OSError):  # then the ids are shown, and the page says why
+        with suppress(DataError, OSError):  # without settings, ids are shown and the page says why
             settings = read_settings(self.path.parent)
         return run_texts(self.path.parent, settings)
 
 
 class Library:
-    """The runs in some folders. Sources keep their number as long as the library lives."""
+    """The runs in some folders. The number of a source never changes."""
 
     def __init__(self, folders: Sequence[Path]) -> None:
         """Look for runs in `folders` and below them. Raises SettingsError: one of them has none."""
@@ -97,20 +97,20 @@ class Library:
                         self.sources.append(Source(len(self.sources), f"{run.name}/{below}".rstrip("/"), path))
 
     def source(self, number: int) -> Source:
-        """A source by its number. Raises DataError: there is none."""
+        """Return a source by its number. Raises DataError: there is none."""
         if not 0 <= number < len(self.sources):
             commands = "`agentrl train`, `rollout` and `eval`"
             raise DataError(f"no trajectories here yet: {commands} store them unless --keep-trajectories is 0")
         return self.sources[number]
 
     def chosen(self, number: int | None) -> Sequence[Source]:
-        """Return the source of a number, or for None all whose files exist. Raises DataError: there is none."""
+        """Return the source with this number; for None, all sources that have files. Raises DataError: none exists."""
         existing = [] if number is not None else [source for source in self.sources if source.path.is_file()]
         return existing or [self.source(number or 0)]
 
 
 def _runs_in(folder: Path, depth: int = 2) -> list[Path]:
-    """The folder if it is a run, else the runs at most so deep below it."""
+    """Return the folder if it is a run, else the runs up to `depth` levels below it."""
     if (folder / METRICS).is_file() or (folder / SETTINGS).is_file() or find_stores(folder):
         return [folder]
     try:

@@ -1,4 +1,4 @@
-"""The contents of the table, as the query of its address: `/?source=0&status=failed&reward=>0&order=-length&page=2`."""
+"""Filter, order and page of the table, as an address: `/?source=0&status=failed&reward=>0&order=-length&page=2`."""
 
 import math
 import re
@@ -19,9 +19,9 @@ from agentrl.observability.report import templates
 RANGES = {"step": "step", "group_index": "group", "reward": "reward", "length": "length", "staleness": "staleness"}
 VALUES = {"status": "status", "stop_reason": "stop reason", "failure": "failure", "dropped": "not trained"}
 VALUES |= {"env": "environment", "role": "role", "branch": "branch"}
-"""Columns and their names on the page: filtered by a range, and by one of the values that there are."""
+"""Columns and their names on the page: `RANGES` are filtered by a range, `VALUES` by one of the stored values."""
 
-NONE = "(none)"  # chosen for rows that have no failure, no reason, no environment's name, no session of an agent
+NONE = "(none)"  # the choice of rows whose value is empty: no failure, no reason, no environment's name
 
 PAGE = 50  # rows of a page
 
@@ -30,7 +30,7 @@ T = TypeVar("T", int, None)
 
 @dataclass(frozen=True)
 class Query:
-    """The parameters of an address, as they are; what is not in it does not restrict."""
+    """The parameters of an address, unparsed. A missing parameter does not filter."""
 
     given: Mapping[str, str]
 
@@ -49,7 +49,7 @@ class Query:
 
     @property
     def at(self) -> int | None:
-        """The position in the whole table of the trajectory that was opened from it."""
+        """Position of the opened trajectory in the whole table."""
         return _whole(self.given.get("at"), None)
 
     @property
@@ -61,7 +61,7 @@ class Query:
         return self.given.get("search", "")
 
     def filter(self, ids: list[int] | None) -> Filter:
-        """The store's filter. `ids`: the rows that a search found; None without one. Raises DataError: a bad range."""
+        """Return the store's filter. `ids`: rows that a search found, or None. Raises DataError: a range is bad."""
         kind, _, name = self.given.get("kind", "").partition(" ")
         equal = {"kind": kind, "name": name} if kind else {}
         equal |= {field: "" if value == NONE else value for field in VALUES if (value := self.given.get(field))}
@@ -69,13 +69,13 @@ class Query:
         return Filter(equal, within, self.given.get("tool") or None, ids=ids)
 
     def url(self, path: str = "/", **changes: object) -> str:
-        """This address with some parameters changed; empty ones and None are left out."""
+        """Return this address with some parameters changed; empty parameters and None are left out."""
         kept = {name: str(value) for name, value in {**self.given, **changes}.items() if value not in (None, "")}
         return f"{path}?{urlencode(kept)}" if kept else path
 
 
 def parse_range(text: str) -> Range:
-    """Reads a range as people write it: 3, 2..5, 2.., ..5, >0, <=0.5. Raises DataError: it is none of these."""
+    """Read a range in a form like 3, 2..5, 2.., ..5, >0 or <=0.5. Raises DataError: the text has another form."""
     low, dots, high = text.partition("..")
     try:
         if sign := re.match(r"\s*([<>]=?)", text):

@@ -1,10 +1,10 @@
-"""The index of a store's texts: which trajectories say these words.
+"""The text index of a store: it finds the trajectories that contain given words.
 
-1. It is made at the first search, by a thread of its own, and goes on where it stopped: what was added to the
-   store since is indexed at the next search. Until it is done a search finds what is indexed so far.
-2. It is a cache: one file beside the store, or in the user's cache folder where that one cannot be written. It may be
-   deleted at any time. It has the words, not the texts.
-3. Words are found by how they begin, in any order, without regard to case and accents."""
+1. The first search starts a thread that builds the index. Each later search adds the store's new trajectories. Until
+   the thread is done, a search finds the trajectories that are indexed so far.
+2. The index is a cache: a file beside the store, or in the user's cache folder if the store's folder is read-only. The
+   file may be deleted at any time. It contains words, not texts.
+3. A search word matches the beginnings of words, in any order. Case and accents do not matter."""
 
 import hashlib
 import os
@@ -31,12 +31,12 @@ class TextIndex:
 
     def __init__(self, store: Path) -> None:
         self._store, self._mutex = store, threading.Lock()
-        self._thread = threading.Thread()  # until the first search, one that never begins
+        self._thread = threading.Thread()  # a placeholder that is never started
         self._failed, self._read, self.path = "", tuple[int, ...](), _place(store)
 
     def find(self, text: str) -> list[int]:
-        """Ids of the trajectories that have all words of `text`, as far as they are indexed; begins to index the rest.
-        Raises DataError: the index cannot be written or read."""
+        """Return the ids of indexed trajectories that have all words of `text`, and start to index the others. Raises
+        DataError: the index cannot be written or read."""
         self._start()
         words = " ".join(f'"{word}"*' for word in re.findall(r"[^\W_]+", text))
         if not words or not self.path.is_file():
@@ -46,13 +46,13 @@ class TextIndex:
             return [found for (found,) in db.execute("SELECT rowid FROM texts WHERE texts MATCH ?", (words,))]
 
     def wait(self, timeout: float) -> bool:
-        """Wait until everything that was there is indexed, at most so many seconds; whether it is."""
+        """Wait for the running build of the index, at most `timeout` seconds; return true if it has ended."""
         if self._thread.is_alive():
             self._thread.join(timeout)
         return not self._thread.is_alive()
 
     def note(self) -> str:
-        """A note for the reader of search results: the progress; "" if there is nothing to say."""
+        """Return a note on search results: a failure or progress of the index; "" if there is none."""
         return self._failed or ("still reading the texts: more may be found" if self._thread.is_alive() else "")
 
     def _start(self) -> None:
@@ -74,12 +74,12 @@ class TextIndex:
             self._failed = f"the texts cannot be indexed in {self.path}: {error}"
 
     def _add(self, db: sqlite3.Connection, reader: StoreReader) -> bool:
-        """Index some more groups; False if there are none. Two processes take turns."""
+        """Index more groups; return False if there are none. Processes take turns."""
         identity = str(self._store.stat().st_ino)
         with db:
             db.execute("BEGIN IMMEDIATE")
             found = db.execute("SELECT store, key FROM state").fetchone()
-            if found is None or found[0] != identity:  # another store lies here now
+            if found is None or found[0] != identity:  # the file was replaced by another store
                 db.execute("INSERT INTO texts(texts) VALUES ('delete-all')")
                 found = (identity, 0)
             rows, last = reader.texts(found[1], _BATCH)
@@ -97,7 +97,7 @@ class TextIndex:
 
 
 def _make(path: Path) -> None:
-    """All at once: SQLite admits no other connection, and lets none wait, while it changes the journal of a new file."""
+    """Create the file atomically: while SQLite sets a new file's journal mode, other connections fail at once."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=path.parent, prefix=f".{path.name}.") as folder:
         new = Path(folder) / path.name

@@ -1,4 +1,4 @@
-"""The table of trajectories: a page of rows out of one store or all, filtered and sorted there."""
+"""The table of trajectories: a page of rows from one store or all stores, which filter and sort the rows."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -17,7 +17,7 @@ _COLUMNS = (
     *(("env seconds", "seconds", True), ("stored", "at", True)),
 )
 _OF_AGENTS = (("role", "role", False), ("branch", "branch", True))
-"""Label, column of the store, and whether a narrow screen goes without."""
+"""Label, column of the store, and true if narrow screens hide the column."""
 
 
 Located = tuple[Source, TrajectoryRow]  # a row, and the source that has it
@@ -57,7 +57,7 @@ def rows(library: Library, query: Query) -> str:
 
 
 def search(library: Library, query: Query) -> tuple[list[tuple[Source, Filter]], str]:
-    """Return each chosen source with its filter, which contains what a search found; and a note about the search."""
+    """Return each chosen source with its filter, which includes the ids of a search, and a note about the search."""
     sources = library.chosen(query.source)
     if not query.search:
         return [(source, query.filter(None)) for source in sources], ""
@@ -78,7 +78,7 @@ def _read(where: Sequence[tuple[Source, Filter]], order: str, limit: int, offset
 
 
 def neighbours(library: Library, query: Query, at: int) -> tuple[Located | None, Located | None]:
-    """The rows before and after position `at` of the whole table."""
+    """Return the rows before and after position `at` of the whole table."""
     where, _ = search(library, query)
     first = max(0, at - 1)
     found = _read(where, query.order, at - first + 2, first)

@@ -1,4 +1,4 @@
-"""One trajectory, and several side by side."""
+"""The pages of one trajectory, and of several trajectories side by side."""
 
 import json
 import re
@@ -16,15 +16,15 @@ from agentrl.viewer.query import Query, macro
 from agentrl.viewer.session import ShownSession, session_of
 from agentrl.viewer.table import neighbours
 
-Place = tuple[int, int]  # a trajectory anywhere: the number of its source, and its id there
+Place = tuple[int, int]  # the address of a trajectory: number of its source, and id in the source
 
-BESIDE = 8  # most trajectories side by side
-_MOST = 100_000  # most tokens on a page of several; browsers become slow
+BESIDE = 8  # maximum number of trajectories side by side
+_MOST = 100_000  # maximum tokens on a page of several trajectories: more make browsers slow
 _ABOUT = 20_000
 
 
 class TrajectoryPage(NamedTuple):
-    """A trajectory with all that its page says of it."""
+    """The contents of a trajectory's page."""
 
     href: str
     source: str
@@ -35,7 +35,7 @@ class TrajectoryPage(NamedTuple):
 
 
 def load(library: Library, here: Place) -> TrajectoryPage:
-    """Read one trajectory. Raises DataError: it is not there (any more). SampleError: it is damaged."""
+    """Read one trajectory. Raises DataError: the trajectory does not exist (any more). SampleError: it is damaged."""
     source = library.source(here[0])
     if not (found := source.reader.query(Filter({"id": here[1]}))):
         raise DataError(f"{source.name} has trajectory {here[1]} no more: the oldest go first (--keep-trajectories)")
@@ -45,7 +45,7 @@ def load(library: Library, here: Place) -> TrajectoryPage:
 
 
 def one(library: Library, here: Place, query: Query) -> str:
-    """The page of one trajectory as HTML; the query is that of the table it was opened from."""
+    """Return the HTML page of one trajectory; `query` is the query of the table from which it was opened."""
     shown = load(library, here)
     source, row = library.source(here[0]), shown.row
     before, after = (None, None) if query.at is None else neighbours(library, query, query.at)
@@ -74,7 +74,7 @@ def beside(library: Library, places: Sequence[Place]) -> str:
 
 
 def read_places(text: str) -> list[Place]:
-    """The places of an address: `0.12,0.13,1.5`; what is none is left out."""
+    """Return the places in a text such as `0.12,0.13,1.5`; other parts are skipped."""
     return [(int(at), int(row)) for at, row in re.findall(r"(?:^|,)(\d{1,9})\.(\d{1,15})(?=,|$)", text, re.ASCII)]
 
 
@@ -84,7 +84,7 @@ def _href(place: Place) -> str:
 
 def _about(sample: Sample, without_tokenizer: bool) -> str:
     metadata = {name: value for name, value in sample.metadata.items() if name != "messages"}
-    if isinstance(gateway := metadata.get("gateway"), dict):  # the page shows the session by itself
+    if isinstance(gateway := metadata.get("gateway"), dict):  # the page shows the session separately
         metadata["gateway"] = {name: value for name, value in gateway.items() if name != "session"}
     found = {"label": sample.label, "reward": sample.reward, "metadata": metadata, "weights": sample.weight_versions}
     text = json.dumps(found, indent=2, ensure_ascii=False, default=str)

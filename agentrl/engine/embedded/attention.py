@@ -1,9 +1,9 @@
 """KV memory, and the attention function that reads and writes it.
 
-1. `KVCache` holds `[slot, kv_head, position, head_dim]` keys and values a layer. On CPU, unused pages cost no memory.
-2. A forward pass packs sequences without padding into `[1, T]`: first the sequences that add one token, then the longer chunks.
-3. Layers with a state (gated delta nets, short convolutions) keep it in a cache of transformers for each slot. A state
-   goes on after the slot's last token only.
+1. `KVCache` holds `[slot, kv_head, position, head_dim]` keys and values per layer. On CPU, unused pages cost no memory.
+2. A forward pass packs sequences into `[1, T]` without padding: first sequences that add one token, then longer chunks.
+3. Layers with a state (gated delta nets, short convolutions) keep the states in a transformers cache for each slot. A
+   state can continue only after the slot's last token.
 4. `slot_attention` is registered with transformers as `ATTENTION`. It serves causal attention and sliding windows; soft
    caps and sinks raise `AgentRLError`."""
 
@@ -30,13 +30,13 @@ ATTENTION = "agentrl_slots"
 _ATTENTION, _STATES = {"full_attention", "sliding_attention"}, {"linear_attention", "conv"}
 _ENDLESS = 1 << 40
 _THREADS = ThreadPoolExecutor()
-Scale = float | None  # of a layer's attention; None: 1 / sqrt(head_dim)
-Window = int | None  # tokens that a token sees; None: all earlier ones
+Scale = float | None  # softmax scale of a layer; None: 1 / sqrt(head_dim)
+Window = int | None  # number of tokens that a token sees, itself included; None: all earlier tokens
 
 
 @dataclass(frozen=True)
 class Layer:
-    """Cache shape of one layer: `[heads, key_dim]` and `[heads, value_dim]` a token."""
+    """Cache shape of one layer: `[heads, key_dim]` and `[heads, value_dim]` per token."""
 
     heads: int
     key_dim: int
@@ -47,7 +47,7 @@ class Layer:
 
 
 class KVCache:
-    """Keys and values of `slots` sequences of up to `length` tokens, and `states` of a model with such layers."""
+    """Keys and values of `slots` sequences of up to `length` tokens, and `states` if layers have states."""
 
     def __init__(self, model: Any, slots: int, length: int) -> None:
         self._layers, self._slots, self._length = layers_of(model), slots, length
@@ -74,7 +74,7 @@ class KVCache:
             self.states[slot] = DynamicCache(config=self._config)
 
     def _zeros(self, heads: int, dim: int) -> Tensor:
-        """Zeros that on CPU take no memory before they are written (torch.zeros touches every page, calloc does not)."""
+        """Return zeros. On CPU, unwritten zeros take no memory (torch.zeros touches every page, calloc does not)."""
         shape = (self._slots, heads, self._length, dim)
         if self.device.type != "cpu" or 0 in shape:
             return torch.zeros(shape, dtype=self.dtype, device=self.device)
@@ -88,7 +88,7 @@ class KVCache:
             self.states[target] = copy.deepcopy(self.states[source])
 
     def scrub(self, slot: int) -> None:
-        """Forget a slot's content: a masked NaN would still spoil its neighbours (0 * NaN is NaN)."""
+        """Fill a slot with zeros: even a masked NaN would make other results NaN (0 * NaN is NaN)."""
         for cache in (*self.keys, *self.values):
             cache[slot].zero_()
 
@@ -111,7 +111,7 @@ class AttentionPlan:
     singles: list[tuple[int, int]]  # (slot, length including the new token), ascending by slot
     chunks: list[Chunk]
     where: Places  # see `kernels`
-    by_kernel: bool  # a kernel may attend: in float32 on a CPU, where numbers need not be a trainer's to the bit
+    by_kernel: bool  # use the kernel: float32 on a CPU, and results need not be batch-invariant
 
     def __post_init__(self) -> None:
         self.seen = functools.cache(self._seen)
@@ -123,14 +123,14 @@ class AttentionPlan:
         return torch.from_numpy(self.where[:2, : len(self.singles)]).to(self.cache.device)
 
     def _seen(self, window: int | None) -> tuple[slice, Tensor]:
-        """The positions that any of the single-token sequences sees, and which of them each does, [singles, 1, 1, P]."""
+        """Return the span of positions that any single-token sequence sees, and the mask in it [singles, 1, 1, P]."""
         ends = self.places[1, :, None, None, None] + 1
         span = slice(min(_first_seen(end, window) for _, end in self.singles), max(end for _, end in self.singles))
         place = torch.arange(span.start, span.stop, device=ends.device)
         return span, (place < ends) if window is None else (place < ends) & (place >= ends - window)
 
     def _chunk_mask(self, start: int, count: int, window: int | None) -> Tensor | None:
-        """The keys [from the first that any of them sees on] that each token of a chunk sees; None: as plain causal."""
+        """Return a chunk's mask [count, keys], from the first key that any token sees; None: plain causal attention."""
         if count == 1 or (start == 0 and (window is None or count <= window)):
             return None
         mask = torch.ones(count, start + count, dtype=torch.bool, device=self.cache.device).tril(start)
@@ -138,14 +138,14 @@ class AttentionPlan:
 
 
 def _first_seen(length: int, window: int | None) -> int:
-    """The first position that the last of `length` tokens sees: itself and the `window - 1` before it, as in transformers."""
+    """Return the first position that the last of `length` tokens sees: it sees `window` tokens, itself included."""
     return 0 if window is None else max(0, length - window)
 
 
 def slot_attention(
     module: Any, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None = None, **options: Any
 ) -> tuple[Tensor, None]:
-    """Attention over the slots; `query` [1, H, T, D], `key` [1, KV, T, D], `value` [1, KV, T, V]; returns [1, T, H, V]."""
+    """Attend over the slots; `query` [1, H, T, D], `key` [1, KV, T, D], `value` [1, KV, T, V]; return [1, T, H, V]."""
     for name in ("softcap", "s_aux", "position_bias"):
         if options.get(name) is not None:
             served = "the embedded engine serves causal attention and its windows only"
@@ -176,14 +176,14 @@ def slot_attention(
 def attend_singles(
     plan: AttentionPlan, rows: Floats, keys: Tensor, values: Tensor, out: Floats, scale: Scale, window: Window
 ) -> None:
-    """Attend for sequences that add one token; into `out` [singles, H, V], from the first `rows` [T, H or more, D]."""
+    """Attend for sequences that add one token: from the first of `rows` [T, H or more, D] to `out` [singles, H, V]."""
     options = scale or keys.shape[3] ** -0.5, window or _ENDLESS
     attend = partial(kernels.attend, rows, keys.numpy(), values.numpy(), plan.where, out, *options)
     in_threads(attend, keys.shape[1], keys.shape[1])
 
 
 def in_threads(work: Callable[[int, int], None], count: int, most: int) -> None:
-    """Call `work` for parts of `count`, in as many threads as torch may use, and at most `most`."""
+    """Split `count` into ranges and call `work` for each, in torch's number of threads but at most `most`."""
     if (threads := min(torch.get_num_threads(), most)) > 1:
         ends = [i * count // threads for i in range(threads + 1)]
         list(_THREADS.map(work, ends, ends[1:]))
@@ -194,7 +194,7 @@ def in_threads(work: Callable[[int, int], None], count: int, most: int) -> None:
 def attend_chunk(
     plan: AttentionPlan, chunk: Chunk, query: Tensor, keys: Tensor, values: Tensor, scale: Scale, window: Window
 ) -> Tensor:
-    """Attend for one chunk's `query` [1, H, T, D], whose keys and values are in the cache; returns [count, H, V]."""
+    """Attend for one chunk of `query` [1, H, T, D]; its keys and values are in the cache. Return [count, H, V]."""
     mask = plan.chunk_mask(chunk.start, chunk.count, window)
     first, end = _first_seen(chunk.start + 1, window), chunk.start + chunk.count
     groups = query.shape[1] // keys.shape[1]
@@ -209,11 +209,11 @@ def attend_chunk(
 def _attend_masked(
     plan: AttentionPlan, query: Tensor, keys: Tensor, values: Tensor, scale: Scale, window: Window
 ) -> Tensor:
-    """One new token a sequence; query heads of one group are folded into the query axis, which takes no copy of KV."""
+    """Attend for one new token per sequence. Query heads of a group are folded into the query axis: no copy of KV."""
     slots, heads, groups = plan.places[0], query.shape[1], query.shape[1] // keys.shape[1]
     folded = query[0, :, : len(slots)].transpose(0, 1).unflatten(1, (-1, groups))
     low, high = plan.singles[0][0], plan.singles[-1][0] + 1
-    rows = slice(low, high) if high - low == len(slots) else slots  # a copy, where they have gaps
+    rows = slice(low, high) if high - low == len(slots) else slots  # an index list copies; needed if slots have gaps
     span, mask = plan.seen(window)
     keys, values = keys[rows, :, span], values[rows, :, span]
     attended = scaled_dot_product_attention(folded, keys, values, attn_mask=mask, scale=scale)
@@ -221,10 +221,10 @@ def _attend_masked(
 
 
 class Probe:
-    """In a plan's place: takes notes of what each layer's attention is given; every token sees itself alone."""
+    """A substitute for a plan that records the inputs of each layer's attention. Each token sees only itself."""
 
     def __init__(self) -> None:
-        self.given: dict[int, tuple[Tensor, Tensor, Tensor]] = {}  # of each layer: queries, keys and values
+        self.given: dict[int, tuple[Tensor, Tensor, Tensor]] = {}  # by layer: queries, keys and values
         self.options: dict[int, dict[str, Any]] = {}
 
     def seen(self, index: int, query: Tensor, key: Tensor, value: Tensor, options: dict[str, Any]) -> Tensor:
@@ -240,7 +240,7 @@ class Probe:
 
 
 def _by_slot(forward: Callable[..., Tensor], hidden_states: Tensor, *, plan: Any, **given: Any) -> Tensor:
-    """Run a module with a state over each sequence of a packed batch [1, T, width], from the state of its slot on."""
+    """Run a module with a state over each sequence of a packed batch [1, T, width], from its slot's state."""
     if isinstance(plan, Probe):
         return forward(hidden_states, **given)
     name = next(name for name in ("cache_params", "past_key_values") if name in given)
@@ -258,8 +258,8 @@ def _unserved(index: int, kind: str) -> AgentRLError:
 
 
 def layers_of(model: Any) -> list[Layer]:
-    """The layers of a model that was registered with `ATTENTION`, found by one token's way through it. Raises
-    AgentRLError: a layer needs other attention, keeps something else of a token, or its window is not known."""
+    """Return the layers of a model with `ATTENTION`, found by a forward pass of one token. Raises AgentRLError: a layer
+    needs other attention, keeps another kind of state, or has an unknown window."""
     config = model.config.get_text_config()
     count, known = config.num_hidden_layers, config.model_type in STATEFUL
     kinds = (getattr(config, "layer_types", None) or ["full_attention"] * count)[:count]
@@ -278,12 +278,12 @@ def layers_of(model: Any) -> list[Layer]:
 
 
 def decoder_of(model: Any) -> Any:
-    """Return the part of a causal language model with the layers: without its head, and without a vision tower."""
+    """Return the decoder of a causal language model, without the head and without a vision tower."""
     return getattr(model.base_model, "language_model", model.base_model)
 
 
 def attach(model: Any) -> None:
-    """Have a model use the slots from now on; transformers makes no masks then."""
+    """Make a model attend over the slots; transformers then creates no masks."""
     from transformers import AttentionInterface
 
     AttentionInterface.register(ATTENTION, slot_attention)

@@ -1,5 +1,5 @@
-"""The control endpoints: abort, pause, cache, weights, health and information. Handlers of a `EngineService` have the
-fields of their JSON body in their signature, see `http.takes_body`."""
+"""The control endpoints: abort, pause, cache, weights, health and information. A handler that takes an `EngineService`
+has the fields of its JSON body in its signature, see `http.takes_body`."""
 
 import time
 from dataclasses import asdict
@@ -29,12 +29,12 @@ def _service(request: Request) -> EngineService:
 
 
 async def health(request: Request) -> Response:
-    """200 while the engine's thread lives, at once, also while paused."""
+    """Answer 200 if the engine's thread runs, even if generation is paused; else 503."""
     return Response(status_code=200 if _service(request).worker.alive else 503)
 
 
 async def health_generate(request: Request) -> Response:
-    """Like `/health`, after one turn of the engine's loop."""
+    """Answer like `/health`, after one iteration of the engine's loop."""
     with anyio.move_on_after(20):
         await _service(request).worker.call(lambda engine: engine.generated)
         return await health(request)
@@ -232,7 +232,7 @@ async def update_weights_from_tensor(service: EngineService) -> Response:
 
 
 async def load_lora_adapter(service: EngineService, lora_name: str, lora_path: str) -> Response:
-    """One adapter at a time: the one that was there before is put away."""
+    """Load an adapter in place of the former adapter: the model has at most one adapter at a time."""
     shape, layers = await to_thread.run_sync(service.weights.read_adapter, lora_path)
     await service.worker.exclusive(lambda engine: service.weights.attach(engine, shape.scale, layers))
     service.adapter = lora_name

@@ -1,8 +1,8 @@
 """The continuous-batching state machine: admit, plan one packed forward pass, sample, finish.
 
 1. One thread owns an `Engine` and calls `step()` until it returns False; there is no I/O.
-2. The slots of finished sequences are the prefix cache. A continued conversation extends its slot; a request that
-   shares a prefix copies it, and waits for it if it is still being read. A model with states reuses whole slots only.
+2. The slots of finished sequences are the prefix cache. A continued conversation extends its slot. A request copies a
+   shared prefix, after waiting for its prefill. A model with states reuses whole slots only.
 3. A weight update starts a new epoch. Prefixes of older epochs are never reused; running sequences keep their KV, and
    each token carries the weight version that sampled it.
 4. Exclusive actions run between steps if nothing runs or generation is paused; nothing is admitted before them."""
@@ -29,10 +29,10 @@ from agentrl.engine.embedded.stopping import ABORTED, aborted
 from agentrl.numerics.batch_invariant import batch_invariant
 
 PauseMode = Literal["abort", "in_place", "retract"]
-WORTH_WAITING = 32  # a request waits for another one's prefill when that saves it more than this many tokens
-LEAST_PREFILL = 32  # prompt tokens read in a step even when the single-token sequences alone fill its budget
-WORTH_EXTENDING = 0.5  # share of a cached slot in the new prompt from which on it is extended, and not copied from
-MASK_LIMIT = 4096  # most ids that a kept set may have if it is asked for, as SGLang's `--sampling-mask-max-tokens`
+WORTH_WAITING = 32  # a request waits for another request's prefill if that saves more than this many tokens
+LEAST_PREFILL = 32  # minimum prefill budget of a step in tokens, even if single-token sequences fill the step
+WORTH_EXTENDING = 0.5  # a prompt that reuses at least this share of a slot extends it instead of copying
+MASK_LIMIT = 4096  # maximum number of ids in a requested kept set, like SGLang's `--sampling-mask-max-tokens`
 NOT_A_NUMBER = aborted("the model's logits are NaN: the weights are broken", 500, "InternalServerError")
 _TOO_MANY = f"return_sampling_mask: a token was sampled from more than {MASK_LIMIT}; set top_k"
 TOO_MANY_KEPT = aborted(_TOO_MANY, 400, "BadRequest")
@@ -45,12 +45,12 @@ class _Slot:
     epoch: int = -1
     used: int = 0
     job: SequenceState | None = None
-    root: int = -1  # the slot whose first `shared` keys and values are bit for bit those of this one
+    root: int = -1  # the slot whose first `shared` keys and values are bit-identical to this slot's
     shared: int = 0
 
 
 class Engine:
-    """Runs jobs over a transformers causal language model whose attention is `attention.ATTENTION`."""
+    """The engine that runs jobs on a transformers causal language model with attention `attention.ATTENTION`."""
 
     def __init__(
         self, model: Any, *, slots: int, context_length: int, chunk: int = 1024, batch_invariant: bool = False
@@ -77,7 +77,7 @@ class Engine:
             self.waiting.append(job)
 
     def abort(self, match: Callable[[SequenceState], bool], reason: Mapping[str, Any] = ABORTED) -> None:
-        """End every live job that matches with `reason`, keeping what it has generated."""
+        """End all matching jobs with finish reason `reason`; the jobs keep their output."""
         gone = [job for job in (*self.running, *self.waiting) if match(job)]
         self.waiting = deque(job for job in self.waiting if not match(job))
         for job in gone:
@@ -106,7 +106,7 @@ class Engine:
         self.encoder.clear()
 
     def flush(self) -> bool:
-        """Drop all cached prefixes; False (and nothing dropped) while jobs run or, unless paused, wait."""
+        """Drop all cached prefixes. Return False and drop nothing if jobs run, or if jobs wait without a pause."""
         if self.running or (self.waiting and not self.paused):
             return False
         for slot in self.slots:
@@ -114,7 +114,7 @@ class Engine:
         return True
 
     def step(self) -> bool:
-        """Do one unit of work; False when there is none until something is asked for."""
+        """Do one unit of work. Return False if there is no work until the next request or control call."""
         if self._exclusive and (self.paused or not self.running):
             self._exclusive.popleft()()
             return True
@@ -140,7 +140,7 @@ class Engine:
                 self.running.append(job)
 
     def _place(self, job: SequenceState) -> bool:
-        """Find a slot; False when it is better to wait for another job's prefill."""
+        """Give the job a slot. Return False if the job should wait for another job's prefill."""
         wanted = job.known[: self._reusable(job)]
         best, hit = self._best_prefix(wanted)
         for other in self.running:
@@ -174,7 +174,7 @@ class Engine:
                 slot.shared = min(slot.shared, start)
 
     def _reusable(self, job: SequenceState) -> int:
-        """Return how many leading tokens need no logits of their own."""
+        """Return the number of leading tokens whose logits are not needed."""
         last = len(job.known) - 1
         return last if job.want.logprob_start_len < 0 or job.output else min(last, job.want.logprob_start_len)
 
@@ -182,7 +182,7 @@ class Engine:
         return slot.count if slot.epoch == self.epoch else 0
 
     def _worth(self, index: int) -> tuple[bool, int]:
-        """Slots that hold nothing first, and of these the low ones: memory that was never used takes time to get."""
+        """Return a free slot's sort key: empty slots by index (new memory is slow to allocate), then by last use."""
         held = self._usable(self.slots[index]) > 0
         return held, self.slots[index].used if held else index
 
@@ -237,7 +237,7 @@ class Engine:
             return self.forward(packed, positions, kept, plan, self.encoder.rows(pieces))
 
     def _prompt_log_probs(self, logits: Tensor, scored: Sequence[tuple[int, SequenceState, int]]) -> None:
-        """`scored`: rows of `logits` with their jobs, and the prompt positions that they are the predictions of."""
+        """Append prompt log-probs. `scored`: (row of `logits`, its job, prompt position that the row predicts)."""
         log_probs = torch.log_softmax(logits[[row for row, _, _ in scored]].float(), dim=-1)
         tokens = torch.tensor([job.prompt[at] for _, job, at in scored], device=self.device)
         values = log_probs.gather(1, tokens[:, None])[:, 0].tolist()
@@ -308,7 +308,7 @@ class Engine:
 
 
 def _rows(work: Sequence[tuple[SequenceState, int]]) -> list[tuple[int, SequenceState, int | None]]:
-    """Return the packed tokens whose logits are needed, with their jobs and the prompt position to score; None to sample."""
+    """Return (index, job, prompt position to score or None to sample) of packed tokens whose logits are needed."""
     rows, offset = list[tuple[int, SequenceState, int | None]](), 0
     for job, count in work:
         end, first = job.filled + count, job.want.logprob_start_len
@@ -333,14 +333,14 @@ def _positions(places: Ids, pieces: Sequence[Piece]) -> Ids:
 
 
 def _common(a: Ids, b: Ids) -> int:
-    """Length of the common prefix."""
+    """Return the length of the common prefix."""
     count = min(len(a), len(b))
     differs = a[:count] != b[:count]
     return int(differs.argmax()) if differs.any() else count
 
 
 def _keep_others(want: Wanted, row: Tensor, tops: list[TopEntry], watched: list[TopEntry]) -> None:
-    """Log-probs of one position that are wanted beside that of its own token."""
+    """Append the requested log-probs of other tokens at one position: the top ones, and those of given ids."""
     if want.top_logprobs_num:
         values, ids = row.topk(min(want.top_logprobs_num, row.shape[-1]))
         tops.append([pair for pair in zip(values.tolist(), ids.tolist(), strict=True) if pair[0] > -math.inf])

@@ -2,8 +2,8 @@
 
 1. Names and shapes of tensors stay, so weight updates and checksums work unchanged.
 2. Linear maps of up to `_FEW` rows use our kernel, up to 1.9 times as fast as MKL's (AVX-512).
-3. A decoder of the common form (norms, rope by halves, MLP) runs as a `CpuModel` with fused products. The form is
-   tested by parts and by numbers; other models run unchanged."""
+3. A decoder of the common form (norms, half-split RoPE, MLP) runs as a `CpuModel` with fused products. Module names and
+   a comparison of outputs decide if a decoder has this form. Other models keep transformers' decoder."""
 
 from collections.abc import Callable
 from functools import partial
@@ -23,7 +23,7 @@ from agentrl.engine.embedded.kernels import Floats, Places
 
 Plan = AttentionPlan | Probe
 Forward = Callable[[Tensor, Tensor, Tensor, Plan, ImageRows | None], Tensor]
-"""(ids [1, T], their positions [1, T] or [3, 1, T], places [K] of which logits are wanted, plan, images) -> logits
+"""(ids [1, T], positions [1, T] or [3, 1, T], indices [K] of tokens whose logits are needed, plan, images) -> logits
 [K, vocabulary]."""
 _MODEL = {"embed_tokens", "layers", "norm", "rotary_emb"}
 _LAYER = {"self_attn", "mlp", "input_layernorm", "post_attention_layernorm"}
@@ -33,7 +33,7 @@ _FEW = 64
 
 
 def forward_of(model: Any, *, by_kernel: bool) -> Forward:
-    """Return the function that runs `model`; transformers' own if kernels may not (see `AttentionPlan`)."""
+    """Return the function that runs `model`; transformers' own without `by_kernel` (see `AttentionPlan`)."""
 
     def plain(ids: Tensor, positions: Tensor, keep: Tensor, plan: Plan, images: ImageRows | None) -> Tensor:
         if images is not None:
@@ -55,7 +55,7 @@ def forward_of(model: Any, *, by_kernel: bool) -> Forward:
 
 
 def _with_images(model: Any, ids: Tensor, positions: Tensor, keep: Tensor, plan: Plan, images: ImageRows) -> Tensor:
-    """Run a model that sees images as transformers does, but for the places of the images: they are given."""
+    """Run a model that sees images like transformers does, but with given image features and places."""
     embeds = model.get_input_embeddings()(ids)
     embeds[0, images.places] = images.features
     more: dict[str, Any] = {}
@@ -68,7 +68,7 @@ def _with_images(model: Any, ids: Tensor, positions: Tensor, keep: Tensor, plan:
 
 
 class CpuModel:
-    """Runs a causal language model of the common form; see `Forward`."""
+    """A causal language model of the common form with fused products; see `Forward`."""
 
     def __init__(self, model: Any, probe: Probe) -> None:
         base = decoder_of(model)
@@ -129,7 +129,7 @@ class _CpuAttention:
 
 
 def _added(norm: Any) -> Callable[[Floats, Floats], Floats]:
-    """Return a function that adds to its first argument in place and returns the norm of the sum."""
+    """Return a function that adds its second argument to the first in place, and returns the normalized sum."""
     if not isinstance(norm.forward, partial):
         return lambda hidden, more: norm(torch.from_numpy(hidden).add_(torch.from_numpy(more))).numpy()
     weight, eps = norm.weight.data.numpy(), _eps(norm)
@@ -143,7 +143,7 @@ def _added(norm: Any) -> Callable[[Floats, Floats], Floats]:
 
 
 def _mlp(own: Any) -> Callable[[Floats], Floats]:
-    """The module itself, if it is not gated by SiLU and dense."""
+    """Return a function with fused products for a dense SiLU-gated MLP; for other modules, a call of the module."""
     sample = torch.linspace(-9, 9, 64)
     if _children(own) != {"gate_proj", "up_proj", "down_proj", "act_fn"} or not own.act_fn(sample).equal(silu(sample)):
         return lambda hidden: own(torch.from_numpy(hidden)[None])[0].numpy()
@@ -159,7 +159,7 @@ def _mlp(own: Any) -> Callable[[Floats], Floats]:
 
 
 def _together(*parts: Any) -> Callable[[Floats], Floats]:
-    """Linear maps of the same input as one product, whose weights they are parts of from now on."""
+    """Return linear maps of the same input as one product. The maps' weights become views of the product's weight."""
     weight = torch.cat([part.weight.data for part in parts])
     bias = None if parts[0].bias is None else torch.cat([part.bias.data for part in parts])
     sizes = [len(part.weight) for part in parts]
@@ -171,7 +171,7 @@ def _together(*parts: Any) -> Callable[[Floats], Floats]:
     product = _product(weight, bias)
 
     def together(hidden: Floats) -> Floats:
-        if any(part._forward_hooks for part in parts):  # an adapter's
+        if any(part._forward_hooks for part in parts):  # hooks of an adapter
             return torch.cat([part(torch.from_numpy(hidden)) for part in parts], -1).numpy()
         return product(hidden)
 
@@ -179,7 +179,7 @@ def _together(*parts: Any) -> Callable[[Floats], Floats]:
 
 
 def _by_kernel(module: Any) -> None:
-    """Let a torch module compute as `_product` does."""
+    """Have a torch linear module compute with `_product`."""
     product, wide = _product(module.weight.data, None if module.bias is None else module.bias.data), len(module.weight)
 
     def forward(hidden: Tensor) -> Tensor:
@@ -189,7 +189,7 @@ def _by_kernel(module: Any) -> None:
 
 
 def _product(weight: Tensor, bias: Tensor | None) -> Callable[[Floats], Floats]:
-    """Return a function: [T, K] times `weight` [N, K], plus `bias` [N]; the weight's memory must not move."""
+    """Return a linear map [T, K] -> [T, N] with `weight` [N, K] and `bias` [N]. The weight's memory must not move."""
     array, added, (wide, deep) = weight.numpy(), None if bias is None else bias.numpy(), weight.shape
     few = _FEW if wide >= 8 and weight.is_contiguous() and mkl.is_available() else 0
 
@@ -221,7 +221,7 @@ def _children(module: Any) -> set[str]:
 
 
 def _norm(module: Any) -> Any:
-    """Return a function for the module's RMS norm in one call; None for other norms (`1 + weight`, gates)."""
+    """Return a function that computes the module's RMSNorm in one call; None for other norms (`1 + weight`, gates)."""
     weight, eps = getattr(module, "weight", None), _eps(module)
     if weight is None or not isinstance(eps, float):
         return None
@@ -236,7 +236,7 @@ def _eps(norm: Any) -> Any:
 
 
 def _tried(forward: Forward, model: Any) -> tuple[list[Tensor], Probe]:
-    """Run `forward` on some ids; return logits and the inputs of each layer's attention."""
+    """Run `forward` on some ids; return the logits and the inputs of each layer's attention, and the probe."""
     size = model.config.get_text_config().vocab_size
     probe, count = Probe(), min(8, size)
     ids = torch.arange(count)[None] * (size // count)

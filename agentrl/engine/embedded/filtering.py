@@ -1,4 +1,4 @@
-"""Choosing tokens from filtered probabilities, compiled by numba; see `kernels`."""
+"""Choice of tokens from filtered probabilities, compiled by numba; see `kernels`."""
 
 from typing import Any
 
@@ -32,9 +32,9 @@ def _falling(values: Floats, wanted: int, room: Floats) -> Floats:
 def choose(
     probs: Floats, top_k: Places, top_p: Doubles, min_p: Floats, uniforms: Doubles, tokens: Places, counts: Places
 ) -> None:
-    """Choose a token for each row of `probs` [N, vocabulary] among the tokens that the filters keep, and count these. Kept
-    tokens are in the order of falling probability, then of id. The chosen token is the first at which their summed
-    probability passes `uniforms` times the sum of all. Only the bins in which a search ends are sorted."""
+    """Choose a token for each row of `probs` [N, vocabulary] among the tokens that the filters keep, and count the kept
+    tokens. Kept tokens are ordered by falling probability, then by id. The chosen token is the first at which the
+    cumulative probability passes `uniforms` times the total. Only the bins in which a search ends are sorted."""
     last = _bin(1.0)
     mass, sizes, room = np.empty(last + 2), np.empty(last + 2, np.int64), np.empty(probs.shape[1], np.float32)
     for row in range(len(probs)):

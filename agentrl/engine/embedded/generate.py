@@ -19,7 +19,7 @@ from agentrl.serving.server import aside
 
 
 async def read(request: Request, service: EngineService, body: Any) -> GenerateRequest:
-    """`body` checked, with its grammars compiled; raises `RequestError`."""
+    """Return the checked `body`, with its grammars compiled. Raises RequestError: the body or a grammar is refused."""
     limits = service.vocab, service.context, service.adapter, service.reader
     parsed = await aside(request, parse_generate, body, *limits)
     if any(job.params.grammar for job in parsed.jobs):
@@ -52,7 +52,7 @@ async def generate(request: Request) -> Response:
 
 
 async def final_answers(request: Request, service: EngineService, parsed: GenerateRequest) -> list[dict[str, Any]]:
-    """Generate all sequences to their end; raises `RequestError` when the client has gone, and its jobs with it."""
+    """Generate all sequences; return their answers. Raises RequestError: a job failed, or the client disconnected."""
     with closing(service.start(parsed)) as call:
         await until_done(request, call.done)
         for job in call.jobs:
@@ -61,7 +61,7 @@ async def final_answers(request: Request, service: EngineService, parsed: Genera
 
 
 def raise_for_failed(finish: dict[str, Any] | None) -> None:
-    """An abort that carries a status code is an error answer, not a partial result."""
+    """Raise RequestError if the finish reason has a status code: such an abort is an error, not a partial result."""
     if finish is not None and (code := finish.get("status_code")) is not None:
         raise openai_error(finish["message"], status=code, kind=str(code))
 
@@ -78,10 +78,10 @@ async def _stream_error(error: RequestError) -> AsyncGenerator[dict[str, Any]]:
 
 
 def event_stream(chunks: AsyncGenerator[dict[str, Any]]) -> Response:
-    """Each chunk as a server-sent event, and the mark of the end."""
+    """Return a response with each chunk as a server-sent event, and `[DONE]` at the end."""
 
     async def events() -> AsyncIterator[bytes]:
-        async with aclosing(chunks):  # what a chunk's source holds is let go of when the client has
+        async with aclosing(chunks):  # closes the generator when the client disconnects
             async for chunk in chunks:
                 yield b"data: " + orjson.dumps(chunk) + b"\n\n"
             yield b"data: [DONE]\n\n"
@@ -89,7 +89,7 @@ def event_stream(chunks: AsyncGenerator[dict[str, Any]]) -> Response:
     return StreamingResponse(events(), media_type="text/event-stream")
 
 
-MOST = 1 << 20  # about how many tokens a text may have
+MOST = 1 << 20  # approximate maximum of tokens in a text
 
 
 async def tokenize(service: EngineService, prompt: Any, add_special_tokens: bool = True) -> Response:

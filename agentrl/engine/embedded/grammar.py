@@ -1,9 +1,9 @@
-"""Grammars that constrain sampling, read by llguidance, which is loaded on first use.
+"""Grammars that constrain sampling. llguidance compiles them; it is imported on first use.
 
 1. `json_schema`, `regex`, `ebnf` (llama.cpp's GBNF, or llguidance's Lark) and `structural_tag`.
 2. A forbidden token has the logit -inf after penalties and biases, so reported log-probs are those within the grammar.
-3. As in SGLang, a schema allows no unnamed property unless it says so. White space is at most that of `json.dumps`.
-4. Clients send grammars: they are compiled one at a time beside the event loop, and a slow one ends its request."""
+3. As in SGLang, a schema allows only named properties unless it says otherwise. White space is that of `json.dumps`.
+4. Clients send grammars, so grammars are compiled one at a time in a thread, and a slow grammar ends its request."""
 
 import json
 import re
@@ -23,7 +23,7 @@ from agentrl.serving.http import refused
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
 
-MOST_GRAMMARS, MOST_SECONDS = 64, 2.0  # of one request; how long one token's mask may take
+MOST_GRAMMARS, MOST_SECONDS = 64, 2.0  # grammars of one request; seconds for one token's mask
 WHITESPACE = r" |\n[ \t]{0,32}"
 ANY = r"/(.|\n)*/"  # in Lark: any text
 
@@ -40,14 +40,14 @@ class Grammar:
         return Grammar(self._matcher.deep_copy(), self._tokens)
 
     def advance(self, output: Sequence[int]) -> dict[str, Any] | None:
-        """Read what is new in `output`; a finish reason where nothing can follow it."""
+        """Read the new tokens of `output`. Return a finish reason if the grammar failed or was too slow; else None."""
         start = time.monotonic()
         self._matcher.consume_tokens(list(output[self._read :]))
         self._read = len(output)
         self._allowed = torch.frombuffer(bytearray(self._matcher.compute_logit_bias()), dtype=torch.uint8) > 0
         forced = self._matcher.compute_ff_bytes()
         if forced and not self._matcher.validate_tokens(self._allowed.nonzero()[:1, 0].tolist()):
-            # the text of a control token has to come, as text: llguidance allows the token here, and then refuses it
+            # The grammar needs a control token's text as text. llguidance allows the token here, but then refuses it.
             self._allowed[:] = False
             self._allowed[self._tokens.tokenize_bytes(forced[:1])[0]] = True
         if self._matcher.is_error():
@@ -57,7 +57,7 @@ class Grammar:
         return None
 
     def mask(self, row: Tensor) -> None:
-        """Give what is not allowed now the logit -inf, in place; `row`: [vocabulary]."""
+        """Set the logits of forbidden tokens to -inf, in place; `row`: [vocabulary]."""
         row.masked_fill_(~self._allowed.to(row.device), float("-inf"))
 
 
@@ -69,7 +69,7 @@ class Grammars:
         self._lock = threading.Lock()
 
     def compiled(self, kind: str, text: str) -> Grammar:
-        """Compile a grammar; blocks. Raises RequestError: it cannot be read, or cannot be served."""
+        """Compile a grammar; blocks. Raises RequestError: the grammar cannot be parsed, or cannot be served."""
         with self._lock:
             return Grammar(self._compile(kind, text), self._tokens)
 
@@ -82,7 +82,7 @@ class Grammars:
         return [piece for piece in self._own.split(text) if piece]
 
     def until(self, text: str, rule: str) -> str:
-        """A Lark rule for any text up to and with the first `text`."""
+        """Return a Lark rule for any text up to and including the first `text`."""
         if any(piece in self._special for piece in self._pieces(text)):
             return f"{rule}: {ANY} {self.literal(text)}"
         return f"{rule}[suffix={json.dumps(text)}]: {ANY}"
@@ -107,7 +107,7 @@ class Grammars:
         return matcher
 
     def _tags(self, text: str) -> str:
-        """SGLang's older structural tag: free text in which each trigger begins one of its structures."""
+        """Return SGLang's older structural tag in Lark: free text in which each trigger begins a structure."""
         if "structures" not in (tag := json.loads(text)):
             raise ValueError('it needs "structures" and "triggers"; "format" needs a real SGLang server')
         rules = [f"rest: {ANY}"]
@@ -131,7 +131,7 @@ class Grammars:
 
     @cached_property
     def _special(self) -> dict[str, int]:
-        """Return the ids of control tokens, which no text of a grammar matches, by their text."""
+        """Ids of control tokens, by their text. A grammar's text never matches a control token."""
         added = self._vocab.tokenizer.get_added_tokens_decoder()
         return {token.content: i for i, token in added.items() if self._tokens.is_special_token(i)}
 
@@ -142,14 +142,14 @@ class Grammars:
 
 
 def schema_text(schema: Any) -> str:
-    """A JSON schema for llguidance."""
+    """Return a JSON schema for llguidance."""
     closed = strict(schema)
     spaces = {"x-guidance": {"whitespace_pattern": WHITESPACE}}
     return json.dumps({**spaces, **closed} if isinstance(closed, dict) else closed)
 
 
 def strict(schema: Any) -> Any:
-    """A JSON schema whose objects have no properties but those it names, where it does not say otherwise."""
+    """Return a JSON schema whose objects allow only named properties, unless the schema says otherwise."""
     if isinstance(schema, list):
         return [strict(member) for member in schema]
     if not isinstance(schema, dict):

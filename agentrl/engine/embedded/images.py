@@ -1,9 +1,9 @@
-"""Images of prompts: read and checked in a request's thread, made rows of the prompt's embeddings in the engine's.
+"""Images of prompts: a request's thread reads and checks them, the engine's thread computes their embedding rows.
 
-1. `ImageReader.read` gives the images of one prompt. A placeholder that stands alone becomes as many as its image needs.
-2. `PromptImages` has the positions of the tokens (M-RoPE), and the prompt as the prefix cache compares it: a hash of the
-   image in each place of a placeholder.
-3. `ImageEncoder` runs the vision tower, an image at a time, and keeps the results until the weights change."""
+1. `ImageReader.read` returns the images of one prompt. A single placeholder is repeated as often as its image needs.
+2. `PromptImages` has the positions of the tokens (M-RoPE). For the prefix cache, `mark` replaces each placeholder by a
+   hash of the image.
+3. `ImageEncoder` runs the vision tower, one image at a time, and caches the features until the weights change."""
 
 import threading
 from collections import OrderedDict
@@ -24,7 +24,7 @@ from agentrl.serving.http import refused
 Ids = NDArray[np.int64]
 Pixels = dict[str, Tensor]
 
-PIXEL_BYTES, FEATURE_ROWS = 256 << 20, 1 << 15  # the size of the caches: bytes of images' pixels, and rows of features
+PIXEL_BYTES, FEATURE_ROWS = 256 << 20, 1 << 15  # cache sizes: bytes of images' pixels, and rows of features
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class PlacedImage:
     """An image at `start` to `end` of a prompt."""
 
     hash: str
-    key: int  # the hash as the prefix cache compares it
+    key: int  # the hash as a negative id, for the prefix cache
     start: int
     end: int
     pixels: Pixels
@@ -44,7 +44,7 @@ class PromptImages:
 
     images: Sequence[PlacedImage]
     positions: Ids  # [3, tokens]
-    shift: int  # from the number of a later token to its position
+    shift: int  # position minus index, for tokens after these positions
 
     def mark(self, ids: Ids, start: int) -> None:
         """Replace placeholders in `ids`, which begin at token `start`, by the keys of their images."""
@@ -59,20 +59,20 @@ class PromptImages:
 
 
 Piece = tuple[PromptImages | None, int, int, int]
-"""A sequence's part of a packed batch: its images, the bounds of its tokens, and the first token's place there."""
+"""A sequence's part of a packed batch: its images, start and end of its tokens, and the first token's batch index."""
 
 
 @dataclass(frozen=True)
 class ImageRows:
-    """Features for the places of a packed batch."""
+    """Image features, with their indices in a packed batch."""
 
     places: Tensor
     features: Tensor  # [places, width]
-    deepstack: list[Tensor]  # for each of the first layers, the addition behind it
+    deepstack: list[Tensor]  # for each of the first layers, features to add after the layer
 
 
 class ImageReader:
-    """Reads the images of requests for one model; used by several threads."""
+    """Reader of the images of requests for one model; several threads may use it."""
 
     def __init__(self, model: Any, vision: Vision) -> None:
         self._rope_index, self._vision = model.model.get_rope_index, vision
@@ -81,8 +81,8 @@ class ImageReader:
 
     def read(self, ids: list[int], urls: Sequence[str], spans: Any) -> tuple[list[int], PromptImages]:
         """Return a prompt with all its placeholders, and its images. `urls`: data URLs, in the order of the images.
-        `spans`: start and end of each image in `ids`; None if all placeholders in `ids` are images. Raises RequestError:
-        an image is refused, or the placeholders are not those of the images."""
+        `spans`: start and end of each image in `ids`; None if all placeholders in `ids` are images. Raises
+        RequestError: an image is refused, or the placeholders do not match the images."""
         if len(urls) > (most := ImageLimits().count):
             raise refused(f"image_data: a prompt may have {most} images, this one has {len(urls)}")
         places = self._vision.tokens.runs(ids) if spans is None else _checked(spans, len(ids))
@@ -121,7 +121,7 @@ class ImageReader:
         return pixels
 
     def _placed(self, ids: list[int], images: list[PlacedImage]) -> PromptImages:
-        """Add the positions, by the model's own rule."""
+        """Return the images with the tokens' positions, computed by the model's own rule."""
         kinds = torch.zeros(1, len(ids), dtype=torch.int)
         for image in images:
             kinds[0, image.start : image.end] = 1
@@ -131,7 +131,7 @@ class ImageReader:
 
 
 def _checked(spans: Any, length: int) -> list[tuple[int, int]]:
-    """Return `image_spans`. Raises RequestError: they are not places in order, with an id between two of them."""
+    """Return `image_spans` as tuples. Raises RequestError: they are no spans, are not in order, or touch each other."""
     before = -1
     for span in spans if isinstance(spans, list) else [spans]:
         fits = isinstance(span, list) and len(span) == 2 and all(type(edge) is int for edge in span)
@@ -154,7 +154,7 @@ class ImageEncoder:
         self._known.clear()
 
     def rows(self, pieces: Sequence[Piece]) -> ImageRows | None:
-        """Return the features in a packed batch; None if it has no placeholder."""
+        """Return the features in a packed batch; None if the batch has no placeholder."""
         places, found = list[int](), list[list[Tensor]]()
         for prompt, start, end, offset in pieces:
             for image in prompt.images if prompt is not None else ():
@@ -169,7 +169,7 @@ class ImageEncoder:
         return ImageRows(torch.tensor(places, device=features.device), features, deepstack)
 
     def _features(self, image: PlacedImage) -> list[Tensor]:
-        """Return an image's features, and those of deepstack."""
+        """Return an image's features, followed by its deepstack features."""
         if (known := self._known.get(image.hash)) is not None:
             self._known.move_to_end(image.hash)
             return known

@@ -1,9 +1,9 @@
 """Loading a Hugging Face folder: the model with our attention, and a light tokenizer.
 
-1. `load_model` gives a transformers causal language model in eval mode on one device, with `attention.ATTENTION`, and with
-   its vision tower if it sees images.
-2. `Vocabulary` reads `tokenizer.json` with the `tokenizers` library (no transformers import); a folder without one is
-   served ids in, ids out: `decode` gives "" and text prompts are refused.
+1. `load_model` returns a transformers causal language model in eval mode on one device, with `attention.ATTENTION`, and
+   with its vision tower if it sees images.
+2. `Vocabulary` reads `tokenizer.json` with the `tokenizers` library (no transformers import). A folder without this
+   file is served with ids only: `decode` returns "", and text prompts are refused.
 3. Code from the model folder runs only with `trust_remote_code`."""
 
 import os
@@ -25,9 +25,9 @@ from agentrl.errors import AgentRLError
 from agentrl.modelfolder import text_config
 from agentrl.serving.http import refused
 
-MEMORY_SHARE = 0.3  # part of the machine's memory that KV slots may take when `--slots` is not given
+MEMORY_SHARE = 0.3  # share of the device's memory that KV slots may take if `--slots` is not given
 MOST_SLOTS = 64
-LIKE = {"kimi_k2": "deepseek_v3"}  # models of the same layers that transformers knows by the other name alone
+LIKE = {"kimi_k2": "deepseek_v3"}  # the layers are the same, but transformers knows only the second name
 
 
 class Vocabulary:
@@ -49,7 +49,7 @@ class Vocabulary:
         self.eos = frozenset[int]().union(*map(_as_ids, ends))
 
     def encode(self, text: str, most: int, *, add_special_tokens: bool = True) -> list[int]:
-        """The text's ids. Raises `RequestError` when the folder has no tokenizer, or they are far more than `most`."""
+        """Return the text's ids. Raises RequestError: the folder has no tokenizer, or the ids are far over `most`."""
         if self.tokenizer is None:
             raise refused("this model folder has no tokenizer.json: send input_ids instead of text.")
         size = 16 * most
@@ -60,7 +60,7 @@ class Vocabulary:
         return self._encode(text, add_special_tokens)
 
     def _encode(self, text: str, special: bool) -> list[int]:
-        # A batch of one: that lets other threads run meanwhile.
+        # Encoding a batch of one lets other threads run meanwhile.
         return list(self.tokenizer.encode_batch_fast([text], add_special_tokens=special)[0].ids)
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
@@ -70,14 +70,14 @@ class Vocabulary:
 
 
 def read_config(path: str) -> dict[str, Any]:
-    """The folder's `config.json`; text settings of a composite config are lifted to the top."""
+    """Return the folder's `config.json`, with the text settings of a composite config at the top level."""
     return text_config(modelfolder.read_config(Path(path)))
 
 
 def context_length(config: dict[str, Any], asked: int | None) -> int:
-    """`asked`, or the model's own; raises `AgentRLError` where that is longer than its positions reach. Ropes whose
-    frequencies change with a sequence's length are served up to the length where that begins: what lies in a cache, or
-    beside it in a batch, would have other frequencies than what is read next."""
+    """Return `asked`, or the model's own length. LongRoPE changes its frequencies beyond the original length, but
+    cached tokens and other sequences of a batch would keep the old frequencies. So a model with LongRoPE is served up
+    to its original length. Raises AgentRLError: `asked` is more than the model's length."""
     name = "max_position_embeddings"
     longest = int(config.get(name) or 2048)
     rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
@@ -90,7 +90,7 @@ def context_length(config: dict[str, Any], asked: int | None) -> int:
 
 
 def load_model(path: str, *, dtype: str, device: str, trust_remote_code: bool) -> Any:
-    """Raises `AgentRLError` for a folder without all the weights, and for attention that is not served."""
+    """Load a model for serving. Raises AgentRLError: weights are missing, or the model's attention is not served."""
     if any(Path(path).glob("*.safetensors*")):
         modelfolder.check_weights(Path(path))
     config = _config_of(path, trust_remote_code=trust_remote_code)
@@ -105,8 +105,8 @@ def load_model(path: str, *, dtype: str, device: str, trust_remote_code: bool) -
 
 
 def check_served(path: str, length: int | None) -> None:
-    """Refuse, without weights, a model whose layers the engine does not serve, or a context that is too long. Raises
-    AgentRLError: as `load_model` and `context_length`."""
+    """Check, without weights, that the engine serves the model's layers and this context length. Raises AgentRLError:
+    as `load_model` and `context_length`."""
     config = _config_of(path, trust_remote_code=False)
     context_length(read_config(path), length)
     with named(f"{path}: its config.json cannot be used"), torch.device("meta"):
@@ -114,20 +114,20 @@ def check_served(path: str, length: int | None) -> None:
     try:
         attention.layers_of(for_serving(model))
     except (NotImplementedError, RuntimeError):
-        return  # a layer needs real numbers; the engine finds out when it starts
+        return  # a layer does not run on meta tensors; the engine checks it at start
     except (AttributeError, TypeError, KeyError) as error:
         raise AgentRLError(f"{path}: the embedded engine cannot serve {type(model).__name__}: {error}") from error
 
 
 def model_class(config: Any) -> Any:
-    """Return transformers' class that makes a model: of one that sees images, with its vision tower."""
+    """Return transformers' auto class for a model. If the model sees images, this class loads its vision tower too."""
     from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
 
     return AutoModelForImageTextToText if config.model_type in modelfolder.SEEING else AutoModelForCausalLM
 
 
 def _config_of(path: str, *, trust_remote_code: bool) -> Any:
-    """transformers' config of a folder; raises `AgentRLError`."""
+    """Return transformers' config of a folder. Raises AgentRLError: the config cannot be used."""
     from transformers import AutoConfig
 
     with named(f"{path}: its config.json cannot be used"):
@@ -139,7 +139,7 @@ def _config_of(path: str, *, trust_remote_code: bool) -> Any:
 
 
 def for_serving(model: Any) -> Any:
-    """`model` with our attention, in eval mode."""
+    """Return `model` with our attention, in eval mode and without gradients."""
     attention.attach(model)
     return model.eval().requires_grad_(False)
 
@@ -160,7 +160,7 @@ def _read_json(file: Path) -> dict[str, Any]:
 
 @contextmanager
 def named(trouble: str) -> Iterator[None]:
-    """Whatever a library raises when it meets what it did not expect in a file, as one error that names the file."""
+    """Convert any exception inside the context to an AgentRLError that begins with `trouble`."""
     try:
         yield
     except Exception as error:
@@ -178,7 +178,7 @@ Rows = NDArray[np.int16]
 
 
 class Routing:
-    """The rows of `slots` sequences of up to `length` tokens: int16 [tokens, layers, experts a token]."""
+    """Chosen experts of `slots` sequences of up to `length` tokens: int16 [tokens, layers, experts per token] each."""
 
     def __init__(self, model: Any, slots: int, length: int) -> None:
         self._shape = (slots, length, model.config.get_text_config().num_hidden_layers)
@@ -192,12 +192,12 @@ class Routing:
         self._passed[layer] = args[1]
 
     def keep(self, pieces: Iterable[tuple[int, int, int]]) -> None:
-        """Note the routing of a forward pass over packed tokens: (slot, first token, number of tokens), one after the other."""
+        """Record the routing of a packed forward pass. `pieces`, in order: (slot, first token, number of tokens)."""
         if not self._passed:
             return
         layers, chosen = list(self._passed), torch.stack(list(self._passed.values()), 1).to("cpu", torch.int16).numpy()
         if self._rows is None:
-            self._rows = np.zeros((*self._shape, chosen.shape[2]), np.int16)  # memory that is not written is not taken
+            self._rows = np.zeros((*self._shape, chosen.shape[2]), np.int16)  # unwritten pages take no memory
         offset = 0
         for slot, start, count in pieces:
             self._rows[slot][start : start + count, layers] = chosen[offset : offset + count]
@@ -208,5 +208,5 @@ class Routing:
             self._rows[target, :length] = self._rows[source, :length]
 
     def of(self, slot: int, start: int, end: int) -> Rows | None:
-        """The rows of a slot's tokens `start` to `end`; None for a model without experts."""
+        """Return the rows of a slot's tokens `start` to `end`; None for a model without experts."""
         return None if self._rows is None else self._rows[slot, start:end].copy()

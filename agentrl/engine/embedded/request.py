@@ -1,7 +1,7 @@
-"""The body of POST /generate, checked and unfolded into jobs.
+"""The body of POST /generate, checked and expanded into jobs.
 
 1. `parse_generate` raises `RequestError` with SGLang's status and body. Ids that the model cannot embed are refused.
-2. Unknown top-level fields are ignored; fields in `UNSERVED` are refused. `MAX_SEQUENCES` and the like bound a request.
+2. Unknown top-level fields are ignored; fields in `UNSERVED` are refused. The `MAX_*` constants limit a request.
 3. A batch or `n > 1` returns an array in batch order. Sample i of n uses `sampling_seed + i`."""
 
 import uuid
@@ -21,7 +21,7 @@ from agentrl.engine.request_sampling import RequestSampling
 from agentrl.serving.http import fields_of, invalid_body, refused
 
 MAX_SEQUENCES, MAX_TOKENS, MAX_LOG_PROBS = 4096, 1 << 24, 1 << 22
-"""Of one request: prompts times `n`; tokens of all these prompts; log-probs beside those of the sampled tokens."""
+"""Limits of one request: prompts times `n`; tokens of all these prompts; log-probs of tokens that were not sampled."""
 
 UNSERVED = "input_embeds video_data audio_data custom_logit_processor session_params sampling_logprobs_mode"
 UNSERVED += " return_hidden_states"
@@ -43,18 +43,18 @@ class GenerateBody(BaseModel):
 
 
 class PromptBody(Wanted):
-    """The fields that a body has once, or in a list with one for each prompt."""
+    """The fields that a body has once for all prompts, or as a list with an entry for each prompt."""
 
     sampling_params: dict[str, Any] = Field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class GenerateRequest:
-    """A whole body."""
+    """A checked body with its jobs."""
 
     body: GenerateBody
     jobs: list[SequenceState]  # in the order of the answer
-    rids: list[str]  # the client's name for its prompts: `abort_request` uses it
+    rids: list[str]  # the client's names of its prompts, for `abort_request`
     single: bool  # the answer is one object
 
 
@@ -122,8 +122,8 @@ def _checked(own: PromptBody, params: RequestSampling, prompt_tokens: int, vocab
 
 
 def output_limit(prompt_tokens: int, max_new_tokens: int | None, context: int) -> int:
-    """Return how many tokens may follow the prompt; raises `RequestError` if they do not fit the context. Like the real
-    server it keeps two positions free, so the last of an exactly full context is not sampled."""
+    """Return the maximum number of tokens after the prompt. Like SGLang, keep two positions free, so the last token of
+    an exactly full context is not sampled. Raises RequestError: the requested tokens do not fit the context."""
     if prompt_tokens >= context:
         longer = f"is longer than the model's context length ({context} tokens)."
         raise refused(f"The input ({prompt_tokens} tokens) {longer}")
@@ -146,7 +146,7 @@ def at_most(limit: int, asked: int, what: str) -> None:
 
 
 def check_ids(ids: object, size: int, *loc: str) -> list[int]:
-    """A flat, non-empty list of ids that the model can embed."""
+    """Return `ids`, checked: a flat, non-empty list of ids that the model can embed."""
     try:
         found = _IDS.validate_python(ids)
     except ValidationError as error:
@@ -161,7 +161,7 @@ def check_ids(ids: object, size: int, *loc: str) -> list[int]:
 
 
 def strings(value: object, *loc: str) -> list[str]:
-    """The texts of a field that has one or a list."""
+    """Return the texts of a field that contains a text or a list of texts."""
     members = [value] if isinstance(value, str) else value
     if not isinstance(members, list) or not all(isinstance(member, str) for member in members):
         raise invalid_body("string_type", "Input should be a valid string", *loc)
@@ -176,7 +176,7 @@ def _check_adapter(asked: object, there: str | None) -> None:
 
 
 def _prompts(body: GenerateBody) -> tuple[list[Any], bool]:
-    """The prompts as they came, and whether the body has one instead of a list."""
+    """Return the prompts as they were sent, and true if the body has a single prompt instead of a list."""
     if (ids := body.input_ids) is not None:
         return (ids, False) if ids and isinstance(ids[0], list) else ([ids], True)
     if body.text is None:

@@ -1,7 +1,7 @@
 """The answers of POST /generate: `text`, `output_ids`, `meta_info`, as SGLang writes them.
 
 1. `answer(job, ...)` may be called while the job runs (a stream's chunk): it takes one consistent length of the lists.
-2. `weight_version` is the version at the time of writing; `weight_versions` says which tokens came from which."""
+2. `weight_version` is the version when the answer is written. `weight_versions` gives the version of each token."""
 
 import base64
 import time
@@ -16,7 +16,7 @@ Triple = tuple[float | None, int, str | None]
 
 
 def answer(job: SequenceState, request: GenerateRequest, vocab: Vocabulary, version: str) -> dict[str, Any]:
-    """One sequence's answer, final when `job.finish` is set."""
+    """Return one sequence's answer, final if `job.finish` is set."""
     finish = job.finish
     output = job.output if finish is not None else job.output[: len(job.log_probs)]
     text, meta = shown_text(output, finish, job.params, vocab.decode), _meta(job, finish, len(output), version)

@@ -1,11 +1,11 @@
 """The choice of the next token, and the log-probabilities that are reported with it.
 
-1. A Philox generator per request: a token depends on the request's seed, its position and its logits, never on the
-   batch.
+1. Each request has a Philox generator: a token depends on the request's seed, its position and its logits, never on
+   the batch.
 2. Reported log-probs are of the temperature-scaled distribution after penalties and bias, before filters. On request
    the answer also holds the support and the log-prob within it.
-3. Filters read the unfiltered probabilities: the first `top_k`; a token while the mass before it is at most `top_p`; a
-   token with at least `min_p` times the largest probability."""
+3. Filters read the unfiltered probabilities. A token is kept if it is among the first `top_k`, the mass before it is at
+   most `top_p`, and it has at least `min_p` times the largest probability."""
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
@@ -18,7 +18,7 @@ from torch import Tensor
 from agentrl.engine.embedded import filtering
 from agentrl.engine.request_sampling import RequestSampling
 
-# The tokens that the filters left of one row: ids, likeliest first, and the chosen token's log-prob among them.
+# Sampling support of one row: ids, likeliest first, and the chosen token's log-prob within the support.
 Kept = tuple[NDArray[np.int32], float]
 
 
@@ -28,7 +28,7 @@ class Choice:
 
     tokens: list[int]  # [N]
     log_probs: Tensor  # [N, vocabulary] float32, the reported distribution
-    kept: dict[int, Kept]  # by row, where asked for
+    kept: dict[int, Kept]  # by row, if requested
 
 
 def adjust(row: Tensor, params: RequestSampling, prompt: Sequence[int], output: Sequence[int]) -> None:
@@ -49,8 +49,8 @@ def adjust(row: Tensor, params: RequestSampling, prompt: Sequence[int], output: 
 def choose(
     logits: Tensor, params: Sequence[RequestSampling], uniforms: Sequence[float], keep: Collection[int] = ()
 ) -> Choice:
-    """Sample one token for each row of `logits` ([N, vocabulary], already adjusted); `uniforms`: [N] in [0, 1). `keep`:
-    rows whose kept sets are wanted; they must have filters."""
+    """Sample one token for each row of `logits` ([N, vocabulary], already adjusted). `uniforms`: [N] in [0, 1). `keep`:
+    indices of rows whose kept sets are requested; these rows must have filters."""
     scaled = logits.float()
     if any(p.temperature != 1 for p in params):
         scaled = scaled / torch.tensor([p.temperature for p in params], device=logits.device)[:, None]
@@ -71,10 +71,10 @@ def choose(
 
 
 def _choose_filtered(probs: Tensor, params: Sequence[RequestSampling], uniforms: Tensor) -> tuple[Tensor, Tensor]:
-    """Tokens [N], and how many of the largest probabilities the filters keep."""
+    """Return the tokens [N], and for each row the number of largest probabilities that the filters keep [N]."""
     size = probs.shape[-1]
     top_k = np.array([p.top_k if 0 < p.top_k < size else size for p in params])
-    # top_p = 1 keeps all: the rounded mass before a token can pass 1 by an ulp
+    # top_p = 1 keeps all tokens: the rounded mass before a token can exceed 1 by an ulp
     top_p = np.array([p.top_p if p.top_p < 1 else 2.0 for p in params])
     min_p = np.array([p.min_p for p in params], np.float32)
     tokens, counts = np.zeros((2, len(params)), np.int64)
@@ -89,7 +89,7 @@ def _kept(probs: Tensor, count: int, token: Tensor) -> Kept:
 
 
 def _invert(weights: Tensor, uniforms: Tensor) -> Tensor:
-    """The index where the cumulative weight passes `uniform * total`, never one of weight zero; [N]."""
+    """Return the index [N] at which the cumulative weight passes `uniform * total`; never an index of weight zero."""
     mass = weights.double().cumsum(-1)
     total = mass[:, -1:]
     most = total.nextafter(torch.zeros_like(total))  # rounding may raise a target to the total

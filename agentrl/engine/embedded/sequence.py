@@ -1,8 +1,8 @@
-"""One sequence on its way through the engine.
+"""The state of one sequence in the engine.
 
-1. The engine's thread alone writes a `SequenceState`. Its lists only grow, so another thread may read what is there.
-2. `on_token` and `on_finish` run in the engine's thread: they must only hand over and return.
-3. A sequence is `prompt + output`; `filled` of its tokens have keys and values in `slot`."""
+1. Only the engine's thread writes a `SequenceState`. Its output lists only grow, so other threads may read them.
+2. `on_token` and `on_finish` run in the engine's thread: they must only notify another thread and return.
+3. A sequence is `prompt + output`; its first `filled` tokens have keys and values in `slot`."""
 
 import functools
 import time
@@ -26,13 +26,13 @@ TopEntry = list[tuple[float, int]]
 
 
 class Wanted(BaseModel):
-    """Optional outputs of a request, besides the sampled tokens with their log-probs; names are the wire's."""
+    """Optional outputs of a request, besides the sampled tokens with their log-probs; names are SGLang's."""
 
     return_logprob: bool = False
     logprob_start_len: int = -1  # first prompt position whose log-prob is wanted; -1: none
     top_logprobs_num: NonNegativeInt = 0
     token_ids_logprob: list[Any] = []
-    return_sampling_mask: bool = False  # also what the filters kept for each token
+    return_sampling_mask: bool = False  # also the kept set of each token
     return_routed_experts: bool = False
     routed_experts_start_len: int = 0  # first token whose experts are wanted
 
@@ -57,8 +57,8 @@ class SequenceState:
     output_top: list[TopEntry] = field(default_factory=list)
     output_ids_log_probs: list[TopEntry] = field(default_factory=list)
     kept: list[Kept] = field(default_factory=list)
-    routed: Rows | None = None  # at its end: experts of tokens `want.routed_experts_start_len` to the last but one
-    input_log_probs: list[float] = field(default_factory=list)  # of the prompt tokens behind `want.logprob_start_len`
+    routed: Rows | None = None  # set at the end: experts of tokens `want.routed_experts_start_len` to the last but one
+    input_log_probs: list[float] = field(default_factory=list)  # of the prompt tokens after `want.logprob_start_len`
     input_top: list[TopEntry] = field(default_factory=list)
     input_ids_log_probs: list[TopEntry] = field(default_factory=list)
     versions: list[tuple[str, int, int]] = field(default_factory=list)  # (weight version, start, end) over the output
@@ -75,12 +75,12 @@ class SequenceState:
 
     @functools.cached_property
     def randomness(self) -> np.random.Generator:
-        """The source of the sequence's uniform numbers; each token takes one."""
+        """Generator of the sequence's uniform numbers; each token takes one number."""
         return np.random.Generator(np.random.Philox(key=self.seed))
 
     @functools.cached_property
     def known(self) -> Ids:
-        """The tokens that are read before the next one is sampled, as the prefix cache compares them; made when they are."""
+        """Tokens to prefill before the next token is sampled, in the prefix cache's form; computed on first use."""
         return self.compared(0, len(self.prompt))
 
     @property
@@ -88,20 +88,20 @@ class SequenceState:
         return len(self.prompt) + len(self.output)
 
     def tokens(self, start: int, stop: int) -> list[int]:
-        """Tokens `start` to `stop` of prompt and output together."""
+        """Return tokens `start` to `stop` of prompt plus output."""
         if start >= (base := len(self.prompt)):
             return self.output[start - base : stop - base]
         return self.prompt[start:stop] + self.output[: max(0, stop - base)]
 
     def compared(self, start: int, stop: int) -> Ids:
-        """Tokens `start` to `stop` as the prefix cache compares them: the hash of an image in place of its placeholders."""
+        """Return tokens `start` to `stop` in the prefix cache's form: an image's hash replaces its placeholders."""
         ids = np.asarray(self.tokens(start, stop), dtype=np.int64)
         if self.images is not None and start < len(self.prompt):
             self.images.mark(ids, start)
         return ids
 
     def restart(self) -> None:
-        """Give up the slot: everything generated so far is read again, as part of the prompt, when a slot is free."""
+        """Reset the sequence to wait for a slot. Its output so far is then prefilled again, like the prompt."""
         self.retractions += 1
         self.known = self.compared(0, self.length)
         self.slot, self.filled = -1, 0

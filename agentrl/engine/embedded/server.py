@@ -1,6 +1,6 @@
-"""The HTTP application: routes, start, clean end. `build` loads the model and returns a Starlette application whose
+"""The HTTP application: routes, start, shutdown. `build` loads the model and returns a Starlette application whose
 engine thread is not started. `serve` runs it until SIGTERM or SIGINT and prints `ready on http://HOST:PORT`. On a
-signal each live request ends with an abort that keeps its tokens."""
+signal, each request in flight is aborted and returns its tokens."""
 
 import contextlib
 import secrets
@@ -33,7 +33,7 @@ GET: dict[str, Handler] = {
 }
 POST: dict[str, Handler] = {"/generate": generate}
 POST |= {"/v1/tokenize": takes_body(tokenize), "/v1/detokenize": takes_body(detokenize)}
-CONTROL = (  # by POST, each under its own name
+CONTROL = (  # POST endpoints, each under its own name
     control.abort_request, control.pause_generation, control.continue_generation,
     control.update_weights_from_disk, control.update_weights_from_tensor, control.update_weights_from_distributed,
     control.init_weights_update_group, control.destroy_weights_update_group,
@@ -41,11 +41,11 @@ CONTROL = (  # by POST, each under its own name
     control.update_weight_version, control.weights_checker, control.get_weights_by_name,
     control.release_memory_occupation, control.resume_memory_occupation,
 )  # fmt: skip
-_FREE = (control.health, control.health_generate)  # the routes of probes, which have no keys
+_FREE = (control.health, control.health_generate)  # routes of probes, which need no key
 
 
 def build(options: Options, *, on_crash: Callable[[], None], routes: Mapping[str, Handler] | None = None) -> Starlette:
-    """Return the application of a new `EngineService`; `routes` are more endpoints by POST."""
+    """Return the application of a new `EngineService`; `routes` are more POST endpoints."""
     service = EngineService(options, on_crash=on_crash)
     handlers: dict[Any, Any] = {HTTPException: _no_route, RequestError: refusal}
     app = Starlette(routes=routes_of(options, routes or {}), lifespan=_lifespan, exception_handlers=handlers)
@@ -54,7 +54,7 @@ def build(options: Options, *, on_crash: Callable[[], None], routes: Mapping[str
 
 
 def _behind_key(options: Options, handler: Handler, *, admin: bool = False) -> Handler:
-    """Return `handler` for clients that send the key, as SGLang does it. Without any key, browsers may not use control."""
+    """Return `handler` behind the key, as in SGLang. If no key is set, browsers may not call control routes."""
     key = (options.admin_api_key if admin else None) or options.api_key
     if handler in _FREE or (key is None and not admin):
         return handler
@@ -70,7 +70,7 @@ def _behind_key(options: Options, handler: Handler, *, admin: bool = False) -> H
 
 
 def routes_of(options: Options, more: Mapping[str, Handler]) -> list[Route]:
-    """All routes, behind their keys."""
+    """Return all routes, behind their keys."""
     guarded = partial(_behind_key, options)
     found = [Route(path, guarded(handler), methods=["GET"]) for path, handler in GET.items()]
     found += [Route(path, guarded(handler), methods=["POST"]) for path, handler in {**POST, **more}.items()]

@@ -2,7 +2,7 @@
 
 1. `EngineService.start(request)` makes a `RequestInFlight`: the jobs of one HTTP request, already queued.
 2. `RequestInFlight` is used on the event loop only; jobs wake it through `call_soon_threadsafe`.
-3. `abort(rid)` follows SGLang: the rid must be live, then every live rid that begins with it is aborted too."""
+3. `abort(rid)` follows SGLang: if the rid is live, all live rids that begin with it are aborted too."""
 
 import asyncio
 import threading
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from agentrl.chat import Chat
 
 T = TypeVar("T")
-MOST_CHATS = 8  # the number of sets of `chat_template_kwargs` that are kept ready
+MOST_CHATS = 8  # maximum number of cached chats, one for each set of `chat_template_kwargs`
 
 
 @dataclass(frozen=True)
@@ -63,11 +63,11 @@ class Options:
 
 
 class EngineService:
-    """One server's state. `model_path` and `adapter` (its name) follow weight updates."""
+    """One server's state. Weight updates change `model_path` and `adapter` (the LoRA adapter's name)."""
 
     def __init__(self, options: Options, *, on_crash: Callable[[], None]) -> None:
-        """Load everything; `on_crash` is called in the engine's thread when that has failed for good. Raises
-        AgentRLError: the folder cannot be served."""
+        """Load everything. `on_crash` is called in the engine's thread if the engine crashes. Raises AgentRLError: the
+        folder cannot be served."""
         self.options, self.model_path = options, options.model_path
         self.adapter: str | None = None
         self.config = read_config(self.model_path)
@@ -78,7 +78,7 @@ class EngineService:
         slots, context = options.slots or slots_that_fit(model, self.context), self.context
         sizes: dict[str, Any] = {"slots": slots, "context_length": context, "chunk": options.chunk}
         with named(f"{slots} sequences of {context} tokens do not fit; give smaller --slots or --context-length"):
-            # Only counters are read here; everything else goes through the worker.
+            # Endpoints read only counters from the engine; all other access goes through the worker.
             self.engine = Engine(model, **sizes, batch_invariant=options.batch_invariant)
         self.worker = Worker(self.engine, on_crash=on_crash)
         self.weights = WeightUpdater(model)
@@ -92,8 +92,8 @@ class EngineService:
         self._chat, self._loading = lru_cache(MOST_CHATS)(partial(_load_chat, options)), threading.Lock()
 
     def chat(self, kwargs: dict[str, Any]) -> "Chat":
-        """The chat template with these `chat_template_kwargs`, and its parsers. Blocks while loading (call it from a
-        worker thread). Raises `RequestError` when there is no usable template."""
+        """Return the chat template with these `chat_template_kwargs`, and its parsers. Blocks while loading: call it
+        from a worker thread. Raises RequestError: there is no usable template."""
         with self._loading:
             return self._chat(orjson.dumps(kwargs, option=orjson.OPT_SORT_KEYS))
 
@@ -126,7 +126,7 @@ def _load_chat(options: Options, kwargs: bytes) -> "Chat":
 
 
 class RequestInFlight:
-    """The jobs of one HTTP request, and waiting for them."""
+    """The jobs of one HTTP request, with methods to wait for them."""
 
     def __init__(self, service: EngineService, request: GenerateRequest) -> None:
         self.request, self.jobs = request, request.jobs
@@ -151,7 +151,7 @@ class RequestInFlight:
         return lambda _: self._loop.call_soon_threadsafe(note)
 
     async def progress(self) -> AsyncIterator[int]:
-        """The indices of jobs that have something new, until all have finished (each gives one last time then)."""
+        """Yield the index of each job with new output, until all jobs have finished. A job's end also yields it."""
         while self._left or self._moved:
             while not self._moved:
                 self._wake.clear()
@@ -170,7 +170,7 @@ class RequestInFlight:
         return answer(self.jobs[index], self.request, self._service.vocab, self._service.engine.version)
 
     def close(self) -> None:
-        """Forget the call; jobs that still run are aborted (the client has gone)."""
+        """Remove the request. Jobs that still run are aborted, because the client has disconnected."""
         self._service.live -= Counter(self.request.rids)
         if mine := {id(job) for job in self.jobs if job.finish is None}:
             self._service.worker.post(lambda engine: engine.abort(lambda job: id(job) in mine))

@@ -1,4 +1,4 @@
-"""The end of a sequence, and the text of it that is shown.
+"""Stop conditions of a sequence, and the text of its answer.
 
 1. Order as in SGLang: length, token ids (EOS and `stop_token_ids`), stop strings, regexes. `ignore_eos` disables token
    ids.
@@ -19,7 +19,7 @@ REPLACEMENT = "\ufffd"
 
 
 def aborted(message: str = "Aborted", status: int | None = None, kind: str | None = None) -> dict[str, Any]:
-    """The finish reason of a sequence that did not come to its own end; with a `status` it is an error answer."""
+    """Return the finish reason of an aborted sequence. With a `status`, the answer is an error."""
     return {"type": "abort", "message": message, "status_code": status, "err_type": kind}
 
 
@@ -30,7 +30,7 @@ class StopRules:
     """The stop conditions of one sequence."""
 
     def __init__(self, params: RequestSampling, *, eos: frozenset[int], limit: int, decode: Decode | None) -> None:
-        self.limit = limit  # most tokens that may be sampled
+        self.limit = limit  # maximum number of sampled tokens
         ids = eos.union(params.stop_token_ids)
         self.ids = frozenset() if params.ignore_eos and not params.grammar else ids
         self.forbidden_early = ids if params.min_new_tokens else frozenset()
@@ -38,7 +38,7 @@ class StopRules:
         self._tail = max((len(s.encode()) for s in params.stop), default=0) + 8
 
     def check(self, output: Sequence[int]) -> dict[str, Any] | None:
-        """The finish reason after the newest token of `output`, or None to go on."""
+        """Return the finish reason after the newest token of `output`; None if the sequence continues."""
         if len(output) >= self.limit:
             return {"type": "length", "length": self.limit}
         if output and output[-1] in self.ids:
@@ -62,7 +62,7 @@ class StopRules:
 
 
 def shown_text(output: Sequence[int], reason: dict[str, Any] | None, params: RequestSampling, decode: Decode) -> str:
-    """The text of an answer: trimmed where it stopped; while unfinished, without a trailing incomplete character."""
+    """Return the text of an answer, trimmed at its stop. An unfinished text loses a trailing incomplete character."""
     matched, trim = (reason or {}).get("matched"), not params.no_stop_trim
     if trim and isinstance(matched, int):
         output = output[:-1]

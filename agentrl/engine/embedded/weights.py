@@ -1,9 +1,9 @@
-"""The model's weights while the server runs: replaced, adapted and offloaded.
+"""Updates, adapters and offload of the model's weights while the server runs.
 
 1. Names and shapes are checked before the first write, so a bad update leaves the old weights.
-2. Reading happens outside the engine's thread; writing is an exclusive action of it.
-3. Updates over a process group run between `begin` and `end`. Per-expert tensors are written into fused ones.
-4. While weights or cache are offloaded requests wait. Cached prefixes are lost; weights come back with the same bytes.
+2. Weights are read outside the engine's thread. Writing is an exclusive action of the engine.
+3. Updates over a process group run between `begin` and `end`. Per-expert tensors are written into fused tensors.
+4. Requests wait while weights or cache are offloaded. Cached prefixes are lost; weights are restored bit for bit.
 """
 
 import hashlib
@@ -32,23 +32,23 @@ from agentrl.serving.http import refused, update_refused
 
 _EXPERT = re.compile(r"(?P<layer>.+\.experts)\.(?P<expert>\d+)\.(?P<part>(gate|up|down)_proj|w[123])\.weight")
 _PARTS = {"w1": "gate_proj", "w2": "down_proj", "w3": "up_proj"}
-_OTHER_NAMES = {"model.language_model.": "model.", ".block_sparse_moe.": ".mlp."}  # in folders, and in transformers
+_OTHER_NAMES = {"model.language_model.": "model.", ".block_sparse_moe.": ".mlp."}  # folder -> transformers
 JOIN_TIMEOUT = timedelta(seconds=60)
-Tag = Literal["weights", "kv_cache", "cuda_graph"]  # kinds of memory that can be given back; there are no graphs here
+Tag = Literal["weights", "kv_cache", "cuda_graph"]  # kinds of memory that can be freed; this engine has no CUDA graphs
 TAGS: tuple[Tag, ...] = get_args(Tag)
 DTYPES = {name: getattr(torch, name) for name in ("float32", "bfloat16", "float16", "float64")}
 Named = list[tuple[str, Tensor]]  # tensors by name
 
 
 class WeightUpdater:
-    """Weight updates of a model, or a `RequestError`. Methods with an `Engine` run in its thread; `read_*` block."""
+    """Weight updates of a model. A bad update is a `RequestError`. Methods with an `Engine` run in its thread."""
 
     def __init__(self, model: Any) -> None:
         self._model, self.session_open = model, False
         self._groups: dict[str, WeightReceiver | None] = {}
         self._attached: list[Any] = []
         self._offloaded: OffloadedTensors | None = None
-        # Threads of their own: a call that waits for missing members must not delay other calls.
+        # A separate limiter: joins that wait for missing members must not delay other calls.
         self._joining = anyio.CapacityLimiter(64)
 
     def begin(self) -> None:
@@ -68,7 +68,7 @@ class WeightUpdater:
             raise update_refused(f"{caller} must run between begin_weight_update() and end_weight_update()")
 
     def read_folder(self, path: str) -> Named:
-        """The tensors of a Hugging Face folder under the model's own names; memory-mapped where possible."""
+        """Return the tensors of a Hugging Face folder under names that the model knows; memory-mapped if possible."""
         if not (files := sorted(Path(path).glob("*.safetensors"))):
             raise update_refused(f"Failed to get weights iterator: no *.safetensors files in '{path}'.")
         named: Named = []
@@ -89,12 +89,12 @@ class WeightUpdater:
     def _convert(self, path: str) -> Named:
         try:
             other = model_class(self._model.config).from_pretrained(path, dtype=self._model.dtype)
-        except Exception as error:  # whatever transformers meets in a folder that is none
+        except Exception as error:  # any error of transformers in a bad folder
             raise update_refused(f"Failed to get weights iterator: {path}: {type(error).__name__}: {error}.") from error
         return list(other.state_dict().items())
 
     def read_adapter(self, path: str) -> tuple[LoraShape, list[tuple[torch.nn.Linear, Tensor, Tensor]]]:
-        """The layers that PEFT's folder at `path` is for, each with its A and B."""
+        """Return the shape of the PEFT adapter at `path`, and the layers that it adapts, each with its A and B."""
         try:
             shape, tensors = read_adapter(Path(path))
             layers = shape.layers(self._model)
@@ -109,7 +109,7 @@ class WeightUpdater:
         return shape, fitting
 
     def attach(self, engine: Engine, scale: float, layers: Sequence[tuple[torch.nn.Linear, Tensor, Tensor]]) -> None:
-        """Give the model this adapter in place of the one that it has."""
+        """Attach this adapter to the model in place of the former adapter."""
         _check_present(engine)
         while self._attached:
             self._attached.pop().remove()
@@ -127,7 +127,7 @@ class WeightUpdater:
             raise update_refused(f"rank_offset must be in [1, world_size), as rank 0 is the trainer's; got {rank}.")
         join = partial(WeightReceiver, backend=backend, address=address, world_size=world_size, rank=rank, name=name)
         join = partial(join, timeout=JOIN_TIMEOUT)
-        self._groups[name] = None  # taken, while the members meet
+        self._groups[name] = None  # reserves the name while the members join
         try:
             self._groups[name] = await anyio.to_thread.run_sync(join, limiter=self._joining)
         except (RuntimeError, ValueError, OSError) as error:
@@ -145,7 +145,7 @@ class WeightUpdater:
     def receive(
         self, names: Sequence[str], dtypes: Sequence[str], shapes: Sequence[list[int]], group_name: str, *, flat: bool
     ) -> Named:
-        """Receive tensors that rank 0 broadcasts one by one, or as one flat buffer. Names and shapes are checked before."""
+        """Check names and shapes; then receive tensors that rank 0 broadcasts, one by one or as one flat buffer."""
         if (group := self._groups.get(group_name)) is None:
             known = list(self._groups)
             raise update_refused(f"Group {group_name} not in {known}. Please call `init_weights_update_group` first.")
@@ -166,7 +166,7 @@ class WeightUpdater:
             raise update_refused(said) from error
 
     def write(self, engine: Engine, named: Sequence[tuple[str, Tensor]], version: str | None) -> None:
-        """Copy the tensors in, drop cached prefixes, and take the new version label (None keeps the old one)."""
+        """Copy the tensors into the model, drop cached prefixes, and set the version label (None keeps the label)."""
         _check_present(engine)
         targets = self._targets(named)
         with torch.no_grad():
@@ -189,7 +189,7 @@ class WeightUpdater:
         return targets
 
     def _own_name(self, name: str) -> str:
-        """Return transformers' name of a tensor that a folder has under another one."""
+        """Return transformers' name of a tensor that has another name in a folder."""
         if self._model.config.model_type in SEEING:
             inner = name.removeprefix("model.")
             return f"model.{inner}" if inner.startswith("visual.") else f"model.language_model.{inner}"
@@ -198,17 +198,17 @@ class WeightUpdater:
         return name
 
     def checksums(self, engine: Engine) -> dict[str, str]:
-        """A 64-bit BLAKE2b of every tensor's bytes, as hex, by the model's names."""
+        """Return a 64-bit BLAKE2b of every tensor's bytes, as hex, by the model's names."""
         _check_present(engine)
         return {name: _digest(tensor) for name, tensor in self._model.state_dict().items()}
 
     def release(self, engine: Engine, tags: Collection[Tag]) -> None:
-        """Give back memory; what is given back twice is so once. Raises RequestError: sequences are being generated, or
-        there is no room for the weights in the folder for temporary files."""
+        """Free memory; memory that is free already is skipped. Raises RequestError: sequences are being generated, or
+        the folder for temporary files has no room for the weights."""
         if engine.running:
             raise refused("release_memory_occupation: requests are running; abort them, or wait for their end.")
         if "kv_cache" in tags and "kv_cache" not in engine.released:
-            engine.weights_changed()  # no prefix of what is lost is used again
+            engine.weights_changed()  # so that no lost prefix is reused
             engine.cache.release()
             give_back()
         if "weights" in tags and "weights" not in engine.released:
@@ -219,7 +219,7 @@ class WeightUpdater:
         engine.released |= {tag for tag in tags if tag in WHOLE}
 
     def resume(self, engine: Engine, tags: Collection[Tag]) -> None:
-        """Take the memory again; what was not released stays as it is."""
+        """Allocate the memory again; memory that was not released does not change."""
         if "weights" in tags and self._offloaded is not None:
             self._offloaded.restore()
             self._offloaded = None
@@ -234,7 +234,7 @@ def _check_present(engine: Engine) -> None:
 
 
 def _expert_view(own: Mapping[str, Tensor], name: str) -> Tensor | None:
-    """The part of a fused tensor that `name` stands for, as a view; None when there is none. Checkpoints and trainers
+    """Return the view of a fused tensor that `name` stands for; None if there is none. Checkpoints and trainers
     name `...mlp.experts.3.gate_proj.weight` (or `w1`); transformers 5 holds all experts of a layer in
     `...mlp.experts.gate_up_proj` [experts, 2 * intermediate, hidden] and `...mlp.experts.down_proj`
     [experts, hidden, intermediate]."""

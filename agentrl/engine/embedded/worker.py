@@ -1,6 +1,6 @@
-"""The thread that owns the engine, and the bridge from the event loop to it. Others hand over functions by `post`,
-`call`, `exclusive`; they run between forward passes. An exception in a forward pass is logged and `on_crash` is called.
-From then on all jobs and calls, later ones too, end with an error."""
+"""The thread that owns the engine, and the bridge from the event loop to this thread. `post`, `call` and `exclusive`
+take functions, which run between forward passes. An exception in a forward pass is logged, and `on_crash` is called.
+From then on, all jobs and calls end with an error, later ones too."""
 
 import asyncio
 import logging
@@ -20,7 +20,7 @@ CRASHED = aborted("the engine crashed", 500, "InternalServerError")
 
 
 class Worker:
-    """Runs `engine` in its own thread from `start()` to `stop()`."""
+    """The thread that runs `engine`, from `start()` to `stop()`."""
 
     def __init__(self, engine: Engine, *, on_crash: Callable[[], None]) -> None:
         self._engine, self._on_crash = engine, on_crash
@@ -44,17 +44,17 @@ class Worker:
         self._thread.join(timeout)
 
     def post(self, action: Callable[[Engine], object]) -> None:
-        """Run `action` in the engine's thread without waiting for it, so it must not raise."""
+        """Run `action` in the engine's thread without waiting. `action` must not raise: an exception is a crash."""
         self._inbox.put(action)
 
     async def call(self, action: Callable[[Engine], T]) -> T:
-        """Run `action` in the engine's thread and give its result, or raise what it raised."""
+        """Run `action` in the engine's thread; return its result or raise its exception."""
         future = self._future()
         self.post(lambda engine: self._settle(future, action, engine))
         return await asyncio.wrap_future(future)
 
     async def exclusive(self, action: Callable[[Engine], T]) -> T:
-        """Like `call`, but not before every running job is done, unless generation is paused."""
+        """Like `call`, but wait until no job runs or generation is paused."""
         future = self._future()
         self.post(lambda engine: engine.exclusive(lambda: self._settle(future, action, engine)))
         return await asyncio.wrap_future(future)
@@ -88,7 +88,7 @@ class Worker:
                 future.set_exception(RuntimeError("the engine crashed"))
 
     def _settle(self, future: Future[T], action: Callable[[Engine], T], engine: Engine) -> None:
-        """Give the caller the result or the exception; skip the action when the caller has gone or was refused."""
+        """Run the action and set the future's result or exception. Skip the action if the future has ended already."""
         if self._crashed or future.done() or not future.set_running_or_notify_cancel():
             return
         try:

@@ -2,13 +2,13 @@
 
 Three gaps of the public wheels are filled before SGLang is imported:
 
-1. torchvision's wheel is linked to CUDA torch, so its operators are missing under CPU torch and its import fails on
-   them. Declaring the two operators it asks for is enough.
-2. There is no CPU build of `sgl_kernel`. SGLang imports names from it but, on a CPU without AMX, calls none:
+1. torchvision's wheel is linked to CUDA torch. With CPU torch its operators are missing, and its import fails.
+   Declaring the two operators that the import needs is enough.
+2. There is no CPU build of `sgl_kernel`. On a CPU without AMX, SGLang imports names from it but calls none of them:
    `stubs/sgl_kernel` has the names.
-3. Capturing routed experts pins host memory through CUDA's runtime even on CPU: that becomes a no-op.
+3. Capturing routed experts pins host memory through CUDA's runtime even on CPU: this pinning becomes a no-op.
 
-SGLang's child processes import this file again as their main module and so get the same."""
+SGLang's child processes import this file again as their main module, so they get the same changes."""
 
 import os
 import runpy
@@ -24,7 +24,7 @@ import torch
 
 # The schemas of torchvision's operators, which its CUDA-linked library cannot register here.
 for name in ("nms", "qnms"):
-    with suppress(RuntimeError):  # a torchvision that fits has declared it already
+    with suppress(RuntimeError):  # a matching torchvision has declared it already
         torch.library.define(f"torchvision::{name}", "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
 
 # The part of `torch.cuda.cudart()` that pins host memory, as a no-op.

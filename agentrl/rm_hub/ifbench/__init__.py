@@ -1,8 +1,8 @@
 """The grader `ifbench`: tests if an answer meets the constraints that its prompt states.
 
 1. `instruction_id_list` and `kwargs` come from the metadata, or from the label as a mapping or JSON.
-2. Strict reads the answer as it is; loose also without its first line, its last line, both, and each of these without
-   asterisks (Zhou et al. 2023, arXiv:2311.07911).
+2. Strict reads the unchanged answer. Loose also reads it without its first line, its last line or both, and each of
+   these texts without asterisks (Zhou et al. 2023, arXiv:2311.07911).
 3. `ifbench_mode` ("strict" or "loose") and `ifbench_aggregate` ("all" or "mean") in the metadata choose the score.
 4. Text before a closing `</think>` is not part of the answer. Answers longer than `LONGEST` meet nothing."""
 
@@ -20,15 +20,15 @@ from agentrl.rm_hub.ifbench.passage import ResponseText
 from agentrl.rm_hub.reading.common import bad_metadata, one_of
 
 CHECKS: dict[str, Check] = {**counts.CHECKS, **ifeval.CHECKS, **layout.CHECKS, **words.CHECKS}
-"""Every kind by the id that the data uses: IFBench's 58 and IFEval's 25."""
+"""All kinds of constraints by their id in the data: IFBench's 58 and IFEval's 25."""
 LONGEST = 100_000
-"""Characters of the longest answer that is graded, some 25,000 tokens: a bound on the time that one item takes."""
+"""Maximum characters of a graded answer, about 25,000 tokens. This limits the time of one item."""
 
 
 def grade_ifbench(response: str, label: Any, metadata: Metadata) -> Grade:
-    """Grade an answer by the constraints of its prompt. The score is 0 or 1, or the share of constraints that are met
-    under "mean". Parts are "strict" and "loose" (scores of the two modes) and each constraint's verdict under its id
-    (with #2 and so on where the same kind comes again)."""
+    """Grade an answer by the constraints of its prompt. The score is 0 or 1; with "mean", it is the share of
+    constraints that are met. Parts are "strict" and "loose" (scores of the two modes) and each constraint's verdict
+    under its id (with #2 and so on if a kind repeats)."""
     constraints = _constraints(label, metadata)
     mode = one_of(metadata, "ifbench_mode", ("strict", "loose"), "ifbench")
     field = "aggregate" if metadata.get("ifbench_aggregate") is None else "ifbench_aggregate"
@@ -65,7 +65,7 @@ def grade_ifbench(response: str, label: Any, metadata: Metadata) -> Grade:
 
 
 def _variants(answer: str) -> list[str]:
-    """The texts of the loose mode that differ from the answer, each once."""
+    """Return the distinct texts of the loose mode that differ from the answer."""
     lines = answer.split("\n")
     cut = ["\n".join(part).strip() for part in (lines[1:], lines[:-1], lines[1:-1])]
     texts = [text for whole in (answer, *cut) for text in (whole, whole.replace("*", ""))]

@@ -1,9 +1,9 @@
-"""`Check`: one kind of constraint, and `Constraint`: one of a prompt, with its parameters read from the data.
+"""`Check`, a kind of constraint, and `Constraint`, a constraint of a prompt with its parameters from the data.
 
-1. A check is a function of a passage and its parameters that answers its faults: what was found instead of what the
-   constraint asks for, in a few words. Without faults the constraint is met. Only the first one is ever asked for.
-2. Parameters come from JSON, where every number may be a float and every absent field a null; a name means the same in
-   every kind. What cannot be the parameter is the data's fault: a `GraderFailure`, never a refusal of the answer."""
+1. A check is a function of a passage and parameters. It returns faults: short texts of what was found instead of what
+   the constraint requires. Without faults the constraint is met. Only the first fault is read.
+2. Parameters come from JSON, where a number may be a float and an absent field null. A name has the same meaning in
+   every kind. A wrong parameter is an error in the data: a `GraderFailure`, never a zero for the answer."""
 
 import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -16,7 +16,7 @@ Faults = Iterable[str]
 
 
 class Reader(NamedTuple):
-    """The way from a value of the data to a parameter: the expected kind, its test, and the reading of it."""
+    """The conversion of a value in the data to a parameter: the expected value in words, a test, and the conversion."""
 
     expected: str
     fits: Callable[[Any], bool]
@@ -24,7 +24,7 @@ class Reader(NamedTuple):
 
 
 def is_list(value: Any) -> TypeGuard[Sequence[Any]]:
-    """Return true if this is a list, or what Parquet gives for one: an array."""
+    """Return true if the value is a list, or an array, which Parquet gives for a list."""
     return hasattr(value, "__len__") and hasattr(value, "__getitem__") and not isinstance(value, (str, bytes, Mapping))
 
 
@@ -58,7 +58,7 @@ _NAMES = {
     _RELATION: "relation let_relation capital_relation",
 }
 PARAMETERS = {name: reader for reader, names in _NAMES.items() for name in names.split()}
-"""Every parameter that the data may give, by its name."""
+"""The reader of each parameter that the data may give, by name."""
 
 
 class Check(NamedTuple):
@@ -70,13 +70,13 @@ class Check(NamedTuple):
 
 
 def check(says: str, run: Callable[..., Faults], **readers: Reader) -> Check:
-    """The check that a function makes of a passage; its parameters are read as usual, or as `readers` say."""
+    """Make a check from a function of a passage. Its parameters are read by `readers`, else by `PARAMETERS`."""
     _, *names = inspect.signature(run).parameters
     return Check(says, run, {name: readers.get(name) or PARAMETERS[name] for name in names})
 
 
 def count(how: str, limit: str | int, what: str, measure: Callable[[ResponseText], int]) -> Check:
-    """The check of a number: `how` it is compared and its `limit` are parameters' names, or stand for themselves."""
+    """Make a check that compares a number. `how` and `limit` are names of parameters, or the values themselves."""
 
     def run(passage: ResponseText, **given: Any) -> Faults:
         return compare(measure(passage), given.get(how, how), given.get(str(limit), limit), what)
@@ -87,13 +87,13 @@ def count(how: str, limit: str | int, what: str, measure: Callable[[ResponseText
 
 
 def compare(got: int, how: str, want: int, what: str) -> Faults:
-    """The fault of a number that is not "less than", "at least" or "exactly" some other."""
+    """Return a fault if `got` is not "less than", "at least" or "exactly" `want`."""
     met = got < want if how == "less than" else got >= want if how == "at least" else got == want
     return unless(met, f"{got} {what}")
 
 
 def unless(met: object, fault: str = "") -> Faults:
-    """The fault of a condition that does not hold; by default it says no more than the constraint does."""
+    """Return a fault if a condition does not hold. By default the fault adds no text to the constraint."""
     return () if met else (fault,)
 
 
@@ -105,7 +105,7 @@ class Constraint(NamedTuple):
     given: Mapping[str, Any]
 
     def fault(self, passage: ResponseText) -> str | None:
-        """The finding that breaks the constraint, else None. An answer of white space meets none."""
+        """Return the first fault, or None if the constraint is met. A blank answer meets no constraint."""
         faults = self.check.run(passage, **self.given) if passage.raw.strip() else ("an empty answer",)
         return next((clip(fault, 80) for fault in faults), None)
 
@@ -115,8 +115,8 @@ class Constraint(NamedTuple):
 
 
 def constrain(kind: str, check: Check, given: Mapping[str, Any]) -> Constraint:
-    """The constraint with its parameters out of one entry of `kwargs`; fields that belong to other kinds are left
-    alone. Raises GraderFailure: `grader_bad_metadata`, if a parameter is missing or cannot be read."""
+    """Make a constraint with its parameters from one entry of `kwargs`. Fields of other kinds are ignored. Raises
+    GraderFailure (`grader_bad_metadata`): a parameter is missing or has a wrong value."""
     for name, reader in check.needs.items():
         if given.get(name) is None:
             raise bad_metadata("ifbench", "kwargs", f"{', '.join(check.needs)} for {kind}; {name} missing", given)

@@ -1,4 +1,4 @@
-"""Constraints `count:*` and `ratio:*`: how many of something, or what share."""
+"""Constraints `count:*` and `ratio:*`: numbers and shares of words, sentences and marks."""
 
 import re
 
@@ -14,7 +14,7 @@ _OVERLAP_SLACK = 2.0
 
 
 def punctuation(passage: ResponseText) -> Faults:
-    """Each of . , ! ? ; : and an interrobang (?!, !? or the single sign), whose two marks count for nothing else."""
+    """Check for . , ! ? ; : and an interrobang (?!, !? or ‽), whose own marks do not count as ! and ?."""
     interrobang = next((marks for marks in ("?!", "!?", "‽") if marks in passage.raw), None)
     if interrobang is None:
         return ["no interrobang"]
@@ -23,7 +23,7 @@ def punctuation(passage: ResponseText) -> Faults:
 
 
 def words_japanese(passage: ResponseText, N: int) -> Faults:
-    """Each Nth word, as white space separates them, has a kana or an ideograph; numbers and marks are let off."""
+    """Check that each Nth word (split at white space) has a kana or an ideograph. Numbers and marks are exempt."""
     words = (word.strip(AROUND) for word in passage.raw.split()[N - 1 :: N])
     return (repr(word) for word in words if word and not word.isdigit() and not _JAPANESE.search(word))
 
@@ -31,14 +31,14 @@ def words_japanese(passage: ResponseText, N: int) -> Faults:
 def keywords_multiple(
     passage: ResponseText, keyword1: str, keyword2: str, keyword3: str, keyword4: str, keyword5: str
 ) -> Faults:
-    """The five keywords come 1, 2, 3, 5 and 7 times, in any case and also inside longer words."""
+    """Check that the keywords occur 1, 2, 3, 5 and 7 times, case-insensitive, also inside longer words."""
     for keyword, want in zip((keyword1, keyword2, keyword3, keyword4, keyword5), (1, 2, 3, 5, 7), strict=True):
         if (got := passage.lower.count(keyword.lower())) != want:
             yield f"{keyword!r} {got} times instead of {want}"
 
 
 def stop_words(passage: ResponseText, percentage: float) -> Faults:
-    """The share of stop words among the words of `count:word_count_range`, at most `percentage`."""
+    """Check that at most `percentage` % of the words (as in `count:word_count_range`) are stop words."""
     if not passage.runs:
         return ["no words"]
     got = 100 * sum(word.lower() in _STOP_WORDS for word in passage.runs) / len(passage.runs)
@@ -46,8 +46,8 @@ def stop_words(passage: ResponseText, percentage: float) -> Faults:
 
 
 def overlap(passage: ResponseText, reference_text: str, percentage: float) -> Faults:
-    """Of the answer's different trigrams, the share that the reference has too; within 2 points of `percentage`.
-    Trigrams are of characters, as in the benchmark, though its prompt does not say so."""
+    """Check that the reference has `percentage` % (±2 points) of the answer's distinct trigrams. Trigrams are of
+    characters, as in the benchmark, although its prompt does not say so."""
     trigrams, theirs = ({*zip(raw, raw[1:], raw[2:], strict=False)} for raw in (passage.raw, reference_text))
     if not trigrams:
         return ["fewer than three characters"]
@@ -61,25 +61,25 @@ def _ends(passage: ResponseText, mark: str) -> int:
 
 
 def sentence_type(passage: ResponseText) -> Faults:
-    """Twice as many sentences end in a full stop as in a question mark; others are not counted."""
+    """Check that twice as many sentences end in a full stop as in a question mark. Other sentences do not count."""
     told, asked = _ends(passage, "."), _ends(passage, "?")
     return unless(told == 2 * asked, f"{told} declarative and {asked} interrogative sentences")
 
 
 def sentence_balance(passage: ResponseText) -> Faults:
-    """As many sentences end in a full stop as in a question mark and in an exclamation mark."""
+    """Check that equal numbers of sentences end in a full stop, a question mark and an exclamation mark."""
     ends = {mark: _ends(passage, mark) for mark in ".?!"}
     return unless(len(set(ends.values())) == 1, ", ".join(f"{got} in {mark!r}" for mark, got in ends.items()))
 
 
 def sentence_words(passage: ResponseText) -> Faults:
-    """Three sentences of one length in characters; as in the benchmark, words that differ are not checked."""
+    """Check for three sentences of equal length in characters. As in the benchmark, the words are not compared."""
     lengths = [len(sentence) for sentence in passage.sentences]
     return unless(len(lengths) == 3 and len(set(lengths)) == 1, f"sentences of {lengths} characters")
 
 
 def keyword_position(passage: ResponseText, keyword: str, n: int, m: int) -> Faults:
-    """The mth word of the nth sentence is the keyword; words are tokens with a letter or digit in them."""
+    """Check that the mth word of the nth sentence is the keyword. Words are tokens with a letter or digit."""
     sentence = "".join(passage.sentences[n - 1 : n])
     words = [token for token in tokenise(sentence) if any(char.isalnum() for char in token)]
     found = "".join(words[m - 1 : m])
@@ -90,18 +90,18 @@ CHECKS: dict[str, Check] = {
     # Words are runs of letters, digits and underscores: "don't" is two.
     "count:word_count_range": check("between {min_words} and {max_words} words",
         lambda p, min_words, max_words: unless(min_words <= len(p.runs) <= max_words, f"{len(p.runs)} words")),
-    # Words are what white space separates, in lower case, without marks around them (a lone mark counts as one).
+    # Words are split at white space, in lower case, without marks around them (lone marks count as one word).
     "count:unique_word_count": count("at least", "N", "unique words",
         lambda p: len({word.strip(AROUND) for word in p.lower.split()})),
-    # Runs of digits once every mark is taken out: 1,000 and 3.5 are one number each, and so is 2020-2021.
+    # Runs of digits after all marks are removed: 1,000, 3.5 and 2020-2021 are one number each.
     "count:numbers": count("exactly", "N", "numbers", lambda p: len(_DIGITS.findall(p.bare))),
-    # As in the benchmark, "and", "And" and "and," are three different ones.
+    # As in the benchmark, "and", "And" and "and," count as three.
     "count:conjunctions": count("at least", "small_n", "different coordinating conjunctions",
         lambda p: len({word for word in p.raw.split() if word.strip(AROUND).lower() in _CONJUNCTIONS})),
-    # Names of the prompt's list, as whole words with their capital.
+    # Names from the prompt's list, as whole words, case-sensitive.
     "count:person_names": count("at least", "N", "different names of the list",
         lambda p: len(set(_NAMES.findall(p.raw)))),
-    # Among the tokens, each as often as it comes; "she/her" is two.
+    # Tokens that are pronouns, repeated ones too; "she/her" is two.
     "count:pronouns": count("at least", "N", "pronouns",
         lambda p: sum(t in _PRONOUNS for t in ResponseText(p.lower.replace("/", " ")).tokens)),
     "count:punctuation": check("every standard punctuation mark and an interrobang", punctuation),

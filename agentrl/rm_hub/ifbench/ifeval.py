@@ -1,5 +1,5 @@
 """The 25 kinds of IFEval (Zhou et al. 2023, arXiv:2311.07911), whose data has the same form as IFBench's. Keywords are
-looked for as they are written; the original takes them for regular expressions."""
+searched literally; the original reads keywords as regular expressions."""
 
 import json
 import re
@@ -19,7 +19,7 @@ _FIRST_WORD = re.compile(r"'*\"*([^.,?!'\"\s]*)")
 
 
 def response_language(passage: ResponseText, language: str) -> Faults:
-    """The language as langdetect guesses it, with a fixed seed; a text without features passes, as in the original."""
+    """Check the language with langdetect and a fixed seed. A text without features passes, as in the original."""
     import langdetect
 
     langdetect.DetectorFactory.seed = 0
@@ -31,13 +31,13 @@ def response_language(passage: ResponseText, language: str) -> Faults:
 
 
 def _parts(parts: Sequence[str], want: int, what: str) -> Faults:
-    """As many parts as wanted; only the first and the last may be blank, and do not count then."""
+    """Check the number of parts. Only the first and the last may be blank; blank parts do not count."""
     filled = [bool(part.strip()) for part in parts]
     return compare(sum(filled), "exactly", want, what) if all(filled[1:-1]) else [f"blank {what}"]
 
 
 def two_responses(passage: ResponseText) -> Faults:
-    """Two different texts with ****** between them; only the first and the last part may be blank."""
+    """Check for two different texts with ****** between them; only the first and the last part may be blank."""
     parts = passage.raw.split("******")
     yield from _parts(parts, 2, "responses")
     if len({part.strip() for part in parts if part.strip()}) == 1:
@@ -45,7 +45,7 @@ def two_responses(passage: ResponseText) -> Faults:
 
 
 def nth_paragraph(passage: ResponseText, num_paragraphs: int, nth_paragraph: int, first_word: str) -> Faults:
-    """Paragraphs between blank lines, of which one begins with a word; further blank ones do not count, but shift."""
+    """Check the number of paragraphs and the first word of one. Blank parts do not count, but shift the index."""
     parts = passage.raw.split("\n\n")
     count = sum(bool(part.strip()) for part in parts)
     if count != num_paragraphs or nth_paragraph > count:
@@ -55,7 +55,7 @@ def nth_paragraph(passage: ResponseText, num_paragraphs: int, nth_paragraph: int
 
 
 def json_format(passage: ResponseText) -> Faults:
-    """JSON and nothing else, in a code fence or not."""
+    """Check that the text is JSON and nothing else, in a code fence or not."""
     body = passage.raw.strip()
     for fence in ("```json", "```Json", "```JSON", "```"):
         body = body.removeprefix(fence)
@@ -66,7 +66,7 @@ def json_format(passage: ResponseText) -> Faults:
 
 
 def title(passage: ResponseText) -> Faults:
-    """Text in double angular brackets on one line."""
+    """Check for text in double angular brackets on one line."""
     for line in passage.raw.split("\n"):
         start, end = line.find("<<"), line.rfind(">>")
         if 0 <= start < end - 2 and line[start : end + 2].lstrip("<").rstrip(">").strip():
@@ -75,14 +75,14 @@ def title(passage: ResponseText) -> Faults:
 
 
 CHECKS: dict[str, Check] = {
-    # Keywords in any case, also inside longer words; forbidden words are whole ones.
+    # Case-insensitive. Keywords may be inside longer words; forbidden words are whole words.
     "keywords:existence": check("the keywords {keywords}",
         lambda p, keywords: (f"no {keyword!r}" for keyword in keywords if keyword.lower() not in p.lower)),
     "keywords:frequency": check("{relation} {frequency} times {keyword}",
         lambda p, keyword, frequency, relation: compare(p.lower.count(keyword.lower()), relation, frequency, "times")),
     "keywords:forbidden_words": check("none of the words {forbidden_words}",
         lambda p, forbidden_words: re.findall(rf"\b(?:{'|'.join(map(re.escape, forbidden_words))})\b", p.raw, re.I)),
-    # In any case; two prompts of IFEval ask for a mark.
+    # Case-insensitive; in two prompts of IFEval the letter is a mark.
     "keywords:letter_frequency": check("{let_relation} {let_frequency} times the letter {letter}",
         lambda p, letter, let_frequency, let_relation: compare(p.lower.count(letter), let_relation, let_frequency, "times")),
     "language:response_language": check("the language {language} only", response_language),
@@ -97,41 +97,41 @@ CHECKS: dict[str, Check] = {
     # Square brackets with their content on one line.
     "detectable_content:number_placeholders": count("at least", "num_placeholders", "placeholders in brackets",
         lambda p: len(_PLACEHOLDER.findall(p.raw))),
-    # Anywhere, in any case; P.S. and P.P.S also with a space between their letters.
+    # Anywhere, case-insensitive; P.S. and P.P.S may have a space between their letters.
     "detectable_content:postscript": check("a postscript that starts with {postscript_marker}",
         lambda p, postscript_marker: unless(
             re.search(_POSTSCRIPTS.get(postscript_marker, re.escape(postscript_marker.lower())), p.lower))),
-    # Lines that begin with a hyphen, or with an asterisk that no other follows.
+    # Lines that begin with a hyphen or with a single asterisk.
     "detectable_format:number_bullet_lists": count("exactly", "num_bullets", "bullet points",
         lambda p: len(_BULLET.findall(p.raw))),
-    # One of the three fixed answers, also among other text.
+    # One of the three fixed answers; other text is allowed.
     "detectable_format:constrained_response": check(f"one of: {' '.join(_ANSWERS)}",
         lambda p: unless(any(answer in p.raw for answer in _ANSWERS))),
     # Text between asterisks on one line; bold text counts once.
     "detectable_format:number_highlighted_sections": count("at least", "num_highlights", "highlighted sections",
         lambda p: sum(bool(span.strip("*").strip()) for span in (*_HIGHLIGHT.findall(p.raw), *_BOLD.findall(p.raw)))),
-    # The word that begins a section, with a number after it, at least that often.
+    # The word `section_spliter` with a digit after it, at least `num_sections` times.
     "detectable_format:multiple_sections": check("{num_sections} sections that begin with {section_spliter} and a number",
         lambda p, section_spliter, num_sections: compare(
             len(re.findall(rf"{re.escape(section_spliter)}\s?\d", p.raw)), "at least", num_sections, "sections")),
     "detectable_format:json_format": check("JSON and nothing else", json_format),
     "detectable_format:title": check("a title in <<double angular brackets>>", title),
     "combination:two_responses": check("two different responses divided by ******", two_responses),
-    # Beginning and end in any case; a double quote may follow the end.
+    # The beginning and the end are case-insensitive; a double quote may follow the end.
     "combination:repeat_prompt": check("the request first, word for word",
         lambda p, prompt_to_repeat: unless(p.lower.strip().startswith(prompt_to_repeat.strip().lower()))),
     "startend:end_checker": check("{end_phrase} at the end",
         lambda p, end_phrase: unless(p.lower.strip().strip('"').endswith(end_phrase.lower()))),
     "startend:quotation": check("double quotation marks around the whole answer",
         lambda p: unless(len(p.raw.strip()) > 1 and p.raw.strip()[0] == p.raw.strip()[-1] == '"')),
-    # Tokens in capitals throughout; "I" and "A" are.
+    # Tokens in capitals only; "I" and "A" count.
     "change_case:capital_word_frequency": count("capital_relation", "capital_frequency", "words in capitals",
         lambda p: sum(t.isupper() for t in p.tokens)),
-    # English as langdetect guesses.
+    # langdetect must guess English.
     "change_case:english_capital": check("English in capitals only",
         lambda p: response_language(p, "en") if p.raw.isupper() else ["other letters"]),
     "change_case:english_lowercase": check("English in lower case only",
         lambda p: response_language(p, "en") if p.raw.islower() else ["other letters"]),
-    # No comma of ASCII at all.
+    # No ASCII comma.
     "punctuation:no_comma": check("no commas", lambda p: unless("," not in p.raw)),
 }  # fmt: skip

@@ -1,15 +1,15 @@
-"""`ResponseText`: an answer with its words and sentences, each found once and only when asked for; and its first verb.
+"""`ResponseText`: an answer with its words and sentences, computed on first use; and the test for a verb at its start.
 
-IFBench and IFEval count in the same units, so that verdicts agree with theirs:
+The units are those of IFBench and IFEval, so that verdicts agree:
 
 1. Sentences are Punkt's (Kiss and Strunk 2006, doi:10.1162/coli.2006.32.4.485), with its English model. It knows "Mr."
-   and "p.m.", but takes the end of "e.g." for a sentence's.
-2. Tokens are the Penn Treebank's, found sentence by sentence: a mark is a token, a contraction is two ("do", "n't"), a
-   full stop is one only where it ends the sentence.
-3. `bare` words are what white space separates once every ASCII mark is taken out ("it's" is "its").
+   and "p.m.", but ends a sentence after "e.g.".
+2. Tokens are the Penn Treebank's, found sentence by sentence: a mark is a token, a contraction is two ("do", "n't"). A
+   full stop is a token only at the end of the sentence.
+3. `bare` words are split at white space after all ASCII marks are removed ("it's" is "its").
 
-The benchmark asks a statistical tagger if a text starts with a verb. Here the lists of `words.toml` decide; a word that is
-as often a noun ("Design") is a verb before an object, an adverb or a preposition. Rare verbs get other verdicts."""
+The benchmark uses a statistical tagger to find a first verb. Here the lists of `words.toml` decide. A word that is
+often a noun ("Design") is a verb before an object, adverb or preposition. Rare verbs may get other verdicts."""
 
 import re
 import string
@@ -17,7 +17,7 @@ import tomllib
 from functools import cache, cached_property
 from importlib import resources
 
-MARKS = string.punctuation  # the ASCII marks; the only ones that the checks of IFBench know as punctuation
+MARKS = string.punctuation  # the ASCII marks, the only punctuation that the checks of IFBench know
 
 AROUND = MARKS + " "  # the characters that are stripped from around a word
 
@@ -49,7 +49,7 @@ class ResponseText:
 
     @cached_property
     def runs(self) -> list[str]:
-        """The runs of letters, digits and underscores; what "number of words" counts."""
+        """The runs of letters, digits and underscores, which "number of words" counts."""
         return _WORD.findall(self.raw)
 
     @cached_property
@@ -62,8 +62,8 @@ class ResponseText:
 
 
 def split_sentences(raw: str) -> list[str]:
-    """The sentences of a text, found by Punkt's English model. Of two marks that end the whole text ("!!", "?!") the
-    last is a sentence of its own, as it is for the benchmark's tokenizer."""
+    """Split a text into sentences with Punkt's English model. If the text ends with two marks ("!!", "?!"), the last
+    mark is a sentence of its own, as in the benchmark's tokenizer."""
     import punkt
 
     sentences = list(punkt.sent_tokenize(raw))
@@ -87,7 +87,7 @@ _FUSED = {**dict.fromkeys(("cannot", "gimme", "gonna", "gotta", "lemme", "wanna"
 
 
 def tokenise(sentence: str) -> list[str]:
-    """The Penn Treebank tokens of one sentence; quotation marks stay as they are written."""
+    """Return the Penn Treebank tokens of one sentence. Quotation marks are unchanged."""
     body = sentence.rstrip(CLOSERS + "\t\r\n")
     tail = sentence[len(body) :]
     # Only the full stop that ends the sentence is a token of its own.
@@ -97,7 +97,7 @@ def tokenise(sentence: str) -> list[str]:
 
 
 def _clitics(piece: str) -> list[str]:
-    """A piece with its contraction taken apart: "don't" is "do", "n't"; "cannot" is "can", "not"."""
+    """Split the contraction of a piece: "don't" is "do", "n't"; "cannot" is "can", "not"."""
     if fused := _FUSED.get(piece.lower()):
         return [piece[:fused], piece[fused:]]
     if "'" not in piece or len(piece) == 1:
@@ -112,7 +112,7 @@ def _clitics(piece: str) -> list[str]:
     return [piece]
 
 
-_ENOUGH = 1_000  # characters that the first two words are looked for in
+_ENOUGH = 1_000  # characters in which the first two words are searched
 
 LISTS: dict[str, tuple[str, ...]] = {
     name: tuple(words.split())
@@ -124,12 +124,12 @@ _CLITICS = ("'s", "'re", "'m", "n't", "’")
 
 _ALSO_NOUNS = frozenset(LISTS["also_nouns"])
 _ING = re.compile(r"[a-z]*[aeiouy][a-z]*ing")
-"""The -ing form of any verb: what stands before the ending has a vowel, as "king" and "thing" have not."""
+"""The -ing form of any verb: the part before the ending has a vowel, unlike in "king" and "thing"."""
 
 
 @cache
 def _forms() -> dict[str, str]:
-    """Every form of the verbs, but those in -ing, to its base; irregular ones to themselves."""
+    """Map each form of the verbs, except -ing forms, to its base. Irregular forms and bases map to themselves."""
     bases = (*LISTS["verbs"], *LISTS["also_nouns"])
     forms = {form: base for base in bases for form in _inflected(base)}
     return forms | {form: form for form in (*LISTS["irregular_verbs"], *bases)}
@@ -145,7 +145,7 @@ def _inflected(base: str) -> list[str]:
 
 
 def starts_with_verb(passage: ResponseText) -> bool:
-    """Return true if the first word is a verb; marks before it, as of bold text, are no words, so that it is not."""
+    """Return true if the first token is a verb. A mark before the first word, as in bold text, is the first token."""
     sentences = ResponseText(passage.raw.lstrip()[:_ENOUGH]).sentences
     first, following, *_ = (*tokenise(sentences[0].lower()), "", "")
     base = _forms().get(first)

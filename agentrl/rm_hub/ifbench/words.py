@@ -19,19 +19,19 @@ Item = TypeVar("Item")
 
 
 def neighbours(items: Iterable[Item], fits: Callable[[Item, Item], bool]) -> Faults:
-    """The faults of items of which each must fit the one before it."""
+    """Return a fault for each item that does not fit the item before it."""
     return (f"{one!r}, then {other!r}" for one, other in pairwise(items) if not fits(one, other))
 
 
 def alphabet(passage: ResponseText) -> Faults:
-    """Each word's first letter is the next one after that of the word before, Z before A."""
+    """Check that each word starts with the letter after the first letter of the word before; A follows Z."""
     if not (firsts := [word[0] for word in passage.bare_words]) or firsts[0] not in _NEXT:
         return ["no letter at the start"]
     return neighbours(firsts, lambda one, other: other == _NEXT[one])
 
 
 def odd_even_syllables(passage: ResponseText) -> Faults:
-    """Words alternate between odd and even numbers of syllables, by SyllaPy's dictionary and rules."""
+    """Check that words alternate between odd and even numbers of syllables, by SyllaPy's dictionary and rules."""
     import syllapy
 
     words = [(word, syllapy.count(word)) for word in passage.bare_words]
@@ -39,7 +39,7 @@ def odd_even_syllables(passage: ResponseText) -> Faults:
 
 
 def last_first(passage: ResponseText) -> Faults:
-    """The last word of each sentence is the first of the next."""
+    """Check that the last word of each sentence is the first word of the next sentence."""
     for before, after in pairwise(passage.sentences):
         last, first = before.rstrip(AROUND).split()[-1:], after.lstrip(AROUND).split()[:1]
         if not last or not first or last[0].lower() != first[0].lower():
@@ -47,22 +47,22 @@ def last_first(passage: ResponseText) -> Faults:
 
 
 def paragraph_last_first(passage: ResponseText) -> Faults:
-    """Each line that has words ends with the word it starts with."""
+    """Check that each line with words ends with its first word."""
     paragraphs = (line.strip().strip(AROUND).split() for line in passage.lower.split("\n"))
     return (f"from {words[0]!r} to {words[-1]!r}" for words in paragraphs if words and words[0] != words[-1])
 
 
 def words_position(passage: ResponseText, keyword: str) -> Faults:
-    """The second token and the second to last are the keyword; a mark that ends the answer is left out."""
+    """Check that the second token and the second to last token are the keyword. A mark at the end is skipped."""
     tokens = passage.tokens
-    # A closing quote is no mark in the benchmark's eyes: its tokenizer writes it as two signs.
+    # The benchmark does not skip a closing quote: its tokenizer writes the quote as two characters.
     back = -3 if tokens and tokens[-1] in MARKS and tokens[-1] != '"' else -2
     found = (tokens[1], tokens[back]) if len(tokens) >= -back else ()
     return unless(len(found) == 2 and all(token.lower() == keyword.lower() for token in found), f"{found} there")
 
 
 def alliteration_increment(passage: ResponseText) -> Faults:
-    """Each sentence has more words in alliterating runs, all together, than the one before; a single one passes."""
+    """Check that each sentence has more words in alliterating runs than the sentence before. One sentence passes."""
     return neighbours(map(_alliterating, passage.sentences), lambda one, other: one < other)
 
 
@@ -73,8 +73,8 @@ def _alliterating(sentence: str) -> int:
 
 
 def repeat_span(passage: ResponseText, prompt_to_repeat: str, n_start: int, n_end: int) -> Faults:
-    """The words `n_start` to `n_end` of the request, counted from 0, in any case. The prompts of IFBench ask for words,
-    its checker takes the numbers for characters: that span is accepted too, so that what passes there passes here."""
+    """Check for words `n_start` to `n_end` of the request, counted from 0, case-insensitive. IFBench's prompts ask for
+    words, but its checker counts characters. The span of characters is accepted too, so that verdicts agree."""
     answer, span = passage.lower.strip(), slice(n_start, n_end + 1)
     same = answer.split() == prompt_to_repeat.lower().split()[span]
     return unless(same or answer == prompt_to_repeat[span].strip().lower())
@@ -85,10 +85,10 @@ CHECKS: dict[str, Check] = {
     # At most three of the five vowels, in all words together.
     "words:vowel": check("one paragraph with only three types of vowels",
         lambda p: unless("\n" not in p.raw.strip() and len(set("aeiou") & set(p.lower)) <= 3)),
-    # Two consonants side by side, of which y is one; words are what white space separates.
+    # Two adjacent consonants (y is a consonant); words are split at white space.
     "words:consonants": check("a consonant cluster in each word",
         lambda p: (repr(w) for w in p.lower.split() if not _CLUSTER.search(w))),
-    # The same palindrome may come again, as in the benchmark.
+    # A repeated palindrome counts again, as in the benchmark.
     "words:palindrome": count("at least", 10, "palindromes of at least 5 characters",
         lambda p: sum(len(word) >= 5 and word == word[::-1] for word in p.bare_words)),
     # Lengths without ASCII marks, below 100.
@@ -105,20 +105,20 @@ CHECKS: dict[str, Check] = {
     "words:no_consecutive": check("no two consecutive words with the same first letter",
         lambda p: neighbours(p.bare_words, lambda one, other: one[0] != other[0])),
     "words:words_position": check("{keyword} as the second word and the second to last", words_position),
-    # As a whole word, in any case.
+    # As a whole word, case-insensitive.
     "sentence:keyword": check("{word} in sentence {N}",
         lambda p, word, N: unless(re.search(rf"\b{re.escape(word)}\b", "".join(p.sentences[N - 1 : N]), re.IGNORECASE)),
         N=COUNTED),
-    # Exactly that many more; marks alone are no words.
+    # Exactly `small_n` more words; marks alone are not words.
     "sentence:increment": check("each sentence {small_n} words longer than the one before",
         lambda p, small_n: neighbours((len(ResponseText(one).bare_words) for one in p.sentences),
             lambda one, other: other == one + small_n)),
     "sentence:alliteration_increment": check(
         "more consecutive alliterative words in each sentence than in the one before", alliteration_increment),
-    # All words after the first are the request's; the answer is not the request itself.
+    # All words after the first must be those of the request; the answer must not be the request itself.
     "repeat:repeat_change": check("the request with another first word",
         lambda p, prompt_to_repeat: unless(p.raw.split()[1:] == prompt_to_repeat.split()[1:] and p.raw != prompt_to_repeat)),
-    # In any case, and nothing else.
+    # Case-insensitive, without other text.
     "repeat:repeat_simple": check("the sentence that asks to output only this sentence",
         lambda p: unless(p.lower.strip() == _SIMPLE)),
     "repeat:repeat_span": check("words {n_start} to {n_end} of the request", repeat_span),

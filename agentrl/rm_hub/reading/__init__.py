@@ -1,1 +1,1 @@
-"""Reading an answer out of a model's text, and comparing it with a label; shared by the graders."""
+"""Shared code of the graders: reads an answer from a model's text and compares it with a label."""

@@ -1,12 +1,12 @@
-r"""The final answer of a response: one list of candidates, one rule of choice, for every grader of answers.
+r"""Finds the final answer of a response for every grader of answers: collects candidates, and chooses by one rule.
 
-1. Candidates are boxes, `<answer>` tags, `#### 42`, what is announced ("The answer is 42.") or called it ("42 is the
-   answer"); where none stands the whole response, or leniently the end of its last line. Reasoning is no answer.
-2. The last candidate counts that is not denied ("the answer is not 5"), asked, supposed, a part of a formula, or said
-   by another person. Candidates that follow it with nothing said between are one answer with several values.
-3. There is no answer if that one is hedged ("5, or maybe 6"), is taken back without another one, is a box that was cut
-   off, or is the last of several guesses (what is announced changed `MOST_CLAIMS` times).
-4. What is a value depends on what is asked for (`Value`): a number or formula, words, or a choice."""
+1. Candidates are boxes, `<answer>` tags, `#### 42`, and values before or after a phrase ("The answer is 42.", "42 is
+   the answer"). Without candidates: the whole response, or leniently the end of its last line. Reasoning is skipped.
+2. The answer is the last candidate that is not denied ("the answer is not 5"), asked, supposed, a part of a formula, or
+   said by another person. Candidates directly before that one, without words between, are values of the same answer.
+3. There is no answer if the chosen candidate is hedged ("5, or maybe 6"), withdrawn, denied later, or a truncated box.
+   There is also no answer if the announced value changes `MOST_CLAIMS` times or more: the response guesses.
+4. `Value` reads the kind of value that is asked for: a number or formula, words, or a choice."""
 
 import re
 from bisect import bisect_left
@@ -23,13 +23,13 @@ from agentrl.rm_hub.reading.words import known_words
 Kind = Literal["box", "tag", "hashes", "announced", "called", "whole", "last line"]
 Standing = Literal["claimed", "conditional", "aside", "denied", "open"]
 Value = Callable[[str], "tuple[str, str] | None"]
-"""The value that is asked for: a text to (the value that it begins with, what follows it in the sentence), or None."""
+"""A function from a text to (the value at its beginning, the rest of the sentence), or to None without a value."""
 
 NOTHING = re.compile(r"(?!)")
-MOST_CLAIMS = 3  # different values, one after the other, that are announced by a response that only guesses
+MOST_CLAIMS = 3  # a response that changes its announced value this often only guesses
 
 _SEARCHED, _MOST, _LAST_LINE = 20_000, 300, 400
-"""Characters in which phrases are searched, candidates of a kind that are judged, characters of a last line: the last ones."""
+"""Maximum characters to search for phrases, candidates of a kind, characters of a last line; the last ones count."""
 _HASHES = re.compile(r"(?m)^[ \t>*]*####[ \t]*(?!#)(.*)$")
 
 _GAP = r"[*_`\s\"'“”)\]】]{0,6}"
@@ -42,7 +42,7 @@ _CLAUSE = re.compile(r"(?i)[,;—]|\b(?:so|but|hence|thus|therefore|then|which m
 _NO, _WOULD, _CONDITION, _OTHERS = words("no"), words("would"), words("condition"), words("others")
 _BEGUN = re.compile(r"(?:\d|\^|[=($][-−]|\\(?:frac|sqrt|cancel)\s*\{|\\(?:cdot|times|not)\s*)$")
 _GOES_ON = re.compile(r"\d|\^(?!\s*\{?\s*\\circ)|\s*\\(?:cdot|times)\b")
-"""The text before and behind a box that is a part of a formula."""
+"""The texts before and after a box that is part of a formula."""
 _ASKED = re.compile(r"[?？吗][\s$)]*$")
 _MAYBE, _BACK, _PAUSE, _SURE = words("maybe"), words("back"), words("pause"), words("sure")
 _INSTEAD, _IT_IS = words("maybe", "pause"), re.compile(rf"(?i)(?:(?:it|this|that) )?{any_of('is_')} ")
@@ -62,8 +62,8 @@ _JOINED = re.compile(
 
 
 class AnswerPattern(NamedTuple):
-    """The kind of answer that a response is asked for: what can be one, what announces one (a match ends where the value
-    begins), and what calls one the answer (the group `value` is the value)."""
+    """The kind of answer that a response should give. `value` reads it. A match of `announced` ends before the value.
+    In a match of `called` ("42 is the answer") the value is the group `value`."""
 
     value: Value
     announced: re.Pattern[str] = re.compile(rf"(?i){any_of('answer')}{_LINKED}|(?m:^A:)|{_HEADING}")
@@ -83,9 +83,9 @@ CHOICE_CALLED = re.compile(
 
 
 class Candidate(NamedTuple):
-    """A place where a response may give its answer. `standing` is "conditional" if it depends on something; "aside" if it
-    is asked, supposed, quoted, or of a part or a formula; "denied" if it is said not to be the answer; "open" if another
-    value may be it too, or it is cut off."""
+    """A place where a response may give its answer. `standing` is "conditional" if the value has a condition, and
+    "aside" if the value is asked, supposed, quoted, for a part, or in a formula. It is "denied" if the text says that
+    the value is not the answer. It is "open" if another value may be the answer too, or the box is truncated."""
 
     start: int  # where the claim begins in the text that was searched
     end: int  # where its value ends
@@ -95,8 +95,8 @@ class Candidate(NamedTuple):
 
 
 class ResponseAnswer(NamedTuple):
-    """The values as written, of which there is more than one where the response gives several; none if it gives none.
-    `how` is the kind of the candidate, or why there is no answer."""
+    """The values of the answer as written: several if the response gives several, none if it gives no answer. `how` is
+    the kind of the candidate, or the reason why there is no answer."""
 
     values: tuple[str, ...]
     how: str
@@ -108,12 +108,12 @@ def is_lenient(metadata: Mapping[str, Any], grader: str) -> bool:
 
 
 def find_answer(response: str, asked: AnswerPattern, lenient: bool = False) -> ResponseAnswer:
-    """The final answer of a response, which may have reasoning; `lenient` also reads the end of the last line."""
+    """Return the final answer of a response, after its reasoning. `lenient` also reads the end of the last line."""
     return read(seen(response), asked, lenient)
 
 
 def read(text: str, asked: AnswerPattern, lenient: bool = False, since: int = 0) -> ResponseAnswer:
-    """The final answer that a text without reasoning gives from `since` on; `find_answer` without its first step."""
+    """Return the final answer of a text without reasoning. Candidates must end after the position `since`."""
     every = (candidate for candidate in _candidates(text, asked) if candidate.end > since)
     if found := sorted(every, key=lambda candidate: candidate.end):
         return choose(text, found)
@@ -127,7 +127,7 @@ def read(text: str, asked: AnswerPattern, lenient: bool = False, since: int = 0)
 
 
 def choose(text: str, found: list[Candidate]) -> ResponseAnswer:
-    """The rule of choice; `found` is not empty and in order."""
+    """Choose the answer. `found` is not empty, and in order of position."""
     claims = [candidate for candidate in found if candidate.standing in ("claimed", "open")]
     claims = claims or [candidate for candidate in found if candidate.standing == "conditional"]
     if not claims:
@@ -145,11 +145,11 @@ def choose(text: str, found: list[Candidate]) -> ResponseAnswer:
     values = [last.text]
     for earlier, later in zip(reversed(claims[:-1]), reversed(claims), strict=False):
         if later.start < earlier.end:
-            continue  # one stands in the other: an announced box
+            continue  # they overlap, such as an announced box
         final = _FINALLY.search(text, earlier.end, later.start + 8)
         if len(values) > 50 or final is not None or len(gap := text[earlier.end : later.start]) > 120:
             break
-        if not _GUESS.search(gap) and ("\n\n" in gap or len(_JOINED.sub("", gap)) > 4):  # something is said between
+        if not _GUESS.search(gap) and ("\n\n" in gap or len(_JOINED.sub("", gap)) > 4):  # there are words between
             break
         values.insert(0, earlier.text)
     return ResponseAnswer(tuple({squeeze(clean(one)): " ".join(one.split()) for one in values}.values()), last.kind)
@@ -176,7 +176,7 @@ def _candidates(text: str, asked: AnswerPattern) -> Iterator[Candidate]:
             continue
         said, end = sentence(text, claim.end())
         if _boxed(marked, claim.end(), end):
-            continue  # what is announced is a box
+            continue  # the announced value is a box, which is its own candidate
         denied = _NO.search(claim.group()) is not None
         if (denial := _NO.match(said)) is not None and not known_words(before_break(said)):
             but = _BUT.search(said)
@@ -191,13 +191,13 @@ def _candidates(text: str, asked: AnswerPattern) -> Iterator[Candidate]:
 
 
 def _boxed(marked: list[Box], start: int, end: int) -> bool:
-    """Return true if one of the boxes, in order, stands between two positions."""
+    """Return true if a box overlaps the range between two positions. `marked` is in order of position."""
     following = bisect_left(marked, start, key=lambda box: box.end)
     return following < len(marked) and marked[following].start < end
 
 
 def _judged(text: str, candidate: Candidate, value: Value) -> Candidate:
-    """The candidate with the standing that its own sentence and the next one give it."""
+    """Return the candidate with the standing that follows from its sentence and the next sentence."""
     before = text[sentence_start(text, candidate.start) : candidate.start]
     clause = _CLAUSE.split(before)[-1]
     window = following(text, candidate.end)
@@ -237,8 +237,8 @@ def _judged(text: str, candidate: Candidate, value: Value) -> Candidate:
 
 
 def _taken_back(rest: str, *, boxed: bool) -> bool:
-    """Return true if the text after an answer takes it back. A pause does not take a box back, nor do words about another
-    value or words that depend on something."""
+    """Return true if the text after an answer withdraws the answer. A box is not withdrawn by a pause, by words about
+    another value, or by words with a condition."""
     found = [*_BACK.finditer(rest)] if boxed else [*_BACK.finditer(rest), *_PAUSE.finditer(rest)]
     if boxed:
         about = ((back, rest[sentence_start(rest, back.start()) : back.start()]) for back in found)
@@ -248,7 +248,7 @@ def _taken_back(rest: str, *, boxed: bool) -> bool:
 
 
 def _last_line(text: str, value: Value) -> str | None:
-    """The value that the last line comes to: all of it, or what follows a link."""
+    """Return the value at the end of the last line: the whole line, or the text after a link (`=`, "is")."""
     line = text[-_LAST_LINE:].rpartition("\n")[2].strip(" \t*_#>`")
     if len(line) == _LAST_LINE:
         return None

@@ -1,8 +1,8 @@
-"""The choices of a multiple-choice question, and reading one of them at the beginning of a text.
+"""Reads the choices of a multiple-choice question, and a choice at the beginning of a text.
 
-1. `Choices` knows the valid letters and, where the data gives them, the texts.
-2. `read_choice` reads "(B)", "**B**", "option b.", "\\text{B}", "C) 42 nm", "42 nm". A letter counts only where it stands
-   for itself: "A photon" is no answer A."""
+1. `Choices` has the valid letters, and the choices' texts if the data gives them.
+2. `read_choice` reads "(B)", "**B**", "option b.", "\\text{B}", "C) 42 nm", "42 nm". A letter counts only if it is
+   not a word: "A photon" is not answer A."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from agentrl.rm_hub.reading.common import bad_label, bad_metadata, compose
 from agentrl.rm_hub.reading.phrases import any_of
 
-MANY = "several"  # stands for an answer that names more than one choice
+MANY = "several"  # the value for an answer that names more than one choice
 
 _ALL = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 _MARKS = r"[\s#*_`\"'“”‘’$({\[<>\\:：]*"
@@ -33,13 +33,13 @@ _MAX_SEGMENT = 1000
 
 
 class Choices(NamedTuple):
-    """The valid letters, and the normalised text of each where known."""
+    """The valid letters, and the normalised text of each letter if known."""
 
     letters: str
     texts: Mapping[str, str]
 
     def knows(self, letter: str) -> bool:
-        """Return true if this is one of the choices; any is, if the label is a text and they are unknown."""
+        """Return true if the letter is a choice. If the choices are unknown, every letter is."""
         return letter in self.letters or not self.letters
 
     def by_text(self, segment: str) -> str | None:
@@ -50,7 +50,7 @@ class Choices(NamedTuple):
         return same[0] if len(same) == 1 else None
 
     def begins(self, segment: str) -> tuple[str, str] | None:
-        """The choice with whose text the segment begins, or MANY if the text of another one follows; and the rest."""
+        """Return the choice whose text begins the segment (MANY if another choice's text follows), and the rest."""
         bare = plain(segment[:_MAX_SEGMENT])
         beginning = [letter for letter, text in self.texts.items() if text and _stands_at(bare, text, 0)]
         if not beginning:
@@ -62,7 +62,7 @@ class Choices(NamedTuple):
 
 
 def plain(text: str) -> str:
-    """A choice's text for comparing: no mark-up, one space, small letters, no full stop at the end."""
+    """Normalise a choice's text: no mark-up, single spaces, lower case, no punctuation at the ends."""
     return " ".join(_WRAPPERS.sub("", compose(text)).split()).strip(" .;,:!()[]").lower()
 
 
@@ -75,7 +75,7 @@ def _stands_at(text: str, part: str, at: int) -> bool:
 
 
 def read_choice(said: str, choices: Choices) -> tuple[str, str] | None:
-    """(the choice that a text begins with, or MANY; the rest of the text), or None if it begins with none."""
+    """Return the choice at the beginning of a text (or MANY) and the rest of the text; None if there is no choice."""
     text = _WORDS_IN_MATH.sub(r"\1", said[:_MAX_SEGMENT]).strip()
     line = text.partition("\n")[0].lstrip(" *_`\"'“$:")
     if not choices.letters:
@@ -100,7 +100,7 @@ def read_choice(said: str, choices: Choices) -> tuple[str, str] | None:
 
 
 def read_choices(label: Any, metadata: Mapping[str, Any]) -> tuple[Choices, str]:
-    """The choices of a question, and which one is right (a letter, or a normalised text where choices are unknown)."""
+    """Return a question's choices and the right one: a letter, or a normalised text if the choices are unknown."""
     texts = _choice_texts(metadata.get("choices"))
     letters = _valid_letters(metadata.get("valid_letters"), texts)
     if isinstance(label, bool) or not isinstance(label, (str, int)) or (isinstance(label, str) and not label.strip()):

@@ -1,8 +1,8 @@
-"""Shared parts of the graders of short answers: reading a response and reading a label.
+"""Functions that the graders of short answers share: they read a response and a label.
 
-1. Reasoning between tags is no part of the answer; reasoning that never ends leaves no answer.
-2. A label may be one accepted answer or several; a label that holds none is an error of the data, never a zero.
-3. Everything takes time linear in the text."""
+1. Reasoning between tags is not part of the answer. Reasoning that never ends leaves no answer.
+2. A label has one or more accepted answers. A label without any is an error in the data, never a zero.
+3. All functions take time linear in the length of the text."""
 
 import json
 import math
@@ -29,18 +29,18 @@ _CONTROL = re.compile(r"<\|[a-z_]{1,32}\|>|^<s>|</s>$|<(?:eos|pad|end_of_turn)>|
 _ANSWER_TAG = re.compile(r"(?i)<(/?)answer>")
 _LABEL_FIELDS = ("target", "ground_truth", "golden_answers", "answers", "answer", "text", "label")
 _MAX_NFKC = 10_000
-"""Composing characters can take quadratic time on runs of combining marks; a short answer is never this long."""
+"""Maximum characters for NFKC, which can take quadratic time on combining marks. Short answers are never so long."""
 _FOREIGN_DIGIT = re.compile(r"(?![0-9])\d")
 
 
 def without_control(text: str) -> str:
-    """A text without control tokens of chat templates, and without white space around it."""
+    """Remove control tokens of chat templates, and white space around the text."""
     return _CONTROL.sub("", text).strip()
 
 
 def after_reasoning(response: str, *, control: bool = False) -> str:
-    """The answer proper, with `control` tokens or without: what follows the reasoning, or precedes it where nothing
-    follows. Reasoning that is opened and not ended leaves no answer."""
+    """Return the text after the reasoning, or the text before it if nothing follows. Control tokens stay only with
+    `control`. Reasoning that is opened and not closed leaves no answer."""
     response = response.rpartition(_FINAL_CHANNEL)[2]
     response = response[max((turn.end() for turn in _TURN.finditer(response)), default=0) :].lstrip()
     ended = _TURN_END.search(response, 1)
@@ -56,7 +56,7 @@ def after_reasoning(response: str, *, control: bool = False) -> str:
 
 @lru_cache(1)
 def _reasoning() -> tuple[re.Pattern[str], re.Pattern[str]]:
-    """The marks that open and close reasoning, in the formats of the chat parsers and in others."""
+    """Return patterns of the marks that open and close reasoning, in formats of the chat parsers and others."""
     from agentrl.chat.parsers.base import TAGS
 
     marks = {_OPENED: [tags.open for tags in TAGS], _CLOSED: [tags.close for tags in TAGS]}
@@ -65,13 +65,13 @@ def _reasoning() -> tuple[re.Pattern[str], re.Pattern[str]]:
 
 
 def answer_blocks(text: str) -> list[tuple[int, str]]:
-    """Position and content of every closed `<answer>...</answer>`; a tag that opens again restarts the block."""
+    """Return position and content of each closed `<answer>...</answer>`. A second opening tag restarts the block."""
     tags = pairwise(_ANSWER_TAG.finditer(text))
     return [(a.end(), text[a.end() : b.start()].strip()) for a, b in tags if not a.group(1) and b.group(1)]
 
 
 def unwrapped(response: str) -> str:
-    """The answer after the reasoning, or what its `<answer>` block holds if the answer is one such block."""
+    """Return the text after the reasoning, or its content if the whole text is one `<answer>` block."""
     answer = after_reasoning(response)
     wrapped = answer.lower().startswith("<answer>") and answer.lower().endswith("</answer>")
     blocks = answer_blocks(answer) if wrapped else []
@@ -79,22 +79,22 @@ def unwrapped(response: str) -> str:
 
 
 def compose(text: str) -> str:
-    """Compatibility forms as plain ones (full-width letters, ligatures, no-break spaces), all digits as ASCII."""
+    """Apply NFKC (full-width letters, ligatures, no-break spaces), and write all digits in ASCII."""
     plain = unicodedata.normalize("NFKC", text) if len(text) <= _MAX_NFKC else text
     return _FOREIGN_DIGIT.sub(lambda digit: str(int(digit[0])), plain)
 
 
 def clip(text: str, most: int = 500) -> str:
-    """The text, shortened to so many characters for a report."""
+    """Truncate a text to `most` characters for a report."""
     return text if len(text) <= most else text[: most - 1] + "…"
 
 
 def golds(label: Any, grader: str) -> list[str]:
-    """The accepted answers of a label, at least one, none empty.
+    """Return the accepted answers of a label: at least one, none empty.
 
-    Accepted are a text or a number, a list of them, a JSON list as text, an array, and a mapping with one of the fields
-    target (Search-R1), ground_truth, golden_answers, answers, answer, text (SQuAD), label. A truth value accepts "yes"
-    and "true", or "no" and "false". Raises GraderFailure: there is no usable answer in it."""
+    A label is a text, a number, a list of them, a JSON list as text, an array, or a mapping with one of the fields
+    target (Search-R1), ground_truth, golden_answers, answers, answer, text (SQuAD), label. A bool accepts "yes" and
+    "true", or "no" and "false". Raises GraderFailure: the label has no usable answer."""
     if not (found := [text for text in _texts(label, label, grader, depth=0) if text.strip()]):
         raise bad_label(grader, "at least one accepted answer that is not empty", label)
     return found
@@ -112,14 +112,14 @@ def bad_metadata(grader: str, field: str, expected: str, value: Any) -> GraderFa
 
 
 def flag(metadata: Mapping[str, Any], field: str, grader: str) -> bool:
-    """A truth value of the metadata, false where it is missing."""
+    """Return a bool of the metadata; false if it is missing."""
     if not isinstance(value := metadata.get(field, False), bool):
         raise bad_metadata(grader, field, "true or false", value)
     return value
 
 
 def one_of(metadata: Mapping[str, Any], field: str, known: Sequence[str], grader: str) -> str:
-    """One of the known texts in the metadata, the first of them where it is missing or null."""
+    """Return a field of the metadata that must be a known text; the first known text if it is missing or null."""
     value = known[0] if metadata.get(field) is None else metadata[field]
     if value not in known:
         raise bad_metadata(grader, field, f"one of {', '.join(known)}", value)
@@ -133,13 +133,13 @@ def number(metadata: Mapping[str, Any], field: str, default: float, grader: str)
 
 
 def finite(value: Any) -> float | None:
-    """A finite number as a float; None for anything else, truth values too."""
+    """Return a finite number as a float; None for any other value, bools included."""
     plain = isinstance(value, (int, float)) and not isinstance(value, bool)
     return float(value) if plain and -1e300 < value < 1e300 else None
 
 
 def mappings(value: Any, field: str, expected: str, grader: str) -> Sequence[Mapping[str, Any]]:
-    """The value of a field of the metadata that must be a list of mappings."""
+    """Return the value of a metadata field that must be a list of mappings."""
     if isinstance(value, Sequence) and not isinstance(value, str) and all(isinstance(one, Mapping) for one in value):
         return value
     raise bad_metadata(grader, field, expected, value)
@@ -168,7 +168,7 @@ def _texts(part: Any, label: Any, grader: str, depth: int) -> Iterator[str]:
 
 
 def _json_list(text: str) -> list[str]:
-    """The texts of a JSON list; none if this is something else."""
+    """Return the texts of a JSON list of texts, or an empty list for any other text."""
     body = text.strip()
     with suppress(ValueError, RecursionError):
         said = json.loads(body) if body.startswith('["') and body.endswith('"]') else [None]
@@ -186,7 +186,7 @@ _NESTED = re.compile(r"(?s)\\(?:boxed|fbox)\s*\{(.*)\}")
 
 
 class Box(NamedTuple):
-    """The position and the content of a box; `complete` is false for one that the text's end cuts off."""
+    """The position and the content of a box; `complete` is false if the end of the text truncates the box."""
 
     start: int
     end: int
@@ -195,8 +195,8 @@ class Box(NamedTuple):
 
 
 def boxes(text: str) -> list[Box]:
-    """The boxes that have a content, in order; as the last one a box that was cut off, if the text ends with one."""
-    spans: list[tuple[int, int, int, int]] = []  # of the box and of its content; sliced when nesting is known
+    """Return the boxes with content, in order. If the text ends inside a box, that truncated box is the last."""
+    spans: list[tuple[int, int, int, int]] = []  # start and end of the box and of its content
     opened: list[tuple[int, int] | None] = []
     for token in _TOKEN.finditer(text):
         if token.group() == "{":
@@ -223,7 +223,7 @@ def boxes(text: str) -> list[Box]:
 
 
 def last_box(text: str) -> str | None:
-    r"""The content of the last complete `\boxed{...}` or `\fbox{...}`; None if there is none."""
+    r"""Return the content of the last complete `\boxed{...}` or `\fbox{...}`; None if there is none."""
     if (last := next((box for box in reversed(boxes(text)) if box.complete), None)) is None:
         return None
     content = last.text

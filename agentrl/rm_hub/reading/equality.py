@@ -1,8 +1,8 @@
 r"""Compares an answer with a label: numbers exactly, words as words, structures part by part, the rest by algebra.
 
 1. The cheap paths come first: equal spelling, equal numbers, equal words. Grade-school answers never load sympy.
-2. Order matters in tuples and intervals, not in sets and lists; brackets matter where the label is an interval.
-3. An answer that names several different values is not equal to a label with one."""
+2. Order matters in tuples and intervals, not in sets and lists; brackets matter if the label is an interval.
+3. An answer that names several different values is not equal to a label with one value."""
 
 import re
 from collections.abc import Callable, Iterator, Mapping
@@ -31,7 +31,7 @@ class Equality(NamedTuple):
     reason: str
 
 
-Budget = Iterator[int]  # comparisons by algebra that one grade may still make
+Budget = Iterator[int]  # yields once for each comparison by algebra that one grade may still make
 
 
 def compare(label: str, answer: str) -> Equality:
@@ -47,13 +47,13 @@ def compare(label: str, answer: str) -> Equality:
     if squeeze(gold) == squeeze(got):
         return Equality(bool(got.strip()), "the same text")
     chains = ([numbers.read(part) for part in chain.split("=")] for chain in re.split(",|;|and|or", got))
-    if any(len({number.value for number in chain if number is not None}) > 1 for chain in chains):  # as x = 5 = 6
+    if any(len({number.value for number in chain if number is not None}) > 1 for chain in chains):  # such as x = 5 = 6
         return Equality(False, "the answer says that different numbers are equal")
     number = numbers.read(gold)
     if number is None and _COMMA_DECIMAL.fullmatch(gold) and "," not in got and numbers.read(got) is not None:
         number = numbers.read(gold, comma_is_point=True)
     if number is not None:
-        # 3,14 is a number only beside a label that is one and no list.
+        # 3,14 is read as a decimal only if the label is a number and not a list.
         if (found := numbers.read(got)) is None and re.fullmatch(r"[+-]?[\d. ]+,\d+\D*", got):
             found = numbers.read(got, comma_is_point=True)
         if found is not None:
@@ -71,7 +71,7 @@ def _words(gold: str, got: str, otherwise: str = "different words") -> Equality:
 
 def _shapes(gold: AnswerShape, got: AnswerShape, budget: Budget) -> Equality:
     named = _names(gold, got)
-    if named == "equation" and got.name:  # it must be an equation with the same solutions
+    if named == "equation" and got.name:  # the answer must be an equation with the same solutions
         left, right = (f"{part.name} = {part.text}" if part.name else part.text for part in (gold, got))
         return _algebra(left, right, budget)
     if named is not None:
@@ -86,7 +86,7 @@ def _shapes(gold: AnswerShape, got: AnswerShape, budget: Budget) -> Equality:
 
 
 def _spans(said: AnswerShape) -> AnswerShape:
-    """Inequalities as the intervals that they describe."""
+    """Replace inequalities by the intervals that they describe."""
     if said.kind == "one":
         return shape(interval(said.text) or said.text)
     items = tuple(_spans(item) for item in said.items)
@@ -96,7 +96,7 @@ def _spans(said: AnswerShape) -> AnswerShape:
 
 
 def _names(gold: AnswerShape, got: AnswerShape) -> str | None:
-    """The reason why the names forbid a comparison of the values ("equation": each side is one), else None."""
+    """Return why the names forbid a comparison of the values ("equation": both are equations), else None."""
     if gold.kind == "one" and "=" in gold.text and not gold.name and got.name:
         return "equation"
     if gold.name and (not is_name(gold.name) or (_PLAIN.fullmatch(gold.name) and re.search("[a-z]", gold.text))):
@@ -111,7 +111,7 @@ def _names(gold: AnswerShape, got: AnswerShape) -> str | None:
 
 
 def _single(gold: AnswerShape, got: AnswerShape, budget: Budget) -> Equality:
-    """One value against several: all of them must be it (1/2 or 0.5); a vector may be said in another way."""
+    """Compare a label of one value with another shape. Each of several values must equal the label (1/2 or 0.5)."""
     if got.kind in {"list", "set"} and got.items:
         other = _ratio(gold.text) is not None if got.kind == "list" else same_words(_EMPTY, gold.text)
         same = not other and all(_shapes(gold, item, budget).equal for item in got.items)
@@ -123,14 +123,14 @@ def _single(gold: AnswerShape, got: AnswerShape, budget: Budget) -> Equality:
 
 def _collection(gold: AnswerShape, got: AnswerShape, budget: Budget) -> Equality:
     if got.kind == "brackets" and gold.kind == "list" and len(gold.items) == len(got.items):
-        # (1, 2) for "1, 2": the order is that of the label.
+        # (1, 2) for "1, 2": the values must have the order of the label.
         return _in_order(gold, got, budget)
     if (got.kind == "one" and wordy(got.text)) or not gold.items:
         return _words(gold.text, got.text, "the answer is not a list")
     items = got.items if got.kind in {"list", "set"} else (got,)
     names = [squeeze(item.name) for item in gold.items]
     if all(map(is_name, names)) and all(names) and len(set(names)) == len(names):
-        # x = 3, y = 4: by name where the answer names them, else in order.
+        # x = 3, y = 4: match by name if the answer names the values, else in order.
         by_name = {squeeze(item.name): item for item in items}
         if set(by_name) == set(names) and len(items) == len(names):
             items = tuple(by_name[name] for name in names)
@@ -213,7 +213,7 @@ def _one(gold: str, got: str, budget: Budget) -> Equality:
     if _CLOCK.search(gold) or wordy(bare[0]) or wordy(bare[1]):
         return _words(gold, got)
     gold, got = bare
-    # Several operators and numbers only: 2 + 3 * 4, and not \frac{\sqrt{3}}{2}.
+    # Operators that are left to compute: two in 2 + 3 * 4, none in \frac{\sqrt{3}}{2}.
     flat = re.sub(r"\\[dt]?frac(?![a-zA-Z])|\\(?:left|right)(?![a-zA-Z])", " ", got).lstrip("-+ ")
     to_do = len(_OPERATOR.findall(flat)) > 1 or _SERIES.search(got)
     if number is not None and number.decimals is None and to_do:
@@ -223,7 +223,7 @@ def _one(gold: str, got: str, budget: Budget) -> Equality:
 
 
 def _ratios(gold: str, got: str, number: numbers.Number | None, found: numbers.Number | None) -> Equality | None:
-    """3:4 as 3/4, and 3:1 as 3; None if neither of the two is a ratio, or the other one is no number."""
+    """Compare ratios: 3:4 equals 3/4, 3:1 equals 3. None if neither text is a ratio, or the other is no number."""
     ratio, other = _ratio(gold), _ratio(got)
     if ratio and other:
         return _verdict(ratio == other, "equal ratios", "different ratios")
@@ -236,14 +236,14 @@ def _ratios(gold: str, got: str, number: numbers.Number | None, found: numbers.N
 
 
 def _radians(text: str, other: str) -> str:
-    r"""Degrees as multiples of \pi, inside trigonometric functions and beside a value that is one."""
+    r"""Convert degrees to multiples of \pi, if the text has a trigonometric function or only `other` has \pi."""
     if _TRIGONOMETRY.search(text) or (r"\pi" in other and r"\pi" not in text):
         return _ANGLE.sub(r"\\frac{\1 \\pi}{180}", text)
     return text
 
 
 def _rounded(gold: str, got: str, number: numbers.Number | None, found: numbers.Number | None) -> Equality | None:
-    r"""A label that is a rounded decimal and an answer that is exact (3.14, \pi), or an answer with very many decimals."""
+    r"""Accept an exact answer for a rounded label (3.14, \pi), or an answer with six or more decimals; else None."""
     if number is not None and (number.decimals or 0) >= 2 and abs(number.value) * 10 ** (number.decimals or 0) >= 1000:
         exact, rounded, reason = got, number, "equal to the label's decimals"
     elif found is not None and found.decimals is not None and found.decimals >= 6:
@@ -255,7 +255,7 @@ def _rounded(gold: str, got: str, number: numbers.Number | None, found: numbers.
 
 
 def _bases(gold: str, got: str) -> Equality | None:
-    """101_2: the digits and the base; a base that one of them leaves out is taken as meant."""
+    """Compare digits and bases (101_2). If only one text has a base, the other is taken to have the same base."""
     left, right = _BASED.match(gold), _BASED.match(got)
     if left is None and right is None:
         return None
@@ -265,7 +265,7 @@ def _bases(gold: str, got: str) -> Equality | None:
 
 
 def _ratio(text: str) -> tuple[int, ...] | None:
-    """3:4 as (3, 4)."""
+    """Read 3:4 as (3, 4); None for other texts."""
     is_ratio = re.fullmatch(r"\d{1,9}(?:\s*:\s*\d{1,9}){1,4}", text)
     return tuple(int(part) for part in text.split(":")) if is_ratio else None
 

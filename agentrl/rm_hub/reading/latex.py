@@ -1,15 +1,15 @@
-r"""One spelling for mathematics that was written in LaTeX, plain text, Unicode or a mixture.
+r"""Normalises the spelling of mathematics in LaTeX, plain text, Unicode or a mixture.
 
-1. `clean(text)` rewrites spelling only: `\dfrac12`, `½` and `\frac{1}{2}` come out alike, and so do `−`, `×`, full-width
-   digits, `\left(`, `\text{cm}` and dollar signs. It never evaluates anything.
-2. Every step is linear in the text's length, or works on a text already cut to `LONGEST` characters."""
+1. `clean(text)` changes only the spelling: `\dfrac12` and `½` become `\frac{1}{2}`. It also normalises `−`, `×`,
+   full-width digits, `\left(`, `\text{cm}` and dollar signs. It never evaluates anything.
+2. Every step is linear in the text's length, or works on a text already truncated to `LONGEST` characters."""
 
 import re
 import unicodedata
 from collections.abc import Callable
 from functools import lru_cache
 
-LONGEST = 2000  # characters of an answer that are looked at; a longer one is no final answer
+LONGEST = 2000  # maximum characters of an answer; a longer text is not a final answer
 
 _CHARACTERS = {
     **dict.fromkeys("−–—‒﹣－", "-"),
@@ -39,7 +39,7 @@ _LOWERED = str.maketrans("₀₁₂₃₄₅₆₇₈₉", "0123456789")
 _LOWERED_RUN = re.compile("[₀₁₂₃₄₅₆₇₈₉]+")
 
 GROUP = r"\{((?:[^{}]|\{(?:[^{}]|\{[^{}]*\})*\})*)\}"
-"""A regular expression for a group in braces with groups in it, two deep; its group is the content."""
+"""Regular expression for a braced group, with up to two nested levels; its capture group is the content."""
 _WRAPPER = re.compile(
     r"\\(?:text(?:bf|it|rm|sf|tt|normal|up)?|math(?:rm|bf|it|sf|tt|normal)|mbox|hbox|operatorname\*?|boldsymbol|bm|emph"
     r"|underline|boxed|fbox|ensuremath)\s*" + GROUP
@@ -85,11 +85,11 @@ _QUOTES = " \t\n\"'`*_"
 
 
 def clean(text: str) -> str:
-    """The same mathematics in one spelling; at most `LONGEST` characters of it."""
+    """Normalise the spelling of the first `LONGEST` characters of a text."""
     return _clean(text[:LONGEST])
 
 
-@lru_cache(64)  # one grading asks for the same few texts again and again
+@lru_cache(64)  # one grading cleans the same few texts repeatedly
 def _clean(text: str) -> str:
     if _NUMERAL.fullmatch(text):
         return text.rstrip(".,")
@@ -102,7 +102,7 @@ def _clean(text: str) -> str:
 
 
 def squeeze(text: str) -> str:
-    """A cleaned text without white space and redundant braces, to compare spellings."""
+    """Remove white space and redundant braces from a cleaned text, to compare spellings."""
     text = re.sub(r"(?<=\d)\s+(?=\d)", "_", text)
     text = re.sub(r"\s+", "", text).replace(r"\cdot", "*").replace(r"\times", "*").replace(r"\ast", "*")
     return re.sub(r"(?<=[_^])\{(\w)\}", r"\1", text).rstrip(".")
@@ -112,7 +112,7 @@ def _latex(text: str) -> str:
     if r"\\begin{" in text:
         text = text.replace(r"\\", "\\")
     matrix = r"\begin{" in text
-    # Without rows, a doubled backslash before a letter is one that was escaped once too often.
+    # Outside matrices, a doubled backslash before a letter comes from escaping twice.
     text = text if matrix else _ESCAPED_TWICE.sub(r"\\", text)
     text = _GROUPING.sub(",", text)
     text = _SIZES.sub(" ", text)
@@ -120,7 +120,7 @@ def _latex(text: str) -> str:
         if (unwrapped := _WRAPPER.sub(r" \1 ", text)) == text:
             break
         text = unwrapped
-    # Between rows, \\[ is no delimiter.
+    # In a matrix, \\[ is not a delimiter.
     text = (_OUTER_DELIMITERS if matrix else _DELIMITERS).sub(" ", text)
     text = _SPACES.sub(" ", text)
     for pattern, spelling in _SYNONYMS:
@@ -132,7 +132,7 @@ def _latex(text: str) -> str:
     text = _ROOT.sub(lambda root: rf"\sqrt{root.group(1) or ''}{{{root.group(2)}}}", text)
     text = _FRAC.sub(_fraction, text)
     text = " ".join(text.split())
-    # Without quotation marks, markdown marks and the full stop around it.
+    # Remove surrounding quotation marks, markdown marks and punctuation.
     before = None
     while text != before:
         before = text

@@ -1,8 +1,8 @@
-r"""Numbers as people and models write them, read exactly and without a computer-algebra system.
+r"""Reads numbers as people and models write them, exactly and without a computer-algebra system.
 
-1. `read(text)` takes a cleaned text (`latex.clean`) that is one number with, perhaps, a unit; None if it is anything else.
-2. `same(label, answer)` says whether two such numbers are the same answer. Equal values are; a rounded decimal is the
-   same as an exact value only where the LABEL is the rounded one."""
+1. `read(text)` reads a cleaned text (`latex.clean`) that is one number, perhaps with a unit. Other texts give None.
+2. `same(label, answer)` is true for equal values and for an answer that rounds to a rounded LABEL. It is also true for
+   an answer that rounds an exact label at many decimals."""
 
 import re
 from fractions import Fraction
@@ -41,7 +41,7 @@ _SCALES = {
 _SCALE = re.compile(r"(?i)\s*(hundred|thousand|million|billion|trillion|dozen|k(?![a-z]))\b|\s*([千万亿])")
 _PERCENT = re.compile(r"(?i)\s*(?:%|percent(?:age)?(?:\s+points?)?\b|per cent\b|pct\b)")
 _MOST_BITS = 4000
-_EXACT_PLACES = 6  # decimals from which on a decimal stands for an exact value that it rounds
+_EXACT_PLACES = 6  # minimum decimals of an answer that may round an exact label which is a fraction
 
 
 class Number(NamedTuple):
@@ -55,7 +55,7 @@ class Number(NamedTuple):
 
 
 def read(text: str, comma_is_point: bool = False) -> Number | None:
-    """The one number that a cleaned text is, else None; `comma_is_point` reads `1.234,5` as 1234.5."""
+    """Read a cleaned text that is one number, else return None. `comma_is_point` reads `1.234,5` as 1234.5."""
     text = text.strip()
     if len(text) > 300:
         return None
@@ -92,7 +92,7 @@ def read(text: str, comma_is_point: bool = False) -> Number | None:
 
 
 def same(label: Number, answer: Number) -> bool:
-    """Return true if `answer` is the number that `label` means; not symmetric where one of them is rounded."""
+    """Return true if `answer` is the number that `label` means. Not symmetric if one of them is rounded."""
     first, second = label.unit, answer.unit
     if first.kind and second.kind and first.name != second.name:
         if first.kind != second.kind or first.kind in {"square", "cubic"}:
@@ -113,10 +113,10 @@ def same(label: Number, answer: Number) -> bool:
         return label.value * label.scale == answer.value * answer.scale
     if label.value == answer.value:
         return True
-    # Is one the other, rounded in a way that a reader takes for the same answer?
+    # Accept a rounded number that a reader takes for the same answer.
     off = abs(answer.value - label.value)
     if label.decimals is not None and label.decimals >= 2:
-        # A label such as 3.75 is most likely exact, one such as 2.33 most likely rounded.
+        # A label such as 3.75 is probably exact; a label such as 2.33 is probably rounded.
         exact = int(abs(label.value) * 10**label.decimals) % 5 == 0
         if answer.decimals is not None and answer.decimals < label.decimals + (4 if exact else 1):
             return False
@@ -128,7 +128,7 @@ def same(label: Number, answer: Number) -> bool:
 
 
 def _plain(text: str) -> tuple[Fraction, int]:
-    """Value and digits after the point of a plain decimal, with or without separators."""
+    """Return the value and the number of decimals of a plain number, with or without separators."""
     text = re.sub(r"[\s,'_]", "", text).removesuffix(".")
     return Fraction(text if text[-1:].isdigit() else text + "0"), len(text.partition(".")[2])
 
@@ -148,7 +148,7 @@ _PARTS = {
 
 
 def _spelled(text: str) -> Number | None:
-    """A number in English words at the start ("twenty-one apples", "three quarters")."""
+    """Read a number in English words at the start ("twenty-one apples", "three quarters")."""
     if not (tokens := re.findall(r"[a-z]+", text.lower()[:80])) or re.search(r"\d", text):
         return None
     negative = tokens[0] in {"minus", "negative"}

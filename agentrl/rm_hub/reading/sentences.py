@@ -1,8 +1,8 @@
-"""The part of a response that counts: what follows its reasoning, without what a reader does not see; its sentences,
-in which full stops are also decimal points and formulas have lines; and what a sentence gives as a value.
+"""Finds the part of a response that counts (visible text after the reasoning), its sentences, and the value of a
+sentence. A full stop may be a decimal point, and a formula may have lines.
 
-A value is a formula or number at its beginning, or words. It ends where the sentence goes on about something else ("12,
-because ...", "$12$ apples in the basket"). A rest with a number makes it no value: "5 apples and 3 pears" is not 5."""
+A value is a formula or number at the beginning of a sentence, or words. It ends before a new clause or words ("12,
+because ...", "$12$ apples in the basket"). If the rest has a number, there is no value: "5 apples and 3 pears"."""
 
 import re
 from collections.abc import Iterator
@@ -16,7 +16,7 @@ from agentrl.rm_hub.reading.words import strip_units, wordy
 TAIL = 100_000  # characters at the end of a response that are read
 
 _ESCAPED = {"\x0crac": r"\frac", "\x08inom": r"\binom", "\text{": r"\text{", "\times": r"\times"}
-"""The characters that a JSON or Python string makes of LaTeX with single backslashes."""
+"""The texts that a JSON or Python string makes from LaTeX with single backslashes, and the LaTeX."""
 _UNSEEN = re.compile(
     r"""(?sx)
     <!--.*?(?:-->|\Z) | \\begin\{comment\}.*?(?:\\end\{comment\}|\Z) | (?<=[^\d\s}]\s)%[^\n]*                # comments
@@ -30,7 +30,7 @@ _UNSEEN = re.compile(
     """
 )
 _NEXT_TURN = re.compile(r"\n\s{0,4}(?:[*_#]{0,4})(?:Question|Q|Human|User)\s?\d{0,3}\s?:")
-"""A model that goes on with a conversation of its own."""
+"""The beginning of a next turn that the model made up."""
 _REORDERED = re.compile("[\u202d\u202e]")
 _EMPHASIS = re.compile(r"(?<![\w*])(\*\*|__)(?=\S)([^*_\n]{1,200}?)(?<=\S)\1(?!\w)")
 
@@ -42,7 +42,7 @@ _SHORTENED = re.compile(r"(?:\b(?:[ap]\.?m|approx|ca|Rs|No|sq|ft|in|cu|vs|Mr|Mrs
 
 
 def seen(response: str) -> str:
-    """The part of a response that a reader takes for its answer; nothing if its letters are reordered."""
+    """Return the visible text after the reasoning; "" if the text has characters that reorder letters."""
     text = after_reasoning(response[-TAIL:])
     for broken, meant in _ESCAPED.items():
         text = text.replace(broken, meant)
@@ -59,7 +59,7 @@ def _instead(match: re.Match[str]) -> str:
 
 
 def sentence(text: str, start: int) -> tuple[str, int]:
-    """The sentence that goes on at `start`, without marks before it, and where it ends, its stop not counted."""
+    """Return the rest of the sentence from `start`, without leading marks, and its end before the full stop."""
     start += len(text[start : start + 100]) - len(text[start : start + 100].lstrip(" \t\r\n*_:#`\"'"))
     if display := re.compile(r"\\\[(.{1,400}?)\\\]|\$\$(.{1,400}?)\$\$", re.DOTALL).match(text, start):
         return (display.group(1) or display.group(2)).strip(), display.end()
@@ -74,14 +74,14 @@ def sentence(text: str, start: int) -> tuple[str, int]:
 
 
 def ends(text: str) -> Iterator[re.Match[str]]:
-    """The stops of the sentences of a text; "a.m." and "vs." end none."""
+    """Yield the ends of the sentences of a text; "a.m." and "vs." do not end a sentence."""
     for end in _SENTENCE_END.finditer(text):
         if end.group() != "." or _SHORTENED.search(text, 0, end.start()) is None or not text[end.end() :].strip():
             yield end
 
 
 def sentence_start(text: str, position: int) -> int:
-    """The start of the sentence around a position of a text, at most 300 characters before it and not in a word."""
+    """Return the start of the sentence around a position: at most 300 characters before, and not inside a word."""
     window = text[max(0, position - _NEAR) : position]
     if position > _NEAR:
         window = _WORD_PART.sub("", window)
@@ -90,7 +90,7 @@ def sentence_start(text: str, position: int) -> int:
 
 
 def following(text: str, position: int) -> str:
-    """The text after a position, at most 300 characters and no part of a word."""
+    """Return the text after a position: at most 300 characters, and only whole words."""
     window = text[position : position + _NEAR]
     return window if position + _NEAR >= len(text) else _WORD_PART.sub("", window[::-1])[::-1]
 
@@ -115,10 +115,10 @@ _COPULA = re.compile(r"(?<=[$)}\]\d])\s*(?:です|である|だ|となります|
 _CHANGES = re.compile(
     r"(?i)[^\w\\]*(?:plus|minus|times|multiplied|divided|squared|cubed|to the power|out of|over(?=\s[\d$\\(])|factorial|halves|thirds|mod(?:ulo)?|choose)\b|^(?:到|至|倍|以|多|余|的(?:平方|立方|倍))"
 )
-"""The words that make a number a part of a larger one: "8 times the number of pupils"."""
+"""Words that make a number part of a larger value: "8 times the number of pupils"."""
 _COMPARES = re.compile(r"(?i)\W*(?:more|less|fewer)\b")
 _DENSE = re.compile(r"(?<=[\d)}$%])\s*[\u3040-\u30ff\u4e00-\u9fff\uac00-\ud7af].*$")
-"""The characters after a number in a script without spaces."""
+"""Text in a script without spaces directly after a number."""
 SAID = re.compile(
     r"(?i)^[a-z][a-z ,'’]{0,80}?\s(?:is|are|was|were|equals|has|have|had|needs?|costs?|makes?|earns?|gets?|pays?|spends?|sells?|eats?|takes?|:)\s(?!not\b|no\b)(?=[-+$\\(]*[\d.(\\])"
 )
@@ -129,11 +129,11 @@ _VERBS = words("is_", "no")
 
 
 def formula(said: str) -> tuple[str, str] | None:
-    """The number or formula that a text begins with, and the rest of the text; None if it begins with none."""
+    """Return the number or formula at the beginning of a text, and the rest; None if the text begins with neither."""
     if len(said) > LONGEST:
         return None
     said = _COPULA.sub("", said.strip(" \t*_:\"'`").rstrip(" .*_"))
-    said = said[1:] if said.startswith("}") else said  # of \text{the answer is } 42
+    said = said[1:] if said.startswith("}") else said  # the end of \text{the answer is } 42
     said = _FRAME.sub("", said)
     if (dense := _DENSE.search(said)) is not None and not re.match(r"\s*[万亿千]", dense.group()):
         if _CHANGES.match(dense.group()):
@@ -157,7 +157,7 @@ def formula(said: str) -> tuple[str, str] | None:
 
 
 def phrase(said: str) -> tuple[str, str] | None:
-    """The few words that a text gives as an answer ("no solution", a name), and the rest of the text."""
+    """Return the few words at the beginning of a text ("no solution", a name) and the rest; None if they are many."""
     if len(said) > LONGEST:
         return None
     cut = _BREAK.search(said)
@@ -166,7 +166,7 @@ def phrase(said: str) -> tuple[str, str] | None:
 
 
 def is_value(text: str) -> bool:
-    """Return true if a cleaned text is a number with, perhaps, its unit, or mathematics, and not prose."""
+    """Return true if a cleaned text is a number, perhaps with a unit, or mathematics, and not prose."""
     if not text:
         return False
     if (number := numbers.read(text)) is not None:
@@ -175,6 +175,6 @@ def is_value(text: str) -> bool:
 
 
 def before_break(rest: str) -> str:
-    """The part of a sentence before it goes on about something else."""
+    """Return the part of a sentence before its next clause."""
     cut = _BREAK.search(rest)
     return rest[: cut.start()] if cut else rest

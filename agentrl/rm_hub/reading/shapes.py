@@ -1,9 +1,9 @@
-r"""The outer form of an answer: one thing, a list, a set, a tuple, an interval, a union, a matrix, each with its name.
+r"""Reads the outer form of an answer (single value, list, set, tuple, interval, union or matrix) and its name.
 
-1. `shape(text)` looks only at brackets, separators and equals signs at the top level of a cleaned text.
-2. `\pm` becomes two items. `a = b = c` is named `a` and worth `c`. A matrix keeps its rows.
-3. `without_frame` drops what may be left unsaid around an answer: `k \in Z` behind it, a modulus. What two texts say
-   differently there (`k \in Z` and `k \in N`, two moduli) is a difference."""
+1. `shape(text)` reads only brackets, separators and equals signs at the top level of a cleaned text.
+2. `\pm` becomes two items. `a = b = c` has the name `a` and the value `c`. A matrix keeps its rows.
+3. `without_frame` drops optional text around an answer: `k \in Z` after it, a modulus. If two texts have different
+   ones (`k \in Z` and `k \in N`, two moduli), the answers differ."""
 
 import re
 from itertools import accumulate
@@ -21,21 +21,21 @@ _NAME = re.compile(r"^[^0-9+*/^=<>|\\]{1,40}$|^\|[A-Z]{2}\|$")
 _SYMBOL = re.compile(r"^\\?[A-Za-z]+'*(?:\s*_\s*(?:\{[^{}]*\}|\w))?(?:\s*\([^()]*\))?'*$")
 _OUTWARD = re.compile(r"^([\](\[])([^\[\](){}]{1,60}[,;][^\[\](){}]{1,60})([\])\[])$")
 _ROW_END = re.compile(r"\\\\|\\(?=\s*-?\d)")
-"""Also `\\6` for `\\\\ 6`, as a row looks whose second backslash was lost on its way through JSON."""
+"""Also matches `\\6` for `\\\\ 6`, a row end whose second backslash was lost in JSON."""
 _CHAIN = re.compile(r"(\\le(?![a-zA-Z])|\\ge(?![a-zA-Z])|<|>)")
 _GROWING, _FALLING = {"<", r"\le"}, {">", r"\ge"}
 MOST_ITEMS = 40
 
 
 class AnswerShape(NamedTuple):
-    """An answer taken apart."""
+    """The structure of an answer."""
 
     kind: Kind  # "brackets" is a tuple, an interval or a vector, told apart by `fence`
     text: str  # cleaned, without its name
     items: tuple["AnswerShape", ...] = ()  # the parts; empty for "one"
     fence: str = ""  # the brackets of "brackets" ("(]") and the environment of a matrix
-    name: str = ""  # what the answer was said to be the value of ("x", "f(x)"); "" if nothing
-    columns: int = 0  # the width of a matrix, whose items go row by row
+    name: str = ""  # the name to which the answer gives a value ("x", "f(x)"), or ""
+    columns: int = 0  # number of columns of a matrix; its items are in row-major order
 
 
 def shape(text: str, depth: int = 0) -> AnswerShape:
@@ -44,7 +44,7 @@ def shape(text: str, depth: int = 0) -> AnswerShape:
         return AnswerShape("one", text)
     if (matrix := _matrix(text)) is not None:
         return matrix
-    # x = 3, y = 4: the separators come before the equals signs; (x, y) = (3, 4): the brackets hold their commas.
+    # x = 3, y = 4: separators split before equals signs. (x, y) = (3, 4): commas in brackets do not split.
     parts = _split(text, {";"})
     if len(parts) < 2 or not all("," in part for part in parts):
         parts = _split(text, _AND)
@@ -59,7 +59,7 @@ def shape(text: str, depth: int = 0) -> AnswerShape:
         opening, inside, closing = fenced
         parts = [part for part in _split(inside, {",", ";"}) if part.strip()]
         items = _items(parts, depth) or tuple(shape(part, depth + 1) for part in parts)
-        if opening == r"\{" or (opening == "{" and len(items) > 1):  # in plain text, braces are those of a set
+        if opening == r"\{" or (opening == "{" and len(items) > 1):  # in plain text, braces mean a set
             return AnswerShape("set", text, items)
         if opening in ("(", "{") and len(items) == 1:
             return items[0]
@@ -72,13 +72,13 @@ def shape(text: str, depth: int = 0) -> AnswerShape:
 
 
 def _inward(interval: re.Match[str]) -> str:
-    """`]1, 2]` as `(1, 2]`, as intervals are written in France."""
+    """Rewrite an interval in French notation: `]1, 2]` becomes `(1, 2]`."""
     opening, inside, closing = interval.groups()
     return f"{'(' if opening == ']' else opening}{inside}{')' if closing == '[' else closing}"
 
 
 def _items(parts: list[str], depth: int) -> tuple[AnswerShape, ...]:
-    """The items of a list, two values of one with a \\pm; empty if there are not two (an empty part is dropped)."""
+    """Return the items of a list without empty parts; a \\pm gives two items. Fewer than two items give ()."""
     shapes = [shape(part, depth + 1) for part in parts if part.strip()]
     flat = [one for item in shapes for one in (item.items if item.kind == "list" and r"\pm" in item.text else (item,))]
     return tuple(flat) if len(flat) > 1 else ()
@@ -96,12 +96,12 @@ def _matrix(text: str) -> AnswerShape | None:
 
 
 def _named(text: str) -> tuple[str, str]:
-    r"""(name, value) of `x = 5`, `x \in A`, `A = B = 5`, `2 + 3 = 5`; ("", text) where there is no such split."""
+    r"""Return (name, value) of `x = 5`, `x \in A`, `A = B = 5`, `2 + 3 = 5`; ("", text) if there is no such split."""
     parts = [] if _RELATION.search(text) else _split(text, {"=", r"\in", r"\approx"})
     if len(parts) < 2 or not parts[-1].strip():
         return "", text
     first, last = parts[0].strip(), parts[-1].strip()
-    # The exact value is said first, unless nothing stands there but a name.
+    # The exact value comes first, unless the first part is only a name.
     exact = _split(text, {r"\approx"})[0].strip()
     if r"\approx" in text and re.search(r"\d", exact) and not is_symbol(exact):
         name, value = _named(exact)
@@ -117,7 +117,7 @@ def is_symbol(name: str) -> bool:
 
 
 def is_name(name: str) -> bool:
-    """Return true if the left side of an equals sign only says what the value is of."""
+    """Return true if the left side of an equals sign only names the value."""
     name = name.strip()
     bare = re.sub(r"_\s*(?:\{[^{}]*\}|\w)", "", name)
     return not name.startswith("-") and (
@@ -130,7 +130,7 @@ def is_name(name: str) -> bool:
 
 
 def _fenced(text: str) -> tuple[str, str, str] | None:
-    """(opening, inside, closing) if one pair of brackets holds the whole text."""
+    """Return (opening, inside, closing) if one pair of brackets encloses the whole text, else None."""
     opening = next((opening for opening in _OPEN if text.startswith(opening)), None)
     closing = next((closing for closing in _OPEN.values() if text.endswith(closing)), None)
     if opening is None or closing is None or not (closing == _OPEN[opening] or {opening, closing} <= set("()[]")):
@@ -142,7 +142,7 @@ def _fenced(text: str) -> tuple[str, str, str] | None:
 
 
 def _split(text: str, separators: set[str]) -> list[str]:
-    """The text at the separators that stand outside all brackets."""
+    """Split the text at the separators outside all brackets."""
     parts: list[str] = []
     depth = start = 0
     for match in _TOKEN.finditer(text):
@@ -158,7 +158,7 @@ def _split(text: str, separators: set[str]) -> list[str]:
 
 
 def _inside_number(text: str, at: int, token: str) -> bool:
-    """Return true if a comma groups the digits of a number: 1,234 and not 1, 234 or 0,234."""
+    """Return true if a comma groups digits (1,234, not 1, 234 or 0,234), or an `=` belongs to `<=`, `>=` or `!=`."""
     if token == "=":
         return at > 0 and text[at - 1] in "<>!"
     return (
@@ -169,10 +169,10 @@ def _inside_number(text: str, at: int, token: str) -> bool:
 
 
 def interval(text: str) -> str | None:
-    r"""The interval that one inequality or chain about one variable describes: 1 < x \le 2, x > 3; None for other texts."""
+    r"""Return the interval of one inequality or chain in one variable: 1 < x \le 2, x > 3; None for other texts."""
     parts = [part.strip() for part in _CHAIN.split(text)]
     if len(parts) == 3:
-        # x < 3 is a chain from minus infinity, 3 < x one to infinity.
+        # x < 3 becomes a chain from minus infinity; 3 < x becomes a chain to infinity.
         growing = parts[1] in _GROWING
         if is_symbol(parts[0]) and parts[2]:
             parts = [r"-\infty" if growing else r"\infty", "<" if growing else ">", *parts]
@@ -199,8 +199,8 @@ _OF = re.compile(r"^([a-zA-Z])\s*\(\s*([a-z])\s*\)\s*=(?!=)")
 
 
 def without_frame(gold: str, got: str) -> tuple[str, str] | None:
-    """Both without what only one of them says around the answer, and with the same names for parameters and for variables
-    of functions (`f(x) = x`, `f(t) = t`); None if they say different things there."""
+    """Return both without optional text that only one has around the answer, and with the same names of parameters and
+    function variables (`f(x) = x`, `f(t) = t`). Return None if their moduli differ."""
     first, second = _OF.match(gold), _OF.match(got)
     if first and second and first[1] == second[1]:
         here, there = first[2], second[2]
@@ -232,7 +232,7 @@ def _quantified(gold: str, got: str) -> tuple[str, str]:
 
 
 def _parameter(text: str) -> tuple[str, str, str] | None:
-    """(the text before, the name, the set) of `..., k \\in Z`; None without such an end."""
+    """Return (text before, name, set) of `..., k \\in Z`; None if the text has no such end."""
     found = _IN_A_SET.search(text)
     rest = text[: found.start()].strip(" ,;") if found else ""
     if found is None or not rest or re.search(r"(?:<|>|\\le|\\ge|\\ne)(?![a-zA-Z])", rest):

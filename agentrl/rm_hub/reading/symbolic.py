@@ -1,6 +1,6 @@
-"""Equality of two expressions by computer algebra: math-verify on latex2sympy's trees, behind a guard. `refusal` bounds
-length, depth, exponents, towers and factorials, and refuses sums, integrals and limits before parsing. math-verify's
-signal timeouts and its extraction are not used. No text goes through sympify or parse_expr."""
+"""Compares two expressions by computer algebra: math-verify on latex2sympy's trees. `refusal` checks each text before.
+It limits length, depth, exponents, towers and factorials. It refuses sums, integrals and limits. math-verify's signal
+timeouts and its extraction are not used. No text goes through sympify or parse_expr."""
 
 import logging
 import math
@@ -30,7 +30,7 @@ _NOT_A_NUMBER = (TypeError, ValueError, AttributeError, OverflowError, ZeroDivis
 
 
 def refusal(text: str) -> str | None:
-    """The reason why a text must not reach the parser; None if it may."""
+    """Return the reason why a text must not reach the parser, or None."""
     if len(text) > _LONGEST:
         return f"longer than {_LONGEST} characters"
     depths = list(accumulate(((c in "{([") - (c in "})]") for c in text), initial=0))
@@ -85,13 +85,13 @@ def _group(text: str, start: int) -> str:
 
 
 def equal(label: str, answer: str) -> tuple[bool, str]:
-    """Return true if two expressions, which have passed `refusal`, are equal to math-verify, and a sentence."""
+    """Compare two expressions that passed `refusal`. Return true if math-verify finds them equal, and a reason."""
     gold, got = parse(label), parse(answer)
     if not gold or not got:
         return False, f"the {'answer' if gold else 'label'} is not an expression that could be parsed"
     try:
         same = _math_verify()[0].verify(list(gold), list(got), timeout_seconds=None, raise_on_error=True)
-    except Exception as error:  # noqa: BLE001  (sympy raises anything; what cannot be compared is not shown equal)
+    except Exception as error:  # noqa: BLE001  (sympy raises any type; such a pair counts as different)
         return False, f"could not be compared ({type(error).__name__})"
     return bool(same), "equal by algebra" if same else "different by algebra"
 
@@ -109,8 +109,8 @@ def rounds_to(answer: str, value: Fraction, decimals: int) -> bool:
 
 @lru_cache(maxsize=256)
 def parse(text: str) -> tuple[Any, ...]:
-    """latex2sympy's trees of one LaTeX expression; empty if it is none."""
-    # math-verify takes variables as complex where an i stands alone. The i itself stays a variable: i^2 is not -1.
+    """Return latex2sympy's trees of one LaTeX expression; an empty tuple if it is not an expression."""
+    # math-verify takes variables as complex if an i is separate. The i itself stays a variable: i^2 is not -1.
     text = re.sub(r"(?<=[\d+*/({-])i(?![a-zA-Z])", " i ", text)
     text = re.sub(r"\^\s*(?:\{\s*0?\.5\s*\}|0?\.5(?!\d))", r"^{\\frac{1}{2}}", text)
     math_verify, extraction = _math_verify()
@@ -120,11 +120,11 @@ def parse(text: str) -> tuple[Any, ...]:
 
 @lru_cache(maxsize=1)
 def _math_verify() -> tuple[Any, Any]:
-    """math-verify, and its extraction without the list of units, which reads `a + 2ab` as a + 2."""
+    """Return math-verify and its extraction config without units: with units, `a + 2ab` is read as a + 2."""
     import math_verify
     from latex2sympy2_extended.math_normalization import NormalizationConfig  # type: ignore[import-untyped]
 
-    # It warns once that its timeouts are off, which is so on purpose.
+    # math-verify warns that its timeouts are off. They are off on purpose.
     for name in ("math_verify.parser", "math_verify.grader"):
         logging.getLogger(name).setLevel(logging.ERROR)
     plain = NormalizationConfig(units=False, malformed_operators=True, nits=True, boxed="none")

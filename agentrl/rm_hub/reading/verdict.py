@@ -1,9 +1,9 @@
-"""Reading a judge's verdict out of what it wrote.
+"""Reads a judge's verdict from the judge's text.
 
-1. Asked for is one JSON object. Read is also one with fences or prose around it, single quotes or a cut-off end, `Verdict:
-   correct` on a line, or the bare word. Several must agree, or the last must end the text as a JSON object.
-2. What occurs in the graded answer as well is a quotation, unless it is all that the judge wrote. A guess would be a silent
-   wrong reward: anything else is no verdict (None)."""
+1. The judge should write one JSON object. Fences, prose around it, single quotes, a truncated end, `Verdict: correct`
+   on a line or the bare word are accepted too. Several verdicts must agree, or the last must be JSON at the text's end.
+2. A verdict that also occurs in the graded answer is a quotation, unless it is all that the judge wrote. Anything else
+   is no verdict (None): a guess could be a wrong reward that nothing reports."""
 
 import math
 import re
@@ -14,7 +14,7 @@ from agentrl.chat.parsers.base import read_json
 from agentrl.rm_hub.grade import Grade
 from agentrl.rm_hub.reading.common import after_reasoning
 
-_MOST, _MOST_OBJECTS = 20_000, 64  # characters and JSON objects
+_MOST, _MOST_OBJECTS = 20_000, 64  # maximum characters and JSON objects that are read
 
 _SCORES = {
     1.0: "correct, right, true, yes, pass, passed, passes, accept, accepted, valid, 1, "
@@ -48,7 +48,7 @@ _SCORED = re.compile(rf"\bscore\b[\s*_`\"':=]{{0,12}}{_NUMBER}", re.IGNORECASE)
 
 
 def parse_verdict(text: str, response: str = "") -> Grade | None:
-    """The verdict in `text`, what a judge wrote about `response`; None if there is none or it is ambiguous."""
+    """Return the verdict in a judge's `text` about `response`; None if it is missing or ambiguous."""
     if not (text := after_reasoning(text)[-_MOST:]):
         return None
     if (whole := _whole(text)) is not None:
@@ -65,7 +65,7 @@ def parse_verdict(text: str, response: str = "") -> Grade | None:
 
 
 def _whole(text: str) -> Any:
-    """The value if the text is one JSON value, perhaps in a fence; else None."""
+    """Return the value of a text that is one JSON value, perhaps in a fence; else None."""
     if fence := re.match(r"(```|~~~)[\w-]{0,12}", text):
         text = text[fence.end() :].removesuffix(fence.group(1))
     match read_json(text, 0):
@@ -75,7 +75,7 @@ def _whole(text: str) -> Any:
 
 
 def objects(text: str, opening: re.Pattern[str] = re.compile(r"\{")) -> Iterator[tuple[int, Any]]:
-    """The JSON values in a text that begin so, not those inside of others, with the positions of their ends."""
+    """Yield (end, value) of each outermost JSON value in a text that begins with `opening`."""
     at = 0
     for _ in range(_MOST_OBJECTS):
         if (begin := opening.search(text, at)) is None:
@@ -99,7 +99,7 @@ def _from_value(value: Any) -> Grade | None:
 
 
 def _settle(words: Sequence[float | None], scores: Sequence[float | None], reason: str) -> Grade | None:
-    """One verdict from all that was said, by words and by scores, if it holds together; None among it is unreadable."""
+    """Combine words and scores into one verdict; None if they disagree or one of them could not be read."""
     match [*{*words}], [*{*scores}]:
         case [float(word)], [float(score)] if abs(word - score) <= 0.5:
             return Grade(score, word > 0.5, reason=reason)
@@ -109,7 +109,7 @@ def _settle(words: Sequence[float | None], scores: Sequence[float | None], reaso
 
 
 def _word(value: Any) -> float | None:
-    """The score that a word means: 1, 0, or 0.5 for partly; None for what is no verdict."""
+    """Return the score of a word: 1, 0, or 0.5 for partly; None if the word is not a verdict."""
     if value in (0, 1):
         return float(value)
     if not isinstance(value, str) or len(value) > 60:
@@ -118,7 +118,7 @@ def _word(value: Any) -> float | None:
 
 
 def _score(value: Any) -> float | None:
-    """A score in [0, 1]: a number, a fraction or a percentage; None for anything else."""
+    """Read a score in [0, 1]: a number, a fraction or a percentage; None for anything else."""
     if isinstance(value, str):
         if (found := re.fullmatch(_NUMBER, value.strip())) is None:
             return None
@@ -129,13 +129,13 @@ def _score(value: Any) -> float | None:
 
 
 def _from_text(text: str, response: str) -> Grade | None:
-    """A verdict that is no JSON: labelled (in an object with other quotes or no end, too), tagged, or the bare word."""
+    """Read a verdict that is not JSON: after a label (malformed objects too), in a tag, or as the bare word."""
     if (bare := _word(text)) is not None:
         return _settle([bare], [], "")
     found = [match for form in (_LABELLED, _TAGGED) for match in form.finditer(text)]
     own = [match for match in found if (said := match.group().strip()) not in response or said == text]
     words = [_word(next(filter(None, match.groups()))) for match in own]
-    if not words:  # without a label: alone on the last line, or as the first word of the first
+    if not words:  # no label or tag: the whole last line, or the first word of the text
         opening = _OPENING.match(text)
         first = opening[1] if opening and len(opening[1]) > 1 else ""
         words = [word for said in (text.splitlines()[-1], first) if (word := _word(said)) is not None]

@@ -1,4 +1,4 @@
-r"""Words: units and other words after a number, and answers that are words (names, choices, "no solution", true and false)."""
+r"""Reads units and other words after a number, and answers in words (names, choices, "no solution", true and false)."""
 
 import re
 import tomllib
@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 
 class Unit(NamedTuple):
-    """The word after a number. `name` is "" if there is none; `kind` is "" if the unit is not one of the known ones."""
+    """The word after a number. `name` is "" if there is none; `kind` is "" if the unit is unknown."""
 
     name: str
     kind: str = ""
@@ -35,7 +35,7 @@ _FRAME = re.compile(r"[\s./()\-,'\"*\\:]*")
 
 
 def find_unit(rest: str) -> Unit | None:
-    """The unit that `rest`, the text after a number, is; None if it is more than words (an operator, a variable, a digit)."""
+    """Read `rest`, the text after a number, as a unit; None if it has an operator, a variable or a digit."""
     rest = rest.strip()
     if re.match(r"\*\s*[a-zA-Z]|\\(?:cdot|times)", rest):
         return None  # a product
@@ -61,7 +61,7 @@ def find_unit(rest: str) -> Unit | None:
 
 
 def _rate(text: str) -> Unit | None:
-    """Kilometres per hour and the like, if both units are known."""
+    """Return a rate such as kilometres per hour, if both units are known."""
     found = _RATE.match(_SPEEDS.get(text.lower().rstrip("."), text))
     above, below = (_KNOWN.get(part.lower()) for part in found.groups()) if found else (None, None)
     if above is None or below is None:
@@ -84,7 +84,7 @@ _DEGREES_BEHIND = re.compile(r"\s*\^\s*(?:\{\s*\\circ\s*\}|\\circ)\s*$")
 
 
 def choice(text: str) -> str | None:
-    """The letter A to J that the text chooses, upper-case, with whatever decoration; None if it is no choice."""
+    """Return the letter A to J that the text chooses, in upper case; None if the text is not a choice."""
     match = None if text in {"e", "i"} else _CHOICE.match(text)
     return match[1].upper() if match else None
 
@@ -97,12 +97,12 @@ def wordy(text: str) -> bool:
 
 
 def known_words(text: str) -> bool:
-    """Return true if a text is one of the answers that are said in words: "no solution", "does not exist"."""
+    """Return true if a text is a known answer in words: "no solution", "does not exist"."""
     return normal_words(text.strip(" .:*_")) in _MEANING.values()
 
 
 def normal_words(text: str) -> str:
-    """Words in one spelling: lower case, no punctuation, no articles."""
+    """Normalise words: lower case, no punctuation, no articles, one spelling of known answers."""
     text = _MERIDIEM.sub(r"\1m", text.lower().replace("\\", " ").replace("'", ""))
     if meaning := _MEANING.get(re.sub(r"\s+", "", text)) or _MEANING.get(" ".join(text.split())):
         return meaning
@@ -117,12 +117,12 @@ def same_words(label: str, answer: str) -> bool:
 
 
 def strip_units(text: str) -> str:
-    """An expression without the unit behind it ("3\\sqrt{2} cm", "60^\\circ")."""
+    """Remove the unit after an expression ("3\\sqrt{2} cm", "60^\\circ")."""
     text = _DEGREES_BEHIND.sub("", text)
     match = _UNIT_TAIL.match(text) if len(text) <= 80 else None
     if match is None or find_unit(match[2]) is None:
         return text
     words = re.findall(r"[a-zA-Z]+", match[2].lower())
-    # One letter behind a sum is rather a variable.
+    # One letter after a sum is probably a variable.
     variable = len(words[0]) == 1 and re.search(r"[+=<>-]|\\[a-z]+(?![a-z])\s*\{?[a-z]", match[1])
     return text if variable or not _MATH_WORDS.isdisjoint(words) else match[1].strip()

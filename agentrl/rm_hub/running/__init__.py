@@ -1,1 +1,1 @@
-"""Running graders: worker processes with deadlines, connections to services."""
+"""Runs graders: worker processes with deadlines, and connections to services."""

@@ -1,4 +1,4 @@
-"""One JSON exchange with a grading server, with typed failures only. Only connecting is retried. Waiting for one of the
+"""Exchanges JSON with a grading server; all failures are typed. Only connecting is retried. The wait for one of the
 `concurrency` places does not count against the deadline. Kinds of failures begin with `kind`: `_unreachable`,
 `_timeout`, `_http_STATUS`, `_bad_answer`. Proxies of the environment are not used."""
 
@@ -16,8 +16,8 @@ _CONNECT_RETRIES, _CONNECT_TIMEOUT, _MAX_ANSWER = 2, 5.0, 8 << 20  # tries, seco
 
 @dataclass
 class JsonService:
-    """An async context manager that holds the connections to one server: `what` it is in words, the `flag` that names it,
-    how the `kind` of its failures begins, seconds for an exchange, exchanges at once. Raises SettingsError: no address."""
+    """An async context manager with the connections to one server. `what` names the server, `flag` its setting, and
+    `kind` begins all kinds of failures. `timeout` is in seconds. Raises SettingsError: `url` is not an address."""
 
     url: str
     what: str
@@ -49,7 +49,7 @@ class JsonService:
             await self._client.aclose()
 
     async def post(self, payload: Mapping[str, Any], headers: Mapping[str, str] | None = None) -> Any:
-        """Post the payload; returns the JSON of a 2xx reply. Raises GraderFailure: see the module's text; or an `HttpStatus`."""
+        """Post the payload; return the reply's JSON. Raises GraderFailure: see the module. HttpStatus: not 2xx."""
         import httpx
 
         try:
@@ -99,5 +99,5 @@ class HttpStatus(GraderFailure):
 
     @property
     def status(self) -> int:
-        """The status that ended the kind."""
+        """The status, which is the end of `kind`."""
         return int(self.kind.rpartition("_")[2])

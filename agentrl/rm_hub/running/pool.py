@@ -1,12 +1,12 @@
 """Graders in worker processes, with a hard deadline for every answer.
 
-1. A worker that overruns is killed with all processes that it started; other answers do not notice. An overrun, a crash
-   or lack of memory is the answer's fault (`registry.exhausted`), unless the grader is the user's own, the worker was
-   killed from outside, or it had the processor for less than half its deadline.
-2. Answers start in order. The deadline runs from the start, with the grader loaded; `grader_total_timeout` bounds the wait.
-3. Nothing blocks the event loop. The pool works in its callers' tasks and belongs to one event loop. `close` ends all
-   processes; so does the end of the process that uses it.
-4. The standard library's pools and Pebble's pickle what workers answer, and import the user's main module."""
+1. A worker that overruns its deadline is killed with all processes that it started. Other answers are not affected.
+2. An overrun, a crash or exhausted memory counts against the answer (`registry.exhausted`). Exceptions: a grader of the
+   user, a worker killed from outside, and an overrun with a CPU time of less than half the deadline.
+3. Answers start in order. The deadline starts when a worker has the grader; `grader_total_timeout` limits the wait.
+4. The pool does not block the event loop, runs in its callers' tasks and belongs to one event loop. `close` ends all
+   workers; so does the end of this process.
+5. The pools of Python and Pebble are not used: they pickle results, and import the user's main module."""
 
 import contextlib
 import json
@@ -28,24 +28,24 @@ from agentrl.rm_hub.registry import GraderSpec, exhausted
 from agentrl.rm_hub.running import worker as protocol
 from agentrl.rm_hub.settings import RmHubSettings
 
-STARVED = 0.5  # share of its deadline for which a worker must have had the processor if the answer is to be blamed
+STARVED = 0.5  # minimum CPU time, as a share of the deadline, for an overrun to count against the answer
 _START_SECONDS = 60.0  # seconds that a worker may take to start and load its graders
-_GRACE = 1.0  # seconds to wait for the end of a process that hung up or was killed, and for a reply that is under way
+_GRACE = 1.0  # seconds to wait for a closed or killed process to end, and for a reply that is being sent
 _PIECE = 1 << 16
 _MAIN = "import json, sys; sys.path[:] = json.loads(sys.argv[1]); import agentrl.rm_hub.running.worker as worker; "
 _MAIN += "worker.main(*json.loads(sys.argv[2]))"
 _ONE_THREAD = {name: "1" for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")}
 _FROM_OUTSIDE = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
-"""Signals by which others end a process, the kernel's search for memory among them."""
-_LOST = (OSError, EOFError, anyio.ClosedResourceError)  # errors of reading from and writing to a process that has gone
+"""Signals with which other processes end a worker; the kernel's OOM killer sends SIGKILL too."""
+_LOST = (OSError, EOFError, anyio.ClosedResourceError)  # errors of reading from and writing to a process that has ended
 
 
 class WorkerPool:
-    """The worker processes of a `GraderRunner`, made when they are first needed. The settings' `grader_*` fields are read."""
+    """The worker processes of a `GraderRunner`, started on first use. Reads the settings `grader_*`."""
 
     def __init__(self, settings: RmHubSettings) -> None:
         self.processes = settings.grader_processes or min(8, os.cpu_count() or 1)
-        self.started = 0  # workers so far
+        self.started = 0  # number of workers started so far
         self._settings = settings
         self._names: dict[str, None] = {}  # graders that new workers load
         self._free = anyio.Semaphore(self.processes)
@@ -71,7 +71,7 @@ class WorkerPool:
             raise GraderFailure(said, kind="grader_timeout")
         try:
             self._check_open()
-            # At the answer's turn: a thousand that come at once must not all be encoded in one go.
+            # Encode at the answer's turn: encoding a thousand answers at once would block the event loop.
             pieces = protocol.request(rm_type, response, label, metadata, conversation=spec.conversation)
             outcome = protocol.read_reply(await self._run(rm_type, pieces))
         except _Exhausted as failure:
@@ -95,7 +95,7 @@ class WorkerPool:
                 worker.process.wait(_GRACE)
 
     def __del__(self) -> None:
-        # While the interpreter shuts down nothing can be called safely; the kernel ends the workers with it.
+        # During interpreter shutdown no call is safe; the kernel ends the workers with this process.
         if not self._closed and not sys.is_finalizing():
             self.close()
 
@@ -116,7 +116,7 @@ class WorkerPool:
         return reply
 
     async def _ask(self, worker: "WorkerProcess", rm_type: str, pieces: Iterable[bytes]) -> bytes:
-        """Return the worker's reply, or raise why there is none."""
+        """Return the worker's reply. Raises GraderFailure: the worker ended, or overran the deadline."""
         timeout = self._settings.grader_timeout
         try:
             before = worker.cpu_seconds()
@@ -140,13 +140,13 @@ class WorkerPool:
         """Return an idle worker that has the grader, or a new one."""
         while self._idle:
             worker = self._idle.pop()
-            if rm_type in worker.loaded and not worker.readable:  # readable: it hung up
+            if rm_type in worker.loaded and not worker.readable:  # readable: the worker closed its socket
                 return worker
             self._kill(worker)
         return await self._start((rm_type,))
 
     async def _start(self, names: Sequence[str]) -> "WorkerProcess":
-        """Start a worker that loads these graders and the ones of earlier workers."""
+        """Start a worker that loads these graders and the graders of earlier workers."""
         self._ended = [worker for worker in self._ended if worker.process.poll() is None]
         self.started += 1
         worker = WorkerProcess(list({**self._names, **dict.fromkeys(names)}), self._settings.grader_memory_mb)
@@ -179,9 +179,9 @@ class WorkerPool:
 
 
 class WorkerProcess:
-    """One worker process: send it a request, read its reply, kill it. Its first reply says why graders cannot be loaded.
+    """A worker process that takes requests and sends replies. Its first reply says why graders cannot be loaded.
 
-    It has a session of its own. It is reaped after its session was killed: until then no other process has its number."""
+    The worker has its own session. It is reaped after the session is killed; before that, its pid is not reused."""
 
     def __init__(self, names: Sequence[str], memory_mb: int) -> None:
         self.loaded = frozenset(names)
@@ -191,7 +191,7 @@ class WorkerProcess:
         with theirs:
             path = [folder or os.getcwd() for folder in sys.path]
             arguments = (theirs.fileno(), os.getpid(), memory_mb, names)
-            # Forked by this thread on purpose: the parent-death signal is tied to the thread that runs the loop.
+            # Fork in this thread on purpose: the parent-death signal is sent when the forking thread ends.
             self.process = subprocess.Popen(
                 [sys.executable, "-P", "-c", _MAIN, json.dumps(path), json.dumps(arguments)],
                 stdin=subprocess.DEVNULL,
@@ -205,13 +205,13 @@ class WorkerProcess:
 
     @property
     def readable(self) -> bool:
-        """Tell if bytes or the end lie on the socket; `select` refuses the high numbers that its descriptor may have."""
+        """True if the socket has bytes or is closed. `poll` also accepts high descriptor numbers, unlike `select`."""
         poll = select.poll()
         poll.register(self.connection, select.POLLIN)
         return bool(poll.poll(0))
 
     def cpu_seconds(self) -> float:
-        """Return the process's processor time (for the clock's number see clock_getcpuclockid(3)). Raises OSError: it has gone."""
+        """Return the worker's CPU time (clock id: see clock_getcpuclockid(3)). Raises OSError: the worker has ended."""
         return time.clock_gettime((~self.process.pid << 3) | 2)
 
     async def ask(self, pieces: Iterable[bytes]) -> bytes:
@@ -241,7 +241,7 @@ class WorkerProcess:
         return reply
 
     async def end(self) -> tuple[str, bool]:
-        """Return in words how a process ended that hung up, and True if others ended it."""
+        """Wait for a process that closed its socket. Return how it ended, and true if it was killed from outside."""
         pidfd = os.pidfd_open(self.process.pid)
         try:
             with anyio.CancelScope(shield=True), anyio.move_on_after(_GRACE):
@@ -264,4 +264,4 @@ class WorkerProcess:
 
 
 class _Exhausted(GraderFailure):
-    """Grading the answer took more time, memory or stack than there is."""
+    """Grading the answer exhausted time, memory or stack."""

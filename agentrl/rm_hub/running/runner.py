@@ -1,9 +1,9 @@
-"""`GraderRunner`: any grader by name; resources are opened once.
+"""`GraderRunner`: runs any grader by name, and opens resources once.
 
-1. Graders that compute run in worker processes (`WorkerPool`); graders that wait are awaited, and their services are
-   opened at first use and closed with the runner.
+1. Graders that compute run in worker processes (`WorkerPool`). Graders that wait run on the event loop; their services
+   open on first use and close with the runner.
 2. `runner_for(args)` returns the runner of the enclosing rollout (`entered`), else one of the running event loop.
-3. `grade_many` serves plain scripts: all cores, a deadline for each answer."""
+3. `grade_many` serves plain scripts: it uses worker processes, with a deadline for each answer."""
 
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, contextmanager
@@ -30,7 +30,7 @@ Item = tuple[str, Any] | tuple[str, Any, Mapping[str, Any]] | Mapping[str, Any]
 
 
 class GraderRunner:
-    """An async context manager; `grade` inside it. `settings` are of pool and servers, `preload` are graders to load first.
+    """An async context manager that grades. `settings` are for pool and servers; `preload` are graders to load first.
 
     async with GraderRunner(RmHubSettings(grader_timeout=5)) as runner:
         grade = await runner.grade("math", r"So it is \\boxed{\\frac12}.", "0.5")"""
@@ -56,9 +56,9 @@ class GraderRunner:
         await self._stack.aclose()
 
     async def grade(self, rm_type: str, response: str, label: Any = None, metadata: Metadata | None = None) -> Grade:
-        """Grade one answer. Raises SettingsError: no such grader, or a setting that it needs is missing. GraderFailure:
-        kinds `grader_raised`, `grader_unavailable`, `grader_closed`, those of the grader itself, and `grader_timeout`,
-        `grader_crashed` and `grader_out_of_memory` as `pool` says."""
+        """Grade one answer. Raises SettingsError: the grader is unknown, or its setting is missing. GraderFailure:
+        kinds `grader_raised`, `grader_unavailable`, `grader_closed`, the grader's own kinds, and by the rules of `pool`
+        `grader_timeout`, `grader_crashed` and `grader_out_of_memory`."""
         spec, metadata = find(rm_type), metadata or {}
         if (too_long := check_inputs(rm_type, spec, response, label, metadata)) is not None:
             return too_long
@@ -80,7 +80,7 @@ class GraderRunner:
             raise raised(rm_type, error) from error
 
     async def _function(self, rm_type: str, spec: GraderSpec) -> Callable[..., Awaitable[Grade]]:
-        """The grader: a service, opened by the first that asks, or a function that keeps nothing open."""
+        """Return the grader's async function. A service is opened on first use."""
         if spec.runs == "async":
             function: Callable[..., Awaitable[Grade]] = spec.load()
             return function
@@ -96,7 +96,7 @@ _OF_LOOP: RunVar[dict[RmHubSettings, GraderRunner]] = RunVar("agentrl_grader_run
 
 @contextmanager
 def entered(runner: GraderRunner | None) -> Iterator[None]:
-    """Make `runner` the one that `async_rm` uses in the code inside and the tasks it starts; None changes nothing."""
+    """Make `async_rm` use `runner` in this context and in the tasks that it starts. None changes nothing."""
     token = _ENTERED.set(runner or _ENTERED.get())
     try:
         yield
@@ -105,7 +105,7 @@ def entered(runner: GraderRunner | None) -> Iterator[None]:
 
 
 def runner_for(args: Any) -> GraderRunner:
-    """The runner that code with these `args` grades with; see the module's text."""
+    """Return the runner for code with these `args`; see the module's second point."""
     if (runner := _ENTERED.get()) is not None:
         return runner
     runners = _OF_LOOP.get({})
@@ -116,7 +116,7 @@ def runner_for(args: Any) -> GraderRunner:
 
 
 def settings_of(args: Any) -> RmHubSettings:
-    """The graders' settings among the attributes of `args`, else the defaults. Raises SettingsError: one cannot be."""
+    """Return the graders' settings: attributes of `args`, else defaults. Raises SettingsError: a value is invalid."""
     given = {name: getattr(args, name) for name in RmHubSettings.model_fields if hasattr(args, name)}
     try:
         return RmHubSettings(**given)
@@ -134,17 +134,17 @@ def grade_many(
     settings: RmHubSettings | None = None,
     progress: Callable[[int], None] | None = None,
 ) -> list[Grade | GraderFailure]:
-    """Grade answers in worker processes and return when all are done; usable inside a running event loop, too. Returns in
-    the order of `items` a grade, or the failure where one could not be graded (not raised). Raises SettingsError: no such
-    grader, or a setting that it needs is missing.
+    """Grade answers in worker processes and return when all are done. This also works inside a running event loop.
+    Returns a grade or the failure (not raised) of each item, in the order of `items`. Raises SettingsError: the grader
+    is unknown, or its setting is missing.
 
     Args:
         rm_type: a name of `graders()`, a `boxed_` form, or `path/to/file.py:function`.
         items: see `Item`.
-        processes: worker processes; default one a core, at most 8.
+        processes: worker processes; default one per core, at most 8.
         timeout: seconds one answer may take.
-        settings: for graders that need more (`rm_url`, `judge_url`, ...); `processes` and `timeout` win over it.
-        progress: called with the number of answers done so far, after each."""
+        settings: for graders that need more (`rm_url`, `judge_url`, ...); `processes` and `timeout` override it.
+        progress: called after each answer with the number of finished answers."""
     own = (settings or RmHubSettings()).model_copy(update={"grader_processes": processes, "grader_timeout": timeout})
     rows: list[tuple[Any, ...]] = [
         (item["response"], item.get("label"), item.get("metadata")) if isinstance(item, Mapping) else item
@@ -165,14 +165,14 @@ def grade_many(
 
             await each(rows, one)
 
-    # The loop is in a thread of its own, so that it works where one is running already (a notebook).
+    # The event loop has its own thread, so that this works if a loop is running already (a notebook).
     with start_blocking_portal() as portal:
         portal.call(grade_all)
     return [results[at] for at in range(len(items))]
 
 
 async def each(items: Iterable[T], work: Callable[[int, T], Awaitable[None]], at_once: int = 128) -> None:
-    """Do `work` on every item and its number, `at_once` side by side to spare the event loop; the first error ends it."""
+    """Await `work(index, item)` for each item, at most `at_once` concurrently. The first error cancels the rest."""
     left = enumerate(items)
 
     async def run() -> None:

@@ -1,10 +1,10 @@
 """The process in which graders run, and the bytes between it and the pool.
 
-1. A request is a line of JSON and then the answer's UTF-8; a reply is a line of JSON. Lone surrogates pass both ways:
-   models write them. Tuples arrive as lists, and keys of mappings as text.
-2. Nothing is pickled: neither side can be made to run code by the bytes that it receives.
-3. A worker is in a session of its own with a limit on memory and no core dumps. It dies with the process that started
-   it, however that one ends (Linux). Nothing of the user's main module is imported."""
+1. A request is a line of JSON, then the answer in UTF-8. A reply is a line of JSON. Models write lone
+   surrogates; both directions keep them. Tuples arrive as lists, and keys of mappings as text.
+2. Nothing is pickled: received bytes cannot make either side run code.
+3. A worker has its own session, a memory limit and no core dumps. It ends with the process that started it, however
+   that process ends (Linux). The user's main module is not imported."""
 
 import ctypes
 import json
@@ -22,13 +22,13 @@ from agentrl.rm_hub.registry import find, grade
 from agentrl.sample import RECORDED
 
 PR_SET_PDEATHSIG = 1
-NICE = 5  # graders give way to the event loop that feeds them, if both want one core
-MAX_REST = 2_000_000  # most bytes of label and metadata together
+NICE = 5  # gives the event loop priority if it and a grader want the same core
+MAX_REST = 2_000_000  # maximum bytes of label and metadata together
 
 
 def request(rm_type: str, response: str, label: Any, metadata: Metadata, *, conversation: bool) -> list[bytes]:
-    """Encode a request, as pieces to be sent in order. Drops metadata that is not JSON or that a rollout recorded, but
-    `messages` for a grader of conversations. Raises GraderFailure: the label is not JSON, or the rest is too large."""
+    """Encode a request as pieces to send in order. Drops metadata that is not JSON or that a rollout recorded, except
+    `messages` with `conversation`. Raises GraderFailure: the label is not JSON, or label and metadata are too large."""
     if not _plain(label):
         expected = f"plain JSON (text, numbers, lists, mappings), got {type(label).__name__}"
         raise GraderFailure(f"--rm-type {rm_type}: the label must be {expected}", kind="grader_bad_label")
@@ -43,7 +43,7 @@ def request(rm_type: str, response: str, label: Any, metadata: Metadata, *, conv
 
 
 def read_request(stream: IO[bytes]) -> dict[str, Any] | None:
-    """Decode a request: `rm_type`, `response`, `label` and `metadata`; None if the pool hung up."""
+    """Decode a request: `rm_type`, `response`, `label` and `metadata`; None if the pool closed the connection."""
     if not (head := stream.readline()):
         return None
     job: dict[str, Any] = value(head)
@@ -78,7 +78,7 @@ def _plain(content: Any) -> bool:
 
 
 def load(names: Sequence[str]) -> dict[str, str]:
-    """Import graders; returns the reasons of failures by name."""
+    """Import graders. Return the reasons of failed imports by the grader's name."""
     failed = {}
     for name in names:
         try:
@@ -99,13 +99,13 @@ def prepare(parent: int) -> None:
 
 
 def main(fd: int, parent: int, memory_mb: int, names: Sequence[str]) -> None:
-    """Load graders, report the failures, and grade requests until the pool hangs up."""
+    """Load graders, report the failures, and grade requests until the pool closes the connection."""
     prepare(parent)
     connection = socket.socket(fileno=fd)
     connection.sendall(line(load(names)))
     with open("/proc/self/statm") as statm:
         mapped = int(statm.read().split()[0]) * resource.getpagesize()
-    limit = mapped + memory_mb * 2**20  # besides what the graders' libraries take
+    limit = mapped + memory_mb * 2**20  # in addition to the memory of the graders' libraries
     resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
     with connection.makefile("rb") as stream:
         while True:

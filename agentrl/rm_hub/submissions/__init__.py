@@ -1,1 +1,1 @@
-"""Parts of the code grader: finding the program, its tests, and running them in the sandbox."""
+"""Parts of the code grader: they find the program and its tests, and run both in the sandbox."""

@@ -1,6 +1,6 @@
-"""A submission in one sandbox, its tests in another, and what passes between them. All texts that come out of the
-submission's sandbox are values for the tests, never a verdict: whatever it prints, the tests' sandbox decides. Texts
-are JSON lines behind a random word."""
+"""Runs a submission in one sandbox and its tests in another, and passes messages between them. A message from the
+submission's sandbox is a value for the tests, never a verdict: the tests' sandbox decides, whatever the submission
+prints. Messages are JSON lines after a random token."""
 
 import functools
 import json
@@ -15,7 +15,7 @@ from agentrl.errors import GraderFailure
 from agentrl.sandbox import Sandbox, SandboxSession
 
 _START_SECONDS = 15.0
-MOST_OVERRUNS = 3  # tests that may overrun their deadline before the rest counts as failed without a try
+MOST_OVERRUNS = 3  # after this many overruns, the remaining tests fail without a run
 _LATE = "took too long"
 _ENDS = {"timeout": _LATE, "memory": "used too much memory", "output": "used too much output"}
 NOT_RUN = "not run: earlier tests took all the time"
@@ -24,14 +24,14 @@ _PARTS = {"answer": ("values", "answer"), "tests": ("values", "standins", "forms
 
 @functools.cache
 def _harness(side: str) -> str:
-    """The source of one side and what it uses, in one text."""
+    """Return the source of one side and of the modules that it uses, as one text."""
     folder = resources.files("agentrl.rm_hub.submissions.harness")
     texts = [(folder / f"{name}.py").read_text(encoding="utf-8") for name in _PARTS[side]]
     return "\n".join(line for text in texts for line in text.splitlines() if "agentrl.rm_hub" not in line)
 
 
 class _Side:
-    """One session of the sandbox with a harness in it; calls come back as JSON, or None with the reason."""
+    """A session of the sandbox with a harness. A call returns JSON, or None with the reason."""
 
     def __init__(self, sandbox: Sandbox, side: str) -> None:
         self._sandbox, self._side = sandbox, side
@@ -52,7 +52,7 @@ class _Side:
             await session.close()
 
     async def say(self, method: str, message: Any, deadline: float) -> tuple[Any, str]:
-        """Call the harness; returns its answer, or None and why there is none: the process has ended."""
+        """Call the harness; return its answer and "". If there is none, end the process; return None and the reason."""
         if self.session is None:
             return None, "the answer's process is gone"
         code = f"__agentrl__.{method}({json.dumps(message)!r})"
@@ -67,7 +67,7 @@ class _Side:
 
 
 class Submission(_Side):
-    """The submission's side, to be closed. It is loaded when it is first needed and after every crash."""
+    """The submission's side. It loads the submission on first use and after every crash. The caller closes it."""
 
     def __init__(self, sandbox: Sandbox, program: str, imports: str, test_timeout: float, ends: float) -> None:
         super().__init__(sandbox, "answer")
@@ -77,11 +77,11 @@ class Submission(_Side):
         self.names: dict[str, Any] = {}
 
     def deadline(self) -> float:
-        """When a test that starts now must be done, in `time.monotonic()` seconds."""
+        """Return the deadline of a test that starts now, in `time.monotonic()` seconds."""
         return min(time.monotonic() + self.test_timeout, self.ends)
 
     async def load(self, deadline: float) -> str:
-        """Make sure that the submission is loaded; returns why it cannot be, or nothing."""
+        """Load the submission if it is not loaded. Return why it cannot be loaded, or ""."""
         if self.session is not None:
             return ""
         await self.open(f"__agentrl__ = SubmissionServer({self.token!r})")
@@ -98,15 +98,15 @@ class Submission(_Side):
         return ""
 
     async def request(self, request: Any, deadline: float) -> tuple[Any, str]:
-        """Have the submission's side do something; returns its answer, or None and why there is none."""
+        """Send a request to the submission's side. Return its answer and "", or None and the reason."""
         answer, why = await self.say("serve", request, deadline)
         self.overruns += why == _LATE
         return answer, why
 
 
 async def run_tests(sandbox: Sandbox, submission: Submission, tests: Sequence[Any], entry: str | None) -> list[str]:
-    """Run tests that are code (text) or calls (name, arguments, value); for each nothing, or why it failed. Raises
-    GraderFailure: `grader_bad_label` if a test is no Python or cannot be run, whatever the submission is."""
+    """Run tests: code (text) or calls (name, arguments, value). Return for each "", or why it failed. Raises
+    GraderFailure (`grader_bad_label`): a test is not Python, or cannot be used with any submission."""
     results: list[str] = []
     async with aclosing(_Side(sandbox, "tests")) as side:
         while len(results) < len(tests):
@@ -124,7 +124,7 @@ async def run_tests(sandbox: Sandbox, submission: Submission, tests: Sequence[An
 
 
 async def _next(side: _Side, submission: Submission, deadline: float) -> str:
-    """Run the next test; returns nothing, or why it failed."""
+    """Run the next test. Return "", or why it failed."""
     answer: Any = {"names": submission.names}
     while True:
         wanted, why = await side.say("step", answer, deadline + 0.5)

@@ -1,16 +1,16 @@
-"""The forms in which data sets give tests of code, read into one.
+"""Reads the forms in which data sets give tests of code.
 
-Accepted as the label, as JSON text of it, or as fields of the metadata:
+Accepted as the label, as the label in JSON text, or as fields of the metadata:
 
     {"tests": ["assert f(1) == 2", ...]}, a list of such texts, or one text; {"test": "def check(candidate): ...",
         "entry_point": "f"}; MBPP's {"test_list": [...], "test_setup_code": "import math"} (or "test_imports": a list)
     {"inputs": ["1 2\\n", ...], "outputs": ["3\\n", ...]}: standard input and output
     {"fn_name": "f", "inputs": [[1, 2], ...], "outputs": [3, ...]}: calls of a function, or of class Solution's method;
-        an input may also be text with one JSON value a line
+        an input may also be text with one JSON value per line
     [{"input": ..., "output": ..., "testtype": "stdin" or "functional"}, ...]
     {"input_output": one of these}
 
-Lines for the answer to begin with are given as `preamble`, beside the tests or in the metadata."""
+`preamble`, beside the tests or in the metadata, has lines to put before the answer."""
 
 import re
 import textwrap
@@ -29,7 +29,7 @@ _FORMS = 'expected {"tests": [...]}, {"inputs": [...], "outputs": [...]} or {"fn
 
 @dataclass(frozen=True, slots=True)
 class Programs:
-    """Runs of the whole program: standard input and what must come out, for each."""
+    """Runs of the whole program: pairs of standard input and expected output."""
 
     tests: tuple[tuple[str, str], ...]
     preamble: str = ""
@@ -37,15 +37,15 @@ class Programs:
 
 @dataclass(frozen=True, slots=True)
 class Checks:
-    """Tests of what a program defines: texts that must run, and calls (function, arguments, the value to come back)."""
+    """Tests of a program's definitions: code that must run, and calls (function, arguments, expected value)."""
 
     tests: tuple[str | tuple[str, tuple[Any, ...], Any], ...]
-    entry: str | None = None  # the function that a function `check` of the texts is to test
+    entry: str | None = None  # the function to pass to a function `check` of the tests
     preamble: str = ""
 
 
 def read_tests(label: Any, metadata: Mapping[str, Any]) -> Programs | Checks:
-    """The tests of an item. Raises GraderFailure: `grader_no_label`; `grader_bad_label` if they have no known form."""
+    """Read an item's tests. Raises GraderFailure: tests are missing (`grader_no_label`) or bad (`grader_bad_label`)."""
     if label is None or label == "":
         label = {name: metadata[name] for name in (*_FIELDS, *_BESIDE) if name in metadata}
         if label.keys().isdisjoint(_FIELDS):
@@ -78,12 +78,12 @@ _SOLUTION = re.compile(r"(?m)^class Solution\b")
 
 
 def usual_imports(program: str, cases: Checks) -> str:
-    """The imports of LeetCode's site, for calls by name and for a class Solution; else nothing."""
+    """Return LeetCode's imports if a test calls a function by name or the program has a class Solution, else ""."""
     return _IMPORTS if any(not isinstance(test, str) for test in cases.tests) or _SOLUTION.search(program) else ""
 
 
 def with_preamble(program: str, preamble: str) -> str:
-    """The program behind the tests' preamble."""
+    """Put the tests' preamble before the program, but after its `__future__` imports."""
     head = found.end() if preamble and (found := _FUTURE.match(program)) else 0
     return f"{program[:head]}{preamble.rstrip()}\n{program[head:]}" if preamble else program
 
@@ -118,7 +118,7 @@ def _read_fields(given: Mapping[str, Any], name: Any) -> Programs | Checks:
 
 
 def _after(given: Mapping[str, Any], cases: Programs | Checks) -> Programs | Checks:
-    """The tests, each behind the lines that MBPP gives for all of them."""
+    """Put the setup lines that MBPP gives for all tests before each test."""
     lines = [given.get("test_setup_code") or "", *(given.get("test_imports") or ())]
     if not all(isinstance(line, str) for line in lines):
         raise _bad(f"test_setup_code or test_imports is {lines!r:.60}")
@@ -143,7 +143,7 @@ def _arguments(item: Any) -> tuple[Any, ...]:
 
 
 def _value(item: Any) -> Any:
-    """Text is a JSON value where it is one: data sets write both "3" and 3."""
+    """Read text as JSON if it is JSON: data sets write both "3" and 3."""
     return json_or_text(item) if isinstance(item, str) else item
 
 
@@ -156,7 +156,7 @@ def _lines(item: Any) -> str:
 
 
 def _parsed(given: Any) -> Any:
-    """JSON text that holds an object or list, as what it holds; other text as it is."""
+    """Parse JSON text of an object or list; return other values unchanged."""
     return json_or_text(given) if isinstance(given, str) and given.lstrip()[:1] in ("{", "[") else given
 
 
@@ -164,7 +164,7 @@ def _bad(what: str) -> GraderFailure:
     return GraderFailure(f"--rm-type code cannot use the item's tests: {what}; {_FORMS}", kind="grader_bad_label")
 
 
-_MOST = 200_000  # characters that are read, from the end: the program comes last
+_MOST = 200_000  # only this many last characters are read: the program comes last
 _FENCE = re.compile(r"(?m)(`{3,}|~{3,})[ \t]{0,8}([\w+.#-]{0,24})[^\S\n]{0,8}(?:\n|\Z)")
 _LINE = re.compile(
     r"(?:def|class|import|from|if|elif|else|for|while|with|try|except|finally|return|print|async|assert|raise|pass|"
@@ -176,8 +176,8 @@ _DEFINES = re.compile(r"(?m)^[ \t]*(?:async[ \t]+)?(?:def|class)[ \t]+(\w+)|^(\w
 
 
 def extract_code(answer: str, names: Collection[str] = ()) -> tuple[str | None, str]:
-    """The program of an answer, or None; and in words where it was found or why not. The last block that defines one of
-    the `names` that the tests need comes before a later one that does not (an example of use, say)."""
+    """Return the program of an answer, or None; and in words where it was found or why not. The last block that defines
+    one of `names` is preferred to a later block that does not, such as an example of use."""
     text = after_reasoning(answer)[-_MOST:]
     blocks = list(_blocks(text))
     python = [b for b in blocks if b[0] in _PYTHON] or [b for b in blocks if b[0] in ("pycon", "text")]
@@ -194,7 +194,7 @@ def extract_code(answer: str, names: Collection[str] = ()) -> tuple[str | None, 
 
 
 def _blocks(text: str) -> Iterator[tuple[str, str]]:
-    """Language and text of fenced blocks; an inner fence of another kind or a shorter one belongs to the block."""
+    """Yield language and text of fenced blocks. A shorter inner fence or one of another kind belongs to the block."""
     at = 0
     while opening := _FENCE.search(text, at):
         fence, start = opening.group(1), opening.end()
@@ -204,7 +204,7 @@ def _blocks(text: str) -> Iterator[tuple[str, str]]:
 
 
 def _unfenced(text: str) -> str | None:
-    """From the first line that begins a program to the last paragraph that is one."""
+    """Return the text from the first line that begins a program to the last line of code; None without a program."""
     lines = text.strip("\n").splitlines()
     first = next((at for at, line in enumerate(lines) if _BEGINS.match(line)), None)
     if first is None:

@@ -1,4 +1,4 @@
-// Keys, the note of the token that is pointed at, the form of the table, light and dark. Loaded once.
+// Keyboard shortcuts, the note of the token under the pointer, the table's form, light and dark mode. Loaded once.
 (() => {
   const $ = (query) => document.querySelector(query);
   const follow = (query) => $(query)?.click();

@@ -1,3 +1,3 @@
-"""Programs that run inside the sandbox when submitted code is tested; nothing here is imported by the grader itself.
+"""Programs that run inside the sandbox when submitted code is tested. The grader itself imports nothing from here.
 
-`answer` runs the submission in one sandbox, `tests` (with `standins`, `forms`) the tests in another; `values` is for both."""
+`answer` runs the submission in one sandbox; `tests`, `standins`, `forms` run tests in another. Both use `values`."""

@@ -1,5 +1,5 @@
-"""The submission's side: loads it and does what the tests ask of it. Runs after `values`, in a sandbox of its own.
-Nothing here decides anything: whatever the submission does to this process, it can only answer with values."""
+"""The submission's side: loads the submission and executes requests of the tests. Its code follows `values`, in its own
+sandbox. It decides nothing: whatever the submission does to this process, the process can only answer with values."""
 
 import asyncio
 import builtins
@@ -32,7 +32,7 @@ class SubmissionServer:
         self._decode = partial(decode, from_handle=self._from_handle)
 
     def serve(self, text: str) -> None:
-        """Do one request and print its answer, with what the submission printed meanwhile."""
+        """Execute one request and print its answer, with the output that the submission printed meanwhile."""
         sys.stdin, printed = io.StringIO(), io.BytesIO()
         with contextlib.redirect_stdout(io.TextIOWrapper(printed, "utf-8", "replace", write_through=True)):
             try:
@@ -50,7 +50,7 @@ class SubmissionServer:
         if request["do"] == "load":
             sys.modules["solution"] = self.module
             exec(request["imports"], usual := dict[str, Any]())
-            # As built-ins: a name that the submission does not define is not its own, and not tested.
+            # The usual imports are built-ins: a name that the submission does not define must not be tested.
             vars(self.module)["__builtins__"] = usual | vars(builtins)
             exec(compile(request["source"], "solution.py", "exec"), self.module.__dict__)
             return {"names": {k: self._encode(v) for k, v in self.module.__dict__.items() if not k.startswith("__")}}
@@ -62,7 +62,7 @@ class SubmissionServer:
         return {"value": value, "changed": changed}
 
     def _perform(self, name: str, target: Any, args: list[Any], named: dict[str, Any]) -> Any:
-        """Apply a built-in or an operator by its name; with an `r` before it the target is the last operand."""
+        """Apply a built-in or an operator by name. With the prefix `r`, the target is the last operand."""
         if name in ("enter", "exit"):
             return getattr(target, f"__{name}__")(*args)
         if (function := getattr(builtins, name, None) or getattr(operator, name, None)) is None:

@@ -1,5 +1,5 @@
-"""The forms of tests, and what each needs to be run. Runs after `standins`. Functions and classes are run by pytest
-(`unittest.TestCase` among them), examples in docstrings by `doctest`."""
+"""Runs the forms of tests. Its code follows `standins`. pytest runs functions and classes (`unittest.TestCase` among
+them), and `doctest` runs examples in docstrings."""
 
 import ast
 import asyncio
@@ -23,11 +23,11 @@ _OWN = re.compile(
     r"(?:unittest\.)?mock\.patch|monkeypatch|caplog|recwarn|capfd|tmp_path|tmpdir|(?:tempfile|subprocess)(?:\.\w+)?|"
     r"sys\.stdin|os\.environ|pytest\.warns|\w+\.assert(?:(?:No)?Logs|Warns\w*)"
 )
-"""Names of what works on the tests' own process, logs and files."""
+"""Names of functions and fixtures that act on the tests' own process, logs or files."""
 _PYTEST_OPTIONS = ["-x", "-s", "-c/dev/null", "--rootdir=/tmp", "-pno:cacheprovider", "-pno:terminal", "-pno:logging"]
 
 numpy: Any = sys.modules.get("numpy")
-pytest: Any = sys.modules.get("pytest")  # as the sandbox has preloaded them: None where they are not installed
+pytest: Any = sys.modules.get("pytest")  # the sandbox preloads both; None if not installed
 _pytest_main = pytest and pytest.main
 _CLOSE = ("allclose", "isclose", "array_equiv")
 _ASSERTED = [f"assert_{n}" for n in ("allclose", "almost_equal", "array_almost_equal", "array_equal", "array_less")]
@@ -38,8 +38,8 @@ class BadTests(Exception):
 
 
 def parse(text: str) -> ast.Module:
-    """A test's source; text with examples that is no Python is its own docstring. Raises BadTests: it is neither, or
-    uses what another process does not share with it."""
+    """Parse a test. Text with examples that is not Python becomes a docstring. Raises BadTests: the test is neither, or
+    uses something that the submission's process does not share."""
     try:
         tree = ast.parse(text)
     except (SyntaxError, ValueError, RecursionError) as error:
@@ -58,7 +58,7 @@ def parse(text: str) -> ast.Module:
 
 
 def _names_in(node: ast.AST) -> list[str]:
-    """The names that a node imports, takes as an argument, or reads of something that has a name."""
+    """Return the names that a node imports, takes as an argument, or reads as an attribute of a name."""
     match node:
         case ast.Attribute(ast.Name(of) | ast.Attribute(attr=of), name):
             return [f"{of}.{name}"]
@@ -72,8 +72,8 @@ def _names_in(node: ast.AST) -> list[str]:
 
 
 def prepare() -> None:
-    """Make `unittest.main()` and `pytest.main()` do nothing in tests (what they would run is run afterwards), and
-    comparisons fail that compare nothing: numpy broadcasts an empty array against any number."""
+    """Disable `unittest.main()` and `pytest.main()` in tests: the tests run afterwards. Let comparisons of empty arrays
+    with non-empty ones fail, because numpy broadcasts an empty array against any number."""
     os.environ["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"
     setattr(unittest, "main", lambda *_, **__: types.SimpleNamespace(result=unittest.TestResult()))  # noqa: B010
     if pytest is not None:
@@ -98,7 +98,7 @@ def _compared(compare: Callable[..., Any]) -> Callable[..., Any]:
 
 
 class EmptyArray(numpy.ndarray if numpy is not None else object):  # type: ignore[misc]
-    """An array without items that came from the submission: it is compared with nothing that has items."""
+    """An empty array of the submission. An elementwise operation with a non-empty value raises an AssertionError."""
 
     def __array_ufunc__(self, ufunc: Any, method: str, *inputs: Any, **named: Any) -> Any:
         if ufunc.signature is None and any(map(numpy.size, inputs)):
@@ -115,7 +115,7 @@ def _as_empty(value: Any) -> Any:
 
 
 def _made(make: Callable[..., Any]) -> Callable[..., Any]:
-    """A function that makes arrays: of what is empty and the submission's it makes an EmptyArray."""
+    """Wrap a function that makes arrays: an empty value of the submission becomes an EmptyArray."""
 
     def made(source: Any, *args: Any, **named: Any) -> Any:
         array = make(source, *args, **named)
@@ -125,7 +125,7 @@ def _made(make: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def run_doctests(module: types.ModuleType) -> None:
-    """Run the examples of a module's docstrings; an AssertionError reports the failed ones."""
+    """Run the examples of a module's docstrings. Raises AssertionError: an example failed."""
     runner, report = doctest.DocTestRunner(verbose=False), list[str]()
     for examples in doctest.DocTestFinder().find(module, "tests"):
         runner.run(examples, out=report.append)
@@ -134,8 +134,8 @@ def run_doctests(module: types.ModuleType) -> None:
 
 
 def run_functions(module: types.ModuleType, *, asked: bool) -> None:
-    """Run the functions and classes of a module that are tests; raises what the first failed one raised. Raises
-    BadTests: there is no pytest, or it refuses the tests, which were not made (`asked`) of the submission's answers."""
+    """Run the test functions and classes of a module; raise the error of the first failed test. Raises BadTests: pytest
+    is not installed, or refuses tests that were made without the submission's answers (`asked` is false)."""
     if not any(map(_is_test, vars(module), vars(module).values())):
         return
     if pytest is None:
@@ -183,9 +183,9 @@ class _InMemory:
 
 
 def same_value(got: Any, want: Any) -> bool:
-    """A value of the submission against a JSON value; tuples are lists, keys of dicts may be texts. An integer as
-    expectation accepts that number only, a float one within 1e-6, as for outputs of programs. A list of one value also
-    accepts that value: some data sets wrap results."""
+    """Compare a value of the submission with an expected JSON value. Tuples equal lists, and dict keys may be texts. An
+    expected integer must be equal, an expected float within 1e-6 (as for outputs of programs). An expected list of one
+    value also accepts that value: some data sets wrap results."""
     return _agrees(got, want) or (isinstance(want, list) and len(want) == 1 and _agrees(got, want[0]))
 
 

@@ -1,11 +1,11 @@
-"""The tests' view of the submission: stand-ins that ask for what they are asked. Runs after `values`.
+"""The tests' view of the submission: stand-ins that forward operations to its process. Its code follows `values`.
 
-1. Comparisons with plain data happen here, with this process's own builtins: an object of the submission's own class
-   is equal to no number or text, whatever its `__eq__` says. It is told an operand only if it is of a class that the
-   tests themselves have used by its name, so that its operators are part of the task. The same holds for arguments of
-   methods that plain data has as well: it would be told the expected value, and could say that this is right.
-2. An object of a subclass of a plain type is that plain data; only what the type does not have is asked for.
-3. What libraries look up to read an object's memory (`__array_interface__` and the like) is not asked for."""
+1. Comparisons with plain data run here, with this process's builtins. No object of the submission's own class equals a
+   number or text, whatever its `__eq__` returns. Such an object gets operands only if the tests use its class by name:
+   then its operators are part of the task. Otherwise it would get the expected value and could call that value right.
+   For the same reason it gets no arguments of methods that plain data has too.
+2. An object whose class extends a plain type is that plain data. Only attributes that the type lacks are requested.
+3. Attributes by which libraries read an object's memory (`__array_interface__` and others) are never requested."""
 
 import builtins
 import operator
@@ -20,44 +20,44 @@ _ITEMS = ("getitem", "setitem", "delitem")
 _ARITHMETIC = ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "matmul", "xor", "and", "or")
 _DATA: tuple[Any, ...] = (str, bytes, int, float, complex, tuple, frozenset, range, types.MappingProxyType)
 _METHODS_OF_DATA = {name for kind in _DATA for name in dir(kind) if name[0] != "_"} | {"pop", "setdefault"}
-"""Methods by which plain data answers something. A method that only changes data is told its arguments."""
+"""Methods of plain data that return something. A method that only changes data gets its arguments."""
 _DESCRIBING = {f"__{name}__" for name in ("name", "qualname", "annotations", "slots", "mro", "bases", "members")}
 
 
 @dataclass
 class Held:
-    """The object behind a stand-in, by its handle `data`: a `class`, `callable` or `object`, of the class `kind`."""
+    """The object behind a stand-in. `data`: its handle. `form`: `class`, `callable` or `object`. `kind`: its class."""
 
-    ask: Callable[..., Any]  # has the submission's side do something: `ask(what, stand-in, *args, **named)`
-    classes: set[str]  # those of the submission that the tests have used by name
+    ask: Callable[..., Any]  # sends a request to the submission's side: `ask(operation, stand-in, *args, **named)`
+    classes: set[str]  # classes of the submission that the tests have used by name
     data: list[Any]
     form: str
     kind: str
-    plain: Any = None  # the plain value in an object of a subclass of a plain type
+    plain: Any = None  # the plain value, if its class extends a plain type
     given: bool = False
-    """True if every submission has it: a name of its own, or an object of a class that the tests used by name."""
-    untold: str = ""  # a method that is not told arguments, by its name
+    """True if every submission has the object: under a name, or made by a class that the tests used by name."""
+    untold: str = ""  # the name of a method that must not get arguments, or ""
 
     @property
     def used(self) -> bool:
-        """Return true if its operators are part of the task; `Solution` only holds functions."""
+        """Return true if the object's operators are part of the task. `Solution` only holds functions."""
         return self.kind in self.classes and self.kind != "Solution"
 
     @property
     def is_data(self) -> bool:
-        """Return true if it is the plain data that it holds, whatever it says of itself."""
+        """Return true if the object counts as the plain data in it."""
         return self.plain is not None and not self.used
 
 
 class Remote:
-    """Stands for an object of the submission."""
+    """Stand-in for an object of the submission."""
 
     def __init__(self, held: Held) -> None:
         vars(self)["_agentrl"] = held
 
     @property  # type: ignore[misc]
     def __class__(self) -> Any:
-        """The class of the plain data which it holds, for `isinstance`."""
+        """The class of the plain data in the object, for `isinstance`."""
         return Remote if (plain := held(self).plain) is None else type(plain)
 
     def __getattr__(self, name: str) -> Any:
@@ -97,7 +97,7 @@ def held(remote: Any) -> Held:
 
 
 def is_remote(value: Any) -> bool:
-    """Return true if it is a stand-in, whatever class it shows."""
+    """Return true if the value is a stand-in, whatever its `__class__`."""
     return type(value) is Remote
 
 
@@ -127,7 +127,7 @@ def _with_operand(name: str, *, reverse: bool = False) -> Callable[[Remote, Any]
             operands = (mine.plain, theirs.plain if theirs else other)
             return function(*(operands[::-1] if reverse else operands))
         if not mine.used and not (theirs and theirs.used):
-            # It would be told the expected value, and could say that the difference is nothing.
+            # The object would get the expected value, and could return that the difference is zero.
             raise TypeError(f"{name} of {type(other).__name__} and an object of a class that the tests do not use")
         return mine.ask(("r" if reverse else "") + function.__name__, self, other)
 

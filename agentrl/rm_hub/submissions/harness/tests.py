@@ -1,10 +1,10 @@
-"""The tests' side: runs them against stand-ins for the submission's objects. Runs after `values`, `standins`, `forms`.
+"""Runs tests against stand-ins for the submission's objects. Its code follows `values`, `standins` and `forms`.
 
-1. Tests run in a thread that waits whenever it needs the submission; `step` hands over an answer and prints what comes
-   next: `{"ask": request}`, or `{"result": [outcome, reason]}`: `passed`, `failed`, or `broken` whatever the submission.
-2. Names of the submission are found where built-ins are: they shadow neither these nor modules nor what tests define.
-3. A text runs as `__main__`; then its `check(candidate)`, doctests, functions and classes do. One that passed without
-   having asked the submission anything is broken."""
+1. Tests run in a thread that waits for answers of the submission. `step` passes an answer and prints what follows:
+   `{"ask": request}` or `{"result": [outcome, reason]}` (`passed`, `failed`, or `broken` with any submission).
+2. Names of the submission are looked up like built-ins. They shadow neither built-ins, modules nor names of the tests.
+3. Test code runs as `__main__`, then its `check(candidate)`, doctests, functions and classes. A test that passes
+   without a request to the submission is broken."""
 
 import ast
 import builtins
@@ -25,11 +25,11 @@ from agentrl.rm_hub.submissions.harness.values import NotPlain, decode, encode, 
 
 _MODULES = sys.stdlib_module_names | {"numpy", "np"}
 _TELLING = (AssertionError, ImportError, UnicodeError, StopIteration, StopAsyncIteration)
-"""Errors that say something about the tests, or end a loop of theirs: from the submission they are others."""
+"""Errors that mean a fault of the tests, or end their loops. Those of the submission get another type."""
 
 
 class Abandoned(BaseException):
-    """The test has come to its end before its time: why is kept where tests cannot swallow it."""
+    """A test ends early. `Tests` keeps the reason, where test code cannot swallow it."""
 
 
 class FromAnswer(Exception):
@@ -37,7 +37,7 @@ class FromAnswer(Exception):
 
 
 class Tests:
-    """All tests of one submission: texts, and calls as name, arguments and value."""
+    """All tests of one submission: code as text, and calls as name, arguments and expected value."""
 
     def __init__(self, token: str, tests: Sequence[Any], entry: str | None) -> None:
         self.token, self.tests, self.entry = token, tests, entry
@@ -47,7 +47,7 @@ class Tests:
         self._names.update(__file__="tests.py", __builtins__=self._shown)
         self._given: dict[str, Any] = {}
         self._asked = self._told = False
-        """True if the test has asked for anything, and was told what not every submission would have told it."""
+        """True if the test has sent a request; true if it got an answer that not every submission would give."""
         self._end: tuple[str, str] | None = None
         self._answers: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self._wanted: queue.SimpleQueue[Any] = queue.SimpleQueue()
@@ -57,12 +57,12 @@ class Tests:
         threading.Thread(target=self._run, daemon=True).start()
 
     def step(self, text: str) -> None:
-        """Hand over an answer (the submission's names before each test) and print what comes next."""
+        """Pass an answer to the tests (before each test: the submission's names), and print the next message."""
         self._answers.put(json.loads(text))
         print(f"\n{self.token}{json.dumps(self._wanted.get())}", file=sys.__stdout__, flush=True)
 
     def ask(self, do: str, target: Remote, /, *args: Any, **named: Any) -> Any:
-        """Have the submission's side do something; returns the value or raises what it raised."""
+        """Send a request to the submission's side. Return the value, or raise the submission's exception."""
         mine, self._asked = held(target), True
         if self._end:
             raise Abandoned
@@ -71,7 +71,7 @@ class Tests:
         try:
             packed = [self._encode(item) for item in args], {name: self._encode(named[name]) for name in named}
         except NotPlain as error:
-            # The tests are to blame if every submission would be asked this.
+            # The tests are at fault if they would send this request to every submission.
             blamed = mine.given and (error.own or not self._told)
             self._abandon("broken" if blamed else "failed", f"the test cannot ask this of another process: {error}")
         self._wanted.put({"ask": {"do": do, "target": mine.data, "args": packed[0], "named": packed[1]}})
@@ -79,10 +79,10 @@ class Tests:
             self._abandon("failed", answer["abandon"])
         raised: BaseException | None = None
         try:
-            if sys.stdout is not sys.__stdout__:  # the test captures it
+            if sys.stdout is not sys.__stdout__:  # the test captures the output
                 sys.stdout.write(answer.get("out", ""))
             if "raised" in answer:
-                *kind, shown = answer["raised"]  # only `next` may say that an iterator has ended
+                *kind, shown = answer["raised"]  # only `next` may end an iterator
                 ended = do == "next" and kind[2] == "StopIteration"
                 raised = StopIteration(*shown) if ended else self._exception_class(*kind)(*shown)
             else:
@@ -91,7 +91,7 @@ class Tests:
                     now = self._decode(data)
                     args[at].clear()
                     (args[at].update if isinstance(args[at], dict | set) else args[at].extend)(now)
-        except Exception:  # noqa: BLE001 - the submission's process made the answer up
+        except Exception:  # noqa: BLE001 - the submission's process forged the answer
             self._abandon("failed", "the answer's code broke its process")
         given = mine.given and (do == "getattr" or (do == "call" and mine.data[1] in self.used))
         self._told = self._told or raised is not None or not (given and is_remote(value))
@@ -155,7 +155,7 @@ class Tests:
         needs = reads - bound - {name.id for name in names if not isinstance(name.ctx, ast.Load)}
         if missing := sorted(needs - self._names.keys() - self._shown.keys()):
             raise AssertionError(f"the answer does not define {', '.join(missing)}")
-        # Data travels by value: that is to ask for it.
+        # Data is passed by value, so reading its name counts as a request.
         read = [self._given[name] for name in needs & self._given.keys()]
         if idle or all(is_remote(value) or isinstance(value, types.ModuleType) for value in read):
             raise BadTests(f"the test asks the submission nothing; nothing calls {', '.join(idle) or 'its functions'}")
@@ -163,9 +163,9 @@ class Tests:
     def _know(self, names: dict[str, Any]) -> None:
         self._given = {name: self._decode(data) for name, data in names.items()}
         for name, value in self._given.items():
-            if is_remote(value):  # goes by its name, and so outlives a submission that is loaded afresh
+            if is_remote(value):  # a handle by name stays valid after a reload of the submission
                 held(value).data, held(value).given = ["name", name], True
-        # A name of the submission must not stand in for a built-in or a module.
+        # A name of the submission must not replace a built-in or a module.
         modules = {name for name, value in self._given.items() if isinstance(value, types.ModuleType)}
         hidden = vars(builtins).keys() | (_MODULES - modules)
         shown = {name: value for name, value in self._given.items() if name == self.entry or name not in hidden}
@@ -205,7 +205,7 @@ class Tests:
 
 
 async def _ready(value: Any) -> Any:
-    """Stands for a coroutine of the submission, which has been run to its end there."""
+    """Return the result of a coroutine that has already run on the submission's side."""
     return value
 
 

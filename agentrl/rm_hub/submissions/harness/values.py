@@ -1,6 +1,6 @@
-"""Values as JSON between two sandboxes that do not trust each other. Standard library only: sent as text. Plain data
-travels by value, everything else by handle. Only exact types are plain: an object of a class of its own cannot pose as
-a number. Functions travel from the tests to the answer, never back."""
+"""Encodes values as JSON between two sandboxes that do not trust each other. Plain data is passed by value, everything
+else by handle. Only exact types are plain data: an object of another class cannot pose as a number. Functions pass from
+the tests to the answer, never back. Imports are from the standard library: the code is sent as text."""
 
 import base64
 import builtins
@@ -38,19 +38,19 @@ _TAGS: dict[type, str] = {kind: tag for tag, kind in _SEQUENCES.items()}
 _TAGS |= {kind[0]: tag for table in (_TEXTS, _PARTS) for tag, kind in table.items()}
 _MAPPINGS: dict[str, Any] = {"d": dict, "C": collections.Counter, "O": collections.OrderedDict}
 _TAGS |= {kind: tag for tag, kind in _MAPPINGS.items()}
-EMPTY: dict[int, Any] = {}  # the sequences without items that came from the other side, by their ids
+EMPTY: dict[int, Any] = {}  # empty containers that came from the other side, by id
 _ARRAYS = "biufcU"  # kinds of arrays that travel by value: numbers and text
 _PLAIN_BASES: tuple[Any, ...] = (bool, int, float, str, bytes, list, tuple, dict, set, frozenset)
 
 
 class NotPlain(TypeError):
-    """A value that cannot travel; `own` if it is of a class that the tests define."""
+    """A value cannot be passed. `own` is true if the tests define its class."""
 
     own = False
 
 
 def encode(value: Any, by_handle: Callable[[Any], Any]) -> Any:
-    """A JSON value for `value`; `by_handle` encodes what is no plain data, or raises `NotPlain`."""
+    """Encode `value` as JSON. `by_handle` encodes values that are not plain data, or raises `NotPlain`."""
     kind, numpy = type(value), sys.modules.get("numpy")
     if value is None or kind is bool or kind is str:
         return value
@@ -74,7 +74,7 @@ def encode(value: Any, by_handle: Callable[[Any], Any]) -> Any:
 
 
 def base_value(value: Any) -> Any:
-    """The plain value in an object of a subclass of a plain type (a Counter, a named tuple), else None."""
+    """Return the plain value of an object whose class extends a plain type (a Counter, a named tuple), else None."""
     for base in _PLAIN_BASES:
         if isinstance(value, base) and type(value) is not base:
             return base.__new__(base, value) if base in (int, float, str, bytes) else base(value)
@@ -82,7 +82,7 @@ def base_value(value: Any) -> Any:
 
 
 def decode(data: Any, from_handle: Callable[[list[Any]], Any]) -> Any:
-    """The inverse of `encode`; `from_handle` gets what `by_handle` gave."""
+    """Decode a result of `encode`. `from_handle` decodes the results of `by_handle`."""
     if not isinstance(data, list):
         return data
     tag, *rest = data
@@ -109,7 +109,7 @@ def _noted(made: Any) -> Any:
 
 
 def encode_function(value: Any, own: dict[str, Any], given: dict[str, Any], encode_one: Callable[[Any], Any]) -> Any:
-    """A test's own function or a library's, for the answer's side; `own` are the tests' global names, `given` its."""
+    """Encode a function of a test or a library. `own` has the tests' global names, `given` those of the answer."""
     module, name = getattr(value, "__module__", None), getattr(value, "__qualname__", "")
     if isinstance(value, types.FunctionType) and value.__globals__ is own:
         known = given | own

@@ -1,5 +1,5 @@
-"""Stands in for `sgl_kernel` on a CPU without AMX: every name can be imported, calling one raises. SGLang imports many
-kernels by name at start-up and picks plain torch code on such a machine."""
+"""Stub of `sgl_kernel` for a CPU without AMX: every name can be imported, and every call raises. SGLang imports many
+kernels by name at start-up, but runs plain torch code on such a machine."""
 
 import sys
 import types
@@ -19,7 +19,7 @@ class Missing(types.ModuleType):
         raise NotImplementedError(f"{self.__name__} has no CPU build; run SGLang on a GPU to use it")
 
     def __getattr__(self, name: str) -> "Missing":
-        if name.startswith("__"):  # let Python's own protocols see that they are absent
+        if name.startswith("__"):  # Python's protocols must find special names absent
             raise AttributeError(name)
         return Missing(f"{self.__name__}.{name}")
 
@@ -28,7 +28,7 @@ __getattr__ = Missing(__name__).__getattr__
 
 
 def weak_ref_tensor(tensor: Any) -> Any:
-    """Used for graph capture, where a plain reference does as well."""
+    """Return the tensor itself: for graph capture, a plain reference is enough."""
     return tensor
 
 
