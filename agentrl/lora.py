@@ -1,8 +1,8 @@
-"""Low-rank adapters of linear layers (LoRA, arXiv:2106.09685): y = W x + (alpha / rank) B A x, with W as it is.
+"""Low-rank adapters of linear layers (LoRA, arXiv:2106.09685): y = W x + (alpha / rank) B A x, with W unchanged.
 
-1. An adapter's folder is PEFT's: `adapter_config.json` and `adapter_model.safetensors`.
-2. `attach` is where an adapter of a plain linear layer is computed, in the trainer and in the built-in engine alike.
-3. B is 0 before the first step, so that the model is at first as it was."""
+1. An adapter's folder has PEFT's form: `adapter_config.json` and `adapter_model.safetensors`.
+2. `attach` computes the adapter of a plain linear layer, both in the trainer and in the built-in engine.
+3. B is 0 before the first step, so that a new adapter does not change the model."""
 
 import json
 import zlib
@@ -26,24 +26,24 @@ _UNKNOWN = ("use_dora", "use_rslora", "modules_to_save", "rank_pattern", "alpha_
 
 @dataclass(frozen=True, slots=True)
 class LoraShape:
-    """Size and places of adapters; names are the settings'."""
+    """Rank, alpha and target layers of adapters."""
 
     rank: int
     alpha: float
-    targets: tuple[str, ...]  # ends of layers' names, or `all-linear`: all but the layer to the vocabulary
+    targets: tuple[str, ...]  # suffixes of layers' names, or `all-linear`: all but the LM head
 
     @property
     def scale(self) -> float:
         return self.alpha / self.rank
 
     def layers(self, model: Any) -> dict[str, torch.nn.Linear]:
-        """The layers of a transformers model that get an adapter, by name; raises as `chosen`."""
+        """Return the layers of a transformers model that get an adapter, by name. Raises the errors of `chosen`."""
         head = model.get_output_embeddings()
         found = {n: m for n, m in model.named_modules() if isinstance(m, torch.nn.Linear) and m is not head}
         return {name: found[name] for name in self.chosen(found)}
 
     def chosen(self, layers: Collection[str]) -> list[str]:
-        """Those of a model's linear layers that get an adapter. Raises CheckpointError: a target that no layer has."""
+        """Return the linear layers that get an adapter. Raises CheckpointError: a target matches no layer."""
         if self.targets == (_ALL,):
             return list(layers)
         for target in self.targets:
@@ -58,8 +58,8 @@ def _ends(name: str, target: str) -> bool:
 
 
 def start(layer: str, rank: int, inputs: int, seed: int) -> Tensor:
-    """A layer's A [rank, inputs] before the first step, float32, as torch starts a linear layer's weight. It depends on
-    the layer's name and the seed alone: all backends and layouts start alike."""
+    """Return a layer's A [rank, inputs] before the first step, float32, initialized like the weight of torch's linear
+    layer. A depends only on the layer's name and the seed, so it is the same in all backends and layouts."""
     generator = torch.Generator().manual_seed(zlib.crc32(f"{seed} {layer}".encode()))
     return torch.empty(rank, inputs).uniform_(-(inputs**-0.5), inputs**-0.5, generator=generator)
 
@@ -68,7 +68,7 @@ Map = Callable[[Tensor], Tensor]
 
 
 def attach(layer: torch.nn.Linear, a: Map, b: Map, scale: float, on: Callable[[], bool]) -> Any:
-    """Add `scale * b(a(x))` to the layer's output while `on`; returns a handle that can `remove` it."""
+    """Add `scale * b(a(x))` to the layer's output while `on()` is true; returns a handle that can `remove` it."""
 
     def add(_: Any, inputs: tuple[Tensor, ...], out: Tensor) -> Tensor:
         return out + scale * b(a(inputs[0])) if on() else out
@@ -78,7 +78,7 @@ def attach(layer: torch.nn.Linear, a: Map, b: Map, scale: float, on: Callable[[]
 
 @contextmanager
 def off(model: Any) -> Iterator[None]:
-    """A model that is trained computes without its adapters, which look at its `adapters_on`."""
+    """Turn off the adapters of a trained model in this context: they read the model's `adapters_on`."""
     model.adapters_on = False
     try:
         yield
@@ -87,7 +87,7 @@ def off(model: Any) -> Iterator[None]:
 
 
 def merged(name: str, weight: Tensor, adapter: Mapping[str, Tensor], scale: float) -> Tensor:
-    """A layer's weight with its adapter added in float32, in the weight's dtype; any other weight as it is."""
+    """Return a layer's weight with its adapter added in float32, in the weight's dtype; other weights unchanged."""
     layer = name.removesuffix(".weight")
     if f"{layer}.lora_A.weight" not in adapter:
         return weight
@@ -96,7 +96,7 @@ def merged(name: str, weight: Tensor, adapter: Mapping[str, Tensor], scale: floa
 
 
 def write_adapter(folder: Path, tensors: Mapping[str, Tensor], shape: LoraShape, base: Path) -> None:
-    """Write an adapter for the model in the folder `base` into an empty folder in PEFT's form. `tensors`:
+    """Write an adapter for the model in the folder `base` to an empty folder, in PEFT's form. `tensors`:
     `<layer>.lora_A.weight` [rank, in] and `<layer>.lora_B.weight` [out, rank]."""
     save_file({_PREFIX + name: tensor.cpu().contiguous() for name, tensor in tensors.items()}, folder / _WEIGHTS)
     config: dict[str, Any] = {"peft_type": "LORA", "task_type": "CAUSAL_LM", "base_model_name_or_path": str(base)}
@@ -106,7 +106,7 @@ def write_adapter(folder: Path, tensors: Mapping[str, Tensor], shape: LoraShape,
 
 
 def read_adapter(path: Path) -> tuple[LoraShape, dict[str, Tensor]]:
-    """Read an adapter that `write_adapter`, or PEFT, wrote. Raises CheckpointError: it is damaged, or not plain LoRA."""
+    """Read an adapter of `write_adapter` or PEFT. Raises CheckpointError: it is damaged or is not plain LoRA."""
     if not (path / ADAPTER).is_file():
         raise CheckpointError(f"{path}: expected a folder of PEFT's with {ADAPTER}, found none")
     config = {"r": None, "lora_alpha": None, "target_modules": (), **read_json(path / ADAPTER)}
@@ -126,7 +126,7 @@ def read_adapter(path: Path) -> tuple[LoraShape, dict[str, Tensor]]:
 
 
 def pairs(tensors: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor, Tensor]]:
-    """(layer, A, B) of an adapter's tensors."""
+    """Yield (layer, A, B) of an adapter's tensors."""
     for name, a in tensors.items():
         if name.endswith(".lora_A.weight"):
             layer = name.removesuffix(".lora_A.weight")

@@ -1,8 +1,8 @@
-"""Batch-invariant arithmetic: bits depend on a row's own numbers alone, so trainer and engine agree to the last bit.
+"""Batch-invariant arithmetic: bits depend only on a row's own numbers, so trainer and engine agree to the last bit.
 
-1. Numbers are rounded to a grid so coarse that float64 holds every sum of their products exactly: the first slice of
-   Ozaki's error-free matrix product (Numerical Algorithms 59, 2012). A number keeps 20 bits below its row's largest.
-2. `exp` and `log` consist of additions and multiplications. Only the forward pass needs this."""
+1. Numbers are rounded to a grid so coarse that float64 holds each sum of their products exactly. It is the first slice
+   of Ozaki's error-free matrix product (Numerical Algorithms 59, 2012). Numbers keep 20 bits below the row's largest.
+2. `exp` and `log` use only basic arithmetic. The backward pass does not need batch invariance."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -13,17 +13,17 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-MOST_KEYS = 1 << 14  # tokens that a query may see: attention's grid must not depend on how many there happen to be
-_SUM_BITS = 50  # bits of a sum that float64 holds, with some to spare
+MOST_KEYS = 1 << 14  # maximum keys of a query; it is fixed, so attention's grid does not depend on the number of keys
+_SUM_BITS = 50  # bits of a sum: fewer than the 53 of float64
 
 
 def batch_invariant(on: bool) -> AbstractContextManager[Any]:
-    """A context in which forward passes on this thread are computed by this module, if `on`."""
+    """Return a context in which this module computes the forward passes of this thread, if `on`."""
     return _BatchInvariant() if on else nullcontext()  # type: ignore[no-untyped-call]
 
 
 def product(a: Tensor, b: Tensor) -> Tensor:
-    """float64 [..., M, N] of [..., M, K] and [..., K, N]; an entry depends on its row and its column alone."""
+    """Return a @ b, float64 [..., M, N] of [..., M, K] and [..., K, N]. Only its row and column affect an entry."""
     a, b = a.double(), b.double()
     if (width := a.shape[-1]) == 1:
         return a * b
@@ -32,7 +32,7 @@ def product(a: Tensor, b: Tensor) -> Tensor:
 
 
 def total(x: Tensor, dim: Sequence[int] = (-1,), keepdim: bool = False) -> Tensor:
-    """float64: the sum over `dim`."""
+    """Return the sum over `dim` in float64."""
     last = list(range(-len(dim), 0))
     rows = x.double().movedim(list(dim), last)
     out = _rounded(rows.flatten(-len(dim)), _SUM_BITS - _log2(math.prod(rows.shape[-len(dim) :]))).sum(-1)
@@ -40,7 +40,7 @@ def total(x: Tensor, dim: Sequence[int] = (-1,), keepdim: bool = False) -> Tenso
 
 
 def exp(x: Tensor) -> Tensor:
-    """Of float64; 0 below -700."""
+    """Return e^x for float64 `x`; 0 below -700."""
     bounded = x.clamp(-700.0, 700.0)
     power = (bounded * (1 / math.log(2))).round()
     rest, out = bounded - power * math.log(2), torch.ones_like(x)
@@ -50,7 +50,7 @@ def exp(x: Tensor) -> Tensor:
 
 
 def log(x: Tensor) -> Tensor:
-    """Of positive float64."""
+    """Return the natural logarithm of positive float64 `x`."""
     mantissa, exponent = torch.frexp(x)
     ratio, out = (mantissa - 0.75) / (mantissa + 0.75), torch.zeros_like(x)
     for order in range(25, 0, -2):
@@ -61,12 +61,12 @@ def log(x: Tensor) -> Tensor:
 def attention(
     q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None, causal: bool = False, scale: float | None = None
 ) -> tuple[Tensor, Tensor]:
-    """Attention [..., heads, queries, dim] as torch's, and log-sum-exps [..., heads, queries] in float32."""
+    """Return attention [..., heads, queries, dim] as torch does, and log-sum-exps [..., heads, queries] in float32."""
     if k.shape[-2] > MOST_KEYS:
         raise ValueError(f"batch-invariant attention reads at most {MOST_KEYS} tokens, got {k.shape[-2]}")
     groups = q.shape[-3] // k.shape[-3]
     k, v = k.repeat_interleave(groups, -3), v.repeat_interleave(groups, -3).double()
-    factor = torch.tensor(scale or q.shape[-1] ** -0.5, dtype=torch.float32, device=q.device)  # last bits differ
+    factor = torch.tensor(scale or q.shape[-1] ** -0.5, dtype=torch.float32, device=q.device)  # equal last bits
     scores = product(q, k.mT) * factor
     if causal:
         mask = torch.ones(scores.shape[-2:], dtype=torch.bool, device=q.device).tril()
@@ -74,7 +74,7 @@ def attention(
         scores = scores + mask if mask.is_floating_point() else scores.masked_fill(~mask, -torch.inf)
     top = scores.amax(-1, keepdim=True)
     shares = exp(scores - top)
-    # A value's size goes into its share, so that the grid of the values is the same for all keys.
+    # Shares are multiplied by the sizes of values, so that the grid of the values is the same for all keys.
     size = v.abs().amax(-1, keepdim=True).clamp(min=1e-30)
     bits = (_SUM_BITS - _log2(MOST_KEYS)) // 2
     whole = _rounded(shares, 2 * bits, 1.0).sum(-1, keepdim=True)
@@ -89,7 +89,7 @@ class _BatchInvariant(TorchDispatchMode):
 
 
 def _rounded(x: Tensor, bits: int, top: Tensor | float | None = None) -> Tensor:
-    """`x` float64 [..., n] on a grid of about 2**-bits of `top`, by default the largest magnitude of each row."""
+    """Round `x` float64 [..., n] to a grid of about 2**-bits of `top`, by default the largest magnitude of each row."""
     shift = (x.abs().amax(-1, keepdim=True) if top is None else top) * 2.0 ** (53 - bits)
     return x.add(shift).sub_(shift)
 
@@ -115,7 +115,7 @@ def _mean(x: Tensor, dim: Sequence[int], keepdim: bool = False, *, dtype: Any = 
 
 
 def _log_softmax(x: Tensor, dim: int, _dtype: Any = None) -> Tensor:
-    """Rounded where `token_log_probs` of the trainer rounds."""
+    """Compute log-softmax with the same rounding as the trainer's `token_log_probs`."""
     top = x.amax(dim, keepdim=True)
     return x - (top + _each(log)(_sum(_each(exp)(x - top), [dim], True)))
 
@@ -130,7 +130,7 @@ _INSTEAD: Mapping[Any, Callable[..., Any]] = {
     _aten.exp.default: _each(exp),
     _aten.log.default: _each(log),
     _aten.silu.default: _each(lambda x: x / (1.0 + exp(-x))),
-    # Of few angles, and rounded far above the difference.
+    # Float64 results may differ in the last bits, far below the rounding to the input's dtype.
     _aten.cos.default: _each(torch.cos),
     _aten.sin.default: _each(torch.sin),
     **dict.fromkeys((_aten.log_softmax.int, _aten._log_softmax.default), _log_softmax),

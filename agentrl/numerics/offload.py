@@ -1,6 +1,6 @@
-"""Offloaded tensors: their memory is given back and restored with the same bytes. Tensors and their views stay the same
+"""Offloaded tensors: their memory is freed, and restored with the same bytes. Tensors and their views stay the same
 objects; nothing may use them meanwhile. CPU bytes go to an unnamed file in `TMPDIR`, which the kernel removes when the
-process ends; GPU bytes go to pinned host memory."""
+process ends. GPU bytes go to pinned host memory."""
 
 import ctypes
 import mmap
@@ -13,8 +13,8 @@ from torch import Tensor
 
 
 class OffloadedTensors:
-    """Takes the memory of tensors away until `restore`. The bytes of `kept` come back as they were; `emptied` come back
-    as zeros, where `kept` does not share their memory. Raises OSError: the file could not be written; all is there."""
+    """Tensors whose memory is freed until `restore`. The bytes of `kept` are restored; `emptied` become zeros, except
+    memory that `kept` shares. Raises OSError: the file could not be written. Then no tensor was changed."""
 
     def __init__(self, kept: Iterable[Tensor], emptied: Iterable[Tensor] = ()) -> None:
         self._kept = _storages(kept)
@@ -33,7 +33,7 @@ class OffloadedTensors:
         give_back()
 
     def restore(self) -> None:
-        """Bring everything back, in place. Raises OSError: the file could not be read."""
+        """Restore all tensors in place. Raises OSError: the file could not be read."""
         self._file.seek(0)
         for at, storage in (self._kept | self._emptied).items():
             if storage.device.type != "cpu":
@@ -50,7 +50,7 @@ class OffloadedTensors:
 
 
 def give_back() -> None:
-    """Hand freed memory to the system: allocators keep it for the next request."""
+    """Return freed memory to the system, because allocators keep it for the next request."""
     if torch.cuda.is_available():
         torch.cuda.empty_cache()
     if (trim := getattr(_C, "malloc_trim", None)) is not None:  # glibc's
@@ -68,7 +68,7 @@ def _storages(tensors: Iterable[Tensor]) -> dict[int, Any]:
 
 
 def _drop(storage: Any) -> None:
-    """Free the memory: all of a GPU's, and of a CPU's the pages that hold nothing else."""
+    """Free the memory of a storage: on a GPU all of it, on a CPU the pages that contain nothing else."""
     if storage.device.type != "cpu":
         storage.resize_(0)
         return

@@ -1,4 +1,4 @@
-"""Handles of memory that another process of the device maps, in the format of SGLang's `update_weights_from_tensor`."""
+"""Handles of memory for another process on the device, in the format of SGLang's `update_weights_from_tensor`."""
 
 import base64
 import io
@@ -18,7 +18,7 @@ _DEVICE = 6  # the place of the device among the arguments that rebuild a CUDA t
 
 
 class _Rebuilt:
-    """A tensor that is pickled as this function and its arguments."""
+    """A tensor that is pickled as a function that rebuilds it and the function's arguments."""
 
     def __init__(self, function: Any, arguments: tuple[Any, ...]) -> None:
         self._reduced = function, arguments
@@ -28,9 +28,9 @@ class _Rebuilt:
 
 
 def flattened_bucket(flat: Tensor, specs: Sequence[tuple[str, str, list[int]]]) -> str:
-    """Return the handle of a bucket: `flat` [bytes], in which the tensors of `specs` lie without gaps. On a GPU it is CUDA's
-    handle, with the device by its UUID, because processes number devices differently; on a CPU it is a file in shared
-    memory. The memory must stay until the other process has read it."""
+    """Return the handle of a bucket: `flat` [bytes], in which the tensors of `specs` lie without gaps. On a GPU the
+    handle is CUDA's, with the device's UUID, because processes number devices differently. On a CPU it is a file in
+    shared memory. The memory must stay until the other process has read it."""
     function, arguments = reductions.reduce_tensor(flat)
     if flat.is_cuda:
         uuid = str(torch.cuda.get_device_properties(flat.device).uuid)
@@ -41,7 +41,7 @@ def flattened_bucket(flat: Tensor, specs: Sequence[tuple[str, str, list[int]]]) 
         bounds = {"start_idx": start, "end_idx": end, "numel": end - start}
         tensors.append(SimpleNamespace(name=name, shape=view.shape, dtype=view.dtype, **bounds))
     before, out = mp.get_sharing_strategy(), io.BytesIO()
-    mp.set_sharing_strategy("file_system")  # a file has a name, which processes of other parents can open
+    mp.set_sharing_strategy("file_system")  # processes of other parents can open a file by name
     try:
         ForkingPickler(out).dump({"flattened_tensor": _Rebuilt(function, arguments), "metadata": tensors})
     finally:

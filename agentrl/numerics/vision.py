@@ -1,6 +1,6 @@
-"""Pixels of images for models that see them, made by the model's own image processor.
+"""Pixels of images for models that see images, computed by the model's own image processor.
 
-The processor is always transformers' form of it for Pillow and numpy, also if torchvision is installed: trainer and
+The processor is always transformers' version for Pillow and numpy, even if torchvision is installed. So trainer and
 built-in engine compute the same pixels on every machine."""
 
 import io
@@ -28,7 +28,7 @@ class Vision:
 
     @classmethod
     def load(cls, folder: Path) -> Self | None:
-        """Read the processor's settings; None if it sees no images. Raises CheckpointError: they are not readable."""
+        """Read the settings; None if the model sees no images. Raises CheckpointError: they cannot be read."""
         if (tokens := ImageTokens.of(folder)) is None:
             return None
         from transformers import AutoImageProcessor
@@ -45,8 +45,8 @@ class Vision:
         return cls(tokens, processor)
 
     def pixels(self, images: Sequence[Image]) -> dict[str, Tensor]:
-        """Return what the model's `get_image_features` takes, on the CPU: `pixel_values` float32 [patches of all images,
-        numbers], `image_grid_thw` int64 [images, 3]. Raises MediaError: the processor refuses an image."""
+        """Return arguments of the model's `get_image_features`, on the CPU: `pixel_values` float32 [patches of all
+        images, numbers], `image_grid_thw` int64 [images, 3]. Raises MediaError: the processor refuses an image."""
         import PIL.Image
 
         try:

@@ -24,17 +24,17 @@ from agentrl.errors import TrainError
 
 SHARED = "shared_memory"
 MEETING_TIMEOUT = timedelta(seconds=60)
-"""Time in which all members must join: an engine that died meanwhile never does, and a new group has to be made."""
-TRANSFER_TIMEOUT = timedelta(seconds=300)  # least time that one broadcast in the group may take
+"""Time in which all members must join. An engine that died meanwhile never joins, and a new group is needed."""
+TRANSFER_TIMEOUT = timedelta(seconds=300)  # minimum timeout of one broadcast in the group
 _FOLDER, _PAGE = Path("/dev/shm"), mmap.PAGESIZE
 
 
 def join_group(*, backend: str, address: str, world_size: int, rank: int, name: str, timeout: timedelta) -> Any:
-    """Join the group `name` over `tcp://host:port`, whose store rank 0 hosts; returns when all ranks are there.
+    """Join the group `name` by the store at `tcp://host:port`, which rank 0 hosts; returns when all ranks have joined.
 
     Trainer and engines call it with the same address, world size and name. torch has no public call for a second group
     with its own store: this follows `init_process_group` (as SGLang, vLLM and OpenRLHF do), torch 2.9 to 2.13. Raises
-    RuntimeError (torch's DistNetworkError or DistStoreError, mostly): they did not meet within `timeout`."""
+    RuntimeError (mostly torch's DistNetworkError or DistStoreError): not all ranks joined within `timeout`."""
     store, rank, world_size = next(rendezvous(address, rank, world_size, timeout=timeout))
     store.set_timeout(timeout)
     make: Any = c10d._new_process_group_helper  # its argument types differ between torch versions
@@ -55,7 +55,7 @@ def views(flat: Tensor, specs: Iterable[tuple[str, str, list[int]]]) -> Iterator
 
 
 class _SharedBuffers:
-    """Two flat buffers that processes of this machine map, used in turns: while members read one, rank 0 fills the other."""
+    """Two flat buffers that this machine's processes map, in turns: while members read one, rank 0 fills the other."""
 
     def __init__(self, name: str, size: int | None = None) -> None:
         """Make the memory for buckets of `size` bytes, or map what rank 0 has made."""
@@ -72,16 +72,16 @@ class _SharedBuffers:
             os.close(file)
 
     def unlink(self) -> None:
-        """Remove the name: the memory lasts as long as a process maps it."""
+        """Remove the file's name; the memory lasts as long as a process maps it."""
         self._path.unlink(missing_ok=True)
 
     def next(self, size: int) -> Tensor:
-        """Return the first `size` bytes of the buffer whose turn it is."""
+        """Return the first `size` bytes of the next buffer."""
         return next(self._halves)[:size]
 
 
 class _Member:
-    """One side of a group. All buckets share one flat buffer: fresh memory is slower than the copy."""
+    """One member of a group. All buckets share one flat buffer: allocating new memory is slower than the copy."""
 
     group: Any
     _shared: _SharedBuffers | None = None
@@ -93,7 +93,7 @@ class _Member:
         return self._flat[:size]
 
     def end(self) -> None:
-        """Give memory back: no bucket comes for a while."""
+        """Free the buffer after the last bucket of a weight update."""
         self._flat = None
 
     def close(self) -> None:
@@ -102,8 +102,8 @@ class _Member:
 
 
 class WeightReceiver(_Member):
-    """The side of one engine rank in a group; made when all members have joined. Raises RuntimeError, OSError: they did
-    not meet, or rank 0 is on another machine and the backend is `shared_memory`."""
+    """The member of one engine rank in a group; made when all members have joined. Raises RuntimeError, OSError: not
+    all joined, or rank 0 is on another machine and the backend is `shared_memory`."""
 
     def __init__(
         self, *, backend: str, address: str, world_size: int, rank: int, name: str, timeout: timedelta
@@ -117,7 +117,7 @@ class WeightReceiver(_Member):
                 dist.barrier(self.group)
 
     def receive(self, size: int, device: torch.device) -> Tensor:
-        """Return the next bucket, of `size` bytes; it lasts until the next one. Raises RuntimeError: rank 0 was lost."""
+        """Return the next bucket, of `size` bytes, valid until the next call. Raises RuntimeError: rank 0 was lost."""
         if self._shared:
             dist.barrier(self.group)  # rank 0 has filled this bucket, and the members are done with the one before
             return self._shared.next(size)
@@ -127,8 +127,8 @@ class WeightReceiver(_Member):
 
 
 class WeightSender(_Member):
-    """The sender's side of a group, whose rank 0 it is; made when all `world_size` members have joined. `size`: bytes of
-    the largest bucket. Raises TrainError: they did not meet within `MEETING_TIMEOUT`, or there is no room."""
+    """The sender, rank 0 of a group; made when all `world_size` members have joined. `size`: bytes of the largest
+    bucket. Raises TrainError: not all joined within `MEETING_TIMEOUT`, or shared memory is full."""
 
     def __init__(self, backend: str, address: str, world_size: int, name: str, size: int) -> None:
         self.name = name
@@ -154,13 +154,13 @@ class WeightSender(_Member):
         return self._shared.next(size) if self._shared else self._own_buffer(size, device)
 
     def close(self) -> None:
-        if dist.get_backend(self.group) == "nccl":  # which would wait for a lost member
+        if dist.get_backend(self.group) == "nccl":  # destroying the group would wait for a lost member
             c10d._abort_process_group(self.group)
         else:
             super().close()
 
     def send(self, flat: Tensor) -> None:
-        """Send a bucket, which lies in what `buffer` returned. Raises TrainError: a member was lost."""
+        """Send a bucket that was written into the result of `buffer`. Raises TrainError: a member was lost."""
         try:
             if self._shared:
                 dist.barrier(self.group)

@@ -1,1 +1,1 @@
-"""Training: batches, packing, schedules, and the backends behind one protocol. Importing it loads no torch."""
+"""Training: batches, packing, schedules, and the backends behind one protocol. Importing the package loads no torch."""

@@ -1,4 +1,4 @@
-"""The train backends by name, the one place where `train_backend` is read."""
+"""The train backends by name. No other module imports their classes."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ if TYPE_CHECKING:
 
 
 def backend_class(name: str) -> type[TrainBackend]:
-    """Return the backend of this name, after its framework is loaded. Raises SettingsError: there is none."""
+    """Load a backend's framework and return the backend's class. Raises SettingsError: no backend has this name."""
     if name == "megatron":
-        # Megatron says at import what it does without, and later what its checkpoints and torch's say of each other.
+        # Hides megatron's warnings about missing packages, and later ones of megatron's and torch's checkpoint code.
         warnings.filterwarnings("ignore", category=UserWarning, module=r"megatron\.")
         warnings.filterwarnings("ignore", category=FutureWarning, module=r"megatron\.|torch\.distributed\.checkpoint\.")
         from agentrl.train.megatron.device import uncompiled

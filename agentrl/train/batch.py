@@ -1,7 +1,7 @@
-"""`TrainBatch`: the data that training gets from rollouts, as flat numpy arrays. The tokens of all samples lie one after
-the other; offsets say where each sample begins. The batch is immutable, so Ray's object store shares it without copies.
-Routing (one array per sample) and images can be most of its bytes. They are separate, so that a rank fetches only those
-of its own samples. For data that a trainer cannot use, `from_samples` raises an error with the sample's index."""
+"""`TrainBatch`: the data that training gets from rollouts, as flat numpy arrays. The tokens of all samples are
+concatenated; offsets say where each sample begins. The batch is immutable, so Ray's object store shares it without
+copies. Routing (one array per sample) and images can be most of the batch's bytes. A rank fetches them only for its own
+samples. For data that a trainer cannot use, `from_samples` raises an error with the sample's index."""
 
 from __future__ import annotations  # `_KINDS` reads annotations as text
 
@@ -26,7 +26,7 @@ PerToken = NDArray[K]
 PerResponseToken = NDArray[K]
 PerSample = NDArray[K]
 Ints = NDArray[np.int64]
-Routing = NDArray[np.int16] | Callable[[], NDArray[np.int16]]  # of one sample, or a function that fetches it
+Routing = NDArray[np.int16] | Callable[[], NDArray[np.int16]]  # one sample's array, or a function that fetches it
 Pixels = Mapping[str, NDArray[Any]]  # arrays of an image for `get_image_features`: `pixel_values`, `image_grid_thw`
 
 
@@ -35,19 +35,19 @@ class Picture(NamedTuple):
 
     hash: str  # equal for equal images
     held: Image | Pixels | Callable[[], Image | Pixels]
-    """The file, the pixels that the sample brought (`multimodal_train_inputs`), or a function that fetches it."""
+    """The file, pixels from the sample's `multimodal_train_inputs`, or a function that fetches one of the two."""
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False, kw_only=True)
 class TrainBatch:
-    """S samples with T tokens and R response tokens in all: `PerToken` arrays are [T], `PerResponseToken` [R], `PerSample`
-    [S]. A missing index is -1."""
+    """S samples with T tokens and R response tokens in all: `PerToken` arrays are [T], `PerResponseToken` [R],
+    `PerSample` [S]. A missing index is -1."""
 
     tokens: PerToken[np.int32]  # each sample's prompt and response
     offsets: NDArray[np.int64]
-    """[S + 1]; sample i is `tokens[offsets[i]:offsets[i + 1]]`. `response_offsets` are the same of response arrays."""
+    """[S + 1]; sample i is `tokens[offsets[i]:offsets[i + 1]]`. `response_offsets` are those of response arrays."""
     loss_mask: PerResponseToken[np.uint8]  # 1 where the token trains
-    rollout_log_probs: PerResponseToken[np.float32] | None = None  # natural logs of the engine, 0 where masked; or None
+    rollout_log_probs: PerResponseToken[np.float32] | None = None  # the engine's natural logs, 0 where masked; or None
     turns: PerResponseToken[np.int32]  # the turn that each token belongs to, from 1; 0 where unknown
     staleness: PerResponseToken[np.int32]
     """Number of rollouts by which the weights that sampled the token are older than the weights that this
@@ -68,25 +68,25 @@ class TrainBatch:
     sample_indices: PerSample[np.int64]  # `Sample.index`
     teacher_log_probs: PerResponseToken[np.float32] | None = None  # natural logs; None if a trained sample lacks them
     old_log_probs: PerResponseToken[np.float32] | None = None
-    """This and the next five are as in `TokenView`. The trainer adds the arrays that its algorithm reads."""
+    """This and the next four fields are as in `TokenView`. The trainer adds the fields that its algorithm reads."""
     ref_log_probs: PerResponseToken[np.float32] | None = None
     values: PerResponseToken[np.float32] | None = None
     advantages: PerResponseToken[np.float32] | None = None
     chosen: PerResponseToken[np.float32] | None = None
     returns: PerResponseToken[np.float32] | None = None  # the targets of a critic
-    counted: PerResponseToken[np.uint8] | None = None  # the mask of token weights, if not `loss_mask`
+    counted: PerResponseToken[np.uint8] | None = None  # the mask for token weights, if not `loss_mask`
     support_ids: NDArray[np.int32] | None = None
-    """[K], the kept sets of truncated sampling, one after the other; None if sampling was not truncated."""
+    """[K], the sampling supports of all response tokens, concatenated; None if sampling was not truncated."""
     support_offsets: NDArray[np.int64] | None = None
     """[R + 1]; token i was sampled from `support_ids[support_offsets[i]:support_offsets[i + 1]]`, or from all
-    tokens if this set is empty. The sets of trained tokens are not empty."""
+    tokens if this support is empty. The supports of trained tokens are not empty."""
     routed_experts: tuple[Routing, ...] | None = None
-    """For each sample int16 [tokens, layers x experts a token], the experts that the engine chose for each token, or -1
-    if unknown (never for a token that a trained token follows). None if nothing is replayed."""
+    """For each sample int16 [tokens, layers x experts per token]: the experts that the engine chose for each token, or
+    -1 if unknown. They are known for all tokens before the last trained one. None if nothing is replayed."""
     pictures: tuple[Picture, ...] = ()  # the images of all samples, each once
     image_spans: NDArray[np.int32] = field(default_factory=lambda: np.zeros((0, 3), np.int32))
-    """[K, 3], for each place of an image its number in `pictures`, and the bounds of its placeholder ids in the
-    sample's tokens. The rows of all samples lie one after the other."""
+    """[K, 3], for each occurrence of an image its index in `pictures`, and the bounds of its placeholder ids in the
+    sample's tokens. Rows are in the order of samples."""
     image_offsets: NDArray[np.int64] | None = None  # [S + 1], bounds of each sample's `image_spans`
     metadata: PerSample[np.bytes_] | None = None  # the samples' `train_metadata` as JSON; None if no sample has any
 
@@ -108,7 +108,7 @@ class TrainBatch:
         rewards: Sequence[float] | None = None,
         image_tokens: ImageTokens | None = None,
     ) -> Self:
-        """Check the samples and lay them out, in the order given.
+        """Check the samples and build a batch, in the given order.
 
         `train_metadata` may have weights for the loss: "weight" of the sample, and "turn_weights" (entry k - 1 is turn
         k's). A token's weight is their product; 0 masks it. A sample with `remove_sample` keeps its tokens and reward
@@ -117,13 +117,13 @@ class TrainBatch:
         that it must have. TrainError: there are no samples.
 
         Args:
-            groups: groups of samples; those of one group are compared with each other.
+            groups: groups of samples; the samples of one group are compared with each other.
             reward_key: the entry of dict rewards to train on.
             reward_parts: entries of the dict rewards that become `reward_parts`.
-            supervised: the batch is for sft_loss, so rewards (then 0), log-probs and kept sets may be missing.
-            trained: rollouts that the weights have been trained on before this batch; None leaves the staleness
-                unknown.
-            truncated: every trained token must have its kept set. The same holds if any sample has kept sets.
+            supervised: the batch is for sft_loss, so rewards (then 0), log-probs and supports may be missing.
+            trained: number of rollouts on which the weights were trained before this batch; with None the
+                staleness is unknown.
+            truncated: every trained token must have a sampling support. This also holds if any sample has supports.
             routed: routing is replayed, so each sample must have its routing up to its last trained token.
             rewards: [S], to train on in place of the samples' own rewards.
             image_tokens: the trained model's image tokens, which mark the images of `multimodal_train_inputs`."""
@@ -183,74 +183,74 @@ class TrainBatch:
         return len(self.rewards)
 
     def arrays(self) -> dict[str, NDArray[Any]]:
-        """All arrays by field name; absent optional ones are left out."""
+        """Return all arrays by field name, without absent ones."""
         found = {f.name: getattr(self, f.name) for f in fields(self)}
         return {name: array for name, array in found.items() if isinstance(array, np.ndarray)}
 
     @property
     def lengths(self) -> NDArray[np.int64]:
-        """Tokens of each sample, [S]."""
+        """Return the number of tokens of each sample, [S]."""
         return np.diff(self.offsets)
 
     @property
     def response_lengths(self) -> NDArray[np.int64]:
-        """Response tokens of each sample, [S]."""
+        """Return the number of response tokens of each sample, [S]."""
         return np.diff(self.response_offsets)
 
     def sample_tokens(self, i: int) -> NDArray[np.int32]:
-        """Tokens of sample i, a view."""
+        """Return the tokens of sample i, a view."""
         return self.tokens[self.offsets[i] : self.offsets[i + 1]]
 
     def sample_routing(self, i: int) -> NDArray[np.int16]:
-        """`routed_experts` of sample i; the batch must have them."""
+        """Return `routed_experts` of sample i; the batch must have routing."""
         assert self.routed_experts is not None
         found = self.routed_experts[i]
         return found if isinstance(found, np.ndarray) else found()
 
     def sample_images(self, i: int) -> NDArray[np.int32]:
-        """Rows of `image_spans` of sample i, a view."""
+        """Return the rows of `image_spans` of sample i, a view."""
         offsets = self.image_offsets
         return self.image_spans[:0] if offsets is None else self.image_spans[offsets[i] : offsets[i + 1]]
 
     @property
     def keys(self) -> PerToken[np.int32]:
-        """`tokens`, with -1 - n in place of the placeholders of image n: equal numbers are equal inputs of the model."""
+        """Return `tokens` with -1 - n at the placeholders of image n. Equal numbers are equal inputs of the model."""
         offsets = self.image_offsets
         return self.tokens if offsets is None else _keys(self.tokens, self.offsets, self.image_spans, offsets)
 
     def with_parts(self, convert: Callable[[Any], Any]) -> Self:
-        """The same batch with each sample's routing and each image as `convert` returns it."""
+        """Return the batch with `convert` applied to each sample's routing and to each image."""
         found, pictures = self.routed_experts, tuple(Picture(p.hash, convert(p.held)) for p in self.pictures)
         routed = None if found is None else tuple(map(convert, found))
         return replace(self, routed_experts=routed, pictures=pictures)
 
     def sample_loss_mask(self, i: int) -> NDArray[np.uint8]:
-        """Loss mask over sample i's response, a view."""
+        """Return the loss mask of sample i's response, a view."""
         return self.loss_mask[self.response_slice(i)]
 
     def sampling_support(self, response_index: NDArray[np.int64]) -> tuple[NDArray[np.int32], NDArray[np.int64]] | None:
-        """The kept sets of the response tokens at `response_index` [N]: ids [K'] and bounds [N + 1]; None if there are none."""
+        """Return the supports of the response tokens at `response_index` [N]: ids [K'] and offsets [N + 1], or None."""
         if self.support_ids is None or self.support_offsets is None:
             return None
         offsets = _offsets(np.diff(self.support_offsets)[response_index])
         return self.support_ids[_ranges(self.support_offsets, response_index)], offsets
 
     def response_slice(self, i: int) -> slice:
-        """The place of sample i's response in flat response arrays [R]."""
+        """Return the slice of sample i's response in flat response arrays [R]."""
         return slice(int(self.response_offsets[i]), int(self.response_offsets[i + 1]))
 
     def response_positions(self, indices: ArrayLike) -> NDArray[np.int64]:
-        """The places of the responses of the samples at `indices` [K] in flat response arrays, one after the other."""
+        """Return the indices, in flat response arrays, of the responses of samples `indices` [K], in that order."""
         return _ranges(self.response_offsets, np.asarray(indices, dtype=np.int64))
 
     @property
     def response_tokens(self) -> NDArray[np.int32]:
-        """The tokens of all responses, [R]."""
+        """Return the tokens of all responses, [R]."""
         shift = self.offsets[1:] - self.response_offsets[1:]
         return self.tokens[np.arange(len(self.loss_mask)) + np.repeat(shift, self.response_lengths)]
 
     def select(self, indices: ArrayLike) -> Self:
-        """A new batch of the samples at `indices` [K], in that order; group and trajectory numbers are kept."""
+        """Return a new batch of the samples at `indices` [K], in that order. Group and trajectory ids are kept."""
         chosen = np.asarray(indices, dtype=np.int64).reshape(-1)
         if chosen.size and (chosen.min() < 0 or chosen.max() >= len(self)):
             raise IndexError(f"sample indices must be in 0..{len(self) - 1}, got {chosen.min()}..{chosen.max()}")
@@ -271,8 +271,8 @@ class TrainBatch:
         return type(self)(**kept)
 
     def split(self, num_steps: int) -> Iterator[NDArray[np.int64]]:
-        """Yield the sample indices of each optimizer step: `num_steps` steps, or one per trajectory if there are fewer. Steps
-        get whole trajectories in order, as evenly as possible. Advantages are known, so a group may lie in two steps."""
+        """Yield the sample indices of each optimizer step: `num_steps` steps, or one per trajectory if there are fewer.
+        Each has whole trajectories in order, as evenly as possible. Advantages are known, so steps may cut groups."""
         trajectory_of_sample = np.unique(self.trajectory_ids, return_inverse=True)[1]
         trajectories = int(trajectory_of_sample.max()) + 1 if len(self) else 0
         for chunk in np.array_split(np.arange(trajectories), max(1, min(num_steps, trajectories))):
@@ -291,7 +291,7 @@ _KINDS = {f.name: str(f.type).partition("[")[0] for f in fields(TrainBatch)}
 
 
 def check_samples(samples: Sequence[Sample], reward_parts: Sequence[str] = ()) -> None:
-    """Raise SampleError if a batch cannot be made of a rollout's samples; `reward_parts` as of `TrainBatch`."""
+    """Raise SampleError if a rollout's samples cannot form a batch; `reward_parts` as in `TrainBatch.from_samples`."""
     for sample in samples:
         _check(sample, supervised=False)
         weights_of(sample)
@@ -318,7 +318,7 @@ def _check(sample: Sample, supervised: bool) -> None:
 def _images(
     samples: Sequence[Sample], image_tokens: ImageTokens | None
 ) -> tuple[tuple[Picture, ...], list[list[tuple[int, int, int]]]]:
-    """All images once, and for each sample the rows of `image_spans`."""
+    """Return each image once, and for each sample its rows of `image_spans`."""
     pictures: dict[str, Picture] = {}
     found = []
     for sample in samples:
@@ -338,7 +338,7 @@ def _images(
 
 
 def _given(sample: Sample, image_tokens: ImageTokens | None, where: str) -> list[tuple[Picture, int, int]]:
-    """Return the images that a sample brings as pixels, each at the next run of placeholders that is as long."""
+    """Return the images that a sample has as pixels, each at the next run of placeholders with its length."""
     if image_tokens is None:
         raise SampleError(f"{where}: the model of --hf-checkpoint sees no images")
     given: Any = sample.multimodal_train_inputs
@@ -367,7 +367,7 @@ def _given(sample: Sample, image_tokens: ImageTokens | None, where: str) -> list
 
 
 def _keys(tokens: NDArray[np.int32], offsets: Ints, spans: NDArray[np.int32], span_offsets: Ints) -> NDArray[np.int32]:
-    """`TrainBatch.keys`."""
+    """Compute `TrainBatch.keys`."""
     if not len(spans):
         return tokens
     keys, first = tokens.copy(), np.repeat(offsets[:-1], np.diff(span_offsets))
@@ -377,7 +377,7 @@ def _keys(tokens: NDArray[np.int32], offsets: Ints, spans: NDArray[np.int32], sp
 
 
 def _kept(samples: Sequence[Sample], masks: Sequence[NDArray[np.uint8]]) -> dict[str, NDArray[Any]]:
-    """`support_ids` and `support_offsets`; each token that trains must lie in its own set."""
+    """Return `support_ids` and `support_offsets`. Raises SampleError: a trained token is not in its own support."""
     sets = []
     for sample, mask in zip(samples, masks, strict=True):
         ids = np.asarray(sample.rollout_top_p_token_ids or (), np.int32)
@@ -437,7 +437,7 @@ def _mask(sample: Sample, weights: NDArray[np.float32]) -> NDArray[np.uint8]:
 
 
 def _staleness(sample: Sample, mask: NDArray[np.uint8], trained: int | None) -> NDArray[np.int32]:
-    """Return the staleness of each response token; -1 where it is not known."""
+    """Return the staleness of each response token; -1 where masked or unknown."""
     ages = np.full(sample.response_length, -1, np.int32)
     for version, start, end in sample.version_spans:
         if trained is not None and (known := version_number(version)) is not None:
@@ -454,7 +454,7 @@ def _reward(sample: Sample, reward_key: str | None, supervised: bool) -> float:
 
 
 def _reward_parts(samples: Sequence[Sample], keys: Sequence[str]) -> NDArray[np.float64]:
-    """The entries `keys` of the samples' dict rewards, [S, K]; the one number of a failed sample is each of them."""
+    """Return the entries `keys` of dict rewards, [S, K]. A failed sample's single number is the value of each entry."""
     for sample in samples:
         whole = isinstance(sample.reward, dict) and sample.reward.keys() >= set(keys)
         if not (whole or sample.reward is None or "failure" in sample.metadata):
@@ -481,7 +481,7 @@ def _offsets(lengths: ArrayLike) -> NDArray[np.int64]:
 
 
 def _ranges(offsets: NDArray[np.int64], chosen: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Flat positions of the chosen samples' entries, in order."""
+    """Return the flat indices of the chosen samples' entries, in order."""
     starts, lengths = offsets[chosen], np.diff(offsets)[chosen]
     first = np.repeat(starts - (_offsets(lengths)[:-1]), lengths)
     return first + np.arange(int(lengths.sum()), dtype=np.int64)

@@ -1,17 +1,17 @@
-"""Values that a run and its train backends hand to each other."""
+"""Values that a run and its train backends exchange."""
 
 from dataclasses import dataclass
 from typing import Literal
 
 ModelRole = Literal["actor", "ref", "teacher"]
 Learners = Literal["all", "actor", "critic"]
-"""The learning models of a process: those of the run, or one of two that have processes of their own."""
+"""The models that a process trains: all of the run, or one of the two if actor and critic have separate processes."""
 Device = Literal["auto", "cuda", "cpu"]
 
 
 @dataclass(frozen=True, slots=True)
 class RankInfo:
-    """The place of a trainer process: its rank, the number of processes, and the address where they meet."""
+    """The place of a trainer process: its rank, the number of processes, and the address of their rendezvous."""
 
     rank: int = 0
     world_size: int = 1

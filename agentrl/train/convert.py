@@ -1,4 +1,4 @@
-"""Models from one form to another, with one file of weights at most in memory: Hugging Face folders and torch_dist."""
+"""Conversion of models between Hugging Face folders and torch_dist, with at most one weight file in memory."""
 
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -12,12 +12,12 @@ from agentrl.train.megatron.folder import opened, parts
 from agentrl.train.torch_dist import write
 
 Form = Literal["hf", "torch_dist"]
-Shown = Callable[[Iterable[Any], int], Iterable[Any]]  # goes through so many things and shows how far it is
+Shown = Callable[[Iterable[Any], int], Iterable[Any]]  # yields the given number of items, with a progress display
 
 
 def convert(source: Path, target: Path, form: Form, beside: Path | None, shown: Shown) -> list[str]:
-    """Write the model at `source` to the new folder `target`, whole or not at all. Returns the names of tensors that
-    `form` has no place for. Raises CheckpointError: `target` is there, or `source` cannot be read."""
+    """Write the model at `source` atomically to the new folder `target`. Returns the names of tensors that `form`
+    cannot store. Raises CheckpointError: `target` exists already, or `source` cannot be read."""
     if target.exists():
         raise CheckpointError(f"{target} is there already; give a new folder")
     folder = opened(source, beside)

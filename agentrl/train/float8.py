@@ -1,5 +1,5 @@
-"""Weights for engines that serve a folder of float8 blocks: the tensors that have scales in the folder are sent in blocks of
-128 x 128, each with a scale of its own."""
+"""Weights for engines that serve a folder with float8 blocks. Tensors that have scales in the folder are sent in
+float8, with one scale per block of 128 x 128."""
 
 from collections.abc import Iterable, Iterator
 
@@ -14,8 +14,8 @@ _BLOCK, _LARGEST = 128, torch.finfo(torch.float8_e4m3fn).max
 
 
 def quantise(weight: Tensor) -> tuple[Tensor, Tensor]:
-    """Return a matrix as float8 (e4m3), and float32 scales, one a block of 128 x 128: its largest absolute value / 448, or
-    1 for a block of zeros. A number is about its float8 times its scale."""
+    """Return a matrix in float8 (e4m3), and one float32 scale per block of 128 x 128. A scale is the largest absolute
+    value / 448, or 1 for a block of zeros. A value is about its float8 value times its block's scale."""
     rows, columns = weight.shape
     whole = torch.nn.functional.pad(weight.float(), (0, -columns % _BLOCK, 0, -rows % _BLOCK))
     blocks = whole.view(-(-rows // _BLOCK), _BLOCK, -(-columns // _BLOCK), _BLOCK)
@@ -26,7 +26,7 @@ def quantise(weight: Tensor) -> tuple[Tensor, Tensor]:
 
 
 class EngineForm:
-    """The form in which engines take the weights of a folder. Raises CheckpointError: its scales are not float32."""
+    """The form in which engines take a folder's weights. Raises CheckpointError: the scales are not float32."""
 
     def __init__(self, folder: HFFolder) -> None:
         self.folder, self.scaled = folder, folder.scaled
@@ -37,7 +37,7 @@ class EngineForm:
             )
 
     def specs(self, specs: Iterable[TensorSpec]) -> list[TensorSpec]:
-        """Return the specs of what `tensors` yields."""
+        """Return the specs of the tensors that `tensors` yields."""
         found = []
         for spec in specs:
             if spec.name in self.scaled:
@@ -47,7 +47,7 @@ class EngineForm:
         return found
 
     def tensors(self, tensors: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
-        """Yield the tensors as the folder has them."""
+        """Yield the tensors in the folder's form: in float8 and with scales, or unchanged."""
         for name, tensor in tensors:
             if name in self.scaled:
                 small, tensor = quantise(tensor)

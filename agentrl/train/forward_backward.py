@@ -1,7 +1,7 @@
-"""ForwardBackward over a batch: from what a model says of each microbatch to log-probs, a step's loss and its statistics.
+"""`ForwardBackward`: log-probs, the loss of a step and its statistics, from a model's outputs for each microbatch.
 
-The loss of a step is `sum(weight * token loss)` over the whole step, with weights fixed beforehand. Gradients are plain sums
-over microbatches, data-parallel and context-parallel ranks, under every layout: a backend divides by nothing."""
+The loss of a step is `sum(weight * token loss)` over the whole step, with weights computed before it. Gradients are
+sums over microbatches, data-parallel ranks and context-parallel ranks. No backend divides them, under any layout."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
@@ -28,36 +28,36 @@ from agentrl.train.packing import PackingPlan
 from agentrl.train.settings import TrainSettings
 
 OnOutput = Callable[[Tensor, MicrobatchTensors], Any]
-"""Takes the model's output at a microbatch's rows: [n, vocabulary of this rank], of a critic [n, 1]."""
+"""Takes a model's output at the rows of a microbatch: [n, vocabulary of this rank], or [n, 1] for a critic."""
 Learned = tuple[Tensor, dict[str, Tensor]]  # a microbatch's loss, to be differentiated, and the sums of its statistics
 
 
 @dataclass(frozen=True, slots=True)
 class ModelContext:
-    """The common context of the models of a process; `network` makes them."""
+    """The context that all models of a process share."""
 
     settings: TrainSettings
-    ranks: Any  # the backend's own `Ranks`
+    ranks: Any  # the backend's subclass of `Ranks`
     device: torch.device
     temperature: float
     hooks: TrainHooks
-    network: Any  # a class of `Network`s
+    network: Any  # the backend's subclass of `Network`
 
     @property
     def lora(self) -> LoraShape | None:
-        """The adapters that learn in place of the weights."""
+        """Return the shape of the adapters that learn instead of the weights; None without LoRA."""
         return lora_of(self.settings)
 
 
 def lora_of(settings: TrainSettings) -> LoraShape | None:
-    """Return the adapters that the settings ask for."""
+    """Return the shape of the adapters that the settings name; None without LoRA."""
     s = settings
     return None if s.lora_rank is None else LoraShape(s.lora_rank, s.lora_alpha, s.target_modules)
 
 
 @dataclass(slots=True, kw_only=True)
 class ForwardBackward(ABC):
-    """Runs one model over batches. `mixture`: for each layer whether it has experts, how many, and how many a token goes to."""
+    """The passes of one model. `mixture`: whether each layer has experts, number of experts, experts per token."""
 
     model: Any
     place: ModelContext
@@ -69,25 +69,25 @@ class ForwardBackward(ABC):
     def run(
         self, batch: TrainBatch, plan: PackingPlan, rows: OutputPositions, on_output: OnOutput, *, learns: bool
     ) -> list[Any]:
-        """Take this rank's microbatches through the model; returns what `on_output` makes of each where the model ends
-        here. If it `learns`, `on_output` gives `Learned`: gradients are summed over all ranks into the model's."""
+        """Run the model over this rank's microbatches; returns the results of `on_output` on ranks with the last layer.
+        If it `learns`, `on_output` returns `Learned`. Gradients are summed over all ranks; statistics are returned."""
 
     @property
     def vocab_group(self) -> dist.ProcessGroup | None:
-        """The ranks that the vocabulary is cut over."""
+        """Return the ranks over which the vocabulary is sharded; None if it is not."""
         return None
 
     def whole(self, logits: Tensor) -> Tensor:
-        """[n, vocabulary] of this rank's part of it."""
+        """Return logits [n, vocabulary] from this rank's shard of the vocabulary."""
         return logits
 
     def from_end(self, found: Any) -> Any:
-        """Return, on all stages of a pipeline, what its last stage found."""
+        """Return the value that the last stage of the pipeline has, on all stages."""
         return found
 
     @torch.no_grad()
     def log_probs(self, batch: TrainBatch, plan: PackingPlan, rows: OutputPositions) -> NDArray[np.float32]:
-        """Log-probs [R] of the response tokens (0 for tokens that `rows` leaves out), the same on every rank."""
+        """Return log-probs [R] of the response tokens, 0 for tokens that `rows` leaves out, on every rank."""
 
         def score(logits: Tensor, mb: MicrobatchTensors) -> tuple[Tensor, Tensor]:
             return mb.response_index, self._score(logits, mb, batch)[0]
@@ -96,7 +96,7 @@ class ForwardBackward(ABC):
 
     @torch.no_grad()
     def values(self, batch: TrainBatch, plan: PackingPlan) -> NDArray[np.float32]:
-        """A critic's values [R] before each trained token, 0 elsewhere, the same on every rank."""
+        """Return a critic's values [R] before each trained token, 0 for other tokens, on every rank."""
         found = self.run(batch, plan, "trained", lambda out, mb: (mb.response_index, out[:, 0]), learns=False)
         return self._everywhere(batch, found)
 
@@ -109,8 +109,8 @@ class ForwardBackward(ABC):
         return whole
 
     def gradients(self, plan: PackingPlan, inputs: StepInputs) -> tuple[dict[str, float], NDArray[np.float32]]:
-        """Add one step's gradients into the model's; returns the loss and its weighted statistics, and the log-probs
-        [R] that it was of, 0 where masked, on every rank."""
+        """Add the gradients of one step to the model's. Returns, on every rank, the loss with its weighted statistics,
+        and the log-probs [R] from the forward pass, 0 for tokens without an output."""
         batch, algorithm = inputs.batch, inputs.algorithm
         seen: list[tuple[Tensor, Tensor]] = []
 
@@ -134,7 +134,7 @@ class ForwardBackward(ABC):
         return totals | {name: tokens / plan.tokens for name, tokens in shares.items()}, self._everywhere(batch, seen)
 
     def value_gradients(self, plan: PackingPlan, inputs: StepInputs) -> dict[str, float]:
-        """As `gradients`, of a critic's loss."""
+        """Add the gradients of a critic's loss to the model's; returns the loss and its weighted statistics."""
         old, returns = inputs.per_token["values"], inputs.per_token["returns"]
 
         def loss(out: Tensor, mb: MicrobatchTensors) -> Learned:
@@ -144,7 +144,7 @@ class ForwardBackward(ABC):
         return self._reduce(self.run(inputs.batch, plan, "trained", loss, learns=True))
 
     def batch_invariant(self) -> AbstractContextManager[None]:
-        """With `true_on_policy_mode`, compute as `agentrl.numerics.batch_invariant` does."""
+        """Return a context that computes with `agentrl.numerics.batch_invariant` if `true_on_policy_mode` is set."""
         return batch_invariant(self.place.settings.true_on_policy_mode)
 
     def _score(self, logits: Tensor, mb: MicrobatchTensors, batch: TrainBatch) -> tuple[Tensor, Tensor]:
@@ -156,7 +156,7 @@ class ForwardBackward(ABC):
             return token_log_probs(logits, mb.targets, vocab=self.vocab, **chosen)
 
     def _hooked(self, inputs: StepInputs, mb: MicrobatchTensors, logits: Tensor) -> Learned:
-        """As `_weighted`, of a hook's loss, which every rank of a sample computes whole."""
+        """Return `Learned` of a hook's loss. Every context-parallel rank computes all of it, so each takes a share."""
         loss, stats = self.place.hooks.loss(inputs, mb, self.whole(logits)[:, : self.vocab].float())
         share = loss / self.place.ranks.cp
         sums = {name: value / self.place.ranks.cp for name, value in stats.items()} | {"loss": share.detach().double()}
@@ -164,7 +164,7 @@ class ForwardBackward(ABC):
 
     def _reduce(self, found: list[Mapping[str, Tensor]]) -> dict[str, float]:
         totals: dict[str, float] = {}
-        if found:  # on the ranks on which the model ends; they have a microbatch each
+        if found:  # true on the ranks with the last layer: each has at least one microbatch
             zero = torch.zeros((), dtype=torch.float64, device=self.place.device)
             names = sorted({name for sums in found for name in sums})
             vector = torch.stack([sum((sums[name] for sums in found if name in sums), zero) for name in names])
@@ -175,10 +175,10 @@ class ForwardBackward(ABC):
 
 
 def _weighted(found: TokenLoss, inputs: StepInputs, response_index: Tensor) -> Learned:
-    """The sum of the losses of the tokens at `response_index`, and the sums of their statistics."""
+    """Return the weighted sum of the losses of the tokens at `response_index`, and the sums of their statistics."""
     weights = inputs.weights[response_index]
     loss, means = (found.loss * weights).sum(), weights / (inputs.total_weight or 1.0)
-    stats = found.stats if inputs.total_weight else {}  # a mean over no token is none, not 0
+    stats = found.stats if inputs.total_weight else {}  # a mean over no tokens is left out, not 0
     sums = {name: (value.double() * means).sum() for name, value in stats.items()}
     sums["loss"] = loss.detach().double()
     return loss, sums

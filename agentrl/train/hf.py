@@ -1,5 +1,5 @@
-"""Hugging Face model folders: read tensor by tensor, written atomically. Tensors are read one at a time, when they are
-asked for. Those in blocks of float8, as DeepSeek's are published, are multiplied out."""
+"""Hugging Face model folders, which are written atomically. Tensors are read one at a time, on demand. Tensors in
+float8 blocks, the format of DeepSeek's models, are dequantized."""
 
 import functools
 import json
@@ -17,15 +17,15 @@ from agentrl.errors import CheckpointError
 from agentrl.modelfolder import INDEX, SINGLE, VISION, is_float8, read_config, stored_tensors
 from agentrl.train.checkpoints import TRACKER, whole_folder
 
-SCALE = "_scale_inv"  # the ending of the name of a float8 weight's scales
+SCALE = "_scale_inv"  # suffix of the name of a float8 weight's scales
 _WEIGHTS: tuple[str, ...] = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".msgpack", ".h5", INDEX)
 _WEIGHTS += (".distcp", "metadata.json", TRACKER)
-"""Endings of the names of files with weights, or about them. The last three are Megatron's."""
+"""Suffixes of the names of weight files, and of files about weights. The last three are Megatron's."""
 
 
 class HFFolder:
-    """A model folder on disk. `config` is `config.json`, without the `quantization` that `tensor` undoes, if there is one.
-    Raises CheckpointError: something is missing from the folder."""
+    """A model folder on disk. `config` is `config.json` without a float8 quantization, because `tensor` dequantizes.
+    Raises CheckpointError: the folder lacks a file, or `config.json` is invalid."""
 
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
@@ -49,14 +49,14 @@ class HFFolder:
         return frozenset(name for name in stored if name + SCALE in stored)
 
     def tensor(self, name: str) -> torch.Tensor:
-        """Read one tensor onto the CPU in its stored dtype; of float8 blocks, in `config.json`'s."""
+        """Read one tensor to the CPU in its stored dtype. Float8 blocks are dequantized to the dtype of the config."""
         if name not in self.files:
             raise CheckpointError(f"{self.path}: no tensor {name!r} among its {len(self.files)} tensors")
         found = self._read(name)
         return found if found.element_size() > 1 or not self._made else self._multiplied(name, found)
 
     def given(self) -> dict[str, Any]:
-        """The source for transformers' `from_pretrained`: the folder, or what `tensor` makes of it."""
+        """Return arguments for transformers' `from_pretrained`: the folder, or a state dict from `tensor`."""
         if not self._made:
             return {"pretrained_model_name_or_path": self.path}
         weights = {name: self.tensor(name) for name in self.files}
@@ -68,7 +68,7 @@ class HFFolder:
             return found
 
     def _multiplied(self, name: str, weight: torch.Tensor) -> torch.Tensor:
-        """Each block of 128 x 128 times its scale, in float32, and then rounded."""
+        """Multiply each block of 128 x 128 by its scale in float32, and round to the dtype of `config.json`."""
         scales = self._read(name + SCALE) if name + SCALE in self._stored else torch.empty(0)
         if not scales.is_floating_point() or list(scales.shape) != [-(-size // 128) for size in weight.shape]:
             raise CheckpointError(
@@ -89,9 +89,9 @@ def write(
     max_shard_bytes: int = 4 << 30,
     quantized: bool = False,
 ) -> None:
-    """Write a whole model folder atomically, replacing one of the same name: config and tokenizer files are the
-    `source`'s, and so are weights for images that `tensors` lack. Each tensor is moved to the CPU as it comes; a weight file does not grow
-    past `max_shard_bytes`. `quantized`: the tensors are in float8 blocks as the source's are."""
+    """Write a model folder atomically; an old folder of this name is replaced. Config, tokenizer files, and vision
+    weights that `tensors` lack are copied from `source`. Each tensor is moved to the CPU as it arrives. A weight file
+    has at most `max_shard_bytes`, or one tensor. `quantized`: the tensors are in float8 blocks, as in `source`."""
     with whole_folder(Path(path)) as partial:
         copy_rest(source.path, partial)
         stored = _write_weights(partial, _with_vision(tensors, source), max_shard_bytes)
@@ -105,7 +105,7 @@ def write(
 
 
 def _with_vision(tensors: Iterable[tuple[str, torch.Tensor]], source: HFFolder) -> Iterator[tuple[str, torch.Tensor]]:
-    """The tensors, and then the weights for images that are not among them."""
+    """Yield the tensors, and then the vision weights of `source` that are not among them."""
     given = set()
     for name, tensor in tensors:
         given.add(name)
@@ -116,14 +116,14 @@ def _with_vision(tensors: Iterable[tuple[str, torch.Tensor]], source: HFFolder) 
 
 
 def copy_rest(source: Path, target: Path) -> None:
-    """Copy all of a model folder but its weights."""
+    """Copy the files of a model folder, except weights and hidden files."""
     for file in source.iterdir():
         if file.is_file() and not file.name.endswith(_WEIGHTS) and not file.name.startswith("."):
             shutil.copy2(file, target / file.name)
 
 
 def _write_weights(folder: Path, tensors: Iterable[tuple[str, torch.Tensor]], max_bytes: int) -> str:
-    """Write the shards and, for more than one, the index; returns the name of the floating dtype of most bytes."""
+    """Write the shards, and an index if there are several. Returns the name of the floating dtype with most bytes."""
     shards: list[list[str]] = []
     kinds: Counter[torch.dtype] = Counter()
     for held in _shards(tensors, max_bytes):
@@ -144,7 +144,7 @@ def _write_weights(folder: Path, tensors: Iterable[tuple[str, torch.Tensor]], ma
 
 
 def _shards(tensors: Iterable[tuple[str, torch.Tensor]], max_bytes: int) -> Iterator[dict[str, torch.Tensor]]:
-    """Copies on the CPU, as many at a time as fit; what was given is forgotten before more is read."""
+    """Yield CPU copies of the tensors in dicts of at most `max_bytes`. A dict is cleared before the next is filled."""
     held: dict[str, torch.Tensor] = {}
     for name, tensor in tensors:
         if held and sum(kept.nbytes for kept in held.values()) + tensor.nbytes > max_bytes:

@@ -1,9 +1,9 @@
-"""Attention in blocks: visible keys of queries, kernels for a block, and the merge of blocks into one softmax.
+"""Attention in blocks: the blocks of queries and keys, kernels for a block, and the merge of blocks into one softmax.
 
-1. `AttentionBlocks` is a set of blocks: some queries that see all of some keys, or (causal) each those up to its own.
-   No query is in two blocks of a set, so one call may compute them all.
-2. A kernel returns output and log-sum-exp; `merge` joins two blocks (arXiv:2205.14135, arXiv:2310.01889).
-3. `kernel_for` chooses torch's flash attention where it can be had, else plain products."""
+1. `AttentionBlocks` is a set of blocks. Each query of a block sees all keys or, if causal, the keys up to its own.
+   No query is in two blocks of a set, so one kernel call may compute the whole set.
+2. A kernel returns outputs and log-sum-exps; `merge` combines two results (arXiv:2205.14135, arXiv:2310.01889).
+3. `kernel_for` chooses torch's flash attention if it supports the queries, else matrix products."""
 
 from __future__ import annotations
 
@@ -17,22 +17,22 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-Rows = slice | Tensor  # places of queries: a run of them, or int64 indices
+Rows = slice | Tensor  # places of queries: a slice, or int64 indices
 Outputs = Iterator[tuple[Rows, Tensor, Tensor]]  # queries, their outputs [n, heads, dim] and log-sum-exps [n, heads]
 Gradients = Iterator[tuple[Rows, Rows, Tensor, Tensor, Tensor]]
-"""Queries and keys, and what they add to the gradients of queries, keys and values."""
+"""Places of queries and of keys, and their contributions to the gradients of queries, keys and values."""
 CHUNK_ELEMENTS = 1 << 24  # scores that the plain kernel computes at once
 
 
 @dataclass(frozen=True)
 class AttentionBlocks:
-    """Blocks `(first query, end, first key, end)`; causal ones have as many keys as queries."""
+    """Blocks `(first query, end, first key, end)`; a causal block has as many keys as queries."""
 
     blocks: tuple[tuple[int, int, int, int], ...]
     causal: bool = False
 
     def on(self, device: torch.device) -> tuple[_Runs, _Runs]:
-        """Queries and keys as tensors, made once."""
+        """Return the ranges of queries and of keys on a device; cached."""
         if device not in self._moved:
             ranges = [(a, b) for a, b, _, _ in self.blocks], [(s, e) for _, _, s, e in self.blocks]
             self._moved[device] = _Runs.of(ranges[0], device), _Runs.of(ranges[1], device)
@@ -43,7 +43,7 @@ class AttentionBlocks:
 
 @dataclass(frozen=True, slots=True)
 class _Runs:
-    """Ranges one after the other: their places, int32 bounds where each begins and ends there, and the longest."""
+    """Concatenated ranges: places, int32 bounds of each range in the concatenation, and the maximum length."""
 
     rows: Rows
     bounds: Tensor
@@ -57,7 +57,7 @@ class _Runs:
 
 
 class Saved(NamedTuple):
-    """Queries, keys and values; the outputs and log-sum-exps of all parts together; the gradient of the outputs."""
+    """Queries, keys and values; the outputs and log-sum-exps over all parts; the gradient of the outputs."""
 
     q: Tensor
     k: Tensor
@@ -68,21 +68,21 @@ class Saved(NamedTuple):
 
 
 class Kernel(ABC):
-    """Computes the blocks of a part. Queries are [t, heads, dim], keys and values [T, groups, dim]."""
+    """A kernel for the blocks of one part. Queries are [t, heads, dim], keys and values [T, groups, dim]."""
 
     one_dim = True  # true if values must have the keys' dim
 
     @abstractmethod
     def forward(self, q: Tensor, k: Tensor, v: Tensor, part: AttentionBlocks, scale: float) -> Outputs:
-        """The outputs of a part's queries, block by block, in pieces of one, or all at once."""
+        """Yield the outputs of a part's queries: all at once, block by block, or in pieces of a block."""
 
     @abstractmethod
     def backward(self, saved: Saved, part: AttentionBlocks, scale: float) -> Gradients:
-        """The contribution of a part's blocks to the gradients, in pieces as well."""
+        """Yield the contributions of a part's blocks to the gradients, in the same ways."""
 
 
 def merge(out: Tensor, lse: Tensor, other: Tensor, other_lse: Tensor) -> tuple[Tensor, Tensor]:
-    """The attention over two sets of keys from the attention over each: outputs [n, heads, dim], log-sum-exps [n, heads]."""
+    """Combine the attention over two sets of keys: outputs [n, heads, dim] and log-sum-exps [n, heads]."""
     total = torch.logaddexp(lse, other_lse)
     weight, other_weight = (lse - total).exp(), (other_lse - total).exp()
     return out * weight[..., None] + other * other_weight[..., None], total
@@ -91,8 +91,8 @@ def merge(out: Tensor, lse: Tensor, other: Tensor, other_lse: Tensor) -> tuple[T
 def attention(
     q: Tensor, k: Tensor, v: Tensor, parts: Sequence[AttentionBlocks], scale: float, kernel: Kernel
 ) -> Tensor:
-    """Attention [t, heads, dim of the values], differentiable. The first part's blocks hold every query, and no key
-    twice. Where values have another dim than keys and the kernel takes one, the narrower are padded with zeros."""
+    """Return attention [t, heads, dim of the values]; differentiable. The first part's blocks contain every query, and
+    no key twice. If the kernel needs one dim for keys and values, the narrower ones are padded with zeros."""
     wide, width = max(k.size(-1), v.size(-1)), v.size(-1)
     if kernel.one_dim:
         q, k, v = (x if x.size(-1) == wide else F.pad(x, (0, wide - x.size(-1))) for x in (q, k, v))
@@ -125,12 +125,12 @@ class _BlockAttention(torch.autograd.Function):
         saved = Saved(q, k, v, out, lse, grads[0])
         wide = torch.promote_types(q.dtype, torch.float32) if len(ctx.parts) > 1 else q.dtype
         dq = torch.empty_like(q, dtype=wide)
-        # With context parallelism there are keys that none of this rank's first part sees.
+        # Zeros, because with context parallelism some keys are in no block of this rank's first part.
         dk, dv = (torch.zeros_like(x, dtype=wide) for x in (k, v))
         for number, part in enumerate(ctx.parts):
             for rows, keys, *found in ctx.kernel.backward(saved, part, ctx.scale):
                 for total, at, value in zip((dq, dk, dv), (rows, keys, keys), found, strict=True):
-                    if number == 0 and total is dq:  # of which the first part has every row once
+                    if number == 0 and total is dq:  # the first part has every query once
                         total[at] = value
                     elif isinstance(at, slice):
                         total[at] += value
@@ -140,7 +140,7 @@ class _BlockAttention(torch.autograd.Function):
 
 
 class Plain(Kernel):
-    """Matrix products, on any device and in any precision."""
+    """Attention by matrix products, for any device and dtype."""
 
     one_dim = False
 
@@ -158,14 +158,14 @@ class Plain(Kernel):
             with torch.enable_grad():
                 p = (_scores(given[0], given[1], scale, hidden) - lse[rows].transpose(0, 1)[..., None]).exp()
                 found = (_heads(p, given[2]) * d_out).sum()
-                # The log-sum-exp is fixed here; by this much less p would grow if it were not.
+                # `lse` is a constant here. This term is the part of the gradient that flows through it.
                 found = found - (p.sum(-1).transpose(0, 1) * (d_out * out[rows]).sum(-1)).sum()
             dq, dk, dv = torch.autograd.grad(found, given)
             yield rows, keys, dq, dk, dv
 
 
 class FlashOnCpu(Kernel):
-    """Torch's flash attention for the CPU, a block a call."""
+    """Torch's flash attention for the CPU, one block per call."""
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, part: AttentionBlocks, scale: float) -> Outputs:
         for a, b, s, e in part.blocks:
@@ -186,7 +186,7 @@ class FlashOnCpu(Kernel):
 
 
 class FlashOnCuda(Kernel):
-    """Torch's variable-length flash attention, a part a launch."""
+    """Torch's variable-length flash attention, one part per launch."""
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, part: AttentionBlocks, scale: float) -> Outputs:
         at, seen = part.on(q.device)
@@ -200,14 +200,14 @@ class FlashOnCuda(Kernel):
         at, seen = part.on(q.device)
         tensors = (grad[at.rows].contiguous(), q[at.rows], k[seen.rows], v[seen.rows], out[at.rows])
         lse, shape = lse[at.rows].transpose(0, 1).contiguous(), (at.bounds, seen.bounds, at.most, seen.most)
-        seed = torch.zeros(2, dtype=torch.uint64, device=q.device)  # of a dropout that is not there
+        seed = torch.zeros(2, dtype=torch.uint64, device=q.device)  # the seed of dropout, which is off
         how = (0.0, part.causal, seed, seed)
         dq, dk, dv = torch.ops.aten._flash_attention_backward(*tensors, lse, *shape, *how, scale=scale)
         yield at.rows, seen.rows, dq, dk, dv
 
 
 def kernel_for(q: Tensor) -> Kernel:
-    """The fastest kernel for queries [t, heads, dim] of this kind."""
+    """Return the fastest kernel for the device, dtype and dim of queries [t, heads, dim]."""
     if q.device.type == "cpu":
         return FlashOnCpu()
     half = q.dtype in (torch.float16, torch.bfloat16)
@@ -215,19 +215,19 @@ def kernel_for(q: Tensor) -> Kernel:
 
 
 def _rows(ranges: Sequence[tuple[int, int]], device: torch.device) -> Rows:
-    """The ranges one after the other; as one range where they touch."""
+    """Return the concatenated ranges, as a slice if they are contiguous."""
     if all(end == start for (_, end), (start, _) in itertools.pairwise(ranges)):
         return slice(ranges[0][0], ranges[-1][1])
     return torch.cat([torch.arange(a, b, device=device) for a, b in ranges])
 
 
 def _batch(x: Tensor) -> Tensor:
-    """[t, heads, dim] -> [1, heads, t, dim]."""
+    """Transpose [t, heads, dim] to [1, heads, t, dim]."""
     return x.transpose(0, 1)[None]
 
 
 def _chunks(part: AttentionBlocks, heads: int, device: torch.device) -> Iterator[tuple[slice, slice, Tensor | None]]:
-    """Some queries of a block, its keys, and which of them are hidden [queries, keys]."""
+    """Yield some queries of a block, the block's keys, and a mask [queries, keys] of hidden keys, or None."""
     for a, b, s, e in part.blocks:
         step = max(1, CHUNK_ELEMENTS // max(1, heads * (e - s)))
         for first in range(a, b, step):
@@ -238,7 +238,7 @@ def _chunks(part: AttentionBlocks, heads: int, device: torch.device) -> Iterator
 
 
 def _scores(q: Tensor, k: Tensor, scale: float, hidden: Tensor | None) -> Tensor:
-    """[heads, queries, keys] of [queries, heads, dim] and [keys, groups, dim], at least in float32."""
+    """Return scores [heads, queries, keys], float32 or wider, of q [queries, heads, dim] and k [keys, groups, dim]."""
     wide = torch.promote_types(q.dtype, torch.float32)
     k = k.repeat_interleave(q.size(1) // k.size(1), 1)
     scores = torch.einsum("qhd,khd->hqk", q.to(wide), k.to(wide)) * scale
@@ -246,6 +246,6 @@ def _scores(q: Tensor, k: Tensor, scale: float, hidden: Tensor | None) -> Tensor
 
 
 def _heads(weights: Tensor, values: Tensor) -> Tensor:
-    """[queries, heads, dim] of weights [heads, queries, keys] and values [keys, groups, dim]."""
+    """Return outputs [queries, heads, dim] of weights [heads, queries, keys] and values [keys, groups, dim]."""
     values = values.repeat_interleave(weights.size(0) // values.size(1), 1)
     return torch.einsum("hqk,khd->qhd", weights, values.to(weights.dtype))

@@ -1,8 +1,8 @@
 """The learning rate as a pure function of the optimizer step.
 
-1. Same shapes and same numbers as Megatron-LM's `OptimizerParamScheduler`, so curves can be compared: step 0 of a
-   warm-up has the rate `lr_warmup_init`, and the peak is reached at step `lr_warmup_iters`.
-2. No state: resuming needs only the number of steps taken."""
+1. Shapes and numbers are those of Megatron-LM's `OptimizerParamScheduler`, so curves can be compared. Step 0 of a
+   warm-up has the rate `lr_warmup_init`, and step `lr_warmup_iters` has the peak.
+2. The schedule has no state: a resumed run needs only the number of steps taken."""
 
 import math
 from collections.abc import Callable
@@ -12,8 +12,8 @@ from agentrl.train.settings import TrainSettings
 
 
 def learning_rate(step: int, settings: TrainSettings, total_steps: int | None = None) -> float:
-    """The learning rate of optimizer step `step`, from 0; without `lr_decay_iters` the decay ends at `total_steps`.
-    Raises SettingsError: the shape needs an end and none is known, or the warm-up is not shorter than the decay."""
+    """Return the learning rate of optimizer step `step` (from 0). Without `lr_decay_iters` the decay ends at
+    `total_steps`. Raises SettingsError: an end is needed and unknown, or the warm-up is not shorter than the decay."""
     decay_end = end_of_decay(settings, total_steps)
     warmup = _warmup_steps(settings, decay_end)
     if warmup and step <= warmup:
@@ -33,14 +33,14 @@ def learning_rate(step: int, settings: TrainSettings, total_steps: int | None = 
 
 
 def end_of_decay(settings: TrainSettings, total_steps: int | None) -> int | None:
-    """The optimizer step at which the curve ends; None if it has no end."""
+    """Return the optimizer step at which the schedule ends; None if it has no end or the end is unknown."""
     if settings.lr_decay_style == "constant" and settings.lr_warmup_fraction is None:
         return None
     return settings.lr_decay_iters or total_steps
 
 
 def muon_learning_rate(step: int, settings: TrainSettings, total_steps: int | None = None) -> float:
-    """The same curve for Muon's matrices, scaled so that its peak is `muon_lr` (by default `lr`)."""
+    """Return the learning rate of Muon's matrices: the same schedule with the peak `muon_lr` (by default `lr`)."""
     rate = learning_rate(step, settings, total_steps)
     if settings.muon_lr is None or not settings.lr:
         return rate
@@ -71,4 +71,4 @@ _SHAPES: dict[str, Callable[[float], float]] = {
     "exponential": lambda x: 2.0 * 0.5**x - 1.0,
     "minus_sqrt": lambda x: 1.0 - math.sqrt(x),
 }
-"""Decay from 1 at 0 to 0 at 1, in Megatron-LM's shapes: two of the whole decay, and all of WSD's final one."""
+"""Megatron-LM's shapes of decay from 1 at 0 to 0 at 1. A whole decay is linear or cosine; WSD's final decay has any."""

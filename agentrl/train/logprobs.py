@@ -1,8 +1,8 @@
-"""Log-probabilities and entropies over a vocabulary that may be cut over ranks.
+"""Log-probabilities and entropies over a vocabulary that may be sharded over ranks.
 
-1. The result is the full softmax's on every rank, in float32; logits are divided by the sampling temperature first.
-2. Rows are processed in chunks and the backward pass recomputes the softmax, so no second [rows, vocabulary] lives.
-3. Under truncated sampling the softmax is over each row's support alone (DeepSeek-V3.2, arXiv:2512.02556, section 3.1).
+1. Every rank gets the results of the full softmax, in float32. Logits are divided by the sampling temperature first.
+2. Rows are processed in chunks, and the backward pass recomputes the softmax instead of storing it.
+3. With truncated sampling the softmax is over each row's support alone (DeepSeek-V3.2, arXiv:2512.02556, section 3.1).
 
 With p = softmax(z / T): log-prob of y is z_y/T - logsumexp(z/T), entropy logsumexp(z/T) - E_p[z/T]; their gradients in
 z/T are onehot(y) - p and -p (z/T - E_p[z/T])."""
@@ -14,26 +14,26 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-CHUNK_ELEMENTS = 1 << 25  # elements of float32 work space of one chunk of rows
-FAR = -1e4  # the most that a logit counts as below the mean: p is 0 long before, and 0 times -inf would be NaN
+CHUNK_ELEMENTS = 1 << 25  # float32 elements of the work space for one chunk of rows
+FAR = -1e4  # minimum of a logit minus the mean: p is 0 long before, and 0 times -inf would be NaN
 
 
 @dataclass(frozen=True, slots=True)
 class SamplingSupport:
-    """The tokens that rows were sampled from: row i from `ids[offsets[i]:offsets[i + 1]]`, or all if that is empty."""
+    """The supports of rows: row i was sampled from `ids[offsets[i]:offsets[i + 1]]`, or from all if it is empty."""
 
     ids: Tensor  # int64 [K], token ids of the whole vocabulary, on the logits' device
     offsets: Tensor  # int64 [n + 1], on the CPU
 
     def banned(self, rows: slice, start: int, width: int) -> Tensor:
-        """bool [rows, width]: which of the columns from `start` on are outside of their row's set."""
+        """Return bool [rows, width], true where a column, counted from `start`, is outside of the row's support."""
         bounds = self.offsets[rows.start : rows.stop + 1]
         sizes = bounds.diff().to(self.ids.device)
         ids = self.ids[int(bounds[0]) : int(bounds[-1])]
         place = torch.arange(len(sizes), device=ids.device).repeat_interleave(sizes, output_size=len(ids))
         local, mine = _local(ids - start, width)
         out = (sizes > 0)[:, None].expand(-1, width + 1).clone()
-        out[place, torch.where(mine, local, width)] = False  # the last column takes what is another rank's
+        out[place, torch.where(mine, local, width)] = False  # ids of other ranks go to the extra last column
         return out[:, :width]
 
 
@@ -46,15 +46,15 @@ def token_log_probs(
     temperature: float = 1.0,
     kept: SamplingSupport | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Log-probs of the chosen tokens, and entropies, float32 [n], in nats; differentiable in `logits`.
+    """Return log-probs of `targets`, and entropies, float32 [n], in nats; differentiable in `logits`.
 
     Args:
         logits: [n, vocabulary of this rank], any float dtype.
         targets: int64 [n], token ids of the whole vocabulary.
-        group: the ranks that the vocabulary is cut over; None: it is whole.
-        vocab: real size of the whole vocabulary; columns that pad it to a multiple of the ranks have probability 0.
+        group: the ranks over which the vocabulary is sharded; None: it is whole.
+        vocab: size of the whole vocabulary without padding; columns beyond it have probability 0.
         temperature: the sampling temperature (above 0).
-        kept: what the rows' tokens were sampled from, each row's target among it; None: from the whole vocabulary."""
+        kept: the rows' sampling supports, which contain the targets; None: the whole vocabulary."""
     start = group.rank() * logits.size(-1) if group else 0
     width = max(0, min(logits.size(-1), vocab - start))
     log_probs, entropies = _TokenLogProbs.apply(logits, targets, group, start, width, temperature, kept)
@@ -92,7 +92,7 @@ class _TokenLogProbs(torch.autograd.Function):
 
 
 def _scaled(ctx: Any, logits: Tensor, rows: slice) -> Tensor:
-    """float32 [rows, width]: the logits over the temperature, -inf where sampling was cut off."""
+    """Return float32 [rows, width]: logits divided by the temperature, -inf outside of the rows' supports."""
     z = logits[rows, : ctx.width].float() / ctx.temperature
     if ctx.kept is not None:
         z.masked_fill_(ctx.kept.banned(rows, ctx.start, ctx.width), -torch.inf)
@@ -100,7 +100,7 @@ def _scaled(ctx: Any, logits: Tensor, rows: slice) -> Tensor:
 
 
 def _stats(z: Tensor, targets: Tensor, group: dist.ProcessGroup | None) -> Tensor:
-    """[3, rows]: logsumexp, expectation of z, and z of the target, over the whole vocabulary."""
+    """Return [3, rows]: logsumexp, expectation of z, and z of the target, over the whole vocabulary."""
     top = z.amax(-1) if z.size(-1) else torch.full(z.shape[:1], -torch.inf, device=z.device)
     if group and group.size() > 1:
         dist.all_reduce(top, op=dist.ReduceOp.MAX, group=group)
@@ -117,7 +117,7 @@ def _stats(z: Tensor, targets: Tensor, group: dist.ProcessGroup | None) -> Tenso
 
 
 def _local(targets: Tensor, width: int) -> tuple[Tensor, Tensor]:
-    """Column of each target on this rank (0 where it is elsewhere), and whether it is here."""
+    """Return the column of each target on this rank (0 if another rank has it), and whether this rank has it."""
     mine = (targets >= 0) & (targets < width)
     return torch.where(mine, targets, torch.zeros_like(targets)), mine
 

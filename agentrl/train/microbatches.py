@@ -1,10 +1,10 @@
-"""From a `TrainBatch` and a packing plan to the tensors of one microbatch.
+"""The tensors of one microbatch, from a `TrainBatch` and a packing plan.
 
 1. Samples are laid out as a tree (`agentrl.train.tree`), so that a shared prefix is computed once. Position j predicts
    token j + 1. Nodes are padded to the plan's alignment.
 2. `rows` are the positions with an output on this rank, `targets` the tokens that follow, `response_index` their index
    among the batch's response tokens [R]. The last token of a shared prefix has one output for each continuation.
-3. Under context parallelism a rank takes chunks r and 2n-1-r of each node's 2n chunks (zigzag)."""
+3. Under context parallelism, rank r of n has chunks r and 2n-1-r of each node's 2n chunks (zigzag)."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from agentrl.train.packing import PackingPlan, padded
 from agentrl.train.ranks import Ranks
 from agentrl.train.tree import Node, SharedPrefixes, Tree
 
-OutputPositions = Literal["trained", "response"]  # the positions with an output: of trained or of all response tokens
+OutputPositions = Literal["trained", "response"]  # which response tokens have an output: trained or all
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,22 +36,22 @@ class MicrobatchTensors:
     tokens: Tensor  # int64 [1, t]
     positions: Tensor  # int64 [1, t]
     parts: tuple[AttentionBlocks, ...]  # this rank's queries, and keys of all ranks in the tree's order; see `kernels`
-    order: Tensor | None  # int64 [T], places of these keys among those of all context-parallel ranks; None on one rank
-    rows: Tensor  # int64 [n], places of the outputs among the t tokens
-    targets: Tensor  # int64 [n], the token ids that follow there
+    order: Tensor | None  # int64 [T], indices of these keys among those gathered over context parallelism, or None
+    rows: Tensor  # int64 [n], indices of the outputs among the t tokens
+    targets: Tensor  # int64 [n], the next token id of each output
     response_index: Tensor  # int64 [n], their indices in flat response arrays [R]
     computed: int  # tokens that go through the layers on all context-parallel ranks, padding not counted
-    samples: tuple[int, ...]  # the numbers in the batch of the microbatch's samples
-    routing: Tensor | None  # int16 [t, layers x experts a token], -1 where not known; None if the batch has none
-    seen: SeenImages | None = None  # the inputs of a model that sees images; None if no rank's microbatch has an image
+    samples: tuple[int, ...]  # indices of the microbatch's samples in the batch
+    routing: Tensor | None  # int16 [t, layers x experts per token], -1 if unknown; None if the batch has none
+    seen: SeenImages | None = None  # image inputs; None if no rank's microbatch has an image
 
 
 @dataclass(frozen=True, slots=True)
 class SeenImages:
     """The images of a microbatch, each once."""
 
-    pixels: Mapping[str, Tensor]  # what the model's `get_image_features` takes
-    rows: Tensor  # int64 [t], the token's row among the features of all images; -1 for all other tokens
+    pixels: Mapping[str, Tensor]  # arguments of the model's `get_image_features`
+    rows: Tensor  # int64 [t], the token's row in the features of all images; -1 for other tokens
     positions: Tensor  # int64 [3, 1, t], the model's positions in time, height and width
 
 
@@ -63,9 +63,9 @@ def inputs_of(batch: TrainBatch) -> list[NDArray[np.int32]]:
 
 @dataclass(frozen=True, slots=True)
 class Packer:
-    """The maker of one rank's microbatches, on its device. The number of tokens of each is a multiple of `multiple`.
-    `routed`: the model replays the engine's routing. `see`: makes the `SeenImages` of a microbatch from the numbers of its
-    samples; None if the model sees no images."""
+    """Builder of one rank's microbatches, on its device. The number of tokens of each is a multiple of `multiple`.
+    `routed`: the model replays the engine's routing. `see`: makes the `SeenImages` of a microbatch from the indices of
+    its samples; None if the model sees no images."""
 
     ranks: Ranks
     device: torch.device
@@ -77,7 +77,7 @@ class Packer:
         """Yield microbatches in the plan's order. A microbatch without samples has only padding and no outputs."""
         inputs = inputs_of(batch)
         for place, samples in enumerate(plan.ranks[self.ranks.dp_rank]):
-            # A model that is sharded runs its vision tower on all ranks or on none.
+            # A sharded model must run its vision tower on all ranks or on none.
             sees = any(len(batch.sample_images(i)) for own in plan.ranks for i in own[place])
             sequences = [inputs[i] for i in samples]
             prefixes = SharedPrefixes.of(sequences) if plan.shares else SharedPrefixes.none(len(sequences))
@@ -108,7 +108,7 @@ class Packer:
 
 
 def _outputs(batch: TrainBatch, sample: int, rows: OutputPositions) -> Ints:
-    """[3, n]: the positions at which a sample has outputs, the tokens that follow there, and their index in the batch."""
+    """Return [3, n]: the positions of a sample's outputs, the next token ids, and the next tokens' indices in [R]."""
     ids, response = batch.sample_tokens(sample).astype(np.int64), batch.response_slice(sample)
     first = len(ids) - (response.stop - response.start)
     if first < 1:
@@ -129,7 +129,7 @@ class PackedLayout:
         if not sizes and not tail:
             tail = alignment * pad
         self.nodes: tuple[Node, ...] = tree.nodes
-        if tail:  # padding that nothing descends from
+        if tail:  # a padding node without descendants
             self.nodes += (Node(-1, 0, tail, (), len(sizes)),)
             sizes.append(tail)
         self.sizes = sizes
@@ -140,7 +140,7 @@ class PackedLayout:
         self.inverse[self.held] = np.arange(len(self.held))
 
     def _chunks(self, number: int, rank: int) -> list[tuple[int, int]]:
-        """Global places of a rank's part of a node."""
+        """Return the ranges of global places of a rank's part of a node."""
         start, size = self.starts[number], self.sizes[number]
         if self.cp == 1:
             return [(start, start + size)]
@@ -158,12 +158,12 @@ class PackedLayout:
         return order
 
     def local(self, sequences: Sequence[NDArray[np.int32]]) -> tuple[Ints, Ints]:
-        """Token ids and positions of this rank's tokens."""
+        """Return the ids and positions of this rank's tokens."""
         positions = [node.start + np.arange(size) for node, size in zip(self.nodes, self.sizes, strict=True)]
         return self.laid_out(sequences, 0), np.concatenate(positions)[self.held]
 
     def laid_out(self, sequences: Sequence[NDArray[Any]], padding: int) -> Ints:
-        """Return this rank's part, int64 [..., t], of the sequences' arrays [..., n], which have one entry per token."""
+        """Return this rank's part, int64 [..., t], of the sequences' arrays [..., n] with one entry per token."""
         found = np.full((*(sequences[0].shape[:-1] if sequences else ()), self.total), padding, np.int64)
         for node, start in zip(self.nodes, self.starts, strict=False):
             if node.of >= 0:
@@ -171,7 +171,7 @@ class PackedLayout:
         return found[..., self.held]
 
     def routing(self, rows: Sequence[NDArray[np.int16]]) -> NDArray[np.int16]:
-        """Return the rows of this rank's tokens. A shared token has the row of the first sequence that knows it."""
+        """Return the rows of this rank's tokens. A shared token has the first sequence's row that is known."""
         found = np.full((self.total, rows[0].shape[1] if rows else 0), -1, np.int16)
         for own, path in zip(reversed(rows), reversed(self.tree.paths), strict=True):
             for number in path:
@@ -190,7 +190,7 @@ class PackedLayout:
         return np.stack([rows, *found[1:]])[:, rows >= 0]
 
     def parts(self) -> tuple[AttentionBlocks, ...]:
-        """The keys that this rank's queries see: their own chunk, chunks of the node before it, and the nodes above."""
+        """Return the blocks of keys for this rank's queries: own chunk, earlier chunks of the node, ancestor nodes."""
         own, past, above = [], [], []
         local = 0
         for number, node in enumerate(self.nodes):

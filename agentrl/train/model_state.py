@@ -1,9 +1,9 @@
-"""Models in one trainer process: a slot is one model with everything that belongs to it.
+"""The models of a trainer process: a `ModelState` is one model with everything that belongs to it.
 
-1. Slots share the `ModelContext` and nothing else, so another model is another slot. `Network` is the framework's.
-2. The random state is restored only under the layout that saved it; elsewhere the seed's stands.
-3. The critic's part is a checkpoint in the actor's, so that it does not matter which processes wrote it. A reference that
-   has followed the actor is in the actor's checkpoint; before, it is what `--ref-load` says."""
+1. Models share only the `ModelContext`; an `UnadaptedModel` shares all of the actor. `Network` is the framework's part.
+2. The random state is restored only under the layout that saved it. Under other layouts the seed sets the state.
+3. The critic's checkpoint is a folder in the actor's, whichever processes wrote it. A reference that was updated from
+   the actor is in the actor's checkpoint; a reference that was never updated is loaded by `--ref-load`."""
 
 from __future__ import annotations
 
@@ -44,11 +44,11 @@ _log = logging.getLogger(__name__)
 
 
 class ModelState:
-    """A model that stays as it lies in `folder`, on the device, without gradients: the reference, a teacher."""
+    """A frozen model, loaded from `folder` to the device without gradients: the reference or a teacher."""
 
     ends_in_values: ClassVar[bool] = False
     learns: ClassVar[bool] = False
-    divisor = 1  # the settings' size of microbatches over this one; more than 1 after memory ran out
+    divisor = 1  # divides the microbatch sizes of the settings; above 1 after memory ran out
 
     def __init__(self, folder: HFFolder, place: ModelContext) -> None:
         self.folder, self.place = folder, place
@@ -56,7 +56,7 @@ class ModelState:
         self.shape, self.forward_backward = self.network.shape, self.network.forward_backward
 
     def plan(self, batch: TrainBatch) -> PackingPlan:
-        """Assign samples to ranks, on every rank alike. Raises TrainError: a token id is outside the vocabulary."""
+        """Return the packing plan, the same on all ranks. Raises TrainError: the model cannot be run on a sample."""
         if (highest := int(batch.tokens.max(initial=0))) >= self.shape.vocab:
             raise TrainError(
                 f"the samples hold token id {highest}, but the vocabulary of {self.folder.path} has {self.shape.vocab}; "
@@ -79,26 +79,26 @@ class ModelState:
         )
 
     def log_probs(self, batch: TrainBatch, rows: OutputPositions) -> NDArray[np.float32]:
-        """Natural-log probabilities [R] in the batch's flat response layout, 0 where `rows` leaves out, on every rank."""
+        """Return natural-log probabilities [R] of response tokens, 0 for tokens that `rows` excludes, on every rank."""
         return self.forward_backward.log_probs(batch, self.plan(batch), rows)
 
     @torch.no_grad()
     def become(self, other: ModelState) -> None:
-        """Take over the weights of a slot of the same sizes."""
+        """Copy the weights of another model of the same sizes."""
         theirs = other.network.parameters()
         for name, parameter in self.network.parameters().items():
             parameter.copy_(theirs[name])
 
     def memory(self) -> tuple[list[Tensor], list[Tensor]]:
-        """As `Network.memory`, with the optimizer's where there is one."""
+        """Return `Network.memory`, with the optimizer's tensors if the model learns."""
         return self.network.memory()
 
     def close(self) -> None:
-        """Wait for what is still being written."""
+        """Wait until a checkpoint in progress is written."""
 
 
 class UnadaptedModel(ModelState):
-    """The actor without its adapter: the reference of a run that trains one, at no cost of memory."""
+    """The actor without its adapter: the reference of a LoRA run, which costs no memory."""
 
     def __init__(self, actor: ModelState) -> None:
         self.folder, self.place = actor.folder, actor.place
@@ -113,8 +113,8 @@ class UnadaptedModel(ModelState):
 
 
 class TrainedModel(ModelState):
-    """A model that learns; `total_steps` as the backend's. `seen`: the log-probs [R] of the last step's tokens before
-    the step, 0 where masked, on every rank."""
+    """A model that learns; `total_steps` as in `TrainBackend`. `seen`: log-probs [R] of the last step's tokens before
+    the step, 0 for tokens without an output, on every rank."""
 
     learns = True
     seen: NDArray[np.float32]
@@ -128,8 +128,8 @@ class TrainedModel(ModelState):
         return kept + self.optimizer.memory(), anew
 
     def step(self, inputs: StepInputs, number: int) -> dict[str, float]:
-        """Take optimizer step `number` (from 0) on the inputs' batch; returns the loss and its statistics. Raises
-        TrainError: the loss or gradient is not finite, or the engine's log-probs differ too much; the weights stay."""
+        """Take optimizer step `number` (from 0); returns the loss and its statistics. Raises TrainError: the loss or
+        gradient is not finite, or the engine's log-probs differ too much. The weights are then unchanged."""
         self.network.zero_grad()
         self.optimizer.inner.zero_grad()
         before = 0 if self.ends_in_values else self.place.settings.actor_starts
@@ -147,11 +147,11 @@ class TrainedModel(ModelState):
             raise TrainError(f"{origin}: {error}") from error
 
     def _gradients_that_fit(self, inputs: StepInputs, number: int) -> dict[str, float]:
-        """Return `_gradients`; if memory runs out, once again with microbatches of half the size, which later steps keep."""
+        """Return `_gradients`. If memory runs out, retry once with smaller microbatches; later steps keep the size."""
         try:
             return self._gradients(inputs)
         except torch.OutOfMemoryError as error:
-            said = str(error)  # no more of it: its frames hold the tensors of the failed pass
+            said = str(error)  # only the text: the error's frames hold tensors of the failed pass
         failed = self.plan(inputs.batch)
         if self.place.ranks.world > 1 or all(len(mb) < 2 for own in failed.ranks for mb in own):
             raise TrainError(_too_large(number, said))
@@ -175,7 +175,7 @@ class TrainedModel(ModelState):
 
     @property
     def identity(self) -> Identity:
-        """The properties that a checkpoint must share with this slot."""
+        """Return the properties that a checkpoint must share with this model."""
         s = self.place.settings
         kind: dict[str, Any] = {"optimizer": s.optimizer, "distributed_optimizer": s.use_distributed_optimizer}
         kind |= {"bf16": s.bf16, **frozen(s), **({"train_vision": True} if s.train_vision else {})}
@@ -199,9 +199,9 @@ class TrainedModel(ModelState):
         reference: ModelState | None = None,
         algorithm: Mapping[str, float] | None = None,
     ) -> Saving:
-        """Begin a checkpoint at `path`, replacing one of that name, with the critic's in it or moved into it.
-        `algorithm` is `Algorithm.state`. With `async_save` the weights may change before it is finished. Collective.
-        Raises CheckpointError: it could not be written; others stay."""
+        """Begin a checkpoint that replaces the one at `path`. The critic's is written into it or moved there.
+        `algorithm` is `Algorithm.state`. With `async_save` the weights may change before the checkpoint is finished.
+        Collective. Raises CheckpointError: it could not be written; earlier checkpoints stay."""
         ranks, settings = self.place.ranks, self.place.settings
         stepped = self.optimizer.stepped and not settings.no_save_optim
         reshardable = not settings.use_distributed_optimizer or settings.dist_ckpt_optim_fully_reshardable
@@ -222,8 +222,8 @@ class TrainedModel(ModelState):
         return Saving(path, partial, folder, background.submit(files) if background else files, part)
 
     def load(self, path: Path, reference: ModelState | None = None) -> bool:
-        """Restore the checkpoint at `path`; returns whether `reference` was in it. Collective. Raises CheckpointError:
-        it is not complete, of another model, or damaged."""
+        """Restore the checkpoint at `path`; returns true if `reference` was in it. Collective. Raises CheckpointError:
+        the checkpoint is incomplete, of another model, or damaged."""
         manifest = read_manifest(path)
         self.identity.check(path, manifest)
         stepped = manifest["stepped"]
@@ -250,7 +250,7 @@ class TrainedModel(ModelState):
         return followed is not None
 
     def _check_cuts(self, path: Path, saved: dict[str, int]) -> None:
-        """Raise CheckpointError if this run cuts the model in another way: the optimizer's parts would not fit."""
+        """Raise CheckpointError if this run shards the model differently: the optimizer's shards would not fit."""
         both = saved, self.place.ranks.describe()
         cuts = [{name: size for name, size in layout.items() if name not in ("dp", "cp")} for layout in both]
         if cuts[0] != cuts[1]:
@@ -262,7 +262,7 @@ class TrainedModel(ModelState):
     def _state(
         self, stepped: bool, reference: ModelState | None, *, is_loading: bool, reshardable: bool
     ) -> dict[str, Any]:
-        """The backend's state of the model and, if `stepped`, of the optimizer; and of the reference's weights."""
+        """Return the backend's state of the model, of the optimizer if `stepped`, and of a reference's weights."""
         state = {"model": self.network.state()}
         if stepped:
             state["optimizer"] = self.optimizer.state(state["model"], is_loading=is_loading, reshardable=reshardable)
@@ -279,7 +279,7 @@ def _too_large(number: int, said: str) -> str:
 
 
 class CriticModel(TrainedModel):
-    """A model that ends in one value a token, and learns it: PPO's critic (arXiv:1707.06347)."""
+    """PPO's critic (arXiv:1707.06347): a model that learns, with one value per token as its output."""
 
     ends_in_values = True
 
@@ -287,7 +287,7 @@ class CriticModel(TrainedModel):
         super().__init__(folder, dataclasses.replace(place, settings=place.settings.of_critic), total_steps)
 
     def values(self, batch: TrainBatch) -> NDArray[np.float32]:
-        """The value before each trained token [R] in the batch's flat response layout, 0 elsewhere, on every rank."""
+        """Return the values [R] before each trained token in the flat response layout, 0 elsewhere, on every rank."""
         return self.forward_backward.values(batch, self.plan(batch))
 
     def step(self, inputs: StepInputs, number: int) -> dict[str, float]:

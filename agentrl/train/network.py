@@ -1,4 +1,4 @@
-"""`Network`: one model in a backend's form, and what the shared body asks of it."""
+"""`Network`: the interface through which the shared trainer code uses one model of a backend."""
 
 from __future__ import annotations
 
@@ -25,39 +25,39 @@ from agentrl.train.saving import WriteFiles
 from agentrl.train.settings import PATTERNS, TrainSettings
 
 ELSEWHERE = torch.empty(0, 0)
-"""Stands for a tensor that only another rank has."""
+"""Placeholder for a tensor that only another rank has."""
 
 
 @dataclass(frozen=True, slots=True)
 class CostShape:
-    """Of a model's sizes what planning and measuring need."""
+    """The sizes of a model that packing and FLOP counts need."""
 
     vocab: int
-    matrices: int  # matrix weights that a token is multiplied with; in a mixture, those of the experts that it goes to
-    channels: int  # of keys and of values, over all heads and layers
+    matrices: int  # number of matrix weights that a token is multiplied with; of experts, only the token's
+    channels: int  # number of channels of keys and values, over all heads and layers
 
 
 def attention_crossover(shape: CostShape) -> int:
-    """The tokens at which a sequence's causal attention costs as much as everything else: a token costs 2 operations a
-    matrix weight; attention over n tokens, halved by causality, n^2 a channel."""
+    """Return the sequence length at which causal attention costs as much as all else. A token costs 2 FLOPs per matrix
+    weight; causal attention over n tokens costs n^2 FLOPs per channel."""
     return 2 * shape.matrices // shape.channels
 
 
 def forward_flops(shape: CostShape, lengths: NDArray[np.int64]) -> float:
-    """Operations of a forward pass over sequences of these lengths, each by itself, attention halved by causality."""
+    """Return the FLOPs of a forward pass over sequences of these lengths, with causal attention and nothing shared."""
     return 2 * float(lengths.sum()) * shape.matrices + float((lengths.astype(np.float64) ** 2).sum()) * shape.channels
 
 
 class Network(ABC):
-    """This rank's part of the model that lies in `folder`, with its weights; a part that `learns` has gradients.
+    """This rank's part of the model in `folder`, with its weights; a part that `learns` has gradients.
 
-    With `values` it ends in one value a token in place of the vocabulary."""
+    With `values` the model's output is one value per token in place of logits."""
 
-    model: Any  # as hooks get it
+    model: Any  # the form that hooks get
     forward_backward: ForwardBackward
     shape: CostShape
-    sizes: Mapping[str, Any]  # plain values by name, by which a model is told from another
-    reach: tuple[int, str] | None  # the longest sequence that the trainer computes right, and the reason, or None
+    sizes: Mapping[str, Any]  # plain values by name; models of one architecture have equal ones
+    reach: tuple[int, str] | None  # maximum length that the trainer computes correctly, and the reason; or None
 
     @abstractmethod
     def __init__(self, folder: HFFolder, place: ModelContext, *, values: bool, learns: bool) -> None: ...
@@ -65,15 +65,15 @@ class Network(ABC):
     @staticmethod
     @abstractmethod
     def sizes_of(folder: HFFolder) -> Mapping[str, Any]:
-        """The `sizes` of the model in a folder. Raises TrainError: it cannot be trained."""
+        """Return the `sizes` of the model in a folder. Raises TrainError: the model cannot be trained."""
 
     @classmethod
     @abstractmethod
     def check_model(cls, folder: HFFolder, settings: TrainSettings, *, values: bool) -> None:
-        """Refuse a model as `__init__` would, by its config alone: without weights, ranks or a device."""
+        """Raise the errors that `__init__` would raise for a model, by its config alone, without ranks or a device."""
 
     def check(self, longest: int) -> None:
-        """Raises `TrainError` for a batch whose longest input has so many tokens, if that is out of reach."""
+        """Raise TrainError if the longest input of a batch, of `longest` tokens, exceeds `reach`."""
         if self.reach is not None and longest > self.reach[0]:
             raise TrainError(
                 f"a sample has {longest} tokens before its last, but with the {self.reach[1]} of config.json only "
@@ -82,19 +82,19 @@ class Network(ABC):
 
     @abstractmethod
     def optimizer(self, total_steps: int | None) -> Optimizer:
-        """The optimizer of the parameters that learn."""
+        """Build the optimizer of the parameters that learn."""
 
     @abstractmethod
     def zero_grad(self) -> None:
-        """Forget the last step's gradients."""
+        """Clear the gradients of the last step."""
 
     def forget(self) -> None:
-        """Drop what a forward or backward pass that failed has left behind, and the gradients."""
+        """Clear the state that a failed forward or backward pass left behind, and the gradients."""
         self.zero_grad()
 
     @abstractmethod
     def parameters(self) -> dict[str, Any]:
-        """This rank's parameters, and buffers that belong to the weights, by the framework's names."""
+        """Return this rank's parameters, and buffers that belong to the weights, by the framework's names."""
 
     @abstractmethod
     def memory(self) -> tuple[list[Tensor], list[Tensor]]:
@@ -102,52 +102,52 @@ class Network(ABC):
 
     @abstractmethod
     def specs(self) -> Mapping[int, list[TensorSpec]]:
-        """The specs of the tensors that `export` yields by stage, in its order, by the rank that has them then."""
+        """Return the specs of the tensors that `export` yields with `by_stage`, in its order, by the yielding rank."""
 
     @abstractmethod
     def export(self, *, by_stage: bool = False, in_step: bool = False) -> Iterator[tuple[str, Tensor]]:
-        """Full tensors under HF names on rank 0, none elsewhere; `by_stage`: on each stage's first. `in_step`: other ranks
-        yield as many, copies or `ELSEWHERE`, so that all can stop at a tensor. Collective."""
+        """Yield full tensors by HF name on rank 0 or, with `by_stage`, on each stage's first rank. With `in_step`,
+        other ranks yield a copy or `ELSEWHERE` for each tensor, so that all ranks can stop at one. Collective."""
 
     @abstractmethod
     def unadapted(self) -> AbstractContextManager[None]:
-        """The model, which has an adapter, computes as if it had none."""
+        """Return a context in which the model computes without its adapter."""
 
     def adapter(self) -> dict[str, Tensor]:
-        """Its adapter, in the names and shapes of `lora.write_adapter`, on every rank; empty where it has none. Collective."""
+        """Return the adapter with the names and shapes of `lora.write_adapter`, or {}, on every rank. Collective."""
         return {}
 
     @abstractmethod
     def state(self, prefix: str = "") -> dict[str, Any]:
-        """The weights as the backend's checkpoints take them, under names that begin with `prefix`."""
+        """Return the weights in the form of the backend's checkpoints, under names that begin with `prefix`."""
 
     @abstractmethod
     def take(self, state: dict[str, Any], prefix: str = "") -> None:
-        """Take over a loaded `state`."""
+        """Set the weights from a loaded `state`."""
 
     @staticmethod
     @abstractmethod
     def write(state: dict[str, Any], folder: Path, group: dist.ProcessGroup | None) -> WriteFiles:
-        """Begin a checkpoint of `state`; returns what writes this rank's files. With a `group`, that is done in another
-        thread, of a copy of the state on the CPU, and its ranks meet in the group. Collective."""
+        """Begin a checkpoint of `state`; returns a function that writes this rank's files. With a `group`, it may run
+        in another thread: it writes a CPU copy of the state and communicates over the group. Collective."""
 
     @staticmethod
     @abstractmethod
     def read(state: dict[str, Any], folder: Path) -> dict[str, Any]:
-        """The saved values of `state`, cut as `state` is. Collective."""
+        """Read the saved values of `state`, sharded as `state` is. Collective."""
 
     @abstractmethod
     def random(self) -> Any:
-        """The random state of this rank, as an entry of a `state`."""
+        """Return the random state of this rank, as an entry of a checkpoint's state."""
 
     @staticmethod
     @abstractmethod
     def restore_random(loaded: Any) -> None:
-        """Go on with a loaded random state."""
+        """Set the random state to a loaded one."""
 
 
 def rope_reach(config: Any) -> tuple[int, str] | None:
-    """`Network.reach` by a config of transformers whose rotary positions depend on the length: siblings' would differ."""
+    """Return `Network.reach` of a transformers config. Beyond it, some RoPE types depend on a sequence's length."""
     rope = getattr(config, "rope_parameters", None) or {}
     if (kind := rope.get("rope_type")) not in ("dynamic", "longrope"):
         return None
@@ -155,13 +155,13 @@ def rope_reach(config: Any) -> tuple[int, str] | None:
 
 
 def frozen(settings: TrainSettings) -> dict[str, list[str]]:
-    """The patterns that keep parameters from learning, by setting; empty where all learn."""
+    """Return the patterns that freeze parameters, by setting; empty if all parameters learn."""
     found = {name: list(getattr(settings, name)) for name in PATTERNS}
     return {name: patterns for name, patterns in found.items() if patterns}
 
 
 def learning(settings: TrainSettings, called: Sequence[Sequence[str]]) -> list[bool]:
-    """The parameters that the settings let learn, by their names. Raises TrainError: a pattern that no name has."""
+    """Return for each parameter's names whether it learns. Raises TrainError: a pattern matches no name."""
     only = settings.only_train_params_name_list
     patterns = only or settings.freeze_params_name_list
 
@@ -176,7 +176,7 @@ def learning(settings: TrainSettings, called: Sequence[Sequence[str]]) -> list[b
 
 
 def idle(settings: TrainSettings, what: str) -> TrainError:
-    """The settings leave nothing of `what` to learn."""
+    """Return the error for settings that leave nothing of `what` to learn."""
     patterns = settings.only_train_params_name_list or settings.freeze_params_name_list
     return TrainError(f"{_flag(settings)} {' '.join(patterns)}: nothing of {what} is left to learn; freeze less of it")
 

@@ -21,14 +21,14 @@ from agentrl.train.batch import TrainBatch
 from agentrl.train.ranks import Ranks
 
 _FROM_MODELS = ("rollout_log_probs", "old_log_probs", "ref_log_probs", "teacher_log_probs", "values")
-COMPUTED = (*_FROM_MODELS, "advantages", "chosen", "returns")  # the computed fields that losses read, if they are there
+COMPUTED = (*_FROM_MODELS, "advantages", "chosen", "returns")  # computed fields that losses read, if there are any
 _SAME = {f.name for f in fields(SampleView)} & {f.name for f in fields(TrainBatch)} - {"loss_mask", "tokens"}
-"""The fields of `TrainBatch` that `SampleView` has unchanged."""
+"""The fields that `SampleView` takes unchanged from `TrainBatch`."""
 
 
 @dataclass(frozen=True, slots=True)
 class StepInputs:
-    """Inputs of the loss of one optimizer step: the samples of `batch`, and arrays on the device for R response tokens."""
+    """Inputs of the loss of one optimizer step: the samples of `batch`, and device arrays for R response tokens."""
 
     batch: TrainBatch
     algorithm: Algorithm
@@ -38,15 +38,15 @@ class StepInputs:
     per_token: Mapping[str, Tensor]  # field of `TokenView` -> its values [R]; a critic's targets are `returns`
 
     def view(self, response_index: Tensor, log_probs: Tensor, entropy: Tensor, amend: Amend | None = None) -> TokenView:
-        """Return the tokens at `response_index` int64 [N] with the model's `log_probs` and `entropy` [N]; for `amend` see
-        `TokenView`. If there are no old log-probs, `log_probs` without gradient replace them: the ratio is then 1."""
+        """Return the tokens at `response_index` int64 [N] with the model's `log_probs` and `entropy` [N]; `amend` as in
+        `TokenView`. Without old log-probs, `log_probs` without gradient replace them, so the ratio is 1."""
         found = {name: array[response_index] for name, array in self.per_token.items() if name != "returns"}
         found = {"old_log_probs": log_probs.detach(), **found, "log_probs": log_probs, "entropy": entropy}
         return TokenView(num_samples=len(self.batch), join=self.ranks.add_up, amend=amend, **found)
 
 
 def sample_view(batch: TrainBatch, algorithm: Algorithm, mask: NDArray[np.uint8]) -> SampleView:
-    """Return the algorithm's view of the batch with this mask, and the computed fields that it `reads`."""
+    """Return the algorithm's view of the batch with this mask and with the computed fields that it `reads`."""
     names = _SAME - (set(COMPUTED) - algorithm.reads)
     found = {name: tensor_of(array) for name, array in batch.arrays().items() if name in names}
     tokens, lengths = tensor_of(batch.response_tokens), tensor_of(batch.response_lengths)

@@ -1,7 +1,7 @@
 """Common parts of all backends' optimizers.
 
-1. A step is in two halves: the gradients' global norm is taken, and only if it is finite are they clipped and applied.
-2. Learning rates are set on every step from the schedule; nothing is kept in the optimizer that the schedule owns."""
+1. A step has two halves: `norm` computes the gradients' global norm. If it is finite, `apply` clips and applies them.
+2. Every step sets the learning rates from the schedule. They are never read from the optimizer's saved state."""
 
 import math
 from abc import ABC, abstractmethod
@@ -17,13 +17,13 @@ from agentrl.train.settings import TrainSettings
 
 
 def decay_groups(parameters: Iterable[Any], **common: Any) -> list[dict[str, Any]]:
-    """AdamW's groups of parameters, in which matrices decay and vectors do not."""
+    """Return AdamW's parameter groups: weight decay applies to matrices, not to vectors."""
     found = [(decays, [p for p in parameters if (p.dim() > 1) is decays]) for decays in (True, False)]
     return [{"params": members, "wd_mult": float(decays), **common} for decays, members in found if members]
 
 
 class Optimizer(ABC):
-    """Steps a model's weights; `inner` is the framework's optimizer, as hooks get it, `parts` torch's optimizers in it."""
+    """The optimizer of a model. `inner` is the framework's optimizer, for hooks; `parts` are torch's in it."""
 
     inner: Any
     parts: Sequence[torch.optim.Optimizer]
@@ -33,24 +33,24 @@ class Optimizer(ABC):
 
     @abstractmethod
     def norm(self) -> float:
-        """The global norm of all gradients, which are now ready."""
+        """Return the global norm of all gradients of the step."""
 
     @abstractmethod
     def apply(self, norm: float) -> None:
-        """Clip the gradients, whose norm is given, and step."""
+        """Clip the gradients, whose global norm is `norm`, and update the weights."""
 
     @abstractmethod
     def state(self, weights: dict[str, Any], *, is_loading: bool, reshardable: bool) -> dict[str, Any]:
-        """As the backend's checkpoints take it; `weights` is the model's. If not `reshardable`, it may have a form that loads
-        only with other numbers of replicas. Collective. Raises CheckpointError: it has no form."""
+        """Return the state in the checkpoint's form; `weights` is the model's state. If not `reshardable`, only the
+        number of replicas may differ on load. Collective. Raises CheckpointError: the state cannot be stored."""
 
     @abstractmethod
     def take(self, state: dict[str, Any] | None) -> None:
-        """Take over a loaded `state`, or None: be as before the first step, with the weights as they are now."""
+        """Set a loaded `state`. With None, reset to the state before the first step, with the current weights."""
 
     def step(self, number: int) -> dict[str, float]:
         """Take optimizer step `number` (from 0); returns `grad_norm` before clipping, and `lr`. Raises TrainError: the
-        gradient norm is not finite; no weight has changed."""
+        gradient norm is not finite. The weights are then unchanged."""
         rate = self._set_rates(number)
         norm = self.norm()
         if not math.isfinite(norm):
@@ -63,17 +63,17 @@ class Optimizer(ABC):
 
     @property
     def stepped(self) -> bool:
-        """Return true if there is state, which comes with the first step."""
+        """Return true if the optimizer has state, which the first step creates."""
         return any(len(part.state) > 0 for part in self.parts)
 
     def memory(self) -> list[Tensor]:
-        """The state that it keeps from step to step: master weights and moments."""
+        """Return the tensors that persist between steps: master weights and moments."""
         kept = [p for part in self.parts for group in part.param_groups for p in group["params"]]
         states = (value for part in self.parts for entry in part.state.values() for value in entry.values())
         return kept + [value for value in states if torch.is_tensor(value)]
 
     def reset(self) -> None:
-        """Go on as at the first step: moments and counts of steps are 0 again, the weights stay."""
+        """Reset moments and step counts to 0; the weights do not change."""
         for part in self.parts:
             for values in part.state.values():
                 for value in filter(torch.is_tensor, values.values()):
@@ -88,7 +88,7 @@ class Optimizer(ABC):
         for group in (group for part in self.parts for group in part.param_groups):
             group["lr"] = (muon_rate if group.get("muon") else rate) * group.get("lr_mult", 1.0)
             group["weight_decay"] = self.settings.weight_decay * group.get("wd_mult", 1.0)
-            if "betas" in group:  # which a loaded state brings along
+            if "betas" in group:  # a loaded state has those of its own run
                 group["betas"] = (self.settings.adam_beta1, self.settings.adam_beta2)
                 group["eps"] = self.settings.adam_eps
         return rate

@@ -1,7 +1,7 @@
 """The packing plan: samples spread over data-parallel ranks and packed into microbatches, the same on all ranks.
 
-1. Every sample is in one microbatch of one rank. Ranks have equal numbers of microbatches; an empty one runs a dummy.
-2. Samples with a common prefix stay together if memory and balance allow it: `tree` then computes the prefix once.
+1. Every sample is in one microbatch of one rank. Ranks have equal numbers of microbatches, some only with padding.
+2. Samples with a common prefix stay together if memory and balance allow it, so that the prefix is computed once.
 3. Token counts include the padding to `alignment`. Memory limits the tokens of a microbatch. Work is balanced."""
 
 from collections.abc import Sequence
@@ -28,7 +28,7 @@ class PackingPlan:
 
     @property
     def num_microbatches(self) -> int:
-        """Microbatches of each rank."""
+        """Return the number of microbatches of each rank."""
         return len(self.ranks[0])
 
 
@@ -85,7 +85,7 @@ class _Costs:
     ) -> None:
         self.order, self.shared = prefixes.order, prefixes.shared
         starts = {node.of: node.start for node in reversed(tree.nodes)}
-        self.reused = [starts.get(i, lengths[i]) for i in self.order]  # less than `shared` if there is no node for it
+        self.reused = [starts.get(i, lengths[i]) for i in self.order]  # less than `shared` if no node begins there
         self.lengths, self.alignment, self.crossover = [lengths[i] for i in self.order], alignment, crossover
 
     def tokens(self, bundle: Bundle) -> int:
@@ -136,8 +136,8 @@ def padded(length: int, alignment: int) -> int:
 def balanced_partition(sizes: Sequence[int], parts: int, *, equal_size: bool = False) -> list[list[int]]:
     """Divide items of these sizes [S] into `parts` lists with nearly equal sums.
 
-    The largest differencing method (Karmarkar and Karp 1982, UCB/CSD 82/113): start with one partial solution per item,
-    and keep merging the two with the largest spread, the heaviest part of one with the lightest of the other. With
+    The largest differencing method (Karmarkar and Karp 1982, UCB/CSD 82/113) starts with one partial solution per item.
+    It keeps merging the two with the largest spread, the heaviest part of one with the lightest of the other. With
     `equal_size` the lists' lengths differ by at most one. Ties are broken deterministically. Returns `parts` lists of
     item indices, each ascending; lists may be empty."""
     order = sorted(range(len(sizes)), key=lambda i: (-sizes[i], i))

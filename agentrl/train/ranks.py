@@ -1,4 +1,4 @@
-"""The place of a trainer process: its device, and its place among the other processes."""
+"""The device of a trainer process, and its place among the other processes."""
 
 import datetime
 import resource
@@ -21,7 +21,7 @@ from agentrl.train.settings import TrainSettings
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ranks:
-    """Sizes of data and context parallelism and this process's place in each; a backend adds its own kinds."""
+    """Sizes of data and context parallelism, and this process's rank in each; backends add other kinds."""
 
     rank: int
     world: int
@@ -32,10 +32,10 @@ class Ranks:
     dp_cp_group: dist.ProcessGroup  # the processes that have different tokens of a batch
     cp_group: dist.ProcessGroup
     owns_default_group: bool  # whether `started` started torch.distributed
-    before: frozenset[dist.ProcessGroup]  # the groups that there were before this backend's
+    before: frozenset[dist.ProcessGroup]  # the groups that existed before this backend's
 
     def leave(self) -> None:
-        """Destroy the groups made since `started`, and torch.distributed's default one if that was."""
+        """Destroy the groups made since `started`, and torch.distributed's default group if `started` made it."""
         if self.owns_default_group:
             dist.destroy_process_group()
             return
@@ -43,17 +43,17 @@ class Ranks:
             dist.destroy_process_group(group)
 
     def describe(self) -> dict[str, int]:
-        """The sizes, for manifests and logs."""
+        """Return the sizes, for manifests and logs."""
         return {"cp": self.cp, "dp": self.dp}
 
     def add_up(self, sums: Tensor) -> Tensor:
-        """Add sums up over the ranks that hold parts of the same samples, and their gradients too."""
+        """Add up `sums` over the ranks that have parts of the same samples; the backward pass adds up gradients."""
         joined: Tensor = sums if self.cp == 1 else _Joined.apply(sums, self.cp_group)
         return joined
 
 
 class _Joined(torch.autograd.Function):
-    """Every rank's loss reads the sums, so gradients add up too."""
+    """A sum over ranks. The loss of every rank reads the sum, so gradients are added up too."""
 
     @staticmethod
     def forward(ctx: Any, sums: Tensor, group: dist.ProcessGroup) -> Tensor:
@@ -67,7 +67,7 @@ class _Joined(torch.autograd.Function):
 
 
 def started(settings: TrainSettings, where: RankInfo, device: torch.device) -> dict[str, Any]:
-    """Start torch.distributed, unless the process has; returns `owns_default_group` and `before` of `Ranks`. Collective."""
+    """Start torch.distributed unless it runs; returns `owns_default_group` and `before` of `Ranks`. Collective."""
     owns = not dist.is_initialized()
     if owns:
         backend, minutes = settings.distributed_backend, settings.distributed_timeout_minutes
@@ -85,7 +85,7 @@ def _groups() -> frozenset[dist.ProcessGroup]:
 
 
 def pick(kind: str = "auto", local_rank: int = 0) -> torch.device:
-    """A trainer process's GPU where there is one, else the CPU. Raises TrainError: `kind` asks for the other one."""
+    """Return a trainer process's GPU if it has one, else the CPU. Raises TrainError: `kind` names the other device."""
     if kind != "auto" and (kind == "cuda") != torch.cuda.is_available():
         have = "has" if torch.cuda.is_available() else "has no"
         raise TrainError(f"device {kind} was asked for, but this process {have} CUDA; set CUDA_VISIBLE_DEVICES")
@@ -93,13 +93,13 @@ def pick(kind: str = "auto", local_rank: int = 0) -> torch.device:
         return torch.device("cpu")
     device = torch.device("cuda", local_rank % torch.cuda.device_count())
     torch.cuda.set_device(device)
-    torch.backends.cudnn.allow_tf32 = False  # float32 is float32 in convolutions too; torch allows less by default
+    torch.backends.cudnn.allow_tf32 = False  # convolutions in full float32; torch allows TF32 by default
     return device
 
 
 @contextmanager
 def profiled(settings: TrainSettings, rollout: int, rank: int) -> Iterator[None]:
-    """Write a trace of what is inside to `profile_dir`, for Chrome's or Perfetto's viewer, if `rollout` is asked for."""
+    """Write a trace of the block to `profile_dir`, for Chrome's or Perfetto's viewer, if `rollout` is profiled."""
     if not settings.use_pytorch_profiler or not settings.profile_step_start <= rollout < settings.profile_step_end:
         yield
         return
@@ -113,8 +113,8 @@ def profiled(settings: TrainSettings, rollout: int, rank: int) -> Iterator[None]
 
 @contextmanager
 def memory_recorded(settings: TrainSettings, rank: int) -> Iterator[None]:
-    """With `record_memory_history`, write a snapshot of CUDA's memory if what is inside fails. Raises TrainError: it
-    failed; the error names the snapshot, for https://pytorch.org/memory_viz."""
+    """With `record_memory_history`, write a snapshot of CUDA memory if the block fails. Raises TrainError: the block
+    failed. The error names the snapshot, for https://pytorch.org/memory_viz."""
     try:
         yield
     except Exception as error:
@@ -127,8 +127,8 @@ def memory_recorded(settings: TrainSettings, rank: int) -> Iterator[None]:
 
 
 def memory(device: torch.device) -> dict[str, float]:
-    """GiB: `perf/trainer_memory`, the most that the process has held so far; of a GPU `perf/gpu_memory_allocated` and
-    `perf/gpu_memory_reserved`, the most since the last call."""
+    """Return peaks in GiB: `perf/trainer_memory`, the process's resident memory so far; with a GPU, since the last
+    call, `perf/gpu_memory_allocated` and `perf/gpu_memory_reserved`."""
     found = {"trainer_memory": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20}
     if device.type == "cuda":
         found["gpu_memory_allocated"] = cuda.max_memory_allocated(device) / 2**30

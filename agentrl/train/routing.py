@@ -1,6 +1,6 @@
-"""Routing replay: the engine's choice of experts in place of the trainer's (arXiv:2510.11370). Each layer gets its rows
-just before it runs, so recomputed and backward passes use the right ones. Scores and gradients stay the trainer's.
-Tokens with unknown experts (-1) choose for themselves."""
+"""Routing replay: the trainer uses the experts that the engine chose (arXiv:2510.11370). Each layer gets its routing
+just before it runs, so recomputed forward passes use the right rows. Scores and gradients are the trainer's. For tokens
+with unknown experts (-1) the router chooses."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -12,23 +12,23 @@ from agentrl.errors import TrainError
 
 
 class Replay:
-    """A layer's routing: `chosen` int16 [t, experts a token], None where the router is to choose for itself."""
+    """A layer's routing: `chosen` is int16 [t, experts per token], or None if the router chooses."""
 
     chosen: Tensor | None = None
 
     def pick(self, scores: Tensor, found: Tensor) -> tuple[Tensor, Tensor]:
-        """`scores` [t, experts] and numbers of the experts [t, experts a token]; `found` are those of the router itself."""
+        """Return scores and indices of the chosen experts, [t, experts per token]; `found` is the router's choice."""
         chosen = found if self.chosen is None else torch.where(self.chosen < 0, found, self.chosen.long())
         return scores.gather(1, chosen), chosen
 
     def hand(self, pack: str, layer: int, _module: Any, _args: Any, inputs: Mapping[str, Any]) -> None:
-        """Take the routing of layer number `layer` from its input `pack`; a hook that runs before the layer."""
+        """Set `chosen` to the routing of layer number `layer` in its input `pack`; a forward pre-hook of the layer."""
         routing = inputs[pack].routing
         self.chosen = None if routing is None else routing[:, layer]
 
 
 def routing_of(rows: Tensor, sparse: Sequence[Any], experts: int, topk: int) -> Tensor:
-    """Rows [t, layers x topk] as [t, layers, topk]; `sparse`: has a layer experts? Raises TrainError: another model."""
+    """Reshape rows to [t, layers, topk]. `sparse`: true for layers with experts. Raises TrainError: rows do not fit."""
     if not topk or rows.shape[1] != len(sparse) * topk:
         raise TrainError(
             f"the samples say {rows.shape[1]} experts a token, and the model has {len(sparse)} layers with {topk} each; does "

@@ -1,5 +1,5 @@
-"""A checkpoint that is being written. All ranks begin it together and finish it together; in between, with `async_save`, a
-thread of each rank writes a copy of the state, and the ranks train on."""
+"""Checkpoints in progress. All ranks begin a checkpoint together, and finish it together. With `async_save`, a thread
+of each rank writes a copy of the state in between, while training continues."""
 
 import shutil
 from collections.abc import Callable, Iterator
@@ -20,7 +20,7 @@ WriteFiles = Callable[[], Any]  # writes a rank's files. Collective.
 
 
 class Background(ThreadPoolExecutor):
-    """A thread that writes, and a process group for the writing threads of all ranks. Collective."""
+    """A thread that writes checkpoints, and a process group for these threads on all ranks. Collective."""
 
     def __init__(self) -> None:
         self.group = dist.new_group(backend="gloo")
@@ -29,22 +29,22 @@ class Background(ThreadPoolExecutor):
 
 @dataclass(frozen=True, slots=True)
 class Saving:
-    """One model's checkpoint under way."""
+    """One model's checkpoint in progress."""
 
     path: Path  # the checkpoint's folder
-    partial: Path  # the folder that is written into
+    partial: Path  # the folder that gets the files
     folder: ExitStack  # renames `partial` to `path` when it closes
-    files: WriteFiles | Future[Any]  # what is left to do: to write the files, or to wait for the thread that does
-    critic: "Saving | Path | None"  # the critic's checkpoint: under way, or a folder for rank 0 to move into this one
+    files: WriteFiles | Future[Any]  # a function that writes the files, or the result of the thread that runs it
+    critic: "Saving | Path | None"  # the critic's: in progress, or a folder that rank 0 moves into this one
 
     def written(self) -> bool:
-        """Return whether `finish` would not wait for this rank's thread."""
+        """Return true if `finish` would not wait for this rank's thread."""
         done = not isinstance(self.files, Future) or self.files.done()
         return done and (not isinstance(self.critic, Saving) or self.critic.written())
 
     def finish(self) -> None:
-        """Make it a checkpoint. Collective. Raises CheckpointError: its files could not be written."""
-        with write_errors(self.path), self.folder:  # whose end writes the manifest
+        """Complete the checkpoint. Collective. Raises CheckpointError: its files could not be written."""
+        with write_errors(self.path), self.folder:  # leaving `folder` writes the manifest
             self.files.result() if isinstance(self.files, Future) else self.files()
             if isinstance(self.critic, Saving):
                 self.critic.finish()
@@ -54,12 +54,12 @@ class Saving:
 
 @contextmanager
 def write_errors(path: Path) -> Iterator[None]:
-    """Raise whatever goes wrong as a CheckpointError about the checkpoint at `path`."""
+    """Raise any error of the block as a CheckpointError about the checkpoint at `path`."""
     try:
         yield
-    except CheckpointError:  # of the critic's folder
+    except CheckpointError:  # it names the critic's folder
         raise
-    # Torch's writer has no type for a full disk, and no word for it.
+    # Torch's writer has no error type for a full disk and does not name the cause, so the message gives the free space.
     except (Exception, CheckpointException) as error:
         free = shutil.disk_usage(path.parent).free / 2**20
         raise CheckpointError(
@@ -69,5 +69,5 @@ def write_errors(path: Path) -> Iterator[None]:
 
 
 def last_line(error: BaseException) -> str:
-    """Of torch's report of all ranks, which is a page of tracebacks, the line that says what happened."""
+    """Return the last line of an error: torch's report of all ranks ends a page of tracebacks with the cause."""
     return next((line for line in reversed(str(error).splitlines()) if line.strip()), type(error).__name__)

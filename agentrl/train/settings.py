@@ -11,7 +11,7 @@ from agentrl.errors import TrainError
 from agentrl.settings import Settings
 
 DecayStyle = Literal["constant", "linear", "cosine", "inverse-square-root", "WSD"]
-PATTERNS = ("only_train_params_name_list", "freeze_params_name_list")  # they keep parameters of the actor from learning
+PATTERNS = ("only_train_params_name_list", "freeze_params_name_list")  # settings that freeze parameters of the actor
 WsdDecayStyle = Literal["exponential", "linear", "cosine", "minus_sqrt"]
 
 
@@ -228,7 +228,7 @@ class TrainSettings(Settings):
 
     @property
     def of_critic(self) -> "TrainSettings":
-        """The critic's: the same curve with its own peak and warm-up, all else alike."""
+        """Return the critic's settings: own peak rate and warm-up, no LoRA, no frozen parameters; all else alike."""
         rate = 10 * self.lr if self.critic_lr is None else self.critic_lr
         scale = rate / self.lr if self.lr else 1.0
         scaled = {name: getattr(self, name) * scale for name in ("min_lr", "lr_warmup_init")}
@@ -239,17 +239,17 @@ class TrainSettings(Settings):
 
     @property
     def actor_starts(self) -> int:
-        """The optimizer step that is the actor's first; before it the critic learns alone."""
+        """Return the number of the actor's first optimizer step. Before this step only the critic learns."""
         return self.num_critic_only_steps * self.num_steps_per_rollout
 
     @property
     def own_stages(self) -> dict[str, int]:
-        """The settings that give a pipeline stage a number of layers of its own, by name."""
+        """Return the settings that fix the number of layers of a pipeline stage, by name."""
         names = ("decoder_first_pipeline_num_layers", "decoder_last_pipeline_num_layers")
         return {name: size for name in names if (size := getattr(self, name)) is not None}
 
     def stage_sizes(self, layers: int) -> list[int]:
-        """Layers of each pipeline stage of a model with so many. Raises TrainError: it cannot be cut so."""
+        """Return the layers of each pipeline stage. Raises TrainError: the model's `layers` cannot be divided so."""
         own, stages = self.own_stages, self.pipeline_model_parallel_size
         rest, others = layers - sum(own.values()), stages - len(own)
         if rest < others or (rest % others if others > 0 else rest or others):
@@ -263,12 +263,12 @@ class TrainSettings(Settings):
 
     @property
     def expert_tensor_parallel(self) -> int:
-        """`expert_tensor_parallel_size` with its default."""
+        """Return `expert_tensor_parallel_size`, by default `tensor_model_parallel_size`."""
         return self.expert_tensor_parallel_size or self.tensor_model_parallel_size
 
     @property
     def model_parallel_size(self) -> int:
-        """Devices that share one batch: TP x PP x CP, or 1 with fsdp, which shards weights alone."""
+        """Return the number of devices per microbatch: TP x PP x CP, or 1 with fsdp, which shards weights alone."""
         if self.train_backend == "fsdp":
             return 1
         return self.tensor_model_parallel_size * self.pipeline_model_parallel_size * self.context_parallel_size

@@ -1,6 +1,6 @@
-"""Megatron's `torch_dist` checkpoints, read and written tensor by tensor, without a model or ranks. `.metadata` lists
-the pieces of each tensor; it is a pickle of which only torch's own descriptions are loaded. Pieces are read with
-`weights_only`. `read` takes one of several stacked layers or experts alone."""
+"""Megatron's `torch_dist` checkpoints, read and written tensor by tensor, without a model or ranks. `.metadata` is a
+pickle that lists the pieces of each tensor; only torch's own description classes are loaded from it. Pieces are read
+with `weights_only`. `read` can read one layer or expert of a stacked tensor."""
 
 import argparse
 import io
@@ -34,14 +34,14 @@ _WRITTEN: dict[tuple[str, str], Any] = {
     **{("pathlib", name): PurePosixPath for name in ("Path", "PosixPath", "PurePosixPath")},
     **{("collections", kind.__name__): kind for kind in (OrderedDict, defaultdict)},
 }
-"""The names that torch's own writer uses besides descriptions."""
+"""The names that torch's own writer uses in addition to descriptions."""
 _ONLY_WEIGHTS = "TORCH_FORCE_WEIGHTS_ONLY_LOAD"
-"""The environment variable by which `torch.load` unpickles tensors and plain values only, whatever its caller asks for."""
+"""The environment variable that makes `torch.load` unpickle only tensors and plain values, whatever its arguments."""
 
 
 @dataclass(frozen=True, slots=True)
 class TensorPiece:
-    """A tensor to write: one at `index` of several stacked ones, `of` so many, under one key; or all of it."""
+    """A tensor to write under `key`: entry `index` of a stack of shape `of`, or a whole tensor if both are empty."""
 
     key: str
     index: tuple[int, ...]
@@ -50,7 +50,7 @@ class TensorPiece:
 
 
 class _Unread(dict[Any, Any]):
-    """Stands for what `.metadata` holds besides descriptions, such as megatron's own records."""
+    """Placeholder for other objects in `.metadata` than descriptions, such as megatron's own records."""
 
     def __init__(self, *_args: Any) -> None: ...
 
@@ -60,14 +60,14 @@ class _Unread(dict[Any, Any]):
 _BUILT: tuple[Any, ...] = (_Unread, OrderedDict, defaultdict, *filter(is_dataclass, _DESCRIPTIONS.values()))
 
 
-class _Unpickler(pickle._Unpickler):  # not C's, which asks for all the memory that a damaged file names
+class _Unpickler(pickle._Unpickler):  # the C version would allocate any size that a damaged file names
     def find_class(self, module: str, name: str) -> Any:
         if module == "torch" and isinstance(dtype := getattr(torch, name, None), torch.dtype):
             return dtype
         return _DESCRIPTIONS.get((module, name), _Unread)
 
     def load_build(self) -> None:
-        """Set what an object holds. A class or a function is none of the file's, and would stay changed."""
+        """Set the attributes of an object. Refuse classes and functions: changes to them would outlast the load."""
         if not isinstance(self.stack[-2], _BUILT):  # type: ignore[attr-defined]
             raise pickle.UnpicklingError(f"it sets attributes of {self.stack[-2]!r:.100}")  # type: ignore[attr-defined]
         super().load_build()  # type: ignore[misc]
@@ -87,9 +87,9 @@ class _Strict(_Unpickler):
 
 @contextmanager
 def as_data(path: Path) -> Iterator[None]:
-    """Let torch load the checkpoint at `path` without running anything that it says: only known names are read in its
-    index, and everything else is loaded with `weights_only`. For the process's only loading thread. Raises
-    CheckpointError: the index is damaged or names something else."""
+    """Let torch load the checkpoint at `path` without running its code: the index may contain only known names, and all
+    else is loaded with `weights_only`. Only one thread of the process may load meanwhile. Raises CheckpointError: the
+    index is damaged or contains other names."""
     try:
         _Strict(io.BytesIO((path / _INDEX).read_bytes())).load()
     except Exception as error:  # a damaged pickle raises whatever its bytes happen to mean
@@ -119,7 +119,7 @@ class TorchDist:
             raise CheckpointError(f"{path / _INDEX}: not a torch_dist checkpoint's ({error!r:.200})") from error
 
     def read(self, key: str, index: tuple[int, ...] = ()) -> Tensor:
-        """The tensor, or the stacked one at `index`, as stored. Raises CheckpointError: it is missing or damaged."""
+        """Read a tensor, or entry `index` of a stack, as stored. Raises CheckpointError: it is missing or damaged."""
         try:
             return self._read(key, index)
         except Exception as error:
@@ -150,7 +150,7 @@ class TorchDist:
 
 
 def write(path: Path, parts: Iterable[TensorPiece], said: Mapping[str, Any]) -> None:
-    """Write a checkpoint into the folder `path`, of which one tensor is in memory at a time; `said` is for its `args`."""
+    """Write a checkpoint to the folder `path`, with one tensor in memory at a time. `said`: entries of its `args`."""
     entries: dict[str, Any] = {}
     places: dict[Any, Any] = {}
     with (path / "__0_0.distcp").open("wb") as file:
@@ -172,7 +172,7 @@ def write(path: Path, parts: Iterable[TensorPiece], said: Mapping[str, Any]) -> 
                 append(metadata.MetadataIndex(key), [None])
     (path / _INDEX).write_bytes(pickle.dumps(metadata.Metadata(entries, {}, places)))
     args = argparse.Namespace(tensor_model_parallel_size=1, pipeline_model_parallel_size=1, **said)
-    # By this megatron's `sharded_state_dict` knows how the keys were chosen.
+    # Megatron's `sharded_state_dict` reads here which form the keys have.
     form = {"non_homogeneous_layers": any(".layers.0." in key for key in entries), "singleton_local_shards": False}
     common = {"args": args, "checkpoint_version": 3.0, "iteration": 0, "content_metadata": form}
     torch.save(common, path / "common.pt")
@@ -181,7 +181,7 @@ def write(path: Path, parts: Iterable[TensorPiece], said: Mapping[str, Any]) -> 
 
 
 def _extra_states(part: TensorPiece) -> set[str]:
-    """The keys of what modules may keep beside their weights: Megatron's loader insists on them, and takes None."""
+    """Return the keys of the extra states of a weight's modules: Megatron's loader requires them and accepts None."""
     module = part.key.rpartition(".")[0]
     index, of = (".".join(map(str, numbers)) for numbers in (part.index or (0,), part.of or (1,)))
     holders = module, module.replace(".linear_proj", ".core_attention")

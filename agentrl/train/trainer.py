@@ -1,12 +1,12 @@
-"""`TrainBackend`: what a run asks of a training framework; a backend adds how ranks meet and what a model is.
+"""`TrainBackend`: the interface of a training framework to a run. A backend adds process groups and models.
 
-1. One backend object lives in each trainer process; all make the same calls in the same order, as most are collective.
-2. A batch goes in whole on every rank (it is shared memory); each takes its own part by the same plan (`packing`).
-3. Weights leave under Hugging Face names and in Hugging Face layout, whatever the parallel layout inside.
-4. Old log-probs: the engine's with `use_rollout_logprobs`; else, with several optimizer steps a rollout, the trainer's
-   own pass before the first of them; with one step the policy itself (the ratio is 1 by definition).
-5. Values are the critic's before the first step. It takes its step on the same samples as the actor, before it.
-6. The reference, and a teacher of any size, are models of their own that stay on the device."""
+1. Each trainer process has one backend object. All make the same calls in the same order, as most are collective.
+2. Every rank gets the whole batch (in shared memory) and takes its own part by a common plan (`packing`).
+3. Weights are exported with Hugging Face names and shapes, whatever the parallel layout.
+4. Old log-probs are the engine's with `use_rollout_logprobs`. Else, with several optimizer steps per rollout, the
+   trainer computes them before the first step. With one step they are the policy's own, and the ratio is 1.
+5. Values are computed before the first step. On each step's samples, the critic steps before the actor.
+6. A teacher of any size is a separate model on the device, and so is the reference unless it is the unadapted actor."""
 
 import dataclasses
 import gc
@@ -51,32 +51,32 @@ from agentrl.train.ranks import Ranks, memory, memory_recorded, pick, profiled
 from agentrl.train.saving import Saving
 from agentrl.train.settings import TrainSettings
 
-_ALLOCATIONS = 100_000  # allocations that `record_memory_history` keeps, the newest
+_ALLOCATIONS = 100_000  # number of newest allocations that `record_memory_history` keeps
 
 
 class TrainBackend(ABC):
-    """One rank of a trainer. All backends are made with the same arguments; `init` does the work.
+    """One rank of a trainer. All backends have the same arguments; `init` builds the models.
 
-    A critic with processes of its own takes part in a rollout so: its processes give `values`, the actor's `prepare`
-    the batch with them, and both `train` on what was prepared.
+    If the critic has separate processes, they compute `values`. The actor's processes `prepare` the batch with these
+    values, and both `train` on the result.
 
     Args:
-        settings, algorithm: the trainer's settings, of which `hf_checkpoint` names the starting weights, and the
-            objective's.
+        settings, algorithm: the settings of the trainer, where `hf_checkpoint` names the starting weights, and of the
+            algorithm.
         rollout_temperature: the sampling temperature, by which logits are divided.
-        total_steps: optimizer steps of the whole run, where the learning rate's decay ends by default.
-        device: `cuda`, `cpu`, or whichever this machine has.
-        learners: the models that learn in this process; one of the critic alone knows values, training and checkpoints.
-        hooks: code in another trainer's form; by default there is none."""
+        total_steps: number of optimizer steps of the run; by default the learning rate's decay ends there.
+        device: `cuda`, `cpu`, or `auto`: `cuda` if this machine has it.
+        learners: the models that learn in this process. With `critic`, only `values`, `train` and checkpoints work.
+        hooks: code that was written for another trainer; by default none."""
 
     network: ClassVar[type[Network]]
-    actor: TrainedModel  # not there in a process of the critic alone
+    actor: TrainedModel  # absent if this process trains the critic alone
     critic: CriticModel | None = None
     reference: ModelState | None = None
     teacher: ModelState | None = None
-    _followed = False  # true if the reference is no longer the model that it was loaded from
+    _followed = False  # true after the reference was updated from the actor
     _sender: WeightSender | None = None
-    _stream: Iterator[tuple[str, Tensor]]  # of `share_weights`, as the buffer
+    _stream: Iterator[tuple[str, Tensor]]  # the remaining tensors of `share_weights`
     _shared: Tensor | None = None
     _saving: Saving | None = None
     _offloaded: OffloadedTensors | None = None
@@ -105,14 +105,14 @@ class TrainBackend(ABC):
 
     @abstractmethod
     def join(self, where: RankInfo) -> Ranks:
-        """Meet the other ranks, on `self.device`. Collective."""
+        """Join the process groups of all ranks, on `self.device`. Collective."""
 
     @abstractmethod
     def opened(self, folder: str | Path) -> HFFolder:
-        """The model in a folder that the settings name: Hugging Face's, or a torch_dist checkpoint beside `hf_checkpoint`."""
+        """Open a model folder: Hugging Face's, or a torch_dist checkpoint (its config or `hf_checkpoint`'s)."""
 
     def check(self) -> None:
-        """Refuse, by the models' configs alone and with the same errors, what `init` would refuse after the start."""
+        """Raise the errors that `init` would raise for the models, by their configs alone."""
         settings, check = self.settings, self.network.check_model
         cuda = self.device_kind == "cuda" or (self.device_kind == "auto" and torch.cuda.is_available())
         if settings.record_memory_history and not cuda:
@@ -144,7 +144,7 @@ class TrainBackend(ABC):
             torch.set_num_threads(self.settings.train_threads)
         torch.use_deterministic_algorithms(self.settings.deterministic_mode)
         self.ranks = self.join(where)
-        nccl, hours = torch.distributed.get_backend() == "nccl", timedelta(hours=4)  # for rank 0's files
+        nccl, hours = torch.distributed.get_backend() == "nccl", timedelta(hours=4)  # the wait for rank 0's files
         self._files = torch.distributed.new_group(backend="gloo", timeout=hours) if nccl else None
         self.seed(self.settings.seed)
         self._seconds = defaultdict(float)
@@ -191,8 +191,8 @@ class TrainBackend(ABC):
     def log_probs(
         self, batch: TrainBatch, model: ModelRole = "actor", rows: OutputPositions = "response"
     ) -> NDArray[np.float32]:
-        """Natural-log probabilities [R] of all response tokens of `batch` (0 for tokens that `rows` leaves out), on
-        every rank, under the rollout temperature. Collective. Raises TrainError: the run has no such model."""
+        """Return natural-log probabilities [R] of the response tokens of `batch`, 0 for tokens that `rows` leaves out,
+        on every rank, at the rollout temperature. Collective. Raises TrainError: the run has no such model."""
         slot = {"actor": self.actor, "ref": self.reference, "teacher": self.teacher}[model]
         if slot is None:
             what, remedy = _ABSENT[model]
@@ -205,8 +205,8 @@ class TrainBackend(ABC):
         return found
 
     def values(self, batch: TrainBatch) -> NDArray[np.float32]:
-        """The critic's value [R] before each trained token, 0 at others, on every rank. Collective. Raises TrainError:
-        this process has no critic."""
+        """Return the critic's values [R] before each trained token, 0 at other tokens, on every rank. Collective.
+        Raises TrainError: this process has no critic."""
         if self.critic is None:
             raise TrainError(f"there is no critic: {self.algorithm.name} learns none, or it is elsewhere")
         self.hooks.before_log_probs(self.critic.network.model, "")
@@ -215,15 +215,15 @@ class TrainBackend(ABC):
     def train(self, batch: TrainBatch, step: int, prepared: Prepared | None = None) -> Mapping[str, float]:
         """Train on the batch of training step `step` (from 0): `num_steps_per_rollout` optimizer steps. Collective.
 
-        The first `num_critic_only_steps` rollouts leave the actor as it is. `prepared` is by default `prepare(batch)`.
+        The first `num_critic_only_steps` rollouts do not train the actor. `prepared` is by default `prepare(batch)`.
 
         Returns:
-            Metrics (docs/metrics.md), the same on every rank: means over the optimizer steps of the loss and its statistics;
-            `mismatch_metrics` over tokens, with `use_rollout_logprobs` of the first step's; `advantages/...`; `tokens` trained
-            in all; `steps`; `perf/actor_train_tflops`, the operations a second of one device if nothing were shared;
-            `perf/..._time`, seconds of the parts; `perf/...memory`.
+            Metrics (docs/metrics.md), the same on every rank except `perf/`. The loss and its statistics are means over
+            the optimizer steps. `mismatch_metrics` are over tokens; with `use_rollout_logprobs`, of the first step
+            only. `tokens` counts the trained ones, `perf/..._time` are seconds. `perf/actor_train_tflops` are those of
+            one device, as if nothing were shared. Others are `steps`, `advantages/...` and `perf/...memory`.
 
-        Raises TrainError: a token id outside the vocabulary; or a loss or gradient that is not finite: the weights stay."""
+        Raises TrainError: a token id is outside the vocabulary, or a loss or gradient is not finite; weights stay."""
         with memory_recorded(self.settings, self.ranks.rank), profiled(self.settings, step, self.ranks.rank):
             metrics = self._train(batch, step, prepared)
         if self.settings.reset_optimizer_states:
@@ -262,7 +262,7 @@ class TrainBackend(ABC):
             times["perf/actor_train_tflops"] = done / times["perf/actor_train_time"] / 1e12
         apart = [{name: entry.pop(name) for name in [*entry] if name.startswith(PREFIX)} for entry in history]
         if self.algorithm.settings.use_rollout_logprobs:
-            apart = apart[:1]  # after the first update the model is no longer the one that generating is compared with
+            apart = apart[:1]  # later steps compare updated weights with the engine's
         keys = sorted({key for entry in history for key in entry})
         means = {key: float(np.mean([entry[key] for entry in history if key in entry])) for key in keys}
         means |= mismatch_metrics(apart)
@@ -270,13 +270,13 @@ class TrainBackend(ABC):
         return {**means, **metrics, **algorithm.state, **sizes, **times, "train_seconds": time.perf_counter() - started}
 
     def details(self) -> Mapping[str, NDArray[np.float16]]:
-        """Figures of each response token in the last `train`, [R] each, to look at: `log_probs` before its step,
-        `advantages`, and what models computed. NaN where the token did not train. The same on every rank."""
+        """Return arrays [R] over the response tokens of the last `train`, for inspection: `log_probs` before the step,
+        `advantages`, and the outputs of models. NaN where the token did not train. The same on every rank."""
         return self._details
 
     def prepare(self, batch: TrainBatch, values: NDArray[np.float32] | None = None) -> Prepared:
-        """Compute what `train` starts from, the same on every rank; `values` are those of a critic that has processes
-        of its own. Collective. Raises TrainError: the algorithm reads what no model of this process computes."""
+        """Compute the inputs of `train`, the same on every rank; `values` are from a critic with separate processes.
+        Collective. Raises TrainError: neither a model of this process nor the samples have what the algorithm reads."""
         found = self._computed(batch, values)
         batch = with_computed(batch, found)
         made = estimate(batch, self.algorithm, self.hooks.advantages(batch, self.algorithm))
@@ -284,7 +284,7 @@ class TrainBackend(ABC):
         return Prepared({**found, **{k: v if v is None else v.numpy() for k, v in arrays.items()}}, made.metrics)
 
     def _computed(self, batch: TrainBatch, values: NDArray[np.float32] | None) -> dict[str, NDArray[np.float32]]:
-        """The models' outputs for the batch before the first step, [R] each."""
+        """Return the models' outputs for the batch before the first step, [R] each."""
         algorithm = self.algorithm
         reads, several = algorithm.reads | self.hooks.reads, self.settings.num_steps_per_rollout > 1
         found: dict[str, NDArray[np.float32]] = {}
@@ -309,23 +309,23 @@ class TrainBackend(ABC):
         return found
 
     def weight_specs(self) -> Mapping[int, list[TensorSpec]]:
-        """The specs of all tensors, by the rank of the process that sends them in `broadcast_weights`; local and cheap."""
+        """Return the specs of all tensors, by the rank that sends them in `broadcast_weights`; local and cheap."""
         return {rank: self.engine_form.specs(specs) for rank, specs in self.actor.network.specs().items()}
 
     def export_weights(self) -> Iterator[tuple[str, Tensor]]:
-        """Full tensors under HF names, on rank 0; elsewhere an empty stream that must be exhausted. Collective."""
+        """Yield full tensors by HF name on rank 0. Other ranks must exhaust an empty iterator. Collective."""
         return self.actor.network.export()
 
     def init_weight_group(self, group: WeightGroup) -> None:
-        """Open the group in which this rank sends weights to engines, if it is the group's sender. Blocks until all members
-        have joined."""
+        """Join the group in which this rank sends weights to engines, if this rank is the sender. Blocks until all
+        members have joined."""
         if self.ranks.rank == group.sender:
             where = f"tcp://{group.address}:{group.port}"
             self._sender = WeightSender(group.backend, where, group.world_size, group.name, group.size)
 
     def broadcast_weights(self, buckets: Sequence[Bucket]) -> None:
-        """Send the engines all tensors of this rank, in the order of `weight_specs`, in the buckets of its group.
-        Collective. Raises TrainError: a member was lost."""
+        """Send all tensors of this rank to the engines, in the order of `weight_specs`, in the buckets of its group.
+        Collective. Raises TrainError: a member was lost, or buckets are missing."""
         stream, sender = self.engine_form.tensors(self.actor.network.export(by_stage=True)), self._sender
         for specs in [bucket.tensors for bucket in buckets if sender is not None and bucket.group == sender.name]:
             assert sender is not None
@@ -339,9 +339,9 @@ class TrainBackend(ABC):
             raise TrainError("broadcast_weights needs init_weight_group first, and buckets of all tensors")
 
     def share_weights(self, specs: Sequence[TensorSpec], *, first: bool, readers: int) -> list[str]:
-        """Return handles of these tensors, one a rank, in memory of its device: the next ones in the order of `weight_specs`,
-        from the `first`. The next call overwrites the memory; no specs give it back. Ranks from `readers` on share none: what is
-        never opened is never freed. Collective."""
+        """Return one handle per rank, of a buffer on the rank's device with the tensors of `specs`. They are the next
+        in the order of `weight_specs`; `first` restarts it. The next call overwrites the buffer; empty `specs` free it.
+        Ranks from `readers` on give no handle, because a handle that is never opened is never freed. Collective."""
         if not specs:
             self._shared, self._stream = None, iter(())
             return []
@@ -363,18 +363,18 @@ class TrainBackend(ABC):
         return handles
 
     def close_weight_group(self) -> None:
-        """Leave the group that `init_weight_group` opened, if any."""
+        """Leave the group that `init_weight_group` joined, if any."""
         if self._sender is not None:
             self._sender.close()
             self._sender = None
 
     def offload(self) -> None:
-        """Give back the memory of models, gradients and optimizer states; idempotent. Raises TrainError: no room."""
+        """Free the memory of models, gradients and optimizer states; idempotent. Raises TrainError: no space left."""
         if self._offloaded is not None:
             return
         parts = [slot.memory() for slot in self._models()]
         every = ([tensor for part in parts for tensor in part[which]] for which in (0, 1))
-        # What --fsdp-cpu-offload keeps in the host's memory stays there.
+        # Tensors that --fsdp-cpu-offload keeps in host memory stay there.
         kept, anew = ([tensor for tensor in those if tensor.device.type == self.device.type] for those in every)
         try:
             self._offloaded = OffloadedTensors(kept, anew)
@@ -384,16 +384,15 @@ class TrainBackend(ABC):
             ) from error
 
     def onload(self) -> None:
-        """Bring it all back, bit for bit but for gradients, which are zero; twice is once."""
+        """Restore the memory that `offload` freed, bit for bit, except gradients, which are zero; idempotent."""
         if self._offloaded is not None:
             self._offloaded.restore()
             self._offloaded = None
 
     def save(self, path: str | Path, step: int, critic: str | Path | None = None) -> None:
-        """Write model, optimizer, random state and `step` into the folder `path`, whole or not at all; the critic's
-        part is a folder in it, or moved there from `critic`, where processes of its own have saved it. With
-        `async_save` it is written from a copy while the caller goes on, until `saved`. Collective. Raises
-        CheckpointError: it could not be written."""
+        """Write model, optimizer, random state and `step` atomically to the folder `path`. The critic's checkpoint is a
+        folder in it. If separate processes have saved that folder as `critic`, it is moved there. With `async_save`, a
+        thread writes a copy until `saved`. Collective. Raises CheckpointError: the checkpoint could not be written."""
         self.saved()
         if self.learners == "critic" and self.critic is not None:
             self._saving = self.critic.save(Path(path), step)
@@ -405,8 +404,8 @@ class TrainBackend(ABC):
             self.saved()
 
     def saved(self, *, wait: bool = True) -> bool:
-        """Finish the checkpoint under way; without `wait` only if all ranks have written their files. Returns whether
-        none is under way. Collective. Raises CheckpointError: it could not be written."""
+        """Finish the checkpoint in progress; without `wait`, only if all ranks have written their files. Returns true
+        if none is in progress now. Collective. Raises CheckpointError: the checkpoint could not be written."""
         if self._saving is None:
             return True
         if not wait:
@@ -419,9 +418,9 @@ class TrainBackend(ABC):
         return True
 
     def load(self, path: str | Path) -> int:
-        """Restore what `save` wrote at `path`, or the newest checkpoint in that folder, under this or another parallel
-        layout; returns its step. Collective. Raises CheckpointError: nothing complete is there, or it is damaged, of
-        another model, or it lacks a critic or has one too many."""
+        """Restore the checkpoint at `path`, or the newest one in that folder, under this or another parallel layout;
+        returns its step. Collective. Raises CheckpointError: no complete checkpoint is there, it is damaged or of
+        another model, or only one of checkpoint and run has a critic."""
         if (newest := latest(path)) is None:
             raise CheckpointError(
                 f"{path}: no complete checkpoint here (a folder with {MANIFEST}, or one of such folders)"
@@ -437,7 +436,7 @@ class TrainBackend(ABC):
         return newest.step
 
     def save_hf(self, path: str | Path, *, served: bool = False) -> None:
-        """Write a Hugging Face folder atomically, which engines are about to read if it is `served`. Collective."""
+        """Write a Hugging Face folder atomically. `served`: the engines read it next. Collective."""
         lora, adapter = self.actor.place.lora, self.actor.network.adapter()
         stream = iter(()) if served and lora else self.export_weights()
         if self.ranks.rank == 0:
@@ -465,13 +464,13 @@ class TrainBackend(ABC):
             self.ranks.leave()
             for models in ("ranks", "_files", "actor", "critic", "reference", "teacher"):
                 vars(self).pop(models, None)
-            # Models and process groups refer to each other in rings: until they are freed, each of gloo's groups wakes
-            # threads of its own a hundred times a second.
+            # Models and process groups form reference cycles. Until they are collected, the threads of each gloo group
+            # wake a hundred times a second.
             gc.collect()
 
 
 def with_computed(batch: TrainBatch, computed: Mapping[str, Any]) -> TrainBatch:
-    """The batch with `Prepared.arrays`; the samples' own teacher is left out if the algorithm reads none."""
+    """Return the batch with `Prepared.arrays`; without teacher log-probs in them, the samples' own are dropped."""
     return dataclasses.replace(batch, **{"teacher_log_probs": None, **computed})
 
 

@@ -1,10 +1,10 @@
-"""Sequences as a tree: what several of them begin with is there once.
+"""Sequences as a tree, in which a prefix of several sequences exists once.
 
-1. Siblings of a group have their prompt in common, split trajectories their first turns, and all of them perhaps a system
-   prompt. Causal attention computes the same for a common beginning whatever follows, so it is computed once.
-2. A node is a run of tokens. Its sequence is the nodes from the root to it; nodes lie in depth-first order, so that what
-   descends from a node follows it without a gap.
-3. A common beginning of less than `LEAST` tokens is not worth a node: it stays copied."""
+1. Samples of a group share a prompt, samples of a split trajectory share turns, and all may share a system prompt.
+   With causal attention a prefix does not depend on the tokens after it, so a shared prefix is computed once.
+2. A node is a run of tokens. A sequence is a path of nodes that begins at a root. Nodes are in depth-first order, so
+   the descendants of a node follow it without a gap.
+3. A shared prefix of fewer than `LEAST` tokens gets no node: each sequence has its own copy."""
 
 import itertools
 from collections.abc import Iterator, Sequence
@@ -14,22 +14,22 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-LEAST = 16  # tokens that must be in common; below this an attention call more costs as much as the copies
+LEAST = 16  # minimum tokens of a shared prefix; for fewer, one more attention call costs as much as the copies
 Ids = NDArray[np.int32]
 
 
 @dataclass(frozen=True, slots=True)
 class SharedPrefixes:
-    """Sequences in an order in which sequences that begin alike are neighbours."""
+    """An order of sequences in which sequences with a common prefix are neighbours."""
 
-    order: tuple[int, ...]  # [S] numbers of the sequences
+    order: tuple[int, ...]  # [S] indices of the sequences
     shared: tuple[int, ...]
-    """[S] tokens that the sequence at this place has in common with the one before it; 0 at the first place, and below
-    `LEAST`."""
+    """[S] length of the prefix that the sequence at this place shares with the one before it. It is 0 at the first
+    place, and if it would be below `LEAST`."""
 
     @classmethod
     def of(cls, sequences: Sequence[Ids]) -> "SharedPrefixes":
-        """Find what the sequences share."""
+        """Find the shared prefixes of sequences."""
         keys = [ids.astype(">u4").tobytes() for ids in sequences]
         order = sorted(range(len(keys)), key=lambda i: (keys[i], i))
         shared = [0] + [_common(sequences[a], sequences[b]) for a, b in itertools.pairwise(order)]
@@ -37,14 +37,14 @@ class SharedPrefixes:
 
     @classmethod
     def none(cls, count: int) -> "SharedPrefixes":
-        """For `count` sequences of which nothing is to be shared."""
+        """Return the order of `count` sequences that share nothing."""
         return cls(tuple(range(count)), (0,) * count)
 
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """Tokens `start` to `end` (positions, in all sequences through it) of the sequence number `of`. `last` is the last
-    node that descends from this one, its own number if none does."""
+    """Tokens `start` to `end` of sequence `of`; the positions are the same in all sequences through the node. `parents`
+    are its ancestors, root first. `last` is its last descendant, or the node itself if it has none."""
 
     of: int
     start: int
@@ -58,23 +58,23 @@ class Node:
 
 @dataclass(frozen=True)
 class Tree:
-    """The nodes in depth-first order, and for each of S sequences the numbers of the nodes that it runs through."""
+    """The nodes in depth-first order, and for each of S sequences the indices of the nodes on its path."""
 
     nodes: tuple[Node, ...]
     paths: tuple[tuple[int, ...], ...]
 
     @cached_property
     def tokens(self) -> int:
-        """Tokens of all nodes: what is computed."""
+        """Return the number of tokens of all nodes, which are the computed ones."""
         return sum(map(len, self.nodes))
 
     @classmethod
     def of(cls, lengths: Sequence[int], prefixes: SharedPrefixes) -> "Tree":
-        """The tree of sequences with these lengths [S]."""
+        """Build the tree of sequences with these lengths [S]."""
         nodes: list[tuple[int, int, int, tuple[int, ...]]] = []
         paths: list[tuple[int, ...]] = [()] * len(lengths)
         pending = list(_branches(prefixes.shared, 0, len(lengths), 0, ()))
-        while pending:  # no recursion: a trajectory's samples may be as deep as it has turns
+        while pending:  # no recursion: the tree may be as deep as a trajectory has turns
             first, end, depth, parents = pending.pop()
             sequence, alone = prefixes.order[first], end == first + 1
             until = lengths[sequence] if alone else min(prefixes.shared[first + 1 : end])
@@ -93,11 +93,11 @@ class Tree:
 
 
 _Branch = tuple[int, int, int, tuple[int, ...]]
-"""The bounds of the sequences' places, the number of tokens that they have in common, and the nodes of these tokens."""
+"""The bounds of the sequences' places, the number of tokens that they share so far, and the nodes of these tokens."""
 
 
 def _branches(shared: Sequence[int], first: int, end: int, depth: int, parents: tuple[int, ...]) -> Iterator[_Branch]:
-    """One for each way that the sequences at places `first` to `end` go on after `depth` tokens in common, the last first."""
+    """Yield the branches of the sequences at places `first` to `end` after `depth` shared tokens, the last first."""
     for at in range(end - 1, first - 1, -1):
         if at == first or shared[at] < depth + LEAST:
             yield at, end, depth, parents

@@ -1,1 +1,1 @@
-"""The train backend on FSDP2 over any causal language model of transformers; only `train.backends` imports it."""
+"""The FSDP2 train backend, for causal language models of transformers. Only `train.backends` imports it."""

@@ -1,9 +1,9 @@
-"""Attention of transformers' models over packed trees of tokens.
+"""Attention of transformers models over packed trees of tokens.
 
-1. `packed_attention` is registered with transformers under `PACKED`; the microbatch reaches it as the keyword `pack` of the
-   model's forward. It is computed in blocks by `kernels`, which knows plain causal attention.
-2. Whatever a layer asks for beyond that (a window shorter than a sample, sinks, soft caps) its architecture's own plain
-   function computes, under a mask of all tokens with all: right, and slow for long microbatches.
+1. `packed_attention` is registered with transformers as `PACKED`. It gets the microbatch by the keyword `pack` of the
+   model's forward, and computes plain causal attention in blocks (`kernels`).
+2. If a layer needs more (a window shorter than a sample, sinks, soft caps), the architecture's eager function computes
+   it with a mask [t, t]. That is correct, and slow for long microbatches.
 3. `by_sequence` runs layers with a state (linear attention, short convolutions) over one sequence after another."""
 
 import re
@@ -25,12 +25,12 @@ from agentrl.train.routing import Replay
 
 PACKED = "agentrl_packed"
 _PLAIN = {"dropout", "sliding_window", "is_causal", "position_ids", "use_cache", "output_attentions", "layer_idx"}
-"""Options of transformers' attention functions that `packed_attention` knows; dropout is off."""
+"""Options of transformers' attention functions with which `packed_attention` uses `kernels`; dropout is off."""
 
 
 @dataclass
 class FsdpPack:
-    """The microbatch as the layers of a forward pass see it; `routing` [t, layers, experts a token] or None."""
+    """The microbatch in the form that layers get; `routing` is [t, layers, experts per token] or None."""
 
     mb: MicrobatchTensors
     routing: Tensor | None = None
@@ -38,14 +38,14 @@ class FsdpPack:
 
     @cached_property
     def longest(self) -> int:
-        """Tokens of the longest sequence."""
+        """Return the number of tokens of the longest sequence."""
         return int(self.mb.positions.max()) + 1
 
     @cached_property
     def sequences(self) -> list[tuple[Tensor, int]]:
-        """For each sequence the places [n] of its tokens, and how many of its last ones no sequence before it has.
+        """Return for each sequence the places [n] of its tokens, and the number of its last tokens in no earlier one.
 
-        A shared prefix belongs to the first of its sequences. In depth-first order the remainder is without a gap."""
+        A shared prefix counts for the first of its sequences. In depth-first order the other tokens have no gap."""
         nodes, *above = self.mb.parts
         shared = [block for part in above for block in part.blocks]
         inner, found, done = {start for _, _, start, _ in shared}, [], 0
@@ -58,7 +58,7 @@ class FsdpPack:
         return found
 
     def mask(self, window: int | None, like: Tensor) -> Tensor:
-        """The addend of scores: [1, 1, t, t], 0 where a token sees another at most `window - 1` positions before it."""
+        """Return the mask to add to scores, [1, 1, t, t]: 0 where a token sees one at most `window - 1` before."""
         if window not in self.masks:
             positions = self.mb.positions[0]
             seen = torch.zeros(len(positions), len(positions), dtype=torch.bool, device=like.device)
@@ -75,7 +75,7 @@ class FsdpPack:
 def packed_attention(
     module: Any, query: Tensor, key: Tensor, value: Tensor, _mask: Any, *, pack: FsdpPack, **options: Any
 ) -> tuple[Tensor, None]:
-    """[1, t, heads, dim] of queries [1, heads, t, dim], keys and values [1, groups, t, dim]."""
+    """Return attention [1, t, heads, dim] of queries [1, heads, t, dim], keys and values [1, groups, t, dim]."""
     window, scaling = _window(module, options), options.pop("scaling", None)
     if window is not None and window >= pack.longest:
         window = None
@@ -96,7 +96,7 @@ def _window(module: Any, options: dict[str, Any]) -> int | None:
 
 
 def register() -> None:
-    """Make the function known to transformers; safe to repeat."""
+    """Register `packed_attention` with transformers; idempotent."""
     from transformers import AttentionInterface
     from transformers.masking_utils import AttentionMaskInterface
 
@@ -125,8 +125,8 @@ class _Choosing(TorchFunctionMode):
 
 
 def replaying(model: Any) -> tuple[list[bool], int, int]:
-    """Have the mixtures of a model read `FsdpPack.routing` from now on. Returns for each layer whether it has experts,
-    how many, and how many a token goes to."""
+    """Make the mixtures of experts of a model use `FsdpPack.routing`. Returns whether each layer has experts, the
+    number of experts, and the experts per token."""
     modules, config = dict(model.named_modules()), model.config.get_text_config()
     sparse, experts = [False] * config.num_hidden_layers, 0
     for name, module in modules.items():
@@ -153,9 +153,9 @@ def _forward(forward: Callable[..., Any], replay: Replay, experts: int, *args: A
 
 
 def by_sequence(model: Any) -> None:
-    """Have each stateful module of a model start every sequence of a microbatch from a state of zeros, from now on.
+    """Make each stateful module of a model start every sequence of a microbatch from a state of zeros.
 
-    The module alone computes a shared prefix anew for each sequence: no module takes the state of another's prefix."""
+    Such a module computes a shared prefix again for each sequence, because no module takes the state of a prefix."""
     for name, module in model.named_modules():
         if is_stateful(name):
             module.forward = partial(_by_sequence, module.forward)

@@ -1,8 +1,8 @@
-"""A causal language model of transformers on this rank: read, sharded, and told from others.
+"""Loading, sharding and sizes of a causal language model of transformers on this rank.
 
-1. One process without half precision or offload has transformers' own model. Otherwise FSDP2 shards each layer and what is
-   around them; rank 0 alone reads the weights and the others receive their shards.
-2. Weights are kept in float32 where they learn, and computed with in bfloat16 if `bf16` is set."""
+1. A single process without half precision or offload uses transformers' model unchanged. Otherwise FSDP2 shards each
+   layer and the rest of the model. Rank 0 alone reads the weights, and the others receive their shards.
+2. Weights that learn are stored in float32. If `bf16` is set, the model computes in bfloat16."""
 
 import itertools
 from dataclasses import dataclass
@@ -29,20 +29,20 @@ from agentrl.train.settings import TrainSettings
 
 _ATTENTION = {"full_attention", "sliding_attention"}
 _BY_PART = {"text_config": PACKED, "vision_config": "sdpa"}
-"""The attention of a model that sees images: its vision tower is not causal and keeps its own."""
+"""The attention of a model that sees images: its vision tower is not causal and uses `sdpa`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mesh(Ranks):
-    """Data parallelism alone."""
+    """A layout with data parallelism alone."""
 
     device: torch.device
-    mesh: Any  # over which FSDP shards and, in its first dimension if it has two, copies; None where nothing is sharded
+    mesh: Any  # FSDP's device mesh: (shards,) or (copies, shards); None if nothing is sharded
     shard_group: dist.ProcessGroup  # the processes that have different shards
 
     @classmethod
     def join(cls, settings: TrainSettings, where: RankInfo, device: torch.device) -> Self:
-        """Join the other trainer processes. Collective. Raises TrainError: they are no multiple of the copies."""
+        """Join the other trainer processes. Collective. Raises TrainError: the copies do not divide their number."""
         world, copies = where.world_size, settings.data_parallel_replicate_degree
         if world % copies:
             raise TrainError(f"{world} trainer processes cannot be divided by data_parallel_replicate_degree {copies}")
@@ -67,7 +67,7 @@ class Mesh(Ranks):
 
 
 def config_of(folder: HFFolder) -> Any:
-    """transformers' config of a folder's model. Raises TrainError: no causal language model that can be packed."""
+    """Return transformers' config of a folder's model. Raises TrainError: the model cannot be trained with fsdp."""
     from huggingface_hub.errors import StrictDataclassError
     from transformers import AutoConfig
 
@@ -91,7 +91,7 @@ def config_of(folder: HFFolder) -> Any:
 
 
 def _class_of(config: Any, *, values: bool) -> Any:
-    """The class of transformers' model; with `values` without a layer to the vocabulary. Raises KeyError: none is known."""
+    """Return the class of transformers' model, with `values` without an LM head. Raises KeyError: no class exists."""
     from transformers import AutoModel, AutoModelForCausalLM, AutoModelForImageTextToText
 
     kind = AutoModel if values else AutoModelForImageTextToText if config.model_type in SEEING else AutoModelForCausalLM
@@ -103,7 +103,7 @@ def _attention(config: Any) -> Any:
 
 
 def load(folder: HFFolder, place: ModelContext, *, values: bool, learns: bool) -> Any:
-    """The model on this rank. Collective. Raises CheckpointError: weights are missing, or not those of the config."""
+    """Load the model on this rank. Collective. Raises CheckpointError: weights are missing or do not fit the config."""
     from transformers.utils.logging import disable_progress_bar
 
     register()
@@ -127,7 +127,7 @@ def load(folder: HFFolder, place: ModelContext, *, values: bool, learns: bool) -
         model = place.hooks.model(build, pre_process=True, post_process=True).eval().requires_grad_(learns)
         if learns and place.lora is not None:
             _adapt(model, place.lora, settings)
-        # No buffers: a rounded one, a router's bias, chooses other experts.
+        # Buffers keep their dtype: a router's bias would choose other experts if it were rounded.
         for parameter in model.parameters() if half or (settings.bf16 and place.lora is not None) else ():
             if half or not parameter.requires_grad:
                 parameter.data = parameter.data.to(torch.bfloat16)
@@ -142,11 +142,11 @@ def load(folder: HFFolder, place: ModelContext, *, values: bool, learns: bool) -
         whole = made(read) if place.ranks.rank == 0 else None
         _fill(model, whole, place.device, offload)
         if (found := getattr(whole, "_weight_conversions", None)) is not None:
-            model._weight_conversions = found  # by which transformers finds the folder's names again
+            model._weight_conversions = found  # for transformers to restore the folder's names
     if settings.recompute_granularity and learns:
         model.gradient_checkpointing_enable({"use_reentrant": False})
         for layer in _layers(model):
-            layer.training = True  # by which transformers knows; what is in it stays as it is, without dropout
+            layer.training = True  # recomputation needs training mode; modules in a layer keep dropout off
     return model
 
 
@@ -161,7 +161,7 @@ def without_weights(folder: HFFolder, *, values: bool) -> Any:
 
 
 def adapted(model: Any, lora: LoraShape, settings: TrainSettings) -> dict[str, torch.nn.Linear]:
-    """The layers that get an adapter, by name; the vision tower's only if it learns. Raises TrainError: there are none."""
+    """Return the layers with adapters by name, the vision tower's only if it learns. Raises TrainError: none exists."""
     found = {n: m for n, m in lora.layers(model).items() if settings.train_vision or not n.startswith(VISION)}
     if not found:
         raise TrainError(
@@ -171,7 +171,7 @@ def adapted(model: Any, lora: LoraShape, settings: TrainSettings) -> dict[str, t
 
 
 def _adapt(model: Any, lora: LoraShape, settings: TrainSettings) -> None:
-    """Leave only adapters to learn: parameters beside a layer's weight, sharded as others, and called as PEFT calls them."""
+    """Freeze the model and add adapters with PEFT's names to its layers; they are sharded like other parameters."""
     model.requires_grad_(False)
     model.adapters_on = True
     for name, layer in adapted(model, lora, settings).items():
@@ -203,9 +203,9 @@ def _shard(model: Any, mesh: Any, *, half: bool, offload: bool) -> None:
 
 @torch.no_grad()
 def _fill(model: Any, whole: Any | None, device: torch.device, offload: bool) -> None:
-    """Give each rank its shards of the model that rank 0 has read, and all of its buffers."""
+    """Copy to each rank its shards of the model `whole` that rank 0 has read, and all buffers."""
     model.to_empty(device="cpu" if offload else device)
-    for module in model.modules():  # FSDP moves parameters to where they are used, and no buffers
+    for module in model.modules():  # FSDP moves parameters to the device, but not buffers
         held = ((name, buffer) for name, buffer in module._buffers.items() if buffer is not None)
         module._buffers |= {name: torch.empty_like(buffer, device=device) for name, buffer in held}
     weights = dict(whole.named_parameters()) if whole else {}
@@ -221,7 +221,7 @@ def _fill(model: Any, whole: Any | None, device: torch.device, offload: bool) ->
 
 
 class Values(torch.nn.Module):
-    """A model without its layer to the vocabulary, and a linear layer to one number, which multiplies in float32."""
+    """A model without its LM head, and a linear layer to one number, which computes in float32."""
 
     def __init__(self, model: Any, folder: HFFolder | None) -> None:
         super().__init__()
@@ -235,7 +235,7 @@ class Values(torch.nn.Module):
             self.score.weight.data.copy_(stored)
 
     def forward(self, *, logits_to_keep: Tensor, **inputs: Any) -> Any:
-        """As a causal language model, with `logits` [1, n, 1]."""
+        """Return the output of a causal language model, with values [1, n, 1] as `logits`."""
         from transformers.modeling_outputs import CausalLMOutput
 
         hidden = self.model(**inputs).last_hidden_state[:, logits_to_keep]
@@ -243,7 +243,7 @@ class Values(torch.nn.Module):
 
 
 def shape_of(model: Any) -> CostShape:
-    """The sizes of a transformers model; its vision tower is left out."""
+    """Return the sizes of a transformers model without its vision tower."""
     body = getattr(model, "model", model)
     unused = body.get_input_embeddings().weight if not body.config.tie_word_embeddings else None
     config, matrices = body.config.get_text_config(), 0

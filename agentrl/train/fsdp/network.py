@@ -1,4 +1,4 @@
-"""`FsdpNetwork`: a model of transformers as the trainer's body uses it."""
+"""`FsdpNetwork`: the `Network` of a transformers model."""
 
 import itertools
 import re
@@ -40,13 +40,13 @@ from agentrl.train.saving import WriteFiles
 from agentrl.train.settings import TrainSettings
 from agentrl.train.trainer import TrainBackend
 
-_SIZE = re.compile(r"(_size|_layers|_heads|_dim|_experts|_rank)$")  # the sizes by which a model is told from another
-_LAYER = re.compile(r".*?\.\d+\.")  # the beginning of a parameter's name that its layer's others have as well
+_SIZE = re.compile(r"(_size|_layers|_heads|_dim|_experts|_rank)$")  # config keys with an architecture's sizes
+_LAYER = re.compile(r".*?\.\d+\.")  # the prefix that the parameters of a layer share
 
 
 @dataclass(slots=True, kw_only=True)
 class FsdpForwardBackward(ForwardBackward):
-    """A microbatch at a time; FSDP gathers and reduces within the model."""
+    """Passes over one microbatch at a time; FSDP gathers and reduces within the model."""
 
     def run(
         self, batch: TrainBatch, plan: PackingPlan, rows: OutputPositions, on_output: OnOutput, *, learns: bool
@@ -60,14 +60,14 @@ class FsdpForwardBackward(ForwardBackward):
             result = on_output(out, mb)
             if learns:
                 loss, result = result
-                if loss.requires_grad:  # where only the vision tower learns, not without images
+                if loss.requires_grad:  # false without images if only the vision tower learns
                     loss.backward()
             found.append(result)
         return found
 
 
 def local(tensor: Any) -> Any:
-    """This rank's shard of a sharded tensor; another as it is."""
+    """Return this rank's shard of a sharded tensor; any other tensor is returned unchanged."""
     return tensor.to_local() if hasattr(tensor, "to_local") else tensor
 
 
@@ -107,7 +107,7 @@ class FsdpOptimizer(Optimizer):
 
     def state(self, weights: dict[str, Any], *, is_loading: bool, reshardable: bool) -> dict[str, Any]:
         for p in self.learning.values():
-            if is_loading or not self.inner.state[p]:  # weights for images have none before the first image
+            if is_loading or not self.inner.state[p]:  # vision weights have no state before the first image
                 zeros = {name: torch.zeros_like(p.detach()) for name in ("exp_avg", "exp_avg_sq")}
                 self.inner.state[p] = {"step": torch.zeros((), device=p.device), **zeros}
         return {f"{name}.{key}": v for name, p in self.learning.items() for key, v in self.inner.state[p].items()}
@@ -178,13 +178,13 @@ class FsdpNetwork(Network):
             if not hasattr(self.model, "reset_iter_state"):
                 what = f"memory ran out, and torch {torch.__version__} cannot begin a sharded step again"
                 raise TrainError(f"{what}: lower --max-tokens-per-gpu or --micro-batch-size, or use torch 2.13")
-            self.zero_grad()  # of parameters that are whole now, which the reset leaves
+            self.zero_grad()  # clears gathered parameters, which the reset does not
             self.model.reset_iter_state()
         super().forget()
 
     def parameters(self) -> dict[str, Any]:
         found = {id(tensor): (name, tensor) for name, tensor in reversed(self.model.state_dict(keep_vars=True).items())}
-        return dict(reversed(found.values()))  # what is tied is there once, by its first name
+        return dict(reversed(found.values()))  # a tied tensor appears once, by its first name
 
     def memory(self) -> tuple[list[Tensor], list[Tensor]]:
         self.zero_grad()
@@ -205,7 +205,7 @@ class FsdpNetwork(Network):
                 yield name, tensor
 
     def _base(self) -> list[tuple[str, Any]]:
-        """The parameters of the model itself, without a vision tower that stays as the folder has it."""
+        """Return the parameters of the model without adapters, and without a frozen vision tower."""
         adapter, sees = _adapter_of(parameters := self.parameters()), self.place.settings.train_vision
         kept = {name: p for name, p in parameters.items() if sees or not name.startswith(VISION)}
         return [(name, parameter) for name, parameter in kept.items() if name not in adapter]
@@ -218,7 +218,7 @@ class FsdpNetwork(Network):
         return {name: self._whole(p).to(self._dtype(p)) for name, p in _adapter_of(self.parameters()).items()}
 
     def _whole(self, parameter: Any) -> Tensor:
-        """All of it; collective, and NCCL takes only what is on the device."""
+        """Return the full tensor of a parameter, on the device, because NCCL needs it there. Collective."""
         tensor = parameter.detach()
         return tensor.to(self.place.device).full_tensor() if hasattr(tensor, "full_tensor") else tensor
 
@@ -227,18 +227,18 @@ class FsdpNetwork(Network):
         return torch.bfloat16 if half else tensor.dtype
 
     def _renamed(self, named: Any) -> Iterator[tuple[str, Tensor]]:
-        """Layer by layer under the names of the folder, in its form: transformers may have joined experts when it read it."""
+        """Yield tensors layer by layer with the folder's names and shapes: transformers may join experts on loading."""
         from transformers.core_model_loading import revert_weight_conversion
 
         for _, items in itertools.groupby(named, lambda item: (_LAYER.match(item[0]) or item)[0]):
             yield from revert_weight_conversion(self.model, dict(items)).items()
 
     def state(self, prefix: str = "") -> dict[str, Any]:
-        parameters = self.parameters()  # of an adapted model the adapter alone: the weights are those of its folder
+        parameters = self.parameters()  # with an adapter, the adapter alone: the weights are those of the folder
         return {prefix + name: p.detach() for name, p in (_adapter_of(parameters) or parameters).items()}
 
     def take(self, state: dict[str, Any], prefix: str = "") -> None:
-        """Do nothing: `read` has loaded in place, also into other shards than were saved."""
+        """Do nothing: `read` has loaded in place, also if the shards differ from the saved ones."""
 
     @staticmethod
     def write(state: dict[str, Any], folder: Path, group: dist.ProcessGroup | None) -> WriteFiles:
@@ -250,7 +250,7 @@ class FsdpNetwork(Network):
 
     @staticmethod
     def read(state: dict[str, Any], folder: Path) -> dict[str, Any]:
-        if "rng" in state:  # a checkpoint that was written without a GPU has nothing for one
+        if "rng" in state:  # a checkpoint written without a GPU has no CUDA state
             there = FileSystemReader(folder).read_metadata().state_dict_metadata
             state["rng"] = {name: value for name, value in state["rng"].items() if f"rng.{name}" in there}
         load_in_place(state, checkpoint_id=str(folder))
@@ -269,7 +269,7 @@ class FsdpNetwork(Network):
 
 
 def _freeze(model: Any, settings: TrainSettings) -> None:
-    """Leave to learn what the settings choose, and of the vision tower nothing unless they say `train_vision`."""
+    """Freeze the parameters that the settings exclude, and the vision tower unless `train_vision` is set."""
     parameters = dict(model.named_parameters())
     chosen = learning(settings, [(name,) for name in parameters]) if frozen(settings) else [True] * len(parameters)
     for (name, parameter), one in zip(parameters.items(), chosen, strict=True):

@@ -1,8 +1,8 @@
 """Models that see images: their forward pass over a microbatch, and the pixels and positions for it.
 
-1. A token is an image's if a sample's span says so, not because of its id: the model may have sampled the placeholder's id.
-2. Each image goes through the vision tower once a microbatch. Tokens of several samples may take their features from it.
-3. Positions are the model's own (`get_rope_index`), of each sample by itself."""
+1. The samples' spans say which tokens are an image's. Ids do not: the model may have sampled the placeholder's id.
+2. Each image goes through the vision tower once per microbatch. Several samples may use its features.
+3. Positions are from the model's `get_rope_index`, for each sample separately."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -24,15 +24,15 @@ from agentrl.train.microbatches import PackedLayout, SeenImages
 
 @dataclass(slots=True)
 class ModelSight:
-    """Makes the pixels of a rank's images, each once as long as batches have it."""
+    """Preprocessor of a rank's images. It caches an image's pixels as long as batches contain the image."""
 
     vision: Vision  # the model's image processor
-    body: Any  # transformers' model without its layer to the vocabulary
+    body: Any  # transformers' model without its LM head
     made: dict[str, Mapping[str, Tensor]] = field(default_factory=dict)  # pixels by the hash of their image
 
     @classmethod
     def of(cls, folder: HFFolder, model: Any) -> "ModelSight | None":
-        """Return the sight of a model, which from now on reads `MicrobatchTensors.seen`; None if it sees no images."""
+        """Make a model read `MicrobatchTensors.seen`, and return its preprocessor; None if the model sees no images."""
         if (vision := Vision.load(folder.path)) is None:
             return None
         body = model.model
@@ -40,8 +40,8 @@ class ModelSight:
         return cls(vision, body)
 
     def see(self, batch: TrainBatch, samples: Sequence[int], laid: PackedLayout, device: torch.device) -> SeenImages:
-        """Return the images of a microbatch of these samples; a dummy image if they have none. Raises TrainError: an image
-        has another number of placeholders than of features."""
+        """Return the images of a microbatch of these samples, or a dummy image if they have none. Raises TrainError: an
+        image has more or fewer placeholders than features."""
         present = {picture.hash for picture in batch.pictures}
         self.made = {name: pixels for name, pixels in self.made.items() if name in present}
         own = dict.fromkeys(int(number) for i in samples for number in batch.sample_images(i)[:, 0])
@@ -76,7 +76,7 @@ class ModelSight:
         return self.made[name]
 
     def _dummy(self) -> Mapping[str, Tensor]:
-        """The smallest image, for a rank that has none while others do."""
+        """Return the smallest image, for a rank without images if another rank has one."""
         vision, merge = self.body.config.vision_config, self.body.config.vision_config.spatial_merge_size
         numbers = vision.in_channels * vision.temporal_patch_size * vision.patch_size**2
         return {"pixel_values": torch.zeros(merge**2, numbers), "image_grid_thw": torch.tensor([[1, merge, merge]])}
@@ -85,7 +85,7 @@ class ModelSight:
         return int(grid.prod()) // self.vision.tokens.patches
 
     def _positions(self, tokens: NDArray[np.int32], there: NDArray[np.bool_], grids: list[Tensor]) -> NDArray[np.int64]:
-        """[3, n] of one sample's tokens; `there` is true at images' tokens."""
+        """Return the positions [3, n] of one sample's tokens; `there` is true at image tokens."""
         ids, kinds = torch.from_numpy(tokens.astype(np.int64))[None], torch.from_numpy(there.astype(np.int64))[None]
         found, _ = self.body.get_rope_index(ids, kinds, torch.cat(grids) if grids else None)
         return np.asarray(found[:, 0].numpy(), np.int64)
@@ -96,7 +96,7 @@ def _tensors(pixels: Any) -> dict[str, Tensor]:
 
 
 def _forward(body: Any, *, input_ids: Tensor, position_ids: Tensor, pack: Any, **_: Any) -> Any:
-    """Run the model without its layer to the vocabulary over a microbatch with images in it."""
+    """Run the model without its LM head over a microbatch; its images replace their placeholders' embeddings."""
     embeds, seen, more = body.get_input_embeddings()(input_ids), pack.mb.seen, {}
     if seen is not None:
         found = body.get_image_features(**seen.pixels, return_dict=True)

@@ -1,9 +1,9 @@
-"""Adapters (LoRA) in megatron's layers: an A and a B for each of Hugging Face's linear layers, of which megatron joins some.
+"""LoRA adapters in megatron's layers: A and B for each linear layer of Hugging Face, some of which megatron joins.
 
-1. Where tensor-parallel ranks cut a layer's outputs, B is cut with them; where they cut its inputs, A. The other one is whole
-   on every rank, and so are the few channels between the two.
-2. Experts get none, as in transformers, which keeps them in one tensor.
-3. Checkpoints have PEFT's names and whole shapes, so that they load in any layout."""
+1. If tensor parallelism shards a layer's outputs, B is sharded; if it shards the inputs, A is. The other matrix is
+   whole on every rank, and so is the output of A.
+2. Experts get no adapters, as in transformers, which keeps experts in one tensor.
+3. Checkpoints have PEFT's names and full shapes, so that they load under every layout."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ _LINEAR = {Joined.ROWS, Joined.COLUMNS, Joined.GATED, Joined.JOINED, Joined.QKV}
 
 
 def adapt(model: torch.nn.Module, weights: WeightMap, lora: LoraShape, seed: int) -> dict[str, Adapter]:
-    """Leave only adapters to learn; returns this stage's by the layers' names. Raises CheckpointError: a target that no
-    layer has. TrainError: a pipeline stage without a target."""
+    """Freeze the model and add adapters; returns this stage's adapters by layer name. Raises CheckpointError: a target
+    matches no layer. TrainError: a pipeline stage has no target."""
     inner = unwrap_model(model)
     inner.requires_grad_(False)
     inner.adapters_on = True
@@ -56,13 +56,13 @@ def adapt(model: torch.nn.Module, weights: WeightMap, lora: LoraShape, seed: int
 
 
 class Adapter(torch.nn.Module):
-    """The adapter of Hugging Face's layer `number` among the layers that an entry joins.
+    """The adapter of one Hugging Face layer, the one at index `number` among the layers that an entry joins.
 
     Attributes:
-        inward: whether the inputs of the layer are cut over the tensor-parallel ranks, and not its outputs.
-        a: [rank, in], of inputs that are cut this rank's.
-        b: [parts, out / parts, rank], of outputs that are cut this rank's of each part; 2 parts where gate and up are one layer.
-        columns: this layer's among the outputs of megatron's; None: all."""
+        inward: true if tensor parallelism shards the inputs of the layer, false if it shards the outputs.
+        a: [rank, in]; only this rank's inputs if inputs are sharded.
+        b: [parts, out / parts, rank]; only this rank's outputs if outputs are sharded; 2 parts for gate and up.
+        columns: the indices of this layer's outputs among those of megatron's layer; None: all."""
 
     def __init__(
         self, layer: Any, a: Tensor, scale: float, weights: WeightMap, entry: WeightEntry, number: int
@@ -77,7 +77,7 @@ class Adapter(torch.nn.Module):
         for _, parameter, is_cut in self._named():
             if is_cut:
                 set_tensor_model_parallel_attributes(parameter, True, 1, 1)
-            else:  # each rank's tokens give a part of the gradient
+            else:  # the gradient is the sum over the ranks' tokens
                 parameter.sequence_parallel = self.sequence_parallel
         self.columns = None
         if len(sizes) > 1:
@@ -85,18 +85,18 @@ class Adapter(torch.nn.Module):
             self.columns = (owners == number).nonzero().flatten().to(layer.weight.device)
 
     def _named(self) -> Iterator[tuple[str, Any, bool]]:
-        """PEFT's names, the parameters, and whether tensor-parallel ranks cut them, which is along axis 1."""
+        """Yield PEFT's name, the parameter, and whether tensor parallelism shards it, which is along axis 1."""
         yield "lora_A.weight", self.a, self.inward
         yield "lora_B.weight", self.b, not self.inward
 
     def add(self, x: Tensor, out: tuple[Tensor, Any]) -> tuple[Tensor, Any]:
-        """Of megatron's layer's input and what it returned: that with `scale * B A x` added."""
+        """Return the result `out` of megatron's layer for input `x`, with `scale * B A x` added."""
         low = self._between(F.linear(x, self.a))
         found = self.scale * F.linear(low, self.b.flatten(0, 1))
         return (out[0] + found if self.columns is None else out[0].index_add(-1, self.columns, found)), out[1]
 
     def _between(self, low: Tensor) -> Tensor:
-        """A's outputs of all inputs, for the tokens that the layer's outputs are of."""
+        """Return the outputs of A for all inputs, for the tokens of the layer's outputs."""
         if self.inward and self.sequence_parallel:
             return mappings.reduce_scatter_to_sequence_parallel_region(low, self.group)
         if self.inward:
@@ -106,19 +106,19 @@ class Adapter(torch.nn.Module):
         return mappings.copy_to_tensor_model_parallel_region(low, self.group)
 
     def sharded(self, layer: str) -> dict[str, Any]:
-        """The parameters as megatron's checkpoints take them, under names that begin with `layer`."""
+        """Return the parameters in the form of megatron's checkpoints, under names that begin with `layer`."""
         kinds = (make_sharded_tensor_for_checkpoint, partial(make_tp_sharded_tensor_for_checkpoint, tp_axis=1))
         return {f"{layer}.{name}": kinds[is_cut](p, f"{layer}.{name}") for name, p, is_cut in self._named()}
 
     @torch.no_grad()
     def take(self, layer: str, state: Mapping[str, Tensor]) -> None:
-        """Take over what was loaded of `sharded`."""
+        """Set the parameters from loaded values of `sharded`."""
         for name, parameter, _ in self._named():
             parameter.copy_(state[f"{layer}.{name}"])
 
     @torch.no_grad()
     def whole(self, layer: str) -> dict[str, Tensor]:
-        """A [rank, in] and B [out, rank] as PEFT names them, on the CPU. Collective over the tensor-parallel ranks."""
+        """Return A [rank, in] and B [out, rank] by PEFT's names, on the CPU. Collective over tensor parallelism."""
         found = {}
         for name, parameter, is_cut in self._named():
             parts = self.cut.gathered(parameter.detach()) if is_cut else [parameter.detach()]

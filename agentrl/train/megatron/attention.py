@@ -1,10 +1,10 @@
-"""Core attention for megatron's layer spec that needs no Transformer Engine.
+"""Core attention for megatron's layer spec, without Transformer Engine.
 
-1. Takes packed trees of tokens (`MegatronPack`): query [t, heads, dim], key and value [t, groups, dim]. A token sees those before
-   it in its own node and all of the nodes above; `kernels` computes that in blocks, without masks.
-2. Rotary positions are applied here (latent attention has done it), because a token's place in the pack is not its position.
-3. Context parallelism: every rank holds chunks r and 2n-1-r of the 2n chunks of each node (the zigzag layout); keys and
-   values are gathered over the group, the queries stay where they are."""
+1. The input is a packed tree of tokens (`MegatronPack`): query [t, heads, dim], key and value [t, groups, dim]. A token
+   sees earlier tokens of its node and all tokens of the nodes above. `kernels` computes this in blocks, without masks.
+2. RoPE is applied here (latent attention applies it itself), because a token's place in the pack is not its position.
+3. Context parallelism: rank r of n has chunks r and 2n-1-r of the 2n chunks of each node (zigzag). Keys and values are
+   gathered over the group, queries are not."""
 
 from __future__ import annotations
 
@@ -36,15 +36,15 @@ from agentrl.train.network import rope_reach
 
 @dataclass(frozen=True, slots=True)
 class Rope:
-    """The rotation of a model's queries and keys by position."""
+    """RoPE of a model: the rotation of queries and keys by position."""
 
     frequencies: Tensor  # float32 [rotated channels / 2], angle per position
-    factor: float  # of cosines and sines
+    factor: float  # factor of cosines and sines
     reach: tuple[int, str] | None = None  # see `Network.reach`
 
     @classmethod
     def of(cls, config: Mapping[str, Any]) -> Rope:
-        """For a `config.json` of a family. Raises TrainError: a rope type that transformers has no function for."""
+        """Build the RoPE of a `config.json`. Raises TrainError: transformers has no function for the RoPE type."""
         from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
         read = theirs(config)
@@ -61,13 +61,13 @@ class Rope:
         return cls(frequencies, factor, min(filter(None, limits), default=None))
 
     def angles(self, positions: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-        """Cosine and sine [t, 1, rotated channels / 2] of positions [t], times the factor, in `dtype`."""
+        """Return cosine and sine [t, 1, rotated channels / 2] of positions [t], times the factor, in `dtype`."""
         found = positions[:, None, None].float() * self.frequencies.to(positions.device)
         return (found.cos() * self.factor).to(dtype), (found.sin() * self.factor).to(dtype)
 
 
 def rotated(x: Tensor, cos: Tensor, sin: Tensor, *, interleaved: bool = False) -> Tensor:
-    """Turn the first channels of x [t, heads, dim], as many as there are angles for, in halves or in neighbouring pairs."""
+    """Rotate the first channels of x [t, heads, dim], as many as have angles, in halves or in neighbouring pairs."""
     turned, rest = x.split([2 * cos.size(-1), x.size(-1) - 2 * cos.size(-1)], -1)
     first, second = turned.unflatten(-1, (-1, 2)).unbind(-1) if interleaved else turned.chunk(2, -1)
     pair = first * cos - second * sin, second * cos + first * sin
@@ -82,12 +82,12 @@ class MegatronPack(PackedSeqParams):
     mb: MicrobatchTensors
     cos: Tensor  # [t, 1, rotated channels / 2], of the angles of the tokens' positions
     sin: Tensor  # [t, 1, rotated channels / 2]
-    routing: Tensor | None = None  # int16 [tokens that this rank routes, layers, experts a token], or None
+    routing: Tensor | None = None  # int16 [tokens that this rank routes, layers, experts per token], or None
     qkv_format: str = "thd"
 
 
 class PackedAttention(MegatronModule):
-    """Causal grouped-query attention over packed trees, made and called as megatron does; it gives more than is needed."""
+    """Causal grouped-query attention over packed trees, with megatron's signatures; unused arguments are ignored."""
 
     def __init__(self, config: Any, *, pg_collection: Any, softmax_scale: float | None = None, **_more: Any) -> None:
         super().__init__(config=config)
@@ -97,8 +97,8 @@ class PackedAttention(MegatronModule):
     def forward(
         self, query: Tensor, key: Tensor, value: Tensor, *_: Any, packed_seq_params: Any, **_more: Any
     ) -> Tensor:
-        """Rotate and attend: [t, heads * dim of the values] of queries, keys and values [t, heads or groups, dim], t
-        the tokens of this context-parallel rank; `packed_seq_params` is the microbatch's `MegatronPack`."""
+        """Return attention [t, heads * value dim] of queries, keys and values [t, heads or groups, dim]; t counts this
+        context-parallel rank's tokens. RoPE is applied here. `packed_seq_params` is a microbatch's `MegatronPack`."""
         pack: MegatronPack = packed_seq_params
         if not self.config.multi_latent_attention:
             turn = partial(rotated, cos=pack.cos, sin=pack.sin, interleaved=self.config.rotary_interleaved)
@@ -109,7 +109,7 @@ class PackedAttention(MegatronModule):
 
 
 class LatentAttention(MLASelfAttention):
-    """Attention whose queries, keys and values are made from latents; parameters as megatron names them."""
+    """Attention with queries, keys and values that are computed from latents; parameters have megatron's names."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -118,8 +118,8 @@ class LatentAttention(MLASelfAttention):
     def get_query_key_value_tensors(
         self, hidden_states: Tensor, _other: Any, _positions: Any, pack: MegatronPack, **_more: Any
     ) -> tuple[Tensor, Tensor, Tensor, None, None]:
-        """Of hidden states [t, 1, hidden] and the microbatch's `MegatronPack`, for all tokens and this rank's heads:
-        query and key [t, heads, dim], value [t, heads, value dim], and nothing in place of two latents."""
+        """Return query and key [t, heads, dim], value [t, heads, value dim], None and None, for all tokens and this
+        rank's heads, from hidden states [t, 1, hidden]. The Nones replace megatron's two latents."""
         config = self.config
         fixed, turned = config.qk_head_dim, config.qk_pos_emb_head_dim
         turn = partial(rotated, cos=pack.cos, sin=pack.sin, interleaved=True)
@@ -139,9 +139,9 @@ class LatentAttention(MLASelfAttention):
         return torch.cat([still, turn(moved)], -1), key, value, None, None
 
     def _whole(self, x: Tensor) -> Tensor:
-        """A latent's channels from all ranks."""
+        """Gather a latent's channels from all ranks."""
         return gather_from_tensor_model_parallel_region(x, group=self.tp_group)
 
     def _cut(self, x: Tensor) -> Tensor:
-        """This rank's tokens under sequence parallelism."""
+        """Return this rank's tokens under sequence parallelism, else all tokens."""
         return scatter_to_sequence_parallel_region(x, group=self.tp_group) if self.config.sequence_parallel else x

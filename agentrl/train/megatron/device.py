@@ -1,5 +1,5 @@
-"""Changes that let megatron.core run without CUDA. `prepare()` comes before process groups and models; it makes these
-changes where they are needed, and no others."""
+"""Patches that let megatron.core run without CUDA, Transformer Engine or Apex. `prepare()` must run before process
+groups and models are made. It applies only the patches that this machine needs."""
 
 import contextlib
 import functools
@@ -21,8 +21,8 @@ _MODULES = """pipeline_parallel.schedules optimizer.optimizer optimizer.clip_gra
 
 @contextlib.contextmanager
 def uncompiled() -> Iterator[None]:
-    """Leave functions of modules that are imported here as they are, without CUDA. Many of megatron's are marked for
-    `torch.compile`, which loads inductor for seconds as soon as it marks one."""
+    """Without CUDA, disable `torch.compile` for modules that are imported in this context. Megatron marks many
+    functions with it, and the first mark loads inductor, which takes seconds."""
     compiled = torch.compile
     if not torch.cuda.is_available():
         vars(torch)["compile"] = lambda function=None, **_: function or (lambda given: given)
@@ -39,8 +39,8 @@ def prepare() -> None:
     from megatron.core.transformer import multi_latent_attention
     from megatron.core.transformer.moe import moe_utils
 
-    vars(moe_utils).setdefault("te_general_gemm", None)  # which it asks for, and lacks without Transformer Engine
-    if not isinstance(multi_latent_attention.TELinear, type):  # megatron asks whether a file of its own can be imported
+    vars(moe_utils).setdefault("te_general_gemm", None)  # read by `moe_utils`, but missing without Transformer Engine
+    if not isinstance(multi_latent_attention.TELinear, type):  # megatron only checks that its own wrapper is importable
         vars(multi_latent_attention)["HAVE_TE"] = False
     if not distrib_optimizer.HAVE_APEX_OR_TE:
         mend_distributed_optimizer(distrib_optimizer.DistributedOptimizer)
@@ -49,8 +49,8 @@ def prepare() -> None:
 
 
 def run_without_cuda() -> None:
-    """Replace only behaviour that would raise without CUDA. That is `device="cuda"` and pinned memory in a few modules,
-    calls of devices and streams, `.cuda()`, dtypes by type string, and the random-state tracker."""
+    """Replace only behaviour that would raise without CUDA: `device="cuda"` and pinned memory in a few modules, calls
+    of devices and streams, `.cuda()`, dtypes by type string, and the random-state tracker."""
     cuda: Any = torch.cuda
     tensor: Any = torch.Tensor
     cuda.synchronize = cuda.current_stream = cuda.default_stream = lambda *_, **__: None
@@ -64,7 +64,7 @@ def run_without_cuda() -> None:
 
     for cls in (optimizer.Float16OptimizerWithFloat16Params, distrib_optimizer.DistributedOptimizer):
         cls.__init__ = _type_names()(cls.__init__)
-    # No random states of tensor-parallel ranks: the layers draw nothing, and what else draws is the CPU's generator.
+    # Tensor-parallel ranks need no random states: layers draw no numbers, and other code uses the CPU's generator.
     megatron_random.initialize_rng_tracker(inference_rng_tracker=True, force_reset=True)
     vars(megatron_random).update(dict.fromkeys(("_get_cuda_rng_state", "_set_cuda_rng_state"), lambda *_, **__: None))
     _patch_experts()
@@ -72,7 +72,7 @@ def run_without_cuda() -> None:
 
 
 class _TorchOnCpu(types.ModuleType):
-    """`torch` as a few megatron modules see it: tensors asked for on CUDA or in pinned memory are made on the CPU."""
+    """`torch` for a few megatron modules: tensors requested on CUDA or in pinned memory are made on the CPU."""
 
     def __getattr__(self, name: str) -> Any:
         found = getattr(torch, name)
@@ -89,7 +89,7 @@ class _TorchOnCpu(types.ModuleType):
 
 
 def _patch_experts() -> None:
-    """Let megatron hand the tokens of a mixture out without streams."""
+    """Let megatron dispatch tokens to experts without CUDA streams."""
     from megatron.core.transformer.moe.token_dispatcher import MoEAlltoAllTokenDispatcher
 
     def to_host(self: Any, _point: str, tokens_per_expert: Any = None) -> Any:
@@ -103,7 +103,7 @@ def _patch_experts() -> None:
 
 
 def _patch_uneven() -> None:
-    """gloo gathers and scatters parts of one size only; what it can is all-to-all."""
+    """Gather and scatter parts of unequal sizes by all-to-all, because gloo's own operations need equal sizes."""
     from megatron.core.tensor_parallel import mappings
 
     evenly, scattered = mappings._gather_along_first_dim, mappings._reduce_scatter_along_first_dim
@@ -130,7 +130,7 @@ def _patch_uneven() -> None:
 
 @contextlib.contextmanager
 def _type_names() -> Iterator[None]:
-    """Within it `Tensor.type()` answers `torch.cuda.XTensor`: the optimizers check dtypes by that string."""
+    """Make `Tensor.type()` return `torch.cuda.XTensor` in this context: the optimizers check dtypes by that string."""
     tensor: Any = torch.Tensor
     original = tensor.type
 
@@ -146,8 +146,8 @@ def _type_names() -> Iterator[None]:
 
 
 def mend_distributed_optimizer(cls: Any) -> None:
-    """Mend three faults of the distributed optimizer's checkpoints with torch's Adam: no state before the first step,
-    no `step` in loaded state, one `step` tensor shared by all."""
+    """Fix three faults of the distributed optimizer's checkpoints with torch's Adam: no state before the first step, no
+    `step` in loaded state, and a single `step` tensor."""
     original_state, original_load = cls.state_dict, cls.load_state_dict
     original_set = cls._set_main_param_and_optimizer_states
 

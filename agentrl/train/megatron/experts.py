@@ -1,4 +1,4 @@
-"""A mixture's experts in grouped products: one kernel for all experts of a layer in place of one product an expert."""
+"""A mixture's experts as grouped products: one kernel for all experts of a layer instead of one product per expert."""
 
 from typing import Any
 
@@ -12,10 +12,10 @@ from torch import Tensor
 
 
 class GroupedExperts(SequentialMLP):
-    """Megatron's experts under their own names, so that checkpoints and exports are the same. Without biases."""
+    """Megatron's experts with the same parameter names, so checkpoints and exports are the same. Without biases."""
 
     def forward(self, hidden: Tensor, tokens_per_expert: Tensor, probs: Tensor) -> tuple[Tensor, None]:
-        """Outputs [tokens, hidden] of tokens [tokens, hidden] in the order of their experts, each times its `probs` [tokens]."""
+        """Return the outputs [tokens, hidden] of tokens sorted by expert, each times its `probs` [tokens]."""
         ends = tokens_per_expert.to(hidden.device).cumsum(0, dtype=torch.int32)
         weights = [expert.linear_fc1.weight for expert in self.local_experts]
         gate, up = grouped_product(hidden, ends, weights).chunk(2, -1)
@@ -29,8 +29,8 @@ SPEC = ModuleSpec(
 
 
 class _GroupedProduct(torch.autograd.Function):
-    """The product of rows [tokens, in], expert after expert up to `ends` int32 [experts], and of each expert's weight
-    [out, in]. The stacked weights are a copy, which is made again for the gradient and not kept until then."""
+    """The product of rows [tokens, in], sorted by expert with bounds `ends` int32 [experts], and each expert's weight
+    [out, in]. The stacked weights are a copy, which the backward pass makes again instead of keeping it."""
 
     @staticmethod
     def forward(ctx: Any, rows: Tensor, ends: Tensor, *weights: Tensor) -> Tensor:
@@ -40,7 +40,7 @@ class _GroupedProduct(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         (rows, ends, *weights), grad = ctx.saved_tensors, grads[0]
-        grad = grad.contiguous() if len(rows) else grad.new_zeros(grad.shape)  # which may have strides of 0
+        grad = grad.contiguous() if len(rows) else grad.new_zeros(grad.shape)  # a gradient may have strides of 0
         to_rows = F.grouped_mm(grad, torch.stack(weights), offs=ends) if ctx.needs_input_grad[0] else None
         if not any(ctx.needs_input_grad[2:]):
             return to_rows, None, *(None for _ in weights)
@@ -48,6 +48,6 @@ class _GroupedProduct(torch.autograd.Function):
 
 
 def grouped_product(rows: Tensor, ends: Tensor, weights: list[Tensor]) -> Tensor:
-    """Rows [tokens, out] of rows [tokens, in], of which those before `ends` int32 [experts] meet that expert's weight [out, in]."""
+    """Multiply rows [tokens, in], sorted by expert with ends `ends` int32 [experts], by experts' weights [out, in]."""
     found: Tensor = _GroupedProduct.apply(rows, ends, *weights)
     return found

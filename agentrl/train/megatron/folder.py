@@ -1,8 +1,8 @@
-"""A torch_dist checkpoint as the Hugging Face folder that it would be, and a folder as torch_dist: the family's table again.
+"""Torch_dist checkpoints that are read as Hugging Face folders, and folders that are written as torch_dist.
 
-A rule's megatron tensor, as it is without parallelism, lies in the checkpoint under its name, or with its layers and its
-experts stacked under the name without their numbers, or, of a norm that Transformer Engine computes within the linear layer
-behind it, under that layer's name. All are looked for; what is written has Transformer Engine's names."""
+A checkpoint stores the megatron tensor of a rule, without parallelism, under the tensor's name. Layers and experts may
+be stacked under the name without their numbers. Transformer Engine fuses a norm into the next linear layer and stores
+it under that layer's name. Reading tries all these names. Writing uses Transformer Engine's."""
 
 import functools
 import re
@@ -25,12 +25,12 @@ _FUSED = {
     "self_attention.q_layernorm": "self_attention.linear_q_up_proj",
     "self_attention.kv_layernorm": "self_attention.linear_kv_up_proj",
 }
-"""The norms of a layer, and the linear layers of Transformer Engine that hold them if they are there."""
+"""The norms of a layer, and the linear layers into which Transformer Engine fuses them."""
 
 
 def opened(source: Path, beside: str | Path | None) -> HFFolder:
-    """The model at `source`: a Hugging Face folder, a torch_dist checkpoint or one of a run, or a folder of these.
-    `beside` is the folder with the config and tokenizer of a source that has none."""
+    """Open the model at `source`: a Hugging Face folder, a torch_dist checkpoint, a run's checkpoint, or a folder of
+    checkpoints. `beside` is the folder with the config and tokenizer if `source` has none."""
     if newest := latest(source):
         manifest = read_manifest(newest.path)
         kind = manifest["model"].get("train_backend", "megatron")
@@ -47,8 +47,8 @@ def opened(source: Path, beside: str | Path | None) -> HFFolder:
 
 
 class MegatronFolder(HFFolder):
-    """The checkpoint at `stored`, whose config and tokenizer lie in `path`; tensors are merged as they are asked for.
-    Raises CheckpointError: a tensor that the family's table names is not there."""
+    """The checkpoint at `stored`, with the config and tokenizer in `path`. Tensors are merged on demand. Raises
+    CheckpointError: a tensor of the family's table is missing."""
 
     def __init__(self, stored: Path, path: str | Path) -> None:
         super().__init__(path)
@@ -96,8 +96,8 @@ class MegatronFolder(HFFolder):
 
 
 def parts(folder: HFFolder) -> tuple[list[tuple[str, ...]], Iterator[TensorPiece], dict[str, Any]]:
-    """A folder as megatron has it: the Hugging Face names of each part, the parts one by one, and `write`'s `said`.
-    Layers are stacked, but not a mixture's, because Megatron stacks none for a list of layers."""
+    """Convert a folder to megatron's form. Returns the Hugging Face names of each part, the parts, and `said` of
+    `write`. Layers are stacked, but not in models with experts, because Megatron does not stack a list of layers."""
     shape = shape_of(folder.config)
     entries = list(unrolled(family_of(folder.config), shape))
     names = {entry.called[0] for entry in entries}
@@ -121,7 +121,7 @@ def parts(folder: HFFolder) -> tuple[list[tuple[str, ...]], Iterator[TensorPiece
 
 
 def _stacks(places: Iterable[tuple[str, tuple[int, ...]]]) -> dict[str, tuple[int, ...]]:
-    """The number of layers and of experts under each key."""
+    """Return the number of layers and of experts that are stacked under each key."""
     of: dict[str, tuple[int, ...]] = {}
     for key, index in places:
         of[key] = tuple(max(seen, i + 1) for seen, i in zip(of.get(key, index), index, strict=True))
@@ -129,7 +129,7 @@ def _stacks(places: Iterable[tuple[str, tuple[int, ...]]]) -> dict[str, tuple[in
 
 
 def _places(name: str) -> Iterator[tuple[str, tuple[int, ...]]]:
-    """The keys that a parameter may have, and its place in what is stacked there: layers and experts, experts, nothing."""
+    """Yield a parameter's possible keys, and its index in the stack of layers and experts, of experts, of nothing."""
     name = name.replace(".local_experts.", ".experts.")
     for stacked in (r"\.(\d+)(?=\.)", r"(?<=\.experts)\.(\d+)(?=\.)", r"(?!)()"):
         yield re.sub(stacked, "", name), tuple(map(int, re.findall(stacked, name)))

@@ -1,5 +1,5 @@
-"""Forward and backward passes through megatron's schedules. Megatron is told to scale nothing:
-`calculate_per_token_loss` with a gradient finaliser that divides by nothing."""
+"""Forward and backward passes by megatron's schedules. Megatron must not scale gradients, so `calculate_per_token_loss`
+is set and the gradient finaliser does not divide."""
 
 import functools
 from collections.abc import Iterator
@@ -25,7 +25,7 @@ from agentrl.train.routing import routing_of
 
 @dataclass(slots=True, kw_only=True)
 class MegatronForwardBackward(ForwardBackward):
-    """`model` is wrapped for data parallelism, `config` is its TransformerConfig."""
+    """Passes of a megatron model. `model` is wrapped for data parallelism; `config` is its TransformerConfig."""
 
     config: Any
     layout: ParallelLayout
@@ -62,7 +62,7 @@ class MegatronForwardBackward(ForwardBackward):
         return found
 
     def _routing(self, mb: MicrobatchTensors) -> Tensor | None:
-        """Of the tokens that this rank's routers see; under sequence parallelism a part of the context-parallel rank's."""
+        """Return the routing of the tokens of this rank's routers; under sequence parallelism, only its own tokens."""
         if mb.routing is None:
             return None
         routing = routing_of(mb.routing, *self.mixture)
@@ -84,6 +84,6 @@ class MegatronForwardBackward(ForwardBackward):
 
 
 def _found(out: Tensor, *, on_output: OnOutput, mb: MicrobatchTensors, non_loss_data: bool = False) -> Any:
-    """As megatron takes it: what to collect, of a model that learns after the loss and what to divide that by."""
+    """Return what megatron expects: the result to collect; from a model that learns, also a loss and its divisor."""
     found = on_output(out[0], mb)
     return found if non_loss_data else (found[0], torch.ones((), dtype=torch.int, device=found[0].device), found[1])

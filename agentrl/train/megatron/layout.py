@@ -1,5 +1,5 @@
-"""The process layout: process groups, ranks and sizes of tensor, pipeline, context and data parallelism. Only
-`ParallelLayout.join` reads megatron's global parallel state. `leave` undoes it, so a process can join again."""
+"""The process layout: process groups, ranks and sizes of tensor, pipeline, context and data parallelism. They are read
+from megatron's global parallel state in `join`. `leave` destroys that state, so a process can join again."""
 
 import inspect
 from collections.abc import Callable, Mapping
@@ -19,14 +19,14 @@ T = TypeVar("T")
 
 
 def alike(settings: TrainSettings, taker: Callable[..., Any]) -> dict[str, Any]:
-    """The settings that a config or a function of megatron's takes, under the same names."""
+    """Return the settings that a config class or function of megatron takes under the same names."""
     return settings.model_dump(include=set(inspect.signature(taker).parameters))
 
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """The cut of a kind of parameters on a pipeline stage: over `size` ranks, of which this is `rank`. `first`: whether
-    this rank is of the first replica."""
+    """The sharding of a kind of parameters on a pipeline stage, over `size` ranks, of which this is `rank`. `first`:
+    true if this rank belongs to the first replica."""
 
     size: int
     rank: int
@@ -34,7 +34,7 @@ class Cut:
     first: bool
 
     def gathered(self, local: Tensor) -> list[Tensor]:
-        """A parameter's parts, of which `local` is this rank's. Collective."""
+        """Gather the shards of a parameter; `local` is this rank's. Collective."""
         if self.size == 1:
             return [local]
         parts = [torch.empty_like(local) for _ in range(self.size)]
@@ -44,7 +44,7 @@ class Cut:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ParallelLayout(Ranks):
-    """Sizes of the four kinds of parallelism and this process's place in each."""
+    """Megatron's `Ranks`: also sizes of tensor, pipeline and expert parallelism, and this process's rank in each."""
 
     tp: int
     tp_rank: int
@@ -55,12 +55,12 @@ class ParallelLayout(Ranks):
     pp_ranks: tuple[int, ...]  # global ranks of this process's pipeline, first stage first
     own_stages: Mapping[str, int]
     ep_rank: int
-    ep_ranks: tuple[int, ...]  # global ranks that have this process's part of a mixture's experts and the other parts
+    ep_ranks: tuple[int, ...]  # global ranks of this process's expert-parallel group
     experts: Cut
 
     @classmethod
     def join(cls, settings: TrainSettings, where: RankInfo, device: torch.device) -> Self:
-        """Join the other trainer processes. Collective. Raises TrainError: they cannot be divided by the model's parts."""
+        """Join the other trainer processes. Collective. Raises TrainError: the layout does not fit their number."""
         from megatron.core import parallel_state as mpu
 
         if where.world_size % settings.model_parallel_size:
@@ -79,7 +79,7 @@ class ParallelLayout(Ranks):
         kinds = {"tp": "tensor_model", "pp": "pipeline_model", "cp": "context", "dp": "data"}
         found = {name: getattr(mpu, f"get_{kind}_parallel_world_size")() for name, kind in kinds.items()}
         found |= {f"{name}_rank": getattr(mpu, f"get_{kind}_parallel_rank")() for name, kind in kinds.items()}
-        del kinds["dp"]  # of which the group with the context-parallel ranks is taken
+        del kinds["dp"]  # its group is `dp_cp_group` below
         found |= {f"{name}_group": getattr(mpu, f"get_{kind}_parallel_group")() for name, kind in kinds.items()}
         size, rank, group = (
             getattr(mpu, f"get_expert_tensor_parallel_{what}")() for what in ("world_size", "rank", "group")
@@ -101,16 +101,16 @@ class ParallelLayout(Ranks):
         """Destroy megatron's groups, and torch.distributed's if `join` started it."""
         from megatron.core import parallel_state as mpu
 
-        mpu.destroy_model_parallel()  # which forgets its groups; each goes on with threads of its own
+        mpu.destroy_model_parallel()  # drops its groups, but their threads go on until they are destroyed
         Ranks.leave(self)
 
     @property
     def dense(self) -> Cut:
-        """Of all parameters but the experts'."""
+        """Return the sharding of all parameters except the experts'."""
         return Cut(self.tp, self.tp_rank, self.tp_group, self.dp_rank == 0 and self.cp_rank == 0)
 
     def from_stages(self, mine: dict[str, T]) -> dict[str, T]:
-        """The entries of all stages of this pipeline, together, on each of them. Collective."""
+        """Return the entries of all stages of this pipeline, merged, on every stage. Collective."""
         every = [mine] * self.pp
         if self.pp > 1:
             dist.all_gather_object(every, mine, group=self.pp_group)

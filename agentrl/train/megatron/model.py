@@ -1,6 +1,6 @@
 """A `GPTModel` from a Hugging Face config, for this process's place in the layout. Fusions that need Transformer Engine
-or Apex are off, as by default. The output layer runs only on the positions asked for (`output_rows`), so that prompts
-cost no logits."""
+or Apex are off, which is megatron's default. The output layer runs only on the rows of `output_rows`, so that prompts
+need no logits."""
 
 import itertools
 from collections.abc import Callable
@@ -31,7 +31,7 @@ from agentrl.train.settings import TrainSettings
 
 
 def transformer_config(shape: ModelShape, family: ModelFamily, settings: TrainSettings, device: torch.device) -> Any:
-    """Megatron's config for a model's sizes and the run's settings. Raises TrainError: the sizes cannot be cut so."""
+    """Return megatron's config for a model's sizes and the settings. Raises TrainError: the layout does not fit."""
     _check_cuts(shape, settings)
     dtype = torch.bfloat16 if settings.bf16 else torch.float32
     return (MLATransformerConfig if shape.latent else TransformerConfig)(
@@ -47,21 +47,21 @@ def transformer_config(shape: ModelShape, family: ModelFamily, settings: TrainSe
         activation_func=F.silu,
         add_bias_linear=False,
         add_qkv_bias=family.has("linear_qkv.bias"),
-        # Of a latent they are whole on every rank, and megatron would add them up:
+        # The norms of latents have whole gradients on every rank, and megatron would add them up:
         qk_layernorm=family.has("q_layernorm.weight") and not shape.latent,
-        rotary_interleaved=family.interleaved and not shape.latent,  # `LatentAttention` always does
+        rotary_interleaved=family.interleaved and not shape.latent,  # `LatentAttention` always interleaves
         hidden_dropout=0.0,
         attention_dropout=0.0,
         variable_seq_lengths=settings.pipeline_model_parallel_size > 1,
         num_layers_in_first_pipeline_stage=settings.decoder_first_pipeline_num_layers,
         num_layers_in_last_pipeline_stage=settings.decoder_last_pipeline_num_layers,
-        moe_token_dispatcher_type="alltoall",  # which takes packs of any length
+        moe_token_dispatcher_type="alltoall",  # it accepts packs of any length
         params_dtype=dtype,
         pipeline_dtype=dtype,
         calculate_per_token_loss=True,
         use_cpu_initialization=device.type == "cpu",
-        # Not for the values, which are loaded: it is here that megatron marks parameters as tensor-parallel, by which
-        # the gradient norm counts them once.
+        # The values are loaded later. But initialization also marks parameters as tensor-parallel, and the gradient
+        # norm needs these marks to count each parameter once.
         perform_initialization=True,
         **alike(settings, TransformerConfig) | _of_latent(shape) | _of_experts(shape.mixture, family, settings),
     )
@@ -76,14 +76,14 @@ def _of_latent(shape: ModelShape) -> dict[str, Any]:
         "qk_head_dim": shape.head_dim - z.rotated,
         "qk_pos_emb_head_dim": z.rotated,
         "v_head_dim": z.value,
-        "rope_type": "rope",  # which is made and not used; of yarn there is also a factor of the scores:
+        "rope_type": "rope",  # made but not used. The next two set YaRN's factor of the scores:
         "rotary_scaling_factor": shape.rope_scaling.get("factor") or 1.0,
         "mscale_all_dim": shape.rope_scaling.get("mscale_all_dim") or 0.0,
     }
 
 
 def _of_experts(mixture: Mixture | None, family: ModelFamily, settings: TrainSettings) -> dict[str, Any]:
-    """The router computes in float32, drops no token, and neither balances the experts nor moves their bias."""
+    """Return settings for a mixture: the router uses float32, drops no token, balances no load and fixes its bias."""
     if mixture is None:
         return {}
     sigmoid = family.has("router.expert_bias")
@@ -94,7 +94,7 @@ def _of_experts(mixture: Mixture | None, family: ModelFamily, settings: TrainSet
         "moe_layer_freq": mixture.layers,
         "moe_shared_expert_intermediate_size": mixture.shared_ffn or None,
         "moe_shared_expert_gate": family.has("shared_experts.gate_weight"),
-        "moe_grouped_gemm": False,  # megatron's own form needs packages for CUDA: see `GroupedExperts`
+        "moe_grouped_gemm": False,  # megatron's version needs CUDA packages; see `GroupedExperts`
         "moe_router_topk": mixture.topk,
         "moe_router_score_function": "sigmoid" if sigmoid else "softmax",
         "moe_router_pre_softmax": not sigmoid and not mixture.normalised,
@@ -144,7 +144,7 @@ def _check_cuts(shape: ModelShape, settings: TrainSettings) -> None:
     sparse = [any(mixture.layers[end - size : end]) for end, size in zip(ends, stages, strict=True)]
     learns = settings.lora_rank is None and (settings.use_distributed_optimizer or settings.bf16)
     if learns and not all(sparse):
-        raise TrainError(  # megatron has no form for an optimizer of no parameter
+        raise TrainError(  # megatron cannot save an optimizer without parameters
             f"pipeline_model_parallel_size {pp} makes a stage without experts, of which bf16 and use_distributed_optimizer "
             "cannot write a checkpoint: take fewer stages, or turn both off"
         )
@@ -161,14 +161,14 @@ class RMSNorm(torch.nn.RMSNorm):
 
 
 class LatentNorm(RMSNorm):
-    """The norm of a latent, whose eps is transformers' default whatever `rms_norm_eps` says, as in DeepSeek's code."""
+    """The norm of a latent. Its eps is transformers' default, not `rms_norm_eps`, as in DeepSeek's code."""
 
     def __init__(self, config: Any, hidden_size: int, eps: float = 1e-6, **_kwargs: Any) -> None:
         super().__init__(config, hidden_size, 1e-6)
 
 
 class SandwichLayer(TransformerLayer):
-    """A layer with norms behind attention and MLP too."""
+    """A layer with norms after attention and after the MLP too."""
 
     def __init__(self, config: Any, *args: Any, **kwargs: Any) -> None:
         super().__init__(config, *args, **kwargs)
@@ -179,14 +179,14 @@ class SandwichLayer(TransformerLayer):
 
 
 class FixedBiasRouter(TopKRouter):
-    """Megatron's router, whose bias stays as it was loaded: an expert's tokens are not counted (in a function that is compiled)."""
+    """Megatron's router with the bias fixed: it does not call the compiled function that counts an expert's tokens."""
 
     def _apply_expert_bias(self, *_args: Any, **_kwargs: Any) -> None:
         return
 
 
 def block_spec(config: Any, family: ModelFamily, *, grouped: bool) -> TransformerBlockSubmodules:
-    """The layers of this pipeline stage and the final norm, for a `TransformerConfig`; `grouped`: with `GroupedExperts`."""
+    """Return the spec of this pipeline stage's layers and the final norm; `grouped`: experts are `GroupedExperts`."""
     block = get_gpt_decoder_block_spec(config, use_transformer_engine=False, normalization="RMSNorm")
     block.layer_norm = RMSNorm
     for spec in block.layer_specs:  # one object for all layers of a kind
@@ -209,7 +209,7 @@ def block_spec(config: Any, family: ModelFamily, *, grouped: bool) -> Transforme
 
 
 class _Replay(Replay):
-    """In the place of megatron's `RouterReplay`, of which there is one list for all the models of a process."""
+    """A replacement for megatron's `RouterReplay`, which has one list for all models of a process."""
 
     def get_replay_topk(
         self, scores: Tensor, topk: int, groups: int | None, group_topk: int | None, choose: Callable[..., Any]
@@ -218,7 +218,7 @@ class _Replay(Replay):
 
 
 def replaying(model: Any) -> None:
-    """Have the routers of a `GPTModel` read `Pack.routing` from now on, which its layers get as `packed_seq_params`."""
+    """Make the routers of a `GPTModel` use `routing` of the `MegatronPack` that layers get as `packed_seq_params`."""
     for layer in model.decoder.layers:
         if router := getattr(layer.mlp, "router", None):
             router.router_replay = _Replay()
@@ -229,8 +229,8 @@ def replaying(model: Any) -> None:
 def build_model(
     config: Any, shape: ModelShape, family: ModelFamily, place: ModelContext, *, values: bool
 ) -> torch.nn.Module:
-    """This rank's part of the model on its device, in bf16 wrapped as megatron wraps half-precision models. With `values`
-    it ends in a `ValueHead`; `shape` is then not tied."""
+    """Build this rank's part of the model on its device, in megatron's half-precision wrapper if bf16 is set. With
+    `values` its output layer is a `ValueHead`; `shape` is then not tied."""
     layout: ParallelLayout = place.ranks
     vocab = shape.vocab + -shape.vocab % layout.tp
     build = partial(
@@ -246,8 +246,8 @@ def build_model(
     last = layout.pp_rank == layout.pp - 1
     model = place.hooks.model(build, pre_process=layout.pp_rank == 0, post_process=last)
     for name, parameter in model.named_parameters():
-        # Experts have replicas of their own and another optimizer. Megatron says so only if EP is above 1; like this it is
-        # right where TP cuts other parameters alone, and checkpoints are of one kind.
+        # Experts have other replicas and another optimizer. Megatron marks them only if EP is above 1. Marks are needed
+        # as well if TP shards only other parameters, and they give all checkpoints one form.
         parameter.allreduce = ".local_experts." not in name
     if last:
         if values:
@@ -258,7 +258,7 @@ def build_model(
 
 
 def keep_gradients_flowing(model: torch.nn.Module) -> None:
-    """Let gradients pass a frozen embedding: a recomputed layer gives none where its input asks for none."""
+    """Let gradients flow with a frozen embedding: a recomputed layer has none if its input requires no gradient."""
     inner = unwrap_model(model)
     if inner.pre_process and not inner.embedding.word_embeddings.weight.requires_grad:
         inner.embedding.register_forward_hook(
@@ -272,9 +272,9 @@ def output_rows(model: torch.nn.Module, rows: Tensor) -> None:
 
 
 class ValueHead(torch.nn.Module):
-    """A linear layer to one number, in megatron's place for the layer to the vocabulary. All tensor-parallel ranks hold
-    all of it and compute the same from whole hidden states, so neither its gradient nor theirs is summed over them. It
-    multiplies in float32: a value needs more digits than bfloat16 has."""
+    """A linear layer to one number, in place of megatron's output layer. All tensor-parallel ranks have the whole layer
+    and compute the same from whole hidden states, so no gradient is summed over the ranks. The layer computes in
+    float32: a value needs more digits than bfloat16 has."""
 
     def __init__(self, config: Any) -> None:
         super().__init__()
@@ -282,12 +282,12 @@ class ValueHead(torch.nn.Module):
         self.sequence_parallel = config.sequence_parallel  # read by `_pick_rows`, which then gathers
 
     def forward(self, hidden: Tensor, **_kwargs: Any) -> tuple[Tensor, None]:
-        """[n, 1, hidden] to float32 [n, 1, 1], and no bias."""
+        """Map [n, 1, hidden] to float32 [n, 1, 1]; the bias is None."""
         return F.linear(hidden.float(), self.weight.float()), None
 
 
 def _pick_rows(model: Any) -> None:
-    """Have the output layer see the rows of `output_rows` alone; under sequence parallelism they are gathered before."""
+    """Run the output layer only on the rows of `output_rows`; under sequence parallelism, gather the tokens first."""
     layer, group = model.output_layer, model.pg_collection.tp
     if gathers := bool(layer.sequence_parallel):
         # The gather now happens here, so the layer must take whole inputs and sum their gradients itself.

@@ -1,4 +1,4 @@
-"""`MegatronNetwork`: a model in megatron's form, by its family's table."""
+"""`MegatronNetwork`: the `Network` of a megatron model, by its family's table."""
 
 import dataclasses
 import itertools
@@ -42,8 +42,8 @@ from agentrl.train.trainer import TrainBackend
 
 
 class _InProcess(torch_dist.TorchDistSaveShardedStrategy):
-    """Megatron's format by torch's writer, see `Network.write`. Megatron's own starts a manager process and forks a
-    writer on every save, which takes seconds."""
+    """A save strategy for megatron's format with torch's writer, see `Network.write`. Megatron's own writer starts a
+    manager process and forks on every save, which takes seconds."""
 
     files: WriteFiles
 
@@ -143,7 +143,7 @@ class MegatronNetwork(Network):
         return self.place.ranks.from_stages({name: tensor for tensors in whole for name, tensor in tensors.items()})
 
     def state(self, prefix: str = "") -> dict[str, Any]:
-        if self.adapters:  # alone: the weights are those of the model's folder
+        if self.adapters:  # the adapter alone: the weights are those of the folder
             return {key: t for name, own in self.adapters.items() for key, t in own.sharded(prefix + name).items()}
         metadata = sharding(self.place.settings, self.place.ranks)
         state: dict[str, Any] = unwrap_model(self.model).sharded_state_dict(prefix=prefix, metadata=metadata)
@@ -200,8 +200,8 @@ class MegatronBackend(TrainBackend):
         model_parallel_cuda_manual_seed(seed)
 
     def close(self) -> None:
-        # A mixture's dispatcher keeps the last probabilities. Their graph leads back to the model in a ring that Python's
-        # collector does not see, so that neither would ever be freed.
+        # A mixture's dispatcher keeps the last probabilities. Their autograd graph and the model form a cycle that
+        # Python's collector does not see, so neither would ever be freed.
         for slot in self._models():
             for module in cast(MegatronNetwork, slot.network).model.modules():
                 if (dispatcher := vars(module).get("token_dispatcher")) is not None:

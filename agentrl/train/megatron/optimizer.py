@@ -1,5 +1,5 @@
 """The optimizer: megatron's Adam, or Muon for the hidden matrices with AdamW for the rest. Muon orthogonalises whole
-matrices: the settings allow it neither tensor parallelism nor the distributed optimizer."""
+matrices, so the settings refuse it with tensor parallelism or the distributed optimizer."""
 
 from typing import Any
 
@@ -19,11 +19,11 @@ from agentrl.train.settings import TrainSettings
 def data_parallel(model: torch.nn.Module, config: Any, settings: TrainSettings) -> torch.nn.Module:
     """Wrap the model with megatron's gradient buffers and data-parallel reductions (in float32). With the distributed
     optimizer, gradients are reduced during the last microbatch's backward pass. Weights are not gathered during a
-    forward pass (`overlap_param_gather`): they leave for the engines right after the step."""
+    forward pass (`overlap_param_gather`): the engines get them right after the step."""
     ddp = DistributedDataParallelConfig(
         grad_reduce_in_fp32=True,
         overlap_grad_reduce=settings.use_distributed_optimizer,
-        bucket_size=40_000_000 if settings.use_distributed_optimizer else None,  # whatever the number of replicas
+        bucket_size=40_000_000 if settings.use_distributed_optimizer else None,  # the same for any number of replicas
         use_distributed_optimizer=settings.use_distributed_optimizer,
     )
     wrapped = DistributedDataParallel(config, ddp, model)
@@ -32,17 +32,17 @@ def data_parallel(model: torch.nn.Module, config: Any, settings: TrainSettings) 
 
 
 def sharding(settings: TrainSettings, layout: ParallelLayout) -> dict[str, Any]:
-    """Megatron's layout of the state of models and optimizers in checkpoints."""
+    """Return megatron's options for the state of models and optimizers in checkpoints."""
     return {
         "chained_optim_avoid_prefix": True,
         "singleton_local_shards": False,
         "dp_cp_group": layout.dp_cp_group,
-        "non_homogeneous_layers": bool(frozen(settings)),  # one layer may learn and its neighbour not
+        "non_homogeneous_layers": bool(frozen(settings)),  # one layer may learn and another one not
     }
 
 
 class MegatronOptimizer(Optimizer):
-    """Steps the wrapped model's weights; `inner` is a megatron optimizer."""
+    """The optimizer of the wrapped model; `inner` is a megatron optimizer."""
 
     def __init__(
         self, model: torch.nn.Module, settings: TrainSettings, layout: ParallelLayout, total_steps: int | None
@@ -92,11 +92,11 @@ class MegatronOptimizer(Optimizer):
             return
         for part in self.parts:
             part.state.clear()
-        self.inner.reload_model_params()  # the master copies are the loaded weights
+        self.inner.reload_model_params()  # copies the loaded weights to the master weights
 
     @staticmethod
     def _with_own_steps(part: dict[str, Any]) -> None:
-        """Give torch's Adam the step of its parameter groups: a rank's part of the state is stored without it."""
+        """Set `step` of torch's Adam from its parameter groups: `dp_reshardable` state is stored without it."""
         if part.get("param_state_sharding_type") != "dp_reshardable":
             return
         buffers = [buffer for buffer in part["param_state"].values() if isinstance(buffer, dict)]
@@ -106,7 +106,7 @@ class MegatronOptimizer(Optimizer):
 
     @staticmethod
     def _with_steps(parts: list[dict[str, Any]]) -> None:
-        """Rank 0 writes what parts count alike; of experts it writes nothing where the first stage has no layer with them."""
+        """Set missing `common_step` entries: rank 0 writes none for experts if the first stage has no experts."""
         states = [part.get("optimizer", part).get("state", {}) for part in parts]
         counts = [state["common_step"] for state in states if "common_step" in state]
         for state in states:
@@ -115,12 +115,12 @@ class MegatronOptimizer(Optimizer):
 
 
 class Muon(torch.optim.Muon):
-    """Muon whose Newton-Schulz iterations are in float32 on a CPU. Most CPUs multiply bfloat16, which PyTorch's takes,
-    ten times slower, and each kind rounds in its own way."""
+    """Muon with Newton-Schulz iterations in float32 on a CPU. PyTorch's uses bfloat16, which most CPUs multiply ten
+    times slower, and round differently."""
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> Any:
-        """Take one step with the gradients at hand; no closure is called."""
+        """Take one step with the current gradients; `closure` is not called."""
         for group in self.param_groups:
             momentum, decay = group["momentum"], group["lr"] * group["weight_decay"]
             for weight in (parameter for parameter in group["params"] if parameter.grad is not None):
@@ -144,9 +144,9 @@ def _orthogonal(matrix: Tensor, coefficients: tuple[float, float, float], steps:
 
 
 def _muon(model: torch.nn.Module, settings: TrainSettings, config: OptimizerConfig, layout: ParallelLayout) -> Any:
-    """Muon (K. Jordan et al. 2024, https://kellerjordan.github.io/posts/muon) over the decoder's matrices. Its updates
-    are scaled to AdamW's typical size (arXiv:2502.16982), so both can share a learning rate. Embedding, output layer,
-    norms and biases go to AdamW. Matrices are taken as megatron fuses them (q, k and v; gate and up)."""
+    """Return Muon (K. Jordan et al. 2024, https://kellerjordan.github.io/posts/muon) for the decoder's matrices, as
+    megatron fuses them (q, k and v; gate and up). Other parameters go to AdamW. Muon's updates are scaled to AdamW's
+    typical size (arXiv:2502.16982), so both can share a learning rate."""
     rest = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
     hidden = [name for name, parameter in rest.items() if parameter.dim() == 2 and ".decoder.layers." in f".{name}"]
     matrices = [rest.pop(name) for name in hidden]

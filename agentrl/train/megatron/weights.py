@@ -1,7 +1,7 @@
-"""Weights between Hugging Face folders and the megatron model, by the family's table. `load` streams: each rule's
-tensors are read, cut and copied; every parameter must be filled. `export` is collective and yields full tensors on
-global rank 0, stage by stage, or on each stage's first rank; other ranks must exhaust an empty stream. Dtypes stay, so a
-round trip is exact."""
+"""Conversion of weights between Hugging Face folders and the megatron model, by the family's table. `load` reads,
+shards and copies the tensors of one rule after another; every parameter must be filled. `export` is collective: it
+yields full tensors on global rank 0, or each stage's on the stage's first rank. Other ranks must exhaust an empty
+iterator. `export` keeps dtypes, so a round trip is exact."""
 
 from __future__ import annotations
 
@@ -32,10 +32,10 @@ _MOVED = 256 << 20
 
 @dataclass(frozen=True, slots=True)
 class WeightEntry:
-    """One rule for one layer and expert (or none) with its names filled in, and where it is.
+    """One rule for one layer and expert (or none), with its names filled in, and its place in the layout.
 
     Attributes:
-        stage, part: the pipeline stage that has it, and the place of the ranks that have it among the expert-parallel ranks.
+        stage, part: the pipeline stage that has the parameter, and the index of its expert-parallel ranks.
     """
 
     stage: int
@@ -48,25 +48,25 @@ class WeightEntry:
 
     @classmethod
     def single(cls, stage: int, rule: Rule) -> WeightEntry:
-        """The entry of a rule that is no layer's."""
+        """Return the entry of a rule that belongs to no layer."""
         return cls(stage, rule.megatron, rule.hf, rule)
 
     @property
     def called(self) -> tuple[str, ...]:
-        """Megatron's name, with the layer's and the expert's number in the whole model, and Hugging Face's names."""
+        """Return megatron's name, with the numbers of layer and expert in the whole model, and Hugging Face's names."""
         return (self.rule.megatron.format(self.layer, expert=self.expert), *self.names)
 
     @property
     def kind(self) -> str:
-        """Entries of one kind have tensors of one shape and dtype."""
+        """Return the key of the entry's shapes and dtypes; the experts of a layer share it."""
         return self.rule.megatron.format(self.layer, expert="")
 
 
 def unrolled(
     family: ModelFamily, shape: ModelShape, stages: Sequence[int] = (), ep: int = 1, *, values: bool = False
 ) -> Iterator[WeightEntry]:
-    """The family's table for a model over pipeline stages of so many layers (by default one of all), and expert-parallel
-    ranks."""
+    """Yield the entries of the family's table for a model, over pipeline stages with `stages` layers (by default one
+    stage) and `ep` expert-parallel ranks."""
     places = [(stage, place) for stage, size in enumerate(stages or [shape.layers]) for place in range(size)]
     experts = shape.mixture.experts if shape.mixture else 0
     yield WeightEntry.single(0, EMBEDDING)
@@ -83,7 +83,7 @@ def unrolled(
 
 
 class WeightMap:
-    """The family's table unrolled for one `model` and layout; with `values` for one that ends in a value head. Collective."""
+    """The entries of the family's table for one `model`; `values`: the model has a value head. Collective."""
 
     def __init__(
         self,
@@ -101,7 +101,7 @@ class WeightMap:
         self.made = self._measured(stored(model))
 
     def _measured(self, tensors: Mapping[str, Tensor]) -> dict[str, list[tuple[list[int], torch.dtype]]]:
-        """Shapes and dtypes of the HF tensors that each kind of entry makes, of all stages."""
+        """Return shapes and dtypes of the HF tensors of each kind of entry, for all stages."""
         made = {}
         for entry in filter(self.is_mine, self.entries):
             parts = [torch.empty_like(tensors[entry.parameter], device="meta")] * self.cut(entry).size
@@ -111,9 +111,9 @@ class WeightMap:
 
     @property
     def matrices(self) -> int:
-        """See `train.network.CostShape`."""
+        """Return `matrices` of `train.network.CostShape`."""
         mixture, found = self.shape.mixture, 0.0
-        for entry in self.entries[not self.shape.tied :]:  # an embedding alone is looked up, not multiplied with
+        for entry in self.entries[not self.shape.tied :]:  # an untied embedding is looked up, not multiplied with
             met = mixture.topk / mixture.experts if mixture and entry.rule.of_expert else 1
             found += met * sum(math.prod(shape) for shape, _ in self.made[entry.kind] if len(shape) > 1)
         return round(found)
@@ -126,7 +126,7 @@ class WeightMap:
         return here and entry.stage == self.layout.pp_rank
 
     def load(self, model: torch.nn.Module, folder: HFFolder) -> None:
-        """Fill this rank's parameters from a folder; a value head that it has not starts as 0. Raises CheckpointError:
+        """Fill this rank's parameters from a folder; a value head that it lacks starts as 0. Raises CheckpointError:
         a tensor is missing or has another shape than the config implies."""
         parameters = stored(model)
         entries = list(filter(self.is_mine, self.entries))
@@ -157,8 +157,8 @@ class WeightMap:
         parameter.copy_(local)
 
     def learning(self, settings: TrainSettings) -> set[str]:
-        """This rank's parameters that learn, by megatron's names: all but what the settings freeze, and a tied head
-        where the embedding does. Raises TrainError: a pattern that no name has, or a pipeline stage that would learn
+        """Return this rank's parameters that learn, by megatron's names: all that the settings do not freeze, and a
+        tied head if the embedding learns. Raises TrainError: a pattern matches no name, or a pipeline stage would learn
         nothing."""
         chosen = learning(settings, [entry.called for entry in self.entries])
         learn = [entry for entry, learns in zip(self.entries, chosen, strict=True) if learns]
@@ -169,7 +169,7 @@ class WeightMap:
         return {entry.parameter for entry in filter(self.is_mine, learn)} | tied
 
     def specs(self) -> dict[int, list[TensorSpec]]:
-        """The specs of the model's own tensors by the first rank of their stage, in the order of `export`."""
+        """Return the specs of the model's own tensors by the first rank of their stage, in the order of `export`."""
         found: dict[int, list[TensorSpec]] = {}
         for entry in self.entries:
             found.setdefault(self._owner(entry.stage), []).extend(self._specs(entry))
@@ -180,15 +180,15 @@ class WeightMap:
             yield TensorSpec(name, str(dtype).removeprefix("torch."), shape)
 
     def _owner(self, stage: int, part: int = 0) -> int:
-        """The first rank of a pipeline stage that has this part of the experts."""
+        """Return the first rank of a pipeline stage that has this part of the experts."""
         return self.layout.world // self.layout.pp * stage + self.layout.ep_ranks[part] - self.layout.ep_ranks[0]
 
     @torch.no_grad()
     def export(
         self, tensors: Mapping[str, Tensor], *, by_stage: bool = False, in_step: bool = False
     ) -> Iterator[tuple[str, Tensor]]:
-        """Yield (HF name, full tensor) on rank 0, or each stage's on its first rank; see the module and `Network.export`.
-        `tensors` are this rank's, by megatron's names: the weights, or anything of their shapes and dtypes."""
+        """Yield (HF name, full tensor) on rank 0, or each stage's on its first rank; see `Network.export`. `tensors`
+        are this rank's, by megatron's names: the weights, or other tensors of the same shapes and dtypes."""
         target = self._owner(self.layout.pp_rank) if by_stage else 0
         entries = [entry for entry in self.entries if not by_stage or entry.stage == self.layout.pp_rank]
         for owner, run in itertools.groupby(entries, lambda entry: self._owner(entry.stage, entry.part)):
@@ -206,7 +206,7 @@ class WeightMap:
                     yield name, ELSEWHERE
 
     def _merged(self, entry: WeightEntry, tensors: Mapping[str, Tensor]) -> list[Tensor]:
-        """The tensors that an entry makes, on the ranks of the first replica that have it; nothing elsewhere."""
+        """Return the HF tensors of an entry, on the ranks of the first replica that have it; [] on other ranks."""
         cut = self.cut(entry)
         if not (cut.first and self.is_mine(entry)):
             return []
@@ -215,11 +215,11 @@ class WeightMap:
     def _moved(
         self, run: Sequence[WeightEntry], tensors: Mapping[str, Tensor], owner: int, target: int
     ) -> Iterator[tuple[str, Tensor]]:
-        """Send what the entries make from one rank to another, in buckets; the other rank yields them."""
+        """Send the HF tensors of entries from rank `owner` to rank `target` in buckets; `target` yields them."""
         device = "cpu" if dist.get_backend() == "gloo" else torch.device("cuda", torch.cuda.current_device())
         made = (tensor for entry in run for tensor in self._merged(entry, tensors))
         for specs in buckets([spec for entry in run for spec in self._specs(entry)], _MOVED):
-            held = list(itertools.islice(made, len(specs)))  # on the owner, and on ranks that share its parameters
+            held = list(itertools.islice(made, len(specs)))  # on ranks with shards of the owner's parameters too
             if self.layout.rank not in (owner, target):
                 yield from ((spec.name, ELSEWHERE) for spec in specs)
                 continue
@@ -234,7 +234,7 @@ class WeightMap:
 
 
 def stored(model: torch.nn.Module) -> dict[str, Tensor]:
-    """This rank's parameters, and buffers that a checkpoint holds, by megatron's names."""
+    """Return this rank's parameters, and buffers that checkpoints contain, by megatron's names."""
     inner = unwrap_model(model)
     kept = inner.state_dict()
     return {**dict(inner.named_parameters()), **{n: b for n, b in inner.named_buffers() if n in kept}}

@@ -1,6 +1,6 @@
-"""Model families: how Hugging Face names and shapes map to megatron's, as declarative tables. A family is data: which
-`model_type` it reads, and one `Rule` a parameter, by which it is known what the layers have. What `config.json` leaves
-out is as in transformers' config class."""
+"""Model families: the mapping of Hugging Face names and shapes to megatron's, as declarative tables. A family is data:
+its `model_type`, and one `Rule` per parameter. The rules also define what layers have. Entries that `config.json` lacks
+have the defaults of transformers' config class."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -13,7 +13,7 @@ __all__ = ["FAMILIES", "Mixture", "ModelFamily", "ModelShape", "Rule", "ShardLay
 
 
 def family_of(config: Mapping[str, Any]) -> ModelFamily:
-    """The family for a `config.json`. Raises TrainError: its tables cannot express the architecture or the config."""
+    """Return the family of a `config.json`. Raises TrainError: the tables cannot express its architecture."""
     family = _named(config)
     whole = theirs(config).to_dict()
     if refused := [f"{key}={value!r}" for key, value in _unexpressed(family, whole)]:
@@ -22,12 +22,12 @@ def family_of(config: Mapping[str, Any]) -> ModelFamily:
 
 
 def shape_of(config: Mapping[str, Any]) -> ModelShape:
-    """The sizes for a `config.json` of a family."""
+    """Return the sizes in a `config.json` of a family."""
     return ModelShape.from_config(theirs(config).to_dict())
 
 
 def theirs(config: Mapping[str, Any]) -> Any:
-    """A family's `config.json` as transformers' config object. Raises TrainError: transformers refuses it."""
+    """Return a family's `config.json` as transformers' config object. Raises TrainError: transformers refuses it."""
     from huggingface_hub.errors import StrictDataclassError
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
@@ -50,7 +50,7 @@ def _named(config: Mapping[str, Any]) -> ModelFamily:
 
 
 def _unexpressed(family: ModelFamily, config: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    """Entries of a whole `config.json` that change what the model computes or stores, and have no place in the tables."""
+    """Yield entries of a whole `config.json` that change the model and that the tables cannot express."""
     found = {**config, **config["rope_parameters"]}
     for key in (*family.refuse, "quantization_config"):
         if found.get(key):
@@ -72,4 +72,4 @@ _EXPRESSED: Mapping[str, set[Any]] = {
     "qkv_bias": {True},
     "moe_layer_freq": {1},
 }
-"""Keys of `config.json` that choose among kinds, and the kinds that the tables are for; absent means one of these."""
+"""Keys of `config.json` that choose a variant, and the supported variants. An absent key means one of these."""

@@ -17,15 +17,15 @@ if TYPE_CHECKING:
 class Latent:
     """Sizes of multi-latent attention (DeepSeek-V2, arXiv:2405.04434, section 2.1)."""
 
-    query_rank: int | None  # of the queries' latent; None: queries are made from the hidden state itself
-    rank: int  # of the latent that keys and values are made from
-    rotated: int  # the last channels of a head's query and key, which are rotated; the key's are the same for all heads
-    value: int  # channels of a head's value
+    query_rank: int | None  # size of the queries' latent; None: queries come from the hidden state itself
+    rank: int  # size of the latent of keys and values
+    rotated: int  # number of last channels of a head's query and key that RoPE rotates; heads share the key's
+    value: int  # number of channels of a head's value
 
 
 @dataclass(frozen=True, slots=True)
 class ModelShape:
-    """A model's sizes, read from `config.json`; `head_dim` is of queries and keys."""
+    """A model's sizes, read from `config.json`; `head_dim` is that of queries and keys."""
 
     layers: int
     hidden: int
@@ -71,12 +71,12 @@ class ModelShape:
 
     @property
     def channels(self) -> int:
-        """See `train.network.CostShape`."""
+        """Return `channels` of `train.network.CostShape`."""
         return self.layers * self.heads * (self.head_dim + (self.latent.value if self.latent else self.head_dim))
 
 
 class ShardLayout(Enum):
-    """The cut of a parameter over the tensor-parallel ranks, and the way in which it joins HF's tensors."""
+    """The sharding of a parameter over the tensor-parallel ranks, and the way in which it joins HF's tensors."""
 
     WHOLE = "whole"
     ROWS = "rows"
@@ -87,8 +87,8 @@ class ShardLayout(Enum):
     QKV = "for each key-value group its queries, its key and its value together, weights and biases"
 
     def split(self, hf: Sequence[Tensor], rank: int, ranks: int, shape: ModelShape) -> Tensor:
-        """A rank's megatron tensor of HF's whole ones."""
-        import torch  # not above: settings ask which families there are
+        """Return a rank's megatron tensor from HF's whole tensors."""
+        import torch  # not at the top: settings import the families
 
         if self is ShardLayout.WHOLE:
             return hf[0]
@@ -101,7 +101,7 @@ class ShardLayout(Enum):
         return woven.chunk(ranks, self._axis)[rank]
 
     def merge(self, parts: Sequence[Tensor], shape: ModelShape) -> list[Tensor]:
-        """HF's tensors of the megatron tensors of all ranks."""
+        """Return HF's tensors from the megatron tensors of all ranks."""
         import torch
 
         if self is ShardLayout.WHOLE:
@@ -121,19 +121,19 @@ class ShardLayout(Enum):
         return 1 if self is ShardLayout.COLUMNS else 0
 
     def _turns(self, ranks: int, shape: ModelShape) -> int:
-        """The number of times that megatron takes rows of each of HF's tensors in turn."""
+        """Return the number of rounds in which megatron interleaves rows of HF's tensors."""
         return {ShardLayout.QKV: shape.groups, ShardLayout.GATED: ranks, ShardLayout.JOINED: ranks}.get(self, 1)
 
 
 @dataclass(frozen=True, slots=True)
 class Rule:
     """One megatron parameter and the HF tensors that make it. `{}` stands for the layer's number in both, `{expert}`
-    for the expert's (in megatron's among the rank's)."""
+    for the expert's (in megatron's name, the number on its rank)."""
 
     megatron: str
     hf: tuple[str, ...]
     layout: ShardLayout
-    when: str = ""  # a key of `config.json` that is true of models with this parameter; `!key`: that is false or absent
+    when: str = ""  # a key of `config.json` that is true for models with this parameter; `!key`: false or absent
 
     @property
     def of_expert(self) -> bool:
@@ -146,29 +146,29 @@ class Rule:
 
 @dataclass(frozen=True, slots=True)
 class ModelFamily:
-    """A model family: its `model_type`, and the rules, which also say what its layers have."""
+    """A model family: its `model_type`, and the rules, which also define its layers."""
 
     model_type: str
     layer_rules: tuple[Rule, ...]
     refuse: tuple[str, ...] = ()  # keys of `config.json` that must be absent or false
     interleaved: bool = False  # rotary pairs are neighbours, not halves of a head
     partial: bool = False  # transformers' model rotates only the part of a head that `partial_rotary_factor` says
-    like: str = ""  # the `model_type` by which transformers knows it, if another
-    experts: tuple[Rule, ...] = ()  # in place of a layer's `.mlp.` rules where it has experts
+    like: str = ""  # transformers' `model_type`, if it differs
+    experts: tuple[Rule, ...] = ()  # in place of a layer's `.mlp.` rules if the layer has experts
 
     def of(self, config: Mapping[str, Any]) -> ModelFamily:
-        """The family with the rules of a whole `config.json` only."""
+        """Return the family with only the rules that hold for a whole `config.json`."""
         layer, experts = (tuple(r for r in rules if r.holds(config)) for rules in (self.layer_rules, self.experts))
         return replace(self, layer_rules=layer, experts=experts)
 
     def rules(self, layer: int, shape: ModelShape) -> tuple[Rule, ...]:
-        """Those of a layer."""
+        """Return the rules of a layer."""
         if shape.mixture is None or not shape.mixture.layers[layer]:
             return self.layer_rules
         return (*(rule for rule in self.layer_rules if ".mlp." not in rule.megatron), *self.experts)
 
     def has(self, parameter: str) -> bool:
-        """Return true if layers have a parameter whose megatron name ends so."""
+        """Return true if layers have a parameter whose megatron name ends with `parameter`."""
         return any(rule.megatron.endswith(parameter) for rule in (*self.layer_rules, *self.experts))
 
 
@@ -177,26 +177,26 @@ FINAL_NORM = Rule("decoder.final_layernorm.weight", ("model.norm.weight",), Shar
 HEAD = Rule("output_layer.weight", ("lm_head.weight",), ShardLayout.VOCAB)
 TIED_HEAD = replace(HEAD, hf=EMBEDDING.hf)  # read from the embedding, and never exported
 VALUE_HEAD = Rule("output_layer.weight", ("score.weight",), ShardLayout.WHOLE)
-"""Named as transformers' classifiers name it: a reward model of one score is a critic to start from."""
+"""The name in transformers' classifiers, so that a critic can start from a reward model with one score."""
 
 
 @dataclass(frozen=True, slots=True)
 class Mixture:
     """The experts of a model."""
 
-    experts: int  # of a layer
-    topk: int  # how many of them a token goes to
+    experts: int  # number of experts of a layer
+    topk: int  # number of experts per token
     ffn: int  # width of an expert
     shared_ffn: int  # width of the expert that every token goes to, 0 if there is none
     layers: list[int]  # for each layer 1 if it has experts, 0 if it is dense
-    normalised: bool  # whether the weights of a token's experts add up to `scaling`
+    normalised: bool  # true if the weights of a token's experts add up to `scaling`
     scaling: float
-    groups: int  # experts are in so many groups; a token's are in the best `group_topk`. 1 and 1 without groups.
+    groups: int  # number of groups; a token's experts are in its best `group_topk` groups. 1 and 1 without groups.
     group_topk: int
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> Mixture | None:
-        """Read a `config.json` of Qwen's or DeepSeek's (and GLM's) keys; None for a dense model."""
+        """Read a `config.json` with the keys of Qwen, DeepSeek or GLM; None for a dense model."""
         experts = next((config[key] for key in EXPERTS if config.get(key)), 0)
         if not experts:
             return None
@@ -220,7 +220,7 @@ class Mixture:
         )
 
     def unexpressed(self, *, sigmoid: bool) -> Iterator[tuple[str, Any]]:
-        """Entries of `config.json` by which megatron's router would weigh or choose otherwise."""
+        """Yield entries of `config.json` with which megatron's router would weigh or choose experts differently."""
         if sigmoid and not self.normalised:
             yield "norm_topk_prob", False
         if self.topk == 1 and (sigmoid or self.normalised):

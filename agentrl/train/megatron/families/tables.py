@@ -1,4 +1,4 @@
-"""The families: the rules that they share, by the parts of a layer, and for each model type the rules that make it."""
+"""The families: shared rules for the parts of a layer, and the rules of each model type."""
 
 from dataclasses import replace
 
@@ -8,7 +8,7 @@ HF, MEGATRON = "model.layers.{}.", "decoder.layers.{}."
 
 
 def rule(megatron: str, hf: str, layout: ShardLayout = ShardLayout.WHOLE, when: str = "") -> Rule:
-    """A layer's rule; `hf` names one tensor or several, with spaces between."""
+    """Return a layer's rule; `hf` names one tensor, or several with spaces between."""
     return Rule(MEGATRON + megatron, tuple(HF + name for name in hf.split()), layout, when)
 
 
@@ -19,7 +19,7 @@ def _named(names: str, kind: str) -> str:
 _NAMES = {"input": "input", "pre_mlp": "post_attention"}
 NORMS = tuple(rule(f"{name}_layernorm.weight", f"{hf}_layernorm.weight") for name, hf in _NAMES.items())
 AFTER = tuple(rule(f"{name}.weight", f"{name}.weight") for name in ("post_self_attn_layernorm", "post_mlp_layernorm"))
-"""Norms of what attention and MLP give, before it is added."""
+"""Norms of the outputs of attention and MLP, before the residual addition."""
 ATTENTION = (
     rule("self_attention.linear_qkv.weight", _named("q k v", "weight"), ShardLayout.QKV),
     rule("self_attention.linear_proj.weight", _named("o", "weight"), ShardLayout.COLUMNS),
@@ -45,7 +45,7 @@ LATENT = (
 
 
 def qkv_bias(when: str = "") -> tuple[Rule, ...]:
-    """Biases of queries, keys and values, where the config's `when` is true."""
+    """Return the rule of biases of queries, keys and values, for configs in which `when` is true."""
     return (rule("self_attention.linear_qkv.bias", _named("q k v", "bias"), ShardLayout.QKV, when),)
 
 
@@ -56,19 +56,19 @@ def _gated(megatron: str, hf: str) -> tuple[Rule, ...]:
 
 
 EXPERTS = (rule("mlp.router.weight", "mlp.gate.weight"), *_gated("experts.local_experts.{expert}", "experts.{expert}"))
-"""A layer's experts, of which a router chooses some for a token by a softmax."""
+"""A layer's experts. The router chooses some for each token by a softmax."""
 GATED_EXPERT = (
     *_gated("shared_experts", "shared_expert"),
     rule("mlp.shared_experts.gate_weight", "mlp.shared_expert_gate.weight"),
 )
-"""One that every token goes to, weighed by a gate of its own."""
+"""An expert for every token, weighted by its own gate."""
 SIGMOID_EXPERTS = (
     *EXPERTS,
     rule("mlp.router.expert_bias", "mlp.gate.e_score_correction_bias"),
     *_gated("shared_experts", "shared_experts"),
 )
-"""Scored by a sigmoid and chosen with a bias, which is not trained; with one more for all (DeepSeek-V3, arXiv:2412.19437)."""
-DENSE = (*NORMS, *ATTENTION, *MLP)  # a pre-norm, gated, grouped-query decoder layer as Llama laid it out
+"""Experts with sigmoid scores and a bias that is not trained, and a shared one (DeepSeek-V3, arXiv:2412.19437)."""
+DENSE = (*NORMS, *ATTENTION, *MLP)  # Llama's decoder layer: pre-norm, gated MLP, grouped-query attention
 _QWEN2 = ModelFamily("qwen2", (*DENSE, *qkv_bias()))
 _GLM = ModelFamily(
     "glm", (*NORMS, *ATTENTION, *qkv_bias("attention_bias"), *JOINED_MLP), interleaved=True, partial=True
@@ -77,7 +77,7 @@ _GLM_MOE = (*DENSE, *(replace(rule, when="use_qk_norm") for rule in QK_NORM), *q
 _DEEPSEEK = ModelFamily("deepseek_v3", (*NORMS, *LATENT, *MLP), ("attention_bias",), experts=SIGMOID_EXPERTS)
 FAMILIES: tuple[ModelFamily, ...] = (
     _QWEN2,  # Qwen2 and Qwen2.5
-    replace(_QWEN2, model_type="mimo", like="qwen2"),  # MiMo, whose layers for several tokens are not trained
+    replace(_QWEN2, model_type="mimo", like="qwen2"),  # MiMo; its multi-token prediction layers are not trained
     ModelFamily("qwen3", (*DENSE, *QK_NORM), ("attention_bias",)),
     ModelFamily("llama", DENSE, ("attention_bias", "mlp_bias")),  # Llama 2 and 3, and others of that shape
     ModelFamily("mistral", DENSE),
