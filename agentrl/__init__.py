@@ -1,5 +1,5 @@
 """agentrl: reinforcement learning of tool-using language-model agents. Public names load lazily, so `import agentrl`
-costs next to nothing and needs none of torch, ray, transformers."""
+is fast and imports none of torch, ray, transformers."""
 
 import importlib
 from typing import TYPE_CHECKING, Any

@@ -1,11 +1,11 @@
 """Deadlines of user code, and a watchdog for the event loop.
 
-1. A deadline counts only the call's own time. It stops while other code blocks the event loop, while the call waits for a
-   free place (`waiting`), and while generation is paused.
-2. Code that blocks the event loop cannot be cancelled. Its deadline, and the deadlines around it, go on meanwhile. The call
-   is overdue when the code returns.
-3. `Watchdog` sends callbacks to the loop from a thread. While a callback is late, it looks at the task that is running, the
-   line, and the cause (`stalls`), so that an await costs nothing. Of a task that user code starts itself only the line is
+1. A deadline counts only the call's own time. It stops while other code blocks the event loop, while the call waits
+   for a semaphore or limiter (`waiting`), and while generation is paused.
+2. Code that blocks the event loop cannot be cancelled. Its deadline and the enclosing deadlines keep counting. If they
+   have expired, the call is overdue when the code returns.
+3. `Watchdog` sends callbacks to the loop from a thread. While a callback is late, the watchdog reads the running task,
+   the source line and the cause (`stalls`). An await costs nothing. For a task that user code starts, only the line is
    known. Without a watchdog, the loop counts as never blocked."""
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ from anyio.lowlevel import RunVar
 from agentrl.errors import TrajectoryPlace
 from agentrl.stalls import Cause, ThreadTimes, cause
 
-BEAT = 0.1  # seconds between two beats of the loop; shorter halts than this are not noticed
-_MOST_LAGS = 36_000  # most waits of callbacks that are kept for `Watchdog.take`: an hour's
+BEAT = 0.1  # seconds between two heartbeats of the loop; shorter stalls are not noticed
+_MOST_LAGS = 36_000  # maximum number of callback lags kept for `Watchdog.take`: one hour
 
 _OURS = f"{Path(__file__).parent}{os.sep}"
 _PATHS = ("stdlib", "platstdlib", "purelib", "platlib")
@@ -40,12 +40,12 @@ _LIBRARIES = ("<frozen", "<string>", *map(sysconfig.get_path, _PATHS))
 _log = logging.getLogger(__name__)
 
 Tell = Callable[[float, str, str], None]
-"""Called in a thread while the event loop is blocked: with the seconds, the code or `stalls.Cause` that blocks it, and the
-line or the cause in words."""
+"""A function that the watchdog's thread calls while the event loop is blocked. Arguments: seconds, the blocking code or
+`stalls.Cause`, and the source line or a description of the cause."""
 
 
 def library(file: str) -> bool:
-    """Return true if a source file is Python's own or an installed package's, or if there is none."""
+    """Return true if a source file belongs to Python or an installed package, or is not a file (`<string>`)."""
     return file.startswith(_LIBRARIES)
 
 
@@ -59,13 +59,13 @@ def _warn(seconds: float, who: str, where: str) -> None:
 
 
 class Deadline:
-    """Cuts off the code inside after `seconds` of its own time, and says afterwards whether it was `overdue`.
+    """A context that cancels the code inside after `seconds` of its own time, and is then `overdue`.
 
     Args:
-        what: whose code it is, for the watchdog.
-        place: of which trajectory; by default that of the call around it.
-        work_only: the time that tools inside wait for a free place does not count.
-        held: seconds for which generating was held so far; they do not count."""
+        what: name of the code, for messages and the watchdog.
+        place: the code's trajectory; by default the enclosing call's.
+        work_only: time that tools inside spend in `waiting` does not count.
+        held: returns the seconds for which generation was paused so far; they do not count."""
 
     def __init__(
         self,
@@ -77,9 +77,9 @@ class Deadline:
         held: Callable[[], float] = lambda: 0.0,
     ) -> None:
         self.seconds, self.what, self.work_only = seconds, what, work_only
-        self.outer = _CALL.get()  # the call around it
+        self.outer = _CALL.get()  # the enclosing call
         self.place: TrajectoryPlace | None = place or (self.outer.place if self.outer else None)
-        self.at_end: list[Callable[[], None]] = []  # called when it has ended
+        self.at_end: list[Callable[[], None]] = []  # called when the call ends
         self._watchdog, self._held, self._scope = _WATCHDOG.get(), held, anyio.CancelScope()
         self._blocked, self._seen, self._where = 0.0, 0.0, ""
         self._waits, self._waited = 0, 0.0
@@ -114,11 +114,11 @@ class Deadline:
 
     @property
     def outermost(self) -> Deadline:
-        """The call around all others."""
+        """The outermost of the enclosing calls; this call if no call encloses it."""
         return self.outer.outermost if self.outer else self
 
     def fail(self, error: BaseException) -> bool:
-        """End the innermost call around here that still runs with `error`, of a task; false if none runs."""
+        """End the innermost running call, from this call outwards, with the `error` of a task; false if none runs."""
         if not self._runs:
             return self.outer is not None and self.outer.fail(error)
         self._raised.append(error)
@@ -127,7 +127,7 @@ class Deadline:
 
     @property
     def overdue(self) -> bool:
-        """True if the call was cut off, or has blocked the loop until it was too late."""
+        """True if the call was cancelled, or blocked the loop past its deadline."""
         return self._scope.cancelled_caught or (self._blocked > 0 and self._left < 0)
 
     @property
@@ -137,7 +137,7 @@ class Deadline:
         return f"{text}: it blocked the event loop at {self._where}; run that in a thread" if self._where else text
 
     def blocks(self, seconds: float, where: str) -> None:
-        """Record that the call, or a call inside, has blocked the loop at `where` for `seconds` more."""
+        """Record that this call, or a call inside it, blocked the loop at `where` for another `seconds`."""
         self._blocked, self._seen, self._where = self._blocked + seconds, time.monotonic(), where
         if self.outer is not None:
             self.outer.blocks(seconds, where)
@@ -159,11 +159,11 @@ class Deadline:
 
     @property
     def _excused(self) -> float:
-        """Seconds that were not the call's own, from any beginning."""
+        """Seconds that do not count for the call. The start is arbitrary: only differences have a meaning."""
         excused = self._waited + self._held() - self._blocked
         if self._watchdog is not None:
             excused += self._watchdog.lost
-            if self._seen > self._watchdog.heard:  # it blocks the loop now
+            if self._seen > self._watchdog.heard:  # the call blocks the loop now
                 excused -= time.monotonic() - self._seen
         return excused
 
@@ -174,7 +174,7 @@ class Deadline:
     def _ring(self) -> None:
         if (left := self._left) <= 0:
             self._scope.cancel()
-        else:  # no sooner than in a beat: the loop may stand still, or generating be held, for long yet
+        else:  # at least a beat later: the loop may stay blocked, or generation paused, for long
             self._timer = asyncio.get_running_loop().call_later(max(left, BEAT), self._ring)
 
 
@@ -187,7 +187,7 @@ def current_call() -> Deadline | None:
 
 
 def note_turn(turn: int) -> None:
-    """Record that the trajectory of this task has come to the model's turn `turn`, from 1."""
+    """Record that this task's trajectory has reached the model's turn `turn`, from 1."""
     call = _CALL.get()
     if call is not None and call.place is not None:
         call.place.turn = turn
@@ -195,8 +195,8 @@ def note_turn(turn: int) -> None:
 
 @asynccontextmanager
 async def waiting(place: AbstractAsyncContextManager[Any]) -> AsyncIterator[None]:
-    """Enter `place` (a semaphore, a limiter); for a `work_only` deadline around it the wait does not count. A tool that
-    is in demand is not a slow environment. Waits side by side stop the deadline together."""
+    """Enter `place`, a semaphore or limiter. An enclosing `work_only` deadline does not count the wait, because a busy
+    tool does not make an environment slow. Concurrent waits are counted once."""
     call = _CALL.get()
     while call is not None and not call.work_only:
         call = call.outer
@@ -207,12 +207,12 @@ async def waiting(place: AbstractAsyncContextManager[Any]) -> AsyncIterator[None
 
 
 class Watchdog:
-    """Notices when an event loop stands still, and says whose code stops it; made by `watching`."""
+    """Monitor of an event loop. It notices a blocked loop, and names the code that blocks it. Made by `watching`."""
 
     def __init__(self, patience: float, tell: Tell = _warn) -> None:
-        self.stalls: Counter[str] = Counter()  # how often it stood still for `patience` seconds, by whose code it was
-        self.heard = time.monotonic()  # when it answered last
-        self.calls: dict[asyncio.Task[Any] | None, Deadline | None] = {}  # what each task runs, innermost
+        self.stalls: Counter[str] = Counter()  # number of stalls of at least `patience` seconds, by blocking code
+        self.heard = time.monotonic()  # time of the last heartbeat
+        self.calls: dict[asyncio.Task[Any] | None, Deadline | None] = {}  # innermost call of each task
         self._patience, self._tell, self._lost = patience, tell, 0.0
         self._loop, self._thread = asyncio.get_running_loop(), threading.get_ident()
         self._native, self._ended = threading.get_native_id(), threading.Event()
@@ -223,7 +223,7 @@ class Watchdog:
     @classmethod
     @contextmanager
     def watching(cls, patience: float, tell: Tell = _warn) -> Iterator[Watchdog]:
-        """Watch the running event loop; a warning names the code for which it stands still that many seconds."""
+        """Watch the running event loop; `tell` is called with code that blocks the loop for `patience` seconds."""
         watchdog = cls(patience, tell)
         token = _WATCHDOG.set(watchdog)
         threading.Thread(target=watchdog._watch, name="agentrl-watchdog", daemon=True).start()
@@ -235,8 +235,8 @@ class Watchdog:
             _WATCHDOG.reset(token)
 
     def take(self) -> dict[str, float]:
-        """Return metrics since the last call, in the loop's thread: the stalls (`stalls/<whose code>`), the share of time
-        that the thread computed, and the 99th percentile of the seconds that a callback waited."""
+        """Return metrics since the last call; run this in the loop's thread. They are the stalls (`stalls/<code>`), the
+        share of time that the thread computed, and the 99th percentile of the lag of callbacks in seconds."""
         stalls, self.stalls, lags = self.stalls, Counter(), sorted(self._lags)
         self._lags.clear()
         (since, computed), self._since = self._since, (time.monotonic(), time.thread_time())
@@ -247,7 +247,7 @@ class Watchdog:
 
     @property
     def lost(self) -> float:
-        """Seconds that the loop has stood still so far, those included that it does now."""
+        """Seconds for which the loop was blocked so far, including the current stall."""
         silent = time.monotonic() - self.heard - BEAT
         return self._lost + (silent if silent > BEAT else 0.0)
 
@@ -271,7 +271,7 @@ class Watchdog:
                 self.stalls[max(looks, key=looks.__getitem__, default="unseen")] += 1
 
     def _stand_by(self, answered: threading.Event, looks: Counter[str]) -> None:
-        """Look at what the loop is doing until it answers. A call is to blame only while its own code keeps the loop."""
+        """Sample what the loop runs until it answers. A call is blamed only while its own code blocks the loop."""
         before, warn = self._times, self._patience
         began = since = before.now if before else time.monotonic()
         while not self._ended.is_set():
@@ -282,7 +282,7 @@ class Watchdog:
             kind, why = cause(before, after)
             over = over or answered.is_set()
             if over and not why:
-                return  # this thread looked too late: whose code it was is not known any more
+                return  # this thread looked too late: the blocking code is not known any more
             what: str = kind
             if why:
                 where = why

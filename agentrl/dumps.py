@@ -18,16 +18,16 @@ from agentrl.groups import Group
 from agentrl.rowfiles import dump_json
 from agentrl.sample import Sample
 
-ATTRIBUTES = "slime_attributes"  # the key of a sample's metadata for attributes of slime's sample that ours lacks
+ATTRIBUTES = "slime_attributes"  # metadata key for attributes that slime's sample has and ours lacks
 _LONG_NUMBER = re.compile(rb"\d{19}")
-"""Such an integer may have more than 64 bits. orjson reads it as a float."""
+"""An integer with so many digits may need more than 64 bits. orjson would read such an integer as a float."""
 _FIELDS = {field.name for field in fields(Sample)}
 
 
 def read_groups(path: Path) -> list[Group]:
     """Return the groups in a file. Each line is a group: a list of samples, or one sample, in `Sample.to_dict` form. A `.pt`
-    file is slime's dump: `{"samples": [...]}`, saved by torch. Neighbours with the same `group_index` are a group.
-    Raises DataError: the file cannot be read, or has another form; the error names file, line and field."""
+    file is slime's dump: `{"samples": [...]}`, saved by torch. Neighbouring samples with the same `group_index` are a
+    group. Raises DataError: the file cannot be read, or has another form. The error names file, line and field."""
     if path.suffix == ".pt":
         return _read_slime(path)
     try:
@@ -54,8 +54,8 @@ def dump_path(template: str, rollout_id: int) -> Path:
 
 
 def save_rollout(template: str, rollout_id: int, groups: Sequence[Sequence[Sample]]) -> Path:
-    """Write the groups of one rollout as `read_groups` reads them; returns the file. A kill leaves the old file or the
-    new one. Raises DataError: the file cannot be written, or a sample holds something that JSON cannot carry."""
+    """Write the groups of one rollout in the form that `read_groups` reads, and return the path. A kill leaves the old
+    file or the new file. Raises DataError: the file cannot be written, or JSON cannot represent a sample's value."""
     path = dump_path(template, rollout_id)
     lines = []
     for number, group in enumerate(groups):
@@ -72,7 +72,7 @@ def save_rollout(template: str, rollout_id: int, groups: Sequence[Sequence[Sampl
 
 
 def _slime(rollout_id: int, groups: Sequence[Sequence[Sample]]) -> bytes:
-    """A rollout as slime dumps it: `{"rollout_id": int, "samples": [...]}`, with images as tensors."""
+    """Return a rollout in slime's dump format: `{"rollout_id": int, "samples": [...]}`, with images as tensors."""
     import torch
 
     samples = [sample.to_dict() for group in groups for sample in group]

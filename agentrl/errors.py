@@ -1,9 +1,9 @@
-"""The exception tree: every error a user can meet, in one place, with the sentence they need.
+"""The exception tree: the errors that a user can get.
 
 Two families:
 
-1. `AgentRLError` and its plain subclasses: the run cannot go on as asked (settings, data, plug-ins, checkpoints).
-2. `Failure`: one trajectory went wrong. It says who is to blame, so that a policy table can decide what follows."""
+1. `AgentRLError` and its plain subclasses: the run cannot continue (settings, data, plug-ins, checkpoints).
+2. `Failure`: one trajectory failed. The failure policy decides by its `blame` what follows."""
 
 import errno
 import os
@@ -16,7 +16,7 @@ from enum import StrEnum
 
 @dataclass(slots=True)
 class TrajectoryPlace:
-    """The trajectory, and the model's turn that it has come to."""
+    """A trajectory, and the model's turn that it has reached."""
 
     group: int | None
     sample: int | None = None  # None for a whole group
@@ -27,7 +27,7 @@ class TrajectoryPlace:
         return ", ".join(f"{name} {number}" for name, number in parts if number is not None)
 
 
-DISTRIBUTION = "agentrl-sdk"  # name that pip installs this package by; the import name and the command are `agentrl`
+DISTRIBUTION = "agentrl-sdk"  # name of this package for pip; the import name and the command are `agentrl`
 
 
 def install(extra: str) -> str:
@@ -43,7 +43,7 @@ _IN_TEXT = re.compile(rf"(://)[^/\s@]+(?=@)|([?&][\w-]*(?:{SECRET_WORDS})=)[^&\s
 
 
 def without_secrets(text: str) -> str:
-    """`text` without the passwords and keys of the URLs in it, and without bearer tokens."""
+    """Return `text` with `SECRET` in place of bearer tokens and of the passwords and keys in URLs."""
     return _IN_TEXT.sub(lambda found: (found[1] or found[2] or found[3]) + SECRET, text)
 
 
@@ -51,7 +51,7 @@ class AgentRLError(Exception):
     """Base of all errors raised on purpose. The message says what was expected, what came, and what to do.
 
     Attributes:
-        place: the group, sample and turn that it happened in; in front of the message where there is one."""
+        place: the group, sample and turn of the error. If it is known, the message begins with it."""
 
     place: TrajectoryPlace | None = None
 
@@ -67,11 +67,11 @@ class SettingsError(AgentRLError):
 
 
 class MediaError(AgentRLError):
-    """An image is refused: too large, damaged, of another format, or behind an address that is not read."""
+    """An image is refused: too large, damaged, of another format, or at an address that is not read."""
 
 
 class DataError(AgentRLError):
-    """A data file is missing, empty or malformed; names the file, and the line and field where there is one."""
+    """A data file is missing, empty or malformed. The message names the file, and if known the line and field."""
 
 
 class PluginError(AgentRLError):
@@ -79,7 +79,7 @@ class PluginError(AgentRLError):
 
 
 class SandboxUnavailable(AgentRLError):
-    """No backend of the sandbox works as asked on this machine, or it is not open; names what is missing and what to do."""
+    """No sandbox backend works as set on this machine, or the sandbox is not open. The message says what to do."""
 
 
 class SampleError(AgentRLError, ValueError):
@@ -87,7 +87,7 @@ class SampleError(AgentRLError, ValueError):
 
 
 class TemplateError(AgentRLError):
-    """A chat template cannot render what was asked of it, or would rewrite history under policy `fail`."""
+    """A chat template cannot render a conversation, or would rewrite history under policy `fail`."""
 
 
 class CheckpointError(AgentRLError):
@@ -99,11 +99,11 @@ class LedgerError(AgentRLError):
 
 
 class TrainError(AgentRLError):
-    """The training step cannot go on: impossible layout, non-finite loss, or a batch that does not fit."""
+    """The training step cannot continue: impossible layout, non-finite loss, or a batch that does not fit."""
 
 
 def leaves(error: BaseException) -> Iterator[BaseException]:
-    """The errors inside nested exception groups, in order; the error itself if it is no group."""
+    """Yield the errors inside nested exception groups, in order; the error itself if it is not a group."""
     if isinstance(error, BaseExceptionGroup):
         for inner in error.exceptions:
             yield from leaves(inner)
@@ -112,13 +112,13 @@ def leaves(error: BaseException) -> Iterator[BaseException]:
 
 
 def first_error(error: BaseException) -> BaseException:
-    """The first error inside nested exception groups; the error itself if it is no group."""
+    """Return the first error inside nested exception groups; the error itself if it is not a group."""
     return next(leaves(error))
 
 
 @contextmanager
 def ungrouped() -> Iterator[None]:
-    """Let a task group's failure out as the first error in it: callers catch it by its own type."""
+    """Re-raise a task group's failure as its first error, so that callers can catch the error by type."""
     try:
         yield
     except BaseExceptionGroup as group:
@@ -135,9 +135,9 @@ def raised_as(kind: type[Exception], what: str, *errors: type[BaseException], re
 
 
 def disk_trouble(error: BaseException) -> str | None:
-    """One sentence if `error` is the disk's and not the program's: full, over quota, read-only, or not permitted."""
+    """Return a message if the disk caused `error` (full, over quota, read-only, not permitted); else None."""
     if not isinstance(error, OSError) or error.errno not in _DISK:
-        # Libraries in other languages have types of their own for it, and only the system's words in common.
+        # Libraries in other languages raise types of their own. Only the system's message of a full disk is common.
         full = os.strerror(errno.ENOSPC)
         return f"{error}; {_DISK[errno.ENOSPC]}" if full in str(error) else None
     where = f"{error.filename}: " if error.filename is not None else ""
@@ -160,7 +160,7 @@ class Blame(StrEnum):
     MODEL = "model"
     """The model's output cannot be used: no answer, broken call, and the like."""
     TOOL = "tool"
-    """A tool raised, hung or returned nonsense and the environment did not take it as an observation."""
+    """A tool raised, hung or returned an invalid result, and the environment did not turn this into an observation."""
     ENV = "env"
     """The environment's or the custom generate function's own code raised or returned the wrong type."""
     GRADER = "grader"
@@ -168,7 +168,7 @@ class Blame(StrEnum):
     ENGINE = "engine"
     """The inference engine was unreachable, died, or refused the request."""
     TIMEOUT = "timeout"
-    """The whole trajectory outlived its deadline."""
+    """The whole trajectory exceeded its deadline."""
     OVERFLOW = "overflow"
     """The conversation no longer fits into the model's context."""
     AGENT = "agent"
@@ -176,9 +176,9 @@ class Blame(StrEnum):
 
 
 class Failure(AgentRLError):
-    """One trajectory's failure: `blame` says whose fault, `kind` is a short stable slug for metrics.
+    """One trajectory's failure: `blame` is the origin, `kind` is a short stable slug for metrics.
 
-    A class may have a `usual_kind`; without one it is the blame's name."""
+    The default of `kind` is the class's `usual_kind`, or the blame's value if that is empty."""
 
     blame: Blame = Blame.ENV
     usual_kind: str = ""
@@ -203,13 +203,13 @@ class SandboxBusy(ToolFailure):
 
 
 class SandboxFailure(ToolFailure):
-    """The sandbox itself broke during a run: its process ended or answered nonsense. The run may be tried again."""
+    """The sandbox itself failed during a run: its process ended or sent an invalid answer. The run may be retried."""
 
     usual_kind = "sandbox_failure"
 
 
 class SandboxInput(AgentRLError, ValueError):
-    """A text that cannot be handed to a program as its standard input; says why and what to do."""
+    """A text cannot be a program's standard input. The message says why, and what to do."""
 
 
 class EnvFailure(Failure):
@@ -233,7 +233,7 @@ class AgentFailure(Failure):
 
 
 class EngineFailure(Failure):
-    """Base of what the engine client raises."""
+    """Base of the errors that the engine client raises."""
 
     blame = Blame.ENGINE
 

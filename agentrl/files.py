@@ -1,4 +1,4 @@
-"""Files that are written whole or not at all: a kill at any moment leaves the old file or the new one."""
+"""Atomic writes of files: a kill at any moment leaves the old file or the new file."""
 
 import logging
 import os
@@ -12,8 +12,8 @@ _log = logging.getLogger(__name__)
 
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """A path beside `path` to write to; what is written there takes the place of `path`, durably, when the block ends.
-    A block that raises, or writes nothing, leaves the old file. The folder is made where it is missing."""
+    """Yield a temporary path beside `path`. When the block ends, the file there durably replaces `path`. If the block
+    raises or writes nothing, the old file stays. Creates the folder if it is missing."""
     path.parent.mkdir(parents=True, exist_ok=True)
     draft = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
@@ -28,13 +28,13 @@ def replacing(path: Path) -> Iterator[Path]:
 
 
 def write_atomic(path: Path, data: bytes | str) -> None:
-    """Write a whole file or nothing, durably; text as UTF-8."""
+    """Write a file atomically and durably; text as UTF-8."""
     with replacing(path) as draft:
         draft.write_bytes(data.encode() if isinstance(data, str) else data)
 
 
 def remove_folder(path: Path) -> None:
-    """Remove a folder that is no longer needed. A file is left alone; a folder that cannot be removed is a warning."""
+    """Remove a folder that is no longer needed. Ignores files. Logs a warning if the folder cannot be removed."""
     try:
         if path.is_dir():
             shutil.rmtree(path)
@@ -43,7 +43,7 @@ def remove_folder(path: Path) -> None:
 
 
 def stamp(*files: Path) -> tuple[int, ...]:
-    """Differs when one of the files was written, made, replaced or removed since."""
+    """Return a stamp that changes if one of the files is written, created, replaced or removed."""
     found: list[int] = []
     for file in files:
         with suppress(FileNotFoundError):

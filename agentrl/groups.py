@@ -11,7 +11,7 @@ Group = list[Sample]  # the samples of one prompt
 
 
 def group_id(group: Group) -> int:
-    """Returns the ledger's number of a group."""
+    """Return a group's number in the ledger."""
     index = group[0].group_index
     if index is None:
         raise AgentRLError("a group's samples have no group_index; take groups from a data source")
@@ -19,7 +19,7 @@ def group_id(group: Group) -> int:
 
 
 class Kept(NamedTuple):
-    """Completed groups that wait to be trained: how many, by version, and how many tokens of theirs train."""
+    """Completed groups that wait to be trained: their number by version, and their number of trained tokens."""
 
     groups: Counter[int]
     tokens: int
@@ -35,31 +35,31 @@ class GroupStore(Protocol):
         groups = store.next_batch(8, step=0)"""
 
     def lease(self, n: int, version: int) -> list[Group]:
-        """At most `n` groups of pending samples, to be played under `version`; fewer when the data has ended."""
+        """Return at most `n` groups of pending samples to generate under `version`; fewer if the data has ended."""
 
     def insert_external(self, groups: Sequence[Group], version: int) -> list[int]:
-        """Groups that no source gave; from here on they are as if leased under `version`. Returns their ids."""
+        """Add groups from outside the data source, as if they were leased under `version`. Returns their ids."""
 
     def complete(
         self, group_id: int, samples: Sequence[Sample], data: bytes | None = None, rewards: Sequence[float] = ()
     ) -> None:
-        """The group is finished and will be trained on; `data` is what `codec.encode_group` makes of it. `rewards`: of its
-        trajectories, as far as known; later prompts are drawn by them. Several threads may call `complete`, `drop` and
-        `release` at once."""
+        """Record that a group is finished and will be trained on. `data`: the group as `codec.encode_group` encodes it.
+        `rewards`: the known rewards of its trajectories, for the choice of later prompts. Several threads may call
+        `complete`, `drop` and `release` at once."""
 
     def drop(self, group_id: int, reason: str, samples: Sequence[Sample] = (), rewards: Sequence[float] = ()) -> None:
-        """The group is finished and will not be trained on; `samples` are what was played of it, where that is known.
-        `rewards`: as `complete` takes them."""
+        """Record that a group is finished and will not be trained on. `samples`: the generated samples, if known.
+        `rewards`: as in `complete`."""
 
     def release(self, group_id: int, reason: str) -> None:
-        """The group was started but is not needed any more; it stays to be generated later."""
+        """Record that a group was started but is not needed now. The group will be generated later."""
 
     def kept(self, step: int) -> Kept:
-        """Return the groups that wait for batch `step` or later ones."""
+        """Return the groups that wait for batch `step` or a later batch."""
 
     def expire(self, oldest: int, reason: str, again: bool) -> int:
-        """Completed groups of versions before `oldest` are not trained on: made `again`, or dropped. Groups that are fixed
-        for a batch stay. Returns the number of their tokens."""
+        """Expire the completed groups of versions before `oldest`: generate them again (`again`), or drop them. Groups
+        that are assigned to a batch stay. Returns the number of tokens of the expired groups."""
 
     def next_batch(self, n: int, step: int) -> list[Group]:
-        """The `n` groups of batch `step`, oldest first, the same at every call; fewer when there are no more."""
+        """Return the `n` groups of batch `step`, oldest first, the same at every call; fewer if no more exist."""

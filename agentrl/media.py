@@ -1,6 +1,6 @@
-"""Images of a trajectory: checked files, references to them in messages, and their places among token ids.
+"""Images of a trajectory: checked files, references to them in messages, and their positions among token ids.
 
-1. An `Image` holds the file as it came and its hash. Equal files are one image.
+1. An `Image` has the unchanged file and its hash. Equal files are one image.
 2. In messages of the normal form an image is a reference: a part with hash, width and height. Messages stay JSON.
 3. `take_images` replaces the image parts of OpenAI's, Anthropic's and Hugging Face's form by references."""
 
@@ -26,10 +26,10 @@ _PREFIX = "sha256:"
 class ImageLimits:
     """Limits on images of one trajectory."""
 
-    pixels: int = 4096 * 4096  # most pixels of an image, width times height
-    file_bytes: int = 20 << 20  # most bytes of an image's file
-    count: int = 64  # most images of a trajectory
-    root: str | None = None  # folder below which image paths lie; None refuses paths
+    pixels: int = 4096 * 4096  # maximum of width times height of an image
+    file_bytes: int = 20 << 20  # maximum size of an image's file in bytes
+    count: int = 64  # maximum number of images of a trajectory
+    root: str | None = None  # folder that contains all image paths; None: paths are refused
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,19 +80,19 @@ class Image:
 
 @dataclass(frozen=True, slots=True)
 class ImageSpan:
-    """The place of an image in `Sample.tokens`: its placeholder ids from `start` up to, not including, `end`."""
+    """The position of an image in `Sample.tokens`: its placeholder ids from `start` to `end` (exclusive)."""
 
     hash: str
     start: int
     end: int
 
     def moved(self, by: int) -> Self:
-        """Return the span of a list that has `by` more ids before it."""
+        """Return the span, moved by `by` ids."""
         return replace(self, start=self.start + by, end=self.end + by)
 
 
 def image_from_url(url: str) -> Image:
-    """Read an image from a data URL. Raises MediaError: it holds no image within the default limits."""
+    """Read an image from a data URL. Raises MediaError: the URL has no image within the default limits."""
     return Image.from_bytes(_from_text(url, ImageLimits()))
 
 
@@ -129,9 +129,9 @@ def take_images(
     messages: Sequence[Mapping[str, Any]], known: Mapping[str, Image], limits: ImageLimits | None = None
 ) -> tuple[list[Message], dict[str, Image]]:
     """Replace images by references. An image part is OpenAI's `image_url` or `input_image`, Anthropic's `image` with a
-    `source`, or Hugging Face's `image` with a data URL, a path, bytes, a Pillow image or an `Image`. `known`: images that
-    the trajectory has already, by hash. Returns the messages, and their images that `known` lacks, by hash. Raises
-    MediaError: an image is refused; names the message and the part."""
+    `source`, or Hugging Face's `image` with a data URL, a path, bytes, a Pillow image or an `Image`. `known`: the
+    trajectory's earlier images, by hash. Returns the messages, and their images that `known` lacks, by hash. Raises
+    MediaError: an image is refused. The error names the message and the part."""
     limits = limits or ImageLimits()
     taken, out = dict[str, Image](), list[Message]()
     for number, message in enumerate(messages):
@@ -168,10 +168,10 @@ def _take(part: Mapping[str, Any], known: Mapping[str, Image], taken: dict[str, 
 
 
 def _file_bytes(part: Mapping[str, Any], limits: ImageLimits) -> bytes:
-    """Return the file of an image part in any form."""
+    """Return the bytes of an image part's file. The part may have any form."""
     kind = part["type"]
     given = part.get("image_url" if kind in ("image_url", "input_image") else "image")
-    if isinstance(given, Mapping):  # OpenAI's form, or a column of the library datasets
+    if isinstance(given, Mapping):  # OpenAI's form, or a column of the `datasets` library
         given = next((given[key] for key in ("url", "bytes", "path") if given.get(key) is not None), None)
     if kind == "image" and isinstance(source := part.get("source"), Mapping):
         if source.get("type") != "base64":
@@ -189,7 +189,7 @@ def _file_bytes(part: Mapping[str, Any], limits: ImageLimits) -> bytes:
 
 
 def _from_text(text: str, limits: ImageLimits) -> bytes:
-    """Return the file behind a data URL or a path below the root."""
+    """Return the bytes of the file that a data URL or a path below the root gives."""
     if text.startswith("data:"):
         head, comma, body = text.partition(",")
         if not comma or not head.endswith(";base64"):

@@ -1,5 +1,5 @@
-"""A Hugging Face model folder, looked at before anything is built from it: whatever is damaged in it, or contradicts the
-rest of it, raises `CheckpointError` with file and field. Of weights the headers alone are read."""
+"""Checks of a Hugging Face model folder before a model is built. A damaged or contradictory file raises
+`CheckpointError` with file and field. Of the weights, only the headers are read."""
 
 import json
 import math
@@ -12,22 +12,22 @@ from typing import Any, Self
 from agentrl.errors import CheckpointError
 
 INDEX, SINGLE = "model.safetensors.index.json", "model.safetensors"
-ADAPTER = "adapter_config.json"  # the file that makes a folder PEFT's, with an adapter in place of weights
+ADAPTER = "adapter_config.json"  # the file that marks a folder of PEFT: an adapter in place of weights
 _SIZES = re.compile(
     "(vocab|hidden|intermediate)_size|num_(hidden_layer|(attention|key_value)_head)s|head_dim|max_position_embeddings"
 )
 EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")  # the keys of config.json for the number of experts
 STATEFUL = {"qwen3_next", "qwen3_5_text", "qwen3_5_moe_text", "lfm2", "lfm2_moe"}
-"""Model types that may have layers with a state (gated delta nets, short convolutions) of which `is_stateful` finds each."""
-SEEING = {"qwen2_5_vl", "qwen3_vl", "qwen3_5", "qwen3_5_moe"}  # model types that see images
-VISION = ("model.visual.", "visual.")  # beginnings of names of weights for images, in transformers and in folders
+"""Model types whose layers may have a state (gated delta nets, short convolutions). `is_stateful` finds such layers."""
+SEEING = {"qwen2_5_vl", "qwen3_vl", "qwen3_5", "qwen3_5_moe"}  # model types with image input
+VISION = ("model.visual.", "visual.")  # prefixes of the names of vision weights, in transformers and in folders
 _STATE = re.compile(r".*\blayers\.\d+\.(linear_attn|conv)")
-_PACKED = 8  # most weights that are stored as one number
+_PACKED = 8  # maximum number of weights that are stored as one number
 Stored = dict[str, tuple[str, list[int]]]  # file and shape of each tensor, by its name
 
 
 def read_json(file: Path) -> dict[str, Any]:
-    """The JSON object in `file`."""
+    """Return the JSON object in `file`."""
     try:
         found = json.loads(file.read_text(encoding="utf-8"), parse_constant=_constant)
     except (ValueError, RecursionError) as error:
@@ -44,7 +44,7 @@ def _constant(name: str) -> float:
 
 
 def read_config(folder: Path) -> dict[str, Any]:
-    """The folder's `config.json`, whose sizes are sizes."""
+    """Read the folder's `config.json`, and check that its sizes are positive integers."""
     file = folder / "config.json"
     if not file.is_file():
         said = f"{folder}: expected a Hugging Face model folder with config.json, found none"
@@ -61,7 +61,7 @@ def read_config(folder: Path) -> dict[str, Any]:
 
 
 def text_config(config: dict[str, Any]) -> dict[str, Any]:
-    """The settings of the language model: those of a composite one lifted to the top."""
+    """Return the language model's settings. The `text_config` of a composite model is merged into the top level."""
     inner = config.get("text_config")
     return {**config, **inner} if isinstance(inner, dict) else config
 
@@ -71,11 +71,11 @@ class ImageTokens:
     """The placeholder ids of a model's images."""
 
     id: int
-    patches: int  # patches of an image's grid that one placeholder stands for
+    patches: int  # patches of an image's grid per placeholder
 
     @classmethod
     def of(cls, folder: Path) -> Self | None:
-        """Read a folder's `config.json`; None if the model sees no images."""
+        """Read a folder's `config.json`; None if the model has no image input."""
         config = read_config(folder)
         if config.get("model_type") not in SEEING:
             return None
@@ -96,18 +96,18 @@ class ImageTokens:
 
 
 def is_stateful(module: str) -> bool:
-    """Return true if a module of this name in transformers' model has a state that earlier tokens leave to later tokens."""
+    """Return true if the transformers module with this name carries a state from earlier to later tokens."""
     return bool(_STATE.fullmatch(module))
 
 
 def is_float8(config: dict[str, Any]) -> bool:
-    """Return true if weights are float8, each block of 128 x 128 with a scale, as DeepSeek publishes."""
+    """Return true if weights are float8 with one scale per block of 128 x 128, as DeepSeek publishes them."""
     said = config.get("quantization_config")
     return isinstance(said, dict) and (said.get("quant_method"), said.get("weight_block_size")) == ("fp8", [128, 128])
 
 
 def stored_tensors(folder: Path) -> Stored:
-    """Open one file of safetensors, or shards with an index."""
+    """Return file and shape of each tensor of one safetensors file, or of shards with an index."""
     from safetensors import SafetensorError, safe_open
 
     weight_map: dict[str, Any] = {}
@@ -135,7 +135,7 @@ def stored_tensors(folder: Path) -> Stored:
 
 
 def check_weights(folder: Path) -> None:
-    """Look whether the weights are whole, and can be those of `config.json`."""
+    """Check that the weights are complete, and large enough for the sizes in `config.json`."""
     config, found = text_config(read_config(folder)), stored_tensors(folder)
     layers, width = config.get("num_hidden_layers"), config.get("hidden_size")
     asked = {"num_hidden_layers": (layers, len(found), "tensors")}

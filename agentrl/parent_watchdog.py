@@ -1,10 +1,10 @@
 """Runs a command that must not outlive another process: `python parent_watchdog.py WATCHED_PID COMMAND...`.
 
-1. Standard library only, run by file path.
-2. When the watched process is gone, the command gets SIGTERM, `GRACE` seconds to end, and then the whole process group
-   gets SIGKILL. Otherwise the watchdog exits with the command's status. It passes SIGTERM to the command alone.
-3. The kernel's parent-death signal alone fires when the parent's thread ends. It is set too, in case the watchdog is
-   killed."""
+1. Uses the standard library only, and is run by file path.
+2. If the watched process ends, the command gets SIGTERM. After its end, or `GRACE` seconds, the process group gets
+   SIGKILL. Otherwise the watchdog exits with the command's status. It passes SIGTERM only to the command.
+3. The kernel's parent-death signal does not suffice: it fires when the parent's thread ends. The command also has this
+   signal, in case the watchdog is killed."""
 
 import ctypes
 import os
@@ -18,7 +18,7 @@ PR_SET_PDEATHSIG = 1
 
 
 def main(watched: int, command: list[str]) -> int:
-    """Run `command` until it ends or process `watched` does."""
+    """Run `command` until it or the process `watched` ends. Return the exit status."""
     try:
         parent = os.pidfd_open(watched)
     except ProcessLookupError:

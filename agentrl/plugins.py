@@ -1,6 +1,5 @@
-"""Loading a user's object by path: `pkg.mod:Name`, `pkg.mod.Name` or `path/file.py:Name`. A bare `path/file.py` is
-accepted where the caller gives the name to look for. Errors say what was looked for, where, and what is there
-instead."""
+"""Loads a user's object by path: `pkg.mod:Name`, `pkg.mod.Name` or `path/file.py:Name`. A bare `path/file.py` is
+accepted if the caller has default names. Errors give the missing name, its module, and the names in the module."""
 
 import asyncio
 import difflib
@@ -22,44 +21,44 @@ from agentrl.errors import AgentRLError, PluginError
 
 
 class Compat(Protocol):
-    """All that another trainer's forms add to the core. `agentrl.compat` implements it; an installation may lack it.
+    """Support for another trainer's interfaces. `agentrl.compat` implements it; an installation may lack that package.
 
     found = compat()
     hooks = RolloutHooks() if found is None else found.rollout_hooks(args)"""
 
     def install(self) -> None:
-        """Let the trainer's module names resolve; called before a user's file is loaded."""
+        """Make the trainer's module names importable. Called before a user's file is loaded."""
 
     def adapt(self, found: Any, what: str) -> Any:
-        """Returns `found` in our form if it has the other trainer's; `what` is the setting that named it."""
+        """Return `found`, converted to our form if it has the other trainer's. `what`: the setting that named it."""
 
     def is_foreign(self, path: str, flag: str) -> bool:
-        """Returns true if `path` names a function of training in the other trainer's form."""
+        """Return true if `path` names a function of training in the other trainer's form."""
 
     def flags(self) -> Any:
-        """Returns the settings of other trainers, a `config.compat_interface.CompatInterface`."""
+        """Return the settings of other trainers, a `config.compat_interface.CompatInterface`."""
 
     def read(self, document: Mapping[str, Any]) -> Any:
-        """Returns what a settings file of another trainer means (`config.files.Said`), or None if it is none."""
+        """Return the settings in another trainer's settings file (`config.files.Said`); None for other files."""
 
     def rollout_hooks(self, args: Any) -> Any:
-        """Returns the `rollout.hooks.RolloutHooks` that a run's args name."""
+        """Return the `rollout.hooks.RolloutHooks` that a run's args name."""
 
     def train_hooks(self, args: Any) -> Any:
-        """Returns the `train.hooks.TrainHooks` that a run's args name."""
+        """Return the `train.hooks.TrainHooks` that a run's args name."""
 
     def check_hook(self, name: str, path: str | None, settings: Any) -> str:
-        """Call a hook as the run would; returns what was found."""
+        """Call a hook as the run would, and return the finding."""
 
 
 def compat() -> Compat | None:
-    """Returns the compatibility layer, if the installation has it."""
+    """Return the compatibility layer; None if the installation lacks it."""
     found: Compat | None = optional("agentrl.compat:COMPAT")
     return found
 
 
 def load_object(path: str, *, what: str, default_names: tuple[str, ...] = ()) -> Any:
-    """Load the object that `path` names, as `find_object` does; one of another trainer's form is made to fit (`Compat`)."""
+    """Load the object that `path` names (`find_object`), and convert an object of another trainer's form (`Compat`)."""
     if (foreign := compat()) is None:
         return find_object(path, what=what, default_names=default_names)
     foreign.install()
@@ -67,13 +66,13 @@ def load_object(path: str, *, what: str, default_names: tuple[str, ...] = ()) ->
 
 
 def find_object(path: str, *, what: str, default_names: tuple[str, ...] = ()) -> Any:
-    """The object that `path` names, as it is. Raises PluginError: the module or file is missing, fails to import, or has
-    no such name.
+    """Return the object that `path` names, unchanged. Raises PluginError: the module or file is missing, fails to
+    import, or has no such name.
 
     Args:
         path: `pkg.mod:Name`, `pkg.mod.Name`, `path/file.py:Name`, or with `default_names` a bare `path/file.py`.
-        what: what the caller wants it for, in the words of the setting (`--env`).
-        default_names: names to try when the path gives none."""
+        what: the setting that gives the path (`--env`), for errors.
+        default_names: names to try if the path has no name."""
     source, name = _split(path, what, default_names)
     module = _load_file(source, what) if source.endswith(".py") else _load_module(source, what)
     names = (name,) if name else default_names
@@ -90,8 +89,8 @@ def find_object(path: str, *, what: str, default_names: tuple[str, ...] = ()) ->
 
 
 def optional(path: str) -> Any:
-    """Return what `pkg.mod:Name` names in a package of ours; None if the installation lacks the package. The caller
-    annotates the result with a protocol; the package asserts for the type checker that it fulfils the protocol."""
+    """Return the object `pkg.mod:Name` of one of our packages; None if the installation lacks the package. The caller
+    annotates the result with a protocol. The package asserts for the type checker that the object has this protocol."""
     source, _, name = path.partition(":")
     try:
         return getattr(importlib.import_module(source), name)
@@ -132,7 +131,7 @@ def _load_file(source: str, what: str) -> ModuleType:
     finally:
         sys.path.remove(str(file.parent))
     if str(file.parent) not in sys.path:
-        sys.path.append(str(file.parent))  # behind all others, for what its functions import when they are called
+        sys.path.append(str(file.parent))  # last, for imports that functions of the file make when they are called
     return module
 
 
@@ -152,13 +151,13 @@ def _load_module(source: str, what: str) -> ModuleType:
 
 
 def describe_error(error: BaseException) -> str:
-    """The error and the user's line that it came out of; a syntax error's text names its own."""
+    """Return the error's text and the user's line that raised it. The text of a syntax error has its own line."""
     return f"{type(error).__name__}: {error}{'' if isinstance(error, SyntaxError) else raised_at(error)}"
 
 
 @contextmanager
 def user_code(what: str) -> Iterator[None]:
-    """Whatever the code inside raises, but for our own errors, is a `PluginError` that begins with `what`."""
+    """Raise errors of the code inside, except our own errors, as a `PluginError` that begins with `what`."""
     try:
         yield
     except AgentRLError:
@@ -170,9 +169,9 @@ def user_code(what: str) -> Iterator[None]:
 
 
 def stops_the_caller(error: BaseException) -> bool:
-    """Tell the end of the caller, which user code must pass on, from an error that user code raised. The caller ends if
-    its task is cancelled, or by Ctrl-C outside of an event loop, which handles Ctrl-C itself. All else is the user's,
-    `SystemExit` and the user's own `CancelledError` included: they would end the event loop without a word."""
+    """Return true if `error` must end the caller: the caller's task is cancelled, or Ctrl-C came outside an event loop
+    (a loop handles Ctrl-C itself). All other errors count as the user's. These include `SystemExit` and a
+    `CancelledError` that user code raised, since both would end the event loop silently."""
     try:
         task = asyncio.current_task()
     except RuntimeError:
@@ -181,7 +180,7 @@ def stops_the_caller(error: BaseException) -> bool:
 
 
 def positional(function: Callable[..., Any]) -> list[inspect.Parameter]:
-    """The parameters that a call may fill by their place. Raises ValueError: Python does not know the signature."""
+    """Return the parameters that a call may pass by position. Raises ValueError: Python does not know the signature."""
     parameters = inspect.signature(function).parameters.values()
     return [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
 
@@ -191,14 +190,14 @@ _OURS = f"{Path(__file__).parent}{os.sep}"
 
 
 def raised_at(error: BaseException) -> str:
-    """The innermost line that is neither ours nor a library's, where the traceback has one; as ` at FILE:LINE in NAME`."""
+    """Return the innermost line outside our code and libraries, or else the innermost, as ` at FILE:LINE in NAME`."""
     frames = traceback.extract_tb(error.__traceback__)
     own = [frame for frame in frames if not frame.filename.startswith((*_OTHERS, _OURS, "<"))]
     return "".join(f" at {frame.filename}:{frame.lineno} in {frame.name}" for frame in (own or frames)[-1:])
 
 
 def defined_at(value: Any) -> str:
-    """`FILE:LINE` of a function, of an object's `__call__`, or of a partial's function; else what it is."""
+    """Return `FILE:LINE` of a function, of an object's `__call__`, or of a partial's function; else the repr."""
     value = inspect.unwrap(getattr(value, "func", value))
     code = getattr(value if hasattr(value, "__code__") else type(value).__call__, "__code__", None)
     return f"{code.co_filename}:{code.co_firstlineno}" if code is not None else f"{value!r:.80}"

@@ -1,8 +1,8 @@
-"""The run's folder: what lies where, and how a run is recognised when it is started again.
+"""The run's folder: the names of its files, and its lock.
 
-1. Every file name of a run is in this module. A training run lives in `--output-dir` itself; `agentrl rollout` and
-   `agentrl eval` write into folders of their own below it, so that they never touch a run.
-2. One process at a time: the folder is locked before anything is written."""
+1. All file names of a run are in this module. A training run uses `--output-dir` itself. `agentrl rollout` and
+   `agentrl eval` write into separate folders below it, so they never change a training run.
+2. One process at a time uses a folder: the folder is locked before a file in it is written."""
 
 import errno
 import fcntl
@@ -19,11 +19,11 @@ from agentrl.files import write_atomic
 
 METRICS, SETTINGS = "metrics.jsonl", "settings.json"
 MANIFEST = "manifest.json"  # the file that makes a checkpoint's folder complete
-LEDGER = "ledger.sqlite"  # the fate of each group
-TRAJECTORIES, DEMONSTRATIONS = "trajectories.sqlite", "demonstrations.jsonl"  # the played samples, to look at
-EVALUATIONS = "evaluations.jsonl"  # the figures of every evaluation
+LEDGER = "ledger.sqlite"  # the outcome of each group
+TRAJECTORIES, DEMONSTRATIONS = "trajectories.sqlite", "demonstrations.jsonl"  # samples for the viewer, and for SFT
+EVALUATIONS = "evaluations.jsonl"  # the metrics of every evaluation
 
-CRITIC = "critic"  # the folder in a checkpoint that holds the critic's part, itself like a checkpoint
+CRITIC = "critic"  # the critic's folder in a checkpoint, with the layout of a checkpoint
 
 # The folder of each command below the output folder.
 BELOW: Mapping[str, str] = {"train": "", "rollout": "rollouts", "eval": "evaluation"}
@@ -42,9 +42,9 @@ class RunFolder:
     def open(
         cls, output_dir: str, settings: str, command: str = "train", *, save: str | None = None, load: str | None = None
     ) -> "Iterator[RunFolder]":
-        """Make and lock the folder, and write the resolved settings (JSON) into it. `command`: what is about to write: a
-        key of `BELOW`. `save`, `load`: folders of checkpoints; default those in the run's own folder. Raises
-        SettingsError: it cannot be made or written, or another process is using it."""
+        """Create and lock the folder, and write the resolved settings (JSON) into it. `command`: the running command, a
+        key of `BELOW`. `save`: folder of checkpoints, by default in the run's folder. `load`: by default as `save`.
+        Raises SettingsError: the folder cannot be created or written, or another process uses it."""
         path = _absolute(output_dir) / BELOW[command]
         checkpoints = _absolute(save) if save else path / "checkpoints"
         try:
@@ -71,11 +71,11 @@ class RunFolder:
         self._write("processes.json", json.dumps(processes))
 
     def wrote_model_of(self, checkpoint: Path) -> None:
-        """Write down, in `exported.json`, that `model` is the export of this checkpoint."""
+        """Record, in `exported.json`, that `model` is the export of this checkpoint."""
         self._write("exported.json", json.dumps(_identity(checkpoint)))
 
     def has_model_of(self, checkpoint: Path) -> bool:
-        """Return true if `model` is certainly the export of this checkpoint; false costs no more than a new export."""
+        """Return true if `model` is certainly the export of this checkpoint. A wrong false costs a new export."""
         try:
             same = json.loads((self.path / "exported.json").read_text()) == _identity(checkpoint)
         except (OSError, json.JSONDecodeError):
@@ -89,12 +89,12 @@ class RunFolder:
 
     @property
     def trajectories(self) -> Path:
-        """The trajectory store: what was played, to look at."""
+        """The trajectory store, for the viewer."""
         return self.path / TRAJECTORIES
 
     @property
     def logs(self) -> Path:
-        """Logs of the engines, and what Ray's library writes."""
+        """Logs of the engines, and the output of the Ray library."""
         return self.path / "logs"
 
     @property
@@ -103,7 +103,7 @@ class RunFolder:
         return self.path / "model"
 
     def checkpoint(self, step: int) -> Path:
-        """The folder of the checkpoint that covers rollouts up to `step`."""
+        """Return the folder of the checkpoint that covers rollouts up to `step`."""
         return self.checkpoints / f"rollout_{step:06d}"
 
 
@@ -112,7 +112,7 @@ def _absolute(path: str) -> Path:
 
 
 def _identity(checkpoint: Path) -> dict[str, object]:
-    """Return what identifies a checkpoint: its folder, and when it was completed, since a resumed run may replace it."""
+    """Return a checkpoint's folder and time of completion: a resumed run may write another checkpoint to the folder."""
     return {"checkpoint": str(checkpoint), "completed_ns": (checkpoint / MANIFEST).stat().st_mtime_ns}
 
 
@@ -124,8 +124,8 @@ def _unwritable(path: Path, error: OSError, flag: str = "--output-dir") -> Setti
 
 
 def check_writable(flag: str, path: str | Path) -> None:
-    """Refuse a folder that cannot be made and written. A folder that was not there is taken away again. Raises
-    SettingsError: names the flag and the reason; also if another process has locked the folder."""
+    """Check that a folder can be created and written. A new folder is removed again. Raises SettingsError: the folder
+    cannot be created or written, or another process has locked it. The message names the flag and the reason."""
     folder = _absolute(str(path))
     made, probe = list[Path](), folder / f".probe.{os.getpid()}"
     try:

@@ -1,22 +1,22 @@
 """`Sample`: the record of one trajectory, from its prompt to training.
 
 1. `tokens` is the whole sequence (prompt, then response). The response is everything after the first prompt:
-   what the model wrote and what it was shown in between.
+   the model's tokens and the observations in between.
 2. `loss_mask` and `rollout_log_probs` cover exactly the response: `response_length` entries each.
 3. A sample grows in two ways only: `append_model` (mask 1, real log-probs) and `append_observation` (mask 0,
-   log-prob 0). Lengths that disagree raise `SampleError` at the call that caused them; `validate` checks them and every
-   field's type again where a sample leaves user code, and `from_dict` where it is read.
-4. It round-trips to plain JSON types (`to_dict`) without loss, and to compact numpy arrays (`to_arrays`) but for the
-   log-probs, of which float32 is kept: what is trained with.
-5. While it grows its numbers are lists. A finished one that only waits to be trained on is `compact`: it reads the same
-   and takes 9 bytes a token instead of 80.
-6. Where sampling was truncated, the kept sets (the ids that top-p, top-k or min-p left for a token) lie one after the
-   other in `rollout_top_p_token_ids`, always an array; that of response token i ends at `rollout_top_p_token_offsets[i + 1]`.
-7. Where the engine was asked for the experts of a mixture, `rollout_routed_experts` has a row for each token that went
-   through it, from the first on. It lags behind: the row of an answer's last token, and those of what the model is shown
-   then, come with the next answer. A row that is there stays: the tokens behind it were sampled with it.
-8. Images are files (`images`) and the places of their placeholder ids (`image_spans`). An id outside these places is
-   never an image, also if the model sampled the placeholder's id."""
+   log-prob 0). Lengths that disagree raise `SampleError` at the call that caused them. `validate` checks lengths and
+   types of fields again when a sample leaves user code, and `from_dict` when a sample is read.
+4. `to_dict` (plain JSON types) is lossless. `to_arrays` (compact numpy arrays) rounds log-probs to float32, the type
+   that training uses.
+5. The numbers of a growing sample are lists. A finished sample that waits to be trained is `compact`: its numbers are
+   arrays, of 9 bytes a token instead of 80.
+6. If sampling was truncated, `rollout_top_p_token_ids`, always an array, has the kept sets (the ids that top-p, top-k
+   or min-p left for a token), concatenated. The set of response token i ends at `rollout_top_p_token_offsets[i + 1]`.
+7. If the engine reports the experts of a mixture, `rollout_routed_experts` has a row for each token that the engine has
+   processed, from the first token on. The rows of an answer's last token and of the next observation come with the next
+   answer. An existing row never changes: later tokens were sampled with it.
+8. `images` has the files of images, `image_spans` the positions of their placeholder ids. An id outside these spans is
+   never an image, even if the model sampled the placeholder's id."""
 
 from __future__ import annotations
 
@@ -38,19 +38,19 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
     from pydantic_core import SchemaValidator, ValidationError
 
-VersionSpan = tuple[str, int, int]  # (weight version, start, end): which of an answer's tokens a version sampled
+VersionSpan = tuple[str, int, int]  # (weight version, start, end): range of an answer's tokens that a version sampled
 
 
 def version_number(label: str | None) -> int | None:
-    """Returns the number of a weight version; None if an engine's label is no number."""
+    """Return the number of a weight version; None if an engine's label is not a number."""
     return int(label) if label is not None and label.isdecimal() else None
 
 
-Message = dict[str, Any]  # `role`, `content`; if they apply `reasoning_content`, `tool_calls`, `tool_call_id`, `name`
+Message = dict[str, Any]  # `role`, `content`; optional: `reasoning_content`, `tool_calls`, `tool_call_id`, `name`
 
 
 def content_text(content: Any) -> str:
-    """The text of a message's content; images are left out."""
+    """Return the text of a message's content; images are left out."""
     if isinstance(content, (list, tuple)):
         return "".join(str(part.get("text") or "") for part in content if isinstance(part, Mapping))
     return str(content or "")
@@ -80,11 +80,11 @@ class Status(Enum):
     COMPLETED = "completed"
     """The model (or the environment) ended it."""
     TRUNCATED = "truncated"
-    """It hit a length, turn or context limit; what there is may be trained on."""
+    """It reached a length, turn or context limit; its tokens may be trained."""
     ABORTED = "aborted"
     """It was cancelled from outside, for example by a weight update or a shutdown."""
     FAILED = "failed"
-    """It broke; `metadata["failure"]` says how and who is to blame."""
+    """It failed; `metadata["failure"]` has the kind and the blame."""
 
 
 STOPS: Mapping[str, Status] = {
@@ -92,7 +92,7 @@ STOPS: Mapping[str, Status] = {
     **dict.fromkeys(("max_turns", "length", "context"), Status.TRUNCATED),
     "aborted": Status.ABORTED,
 }
-"""The stop reasons of the agent loop and their status. An environment's own word means `COMPLETED`."""
+"""The stop reasons of the agent loop and their status. An environment's own stop reason means `COMPLETED`."""
 
 
 class Origin(StrEnum):
@@ -107,13 +107,13 @@ class Origin(StrEnum):
 class Segment:
     """One contiguous run of response tokens with one author; `start` and `end` index into the response.
 
-    A turn that a weight update interrupted is several model segments of that turn, one a version."""
+    A turn that a weight update interrupted has several model segments, one per version."""
 
     origin: Origin
     start: int
     end: int
     turn: int
-    version: str | None = None  # the weight version that sampled a model segment, where it is known
+    version: str | None = None  # the weight version that sampled a model segment, if known
 
 
 @dataclass(slots=True)
@@ -135,31 +135,31 @@ class SpecInfo:
 
 @dataclass(slots=True)
 class Sample:
-    """One trajectory: a prompt, the tokens that followed, who wrote them, and what they earned.
+    """One trajectory: a prompt, the tokens that followed, their authors, and the reward.
 
     Attributes:
         group_index: index of the prompt's group; the group's samples share it.
         index: running number of the sample over the whole run.
-        rollout_id: samples that one trajectory fanned out into share it; None means a trajectory of its own.
+        rollout_id: samples that one trajectory was split into share it; None: the sample is the whole trajectory.
         prompt: the prompt text, or a list of chat messages.
         tokens: int token ids, prompt then response.
         response: the response as text (for people and graders; never re-encoded).
         response_length: number of response tokens.
         reward: a finite number, or a dict of them (`--reward-key` picks one).
-        loss_mask: 1 where the token trains, one entry a response token.
-        rollout_log_probs: natural-log probability of each response token at sampling time, 0.0 where masked.
+        loss_mask: 1 if the token is trained; one entry per response token.
+        rollout_log_probs: natural-log probability of each response token at sampling time; 0.0 if masked.
         teacher_log_probs: natural-log probability of each response token under a teacher; None unless asked for.
         weight_versions: the weight versions that wrote the sample, in order of first use.
-        rollout_top_p_token_ids, rollout_top_p_token_offsets: the kept sets of truncated sampling and their n + 1
-            bounds, empty for tokens without one; None if none has.
-        rollout_routed_experts: int16 [tokens, layers x experts a token] as the engine reported it, or what makes such an array
-            (also [tokens, layers, experts a token]), of the first tokens; all but the last for a whole sample.
+        rollout_top_p_token_ids, rollout_top_p_token_offsets: the kept sets of truncated sampling and their
+            `response_length` + 1 bounds. A set may be empty. None if no token has a set.
+        rollout_routed_experts: int16 [tokens, layers x experts per token] from the engine, for the first tokens (in a
+            whole sample all but the last). Lists and [tokens, layers, experts per token] are accepted too.
         remove_sample: keep the sample for statistics but give it no loss.
         non_generation_time: seconds spent in tools and environment.
-        segments: who wrote which part of the response; empty if user code set `tokens` itself.
-        stop_reason: why it ended: a key of `STOPS`, or the environment's own word. `status` says how far it came.
+        segments: the parts of the response by author; empty if user code set `tokens` itself.
+        stop_reason: why the sample ended: a key of `STOPS`, or an environment's own reason. `stop` also sets `status`.
         images: the images of the prompt and of observations, by hash; samples of a group share them.
-        image_spans: the images' places in `tokens`, in order."""
+        image_spans: the images' positions in `tokens`, in order."""
 
     group_index: int | None = None
     index: int | None = None
@@ -203,7 +203,7 @@ class Sample:
 
     @property
     def version_spans(self) -> list[tuple[str | None, int, int]]:
-        """The weight version of each stretch `[start, end)` of the response; None where it is not known."""
+        """The weight version of each range `[start, end)` of the response; None if it is unknown."""
         if self.segments:
             return [(segment.version, segment.start, segment.end) for segment in self.segments]
         return [(self.weight_versions[0] if len(self.weight_versions) == 1 else None, 0, self.response_length)]
@@ -217,28 +217,28 @@ class Sample:
 
     @property
     def hosted(self) -> str | None:
-        """The hosted model that played it, and its address. Such a sample has messages and no tokens. None for others."""
+        """The hosted model that generated the sample, and its address; else None. Such a sample has no tokens."""
         name = self.metadata.get("hosted")
         return name if isinstance(name, str) else None
 
     @property
     def model_turns(self) -> int:
-        """Number of the model's turns, as far as the sample knows them."""
+        """Number of the model's turns that the sample records."""
         if self.hosted:
             return len(self.metadata.get("generate_seconds", ()))
         return max((segment.turn for segment in self.segments), default=0)
 
     @property
     def finished(self) -> bool:
-        """True if it holds a whole response: it ended by itself or was cut off."""
+        """True if the sample has a response, and is completed or truncated."""
         return self.status in (Status.COMPLETED, Status.TRUNCATED) and self.response_length > 0
 
     def stop(self, reason: str) -> None:
-        """Set why the sample ended, and the status that follows."""
+        """Set the stop reason, and the status that follows from it."""
         self.stop_reason, self.status = reason, STOPS.get(reason, Status.COMPLETED)
 
     def set_prompt_tokens(self, ids: Sequence[int], spans: Sequence[ImageSpan] = ()) -> None:
-        """Start (or restart) the sample from prompt token ids; any response is dropped. `spans`: places of images."""
+        """Start (or restart) the sample from prompt token ids, without a response. `spans`: positions of images."""
         self.tokens, self.image_spans = list(ids), list(spans)
         self.response, self.response_length = "", 0
         self.loss_mask, self.rollout_log_probs, self.teacher_log_probs = [], [], None
@@ -260,12 +260,12 @@ class Sample:
 
         Args:
             ids: the sampled token ids, exactly as the engine returned them.
-            log_probs: natural-log probability of each of them under the sampling policy.
-            version: the weight version that sampled them, or spans over `ids` where there were several.
+            log_probs: natural-log probability of each id under the sampling policy.
+            version: the weight version that sampled the ids, or spans over `ids` if several versions did.
             text: the decoded text, appended to `response`.
-            turn: the model turn they belong to, from 1.
-            kept: the kept set of each of them, where sampling was truncated; `log_probs` are those among it.
-            routed: rows of `rollout_routed_experts` to append, at most up to the last but one of `ids`.
+            turn: the model turn of the ids, from 1.
+            kept: the kept set of each id, if sampling was truncated; `log_probs` are then normalised over it.
+            routed: rows of `rollout_routed_experts` to append, at most up to the second-last of `ids`.
 
         Raises SampleError: `ids`, `log_probs` and `kept` differ in length, a log-prob is not a finite number, the spans do
         not cover `ids` one after the other, or `routed` does not fit."""
@@ -303,7 +303,7 @@ class Sample:
         origin: Origin = Origin.ENV,
         spans: Sequence[ImageSpan] = (),
     ) -> None:
-        """Append tokens that the model was shown (mask 0, log-prob 0). `spans`: places of images in `ids`."""
+        """Append tokens that the model was shown (mask 0, log-prob 0). `spans`: positions of images in `ids`."""
         if origin is Origin.MODEL:
             raise SampleError("append_observation cannot append model tokens; use append_model")
         self.image_spans += [span.moved(len(self.tokens)) for span in spans]
@@ -312,7 +312,7 @@ class Sample:
         self.response += text
 
     def _keep(self, count: int, kept: Sequence[Sequence[int]] | None) -> None:
-        """Note the kept sets of `count` tokens that are about to be appended; without them theirs are empty."""
+        """Record the kept sets of `count` tokens that will be appended; None: their sets are empty."""
         ids, bounds = self.rollout_top_p_token_ids, self.rollout_top_p_token_offsets
         if kept is None and bounds is None:
             return
@@ -326,7 +326,7 @@ class Sample:
             bounds.append(len(ids))
 
     def _route(self, more: NDArray[np.int16], length: int) -> None:
-        """Add rows of routing, in a sample of `length` tokens."""
+        """Append rows of routing. The sample will have `length` tokens."""
         import numpy as np
 
         known = self.routing()
@@ -354,8 +354,8 @@ class Sample:
         self.segments.append(Segment(origin, start, self.response_length, turn, version))
 
     def validate(self) -> Self:
-        """Check that lengths, mask, log-probs and segments agree; returns the sample. Raises SampleError: names the
-        field, what was expected and what came."""
+        """Check that lengths, mask, log-probs and segments agree; returns the sample. Raises SampleError: a
+        field is wrong. The error names the field, the expected value and the given value."""
         where = f"sample index={self.index!r:.40} group_index={self.group_index!r:.40}"
         try:
             _shape().validate_python({f.name: getattr(self, f.name) for f in fields(self)})
@@ -390,7 +390,7 @@ class Sample:
         return self
 
     def _numbers(self, name: str) -> array[Any] | None:
-        """One of the fields that are a number a token, as `compact` keeps it: what it refuses could not be trained with."""
+        """Return a field of numbers as `compact` stores it. Raises SampleError: training cannot use its values."""
         values, kind = getattr(self, name), _COMPACT[name]
         if (values is None and name != "tokens") or (isinstance(values, array) and values.typecode == kind):
             return values
@@ -400,7 +400,7 @@ class Sample:
             plain = values if isinstance(values, list) else list(values)
             if name == "tokens" and bool in set(map(type, plain)):
                 raise TypeError("it holds true or false, expected token ids, which are whole numbers")
-            numbers = array(kind, bytes(plain) if kind == "B" else plain)  # of bytes: three times as fast
+            numbers = array(kind, bytes(plain) if kind == "B" else plain)  # from bytes: three times as fast
             if kind == "f" and not math.isfinite(sum(numbers)):
                 raise ValueError("a value is not finite as a float32")
         except (TypeError, ValueError, OverflowError) as error:
@@ -408,8 +408,8 @@ class Sample:
         return numbers
 
     def routing(self) -> NDArray[np.int16] | None:
-        """`rollout_routed_experts` as int16 [tokens, layers x experts a token]. Raises SampleError: they are no such
-        numbers, or of more tokens than there are."""
+        """Return `rollout_routed_experts` as int16 [tokens, layers x experts per token]. Raises SampleError: the values
+        are not numbers of experts, or have more rows than the sample has tokens."""
         if self.rollout_routed_experts is None:
             return None
         import numpy as np
@@ -428,7 +428,7 @@ class Sample:
         return rows
 
     def _pixels(self) -> dict[str, NDArray[Any]]:
-        """`multimodal_train_inputs` as arrays; empty if there are none. Raises SampleError: they are no arrays of numbers."""
+        """Return `multimodal_train_inputs` as arrays; {} for None. Raises SampleError: a value is not numeric."""
         if (given := self.multimodal_train_inputs) is None:
             return {}
         import numpy as np
@@ -457,8 +457,8 @@ class Sample:
             raise SampleError(f"{where}: segments cover {at} of {self.response_length} response tokens")
 
     def get_reward_value(self, reward_key: str | None = None) -> float:
-        """The scalar reward; `reward_key` picks from a dict reward. Raises SampleError: no reward, a key that the dict
-        lacks, or a value that is not a finite number."""
+        """Return the scalar reward; `reward_key` selects from a dict. Raises SampleError: there is no reward, the dict
+        lacks the key, or the value is not a finite number."""
         value: Any = self.reward
         if isinstance(value, dict):
             if reward_key is None or reward_key not in value:
@@ -469,7 +469,7 @@ class Sample:
         return float(value)
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain JSON-ready types; `from_dict` restores an equal sample."""
+        """Return the sample as plain JSON types; `from_dict` restores an equal sample."""
         out = {f.name: getattr(self, f.name) for f in fields(self)}
         out |= {name: list(out[name]) for name in _COMPACT if out[name] is not None}
         routing = self.routing()
@@ -484,8 +484,8 @@ class Sample:
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Self:
-        """The inverse of `to_dict`, validated. Raises SampleError: a key is no field, a value is of another type or out
-        of range, or the lengths disagree."""
+        """Build and validate a sample from the dict of `to_dict`. Raises SampleError: a key is not a field, a value
+        has a wrong type or is out of range, or the lengths disagree."""
         if not isinstance(data, Mapping):
             raise SampleError(f"a sample must be an object with its fields, got {data!r:.80}")
         names = {f.name for f in fields(cls)}
@@ -500,8 +500,8 @@ class Sample:
         return cls(**kept).validate()
 
     def compact(self) -> Self:
-        """Keep the numbers as arrays of int32, uint8 and float32 from here on; returns the sample. For samples that no
-        user code sees any more: an array is not equal to a list, and cannot be added to one."""
+        """Convert the numbers to arrays of int32, uint8 and float32; returns the sample. Only for samples that user
+        code does not see any more: an array is not equal to a list, and cannot be added to a list."""
         for name in _COMPACT:
             setattr(self, name, self._numbers(name))
         return self
@@ -512,7 +512,7 @@ class Sample:
         Returns:
             arrays: `tokens` int32 [T], `loss_mask` uint8 [R], `rollout_log_probs` and `teacher_log_probs` float32 [R], the
                 kept sets, int32 [K] and [R + 1], the routing, and each of `multimodal_train_inputs`; absent if None.
-            rest: `to_dict` without those, and without the images, which a group stores once."""
+            rest: `to_dict` without these fields, and without the images, which a group stores once."""
         import numpy as np
 
         held = {**{name: self._numbers(name) for name in _COMPACT}, _ROUTED: self.routing()}
@@ -524,7 +524,7 @@ class Sample:
 
     @classmethod
     def from_arrays(cls, arrays: Mapping[str, NDArray[Any]], rest: Mapping[str, Any]) -> Self:
-        """The inverse of `to_arrays`; raises as `from_dict` does."""
+        """Build a sample from the results of `to_arrays`. Raises SampleError as `from_dict` does."""
         held: dict[str, array[Any]] = {}
         pixels, routing = dict[str, Any](), arrays.get(_ROUTED)
         for name, values in arrays.items():
@@ -557,7 +557,7 @@ _READ: Mapping[str, Callable[[Any], Any]] = {
 
 @functools.cache
 def _shape() -> SchemaValidator:
-    """The fields by their annotations, in pydantic's strict reading: a truth value or a text is no number."""
+    """Return pydantic's strict validator of the fields' annotations: a bool or a text is not a number."""
     from pydantic import ConfigDict, create_model
 
     hints: dict[str, Any] = {name: (hint, ...) for name, hint in typing.get_type_hints(Sample).items()}

@@ -1,5 +1,5 @@
-"""The cause of a halt of the event loop, from what the kernel knows of its thread. On systems without `/proc/self/task` the
-code that runs is always the cause."""
+"""The cause of a stall of the event loop, from the kernel's statistics of its thread. On systems without
+`/proc/self/task`, the cause is always the code that runs."""
 
 from __future__ import annotations
 
@@ -15,29 +15,29 @@ Cause = Literal["its own code", "a stopped process", "other programs on the proc
 _TASKS = Path("/proc/self/task")
 _IDLE, _BUSY, _WAITED = 0.2, 0.5, 0.7
 """Shares of the time between two readings. A thread is idle if it was on a processor for less than `_IDLE`, as all threads
-of a stopped process are. Another thread is busy above `_BUSY`. A thread lacked a processor if it waited above `_WAITED`."""
+of a stopped process are. Another thread is busy above `_BUSY`. A thread with a wait above `_WAITED` lacked a core."""
 _SWITCHES = 50.0
-"""Sleeps a second above which a thread waits for the interpreter, since it then wakes every 5 ms; a blocked one sleeps once."""
-_SHORT = 0.05  # seconds between two readings that are too close to tell a cause; also the most that a reading may take
+"""Sleeps per second above which a thread waits for the GIL: it then wakes every 5 ms. A blocked thread sleeps once."""
+_SHORT = 0.05  # minimum seconds between two readings to tell a cause; also the maximum duration of a reading
 _TRIES = 5
-_LATE = 1.0  # seconds between two readings after which no thread has run, or one has held the interpreter
+_LATE = 1.0  # seconds above which an idle loop means that the process was stopped, or a thread held the GIL
 
 
 @dataclass(frozen=True, slots=True)
 class ThreadTimes:
-    """Times of the loop's thread, in seconds since it began."""
+    """Times of the loop's thread, in seconds since the thread began."""
 
-    now: float  # when they were read, in `time.monotonic()` seconds
+    now: float  # time of the reading, in `time.monotonic()` seconds
     cpu: float  # on a processor
     delay: float  # ready but without a processor
-    switches: int  # how often it went to sleep
+    switches: int  # number of times that it went to sleep
     process: float  # on a processor, all threads of the process together
-    others: dict[str, float]  # on a processor or ready for one, each other thread that runs now, by name
+    others: dict[str, float]  # by name, for each other running thread: on a processor or ready for one
 
     @classmethod
     def of(cls, thread: int) -> Self | None:
-        """Read them for the thread with this native id; None where the system does not say."""
-        now, process = time.monotonic(), time.process_time()  # first: this thread may be halted at any file
+        """Read the times of the thread with this native id; None if the system does not have them."""
+        now, process = time.monotonic(), time.process_time()  # first, since this thread may be halted at any file
         try:
             cpu, delay = _schedule(thread)
             status = (_TASKS / str(thread) / "status").read_text()
@@ -47,13 +47,13 @@ class ThreadTimes:
         others = {}
         for other in threading.enumerate():
             if other.native_id not in (None, thread, threading.get_native_id()):
-                with suppress(OSError, ValueError):  # it has just ended
+                with suppress(OSError, ValueError):  # the thread has just ended
                     others[other.name] = sum(_schedule(other.native_id or 0))
         return cls(now, cpu, delay, switches, process, others)
 
     @classmethod
     def at_once(cls, thread: int) -> Self | None:
-        """Read them, again if this thread was halted between two files: the readings would be of different times."""
+        """Read the times, again if this thread was halted between two files: all times must be of the same moment."""
         for _ in range(_TRIES):
             times = cls.of(thread)
             if times is None or time.monotonic() - times.now < _SHORT:
@@ -67,7 +67,7 @@ def _schedule(thread: int) -> tuple[float, float]:
 
 
 def cause(before: ThreadTimes | None, after: ThreadTimes | None) -> tuple[Cause, str]:
-    """The reason why the loop did not run between two readings; and in words, for reasons outside its own code."""
+    """Return the cause why the loop did not run between two readings, and a text for causes outside its own code."""
     if before is None or after is None or (seconds := after.now - before.now) < _SHORT:
         return "its own code", ""
     cpu, delay = (after.cpu - before.cpu) / seconds, (after.delay - before.delay) / seconds

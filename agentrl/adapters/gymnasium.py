@@ -19,7 +19,7 @@ from agentrl.plugins import load_object
 from agentrl.sample import Message, Sample
 from agentrl.tools.threads import run_in_daemon_thread
 
-MOST_NUMBERS = 256  # most numbers of a Box that are shown as text
+MOST_NUMBERS = 256  # maximum number of values in a Box that is shown as text
 _NUMBER = re.compile(r"(?<![\w.])-?\d+(?!\w|\.\d)")
 _RULES_END = re.compile(r"\n\s*##+ *(?:Information|Arguments|References|Version)")
 
@@ -31,7 +31,7 @@ class GymnasiumEnvironment(Environment):
 
     def __init__(self, instructions: str = "", **arguments: Any) -> None:
         """Keep what `reset` needs. `instructions`: the rules, for the first message; default: the environment's docstring.
-        A row's prompt replaces them. `arguments`: of `gymnasium.make`, for example `is_slippery=false`. With
+        A row's prompt replaces the rules. `arguments`: of `gymnasium.make`, such as `is_slippery=false`. With
         `render_mode=ansi` the model reads the rendered text below each observation."""
         self.instructions, self.arguments = instructions, arguments
         self.game: gymnasium.Env[Any, Any] | None = None
@@ -69,7 +69,7 @@ class GymnasiumEnvironment(Environment):
 
     async def _call(self, function: Callable[[], Any]) -> Any:
         def alone() -> Any:
-            with self._one_call:  # also `close`, while the step of a cancelled trajectory still runs
+            with self._one_call:  # `close` too waits while the step of a cancelled trajectory still runs
                 return function()
 
         return await run_in_daemon_thread(alone)
@@ -90,7 +90,7 @@ class GymnasiumEnvironment(Environment):
 
 def environment(name: str) -> type[Environment]:
     """Return the class for an id of Gymnasium's registry, or for `MODULE:ID` of a module or file that registers it.
-    Raises `gymnasium.error.Error`: no such id."""
+    Raises `gymnasium.error.Error`: the id is unknown."""
     module, _, env_id = name.rpartition(":")
     if module:
         load_object(f"{module}:__name__", what="--env")

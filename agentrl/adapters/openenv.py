@@ -71,7 +71,7 @@ class OpenEnvEnvironment(Environment):
         return step.finish()
 
     async def close(self) -> None:
-        """End the session. Waits until the server has freed it, so that the next session finds a free place."""
+        """End the session. Waits until the server has freed it, so that the next session can start."""
         if self.socket is None:
             return
         with anyio.move_on_after(CLOSE_SECONDS), contextlib.suppress(ConnectionClosed):
@@ -105,7 +105,7 @@ class OpenEnvEnvironment(Environment):
             proxy: Literal[True] | None = True if self._proxied() else None
             opening = connect(address, max_size=MOST_BYTES, open_timeout=None, ping_timeout=None, proxy=proxy)
             self.socket = await opening  # `_request` has the deadline
-        with contextlib.suppress(ConnectionClosed):  # a full server says so before it is asked
+        with contextlib.suppress(ConnectionClosed):  # a full server sends its error before the request
             await self.socket.send(json.dumps(message))
         return dict(json.loads(await self.socket.recv()))
 
@@ -119,14 +119,14 @@ class _InvalidAction(Exception):
 
 
 def environment(name: str) -> type[Environment]:
-    """Return the class for a server's address. Raises PluginError: it is no HTTP address."""
+    """Return the class for a server's address. Raises PluginError: the name is not an HTTP address."""
     if not re.match(r"https?://[^/]", name):
         raise PluginError("expected the address of an OpenEnv server, as in openenv:http://127.0.0.1:8000")
     return type("OpenEnvEnvironment", (OpenEnvEnvironment,), {"url": name.rstrip("/")})
 
 
 def _object(answer: str) -> dict[str, Any]:
-    """Return the JSON object from the answer's first to its last brace. Raises _InvalidAction: there is none."""
+    """Return the JSON object from the answer's first to its last brace. Raises _InvalidAction: the answer has none."""
     found = None
     with contextlib.suppress(ValueError, RecursionError):
         found = json.loads(answer[answer.index("{") : answer.rindex("}") + 1])
@@ -136,7 +136,7 @@ def _object(answer: str) -> dict[str, Any]:
 
 
 def _text(observation: dict[str, Any]) -> str:
-    """Return one line for each field, `name: value`; the value alone if there is one field. Texts are as they are."""
+    """Return one line for each field, `name: value`; only the value if there is one field. Texts are unquoted."""
     shown = {name: value if isinstance(value, str) else json.dumps(value) for name, value in observation.items()}
     if len(shown) == 1:
         return next(iter(shown.values()))

@@ -31,14 +31,14 @@ class ReasoningGymSource(RolloutDataSource):
 
     def __init__(self, dataset: Any, args: Any) -> None:
         """Make the composite of the datasets that the rows of `dataset` name. Raises PluginError: there are no rows, or
-        one is no dataset of the library."""
+        a row names no dataset of the library."""
         if dataset is None:
             raise PluginError('ReasoningGymSource needs --prompt-data with rows as {"input": "chain_sum"}')
         self._chosen = [(row.prompt, row.metadata) for row in map(dataset.__getitem__, range(len(dataset)))]
         super().__init__(_Rows(self._chosen, args.rollout_seed), args)
 
     def identity(self) -> dict[str, object]:
-        """Return what the meaning of a group number depends on: also the datasets, and the seed that makes their rows."""
+        """Return the values that determine the meaning of a group number: also the datasets and their seed."""
         chosen = json.dumps(self._chosen, sort_keys=True)
         return {**super().identity(), "rollout_seed": self.args.rollout_seed, "reasoning_gym": chosen}
 
@@ -63,7 +63,7 @@ class _Rows:
 
 def grade(response: str, label: Any, metadata: Mapping[str, Any]) -> Grade:
     """Score the text of the last `<answer>`, or the whole answer if it has none, with the dataset's own function. An answer
-    for which this function raises has score 0. Raises GraderFailure: the row is not one of `ReasoningGymSource`."""
+    for which this function raises has score 0. Raises GraderFailure: the row is not from `ReasoningGymSource`."""
     if not isinstance(kept := metadata.get(_ENTRY), str):
         what = "--rm-type reasoning_gym grades rows of agentrl.adapters.reasoning_gym:ReasoningGymSource"
         raise GraderFailure(what, kind="grader_no_entry")
@@ -72,13 +72,13 @@ def grade(response: str, label: Any, metadata: Mapping[str, Any]) -> Grade:
     score_answer = _score(entry["metadata"]["source_dataset"])
     try:
         score = float(score_answer(answer, entry))
-    except Exception as error:  # noqa: BLE001 - some of its functions raise for answers that they cannot read
+    except Exception as error:  # noqa: BLE001 - some functions raise for answers that they cannot read
         return Grade(0.0, False, answer, f"the dataset's function raised {error!r:.300}", unjudged="grader_crashed")
     return Grade(score, score >= 1.0, answer)
 
 
 def _kept(entry: dict[str, Any]) -> str:
-    """Return the entry as a Python literal, which keeps tuples and numbers as keys; the ledger's JSON does not."""
+    """Return the entry as a Python literal, which keeps tuples, and keys that are numbers, unlike JSON."""
     with suppress(ValueError, SyntaxError, MemoryError, RecursionError):
         if ast.literal_eval(text := repr(entry)) == entry:
             return text

@@ -30,18 +30,18 @@ from agentrl.sample import Sample
 from agentrl.tools.threads import run_in_daemon_thread
 
 __all__ = ["ChatHarness"]  # The library finds a harness by this list.
-CHAT = "agentrl-chat"  # its id
+CHAT = "agentrl-chat"  # id of the harness
 
 
 class Tasks:
-    """The selected tasks of a taskset by number. An endless taskset is loaded up to the largest number asked for."""
+    """The selected tasks of a taskset by number. An endless taskset is loaded up to the largest requested number."""
 
     def __init__(self, selected: Any) -> None:
         self._unread, self._read, self._endless = iter(selected), list[Any](), not selected.bounded
         self._one_call = threading.Lock()
 
     async def at(self, number: int) -> Any:
-        """Return a task; the numbers begin again after the last task. Raises PluginError: there is no task."""
+        """Return a task; the numbers begin again after the last task. Raises PluginError: the taskset has no tasks."""
         return await run_in_daemon_thread(partial(self._at, number))
 
     def _at(self, number: int) -> Any:
@@ -67,7 +67,7 @@ class VerifiersEnvironment(AgentEnvironment):
     _key = ""
 
     def __init__(self, select: dict[str, Any] | None = None, **config: Any) -> None:
-        """Accept the arguments that `setup` reads. `select`: the library's `SelectConfig`: which tasks to play. `config`:
+        """Accept the arguments that `setup` reads. `select`: tasks to play, as the library's `SelectConfig`. `config`:
         fields of the library's `EnvConfig`, for example `taskset` and `agent`."""
 
     @classmethod
@@ -108,13 +108,13 @@ class VerifiersEnvironment(AgentEnvironment):
         sample.metadata["verifiers"] = {"task": task.data.idx, **found}
 
     async def reward(self, sample: Sample) -> float:
-        """Return the sum of the library's weighted rewards. Raises GraderFailure: the library did not compute one of them."""
+        """Return the sum of the library's weighted rewards. Raises GraderFailure: the library computed none."""
         if missing := [name for name, each in self.trace.rewards.items() if each is None]:
             raise GraderFailure(f"the library gave no reward {', '.join(missing)} ({self.trace.stop_condition})")
         return float(self.trace.reward)
 
     async def close(self) -> None:
-        """End an episode that was cancelled, such that the library frees its runtime and its servers."""
+        """End an episode that was cancelled, so that the library frees its runtime and its servers."""
         if self._playing is not None and not self._playing.done():
             self._playing.cancel()
             await asyncio.wait([self._playing])
@@ -122,7 +122,7 @@ class VerifiersEnvironment(AgentEnvironment):
 
 
 def environment(name: str) -> type[Environment]:
-    """Return the class for the id of an installed taskset. Raises PluginError: there is none."""
+    """Return the class for the id of an installed taskset. Raises PluginError: no such taskset is installed."""
     try:
         vf.taskset_config_type(name)
     except ModuleNotFoundError as error:
@@ -132,7 +132,7 @@ def environment(name: str) -> type[Environment]:
 
 def _read_config(name: str, given: dict[str, Any], max_turns: int | None) -> tuple[Any, str]:
     """Return the library's settings of an environment, and the name of the agent that the model plays. Raises PluginError:
-    they are not supported. Raises ValidationError: they are wrong."""
+    the settings are not supported. Raises ValidationError: the settings are invalid."""
     taskset, what = {**given.get("taskset", {}), "id": name}, f"verifiers:{name}: --env-args"
     config = vf.resolve_env_config({"interception": {"type": "server"}, **given, "taskset": taskset})
     agents = {field: value for field, value in config if isinstance(value, vf.AgentConfig)}

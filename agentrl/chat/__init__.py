@@ -1,9 +1,9 @@
 """Chat: messages to token ids and back, exactly.
 
-1. `Chat.load(folder)` is a tokenizer with its template; `Conversation(chat, sample, messages, tools)` is one growing
-   trajectory: `append_model_turn(ids, ...)` and `append_messages(messages)` in turns. `ChatSession` is its part that knows ids alone.
+1. `Chat.load(folder)` returns a tokenizer with its template. `Conversation(chat, sample, messages, tools)` is a growing
+   trajectory: call `append_model_turn` and `append_messages` alternately. `ChatSession` is its part for ids alone.
 2. Sampled ids are never re-tokenised; text from users, tools and data never becomes a control token.
-3. `print(chat.report)` says what the template does to history; `template_rewrite_policy` says what to do about it.
+3. `print(chat.report)` shows how the template changes history; `template_rewrite_policy` decides what follows.
 4. This package imports neither torch nor ray; transformers only when a tokenizer is loaded."""
 
 from agentrl.chat.chat import Chat

@@ -1,6 +1,6 @@
 """`Chat`: messages to ids and model text to turns, for one tokenizer and one chat template.
 
-1. Immutable but for a small cache, and thread-safe; one a process is enough. Everything slow happens in `load`.
+1. Immutable except for a small cache, and thread-safe; one per process is enough. `load` does all slow work.
 2. Training and evaluation use the same object, so they have the same template, deltas and parser.
 3. transformers is imported inside `load`; torch is never needed."""
 
@@ -24,12 +24,12 @@ from agentrl.modelfolder import read_json
 from agentrl.sample import Message
 
 HistoryPolicy = Literal["keep", "split", "fail"]
-_PROMPTS = 32  # prompts whose ids are kept: a group's trajectories begin one after the other
+_PROMPTS = 32  # prompts whose ids are cached, because a group's trajectories begin one after the other
 
 
 class Chat:
-    """A tokenizer with its chat template, probed and ready. Raises TemplateError: there is no template, or it does not
-    compile. SettingsError: an unknown policy or parser."""
+    """A tokenizer with its chat template, which is probed at the start. Raises TemplateError: there is no template, or
+    it does not compile. SettingsError: a policy or parser is unknown."""
 
     def __init__(
         self,
@@ -51,9 +51,9 @@ class Chat:
             template_kwargs: arguments for the template (`enable_thinking=False`).
             tool_call_parser: "auto", a name of `parsers.FAMILIES`, or `pkg.mod:function`.
             reasoning_parser: "auto", a name of `parsers.REASONING`, or `pkg.mod:function`.
-            template_rewrite_policy: where the template would rewrite history: keep it as sampled, split samples, or fail.
+            template_rewrite_policy: if the template would rewrite history, keep it as sampled, split samples, or fail.
             stop_tokens: ids or texts of tokens that end generation, besides the tokenizer's EOS and the template's.
-            placeholders: of the model's images; None if it sees none.
+            placeholders: the model's image placeholders; None if it has no image input.
             image_limits: limits on the images of a trajectory."""
         if template_rewrite_policy not in ("keep", "split", "fail"):
             raise SettingsError(f"--template-rewrite-policy {template_rewrite_policy!r}: expected keep, split or fail")
@@ -89,7 +89,7 @@ class Chat:
         Args:
             path: folder with `tokenizer.json`, `tokenizer_config.json`, and perhaps `generation_config.json`.
             chat_template: a file (`*.jinja`) or the template's text; the folder's own if None.
-            options: the others of `Chat`."""
+            options: the other arguments of `Chat`."""
         tokenizer = load_tokenizer(path, trust_remote_code=trust_remote_code)
         options["placeholders"] = ImagePlaceholders.load(path, tokenizer)
         options["stop_tokens"] = _generation_stops(Path(path))
@@ -105,7 +105,7 @@ class Chat:
         return self.turn_parser.parse(text, tools)
 
     def thoughts(self, parsed: ParsedTurn, text: str) -> frozenset[Thought]:
-        """Return how a turn treats reasoning, as far as the parser can tell: both ways for an unknown format."""
+        """Return the kinds of reasoning that a turn may have: with and without if the format is unknown."""
         tags = self.turn_parser.tags
         if self.turn_parser.reasoning is None and self.report.can.reasoning:
             return frozenset((Thought.WITH, Thought.WITHOUT))
@@ -114,15 +114,15 @@ class Chat:
         return frozenset((Thought.EMPTY if tags is not None and tags.close in text else Thought.WITHOUT,))
 
     def encode(self, text: str) -> list[int]:
-        """The tokenizer's ids of trusted text: control strings become control tokens."""
+        """Return the tokenizer's ids of trusted text: control strings become control tokens."""
         return self._codec.encode(text)
 
     def encode_turn(self, text: str) -> list[int]:
-        """The ids of a model turn's text, without its end token. An end token's text in it is ordinary text."""
+        """Return the ids of a model turn's text, without its end token. The texts of end tokens are ordinary text."""
         return self._encoder.encode_rendered(self._encoder.mark_only(text, self.report.stops))
 
     def least_tokens(self, messages: Sequence[Mapping[str, Any]]) -> int:
-        """Return the least number of tokens of the messages' contents: their length over the longest token's."""
+        """Return a lower bound for the messages' tokens: the contents' length over the longest token's length."""
         contents = (message.get("content") for message in messages)
         return sum(len(content) for content in contents if isinstance(content, str)) // self._codec.longest_token
 
@@ -130,7 +130,7 @@ class Chat:
         self, messages: Sequence[Mapping[str, Any]], known: Mapping[str, Image]
     ) -> tuple[Sequence[Mapping[str, Any]], dict[str, Image]]:
         """Return messages with references in place of images, and their images that `known` lacks. Raises MediaError: an
-        image is refused, or the model sees none."""
+        image is refused, or the model has no image input."""
         if not has_images(messages):
             return messages, {}
         if self.placeholders is None:
@@ -138,8 +138,8 @@ class Chat:
         return take_images(messages, known, self.image_limits)
 
     def image_spans(self, ids: Sequence[int], messages: Iterable[Mapping[str, Any]]) -> list[ImageSpan]:
-        """Find the images of `messages` (normal form) in the ids that they were rendered to. The model sampled none of
-        these ids. Raises TemplateError: they do not belong together."""
+        """Find the images of `messages` (normal form) in the ids of the rendered messages. The model sampled none of
+        these ids. Raises TemplateError: the ids have another number of placeholders."""
         return [] if self.placeholders is None else self.placeholders.spans(ids, references(messages))
 
     def decode(self, ids: Iterable[int], skip_special_tokens: bool = False) -> str:
@@ -152,14 +152,14 @@ class Chat:
         *,
         generation_prompt: bool = True,
     ) -> list[int]:
-        """The ids of a whole conversation in the template's own rendering, safe against control text in messages."""
+        """Return the ids of a whole conversation as the template renders it. Control text in messages stays text."""
         return self._render(normalise_messages(messages), normalise_tools(tools), generation_prompt)
 
     def prompt_ids(self, messages: Sequence[Message], tools: Sequence[ToolSchema] | None) -> list[int]:
-        """`render_ids` of messages and tools in the normal form, made once for all trajectories of a group."""
+        """Return `render_ids` of messages and tools in the normal form, cached for the trajectories of a group."""
         try:
             key = orjson.dumps((messages, tools))
-        except TypeError:  # something that is no JSON
+        except TypeError:  # a value is not JSON
             return self._render(messages, tools, True)
         if (ids := self._prompts.get(key)) is None:
             ids = self._prompts[key] = self._render(messages, tools, True)
@@ -180,12 +180,12 @@ class Chat:
         return self._encoder.encode_rendered(rendered)
 
     def delta_ids(self, calls: Sequence[Mapping[str, Any]], new: Sequence[Mapping[str, Any]]) -> list[int]:
-        """The ids from a turn's end token through `new` (normal form) to the next generation prompt."""
+        """Return the ids from a turn's end token through `new` (normal form) to the next generation prompt."""
         marked = [self._encoder.mark_message(dict(message)) for message in new]
         return self._encode(self._delta.text(self._encoder.mark(list(calls)), marked), new)
 
     def _find_stops(self, template: Template, extra: Iterable[int | str]) -> tuple[str, ...]:
-        """Texts of the end tokens: those asked for, the tokenizer's EOS, and the one that closes the template's turns."""
+        """Return the texts of the end tokens: the template's closer of turns, the tokenizer's EOS, and `extra`."""
         texts = {number: text for text, number in self._codec.added.items()}
         named = [texts.get(token) if isinstance(token, int) else token for token in extra]
         known = tuple(t for t in dict.fromkeys([self.tokenizer.eos_token, *named]) if t in self._codec.added)
@@ -203,7 +203,7 @@ def _own_template(tokenizer: Any) -> str:
 
 
 def _read_template(given: str | None) -> str | None:
-    """A template's text: `given` is a file's path, or the text itself if it has template syntax."""
+    """Return a template's text: `given` is a file's path, or the text itself if it has template syntax."""
     if given is None or "{%" in given or "{{" in given:
         return given
     if not (file := Path(given).expanduser()).is_file():
@@ -212,14 +212,14 @@ def _read_template(given: str | None) -> str | None:
 
 
 def load_tokenizer(path: str, *, trust_remote_code: bool = False) -> Any:
-    """Load the tokenizer of a Hugging Face model folder. Raises SettingsError: there is none, or none that loads."""
+    """Load the tokenizer of a Hugging Face model folder. Raises SettingsError: no tokenizer loads from there."""
     from transformers import AutoTokenizer, PreTrainedConfig
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
     damage = (OSError, ValueError, AttributeError, KeyError, TypeError)
     with raised_as(SettingsError, f"{path}: no tokenizer could be loaded from here", *damage):
         kind = read_json(file).get("model_type") if (file := Path(path, "config.json")).is_file() else None
-        # transformers fails on some config.json files of a type that it does not have; the tokenizer needs none of it.
+        # transformers fails on some config.json files of unknown types. The tokenizer does not need the config.
         unknown = kind is not None and kind not in CONFIG_MAPPING and not trust_remote_code
         options = {"config": PreTrainedConfig()} if unknown else {}
         return AutoTokenizer.from_pretrained(path, trust_remote_code=trust_remote_code, **options)

@@ -1,9 +1,9 @@
-"""`Conversation`: the one place in which a trajectory grows, as ids, as a `Sample` and as messages.
+"""`Conversation`: a growing trajectory, as ids, as a `Sample` and as messages.
 
 1. Ids that the model sampled are never decoded and encoded again.
 2. If the template would rewrite history under policy `split`, `append_messages` closes the sample and continues in a
    sibling with the same `rollout_id`. `earlier` holds the closed samples.
-3. `restart` does the same with other messages in place of the conversation.
+3. `restart` also begins a sibling. Its prompt is other messages in place of the conversation.
 4. A client that sends its whole conversation each time is recognised by content (`continued`).
 5. One task at a time uses a conversation."""
 
@@ -28,9 +28,9 @@ if TYPE_CHECKING:
 class AppendResult(Enum):
     """Outcome of appending messages."""
 
-    FITS = "fits"  # they were appended, and the model has room for a turn
+    FITS = "fits"  # the messages were appended, and the model has room for a turn
     SPLIT = "split"  # the sample was closed, and a sibling begins with the whole conversation as its prompt
-    OUT_OF_CONTEXT = "out_of_context"  # they leave no room for a turn; the sample is as it was
+    OUT_OF_CONTEXT = "out_of_context"  # the messages leave no room for a turn; the sample is unchanged
 
 
 def _too_long(tokens: str, most: int) -> ContextOverflow:
@@ -52,23 +52,23 @@ class Conversation:
         prompt_limit: int | None = None,
     ) -> None:
         """Begin `sample` with the prompt that `messages` render to. Raises ContextOverflow: the prompt leaves no room
-        for an answer; the sample is as it was. TemplateError: the template cannot render the messages. MediaError: an
+        for an answer; the sample is unchanged. TemplateError: the template cannot render the messages. MediaError: an
         image is refused.
 
         Args:
-            tools: schemas of what the model may call.
-            prompt_limit: most tokens of the prompt, if fewer than the context has room for."""
+            tools: schemas of the tools that the model may call.
+            prompt_limit: maximum tokens of the prompt, if below the limit that the context sets."""
         messages, images = chat.take_images(messages, sample.images)
         most = min(prompt_limit or context_length, context_length - 2)
         if (least := chat.least_tokens(messages)) > most:
             raise _too_long(f"at least {least}", most)
         self._chat, self._tools, self._session = chat, tools, ChatSession(chat, messages, tools)
         self.sample = sample  # the sample that grows
-        self.context_length = context_length  # most tokens of prompt and response together
+        self.context_length = context_length  # maximum tokens of prompt and response together
         self.earlier: list[Sample] = []  # the samples that `sample` was split from, oldest first
         self.messages: list[Message] = []  # the whole conversation as it was given and parsed
-        self.turns = 0  # turns that the model has had
-        self.length = len(self._session.prompt_ids)  # also of messages that `append_messages` found not to fit
+        self.turns = 0  # number of turns of the model
+        self.length = len(self._session.prompt_ids)  # tokens, including new messages that turned out not to fit
         self._told: dict[int, str] = {}
         if self.length > most:
             raise _too_long(str(self.length), most)
@@ -78,7 +78,7 @@ class Conversation:
 
     @property
     def room(self) -> int:
-        """Most tokens that the next turn may have."""
+        """Maximum tokens of the next turn."""
         return self.context_length - self.length - 1
 
     def append_model_turn(
@@ -92,7 +92,7 @@ class Conversation:
         routed: "NDArray[np.int16] | None" = None,
     ) -> ParsedTurn:
         """Append a model turn, as the engine returned it; the arguments are those of `Sample.append_model`. Raises
-        SampleError: they disagree. TemplateError: two turns without `append_messages` between them."""
+        SampleError: the arguments disagree. TemplateError: `append_messages` was not called since the last turn."""
         self.sample.append_model(ids, log_probs, version, text=text, turn=self.turns + 1, kept=kept, routed=routed)
         self.turns += 1
         self.length += len(ids)
@@ -101,7 +101,7 @@ class Conversation:
         return parsed
 
     def append_messages(self, messages: Sequence[Mapping[str, Any]]) -> AppendResult:
-        """Answer the last model turn with new messages. Messages that are too long to fit are not tokenized at all. Raises
+        """Answer the last model turn with new messages. Messages that are too long to fit are not tokenized. Raises
         TemplateError: see `ChatSession.extend`. MediaError: an image is refused."""
         messages = self._taken(messages)
         if self._chat.least_tokens(messages) > self.room:
@@ -123,8 +123,8 @@ class Conversation:
         return AppendResult.FITS
 
     def restart(self, messages: Sequence[Mapping[str, Any]]) -> AppendResult:
-        """Close the sample, and begin a sibling with `messages` alone as its prompt: a summary in place of the conversation,
-        for instance. Raises TemplateError: the template cannot render the messages. MediaError: an image is refused."""
+        """Close the sample, and begin a sibling with only `messages` as its prompt, for example a summary of the
+        conversation. Raises TemplateError: the template cannot render the messages. MediaError: an image is refused."""
         messages = self._taken(messages)
         if self._chat.least_tokens(messages) > self.context_length - 2:
             return AppendResult.OUT_OF_CONTEXT
@@ -138,13 +138,13 @@ class Conversation:
         return AppendResult.SPLIT
 
     def _taken(self, messages: Sequence[Mapping[str, Any]]) -> Sequence[Mapping[str, Any]]:
-        """Return messages with references in place of images; the sample gets the images."""
+        """Return messages with references in place of images. Adds the images to the sample."""
         messages, images = self._chat.take_images(messages, self.sample.images)
         self.sample.images = {**self.sample.images, **images}
         return messages
 
     def remember(self, messages: Sequence[Mapping[str, Any]]) -> None:
-        """Note messages that belong to the conversation but that the model is not shown any more."""
+        """Add messages to the record `messages` only, for example messages that the model is never shown."""
         self.messages.extend(whole_text(message) for message in self._taken(messages))
 
     def _split(self, prompt: list[int], reason: str) -> None:
@@ -162,16 +162,16 @@ class Conversation:
         self.sample.set_prompt_tokens(ids, self._chat.image_spans(ids, self._session.messages))
 
     def record_shown_text(self, text: str) -> None:
-        """Remember what the client was told that the last turn says; what comes back as that is the turn."""
+        """Record the text that the client got for the last turn. `continued` accepts this text in place of the turn."""
         self._told[len(self.messages) - 1] = text
 
     def continued(self, messages: Sequence[Message], *, same_list: bool = False) -> list[Message] | None:
-        """Return the new part of `messages`, or None if they do not begin with this conversation.
+        """Return the new part of `messages`, or None if `messages` does not begin with this conversation.
 
-        Messages are compared in their normal form. A model's turn must be there: as the text of `record_shown_text`, or
+        Messages are compared in their normal form. Each model turn must appear, as the text of `record_shown_text` or
         in its parsed form. The new part has no other turns, so only the conversation with the longest history continues.
-        `same_list`: `messages` is the list object that the conversation began with. It is the client's own record then:
-        it may hold the model's turns in any form or leave them out."""
+        `same_list`: `messages` is the list object with which the conversation began. The client maintains this list: it
+        may have the model's turns in any form, or lack them."""
         known, told = self.messages, self._told
         if same_list:
             messages, known = _without_assistant(messages), _without_assistant(known)
@@ -187,7 +187,7 @@ class Conversation:
 
 
 def _says(given: Message, turn: Message, told: str | None) -> bool:
-    """Return true if an assistant message is a turn of the model that the client was told as text."""
+    """Return true if an assistant message is a turn of the model, in the text that the client got for the turn."""
     calls = given.get("tool_calls")
     return given["role"] == "assistant" and given["content"] == told and calls in (None, turn.get("tool_calls"))
 

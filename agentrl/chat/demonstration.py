@@ -1,5 +1,5 @@
 """A conversation as a `Sample` for a supervised loss. The assistant's turns have loss mask 1, end token included. A
-message's own `loss` (or `train`, `weight`, `step_loss_mask`) takes a turn out. The template renders all text."""
+message's own `loss` (or `train`, `weight`, `step_loss_mask`) can exclude a turn. The template renders all text."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -14,7 +14,7 @@ from agentrl.sample import Message, Sample
 
 Turns = Literal["all", "last"]  # the assistant's turns that are learned
 _MARKS = ("loss", "train", "weight", "step_loss_mask")
-"""Names under which data sets say whether a message is learned: ours, axolotl's, OpenAI's, slime's."""
+"""Keys by which data sets say if a message is learned: ours, axolotl's, OpenAI's, slime's."""
 
 
 def to_sample(
@@ -26,16 +26,16 @@ def to_sample(
     turns: Turns = "all",
     images: Mapping[str, Image] | None = None,
 ) -> Sample:
-    """The conversation as a completed sample with reward 0 and log-probs 0. Raises MediaError: an image of `messages`
-    is refused. TemplateError: see `learned`; or one that is not last is missing its answer, or the template writes an
-    assistant's turn in another way than it asks for one, or would split the demonstration.
+    """Return the conversation as a completed sample with reward 0 and log-probs 0. Raises MediaError: an image of
+    `messages` is refused. TemplateError: see `learned` and `assistant_turn`; or an assistant message before the last
+    has no answer; or the template would split the demonstration.
 
     Args:
-        chat: renders it.
-        messages: a prompt, then assistant messages with what they were shown in between; the last is the assistant's.
+        chat: renders the conversation.
+        messages: a prompt, then assistant messages with observations in between. The last message is the assistant's.
         tools: schemas of the tools that the prompt offers.
         index: the sample's `index` and `group_index`.
-        turns: which of the assistant's turns are learned, where no message of the conversation says it itself.
+        turns: the assistant's turns that are learned if no message of the conversation has a mark of its own.
         images: images that `messages` refer to, by hash."""
     learns = learned(messages, turns)
     plain = [{key: value for key, value in message.items() if key not in _MARKS} for message in messages]
@@ -58,15 +58,15 @@ def to_sample(
 
 
 def learned(messages: Sequence[Mapping[str, Any]], turns: Turns = "all") -> dict[int, bool]:
-    """The places of the assistant's messages, and whether each of them is learned. Raises TemplateError: the last
-    message is not the assistant's, nothing is learned, or a mark is neither yes nor no."""
+    """Return, by index of assistant message, true if the message is learned. Raises TemplateError: the last message is
+    not the assistant's, no message is learned, marks contradict each other, or a mark is not a boolean."""
     roles = [message.get("role") for message in messages]
     places = [at for at, role in enumerate(roles) if role == "assistant"]
     if not places or places[-1] != len(roles) - 1:
         shown = " ".join(map(str, roles)) or "none"
         raise TemplateError(f"a demonstration must end with an assistant message, got the roles: {shown}")
     marks = {at: _mark(messages[at], at) for at in places}
-    # Where some messages are marked, the others are learned.
+    # If some messages have a mark, the messages without a mark are learned.
     usual = turns == "all" or any(mark is not None for mark in marks.values())
     found = {at: (usual or at == places[-1]) if mark is None else mark for at, mark in marks.items()}
     if not any(found.values()):
@@ -75,7 +75,7 @@ def learned(messages: Sequence[Mapping[str, Any]], turns: Turns = "all") -> dict
 
 
 def _mark(message: Mapping[str, Any], at: int) -> bool | None:
-    """Return the message's own `loss` as a boolean; None if it has none."""
+    """Return the message's own mark as a boolean; None if it has no mark."""
     given = {name: message[name] for name in _MARKS if message.get(name) is not None}
     for name, value in given.items():
         if value not in (0, 1):
@@ -88,7 +88,7 @@ def _mark(message: Mapping[str, Any], at: int) -> bool | None:
 def assistant_turn(
     chat: Chat, messages: Sequence[Message], at: int, tools: Sequence[ToolSchema] | None = None
 ) -> tuple[str, str]:
-    """Return the model's text for the assistant message `at`, end token included (another one behind some calls).
+    """Return the model's text for the assistant message `at`, and its end token (which may differ after calls).
     Raises TemplateError: the template does not render the turn as a continuation of its own generation prompt."""
     schemas = normalise_tools(tools) or None
     before = chat.template.render(messages[:at], schemas, generation_prompt=True)

@@ -1,8 +1,8 @@
-"""The Jinja environment of chat templates: transformers' sandbox, and a limit to what one rendering may do.
+"""The Jinja environment of chat templates: transformers' sandbox, with limits on the work of one rendering.
 
-1. Every loop's turn, macro, output and operation that makes text longer is counted. A rendering that counts to
-   `MOST_WORK`, or computes for `SECONDS`, ends with a `TemplateError`. So does compiling, which computes nothing.
-2. Filters and functions that only web pages need, and that can take for ever, are missing."""
+1. Loop iterations, macro calls, outputs and operations that make text longer are counted. A rendering that exceeds
+   `MOST_WORK`, or computes longer than `SECONDS`, raises `TemplateError`. Compiling evaluates no expressions.
+2. Filters and functions that chat templates do not need, and that can run without end, are removed."""
 
 import re
 import threading
@@ -19,12 +19,12 @@ from jinja2.visitor import NodeTransformer
 
 from agentrl.errors import TemplateError
 
-MOST_WORK: Final = 1 << 27  # characters that a rendering may make, loops and lists included
+MOST_WORK: Final = 1 << 27  # maximum work of a rendering, in characters; see `_TURN` for loops and lists
 SECONDS: Final = 5.0  # CPU time of one rendering
-_TURN, _LOOK = 500, 1 << 12  # work of a loop's turn or a list's part; work between two looks at the clock
+_TURN, _LOOK = 500, 1 << 12  # work of a loop iteration or list item; work between two checks of the clock
 _MOST_BITS, _MOST_WIDTH = 100_000, 100_000
 _GROWING = "replace format center ljust rjust zfill expandtabs translate indent tojson string batch slice round sum"
-_GROW = {"join", *_GROWING.split()}  # filters, and methods of texts, whose result may be longer than what they get
+_GROW = {"join", *_GROWING.split()}  # filters and str methods whose result may be longer than their input
 _MISSING = ["lipsum", "striptags", "urlize", "wordwrap", "xmlattr", "pprint"]
 _WIDTH = re.compile(r"\d{5}|\*|:[^{}]*\{")
 
@@ -36,7 +36,7 @@ class _Allowance(threading.local):
 
 
 class TemplateEnvironment(ImmutableSandboxedEnvironment):
-    """The environment; templates of it are rendered by `rendered` alone."""
+    """The environment with limits. Its templates must be rendered by `rendered`."""
 
     intercepted_binops = frozenset(["+", "*", "**", "%"])
 
@@ -53,13 +53,13 @@ class TemplateEnvironment(ImmutableSandboxedEnvironment):
         self._budget = _Allowance()
 
     def rendered(self, template: Template, **values: Any) -> str:
-        """The text of a template. Raises TemplateError: it exceeds the limits; and whatever the template raises."""
+        """Render a template. Raises TemplateError: the rendering exceeds the limits. Template errors pass through."""
         budget = self._budget
         budget.work, budget.look, budget.until = MOST_WORK, MOST_WORK - _LOOK, time.thread_time() + SECONDS
         return "".join(template.generate(**values))
 
     def spend(self, work: int) -> None:
-        """Count `work`; templates call it, too."""
+        """Count `work`. Compiled templates call this method too."""
         budget = self._budget
         budget.work -= work
         if budget.work >= budget.look:
@@ -75,7 +75,7 @@ class TemplateEnvironment(ImmutableSandboxedEnvironment):
         return "".join(map(str, parts))
 
     def weight(self, value: Any) -> int:
-        """Characters of a value as text, roughly; those of a part that is in it twice are counted twice."""
+        """Return the approximate number of characters of a value as text. A part that occurs twice counts twice."""
         found, left = 0, [value]
         while left:
             part = left.pop()
@@ -96,13 +96,13 @@ class TemplateEnvironment(ImmutableSandboxedEnvironment):
             text = sum(len(data.data) for data in node.find_all(nodes.TemplateData))
             counted = _call("spend", [nodes.Const(_TURN + text)])
             node.body.insert(0, nodes.ExprStmt(counted).set_lineno(node.lineno))  # type: ignore[attr-defined]
-            if isinstance(node, nodes.For) and node.test is not None:  # turns that the condition leaves out count too
+            if isinstance(node, nodes.For) and node.test is not None:  # iterations that the condition skips count too
                 node.test = nodes.Or(_call("spend", [nodes.Const(_TURN)]), node.test).set_lineno(node.lineno)
         changed: nodes.Template = _Concatenations().visit(tree)
         return changed
 
     def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
-        """Count the work of an operator that `intercepted_binops` names, and apply it."""
+        """Count the work of an operator in `intercepted_binops`, and apply the operator."""
         if operator == "%" and isinstance(left, str):
             self._grow("format", left, right)
         elif isinstance(left, int) and isinstance(right, int):
@@ -118,7 +118,7 @@ class TemplateEnvironment(ImmutableSandboxedEnvironment):
         return super().call_binop(context, operator, left, right)
 
     def call(__self, __context: Any, __obj: Any, *args: Any, **kwargs: Any) -> Any:
-        """Count the work of a call and make it. Jinja calls filters in another way, see `_counted`."""
+        """Count the work of a call, and make the call. Jinja calls filters in another way; see `_counted`."""
         method = getattr(__obj, "__wrapped__", __obj)
         owner = getattr(method, "__self__", None)
         if owner is __self and method.__name__ in ("spend", "joined"):
@@ -130,13 +130,13 @@ class TemplateEnvironment(ImmutableSandboxedEnvironment):
         return super().call(__context, __obj, *args, **kwargs)
 
     def getattr(self, obj: Any, attribute: str) -> Any:
-        """Return what `obj.attribute` is in a template. The keys of a dictionary, most of what templates ask for, are quick."""
+        """Return `obj.attribute` of a template. Keys of a dict, the most frequent case, have a fast path."""
         if type(obj) is dict and attribute in obj and not hasattr(dict, attribute):
             return obj[attribute]
         return super().getattr(obj, attribute)
 
     def _counted(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
-        """The filter `function`, whose result is counted before it is made."""
+        """Wrap the filter `function`, so that its result is counted before the result is made."""
         if name not in _GROW:
             return function
         first = 1 if _PassArg.from_obj(function) else 0
@@ -152,7 +152,7 @@ class TemplateEnvironment(ImmutableSandboxedEnvironment):
         return counted
 
     def _grow(self, name: str, value: Any, *args: Any) -> None:
-        """Count what a filter or a method of a text is about to make."""
+        """Count the result of a filter or str method, before the result is made."""
         if name not in _GROW:
             return
         widths = [abs(arg) if isinstance(arg, int) else len(arg) for arg in args if isinstance(arg, int | str)]
@@ -174,11 +174,11 @@ class TemplateEnvironment(ImmutableSandboxedEnvironment):
 
 
 environment = cache(TemplateEnvironment)
-"""The environment of this process; a rendering's limits are its thread's."""
+"""Returns the environment of this process. The limits count for each thread by itself."""
 
 
 class _Concatenations(NodeTransformer):
-    """Makes calls of `joined` of the operators `~`, which Jinja cannot count."""
+    """Transformer that replaces operators `~`, which Jinja cannot intercept, by calls of `joined`."""
 
     def visit_Concat(self, node: nodes.Concat) -> nodes.Node:
         self.generic_visit(node)
@@ -189,7 +189,7 @@ def _call(name: str, args: list[nodes.Expr]) -> nodes.Call:
     return nodes.Call(nodes.EnvironmentAttribute(name), args, [], None, None)
 
 
-@pass_context  # without it Jinja computes constant expressions where it compiles
+@pass_context  # without a context Jinja evaluates constant expressions when it compiles
 def _finalize(context: Context, value: Any) -> Any:
     environment = context.environment
     assert isinstance(environment, TemplateEnvironment)

@@ -1,6 +1,6 @@
-"""Model turns and chat messages, and the one normal form that templates are given. `normalise_messages` returns fresh
-messages: `content` is text, or a list of text parts and references of images (`agentrl.media`) if it has images;
-`arguments` a dict if they are JSON, reasoning is `reasoning_content`, absent things are absent keys. `normalise_tools` returns schemas in OpenAI's function form."""
+"""Model turns, chat messages, and the normal form of messages for templates (`normalise_messages`). There, `content`
+is text, or a list of text parts and image references (`agentrl.media`). `arguments` is a dict if it is JSON. Reasoning
+is `reasoning_content`. Keys with None are absent. `normalise_tools` returns schemas in OpenAI's function form."""
 
 import json
 import re
@@ -22,21 +22,21 @@ _MOST_NESTED = 100
 _FINITE = json.JSONDecoder(
     parse_float=lambda text: n if isfinite(n := float(text)) else None, parse_constant=lambda _: None
 )
-"""Reads NaN and infinity, which no store takes, as null."""
+"""Decoder that reads NaN and infinity, which no store accepts, as None."""
 _SURROGATE = re.compile("[\ud800-\udfff]")
 _NAMED_SCHEMAS = ("properties", "$defs", "definitions", "patternProperties")
 
 
 @dataclass(frozen=True, slots=True)
 class ToolCall:
-    """One call that the model wrote: `arguments` is a dict, or text where the format does not require JSON."""
+    """One call that the model wrote: `arguments` is a dict, or text if the format does not require JSON."""
 
     id: str
     name: str
     arguments: dict[str, Any] | str
 
     def to_message(self) -> dict[str, Any]:
-        """The call in OpenAI's form, with the arguments as JSON text."""
+        """Return the call in OpenAI's form, with the arguments as JSON text."""
         function = {"name": self.name, "arguments": arguments_text(self.arguments)}
         return {"id": self.id, "type": "function", "function": function}
 
@@ -46,9 +46,9 @@ class ParsedTurn:
     """One model turn, parsed."""
 
     content: str  # the text for the user, without reasoning and calls, edge whitespace removed
-    reasoning: str | None = None  # the reasoning, or None where the turn has none
+    reasoning: str | None = None  # the reasoning; None if the turn has no reasoning
     tool_calls: tuple[ToolCall, ...] = ()  # the calls that are complete and well formed, in order
-    broken: tuple[str, ...] = ()  # the raw text of each call that is not; nothing is guessed from them
+    broken: tuple[str, ...] = ()  # the raw text of each broken call; nothing is guessed from the text
     reasoning_open: bool = False  # the turn ended inside its reasoning
 
     def to_message(self) -> Message:
@@ -61,17 +61,17 @@ class ParsedTurn:
 
 
 def arguments_text(arguments: dict[str, Any] | str) -> str:
-    """A call's arguments as JSON text; what is text already stays."""
+    """Return a call's arguments as JSON text; text stays unchanged."""
     return arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
 
 
 def map_texts(value: Any, change: Callable[[str], str]) -> Any:
-    """`value` with every string in it (also in keys, lists and dicts) changed."""
+    """Return `value` with `change` applied to every string in it, also in keys, lists and dicts."""
     if isinstance(value, str):
         return change(value)
     if value is None or isinstance(value, (bool, int, float)):
         return value
-    # `Mapping` last: asking for an abstract class costs more than all else here.
+    # `Mapping` last: isinstance with an abstract class is the slowest of these checks.
     if isinstance(value, (list, tuple)):
         return [map_texts(item, change) for item in value]
     if isinstance(value, (dict, Mapping)):
@@ -80,7 +80,7 @@ def map_texts(value: Any, change: Callable[[str], str]) -> Any:
 
 
 def too_deep(value: Any, most: int = _MOST_NESTED) -> bool:
-    """Return true if `value` nests lists and dicts too deeply for the code that walks through it, templates too."""
+    """Return true if `value` nests lists and dicts too deeply for recursive code and templates."""
     level = [value]
     for _ in range(most):
         held = [p.values() if isinstance(p, dict) else p for p in level if isinstance(p, (dict, list, tuple))]
@@ -91,8 +91,8 @@ def too_deep(value: Any, most: int = _MOST_NESTED) -> bool:
 
 
 def whole_text(value: Any) -> Any:
-    """`value` with half surrogate pairs in its strings (also in keys, lists and dicts) replaced by U+FFFD. A model that
-    writes half a pair as a JSON escape makes text that no tokenizer and no file takes."""
+    """Return `value` with lone surrogates in its strings (also in keys, lists and dicts) replaced by U+FFFD. A model
+    can write a lone surrogate as a JSON escape, but no tokenizer and no file accepts such text."""
     return map_texts(value, _whole)
 
 
@@ -103,8 +103,8 @@ def _whole(text: str) -> str:
 
 
 def normalise_messages(messages: Sequence[Mapping[str, Any]]) -> list[Message]:
-    """Fresh messages in the normal form. Raises TemplateError: a message is not a mapping, lacks a role, is nested too
-    deeply, or has content that is neither text nor a reference of an image."""
+    """Return new messages in the normal form. Raises TemplateError: a message is not a mapping, lacks a role, is nested
+    too deeply, or has content that is neither text nor a reference of an image."""
     return [_message(message, index) for index, message in enumerate(messages)]
 
 
@@ -143,7 +143,7 @@ def _content(content: Any, index: int) -> str:
 
 
 def _parts(content: list[Any], index: int) -> list[dict[str, Any]]:
-    """Content with images: neighbouring texts are joined, and images are references."""
+    """Return content with images in the normal form: neighbouring texts are joined, and images are references."""
     out: list[dict[str, Any]] = []
     for part in content:
         if is_image(part):
@@ -183,7 +183,7 @@ def _arguments(arguments: Any) -> Any:
 
 
 def normalise_tools(tools: Sequence[Mapping[str, Any]] | None) -> list[ToolSchema] | None:
-    """Fresh schemas in OpenAI's function form; None means no tools. Raises TemplateError: a schema has no name."""
+    """Return new schemas in OpenAI's function form; None for no tools. Raises TemplateError: a schema has no name."""
     return [_tool(tool, index) for index, tool in enumerate(tools)] if tools else None
 
 
@@ -197,7 +197,7 @@ def _tool(tool: Mapping[str, Any], index: int) -> ToolSchema:
 
 
 def _schema(schema: Any) -> Any:
-    """A JSON schema with Python's and BFCL's type names replaced; property names are left alone."""
+    """Return a JSON schema with Python's and BFCL's type names replaced; names of properties stay."""
     if isinstance(schema, list):
         return [_schema(item) for item in schema]
     if not isinstance(schema, Mapping):

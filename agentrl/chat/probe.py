@@ -1,8 +1,8 @@
 """Probing a chat template with a few dozen small renderings.
 
-1. `probe` answers with a `TemplateReport`, in some 30 ms.
+1. `probe` returns a `TemplateReport` in about 30 ms.
 2. A boundary's verdict compares `prompt ids + completion ids + delta ids` with the ids of the template's own full
-   rendering, where the completion is what the template writes for that turn, with or without its reasoning block.
+   rendering. The completion is the template's text for that turn, with or without its reasoning block.
 3. `choose_history_kwargs` tries the arguments by which known templates keep their history."""
 
 import re
@@ -28,7 +28,7 @@ HISTORY_KWARGS: Mapping[str, bool] = {
     "keep_all_reasoning": True,
     "drop_thinking": False,
 }
-"""Arguments, and the values of them, by which templates keep reasoning in history."""
+"""Arguments of templates, with the values that keep reasoning in history."""
 _PARAMETERS = {"type": "object", "properties": {"a": {"type": "string", "description": "A value."}}, "required": ["a"]}
 TOOL = {"type": "function", "function": {"name": "zqtool", "description": "A tool.", "parameters": _PARAMETERS}}
 
@@ -55,14 +55,14 @@ def result(call: int) -> Message:
 def probe(
     template: Template, codec: Codec, stops: Sequence[str], tags: ReasoningTags | None, chosen: Mapping[str, Any]
 ) -> TemplateReport:
-    """The report of `template`, whose arguments already include the `chosen` history arguments."""
+    """Return the report of `template`, whose arguments already include the `chosen` history arguments."""
     return _Probe(template, codec, tuple(stops), tags).report(chosen)
 
 
 def choose_history_kwargs(
     template: Template, codec: Codec, stops: Sequence[str], tags: ReasoningTags | None
 ) -> dict[str, Any]:
-    """Return the known history arguments that make more boundaries exact, except the ones that the user set."""
+    """Return the known history arguments that make more boundaries exact, except arguments that the user set."""
     read = template.variables()
     if not (known := {k: v for k, v in HISTORY_KWARGS.items() if k in read and k not in template.kwargs}):
         return {}
@@ -75,7 +75,7 @@ def choose_history_kwargs(
 
 
 def find_closer(template: Template, codec: Codec, stops: Sequence[str]) -> str | None:
-    """The token with which the template closes a final answer: the first stop after it, else the first added token."""
+    """Return the token that closes a final answer: the first stop after the answer, else the first special token."""
     try:
         text = template.render([user(1), assistant(1)], generation_prompt=False)
     except TemplateError:
@@ -142,8 +142,8 @@ class _Probe:
 
     @cached_property
     def closers(self) -> tuple[str, ...]:
-        """Texts that close a turn: stops, and their replacements in history (gpt-oss: `<|end|>` for `<|return|>`). If a
-        final answer ends bare, stops are the next turns' openers and none closes."""
+        """Texts that close a turn: stops, and their replacements in history (gpt-oss: `<|end|>` for `<|return|>`).
+        Empty if no stop follows a final answer: stops then open the next turn."""
         final, past = [user(1), assistant(1)], [user(1), assistant(1), user(2)]
         if (last := self._first_stop(final, generation_prompt=False)) is None:
             return ()
@@ -151,7 +151,7 @@ class _Probe:
         return tuple(dict.fromkeys(stop for stop in (last, self._first_stop(past), instead) if stop))
 
     def _behind(self, messages: list[Message], generation_prompt: bool = True) -> str | None:
-        """The control token that stands directly behind the answer."""
+        """Return the control token directly after the answer, or None."""
         after = (self._render(messages, None, generation_prompt) or "").partition("zqAsst1zq")[2].lstrip()
         return max((token for token in self.codec.special if token and after.startswith(token)), key=len, default=None)
 
@@ -186,7 +186,7 @@ class _Probe:
             return None
         tail_ids, truth_ids = self.codec.encode(tail), self.codec.encode(truth)
         if truth_ids[len(truth_ids) - len(tail_ids) :] != tail_ids:
-            # New messages that are there, with other text behind them: that text is the model's, moved.
+            # The new messages are there, but other text follows: the template moved the model's text.
             verdict = Verdict.REWRITTEN if tail in truth else Verdict.DELTA_DIFFERS
             return verdict, f"{tail[:40]!r} against {truth[len(truth) - len(tail) :][:40]!r}"
         for stop in dict.fromkeys((*self.stops, *self.closers)):
@@ -198,8 +198,8 @@ class _Probe:
         return _difference(prompt + completion + tail, truth)
 
     def _completion(self, prompt: str, history: list[Message], thought: Thought, tail: str) -> str | None:
-        """Return the model's text for the last turn: the template's own text of it, through the stop token. None where
-        this kind of turn cannot be: no reasoning tags, or a generation prompt that opens the block."""
+        """Return the model's text for the last turn: the template's own text through the stop token. None if
+        this kind of turn cannot exist: the format has no reasoning tags, or the generation prompt opens the block."""
         written = self.template.render(history, self.tools, generation_prompt=False)
         body = written[common(prompt, written) :]
         stop = re.search("|".join(map(re.escape, self.stops)), body) if self.stops else None
@@ -227,7 +227,7 @@ def _difference(grown: str, truth: str) -> tuple[Verdict, str]:
 
 
 def _cases(can: Capabilities, reasoning: bool) -> Iterator[tuple[str, list[Message], list[Message]]]:
-    """(name, history ending with a model turn, new messages) of every kind of boundary."""
+    """Yield (name, history that ends with a model turn, new messages) for every kind of boundary."""
     start: list[Message] = [{"role": "system", "content": "zqSyszq"}] if can.system else []
     start.append(user(1))
     answer = assistant(4, reasoning=reasoning)
@@ -253,5 +253,5 @@ def _behind_user(text: str) -> str:
 
 
 def common(a: Sequence[Any], b: Sequence[Any]) -> int:
-    """Length of the common prefix of two texts, or of two sequences of ids."""
+    """Return the length of the common prefix of two texts, or of two sequences of ids."""
     return next((at for at, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))

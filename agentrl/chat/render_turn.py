@@ -1,4 +1,4 @@
-"""The model's text for a message as its chat template renders it, and checks that the parser reads it back."""
+"""Renders a message as the model's text with the chat template, and checks that the parser reads tool calls back."""
 
 import re
 from collections.abc import Sequence
@@ -11,8 +11,8 @@ from agentrl.sample import Message
 
 
 def render_turn(chat: Chat, message: Message, tools: Sequence[ToolSchema] | None = None) -> str:
-    """The text of an assistant's `message` as its template writes it behind a user's, without the end token. `tools`:
-    schemas of what it may call. Raises TemplateError: the template cannot render the message."""
+    """Return the text of an assistant's `message` as the template renders it after a user's message, without the end
+    token. `tools`: schemas of the model's tools. Raises TemplateError: the template cannot render the message."""
     before, schemas = [user(1)], normalise_tools(tools)
     prompt = chat.template.render(before, schemas, generation_prompt=True)
     whole = chat.template.render([*before, *normalise_messages([message])], schemas, generation_prompt=False)
@@ -28,7 +28,7 @@ def render_turn(chat: Chat, message: Message, tools: Sequence[ToolSchema] | None
 
 
 def unread_call(chat: Chat) -> str | None:
-    """Return the template's tool call that the parser does not read; None if it reads it or the template has none."""
+    """Return a tool call of the template if the parser cannot read it; None if it can, or the template has no calls."""
     if not chat.report.can.tool_messages:
         return None
     try:
@@ -40,9 +40,9 @@ def unread_call(chat: Chat) -> str | None:
 
 
 def check_calls_are_read(chat: Chat, parser: str) -> list[str]:
-    """Refuse a chat whose model's tool calls would not be read. `parser`: `--tool-call-parser`; "none" says that
-    another program reads the calls. Returns what a person should know: that no format was found. Raises SettingsError:
-    no parser reads what the template writes for a tool call; shows it."""
+    """Check that the parser reads the model's tool calls. `parser`: `--tool-call-parser`; "none" means that another
+    program reads the calls. Returns a warning if no format of calls was found. Raises SettingsError: the parser does
+    not read the template's tool call. The message shows the call."""
     if parser == "none":
         return []
     if (text := unread_call(chat)) is not None:

@@ -2,8 +2,8 @@
 
 1. A `TemplateReport` is frozen and says what the template shows, how turns open and close, and what each kind of turn
    boundary does to the ids that the model sampled.
-2. `predict` is the one question that sessions ask: is `previous ids + delta` what the template itself would render?
-   It answers for the worst boundary of that kind, so "exact" is a promise and anything else a possibility."""
+2. `predict` tells a session if `previous ids + delta` equals the template's own rendering. The answer is the worst
+   verdict on boundaries of that kind: "exact" is certain, any other verdict is possible."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -14,18 +14,18 @@ from agentrl.chat.template import Capabilities
 
 
 class Verdict(StrEnum):
-    """Effect of the template's own full rendering on a boundary, from best to worst."""
+    """Result of a comparison of appended ids with the template's full rendering, from best to worst."""
 
     EXACT = "exact"  # the full rendering gives the same ids
-    MERGES = "tokens merge"  # the same text, but the tokenizer would merge tokens over the generation prompt's edge
+    MERGES = "tokens merge"  # the same text, but the tokenizer would merge tokens across the generation prompt's end
     REASONING_DROPPED = "reasoning dropped"  # the template removes earlier reasoning from the history
-    REWRITTEN = "history rewritten"  # the template writes an earlier turn in another way than the model did
-    DELTA_DIFFERS = "delta differs"  # new messages render otherwise than alone: the template keeps state over turns
+    REWRITTEN = "history rewritten"  # the template renders an earlier turn differently from what the model wrote
+    DELTA_DIFFERS = "delta differs"  # new messages render differently alone: the template keeps state across turns
     REFUSED = "refused"  # the template raises on this conversation
 
     @property
     def rewrites(self) -> bool:
-        """The model would see another history than the one that it wrote."""
+        """True if the model would see a history that differs from what the model wrote."""
         return self in (Verdict.REASONING_DROPPED, Verdict.REWRITTEN)
 
 
@@ -39,8 +39,8 @@ class Thought(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Boundary:
-    """One probed case: the kind of history, who speaks next, what the turns thought, and what came out. `beside`: a
-    turn has text beside its calls, which some templates move."""
+    """One probed case: the kind of history, the next message's role, the turns' reasoning, and the verdict. `beside`: a
+    turn has text beside its calls. Some templates move such text."""
 
     name: str
     next_role: str
@@ -55,17 +55,17 @@ class TemplateReport:
     """The probe's findings."""
 
     can: Capabilities  # what the template shows
-    generation_prompt: str  # what comes after the last message, before the model writes
+    generation_prompt: str  # text after the last message, before the model's text
     opens_reasoning: bool  # the generation prompt ends inside reasoning
     stops: tuple[str, ...]  # the tokens that end generation, as text
-    closers: tuple[str, ...]  # those that close a turn in history; a stop that opens the next turn is none
+    closers: tuple[str, ...]  # tokens that close a turn in history; a stop that opens the next turn does not count
     history_kwargs: Mapping[str, Any]  # arguments that keep history as the model wrote it
     uses_date: bool  # the prompt depends on today's date
     boundaries: tuple[Boundary, ...]  # the probed turn boundaries
 
     def predict(self, next_role: str, thoughts: Iterable[Thought] = Thought, *, beside: bool = True) -> Verdict:
-        """The worst verdict for a boundary before `next_role` ("tool", else a user). `thoughts`: the kinds of turns that
-        the model has written so far. `beside`: one of them may have had text beside its calls."""
+        """Return the worst verdict for a boundary before `next_role` ("tool", else a user). `thoughts`: the kinds of
+        reasoning in the model's turns so far. `beside`: one of these turns may have text beside its calls."""
         role = "tool" if next_role == "tool" else "user"
         return max((self._worst(role, thought, beside) for thought in thoughts), key=list(Verdict).index)
 

@@ -25,7 +25,7 @@ class Delta:
     env: list[int] = field(default_factory=list)  # new messages, next generation prompt (mask 0, `Origin.ENV`)
     new: list[Message] = field(default_factory=list)  # the new messages, in the normal form
     verdict: Verdict = Verdict.EXACT  # difference from the template's full rendering of the conversation
-    restart: list[int] | None = None  # under policy `split`, the prompt of a new sample; the others are then empty
+    restart: list[int] | None = None  # under policy `split`, a new sample's prompt; `close` and `env` are then empty
 
 
 @dataclass(slots=True)
@@ -61,7 +61,7 @@ class ChatSession:
 
     def append_model_turn(self, ids: Sequence[int]) -> ParsedTurn:
         """Parse the ids that the model sampled, exactly as the engine returned them, with or without an end token.
-        Raises TemplateError: two model turns without `extend` between them."""
+        Raises TemplateError: `extend` was not called since the last model turn."""
         if self._turn is not None:
             raise TemplateError("append_model_turn was called twice in a row; answer the first turn with extend")
         ids = list(ids)

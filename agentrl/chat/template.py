@@ -1,6 +1,6 @@
 """A chat template, compiled once, rendered from messages in the normal form of `messages.py`. The environment is
 transformers' own sandboxed Jinja, with limits (`jinja.py`). Differences between templates (arguments, content parts,
-names of reasoning) are found once and hidden. Errors of a template become a `TemplateError`."""
+names of reasoning) are detected once, and messages adapted. Errors of a template become a `TemplateError`."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Template:
         return Template(self.source, self.special_tokens, {**self.kwargs, **kwargs})
 
     def variables(self) -> frozenset[str]:
-        """Names of the keyword arguments that the template reads."""
+        """Return the names of the keyword arguments that the template reads."""
         from jinja2 import meta
 
         names = meta.find_undeclared_variables(self._environment.parse(self.source))
@@ -51,7 +51,7 @@ class Template:
     def render(
         self, messages: Sequence[Message], tools: Sequence[ToolSchema] | None = None, *, generation_prompt: bool = True
     ) -> str:
-        """The rendered text of normal-form messages. Raises TemplateError: the template refuses or fails."""
+        """Render messages in the normal form. Raises TemplateError: the template refuses the messages, or fails."""
         try:
             return self._environment.rendered(
                 self._compiled,
@@ -108,7 +108,7 @@ def _said(error: Exception) -> str:
 
 
 def _named_id(id_: str, name: str) -> str:
-    """Our id of a call as Kimi K2 counts: its template shows nothing else of the tool's name."""
+    """Return our id of a call in Kimi K2's form. Its template shows the tool's name only in the id."""
     ours = re.fullmatch(r"call(\d{5,})", id_)
     return f"functions.{name}:{int(ours[1]) - 1}" if ours else id_
 
@@ -118,7 +118,7 @@ class Capabilities:
     """The parts of a conversation that a template shows."""
 
     system: bool  # a system message is shown
-    tools: bool  # tool schemas are shown; if not, the model never learns what it may call
+    tools: bool  # tool schemas are shown; if not, the model does not know its tools
     tool_messages: bool  # tool calls and tool results are shown
     parallel_calls: bool  # several calls in one turn are shown
     reasoning: bool  # a message's reasoning is shown
@@ -127,20 +127,20 @@ class Capabilities:
 class DeltaRenderer:
     """The text that new messages add to a conversation, rendered without the conversation; immutable, thread-safe.
 
-    `[user, assistant(ANCHOR)] + new messages` is rendered, and the text from the first stop token after the anchor is
-    the delta (without one: right behind the anchor): the turn's end, the new messages as the template merges them, the
-    generation prompt. Its cost depends on the new messages alone. Before tool results the assistant message carries the
-    calls with their real names and ids, because templates read them; tools and system prompt are never repeated."""
+    It renders `[user, assistant(ANCHOR)] + new messages`. The delta begins at the first stop token after the anchor,
+    else at the anchor's end. It has the turn's end, the new messages as the template merges them, and the generation
+    prompt. The cost depends only on the new messages. Before tool results, the assistant message has the calls' real
+    names and ids, because templates read them. Tools and system prompt are never repeated."""
 
     def __init__(self, template: Template, capabilities: Capabilities, stops: Sequence[str]) -> None:
         self._template = template
         self._can = capabilities
-        # A stop that stands in untrusted text is bracketed by marks and does not count.
+        # A stop in untrusted text follows a mark, and does not count.
         self._stop = re.compile(f"(?<!{OPEN})(?:{'|'.join(map(re.escape, stops))})") if stops else None
 
     def text(self, calls: Sequence[dict[str, Any]], new: Sequence[Message]) -> str:
-        """The delta of `new` (normal form, marked) after a turn that made `calls` (OpenAI form, marked). Raises
-        TemplateError: the template refuses the messages, or loses the assistant message they follow."""
+        """Return the delta of `new` (normal form, marked) after a turn that made `calls` (OpenAI form, marked).
+        Raises TemplateError: the template refuses the messages, or omits the assistant message before them."""
         calls = list(calls) if self._can.tool_messages else []
         if not self._can.parallel_calls:
             calls = calls[-1:]

@@ -1,9 +1,9 @@
-"""Images in a prompt: the ids that stand for an image, from the model's own processor.
+"""Images in a prompt: the placeholder ids of an image, from the model's own processor.
 
-1. A template writes a short mark for each image. The processor's own text replaces it, and has a number of placeholder
-   tokens that follows from the image's width and height.
-2. The text is found by processing a blank image of the same size, once a size. No pixels of real images are read here.
-3. transformers, and torch with it, is imported in `load`, for models that see only."""
+1. A template writes a short mark for each image. The processor's text replaces the mark. The number of
+   placeholder tokens in this text depends on the image's width and height.
+2. The text comes from processing a blank image of the same size, once per size. No pixels of real images are read here.
+3. `load` imports transformers, and torch with it, only for models with image input."""
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
@@ -25,7 +25,7 @@ class ImagePlaceholders:
 
     def __init__(self, processor: Any) -> None:
         tokenizer = processor.tokenizer
-        # Gemma 3's processor marks an image by another token than the one that is repeated.
+        # Gemma 3's processor marks an image by a token that differs from the repeated token.
         self._repeated: str = getattr(tokenizer, "image_token", None) or processor.image_token
         self.token_id = int(tokenizer.convert_tokens_to_ids(self._repeated))
         self._processor, self._mark = processor, re.compile(f"(?<!{OPEN}){re.escape(processor.image_token)}")
@@ -33,14 +33,14 @@ class ImagePlaceholders:
 
     @classmethod
     def load(cls, folder: str, tokenizer: Any) -> Self | None:
-        """Load the processor of a Hugging Face model folder; None if the model sees no images. Raises SettingsError:
-        the processor cannot be loaded."""
+        """Load the processor of a Hugging Face model folder; None if the model has no image input. Raises
+        SettingsError: the processor cannot be loaded."""
         processor = load_processor(folder, tokenizer)
         return None if processor is None else cls(processor)
 
     def expand(self, text: str, images: Sequence[Mapping[str, Any]]) -> str:
         """Replace the marks in a rendered text by the images' placeholders. `images`: references, in order. Raises
-        TemplateError: the text has another number of marks."""
+        TemplateError: the number of marks is not the number of images."""
         sizes = iter([(int(image["width"]), int(image["height"])) for image in images])
         if (found := len(self._mark.findall(text))) != len(images):
             remedy = "give them in a user message, or set --chat-template-path"
@@ -49,7 +49,7 @@ class ImagePlaceholders:
 
     def spans(self, ids: Sequence[int], images: Iterable[Mapping[str, Any]]) -> list[ImageSpan]:
         """Find the images' placeholders among ids that `expand`'s text encodes to. The model sampled none of `ids`.
-        Raises TemplateError: the ids have another number of placeholders."""
+        Raises TemplateError: the ids have more or fewer placeholders than the images need."""
         places = [at for at, token in enumerate(ids) if token == self.token_id]
         spans, used = [], 0
         for image in images:
@@ -72,8 +72,8 @@ class ImagePlaceholders:
 
 
 def load_processor(folder: str, tokenizer: Any) -> Any | None:
-    """Return the processor for images and text of a Hugging Face model folder; None if the model sees no images. It has no
-    part for videos, which would need torchvision. Raises SettingsError: the processor cannot be loaded."""
+    """Return the processor for images and text of a Hugging Face model folder; None if the model has no image input.
+    It has no part for videos, which would need torchvision. Raises SettingsError: the processor cannot be loaded."""
     path = Path(folder)
     if not (path / "config.json").is_file() or "vision_config" not in (config := read_json(path / "config.json")):
         return None
@@ -92,7 +92,7 @@ def _processor(path: Path, kind: str, tokenizer: Any) -> Any:
         raise ValueError(f"transformers has no processor for model_type {kind!r}")
 
     class Images(whole):  # type: ignore[misc, valid-type]
-        """The class without videos."""
+        """The processor's class without the part for videos."""
 
         @classmethod
         def get_attributes(cls) -> list[str]:

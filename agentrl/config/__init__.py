@@ -1,5 +1,5 @@
-"""Settings of a run: one model per package, composed; read from flags and files, checked together, `--dry-run` shows
-them.
+"""Settings of a run: one pydantic model per package. They are read from flags and files, and checked together.
+`--dry-run` prints them.
 
 settings = RunSettings.from_cli(["--config", "run.yaml", "--lr", "1e-5"])
 settings.rollout.rollout_batch_size     # typed sections

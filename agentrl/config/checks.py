@@ -1,6 +1,6 @@
 """Checks across sections: settings that each section accepts but a run cannot combine. Each check is a pure function
-from the settings (and the model's shapes, where its config.json can be read) to sentences; a sentence names the flags,
-shows the numbers, and proposes numbers that work. No sentence means fine."""
+of the settings (and of the model's shapes, if its config.json can be read) that yields a sentence per problem. A
+sentence names the flags, shows the numbers, and proposes numbers that work."""
 
 import difflib
 import math
@@ -25,9 +25,9 @@ def _given(section: Settings, name: str) -> int | None:
 
 
 def steps_and_batch(s: Sections) -> tuple[int, int]:
-    """The resolved (global_batch_size, num_steps_per_rollout): whichever is not given follows from the other. With
-    neither given, one optimiser step trains on the whole rollout. A value that does not divide the rollout is rounded
-    down here; `batch_arithmetic` is what reports it."""
+    """Return the resolved (global_batch_size, num_steps_per_rollout). A value that is not given follows from the other.
+    If both are not given, one optimizer step trains on the whole rollout. A quotient is rounded down here;
+    `batch_arithmetic` reports values that do not divide the rollout."""
     total = s.rollout.rollout_batch_size * s.rollout.n_samples_per_prompt
     batch, steps = _given(s.train, "global_batch_size"), _given(s.train, "num_steps_per_rollout")
     if batch is None:
@@ -36,7 +36,7 @@ def steps_and_batch(s: Sections) -> tuple[int, int]:
 
 
 def batch_arithmetic(s: Sections, _: ModelInfo | None) -> Iterator[str]:
-    """rollout_batch_size x n_samples_per_prompt = global_batch_size x num_steps_per_rollout."""
+    """Check that rollout_batch_size x n_samples_per_prompt = global_batch_size x num_steps_per_rollout."""
     prompts, n = s.rollout.rollout_batch_size, s.rollout.n_samples_per_prompt
     batch, steps, total = _given(s.train, "global_batch_size"), _given(s.train, "num_steps_per_rollout"), prompts * n
     made = f"--rollout-batch-size {prompts} x --n-samples-per-prompt {n} = {total} samples a rollout"
@@ -59,7 +59,7 @@ def batch_arithmetic(s: Sections, _: ModelInfo | None) -> Iterator[str]:
 
 
 def layout(s: Sections, model: ModelInfo | None) -> Iterator[str]:
-    """Processes of the actor, and a critic's own, divide by TP x PP x CP, and each data-parallel rank has a sample."""
+    """Check that TP x PP x CP divides actor and critic processes, and that each data-parallel rank has a sample."""
     tensor, pipeline = s.train.tensor_model_parallel_size, s.train.pipeline_model_parallel_size
     context, product, batch = s.train.context_parallel_size, s.train.model_parallel_size, steps_and_batch(s)[0]
     if model and s.train.train_backend != "fsdp":
@@ -92,7 +92,7 @@ def _model_splits(model: ModelInfo, train: TrainSettings) -> Iterator[str]:
 
 
 def experts(s: Sections, model: ModelInfo | None) -> Iterator[str]:
-    """Expert parallelism needs experts, whose parts divide the processes and the experts; under TP, sequence parallelism."""
+    """Check that expert layouts divide processes and experts, and that experts under TP have sequence parallelism."""
     train, parts, cut = s.train, s.train.expert_model_parallel_size, s.train.expert_tensor_parallel
     if model and not model.experts:
         for name in ("expert_model_parallel_size", "expert_tensor_parallel_size"):
@@ -117,7 +117,7 @@ def experts(s: Sections, model: ModelInfo | None) -> Iterator[str]:
 
 
 def sharding(s: Sections, _: ModelInfo | None) -> Iterator[str]:
-    """FSDP copies its shards evenly, and recomputes each layer or none."""
+    """Check that FSDP's replicas divide the processes, and that it recomputes each layer or none."""
     copies, world, train = s.train.data_parallel_replicate_degree, s.cluster.world_size, s.train
     if world % copies:
         yield f"--data-parallel-replicate-degree {copies} does not divide the {world} trainer processes"
@@ -130,7 +130,7 @@ def sharding(s: Sections, _: ModelInfo | None) -> Iterator[str]:
 
 
 def engines(s: Sections, _: ModelInfo | None) -> Iterator[str]:
-    """Engines must share their devices evenly; the built-in one has one."""
+    """Check that the engines share the devices evenly, and that the built-in engine has one device."""
     total, each = s.cluster.rollout_num_gpus, s.cluster.rollout_num_gpus_per_engine
     if total % each:
         said = f"--rollout-num-gpus {total} is no multiple of --rollout-num-gpus-per-engine {each}"
@@ -145,7 +145,7 @@ def engines(s: Sections, _: ModelInfo | None) -> Iterator[str]:
 
 
 def engine_groups(s: Sections, _: ModelInfo | None) -> Iterator[str]:
-    """Check where engines of a group can be started, and who may give the group `eval` weights."""
+    """Check that the run can have its engine groups, and can evaluate while it trains."""
     started, evaluates = s.engine.started_groups, "eval" in s.engine.engine_groups
     if started and (s.cluster.colocate or s.engine.engine in ("external", "openai")):
         why = "--colocate" if s.cluster.colocate else f"--engine {s.engine.engine}"
@@ -162,7 +162,7 @@ def engine_groups(s: Sections, _: ModelInfo | None) -> Iterator[str]:
 
 
 def lengths(s: Sections, model: ModelInfo | None) -> Iterator[str]:
-    """Prompt and one answer must fit the context that the run and the model allow; what costs reward lies below the longest."""
+    """Check that prompt and answer fit the context, and that the overlong buffer fits the longest answer."""
     buffer, longest = s.algorithm.overlong_buffer_len, s.algorithm.loss_max_length
     if buffer is not None and longest is not None and buffer > longest:
         yield (
@@ -185,7 +185,7 @@ def lengths(s: Sections, model: ModelInfo | None) -> Iterator[str]:
 
 
 def prompts(s: Sections, _: ModelInfo | None) -> Iterator[str]:
-    """Over-sampling must not be under-sampling, and evaluation sets are named in one place."""
+    """Check that over-sampling is not below the batch size, and that only one setting names evaluation sets."""
     over, wanted = s.rollout.over_sampling_batch_size, s.rollout.rollout_batch_size
     if over is not None and over < wanted:
         yield f"--over-sampling-batch-size {over} is below --rollout-batch-size {wanted}; use at least {wanted}"
@@ -194,7 +194,7 @@ def prompts(s: Sections, _: ModelInfo | None) -> Iterator[str]:
 
 
 def staleness(s: Sections, _: ModelInfo | None) -> Iterator[str]:
-    """Weights that are sent seldom, and trajectories that go on after an update, make tokens older than allowed."""
+    """Check that rare weight updates and partial rollouts do not make tokens older than allowed."""
     allowed, interval = s.rollout.max_staleness, s.cluster.update_weights_interval
     if allowed < interval - 1:
         yield (
@@ -233,7 +233,7 @@ def on_policy(s: Sections, _: ModelInfo | None) -> Iterator[str]:
 
 
 def devices(s: Sections, _: ModelInfo | None) -> Iterator[str]:
-    """Check that engines and trainer that take turns share devices, and that each replica fits onto its machines."""
+    """Check colocation, weight updates by ipc, and the number of devices per machine."""
     allowed, trainers, wanted = s.rollout.max_staleness, s.cluster.world_size, s.cluster.rollout_num_gpus
     if s.cluster.colocate and allowed > 0:
         said = f"--colocate with --max-staleness {allowed}:"
@@ -254,7 +254,7 @@ def devices(s: Sections, _: ModelInfo | None) -> Iterator[str]:
 
 
 def adapters(s: Sections, _: ModelInfo | None) -> Iterator[str]:
-    """Check what a run that trains adapters cannot do."""
+    """Check for settings that a run with LoRA adapters does not support."""
     if s.train.lora_rank is None:
         return
     for name in PATTERNS:
@@ -269,7 +269,7 @@ def adapters(s: Sections, _: ModelInfo | None) -> Iterator[str]:
 
 
 def one_process(s: Sections, _: ModelInfo | None) -> Iterator[str]:
-    """Refuse what `--backend local` lacks: a second trainer or built-in engine, two numbers of threads."""
+    """Check for what `--backend local` lacks: a second trainer, engine or worker, or two numbers of threads."""
     if s.cluster.backend != "local":
         return
     if (trainers := s.cluster.world_size) > 1:
@@ -287,7 +287,7 @@ def one_process(s: Sections, _: ModelInfo | None) -> Iterator[str]:
 
 
 def teacher(s: Sections, _: ModelInfo | None) -> Iterator[str]:
-    """One teacher, of the kind that was asked for, where the algorithm listens to one and only there."""
+    """Check that the run has at most one teacher, of the requested kind, and that its algorithm uses a teacher."""
     algorithm, asked = built_in(s.algorithm), s.algorithm.opd_type
     kinds = zip(_TEACHERS, (s.rollout.opd_teacher_url, s.train.opd_teacher_load, asked == "self"), strict=True)
     given = [kind for kind, value in kinds if value]
@@ -316,7 +316,7 @@ def teacher(s: Sections, _: ModelInfo | None) -> Iterator[str]:
 
 
 def hosts(s: Sections) -> bool:
-    """Return true if a hosted model plays; conversations and dumps are learned from without one."""
+    """Return true if a hosted model generates. A run on conversations or dumps needs no such model."""
     return s.data.sft_turns is None and s.cluster.load_debug_rollout_data is None and s.engine.engine == "openai"
 
 
@@ -341,7 +341,7 @@ _SLIMES = ("rollout_function_path", "eval_function_path")
 
 
 def hosted(s: Sections, _: ModelInfo | None) -> Iterator[str]:
-    """Refuse what a hosted model's API has no place for."""
+    """Check for settings that a hosted model's API does not support."""
     if not hosts(s):
         return
     flat, known = s.flat(), all_fields()
@@ -359,12 +359,12 @@ CHECKS: tuple[Check, ...] = (
     hosted, prompts, adapters, one_process, on_policy, devices, batch_arithmetic, layout, sharding, experts, engines,
     engine_groups, lengths, staleness, teacher,
 )  # fmt: skip
-_TRAINERS: tuple[Check, ...] = (batch_arithmetic, layout, sharding, experts)  # checks of what only a trainer does
+_TRAINERS: tuple[Check, ...] = (batch_arithmetic, layout, sharding, experts)  # checks for runs with a trainer
 
 
 def contradictions(s: Sections, model: ModelInfo | None) -> list[str]:
-    """Everything that cannot hold together."""
-    own = None if hosts(s) else model  # the hosted model is another one
+    """Return a sentence for each contradiction between settings."""
+    own = None if hosts(s) else model  # a hosted model has other shapes
     left_out = _TRAINERS if s.cluster.debug_rollout_only else ()
     return [problem for check in CHECKS if check not in left_out for problem in check(s, own)]
 
@@ -393,7 +393,7 @@ def missing(s: Sections, purpose: str) -> Iterator[str]:
 
 
 def absent(s: Sections, purpose: str) -> Iterator[str]:
-    """Name the model's folder and the file of prompts that were given and are not there."""
+    """Name the model's folder and the file of prompts if they are given but do not exist."""
     checkpoint, data = s.train.hf_checkpoint, s.data.prompt_data
     if checkpoint and not hosts(s) and not os.path.isdir(checkpoint):
         yield f"--hf-checkpoint {checkpoint}: no such folder{_elsewhere(checkpoint, '')}"
@@ -416,7 +416,7 @@ def _elsewhere(name: str, kind: str) -> str:
 
 
 def untrainable(s: Sections) -> Iterator[str]:
-    """Name settings that generate and evaluate well but cannot train, or would have no effect."""
+    """Name settings that work in generation and evaluation, but that cannot train or would have no effect."""
     if not s.rollout.rollout_temperature or s.rollout.rollout_top_k == 1:
         greedy = "--rollout-top-k 1" if s.rollout.rollout_temperature else "--rollout-temperature 0"
         yield (
@@ -456,7 +456,7 @@ def untrainable(s: Sections) -> Iterator[str]:
 
 
 def _demonstrations(s: Sections, supervised: bool) -> Iterator[str]:
-    """Conversations have no log-probs and no rewards, and are learned once an epoch."""
+    """Check a run on conversations, which have no log-probs and rewards, and are learned once per epoch."""
     if s.data.sft_turns is None:
         return
     given, flat = f"--sft-turns {s.data.sft_turns}", s.flat()
@@ -475,7 +475,7 @@ def _multiples(number: int, of: int) -> str:
 
 
 def _divisors(number: int) -> list[int]:
-    """All of them up to 10^10; of larger numbers those with a part of at most 10^5, which are found as fast."""
+    """Return all divisors of a number up to 10^10; of a larger number only pairs with a divisor up to 10^5."""
     small = [d for d in range(1, min(math.isqrt(max(number, 0)), 100_000) + 1) if number % d == 0]
     return sorted({*small, *(number // d for d in small)})
 

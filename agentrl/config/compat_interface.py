@@ -6,32 +6,32 @@ from typing import Any, Protocol
 from agentrl.config.fields import Sections
 from agentrl.plugins import compat
 
-Part = tuple[Mapping[str, Any], Mapping[str, str]]  # values by setting, and where each was written
+Part = tuple[Mapping[str, Any], Mapping[str, str]]  # values by setting, and the place where each was written
 
 
 class CompatInterface(Protocol):
     """Settings of other trainers, by their names with underscores."""
 
     def called(self) -> Mapping[str, str]:
-        """Names that mean a setting of ours, to be proposed."""
+        """Return names that mean a setting of ours, with that setting, for suggestions."""
 
     def answer(self, name: str) -> str | None:
-        """The reason why a setting is none here, and the remedy; `{it}` stands for it, or them. None if it is one."""
+        """Return why a setting is not supported, and a remedy, with `{it}` for the setting; None if it is supported."""
 
     def kind(self, name: str) -> str:
-        """Return how many values a setting takes: `flag` (none), `one`, `many`; empty if it is not taken."""
+        """Return the number of values of a setting: `flag` (none), `one`, `many`; "" if the setting is not accepted."""
 
     def ours(self, name: str, values: Sequence[str]) -> Mapping[str, Any]:
-        """The settings that it means. Raises SettingsError: the value does not agree with what is done here."""
+        """Return our settings for the setting `name`. Raises SettingsError: the value is not supported here."""
 
     def script(self, path: str, given: Collection[str]) -> tuple[list[str], Mapping[str, str], list[str]]:
-        """A launch script's flags, where each stands, and what to tell about the script; `given` settings win over it."""
+        """Return a launch script's flags, the place of each, and notes on the script. `given` settings override it."""
 
     def settle(self, values: Mapping[str, Any], origins: Mapping[str, str]) -> Part:
-        """Everything that was given, with the other trainer's defaults and its files of settings where they are asked for."""
+        """Return the given settings, with the other trainer's defaults and settings files if they are requested."""
 
     def problems(self, settings: Sections) -> Iterator[str]:
-        """Yield what the given settings say about the model or the run that is not so."""
+        """Yield sentences about settings that contradict the model or the run."""
 
     def notes(self, settings: Sections) -> Iterator[str]:
         """Yield the settings that were given and that the other trainer ignores."""

@@ -1,4 +1,4 @@
-"""`--dry-run`: the resolved settings, and what will be placed where. Imports neither torch nor ray."""
+"""`--dry-run`: the resolved settings, and the placement of processes. Imports neither torch nor ray."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -32,7 +32,7 @@ def _lines(settings: RunSettings, purpose: Purpose) -> Iterator[tuple[str, str]]
 
 
 def describe(settings: RunSettings, purpose: Purpose = "train") -> Iterator[str]:
-    """The placement in sentences, one a kind of process."""
+    """Yield the placement in sentences, one per kind of process."""
     train, cluster, rollout = settings.train, settings.cluster, settings.rollout
     if purpose == "train" and not cluster.debug_rollout_only:
         tp, pp, cp = train.tensor_model_parallel_size, train.pipeline_model_parallel_size, train.context_parallel_size
@@ -78,7 +78,7 @@ def _engine_lines(settings: RunSettings) -> Iterator[str]:
 
 
 def render(value: Any) -> str:
-    """A value as a person would write it in a settings file, without secrets."""
+    """Return a value in the form of a settings file, without secrets."""
     if (value := shown(value)) is None:
         return "none"
     if isinstance(value, bool):

@@ -1,8 +1,8 @@
 """The list of all settings: the package that owns a field, its name on the command line, the values that it accepts.
 
 1. `Sections` is the one list of sections; `SECTIONS` maps a section's name to its settings model.
-2. `all_fields()` is the one flat list; two sections that use one name are a programming error and raise at once.
-3. `FieldRef.expected()` says in words what a value must be; error messages and help share it."""
+2. `all_fields()` is the one flat list. It raises if two sections use the same name, which is a programming error.
+3. `FieldRef.expected()` describes a valid value, for error messages and help."""
 
 import functools
 import types
@@ -29,8 +29,8 @@ from agentrl.train.settings import TrainSettings
 
 
 class CompatSettings(Settings):
-    """Read by `agentrl.compat`: what other trainers' settings say that is none of ours, and the keys of a user's own, which
-    user functions find in `args`."""
+    """Settings for `agentrl.compat`: settings of other trainers that agentrl lacks, and a user's own keys. User
+    functions find both in `args`."""
 
     slime_defaults: bool = False
     """Use slime's defaults for missing settings; report settings without effect, instead of an error."""
@@ -56,7 +56,7 @@ class Sections(Settings):
         return {name: value for _, section in self for name, value in section}
 
     def given(self) -> frozenset[str]:
-        """Names of the settings that were given a value; the others are defaults, or follow from those."""
+        """Return the names of settings that were given a value. Others are defaults, or derived."""
         return frozenset(name for _, section in self for name in section.model_fields_set)
 
 
@@ -79,7 +79,7 @@ _SAID = {
     dict: ("KEY=VALUE", "KEY=VALUE or a JSON object"),
     tuple: ("VALUE...", "a list (repeat the flag, or give a JSON list)"),
 }
-"""By the type of a setting: its value in help, and in words."""
+"""Type of a setting to the placeholder of its value in help, and a description of its value."""
 _BOUNDS = {"ge": "at least", "gt": "more than", "le": "at most", "lt": "less than", "min_length": "length at least"}
 
 
@@ -97,7 +97,7 @@ class FieldRef:
 
     @functools.cached_property
     def members(self) -> tuple[Any, ...]:
-        """The annotation's alternatives without None: `int | None` is `(int,)`. There are two where it `is_named`."""
+        """The annotation's alternatives without None: `int | None` is `(int,)`. There are two if it `is_named`."""
         return tuple(m for m in _members(self.info.annotation) if m is not type(None))
 
     @functools.cached_property
@@ -115,7 +115,7 @@ class FieldRef:
 
     @property
     def is_named(self) -> bool:
-        """One text, or several by name."""
+        """True if the value is one text, or several texts by name."""
         return self.members == (str, dict[str, str])
 
     @property
@@ -141,14 +141,14 @@ class FieldRef:
         return f"{self._said()[1]}{''.join(bounds)}{', or none' if self.optional and not self.choices else ''}"
 
     def _said(self) -> tuple[str, str]:
-        """A value in help, and in words."""
+        """Return a value's placeholder in help, and its description."""
         if self.choices:
             return "|".join(self.choices), f"one of {', '.join(self.choices)}"
         return ("PATH|NAME=PATH", "a path, or NAME=PATH for each of several") if self.is_named else _SAID[self.kind]
 
 
 def _members(annotation: Any) -> tuple[Any, ...]:
-    """The alternatives of a union; a plain type is its own single alternative; `Annotated` is looked through."""
+    """Return the alternatives of a union. A plain type is its only alternative. `Annotated` is unwrapped."""
     if typing.get_origin(annotation) is typing.Annotated:
         return _members(typing.get_args(annotation)[0])
     if typing.get_origin(annotation) in (typing.Union, types.UnionType):
@@ -158,7 +158,7 @@ def _members(annotation: Any) -> tuple[Any, ...]:
 
 @functools.cache
 def all_fields() -> Mapping[str, FieldRef]:
-    """Every setting by name, in the order of `SECTIONS`. Raises SettingsError: two sections use one field name."""
+    """Return all settings by name, in the order of `SECTIONS`. Raises SettingsError: two sections share a name."""
     found: dict[str, FieldRef] = {}
     for section, model in SECTIONS.items():
         for name, info in model.model_fields.items():

@@ -1,4 +1,4 @@
-"""Settings files: YAML or TOML, nested by section or flat or both, to plain values with the line of each. Dashes and
+"""Readers of settings files: YAML or TOML, by section or flat or both, to plain values with their lines. Dashes and
 underscores are the same in keys; `sglang_*` keys go to the engine's server. An unknown or repeated key is a
 `SettingsError`. YAML is read as numbers, true, false, null and text; tags and aliases are refused."""
 
@@ -17,13 +17,13 @@ from agentrl.config.flags import MERGED, SGLANG_FIELD
 from agentrl.config.problems import Problems, one_error, unknown
 from agentrl.errors import SECRET, SECRET_NAME, SettingsError, raised_as
 
-Lines = dict[tuple[str, ...], int]  # the line of each key by its path; of an item of a list, by its number, from 0
+Lines = dict[tuple[str, ...], int]  # the line of each key, by its path; the path of a list's item ends with its index
 
 
 def read_file(path: str | Path, problems: Problems | None = None) -> Part:
-    """Read a settings file: values by field name, and where each was written (`run.yaml line 3`). `problems`: gets what
-    would be raised; the settings that are right are then returned. Raises SettingsError: no such file, not YAML or
-    TOML, unknown or repeated keys (all of them in one message)."""
+    """Read a settings file: values by field name, and the place of each (`run.yaml line 3`). `problems`: collects
+    errors instead of raising; the valid settings are returned. Raises SettingsError: the file is missing or is not YAML
+    or TOML, or keys are unknown or repeated (all in one message)."""
     found: Part = ({}, {})
     with problems or Problems.raised():
         found = sort(*read_document(path, "--config"), problems)
@@ -31,13 +31,13 @@ def read_file(path: str | Path, problems: Problems | None = None) -> Part:
 
 
 Said = tuple[tuple[str, ...], str, Any]
-"""A key's path in a file, one of our settings that it says, and its value; without a setting, what is wrong with it."""
+"""A key's path in a file, our setting that it means, and the value. If the setting is empty, the value is a problem."""
 TakesFile = Callable[[Mapping[str, Any]], Iterable[Said] | None]
-"""Says what another trainer's file means; None if it is none of its files."""
+"""Returns the settings in another trainer's file; None for other files."""
 
 
 def sort(name: str, document: Mapping[str, Any], lines: Lines, problems: Problems | None = None) -> Part:
-    """The settings in a file's `document`; returns and raises as `read_file` does."""
+    """Return the settings in a file's `document`, in the form and with the errors of `read_file`."""
     sorter, found = _Sorter(name, lines), plugins.compat()
     said: Iterable[Said] | None = None if found is None else found.read(document)
     if said is None:
@@ -51,14 +51,14 @@ def sort(name: str, document: Mapping[str, Any], lines: Lines, problems: Problem
 
 
 def read_document(path: str | Path, flag: str) -> tuple[str, Mapping[str, Any], Lines]:
-    """A YAML or TOML file that `flag` names: its name, what it says, and the lines of its keys. Raises SettingsError:
-    no such file, not YAML or TOML, repeated keys."""
+    """Read a YAML or TOML file that `flag` names. Returns its name, its content, and the lines of its keys. Raises
+    SettingsError: the file is missing, is not YAML or TOML, or has repeated keys."""
     if not os.path.isfile(file := Path(os.path.expanduser(path))):
         raise SettingsError(f"{flag}: no file {file}")
     try:
         text = file.read_text(encoding="utf-8")
         document, lines = (_read_toml if file.suffix == ".toml" else _read_yaml)(file.name, text)
-        repr(document)  # Python reads whole numbers too long for it to write, in messages too
+        repr(document)  # raises ValueError for integers that are too long for Python to print
     except ValueError as error:
         raise SettingsError(f"{file.name}: expected UTF-8 text and numbers of a usual length ({error})") from error
     except RecursionError as error:
@@ -67,7 +67,7 @@ def read_document(path: str | Path, flag: str) -> tuple[str, Mapping[str, Any], 
 
 
 class _Sorter:
-    """Puts each key of a document where it belongs."""
+    """Sorter of a document's keys into settings and problems."""
 
     def __init__(self, file: str, lines: Lines) -> None:
         self.file, self.lines = file, lines
@@ -90,7 +90,7 @@ class _Sorter:
             where = f"{self._where(near)}, {'.'.join(path)}"
             if not key:
                 self.problems.append(f"{where}: {value}")
-            elif key not in self.values or self.values[key] != value:  # may say one thing twice
+            elif key not in self.values or self.values[key] != value:  # a file may say the same twice
                 self._put(None, key, value, where)
 
     def _put(self, section: str | None, written: str, value: Any, where: str) -> None:
@@ -128,7 +128,7 @@ class _Sorter:
 
 
 def _as_flags_read_it(field: FieldRef, value: Any) -> Any:
-    """YAML makes a boolean of the word `off`, and a text of `none`; what a flag takes, a file takes."""
+    """Return the value that a flag would have: YAML reads the word `off` as false, and `none` as text."""
     if value is False and "off" in field.choices:
         return "off"
     return None if value == "none" and field.optional and field.kind is not str else value
@@ -142,7 +142,7 @@ _HINTS = {
     "expected <block end>": "indent the settings of a section alike",
     "cannot start any token": "put the text in quotes",
 }
-"""A remedy by a part of what the YAML reader says."""
+"""Part of an error message of the YAML reader to a remedy."""
 
 
 class _Loader(yaml.SafeLoader):
@@ -174,7 +174,7 @@ def _read_yaml(file: str, text: str) -> tuple[Mapping[str, Any], Lines]:
         mark = getattr(error, "problem_mark", None)
         said = f" line {mark.line + 1}: not valid YAML" if mark else " is not valid YAML"
         said += f": {getattr(error, 'problem', None) or error}"
-        if isinstance(error, yaml.MarkedYAMLError) and error.context_mark:  # a quote may begin far above
+        if isinstance(error, yaml.MarkedYAMLError) and error.context_mark:  # a quoted text may begin many lines above
             said += f", {error.context} that begins in line {error.context_mark.line + 1}"
         if mark and (hint := next((hint for part, hint in _HINTS.items() if part in said), "")):
             written = (*text.splitlines(), "")[min(mark.line, len(text.splitlines()))].strip()
@@ -192,7 +192,7 @@ def _read_yaml(file: str, text: str) -> tuple[Mapping[str, Any], Lines]:
 
 
 def _mark(file: str, node: yaml.Node, above: tuple[str, ...], lines: Lines) -> None:
-    """Note each key's line; YAML itself lets a repeated key silently win."""
+    """Record each key's line. Raises SettingsError: a key is repeated. In YAML itself, the last value silently wins."""
     listed = isinstance(node, yaml.SequenceNode)
     inside = [(str(at), item, item) for at, item in enumerate(node.value)] if listed else []
     if isinstance(node, yaml.MappingNode):
@@ -206,7 +206,7 @@ def _mark(file: str, node: yaml.Node, above: tuple[str, ...], lines: Lines) -> N
 
 
 def _read_toml(file: str, text: str) -> tuple[Mapping[str, Any], Lines]:
-    # A number of more digits than Python reads has no type of its own.
+    # For a number with more digits than Python reads, the error is a plain ValueError.
     with raised_as(SettingsError, f"{file} is not valid TOML", ValueError):
         document = tomllib.loads(text)
     lines, table = Lines(), tuple[str, ...]()

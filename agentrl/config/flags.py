@@ -4,7 +4,7 @@
 2. `read_flags` returns only the given flags, as plain values; pydantic checks them later. All errors are one
    `SettingsError`.
 3. slime's spellings work: underscores, `--flag true`, `--eval-prompt-data name path ...`, and `--sglang-*`.
-4. Flags of other trainers mean what `foreign` says. A number that such a flag implies is a minimum."""
+4. `foreign` translates flags of other trainers. A number that such a flag implies is a minimum."""
 
 import json
 import re
@@ -35,16 +35,16 @@ ESSENTIAL: Mapping[str, str] = {
     "eval": f"""{_PLAYED} eval_prompt_data {_GRADED} n_samples_per_eval_prompt eval_max_response_len eval_temperature
         output_dir {_HOSTED}""",
 }
-"""Shown first in a command's `--help`: what its first use needs."""
+"""Settings that a command's `--help` shows first, because its first use needs them."""
 
 SGLANG_PREFIX, SGLANG_FIELD = "--sglang-", "sglang_options"
 _FLAG = re.compile(r"-(?![\d.])")  # other tokens are values: `-1` and `-0.5` are numbers
 MERGED = (SGLANG_FIELD, "compat_options")
-"""Of these the parts that are given in several places are put together; of others one wins."""
+"""Settings whose values from several places are merged. For other settings, one place wins."""
 
 
 def help_text(field: FieldRef, presets: Mapping[str, Any] = MappingProxyType({})) -> str:
-    """The field's description with its default, which `presets` may give way to a command's own."""
+    """Return the field's description with its default; a command's `presets` replace defaults."""
     default = presets.get(field.name, field.default)
     if default in (None, "", (), [], {}) or field.kind is dict:
         return field.info.description or ""
@@ -55,9 +55,9 @@ def help_text(field: FieldRef, presets: Mapping[str, Any] = MappingProxyType({})
 def read_flags(
     argv: Sequence[str], own: Collection[str] = (), problems: Problems | None = None
 ) -> tuple[dict[str, Any], dict[str, str], list[str]]:
-    """Read a command line: the values of the given flags by field name, each field's flag for messages, and what
-    belongs to the command itself, whose flags are `own`. With `problems` the flags that are right are returned. Raises
-    SettingsError: unknown flags, missing or ill-formed values, all of them."""
+    """Read a command line. Returns the values of given flags by field name, each field's flag for messages, and the
+    arguments of the command itself, whose flags are `own`. With `problems`, the valid flags are returned. Raises
+    SettingsError: flags are unknown, or values are missing or malformed; the message lists all."""
     reader, values = _Reader(own), dict[str, Any]()
     with problems or Problems.raised():
         reader.read(list(argv), values)
@@ -65,7 +65,7 @@ def read_flags(
 
 
 def read_script(path: str, given: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, str], list[str]]:
-    """Read another trainer's launch script as `read_flags` does, with notes; `given` settings win over its own."""
+    """Read another trainer's launch script as `read_flags` does, with notes; `given` settings override the script."""
     if (compat := foreign()) is None:
         raise SettingsError(f"--slime-script {path}: agentrl.compat, which reads such scripts, is not installed")
     argv, lines, notes = compat.script(path, {*given, *(given.get("compat_options") or ())})
@@ -77,7 +77,7 @@ def read_script(path: str, given: Mapping[str, Any]) -> tuple[dict[str, Any], di
 
 
 def merged(low: Part, high: Part) -> tuple[dict[str, Any], dict[str, str]]:
-    """Values of `high` win, each as a whole; only those of `MERGED` key by key."""
+    """Merge two parts. A value of `high` wins as a whole; settings of `MERGED` are merged by key."""
     values = {**low[0], **high[0]}
     for name in MERGED:
         below, above = low[0].get(name), high[0].get(name)
@@ -87,7 +87,7 @@ def merged(low: Part, high: Part) -> tuple[dict[str, Any], dict[str, str]]:
 
 
 class _Reader:
-    """One command line: the texts of each setting's flag, and what is wrong."""
+    """One command line: the texts of each setting's flag, and the problems."""
 
     def __init__(self, own: Collection[str]) -> None:
         self.fields = {field.flag: field for field in all_fields().values()}
@@ -98,7 +98,7 @@ class _Reader:
         self.spelt: list[tuple[bool, str, str, str]] = []
 
     def read(self, argv: list[str], values: dict[str, Any]) -> None:
-        """Put the values into `values`; with a problem, those without one."""
+        """Put the valid values into `values`. Raises SettingsError: there are problems; lists all."""
         while argv:
             token = argv.pop(0)
             name, equals, value = token.partition("=")
@@ -117,7 +117,7 @@ class _Reader:
             raise one_error([*problems, *wrong])
 
     def _value(self, field: FieldRef, values: dict[str, Any], alone: bool) -> Iterator[str]:
-        """Put a setting's value into `values`; what is wrong with it `alone` is told with what else is wrong."""
+        """Put a setting's value into `values`, and yield its problems. `alone`: validate this value by itself too."""
         try:
             values[field.name] = read_texts(field, self.texts[field.name])
             if alone:
@@ -130,7 +130,7 @@ class _Reader:
             yield from (sentence for sentence in said if sentence.startswith(f"{field.flag}: "))
 
     def _agree(self, least: bool, written: str, name: str, text: str) -> None:
-        """Another spelling must not contradict the field's own flag; a least value gives way to a larger one."""
+        """Apply another spelling, which must not contradict the field's own flag. A `least` value may be exceeded."""
         others = [other for other in self.texts.get(name, ()) if other != text]
         numbers = [n for other in others if isinstance(n := json_or_text(other), int | float)]
         more = least and len(numbers) == len(others) and min(numbers, default=0) > float(text)
@@ -188,7 +188,7 @@ class _Reader:
 
 
 def _taken(after: list[str], most: int | None = None) -> list[str]:
-    """Take the values at the beginning of `after` out of it, at most so many."""
+    """Remove the values at the beginning of `after`, at most `most`, and return them."""
     end = next((at for at, token in enumerate(after) if _FLAG.match(token)), len(after))
     end = end if most is None else min(end, most)
     found, after[:end] = after[:end], []

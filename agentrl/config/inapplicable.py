@@ -1,6 +1,6 @@
 """Conditions under which a setting has an effect, and messages for settings without effect in this run. Settings of
-another command are named (`possibly_inapplicable`). A setting whose condition does not hold is refused
-(`inapplicable`), or named if data rows or user code may still use it. Defaults are never reported."""
+another command give a note (`possibly_inapplicable`). A setting whose condition does not hold gives an error
+(`inapplicable`), or a note if data rows or user code may still use it. Defaults are never reported."""
 
 from collections.abc import Iterator
 from fnmatch import fnmatchcase
@@ -14,11 +14,11 @@ from agentrl.settings import shown
 
 
 class Effect(NamedTuple):
-    """When settings have an effect."""
+    """Condition under which settings have an effect."""
 
-    names: str  # with spaces between; `x_*` are all that begin so
-    needs: str  # a condition (`tables.holds`) on settings, and on what `_sentences` says of them besides
-    named: str  # not empty if another setting can ask for them: they are named, the others refused
+    names: str  # separated by spaces; `x_*` matches a prefix
+    needs: str  # a condition (`values.holds`) on settings, and on values that `_sentences` adds
+    named: str  # not empty if something else can use the settings: a note, not an error
     why: str  # completes "has no effect"
 
 
@@ -41,7 +41,7 @@ _OF_ALGORITHMS = "critic_* num_critic_only_steps ref_load ref_update_interval"
 
 @cache
 def matching(names: str) -> frozenset[str]:
-    """Return the settings that `names` mean: `data.*` is a package's, `x_*` a prefix; names after ` - ` are left out."""
+    """Return the settings that `names` match: `data.*` is a package, `x_*` a prefix; names after ` - ` are left out."""
     wanted, _, but = (part.split() for part in names.partition(" - "))
     known = [(name, f"{field.section}.{name}") for name, field in all_fields().items()]
 
@@ -52,7 +52,7 @@ def matching(names: str) -> frozenset[str]:
 
 
 def _unread(settings: Sections, purpose: str) -> tuple[frozenset[str], str]:
-    """The settings that this kind of run does not read, and what it is called."""
+    """Return the settings that this kind of run does not read, and the name of the kind."""
     if purpose == "eval":
         return matching(_TRAINING) | matching(_BATCHES), "agentrl eval"
     if purpose == "rollout" or settings.cluster.debug_rollout_only:
@@ -92,9 +92,9 @@ def _sentences(settings: Sections, purpose: str, *, certain: bool) -> Iterator[s
         "grader": str(rollout.rm_type).removeprefix("boxed_"),
         "several": isinstance(rollout.env, dict),
         "retries": FailureAction.RETRY in (DEFAULT_FAILURE_POLICY | rollout.failure_policy).values(),
-        # What is said to a server that is already up.
+        # Of the options, a running server can use only the API key.
         "key_alone": engine.engine == "external" and set(engine.sglang_options) <= {"api_key"},
-        # Only training is ever in one process; what follows from other settings is not there.
+        # Only training may use one process. A derived path of dumps does not count as set.
         "backend": settings.cluster.backend if purpose == "train" else "ray",
         "save_debug_rollout_data": "save_debug_rollout_data" in settings.given() and flat["save_debug_rollout_data"],
         "critic": asked and "values" in settings.algorithm.reads,

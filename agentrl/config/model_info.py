@@ -11,7 +11,7 @@ from agentrl.modelfolder import EXPERTS, read_config, text_config
 
 @dataclass(frozen=True, slots=True)
 class ModelInfo:
-    """The model's type, and shapes that a layout must divide; None where the config does not say."""
+    """The model's type, and shapes that a layout must divide; None if the config lacks them."""
 
     heads: int | None = None
     kv_heads: int | None = None
@@ -23,8 +23,8 @@ class ModelInfo:
 
 
 def read_model_info(path: str | None) -> ModelInfo | None:
-    """Read `<path>/config.json`; None if there is no such file (a model yet to be made, or a hub name). Raises
-    SettingsError: the file is there but is damaged."""
+    """Read `<path>/config.json`; None if the file is missing (a model yet to be made, or a hub name). Raises
+    SettingsError: the file is damaged."""
     if path is None or not os.path.isfile(file := Path(os.path.expanduser(path), "config.json")):
         return None
     with raised_as(SettingsError, "--hf-checkpoint", CheckpointError):

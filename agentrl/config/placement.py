@@ -1,4 +1,4 @@
-"""Settings of placement: which processes there are, on which devices, and how weights travel between them."""
+"""Settings of placement: processes, their devices, and the transfer of weights between them."""
 
 from typing import Literal
 
@@ -64,7 +64,7 @@ class ClusterSettings(Settings):
 
     @property
     def critic_world_size(self) -> int:
-        """Number of the critic's own processes; 0 where it learns in the trainer's."""
+        """Number of the critic's own processes; 0 if the critic uses the trainer's processes."""
         if self.critic_num_nodes is None and self.critic_num_gpus_per_node is None:
             return 0
         return (self.critic_num_nodes or 1) * (self.critic_num_gpus_per_node or self.actor_num_gpus_per_node)
@@ -75,5 +75,5 @@ class ClusterSettings(Settings):
 
     @property
     def nodes_per_engine(self) -> int:
-        """Machines of one engine; 1 where `num_gpus_per_node` is not known."""
+        """Machines of one engine; 1 if `num_gpus_per_node` is unknown."""
         return -(-self.rollout_num_gpus_per_engine // (self.num_gpus_per_node or self.rollout_num_gpus_per_engine))

@@ -1,4 +1,4 @@
-"""Turning what pydantic found wrong into sentences that name the flag or file line, the value and what was expected."""
+"""Turns pydantic's errors into sentences that name the flag or file line, the value, and the expected value."""
 
 import difflib
 import functools
@@ -16,11 +16,11 @@ from agentrl.errors import AgentRLError, SettingsError
 from agentrl.settings import flag_of, shown
 
 _NEAR = 0.78
-"""The least likeness of two names for one to be meant by the other. Below that, one has all words of the other."""
+"""Minimum similarity of a suggested name. A less similar name is suggested if it has all words of the unknown name."""
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """`; did you mean a or b?` with the known names closest to `name`, best first; nothing if none is close."""
+    """Return `; did you mean a or b?` with the known names closest to `name`, best first; "" if no name is close."""
     names, plain = list(known), name.lstrip("-").replace("-", "_")
     others = compat.called() if (compat := foreign()) else {}
     called = [others[other] for other in difflib.get_close_matches(plain, others, n=1, cutoff=0.9)]
@@ -50,7 +50,7 @@ def unknown(names: Sequence[str], known: Iterable[str], what: str) -> list[str]:
 
 
 def sentences(error: ValidationError, fields: Mapping[str, FieldRef], origins: Mapping[str, str]) -> list[str]:
-    """One sentence for each thing wrong; `origins` says where a field's value came from (a flag, a file's line)."""
+    """Return one sentence per error. `origins`: the source of a field's value (a flag, a file's line)."""
     out: list[str] = []
     for item in error.errors(include_url=False):
         name = str(item["loc"][0]) if item["loc"] else ""
@@ -73,12 +73,12 @@ def sentences(error: ValidationError, fields: Mapping[str, FieldRef], origins: M
 
 
 def _seen(item: Mapping[str, Any]) -> Any:
-    """The value that was refused; a key of a mapping may say that it is secret."""
+    """Return the refused value, without secrets. The key of a mapping can mark its value as a secret."""
     return functools.reduce(shown, item["loc"][1:], item["input"])
 
 
 def one_error(problems: list[str]) -> SettingsError:
-    """All problems as one error: the single sentence, or a list of them."""
+    """Return all problems as one error: a single sentence, or a list of sentences."""
     if len(problems) == 1:
         return SettingsError(problems[0])
     error = SettingsError(f"{len(problems)} settings need attention:\n" + "\n".join(f"  - {p}" for p in problems))
@@ -87,7 +87,7 @@ def one_error(problems: list[str]) -> SettingsError:
 
 
 class Problems:
-    """Errors of several checks, raised together: `with problems:` around each check, `raise_all()` behind the last."""
+    """Errors of several checks, raised together: `with problems:` around each check, `raise_all()` after the last."""
 
     passed = True  # true if the newest check raised nothing
 
@@ -96,7 +96,7 @@ class Problems:
 
     @staticmethod
     def raised() -> AbstractContextManager[None]:
-        """A context that collects nothing: the first error is raised at once."""
+        """Return a context that collects nothing: the first error is raised at once."""
         return nullcontext()
 
     def __enter__(self) -> None:
@@ -114,7 +114,7 @@ class Problems:
         return bool(self._errors)
 
     def raise_all(self) -> None:
-        """Raise the only error as it is, several as one `SettingsError` that lists each problem once."""
+        """Raise a single error unchanged, several errors as one `SettingsError` that lists each problem once."""
         parts = [part for error in self._errors for part in (getattr(error, "parts", ()) or (str(error),))]
         if len(unlike := list(dict.fromkeys(parts))) > 1:
             raise one_error(unlike)
@@ -123,5 +123,5 @@ class Problems:
 
 
 def _is_type_tag(part: Any) -> bool:
-    """Pydantic puts a union member's type name into the location; people do not need it."""
+    """Return true for the type name of a union's member, which pydantic adds to a location."""
     return isinstance(part, str) and (part in ("int", "float", "str", "bool") or "[" in part)

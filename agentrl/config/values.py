@@ -1,10 +1,10 @@
-"""Command-line text to the plain value that a field's pydantic type then checks.
+"""Converts command-line text to the plain value that a field's pydantic type checks.
 
-Scalars stay text (pydantic converts and judges them); only containers and unions need a shape first:
+Scalars stay text, which pydantic converts and checks. Only containers and unions are parsed here:
 
-1. a list is a repeated flag, or one JSON list (a text such as `[/INST]` that is not JSON is itself, in a list of texts);
+1. a list is a repeated flag, or one JSON list (in a list of texts, `[/INST]` stays text: it is not JSON);
 2. a mapping is `key=value` (repeatable), or one JSON object;
-3. `none` is None where the field allows it and is not plain text;
+3. `none` is None if the field allows None and is not plain text;
 4. one text or several by name is `PATH`, or `NAME=PATH` repeated."""
 
 import csv
@@ -24,7 +24,7 @@ _NAME_AND_PATH = re.compile(r"([\w.-]+)=(.+)")
 
 
 def read_texts(field: FieldRef, texts: Sequence[str]) -> Any:
-    """The value that the flag's occurrences mean. Raises SettingsError: the text has not the container's shape."""
+    """Return the value of a flag's occurrences. Raises SettingsError: a text does not have the container's form."""
     if field.is_named:
         return _named(field, texts)
     if field.kind is dict:
@@ -89,7 +89,7 @@ def rows(package: str, table: str) -> list[list[str]]:
 
 
 def holds(needs: str, values: Mapping[str, Any]) -> bool:
-    """Return true if a condition holds: `a|b` either, `!a` without, `a>1` more, `a=x` and `a!=x` equal or not."""
+    """Return true if a condition holds: `a|b` or, `!a` not, `a>1` greater, `a=x` equal, `a!=x` not equal."""
     for without, name, sign, wanted in _CONDITION.findall(needs):
         value = values.get(name)
         number = json_or_text(value) if isinstance(value, str) else value

@@ -1,1 +1,1 @@
-"""Prompts and where they come from."""
+"""Prompts and their sources."""

@@ -2,7 +2,7 @@
 
 1. Position p of the run is row `shuffle(p % n)` of epoch `p // n`: a pure function of (seed, epoch, n).
 2. Any position costs the same time and no memory, so a run resumes anywhere without replaying the draw.
-3. The result depends on nothing but this file: no library's random stream can change it under a running job."""
+3. The result depends only on this file: an update of a random library cannot change the order of a running job."""
 
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -14,7 +14,7 @@ _ROUNDS = 6
 
 
 def mix(value: int) -> int:
-    """The finaliser of splitmix64 (Steele, Lea and Flood 2014): 64 well-mixed bits from 64 bits."""
+    """Return 64 well-mixed bits from 64 bits, by the finaliser of splitmix64 (Steele, Lea and Flood 2014)."""
     value = (value + 0x9E3779B97F4A7C15) & _MASK
     value = ((value ^ (value >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
     value = ((value ^ (value >> 27)) * 0x94D049BB133111EB) & _MASK
@@ -22,9 +22,9 @@ def mix(value: int) -> int:
 
 
 def permute(index: int, n: int, *, seed: int, epoch: int) -> int:
-    """Return the position to which a shuffle of `range(n)` moves `index`, which must be in it. A balanced Feistel
-    network is a bijection on 2**(2b) >= n numbers; applying it until the result falls below n (cycle walking, Black and
-    Rogaway 2002) makes it a bijection on `range(n)`; at most 4 rounds are expected."""
+    """Return the position to which a shuffle of `range(n)` moves `index`, a number of that range. A balanced
+    Feistel network is a bijection on 2**(2b) >= n numbers. Repeated until the result is below n (cycle walking, Black
+    and Rogaway 2002), it is a bijection on `range(n)`. At most 4 repetitions are expected."""
     if not 0 <= index < n:
         raise IndexError(f"index {index} is outside range({n})")
     half = max(1, ((n - 1).bit_length() + 1) // 2)
@@ -48,7 +48,7 @@ class DataPosition(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class PromptOrder:
-    """Maps a run's position to one of `rows` prompt rows, in the file's order or shuffled, for ever or `num_epoch` times."""
+    """Map from a position to one of `rows` prompt rows, in file order or shuffled, endless or in `num_epoch` passes."""
 
     rows: int
     seed: int = 0
@@ -60,7 +60,7 @@ class PromptOrder:
             raise DataError(f"expected at least one prompt row, got {self.rows}")
 
     def at(self, position: int) -> DataPosition | None:
-        """The row at `position` (from 0), or None after the last epoch."""
+        """Return the row at `position` (from 0), or None after the last epoch."""
         epoch, index = divmod(position, self.rows)
         if self.num_epoch is not None and epoch >= self.num_epoch:
             return None

@@ -21,7 +21,7 @@ from agentrl.sample import RECORDED, Message
 from agentrl.settings import flag_of
 
 ROLES = ("system", "developer", "user", "assistant", "tool", "function")
-"""The roles that may speak in a prompt; many chat templates leave out the messages of others without a word."""
+"""Roles that messages of a prompt may have. Many chat templates silently leave out messages of other roles."""
 
 _SHAREGPT = {"human": "user", "gpt": "assistant", "observation": "tool"}
 
@@ -37,21 +37,21 @@ class PromptRow:
 
     index: int  # the row's number within the (sliced) data, from 0
     prompt: str | list[Message]  # text, or chat messages
-    label: Any = None  # whatever the row holds under the label key; None when there is none
+    label: Any = None  # the row's value under the label key; None if there is none
     metadata: dict[str, Any] = field(default_factory=dict)
     tools: list[dict[str, Any]] | None = None  # the row's own schemas; None leaves the choice to the environment
-    env: str | None = None  # the name of its environment, where the run has several
+    env: str | None = None  # the name of the row's environment, if the run has several
     has_unread_label: bool = False  # the row has a field `label`, and no setting names the label's field
-    images: Mapping[str, Image] = field(default_factory=dict)  # those of the prompt, by hash
+    images: Mapping[str, Image] = field(default_factory=dict)  # the prompt's images, by hash
 
 
-Look = Callable[[PromptRow], str | None]  # says what is wrong with a row; None if nothing is
+Look = Callable[[PromptRow], str | None]  # returns what is wrong with a row; None if the row is good
 
 
 class PromptData:
-    """Rows of one file (`file.jsonl`, `file.parquet`, either with `@[start:end]`), by number. The settings say the
-    fields that a row's parts are under, whether a text prompt becomes a user message, and how many rows are used.
-    Raises DataError: the file or the slice holds no rows, or cannot be read."""
+    """Rows of one file (`file.jsonl`, `file.parquet`, either with `@[start:end]`), by number. The settings give the
+    fields of a row's parts and the number of rows, and decide if a text prompt becomes a user message. Raises
+    DataError: the file or the slice has no rows, or cannot be read."""
 
     def __init__(self, path: str, settings: DataSettings | None = None) -> None:
         plain, part = split_slice(path)
@@ -67,17 +67,17 @@ class PromptData:
         return map(self.__getitem__, range(len(self)))
 
     def where(self, index: int) -> str:
-        """Row `index`'s file and line, for messages."""
+        """Return the file and line of row `index`, for messages."""
         return self._file.where(self._rows[index])
 
     def check(self, look: Look = lambda row: None) -> None:
-        """Read every row once; the first bad one, also one of which `look` says what is wrong, raises `DataError`."""
+        """Read every row once. Raises DataError: a row is malformed, or `look` returns a problem."""
         for row in self:
             if problem := look(row):
                 raise DataError(f"{self.where(row.index)}: {problem}")
 
     def check_named(self) -> None:
-        """Raise DataError if no row has a field that a setting names. Of fields with a default name none is expected."""
+        """Raise DataError if no row has a field that a setting names. Fields with a default name may be missing."""
         for name in ("metadata_key", "tool_key", "image_key"):
             key, usual = getattr(self._settings, name), DataSettings.model_fields[name].default
             if key != usual and not any(key in self._file.read(at) for at in self._rows):
@@ -86,7 +86,7 @@ class PromptData:
                 raise DataError(f"{self._settings.prompt_data}: no row has a field {key!r}; {remedy}")
 
     def __getitem__(self, index: int) -> PromptRow:
-        """Row `index`, from 0, not negative. Raises IndexError: no such row. DataError: the row is malformed."""
+        """Return row `index`, from 0. Raises IndexError: there is no such row. DataError: the row is malformed."""
         if not 0 <= index < len(self):
             raise IndexError(f"row {index} is outside the {len(self)} rows of the prompt data")
         row, where, used = self._file.read(self._rows[index]), self.where(index), self._settings
@@ -131,7 +131,7 @@ class PromptData:
             return (prompt, {}) if isinstance(prompt, str) else take_images(prompt, {}, self._settings.image_limits)
 
     def _end(self, messages: list[Message], where: str) -> None:
-        """Check the last message's role: the model's if the row is learned from, else another."""
+        """Check the last message's role: the assistant's for SFT, else another role."""
         if (turns := self._settings.sft_turns) is not None:
             with raised_as(DataError, where, TemplateError):
                 learned(messages, turns)
@@ -166,13 +166,13 @@ class PromptData:
         return name
 
     def sample(self, num_samples: int) -> list[str | list[Message]]:
-        """The next prompts, in order and repeating: for user sources that hold a bare dataset and keep no position."""
+        """Return the next prompts, in order and repeated. For user sources that have a dataset and keep no position."""
         first, self._drawn = self._drawn, self._drawn + num_samples
         return [copy.deepcopy(self[i % len(self)].prompt) for i in range(first, self._drawn)]
 
 
 def open_prompts(settings: DataSettings, look: Look = lambda row: None) -> PromptData | None:
-    """The prompt data that the settings name, checked as they ask; None when they name none."""
+    """Return the prompt data that the settings name, checked by `prompt_data_check`; None if they name none."""
     if settings.prompt_data is None:
         return None
     data = PromptData(settings.prompt_data, settings)
@@ -183,7 +183,7 @@ def open_prompts(settings: DataSettings, look: Look = lambda row: None) -> Promp
 
 
 def _problem(message: Any) -> str | None:
-    """Describe the first thing that makes `message` no chat message; None if it is one."""
+    """Describe the first reason why `message` is not a chat message; None if it is a chat message."""
     if not isinstance(message, dict) or not isinstance(message.get("role"), str):
         return "be an object with a string 'role'"
     if message["role"] not in ROLES:
@@ -200,7 +200,7 @@ def _problem(message: Any) -> str | None:
 
 def _placed(prompt: str | list[Message], images: list[Any]) -> list[Message]:
     """Return the prompt's messages with image parts at the marks, or before the last user message's text. Raises
-    MediaError: the prompt has another number of marks."""
+    MediaError: the number of marks is neither 0 nor the number of images."""
     messages: list[Message] = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else list(prompt)
     parts: list[Message] = [{"type": "image", "image": image} for image in images]
     marks = sum(text.count(_IMAGE_MARK) for m in messages if isinstance(text := m.get("content"), str))
@@ -224,7 +224,7 @@ def _placed(prompt: str | list[Message], images: list[Any]) -> list[Message]:
 
 
 def _typed(row: dict[str, Any], key: str, kind: type, where: str) -> Any:
-    """The optional field `key`, decoded from JSON text where it is text; None when absent."""
+    """Return the optional field `key`, decoded if it is JSON text; None if it is absent."""
     if isinstance(value := row.get(key), str):
         with raised_as(DataError, f"{where}: field {key!r} is text but not JSON", ValueError):
             value = read_json(value)

@@ -1,5 +1,5 @@
 """Data sources: groups of samples. `get_samples(n)` returns n groups of `n_samples_per_prompt` deep copies, fewer at the
-end of the data. `add_samples(groups)` hands groups back. `save` and `load` keep a position; a ledger keeps its own."""
+end of the data. `add_samples(groups)` takes groups back. `save` and `load` keep a position; a ledger keeps its own."""
 
 import copy
 from collections.abc import Callable, Iterable, Sequence
@@ -22,7 +22,7 @@ BufferFilter = Callable[[Any, list[Group], int], Sequence[Group]]
 """`fn(args, buffer, num_samples)` -> the groups to use; it may take them out of `buffer` or leave that to the caller."""
 
 Choice = Callable[[list[Group], int], list[Group]]
-"""A buffer filter as the data source uses it: takes at most that many groups out of the buffer and returns them."""
+"""A buffer filter as the data source uses it: removes at most that many groups from the buffer and returns them."""
 
 
 @runtime_checkable
@@ -33,7 +33,7 @@ class DataSource(Protocol):
 
     @property
     def choice(self) -> Choice | None:
-        """The choice among groups given back; None is the plain one, lowest number first."""
+        """The choice among groups that were returned to the source; None: the lowest number is first."""
 
     def get_samples(self, num_groups: int) -> list[Group]: ...
     def add_samples(self, groups: Sequence[Group]) -> None: ...
@@ -44,10 +44,10 @@ class DataSource(Protocol):
 
 
 class RolloutDataSource:
-    """Prompts of a dataset, in file order or shuffled anew in every epoch, for ever or for `num_epoch` passes. `dataset`:
-    rows by number (`__len__` and `__getitem__` giving `PromptRow`); None opens `args.prompt_data`, and where that is None
-    too, groups have an empty prompt that the environment fills. `args`: the flat settings: those of `DataSettings`,
-    `n_samples_per_prompt` and `rollout_seed`."""
+    """Prompts of a dataset, in file order or shuffled anew in every epoch, endless or for `num_epoch` passes.
+    `dataset`: rows by index (`__len__`, and `__getitem__` that returns a `PromptRow`). If it is left out, the source
+    opens `args.prompt_data`. Without data, groups have an empty prompt, which the environment fills. `args`: the flat
+    settings: those of `DataSettings`, `n_samples_per_prompt` and `rollout_seed`."""
 
     def __init__(self, *arguments: Any) -> None:
         if len(arguments) not in (1, 2):
@@ -69,7 +69,7 @@ class RolloutDataSource:
         return None if self._filter is None else partial(take_from_buffer, self._filter, self.args)
 
     def identity(self) -> dict[str, object]:
-        """Return everything that the meaning of a group number depends on: compare it on resume."""
+        """Return the values that determine the meaning of a group number, for a comparison on resume."""
         if self.order is None:
             return {"prompt_rows": None}
         return {
@@ -80,16 +80,16 @@ class RolloutDataSource:
         }
 
     def place(self, position: int) -> DataPosition | None:
-        """The prompt of the group at `position`; None after the last epoch."""
+        """Return the epoch and row of the group at `position`; None after the last epoch."""
         return DataPosition(0, position) if self.order is None else self.order.at(position)
 
     def build(self, group_id: int, place: DataPosition) -> Group:
-        """Fresh samples for the prompt at `place`; their running numbers follow from `group_id`."""
+        """Return new samples for the prompt at `place`; `group_id` determines their running numbers."""
         row = PromptRow(place.prompt_index, "") if self.dataset is None else self.dataset[place.prompt_index]
         return pending_group(row, group_id, self.n_samples_per_prompt)
 
     def get_samples(self, num_groups: int) -> list[Group]:
-        """The next groups in order; fewer when the data has come to its end."""
+        """Return the next groups in order; fewer at the end of the data."""
         groups = list[Group]()
         while len(groups) < num_groups and (place := self.place(self.position)) is not None:
             groups.append(self.build(self.position, place))
@@ -100,14 +100,14 @@ class RolloutDataSource:
         """Does nothing: this source keeps no generated samples."""
 
     def commit(self, group_ids: Iterable[int], step: int) -> None:
-        """Told after each training step which groups it used; does nothing here."""
+        """Called after each training step with the groups of the step; does nothing here."""
 
     def state(self) -> dict[str, Any]:
         """Return the values that `save` writes."""
         return {"position": self.position, **self.identity()}
 
     def set_state(self, state: dict[str, Any]) -> None:
-        """Take the values that `load` read."""
+        """Restore the values that `load` read. Raises DataError: they belong to other data."""
         for key, value in self.identity().items():
             if state.get(key, value) != value:
                 raise DataError(f"the saved source has {key}={state[key]!r}, this run {value!r}; use the old value")
@@ -118,7 +118,7 @@ class RolloutDataSource:
         write_atomic(Path(path), orjson.dumps(self.state()))
 
     def load(self, path: str | Path) -> None:
-        """Go on from what `save` wrote. Raises DataError: missing, malformed, or of other data."""
+        """Restore the state that `save` wrote. Raises DataError: the file is missing, malformed, or of other data."""
         with raised_as(DataError, f"data source state {path} cannot be read", OSError, orjson.JSONDecodeError):
             state = orjson.loads(Path(path).read_bytes())
         if not isinstance(state, dict) or not isinstance(state.get("position"), int):
@@ -130,7 +130,7 @@ class RolloutDataSource:
 
 
 class RolloutDataSourceWithBuffer(RolloutDataSource):
-    """Gives groups from its buffer before new prompts; `buffer_filter` chooses which."""
+    """Source that returns groups from its buffer before new prompts; `buffer_filter` chooses the groups."""
 
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments)
@@ -142,11 +142,11 @@ class RolloutDataSourceWithBuffer(RolloutDataSource):
         return partial(take_from_buffer, self.buffer_filter, self.args)
 
     def buffer_filter(self, args: Any, buffer: list[Group], num_samples: int) -> Sequence[Group]:
-        """The groups to use next: the plug-in's choice, or the oldest. A subclass may choose itself."""
+        """Return the groups to use next: the plug-in's choice, or the oldest. A subclass may override this method."""
         return (self._filter or pop_first)(args, buffer, num_samples)
 
     def get_samples(self, num_groups: int) -> list[Group]:
-        """Groups from the buffer, then new ones."""
+        """Return groups from the buffer, then new groups."""
         chosen = self.choice(self.buffer, num_groups) if self.buffer else []
         return chosen + super().get_samples(num_groups - len(chosen))
 
@@ -168,7 +168,7 @@ class RolloutDataSourceWithBuffer(RolloutDataSource):
 
 
 def pop_first(args: Any, buffer: list[Group], num_samples: int) -> list[Group]:
-    """The default buffer filter: the oldest groups."""
+    """Remove and return the oldest groups: the default buffer filter."""
     taken = buffer[:num_samples]
     del buffer[:num_samples]
     return taken
@@ -183,8 +183,8 @@ def load_buffer_filter(path: str | None) -> BufferFilter | None:
 
 
 def take_from_buffer(choose: BufferFilter, args: Any, buffer: list[Group], num_groups: int) -> list[Group]:
-    """Let `choose` pick at most `num_groups` groups and take them out of `buffer`. Raises PluginError: it returned too
-    many, something that was not in the buffer, or one group twice."""
+    """Let `choose` pick at most `num_groups` groups and remove them from `buffer`. Raises PluginError: `choose`
+    returned too many groups, an object that was not in the buffer, or a group twice."""
     before = {id(group) for group in buffer}
     if len(chosen := list(choose(args, buffer, num_groups))) > num_groups:
         raise PluginError(f"--buffer-filter-path returned {len(chosen)} groups, at most {num_groups} were asked")
@@ -196,7 +196,7 @@ def take_from_buffer(choose: BufferFilter, args: Any, buffer: list[Group], num_g
 
 
 def pending_group(row: PromptRow, group_id: int, n: int, **recorded: Any) -> Group:
-    """`n` fresh samples of one prompt, numbered by `group_id`; `recorded` goes into their metadata."""
+    """Return `n` new samples of one prompt, numbered by `group_id`; `recorded` goes into their metadata."""
     own = {key: value for key, value in (("tools", row.tools), ("env", row.env)) if value is not None}
     given: dict[str, Any] = {"prompt": row.prompt, "label": row.label, "metadata": {**row.metadata, **own, **recorded}}
     return number_group([Sample(**copy.deepcopy(given), images=dict(row.images)) for _ in range(n)], group_id, n)

@@ -28,7 +28,7 @@ from agentrl.sample import Sample
 
 
 def load_source(settings: DataSettings, args: Any) -> DataSource:
-    """The data source that the settings name, the user's or the built-in one; a class is built from the flat `args`."""
+    """Return the data source that the settings name, the user's or the built-in one. A class gets the flat `args`."""
     if (path := settings.data_source_path) is None:
         return (RolloutDataSourceWithBuffer if settings.buffer_filter_path else RolloutDataSource)(args)
     if inspect.isclass(source := _find(path)):
@@ -38,9 +38,9 @@ def load_source(settings: DataSettings, args: Any) -> DataSource:
 
 
 def check_source(settings: DataSettings, look: Look = lambda row: None) -> PromptRow | None:
-    """Look at what `load_source` will use without building a user's source, whose constructor may do anything. `look`
-    says what is wrong with a row; it is shown all of them with `prompt_data_check = full`. Returns the first row of the
-    prompt data; None where the settings name none. Raises DataError: the prompt data is missing, empty or malformed.
+    """Check what `load_source` will use, without building a user's source, whose constructor may do anything. `look`
+    returns what is wrong with a row; it gets all rows if `prompt_data_check` is `full`. Returns the first row of the
+    prompt data; None without prompt data. Raises DataError: the prompt data is missing, empty or malformed.
     PluginError: a plug-in is not found or lacks a method."""
     load_buffer_filter(settings.buffer_filter_path)
     if settings.data_source_path is not None:
@@ -76,7 +76,7 @@ def _construct(kind: type, settings: DataSettings, args: Any) -> Any:
 
 
 class SourceAdapter:
-    """Gives a user's source the whole `DataSource` contract. See the module."""
+    """Adapter of a user's source to the whole `DataSource` contract. See the module's docstring."""
 
     def __init__(self, source: Any, settings: DataSettings, args: Any) -> None:
         self.source = source
@@ -87,8 +87,8 @@ class SourceAdapter:
         _check_methods(source, self._name)
 
     def get_samples(self, num_groups: int) -> list[Group]:
-        """The user's next groups. Raises PluginError: not a list of groups or samples, an empty group, or more groups
-        than asked for. SampleError: a sample's fields are of wrong types or disagree."""
+        """Return the user's next groups. Raises PluginError: the result is not a list of groups or samples, or has an
+        empty group or too many groups. SampleError: a sample's fields have wrong types or disagree."""
         with user_code(f"{self._name}.get_samples"):
             given = self.source.get_samples(num_groups)
         if not isinstance(given, (list, tuple)):

@@ -5,7 +5,7 @@ code's outcome is a `RunResult`; exceptions are about the machine or the caller'
 `landlock`, and `unsafe_subprocess` if asked for by name. `try_backends` reports the usable ones.
 
 A `Machine` has a file system for one trajectory: `BubblewrapMachine`, or `ContainerMachine` of Docker or Podman. A
-`MachinePool` has some of them ready."""
+`MachinePool` keeps started machines ready."""
 
 from agentrl.errors import SandboxBusy, SandboxFailure, SandboxInput, SandboxUnavailable
 from agentrl.sandbox.box import Sandbox, SandboxSession, try_backends

@@ -1,10 +1,10 @@
-"""The first lines of a zygote, as text: they take the modules of `inside` from a pipe instead of from files."""
+"""The first lines of a zygote, as text. They read the modules of `inside` from a descriptor instead of from files."""
 
 from pathlib import Path
 
 PACKAGE = "agentrl.sandbox.inside"
 ORDER = ("frames", "kernel", "syscalls", "filters", "jail", "runner", "child", "jailer", "zygote")
-"""Each module imports earlier ones only."""
+"""The order of import: each module imports only earlier modules."""
 SCRIPT = f"""
 import json, os, socket, sys, types
 control, lifeline, source = socket.socket(fileno=int(sys.argv[1])), int(sys.argv[2]), int(sys.argv[3])

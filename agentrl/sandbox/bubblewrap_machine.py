@@ -94,7 +94,7 @@ class BubblewrapMachine(Machine):
                 stack.callback(os.close, file)
 
             async def confine() -> None:
-                """Set the limits of the first process inside; it waits for that."""
+                """Set the limits of the first process inside, which waits for the limits."""
                 given.close()
                 with anyio.CancelScope(shield=True):
                     if pid := await anyio.to_thread.run_sync(_first_process, info):
@@ -158,7 +158,7 @@ def _kill(processes: list[int]) -> None:
 
 
 def _first_process(info: int) -> int:
-    """Return the first process of bubblewrap's namespace, which the kernel shall kill first; 0 if bubblewrap has failed."""
+    """Return the first process of bubblewrap's namespace, marked to be killed first at OOM; 0 if bubblewrap failed."""
     with open(info, "rb", closefd=False) as file:
         said = file.read()
     pid = int(json.loads(said)["child-pid"]) if said else 0

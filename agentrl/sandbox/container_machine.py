@@ -13,8 +13,8 @@ from agentrl.sandbox.machine import SHELL, Machine, start_guard
 
 _ANSWER_SECONDS = 120.0
 _REMOVE = 'for attempt in 1 2 3; do "$1" rm --force --volumes "$2" && exit; done'
-"""Podman may refuse once, if the container ends at that moment."""
-_NO_SHELL = re.compile(f"[\"'`]{SHELL[0]}[\"'`]")  # in an error of the service: an earlier command removed the shell
+"""Tries again, because Podman may refuse while the container ends."""
+_NO_SHELL = re.compile(f"[\"'`]{SHELL[0]}[\"'`]")  # matches the service's error if an earlier command removed the shell
 
 
 class ContainerMachine(Machine):
@@ -46,7 +46,7 @@ class ContainerMachine(Machine):
         script = f'mkdir -p -- "$0" && cd -- "$0" || exit; {SHELL[2]}' if workdir else SHELL[2]
         entry = ("--entrypoint", SHELL[0], image, SHELL[1], script, workdir)
         self._guard = await start_guard(_REMOVE, self._command, self._name)
-        with anyio.CancelScope(shield=True):  # the service would go on, and make it after it was removed
+        with anyio.CancelScope(shield=True):  # if cancelled, the service would make the container after its removal
             await _ask(self._command, "create", "--name", self._name, *options, *entry)
 
     async def snapshot(self) -> str:
@@ -58,7 +58,7 @@ class ContainerMachine(Machine):
         await _ask((await _find())[0], "rmi", "--force", image)
 
     async def _image(self, image: str) -> str:
-        """Return an image that is there, after it was built or pulled."""
+        """Return an image that exists; build or pull the image first if necessary."""
         if await anyio.Path(image).is_dir():
             return await call(self._command, "build", "--quiet", image)
         try:
@@ -70,7 +70,7 @@ class ContainerMachine(Machine):
     async def _execute(self, stdin: bytes, seconds: float, most: int) -> CommandResult:
         line = [self._command, "start", "--attach", "--interactive", self._name]
         result = await run_command(line, os.environ, stdin=stdin, seconds=seconds, most=most, stop=self._stop)
-        if result.exit_code and not result.timed_out:  # of the command, or because it could not run
+        if result.exit_code and not result.timed_out:  # from the command, or from a start that failed
             state = await _ask(self._command, "inspect", "--format", "{{.State.ExitCode}} {{.State.Error}}", self._name)
             code, _, error = state.partition(" ")
             said = error or result.stderr[-1000:].strip()
@@ -79,7 +79,7 @@ class ContainerMachine(Machine):
         return result
 
     async def _stop(self, process: Process) -> None:
-        """Stop the container until `process` ends, which starts it. Podman, if killed at a start, would leave processes."""
+        """Stop the container until its starting `process` ends. Podman, if killed at a start, would leave processes."""
         with anyio.move_on_after(_ANSWER_SECONDS):
             while process.returncode is None:
                 await _ask(self._command, "stop", self._name)
@@ -90,7 +90,7 @@ class ContainerMachine(Machine):
 
 
 async def _find() -> tuple[str, str]:
-    """Return the command whose service answers, and "" or why there is none."""
+    """Return the command whose service answers, and ""; if none answers, "" and the reasons."""
     refusals = []
     for name in ("docker", "podman"):
         try:

@@ -1,4 +1,4 @@
-"""Starting a zygote under one backend, and asking it for children."""
+"""Starts a zygote under one backend, and requests children from the zygote."""
 
 import json
 import os
@@ -32,7 +32,7 @@ _ENVIRONMENT = {
     "HOME": "/tmp",
     "LOGNAME": "sandbox",
     "LANG": "C.UTF-8",
-    # One thread each: the sandbox's parallelism is many calls, and a forked child cannot inherit threads.
+    # One thread each: calls run in parallel, and a forked child cannot inherit threads.
     **dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMEXPR_NUM_THREADS"), "1"),
 }
 
@@ -53,8 +53,8 @@ class Zygote:
         return self.process.poll() is None
 
     def spawn(self, limits: SandboxLimits, *, session: bool) -> Process:
-        """Ask for a child; it may be used once it is `ready`. Raises SandboxFailure: the zygote is gone.
-        BlockingIOError: it has too many requests before it; try again when `control` can be written to."""
+        """Request a child, which is usable after `ready`. Raises SandboxFailure: the zygote has ended. BlockingIOError:
+        too many requests wait; try again when `control` is writable."""
         jail = {"kind": _KINDS[self.backend], "folder": self.folder, "readable": self.interpreter.readable}
         message = {"jail": {**asdict(limits), **jail, "session": session}}
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -70,7 +70,7 @@ class Zygote:
         return Process(ours)
 
     def close(self) -> None:
-        """End it and its children. Blocks for as long as that takes (milliseconds)."""
+        """End the zygote and its children. Blocks until they have ended (milliseconds)."""
         self.control.close()
         try:
             self.process.wait(5)
@@ -83,7 +83,7 @@ class Zygote:
 
 
 async def start_zygote(backend: Backend, preload: tuple[str, ...], *, deadline: float = 60.0) -> Zygote:
-    """Start one and wait until its libraries are loaded. Raises SandboxUnavailable: says why it cannot be."""
+    """Start a zygote and wait until its libraries are loaded. Raises SandboxUnavailable: the zygote cannot start."""
     zygote = await anyio.to_thread.run_sync(_start, backend, preload)
     try:
         with anyio.move_on_after(deadline):
@@ -149,7 +149,7 @@ def _start(backend: Backend, preload: tuple[str, ...]) -> Zygote:
 
 
 def _bubblewrap(interpreter: Interpreter) -> list[str]:
-    """The command before the command: a file view with nothing in it but what Python needs, and no network."""
+    """Return the command line of bubblewrap: a file view with only the files that Python needs, and no network."""
     if (binary := shutil.which("bwrap")) is None:
         raise SandboxUnavailable("the command bwrap is not installed (Debian, Ubuntu: apt install bubblewrap)")
     command = [binary, "--unshare-user", "--unshare-pid", "--unshare-net", "--unshare-ipc", "--unshare-uts"]

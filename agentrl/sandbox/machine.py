@@ -125,7 +125,7 @@ class Machine(ABC):
         return await self._must(f"cat -- {shlex.quote(path)}")
 
     async def write(self, path: str, data: bytes) -> None:
-        """Write a file atomically, after making the folders above it. Raises OSError: the file cannot be written."""
+        """Write a file atomically; missing parent folders are created. Raises OSError: the file cannot be written."""
         place = f'file={shlex.quote(path)} && folder=$(dirname -- "$file") && mkdir -p -- "$folder"'
         new = 'new=$(mktemp -p "$folder") && cat > "$new" && chmod 644 -- "$new" && mv -fT -- "$new" "$file"'
         await self._must(f"{place} && {new}", data)

@@ -21,14 +21,14 @@ _GRACE_SECONDS = 10.0
 
 
 class NeverBegun(Exception):
-    """A request met a process that had just ended."""
+    """A request was not begun, because its process had just ended."""
 
 
-_Closed = anyio.ClosedResourceError  # the jailer hung up, or we did
+_Closed = anyio.ClosedResourceError  # the jailer closed the connection, or we did
 
 
 class Process:
-    """Serves one program, or the cells of a session. `ended` says that nothing of it is left."""
+    """A process for one program, or for the cells of a session. `ended` is true after the process is closed."""
 
     def __init__(self, end: socket.socket) -> None:
         end.setblocking(False)
@@ -37,7 +37,7 @@ class Process:
         self.ended = False
 
     async def ready(self) -> Self:
-        """Wait until it is confined. Raises SandboxFailure: it will not be; it is closed."""
+        """Wait until the process is confined. Raises SandboxFailure: confinement failed, and the process is closed."""
         answer: dict[str, Any] = {}
         try:
             with anyio.move_on_after(_START_SECONDS), contextlib.suppress(_Closed):
@@ -51,17 +51,17 @@ class Process:
         return self
 
     async def ask(self, request: bytes, wall: float) -> RunResult:
-        """Have it run something within `wall` seconds; if cancelled, `end` it. Raises NeverBegun: it had ended."""
+        """Run a request within `wall` seconds. If cancelled, call `end`. Raises NeverBegun: the process had ended."""
         start = time.perf_counter()
         answer: dict[str, Any] = {"stdout": "", "stderr": "", "outcome": "timeout", "returncode": None}
         try:
-            # The jailer keeps the deadline; this one is for a jailer that is itself gone or starved.
+            # The jailer keeps the deadline. This later deadline is for a jailer that has ended or is starved.
             with anyio.move_on_after(wall + _GRACE_SECONDS):
-                with contextlib.suppress(_Closed):  # what it said last may still be read
+                with contextlib.suppress(_Closed):  # the last answer may still be read
                     await self._send(request)
                 answer = await self._receive()
         except _Closed:
-            answer["outcome"] = "killed"  # with its jailer: out of memory, most likely
+            answer["outcome"] = "killed"  # the process ended with its jailer, most likely out of memory
         seconds = time.perf_counter() - start
         if "gone" in answer:
             self.close()
@@ -73,7 +73,7 @@ class Process:
         return RunResult(**answer, seconds=seconds)
 
     async def end(self) -> None:
-        """Let go of it; if it may still run, wait until it and all that it started are gone."""
+        """Close the connection. If the process may still run, wait until it and its descendants have ended."""
         if not self.ended:
             with anyio.move_on_after(_GRACE_SECONDS, shield=True), contextlib.suppress(_Closed, OSError):
                 self._socket.shutdown(socket.SHUT_WR)
@@ -115,8 +115,8 @@ class Process:
 
 
 def encode_request(code: str, stdin: str, wall: float) -> bytes:
-    """The bytes of a request; more than `frames.LARGEST` of them only where the code is too long. Raises SandboxInput:
-    `stdin` is too long or no text."""
+    """Return the bytes of a request; more than `frames.LARGEST` only if the code is too long. Raises SandboxInput:
+    `stdin` is too long, or cannot be encoded."""
     try:
         stdin.encode("utf-8", "surrogateescape")
     except UnicodeEncodeError as error:
@@ -155,7 +155,7 @@ print(json.dumps(reached))
 
 @contextmanager
 def _bait() -> Iterator[tuple[str, str]]:
-    """A program that tries to reach things on the host, and the folder on the host where it tries to write."""
+    """Yield a program that tries to reach things on the host, and the folder on the host where it tries to write."""
     folder = tempfile.TemporaryDirectory(prefix="agentrl-trial-")
     with folder as name, socket.create_server(("127.0.0.1", 0)) as listener:
         os.chmod(name, 0o777)
@@ -166,7 +166,7 @@ def _bait() -> Iterator[tuple[str, str]]:
 
 
 async def check_confined(run: Callable[[str], Awaitable[RunResult]]) -> None:
-    """Run a program that tries to get out. Raises SandboxUnavailable: it did not run, or reached something."""
+    """Run a program that tries to escape. Raises SandboxUnavailable: the program failed, or reached the host."""
     with _bait() as (program, folder):
         result = await run(program)
         taken = "written" in os.listdir(folder)

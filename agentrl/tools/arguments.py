@@ -1,5 +1,5 @@
 """A tool's arguments: a JSON schema, and a check whose messages a model can act on. They come from a function's type
-hints and docstring (`of_function`), or from a schema that was given (`of_schema`)."""
+hints and docstring (`of_function`), or from a given schema (`of_schema`)."""
 
 import inspect
 import json
@@ -25,12 +25,12 @@ class OutcomeKind(StrEnum):
     """Kind of end of a tool call; the values are stable names for metrics."""
 
     OK = "ok"  # the tool returned a usable result
-    BAD_ARGUMENTS = "bad_arguments"  # they are not a JSON object, or do not fit the tool's schema
+    BAD_ARGUMENTS = "bad_arguments"  # the arguments are not a JSON object, or do not fit the tool's schema
     UNKNOWN_TOOL = "unknown_tool"  # there is no tool of that name
-    REFUSED = "refused"  # the tool raised a `ToolError`: it answers with an error that it words for the model
+    REFUSED = "refused"  # the tool raised a `ToolError`, whose message is for the model
     RAISED = "raised"  # the tool raised any other exception
     TIMEOUT = "timeout"  # the tool did not finish before its deadline
-    HUNG = "hung"  # it was not run: too many calls of sync tools have outlived their deadline and never returned
+    HUNG = "hung"  # the tool was not run: too many calls of sync tools are past their deadline and never returned
     BAD_RESULT = "bad_result"  # the tool returned something that cannot be shown to a model
 
 
@@ -66,11 +66,11 @@ _ENTRY = re.compile(r"^\*{0,2}(\w+)\s*(?:\([^)]*\))?:\s*(.*)$")
 
 
 class Injected:
-    """Marks a parameter that the environment fills, hidden from the model: `state: Annotated[MyState, Injected]`."""
+    """Mark of a parameter that the environment fills, hidden from the model: `state: Annotated[MyState, Injected]`."""
 
 
 class _WithoutTitles(GenerateJsonSchema):
-    """Field titles repeat the names and only cost prompt tokens."""
+    """Schemas without field titles, which repeat the names and only cost prompt tokens."""
 
     def field_title_should_be_set(self, schema: Any) -> bool:
         return False
@@ -78,8 +78,8 @@ class _WithoutTitles(GenerateJsonSchema):
 
 @dataclass(frozen=True, slots=True)
 class Arguments:
-    """A tool's parameters. `check` makes keyword arguments of a call's arguments; what the model left out keeps the
-    function's default. It raises `ToolError` of kind `bad_arguments`, one sentence for each mistake."""
+    """A tool's parameters. `check` turns a call's arguments into keyword arguments. Arguments that the model left out
+    keep the function's default. Raises ToolError of kind `bad_arguments`, with one sentence for each mistake."""
 
     schema: dict[str, Any]  # JSON Schema of an object
     check: Callable[[Mapping[str, Any]], dict[str, Any]]
@@ -87,8 +87,8 @@ class Arguments:
 
 
 def of_function(function: Callable[..., Any], name: str, descriptions: Mapping[str, str]) -> Arguments:
-    """The arguments of a function. Raises PluginError: a parameter has no type hint, a hint cannot be resolved or has
-    no JSON schema, or the signature takes `*args`, `**kwargs` or positional-only parameters."""
+    """Return the arguments of a function. Raises PluginError: a parameter has no type hint, a hint cannot be resolved
+    or has no JSON schema, or the signature takes `*args`, `**kwargs` or positional-only parameters."""
     hints, fields, injected = _hints(function, name), dict[str, Any](), list[str]()
     parameters = list(inspect.signature(function).parameters.values())
     for position, parameter in enumerate(parameters[needs_self(function) :]):
@@ -128,8 +128,8 @@ def of_function(function: Callable[..., Any], name: str, descriptions: Mapping[s
 
 
 def of_schema(tool: str, schema: dict[str, Any]) -> Arguments:
-    """The arguments of a tool whose JSON schema was given; they are handed on as they are, and `SchemaCheck` checks
-    them. Raises PluginError: it is no schema of an object."""
+    """Return the arguments of a tool with a given JSON schema. They are passed on unchanged; `SchemaCheck` checks them.
+    Raises PluginError: the schema is not that of an object."""
     if schema.get("type", "object") != "object":
         got = f"{schema['type']!r:.100}; a model gives a tool's arguments by name"
         raise PluginError(f"tool {tool!r}: expected parameters of type 'object', got {got}")
@@ -137,7 +137,7 @@ def of_schema(tool: str, schema: dict[str, Any]) -> Arguments:
 
 
 def mistakes(problems: Sequence[tuple[str, str]]) -> ToolError:
-    """The error for arguments that do not fit a given schema; `problems` are JSON paths and messages."""
+    """Return the error for arguments that do not fit a given schema; `problems` are JSON paths and messages."""
     return ToolError("; ".join(_where(*problem) for problem in problems), kind=OutcomeKind.BAD_ARGUMENTS)
 
 
@@ -150,7 +150,7 @@ def needs_self(function: Callable[..., Any]) -> bool:
 
 
 def as_object(arguments: object) -> dict[str, Any]:
-    """A call's arguments, parsed or as JSON text, as a JSON object. Raises ToolError: of kind `bad_arguments`."""
+    """Return a call's arguments (JSON text, or parsed) as a dict. Raises ToolError: they are not a JSON object."""
     try:
         value = json.loads(arguments) if isinstance(arguments, str) else arguments
     except json.JSONDecodeError as error:
@@ -165,7 +165,7 @@ def as_object(arguments: object) -> dict[str, Any]:
 
 
 def parse_docstring(text: str | None) -> tuple[str, dict[str, str]]:
-    """A Google-style docstring's description (everything before the first section), and its arguments' descriptions.
+    """Return a Google-style docstring's description (everything before the first section), and those of its arguments.
     Line breaks inside a paragraph become spaces; paragraphs stay apart."""
     lines = inspect.cleandoc(text or "").splitlines()
     starts = [i for i, line in enumerate(lines) if _SECTION.match(line)]
@@ -178,7 +178,7 @@ def parse_docstring(text: str | None) -> tuple[str, dict[str, str]]:
 
 
 def _entries(lines: list[str]) -> dict[str, str]:
-    """`name: description` entries; what is indented more than the first line goes on with the one before."""
+    """Return `name: description` entries. A line that is indented more than the first continues the entry above."""
     entries, current = dict[str, list[str]](), list[str]()
     for line in lines:
         match = _ENTRY.match(line.strip())

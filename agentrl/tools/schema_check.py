@@ -1,4 +1,4 @@
-"""A tool's arguments checked by a JSON schema from outside, in a process that ends when it takes too long."""
+"""Checks a tool's arguments by a JSON schema from outside, in a process that ends if a check takes too long."""
 
 import json
 import signal
@@ -20,15 +20,15 @@ _WORKER = Path(__file__).with_name("schema_worker.py")
 
 
 class SchemaCheck:
-    """The process that checks; started when it is needed, and again after it has ended."""
+    """The process that checks arguments. It is started at the first check, and again after its end."""
 
     def __init__(self) -> None:
         self._process: Process | None = None
         self._lock = anyio.Lock()
 
     async def problems(self, schema: str, arguments: Any) -> list[tuple[str, str]]:
-        """The mistakes in `arguments`, each with its JSON path. Raises PluginError: the schema cannot be used: it is
-        invalid, takes longer than `SECONDS`, or nests without end."""
+        """Return the mistakes in `arguments`, each with its JSON path. Raises PluginError: the schema is invalid, takes
+        longer than `SECONDS`, or nests without end."""
         try:
             line = json.dumps([schema, arguments]).encode() + b"\n"
         except RecursionError:
@@ -41,7 +41,7 @@ class SchemaCheck:
                 if (status := await self.close(_GRACE)) in (-signal.SIGPROF, None):
                     raise PluginError(f"a check by it takes longer than {SECONDS:g} s of computing") from error
                 raise PluginError(f"the process that checks arguments ended with status {status}") from error
-            except BaseException:  # cancelled: the pending answer belongs to no later question
+            except BaseException:  # cancelled: a later request must not get the pending answer
                 await self.close()
                 raise
         if isinstance(found, str):

@@ -1,10 +1,10 @@
 """Checks arguments by JSON schemas from outside: `python schema_worker.py SECONDS`, run by `schema_check`.
 
-1. A line of JSON comes in, `[schema, arguments]` with the schema as text. A line goes out: mistakes as a list of
+1. An input line is JSON: `[schema, arguments]`, with the schema as text. The output line is a list of mistakes
    `[path, message]`, or a text that says why the schema cannot be used.
-2. A pattern or a reference may take for ever, and no exception ends it. After SECONDS of CPU time for a line the kernel
-   ends this process.
-3. References lead into the schema alone: nothing is fetched."""
+2. A pattern or a reference may run without end, and without an exception. After SECONDS of CPU time for a line, the
+   kernel ends this process.
+3. References resolve only inside the schema: nothing is fetched."""
 
 import json
 import resource

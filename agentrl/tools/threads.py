@@ -1,11 +1,11 @@
-"""Running a blocking function beside the event loop, in a way that a function that never returns can do no harm.
+"""Runs blocking functions beside the event loop, so that a function that never returns does no harm.
 
-1. Pool threads (anyio's and asyncio's) are joined at interpreter exit, so one hung tool would keep a finished run's
-   process alive for ever. These threads are daemons: they are left behind, here and at exit.
-2. Sync tools have `PLACES` of their own in an event loop, so that no other work queues behind them. A call keeps its place
-   until its thread ends, also if it was cancelled. One that outlives its deadline, cancelled or not, gives it to others,
-   and is counted as hung until its thread ends; with `MOST_HUNG` of those every other call fails at once. So threads are
-   bounded."""
+1. Pool threads (anyio's and asyncio's) are joined at interpreter exit, so one hung tool would keep a finished process
+   from exiting. The threads here are daemons, which are never joined.
+2. An event loop has `PLACES` places for sync tools alone, so that no other work waits for them. A call keeps its place
+   until its thread ends, even if the call is cancelled. At its deadline, cancelled or not, a running call loses its
+   place, and counts as hung until its thread ends. With `MOST_HUNG` hung calls, every other call fails at once. So the
+   number of threads is bounded."""
 
 import asyncio
 import contextvars
@@ -30,8 +30,8 @@ MOST_HUNG: Final = 64
 
 
 async def run_in_daemon_thread(function: Callable[[], T], ended: Callable[[], None] = lambda: None) -> T:
-    """Call `function` in a thread of its own and return what it returns or raise what it raises. On cancellation the
-    thread goes on, and its result is dropped. Context variables are those of the caller. `ended`: called in the event
+    """Call `function` in a new thread, and return its result or raise its error. On cancellation the thread continues,
+    and its result is dropped. Context variables are those of the caller. `ended`: called in the event
     loop when the function has ended, also after a cancellation."""
     token, context, finished = current_token(), contextvars.copy_context(), anyio.Event()
     results, errors = list[T](), list[BaseException]()
@@ -56,7 +56,7 @@ async def run_in_daemon_thread(function: Callable[[], T], ended: Callable[[], No
 
 
 async def result_of(call: partial[Any]) -> Any:
-    """The result of a call; a plain function runs in a thread."""
+    """Return the result of a call; a plain function runs in a thread."""
     if inspect.iscoroutinefunction(call.func):
         return await call()
     result = await run_in_daemon_thread(call)
@@ -65,8 +65,8 @@ async def result_of(call: partial[Any]) -> Any:
 
 @dataclass
 class ToolThreads:
-    """The threads of an event loop's sync tools. `places`: for calls within their deadline. `hung`: calls that outlived
-    their deadline and have not returned yet, by tool."""
+    """The threads of an event loop's sync tools. `places`: for calls within their deadline. `hung`: calls past their
+    deadline that have not returned yet, by tool."""
 
     places: anyio.CapacityLimiter = field(default_factory=lambda: anyio.CapacityLimiter(PLACES))
     hung: Counter[str] = field(default_factory=Counter)

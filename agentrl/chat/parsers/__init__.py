@@ -37,20 +37,20 @@ REASONING: Mapping[str, ReasoningTags | ReasoningParser | None] = {
 
 @dataclass(frozen=True, slots=True)
 class TurnParser:
-    """Reads one model turn."""
+    """Parser of one model turn."""
 
     family: OutputFormat  # the format of tool calls
-    reasoning: ReasoningTags | ReasoningParser | None  # of the reasoning: its tags, or a function that splits it off
+    reasoning: ReasoningTags | ReasoningParser | None  # the reasoning's tags, or a function that splits reasoning off
     opens_reasoning: bool = False  # the generation prompt already opened the reasoning
 
     @property
     def tags(self) -> ReasoningTags | None:
-        """The tags around reasoning, where it has tags."""
+        """The tags around reasoning; None if the format has no tags."""
         return self.reasoning if isinstance(self.reasoning, ReasoningTags) else None
 
     @property
     def reads(self) -> bool:
-        """True if it finds anything but text."""
+        """True if the parser can find reasoning or calls."""
         return self.reasoning is not None or self.family.name != "none"
 
     def parse(self, text: str, tools: Sequence[Mapping[str, Any]] | None = None, *, first_call: int = 1) -> ParsedTurn:
@@ -70,17 +70,17 @@ class TurnParser:
         return ParsedTurn(parsed.text.strip(), split.reasoning, calls, (*parsed.broken, *deep), split.open)
 
     def opened(self, opens_reasoning: bool) -> TurnParser:
-        """The same parser for another generation prompt."""
+        """Return the same parser for another generation prompt."""
         return replace(self, opens_reasoning=opens_reasoning)
 
     def without_calls(self) -> TurnParser:
-        """The same parser where there are no tools: calls are text, if the format does not mark the answer as well."""
+        """Return the parser for turns without tools: calls are text, unless the format also marks the answer."""
         return self if self.family.answers else replace(self, family=FAMILIES["none"])
 
 
 def make_parser(tool_call_parser: str, reasoning_parser: str, template: str) -> TurnParser:
-    """Build the parser that two settings name; "auto" reads the template's text. Raises SettingsError: a name that is
-    not registered. PluginError: a path that cannot be loaded."""
+    """Build the parser that two settings name; "auto" reads the template's text. Raises SettingsError: a name is not
+    registered. PluginError: a path cannot be loaded."""
     family = detect_family(template) if tool_call_parser == "auto" else _named("tool-call", tool_call_parser, FAMILIES)
     if reasoning_parser == "auto":
         return TurnParser(family, detect_reasoning(template))
@@ -100,7 +100,7 @@ def _named(kind: str, name: str, known: Mapping[str, Any]) -> Any:
 def detect_reasoning(template: str) -> ReasoningTags | ReasoningParser | None:
     if "<|channel|>analysis" in template:
         return split_channels
-    if detect_family(template).name == "kimi_k3":  # its template puts tags together from pieces
+    if detect_family(template).name == "kimi_k3":  # its template assembles tags from pieces
         return _KIMI_K3
     return next((tags for tags in TAGS if tags.close in template), None)
 

@@ -12,33 +12,33 @@ from typing import Any
 
 from agentrl.rowfiles import json_or_text as json_or_text
 
-MAX_BROKEN = 64  # a turn with more broken calls than this is noise: the last one reported takes the rest of the text
-_DECODER = json.JSONDecoder(strict=False)  # models write raw newlines inside JSON strings, and the meaning is plain
+MAX_BROKEN = 64  # after this number of broken calls in a turn, the next broken call takes the rest of the text
+_DECODER = json.JSONDecoder(strict=False)  # not strict: models write raw newlines inside JSON strings
 
 
 @dataclass(slots=True)
 class Parsed:
-    """A parser's answer: text outside the calls, `(name, arguments)` of each good call, raw text of each broken one."""
+    """A parser's result: text outside calls, `(name, arguments)` of each good call, raw text of each broken call."""
 
     text: str = ""
     calls: list[tuple[str, dict[str, Any] | str]] = field(default_factory=list)
     broken: list[str] = field(default_factory=list)
 
 
-Calls = tuple[list[tuple[str, dict[str, Any]]], int]  # names with arguments, and the position behind them
+Calls = tuple[list[tuple[str, dict[str, Any]]], int]  # names with arguments, and the position after them
 ToolCallParser = Callable[[str, Sequence[Mapping[str, Any]]], Parsed]
 
 
 class Splitter:
-    """Splits turns of one format into text, calls and broken calls, by what stands before and between its calls.
+    """Splitter of turns of one format into text, calls and broken calls, by the marks before and between calls.
 
     Args, all regular expressions:
         call: begins a call.
-        until: ends a broken call; it ends with the text where this is not found.
-        begin: opens a section of calls; text in it that belongs to no call is dropped.
+        until: ends a broken call; without a match, the call ends with the text.
+        begin: opens a section of calls; other text in the section is dropped.
         end: closes the section.
-        drop: marks around the answer that say nothing.
-        more: begins another call directly behind one."""
+        drop: marks around the answer, which are removed.
+        more: begins another call directly after a call."""
 
     def __init__(
         self, call: str, until: str, *, begin: str = "", end: str = "", drop: str = "", more: str = ""
@@ -49,9 +49,9 @@ class Splitter:
         self._until = re.compile(until)
 
     def split(self, text: str, read: Callable[[int], Calls | None]) -> Parsed:
-        """Split `text`; `read` answers with the calls that begin at a position, or None if they are broken."""
+        """Split `text`; `read` returns the calls that begin at a position, or None if they are broken."""
         out, kept, at = Parsed(), list[str](), 0
-        section: tuple[int, int] | None = None  # where it began, and how many calls there were before
+        section: tuple[int, int] | None = None  # its start, and the number of calls before it
         found = self._any.search(text)
         while found:
             start, good = found.start(), False
@@ -82,7 +82,7 @@ class Splitter:
 
 
 def read_json(text: str, start: int) -> tuple[Any, int] | None:
-    """The JSON value that begins at `start` (after whitespace) and the position after it; None if there is none."""
+    """Return the JSON value that begins at `start` (after whitespace) and the position after it, or None."""
     while start < len(text) and text[start].isspace():
         start += 1
     try:
@@ -92,7 +92,7 @@ def read_json(text: str, start: int) -> tuple[Any, int] | None:
 
 
 def read_arguments(value: Any) -> dict[str, Any] | None:
-    """A call's arguments as a dict: JSON text is read once more, absent ones are empty; None if they are neither."""
+    """Return a call's arguments as a dict: text is read as JSON, None becomes {}. None if the result is not a dict."""
     if value is None:
         return {}
     if isinstance(value, str):
@@ -111,20 +111,20 @@ class ReasoningTags:
     other: ReasoningTags | None = None
 
     def of(self, turn: str) -> ReasoningTags:
-        """The pair that a turn begins with, this one if with none."""
+        """Return the pair with which a turn begins; this pair if the turn begins with none."""
         return self.other if self.other is not None and turn.startswith(self.other.open) else self
 
 
 @dataclass(frozen=True, slots=True)
 class Split:
-    """`reasoning` is None where the turn has none (an empty block is none); `open` if the tag was never closed."""
+    """A split turn. `reasoning` is None if it is absent or empty; `open` is true if the tag was never closed."""
 
     reasoning: str | None
     rest: str
     open: bool = False
 
 
-ReasoningParser = Callable[[str], Split]  # splits a turn's text where tags cannot say it
+ReasoningParser = Callable[[str], Split]  # splits a turn's text, for formats without a pair of tags
 THINK = ReasoningTags("<think>", "</think>")
 BRACKET_THINK = ReasoningTags("[THINK]", "[/THINK]", other=THINK)
 TAGS = (

@@ -1,5 +1,5 @@
-"""The tool-call formats of known models: a row each. Where the rows come from: the models' published chat templates,
-and the notes on formats of SGLang and vLLM."""
+"""The tool-call formats of known models, one row each. Sources: the models' published chat templates, and the notes on
+formats of SGLang and vLLM."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -15,10 +15,10 @@ from agentrl.chat.parsers.tagged import tagged
 class OutputFormat:
     """One output format."""
 
-    name: str  # what `--tool-call-parser` calls it
+    name: str  # its name in `--tool-call-parser`
     parse: ToolCallParser  # reads a turn without its reasoning
     begins: tuple[str, ...] = ()  # texts with which calls begin; none if a call has no mark
-    known_by: tuple[str, ...] = ()  # texts that stand in a template of this format, all of them
+    known_by: tuple[str, ...] = ()  # texts that each template of this format contains
     aliases: tuple[str, ...] = ()  # further names: those of SGLang and vLLM
     answers: tuple[str, ...] = ()  # texts with which the answer itself begins
 
@@ -129,6 +129,6 @@ FAMILIES: Mapping[str, OutputFormat] = {name: row for row in _ROWS for name in (
 
 
 def detect_family(template: str) -> OutputFormat:
-    """The tool-call format that a chat template writes; `none` where no row matches."""
+    """Return the tool-call format that a chat template writes; `none` if no row matches."""
     found = (row for row in _ROWS if row.known_by and all(text in template for text in row.known_by))
     return next(found, FAMILIES["none"])

@@ -1,7 +1,7 @@
-"""Calls as one value behind a mark: JSON, or a notation that is translated to JSON.
+"""Calls as one value after a mark: JSON, or a notation that is translated to JSON.
 
-1. The mark's pattern may capture the tool's `name`; then the value is its arguments. Else the value is a call
-   `{"name": ..., "arguments": {...}}` or a list of calls, of which all are well formed or none is read.
+1. If the mark's pattern captures the tool's `name`, the value is the tool's arguments. Else the value is a call
+   `{"name": ..., "arguments": {...}}`, or a list of calls. A list with a malformed call is broken.
 2. The value is read as a whole, so a closing mark inside an argument does not end the call."""
 
 import json
@@ -13,7 +13,7 @@ from agentrl.chat.parsers.base import Calls, Parsed, Splitter, ToolCallParser, r
 
 _NAMES = ("name", "tool_name")
 _ARGUMENTS = ("arguments", "parameters")
-_BESIDES = {*_NAMES, "type", "id", "tool_call_id"}  # other texts that a call without arguments may have
+_BESIDES = {*_NAMES, "type", "id", "tool_call_id"}  # other keys that a call without arguments may have
 
 
 def marked(
@@ -26,16 +26,16 @@ def marked(
     raw: bool = False,
     **marks: str,
 ) -> ToolCallParser:
-    """The parser of a format.
+    """Return the parser of a format.
 
     Args:
         call: pattern that begins a call.
-        head: pattern of what stands between that and the value; may capture `name`.
-        close: pattern of what ends a call; empty where nothing does.
+        head: pattern between `call` and the value; may capture `name`.
+        close: pattern that ends a call; empty if the format has no end mark.
         optional: models may leave `close` out.
-        read: the value that begins at a position of the text, and where it ends.
-        raw: strings are not escaped, so a broken call may hold what reads like another one.
-        marks: further ones of `Splitter`."""
+        read: returns the value that begins at a position of the text, and the position of its end.
+        raw: strings are not escaped, so a broken call may contain text that looks like another call.
+        marks: other patterns of `Splitter`."""
     ends = [close, *([] if raw else [f"(?={mark})" for mark in (call, marks.get("end")) if mark])]
     splitter = Splitter(call, "|".join(filter(None, ends)), **marks)
     opening = re.compile(f"(?:{call}|{marks['more']}){head}" if "more" in marks else f"(?:{call}){head}")
@@ -57,7 +57,7 @@ def marked(
 
 
 def calls_of(name: str | None, value: Any) -> list[tuple[str, dict[str, Any]]] | None:
-    """The calls that a value makes: arguments of the tool `name`, or calls that name their tools; None if broken."""
+    """Return the calls in a value: arguments of the tool `name`, or calls that name their tools; None if broken."""
     if name is not None:
         arguments = read_arguments(value)
         return None if arguments is None else [(name, arguments)]
@@ -92,17 +92,17 @@ _ESCAPES = {**dict(zip("ntrbfav0", "\n\t\r\b\f\a\v\0", strict=True)), "\n": "", 
 
 
 def read_python(text: str, start: int) -> tuple[Any, int] | None:
-    """The calls that begin at `start`, as `{"name": ..., "arguments": {...}}`, and the position behind them."""
+    """Return the calls that begin at `start`, as `{"name": ..., "arguments": {...}}`, and the position after them."""
     return _read(text, start, _PYTHON, lambda raw: _ESCAPE.sub(_unescaped, raw))
 
 
 def read_gemma(text: str, start: int) -> tuple[Any, int] | None:
-    """The value in Gemma's notation that begins at `start`, and the position behind it."""
+    """Return the value in Gemma's notation that begins at `start`, and the position after it."""
     return _read(text, start, _GEMMA, str)
 
 
 def _read(text: str, at: int, tokens: re.Pattern[str], unescape: Callable[[str], str]) -> tuple[Any, int] | None:
-    out, stack = list[str](), list[tuple[str, str]]()  # of each open bracket, what closes it and how that is written
+    out, stack = list[str](), list[tuple[str, str]]()  # per open bracket: its closing text, and the JSON for that
     while token := tokens.match(text, at):
         kind, written = token.lastgroup, token[0]
         at = token.end()

@@ -1,8 +1,8 @@
-"""Calls as a tag with a name and a tag for each argument, whose value is text that is not escaped.
+"""Calls as a tag with a name and a tag for each argument. Arguments' values are text that is not escaped.
 
-1. What a value means says its own type (`type` captured: "string" and "true" are text, others JSON), else the schema.
-2. A closing tag ends a value only where another tag follows: a value may talk about tags. One that holds a closing tag
-   at the end of a line or before a tag, or an opening one, has lost its own end or swallowed what follows: broken."""
+1. A captured `type` decides how a value is read ("string" and "true": as text, others: as JSON), else the schema does.
+2. A closing tag ends a value only if another tag follows, because a value may mention tags. A value with an
+   opening tag, or with a closing tag before a tag or a line's end, has lost its own end: the call is broken."""
 
 import json
 import re
@@ -27,20 +27,20 @@ def tagged(
     decode: Callable[[str], str] = str,
     **marks: str,
 ) -> ToolCallParser:
-    """The parser of a format.
+    """Return the parser of a format.
 
     Args:
         head: pattern of a call's opening, captures `name`.
-        key: pattern of an argument's opening, captures `key` and, where it says it, `type`.
+        key: pattern of an argument's opening, captures `key`, and `type` if the tag has it.
         value_end: pattern that ends a value.
         close: pattern that ends the call.
         call: pattern that a call may begin with; `head` if None.
         tail: pattern of what must follow `close`.
         unclosed: pattern of the end of a value whose closing tag is missing.
-        lost: pattern that no value holds, for it would be another argument's; `key` if None.
+        lost: pattern that no value may contain, because it begins another argument; `key` if None.
         until: pattern that ends a broken call; `close` if None.
-        decode: what names and keys mean.
-        marks: further ones of `Splitter`."""
+        decode: decodes names and keys.
+        marks: other patterns of `Splitter`."""
     splitter = Splitter(call or head.replace("?P<name>", ""), until or close, **marks)
     swallowed = re.compile(rf"{lost or key}|(?:{value_end})(?=\n|\s*(?:<|\Z))")
     ends = re.compile(rf"(?:{value_end})(?=\s*(?:{key}|{close}))" + (f"|(?P<unclosed>{unclosed})" if unclosed else ""))
@@ -62,7 +62,7 @@ def tagged(
                 if ended is None or field in arguments or swallowed.search(value):
                     return None
                 if ended.groupdict().get("unclosed") is not None and begins.search(value):
-                    return None  # the tag behind it belongs to a value that talks about calls
+                    return None  # the tag after it belongs to a value that mentions calls
                 kind = found.groupdict().get("type")
                 try:
                     said = json.loads(value) if kind not in (None, "string", "true") else value
@@ -110,7 +110,7 @@ def _coerce(value: str, field: str, parameters: Mapping[str, Any]) -> Any:
 
 
 def _types(schema: Any, root: Mapping[str, Any], seen: frozenset[str] = frozenset()) -> list[str]:
-    """Return the JSON types that a schema allows. `root` has the definitions that it refers to; `seen` are their names."""
+    """Return the JSON types that a schema allows. `root` has its definitions; `seen`: names of definitions in use."""
     if not isinstance(schema, Mapping):
         return []
     if "$ref" in schema:

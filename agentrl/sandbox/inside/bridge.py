@@ -2,7 +2,7 @@
 
     python -I -S bridge.py SOCKET PORT COMMAND ...
 
-It uses the standard library alone. It exits as the command does."""
+It uses only the standard library, and exits with the command's status."""
 
 import contextlib
 import socket
@@ -12,7 +12,7 @@ import threading
 
 
 def copy(source: socket.socket, target: socket.socket) -> None:
-    """Copy bytes until the source ends, and tell the target so."""
+    """Copy bytes until the source ends, then close the target for writing."""
     with contextlib.suppress(OSError):
         while data := source.recv(1 << 16):
             target.sendall(data)

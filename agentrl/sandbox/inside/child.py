@@ -1,4 +1,4 @@
-"""The confined process: forked by its jailer, which holds the other ends of its streams, and ended with all it started."""
+"""The confined process. Its jailer forks it, has the other ends of its streams, and ends it with all descendants."""
 
 import contextlib
 import os
@@ -14,7 +14,7 @@ from agentrl.sandbox.inside.jail import Jail, confine
 
 
 class Child:
-    """The confined process and our ends of its streams."""
+    """The confined process, and the jailer's ends of its streams."""
 
     def __init__(self, jail: Jail, parent: socket.socket) -> None:
         stdin_read, self.stdin = os.pipe()
@@ -33,7 +33,7 @@ class Child:
         self.exited = kernel.process_descriptor(self.pid)
 
     def kill(self) -> tuple[int, resource.struct_rusage]:
-        """End it and everything it started; returns its wait status and what it used."""
+        """End the child and all its descendants; return its wait status and resource usage."""
         os.kill(self.pid, signal.SIGKILL)
         _, status, usage = os.wait4(self.pid, 0)
         _kill_orphans()
@@ -67,7 +67,7 @@ def _become_child(jail: Jail, streams: tuple[int, int, int], control: socket.soc
 
 
 def _kill_orphans() -> None:
-    """Kill what the child left behind and the kernel handed to us (no namespace did it), until nothing is left."""
+    """Kill descendants of the child that are now our children, until none is left. A namespace kills its own."""
     with contextlib.suppress(ChildProcessError):
         while True:
             for pid in _children(os.getpid()):
@@ -76,9 +76,9 @@ def _kill_orphans() -> None:
 
 
 def cpu_seconds(pid: int) -> float:
-    """CPU time of a process and of all that it started, as far as that lives or was waited for; 0 if it is gone."""
+    """Return the CPU time of a process, and of descendants that run or were waited for; 0 if it has ended."""
     total = 0.0
-    with contextlib.suppress(OSError):  # it ended meanwhile
+    with contextlib.suppress(OSError):  # the process ended meanwhile
         total = time.clock_gettime((~pid << 3) | 2)
         with open(f"{pid}/stat", "rb") as file:
             waited_for = file.read().rpartition(b")")[2].split()[13:15]
@@ -89,7 +89,7 @@ def cpu_seconds(pid: int) -> float:
 def _children(pid: int) -> list[int]:
     """Return the processes that a process started and did not wait for. The working folder is /proc."""
     found: list[int] = []
-    with contextlib.suppress(OSError):  # it ended meanwhile
+    with contextlib.suppress(OSError):  # the process ended meanwhile
         for task in os.listdir(f"{pid}/task"):
             with open(f"{pid}/task/{task}/children", "rb") as file:
                 found += map(int, file.read().split())

@@ -1,9 +1,9 @@
 """Messages between the processes of the sandbox.
 
 1. Between the parent and a jailer, and from the jailer to the confined process: a length (4 bytes, big-endian) and a
-   JSON object. Who writes these is trusted.
-2. From a confined process to its jailer: single bytes, `READY` once, then one of `ANSWERS` for each request. There is
-   nothing in them to parse, to forge or to hoard: whatever else the model's code writes there ends its process."""
+   JSON object. The senders are trusted.
+2. From a confined process to its jailer: single bytes, `READY` once, then one of `ANSWERS` for each request. They
+   need no parser and have no content to forge. If the model's code writes anything else, its process is ended."""
 
 import json
 import struct
@@ -16,13 +16,13 @@ ANSWERS = {b"o": "ok", b"e": "error", b"m": "memory"}
 
 
 def encode(message: dict[str, Any]) -> bytes:
-    """A message as bytes; lone surrogates in its texts survive."""
+    """Return a message as bytes; lone surrogates in its texts are kept."""
     body = json.dumps(message).encode("ascii")
     return HEADER.pack(len(body)) + body
 
 
 class FrameDecoder:
-    """Collects bytes and gives the messages that they complete."""
+    """Decoder that collects bytes and returns complete messages."""
 
     def __init__(self) -> None:
         self._buffer = bytearray()

@@ -2,10 +2,10 @@
 
 Three ways, by `Jail.kind`:
 
-- `namespaces`: inside bubblewrap's file view. A user, process and mount namespace for this one child; it is process 1
-  there, so that the kernel kills whatever it started when it ends. It can write to a small temporary file system only.
+- `namespaces`: inside bubblewrap's file view. The child has its own user, process and mount namespaces. It is process 1
+  there, so the kernel kills its descendants when it ends. It can write only to a small temporary file system.
 - `landlock`: no namespaces. It may read the interpreter's files and nothing else, write nothing, start nothing,
-  signal no process. Where the zygote is root, the child takes an unprivileged user id that no other call has.
+  signal no process. If the zygote is root, the child takes an unprivileged user id that no other call has.
 - `none`: limits only. For `unsafe_subprocess`."""
 
 import contextlib
@@ -42,7 +42,7 @@ class Jail:
 
 
 def enter_namespaces() -> None:
-    """The jailer's part of `namespaces`: its next fork is process 1 of the new process namespace."""
+    """Enter new namespaces, as the jailer. Its next fork is process 1 of the new process namespace."""
     user, group = os.getuid(), os.getgid()
     kernel.unshare(kernel.CLONE_NEWUSER | kernel.CLONE_NEWPID | kernel.CLONE_NEWNS)
     _write("/proc/self/setgroups", "deny")
@@ -51,9 +51,9 @@ def enter_namespaces() -> None:
 
 
 def confine(jail: Jail) -> None:
-    """The child's part. Afterwards nothing can be undone."""
+    """Confine this process, the child. No step can be undone."""
     machine = platform.machine()
-    _write("/proc/self/oom_score_adj", "1000")  # if memory runs out, this is what the kernel should kill
+    _write("/proc/self/oom_score_adj", "1000")  # if memory runs out, the kernel should kill this process first
     with open("/proc/self/statm", encoding="ascii") as file:
         space = int(file.read().split()[0]) * resource.getpagesize()  # address space in use
     if jail.kind == "namespaces":
@@ -71,7 +71,7 @@ def confine(jail: Jail) -> None:
         kernel.prctl("SET_PDEATHSIG", signal.SIGKILL)
         return
     kernel.drop_capabilities(machine)
-    kernel.prctl("SET_NO_NEW_PRIVS", 1)  # setuid programs give nothing any more
+    kernel.prctl("SET_NO_NEW_PRIVS", 1)  # setuid programs give no rights any more
     kernel.prctl("SET_DUMPABLE", 0)  # no core dump, and no access by others of the same user
     kernel.prctl("SET_PDEATHSIG", signal.SIGKILL)
     if jail.kind == "landlock":
@@ -80,7 +80,7 @@ def confine(jail: Jail) -> None:
 
 
 def _make_work_folder(jail: Jail, flags: int) -> None:
-    """An empty file system over the work folder. What Python needs from there (an environment) is put back, read-only."""
+    """Mount an empty file system over the work folder. Files there that Python needs are mounted again, read-only."""
     inside = [path for path in jail.readable if path.startswith(f"{WORK_FOLDER}/")]
     needed = {path: os.open(path, os.O_PATH | os.O_CLOEXEC) for path in inside}
     kernel.mount_tmpfs(WORK_FOLDER, f"size={jail.disk_mb}m,nr_inodes={64 * jail.disk_mb},mode=0777", flags)
@@ -113,7 +113,7 @@ def _limit(jail: Jail, space: int, tasks: int) -> None:
         value = value if most == resource.RLIM_INFINITY else min(value, most)
         resource.setrlimit(what, (value, value))
 
-    # What the preloaded libraries map is not counted against the code.
+    # Memory that the preloaded libraries map does not count for the code.
     limit(resource.RLIMIT_AS, space + jail.memory_mb * _MB)
     limit(resource.RLIMIT_FSIZE, jail.file_mb * _MB)
     limit(resource.RLIMIT_CORE, 0)
@@ -122,7 +122,7 @@ def _limit(jail: Jail, space: int, tasks: int) -> None:
     limit(resource.RLIMIT_MEMLOCK, 0)
     limit(resource.RLIMIT_MSGQUEUE, 0)
     limit(resource.RLIMIT_SIGPENDING, 64)
-    if not jail.session:  # a session's budget is for each run; the jailer keeps it
+    if not jail.session:  # a session's budget is per run; the jailer checks it
         limit(resource.RLIMIT_CPU, max(1, -int(-jail.cpu_seconds // 1)))
 
 
@@ -130,7 +130,7 @@ def _tasks_of_user(user: int) -> int:
     """Count the threads that the user runs on this machine, as the kernel does for RLIMIT_NPROC."""
     total = 0
     for name in filter(str.isdigit, os.listdir("/proc")):
-        with contextlib.suppress(FileNotFoundError, ProcessLookupError, PermissionError):  # it ended meanwhile
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError, PermissionError):  # the process ended meanwhile
             if os.stat(f"/proc/{name}").st_uid == user:
                 total += len(os.listdir(f"/proc/{name}/task"))
     return total

@@ -1,12 +1,12 @@
 """Watches one child: forks it, confines it, feeds it, and ends it.
 
-1. The model's code never holds a descriptor of the parent's. It talks to the jailer by its standard streams and one
-   socket, on which the jailer takes one byte before the code comes (the child is confined) and one for each request
-   while that is under way; anything else ends the child. Nothing that the code wrote there reaches the parent.
-2. Deadline, CPU time and output are watched here, outside the child, between requests too: the loop waits for nothing
-   but `poll`. The end is SIGKILL and a wait until the child and all that it started are gone; only then does the parent
-   hear the result.
-3. If the parent hangs up, the child is killed. If the jailer dies, the kernel kills the child."""
+1. The model's code never has a descriptor of the parent. It communicates with the jailer by its standard streams and
+   one socket. On the socket, the jailer accepts one byte when the child is confined, and one byte during each request.
+   Anything else ends the child. No byte that the code writes there reaches the parent.
+2. Deadline, CPU time and output are checked here, outside the child, also between requests: the loop waits only in
+   `poll`. The end of a child is SIGKILL, and a wait until it and its descendants have ended. Only then does the parent
+   get the result.
+3. If the parent closes the connection, the child is killed. If the jailer ends, the kernel kills the child."""
 
 import contextlib
 import os
@@ -33,7 +33,7 @@ def main(parent: socket.socket, jail: Jail) -> NoReturn:
     try:
         if jail.kind == "namespaces":
             enter_namespaces()
-        os.chdir("/proc")  # where processes are seen also when the child has put an empty folder over it
+        os.chdir("/proc")  # still shows processes after the child mounts an empty folder over /proc
         child = Child(jail, parent)
     except OSError as error:
         fail(parent, str(error))
@@ -43,7 +43,7 @@ def main(parent: socket.socket, jail: Jail) -> NoReturn:
 
 
 class Supervisor:
-    """The jailer's loop. One request at a time; a program's child serves one, a session's any number."""
+    """The jailer's loop. It serves one request at a time: one for a program, any number for a session."""
 
     def __init__(self, parent: socket.socket, child: Child, jail: Jail) -> None:
         self.parent, self.control, self.child, self.jail = parent.detach(), child.control.detach(), child, jail
@@ -55,14 +55,14 @@ class Supervisor:
             os.set_blocking(descriptor, False)
         self.unsent: dict[int, memoryview] = {}
         self.confined = False
-        self.deadline: float | None = None  # of the request under way
+        self.deadline: float | None = None  # of the current request
         self.answer = ""
         self.cpu_limit, self.next_look = jail.cpu_seconds, 0.0
         self.output = {child.stdout: bytearray(), child.stderr: bytearray()}
         self.verdict = ""
 
     def run(self) -> None:
-        """Until the child has ended or the parent hung up."""
+        """Run until the child has ended or the parent has closed the connection."""
         while not self.verdict:
             ready = dict(self.poll.poll(self._patience()))
             if self.parent in ready and not self._read_parent():
@@ -81,7 +81,7 @@ class Supervisor:
         self._finish()
 
     def _patience(self) -> float:
-        """Milliseconds until the next look at the limits."""
+        """Return the milliseconds until the next check of the limits."""
         if self.deadline is None:
             return 1000 * _IDLE_CHECK_SECONDS
         return 1000 * max(0.0, min(_CHECK_SECONDS, self.deadline - time.monotonic()))
@@ -89,14 +89,14 @@ class Supervisor:
     def _check_limits(self) -> None:
         now = time.monotonic()
         late = self.deadline is not None and now >= self.deadline
-        if not late and now >= self.next_look:  # counting costs more than what may have woken us, byte by byte
+        if not late and now >= self.next_look:  # not at each wake-up, which one byte can cause
             self.next_look = now + _CHECK_SECONDS
             late = cpu_seconds(self.child.pid) > self.cpu_limit
         if late:
             self.verdict = self.verdict or "timeout"
 
     def _read_parent(self) -> bool:
-        """Take a request; False if the parent hung up."""
+        """Read a request; false if the parent has closed the connection."""
         if not (data := _read(self.parent)):
             return data is None
         self.requests.feed(data)
@@ -110,7 +110,7 @@ class Supervisor:
         return True
 
     def _write(self, descriptor: int, data: bytes = b"") -> None:
-        """Write what waits for a descriptor, as far as it is taken; the rest when `poll` says so."""
+        """Write the pending data of a descriptor without blocking. The rest is written when `poll` allows it."""
         rest = self.unsent.pop(descriptor, memoryview(b""))
         rest = memoryview(bytes(rest) + data) if data else rest
         try:
@@ -129,7 +129,7 @@ class Supervisor:
             self.poll.register(descriptor, select.POLLIN)
 
     def _read_output(self, stream: int) -> bool:
-        """Take what is there, up to the limit; False when there is no more for now."""
+        """Read the available output, up to the limit; false if there is no more for now."""
         if (data := _read(stream)) == b"":
             self._forget(stream)
         if not data:
@@ -164,12 +164,12 @@ class Supervisor:
                 pass
 
     def _finish(self) -> None:
-        """The child has ended or must: make sure that nothing of it remains, then say what came of it."""
+        """End the child and its descendants if they still run, then report the result."""
         status, usage = self.child.kill()
         self._drain()
         os.set_blocking(self.parent, True)
         if self.deadline is None:
-            self._tell({"gone": True})  # a request on its way here was not begun
+            self._tell({"gone": True})  # a request that is on its way was not begun
             return
         code = os.waitstatus_to_exitcode(status)
         if not self.verdict:
@@ -185,7 +185,7 @@ class Supervisor:
         self._report(self.verdict, code, ended=True)
 
     def _forget(self, descriptor: int) -> None:
-        """Watch a descriptor no more, whether or not it was still watched."""
+        """Stop polling a descriptor, if it is still polled."""
         with contextlib.suppress(KeyError):
             self.poll.unregister(descriptor)
 
@@ -202,7 +202,7 @@ class Supervisor:
 
 
 def fail(parent: socket.socket, reason: str) -> None:
-    """Say that there will be no child."""
+    """Tell the parent that there will be no child."""
     with contextlib.suppress(OSError):  # the parent hung up
         parent.sendall(frames.encode({"failed": reason}))
 

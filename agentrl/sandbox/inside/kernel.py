@@ -25,37 +25,37 @@ def unshare(flags: int) -> None:
 
 
 def mount_tmpfs(target: str, options: str, flags: int) -> None:
-    """Put an empty file system over a folder."""
+    """Mount an empty file system over a folder."""
     _checked(f"mount {target}", _LIBC.mount(b"tmpfs", target.encode(), b"tmpfs", flags, options.encode()))
 
 
 def bind(source: str, target: str) -> None:
-    """Show what is at `source` at `target` too; read-only stays read-only."""
+    """Bind-mount `source` at `target`; a read-only source stays read-only."""
     _checked(f"bind {target}", _LIBC.mount(source.encode(), target.encode(), None, _MS_BIND, None))
 
 
 def make_read_only(target: str, flags: int) -> None:
-    """Let nothing more be written to the file system that is mounted at `target` with `flags`."""
+    """Remount the file system at `target`, which was mounted with `flags`, read-only."""
     flags |= _MS_REMOUNT | _MS_BIND | MS_RDONLY
     _checked(f"remount {target}", _LIBC.mount(None, target.encode(), None, flags, None))
 
 
 def process_descriptor(pid: int) -> int:
-    """A descriptor that becomes readable when the process ends; some builds of Python lack `os.pidfd_open`."""
+    """Return a descriptor that becomes readable when the process ends; some builds of Python lack `os.pidfd_open`."""
     return _checked("pidfd_open", _LIBC.syscall(ctypes.c_long(_SYS_PIDFD_OPEN), pid, 0))
 
 
 def prctl(what: str, value: int) -> None:
-    """Set what `_PRCTLS` names: a property of this process. SET_PDEATHSIG is cleared by any change of user;
-    SET_NO_NEW_PRIVS is needed before a filter."""
+    """Set a property of this process; `what` is a key of `_PRCTLS`. Any change of user clears SET_PDEATHSIG. A filter
+    needs SET_NO_NEW_PRIVS first."""
     _checked(f"PR_{what}", _LIBC.prctl(_PRCTLS[what], ctypes.c_ulong(value), 0, 0, 0))
 
 
 def drop_capabilities(machine: str) -> None:
-    """Give up all capabilities, also the ones that an exec could bring back."""
+    """Drop all capabilities, also capabilities that an exec could restore."""
     for capability in range(64):
         if _LIBC.prctl(_PR_CAPBSET_DROP, capability, 0, 0, 0) != 0:
-            break  # past the last one, or there is no right to drop any, and then none is held
+            break  # past the last capability, or the process holds none that it could drop
     _LIBC.prctl(_PR_CAP_AMBIENT, _PR_CAP_AMBIENT_CLEAR_ALL, 0, 0, 0)
     header = ctypes.create_string_buffer(struct.pack("=Ii", _CAPABILITY_VERSION_3, 0))
     data = ctypes.create_string_buffer(struct.pack("=6I", 0, 0, 0, 0, 0, 0))
@@ -71,8 +71,8 @@ def filter_calls(program: bytes) -> None:
 
 
 def restrict_files(rules: dict[str, int]) -> None:
-    """Allow this process the file access in `rules` (path -> LANDLOCK_ bits) and none else. Where the kernel can, TCP,
-    signals to others and abstract sockets are forbidden too. Missing paths are left out. Needs SET_NO_NEW_PRIVS."""
+    """Allow this process the file access in `rules` (path -> LANDLOCK_ bits) and no other. If the kernel can, it
+    forbids TCP, signals to others and abstract sockets too. Missing paths are left out. Needs SET_NO_NEW_PRIVS."""
     abi = _checked("landlock", _LIBC.syscall(ctypes.c_long(_SYS_LANDLOCK_CREATE), None, ctypes.c_size_t(0), 1))
     files = (1 << {1: 13, 2: 14, 3: 15, 4: 15}.get(abi, 16)) - 1
     attributes = struct.pack("=QQQ", files, 3, 3)[: 24 if abi >= 6 else 16 if abi >= 4 else 8]

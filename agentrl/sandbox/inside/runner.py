@@ -32,11 +32,11 @@ def serve(control: socket.socket, *, session: bool) -> None:
             _end_program()
         _flush()
         if os.getpid() != own:
-            os._exit(status)  # a copy that the code forked and let run on: the answer is not its to give
+            os._exit(status)  # a process that the code forked; only the original process answers
         try:
             control.sendall(answer)
         except OSError:
-            os._exit(status)  # the code closed the channel: a program's exit says enough, a session is over
+            os._exit(status)  # the code closed the channel: the exit status suffices, and a session is over
         if not session:
             os._exit(status)
 
@@ -57,7 +57,7 @@ def _end_program() -> None:
 
 
 def _execute(code: str, name: str, main: types.ModuleType, *, show_last: bool) -> tuple[int, bytes]:
-    """Run `code`; returns its exit status and which of `frames.ANSWERS` says what came of it."""
+    """Run `code`; return its exit status and its answer, a key of `frames.ANSWERS`."""
     linecache.cache[name] = (len(code), None, code.splitlines(keepends=True), name)
     try:
         for part in _compiled(code, name, show_last):
@@ -105,7 +105,7 @@ def _show(error: BaseException) -> None:
 
 def _flush() -> None:
     for stream in (sys.stdout, sys.stderr):
-        # Any object of the model's program may stand there, closed or broken: whatever it raises is no result of a run.
+        # The model's program may have set any object, closed or broken. Its errors are no result of the run.
         with contextlib.suppress(BaseException):
             stream.flush()
 
@@ -116,7 +116,7 @@ def _fresh_main(session: bool) -> types.ModuleType:
     if not session:
         main.__dict__["__file__"] = "main.py"
     sys.modules["__main__"] = main
-    site.setquit()  # `exit` and `quit`, which many programs call, come with this module; `-S` left it out
+    site.setquit()  # defines `exit` and `quit`, which many programs call; `-S` skipped this
     sys.argv = ["main.py"]
     return main
 

@@ -1,10 +1,10 @@
 """Numbers of the system calls that the sandbox knows, for x86_64 and for the generic table of aarch64.
 
 1. `BASE`: harmless in any process: memory, its own files, time, waiting.
-2. `OWN_VIEW`: also allowed where the process has a file tree and a process tree of its own (namespaces).
+2. `OWN_VIEW`: also allowed if the process has a file tree and a process tree of its own (namespaces).
 3. `CHECKED`: allowed with certain arguments only; `filters` holds the conditions.
 
-Each name has its number on x86_64, then the one on aarch64 unless that lacks the call: the kernel's stable ABI."""
+Each name has its number on x86_64, then on aarch64 unless aarch64 lacks the call. Source: the kernel's stable ABI."""
 
 _BASE = """
     read=0,63 write=1,64 readv=19,65 writev=20,66 pread64=17,67 pwrite64=18,68 preadv=295,69 pwritev=296,70

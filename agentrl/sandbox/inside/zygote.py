@@ -1,8 +1,8 @@
 """The process from which calls are forked: it imports the preloaded libraries once and never sees the model's code.
 
 1. It takes `{"jail": {...}}` messages, each with one socket, and forks a jailer that serves that socket.
-2. It ends when the parent closes the control socket or dies (a process descriptor tells), and its children with it.
-3. A folder that was made for its children alone is removed at its end: a parent that was killed cannot do that."""
+2. It ends, and its children with it, if the parent closes the control socket or ends (by a process descriptor).
+3. At its end it removes the folder of its children, if they have one, because a killed parent cannot."""
 
 import gc
 import importlib
@@ -26,13 +26,13 @@ _FIRST_USER, _LAST_USER = 61184, 65519
 
 def main(control: socket.socket, lifeline: int, settings: dict[str, Any]) -> None:
     """Serve until the parent is gone. `settings`: `site` (folders for sys.path), `preload` (module names), `own_users`
-    (whether each child gets a user id of its own), `to_remove` (a folder that goes at the end, if any)."""
+    (true: each child gets its own user id), `to_remove` (a folder to remove at the end, if any)."""
     zygote = os.getpid()
     try:
         _serve(control, lifeline, settings)
     finally:
         if "to_remove" in settings and os.getpid() == zygote:
-            import shutil  # here, so that no other zygote loads its many parts
+            import shutil  # here, because other zygotes need not load its many parts
 
             shutil.rmtree(settings["to_remove"], ignore_errors=True)
 
@@ -41,7 +41,7 @@ def _serve(control: socket.socket, lifeline: int, settings: dict[str, Any]) -> N
     sys.path += settings["site"]
     broken = _preload(settings["preload"])
     if "numpy" in sys.modules:
-        importlib.import_module("numpy.random")  # numpy loads it when it is first asked for; no child should have to
+        importlib.import_module("numpy.random")  # numpy loads it lazily; load it here, once for all children
     control.send(json.dumps({"broken": broken}).encode())
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the kernel reaps the jailers
     gc.collect()
@@ -80,7 +80,7 @@ def _spawn(jail: dict[str, Any], descriptor: int, user: int | None, ours: tuple[
 
 
 def _preload(names: list[str]) -> list[str]:
-    """Import what is installed; returns what broke at import, and how."""
+    """Import the libraries that are installed; return those whose import fails, with the error."""
     broken: list[str] = []
     for name in names:
         try:
@@ -90,6 +90,6 @@ def _preload(names: list[str]) -> list[str]:
                 broken.append(f"{name} ({error})")
         except Exception as error:  # noqa: BLE001 - a library's import may raise anything; it is reported
             broken.append(f"{name} ({type(error).__name__}: {error})")
-    sys.stdout.flush()  # what an import printed must not come out of every child
+    sys.stdout.flush()  # else every child would print the buffered output of an import
     sys.stderr.flush()
     return broken

@@ -1,9 +1,9 @@
 """A client for retrieval servers with Search-R1's HTTP form.
 
 1. `POST url` with `{"queries": [...], "topk": k, "return_scores": true}`; the answer is `{"result": [[{"document":
-   {"id", "contents"}, "score"}, ...], ...]}`, one list a query (without scores the documents stand there bare).
-2. Queries that are asked at the same time travel in one request; answers are kept in a cache.
-3. Every question has a deadline. A refused connection is tried again, as nothing was asked yet; nothing else is."""
+   {"id", "contents"}, "score"}, ...], ...]}`, one list per query (without scores, entries are documents).
+2. Concurrent queries share one request. Answers are cached.
+3. Every query has a deadline. Only a refused connection is retried, because the server has not seen the request."""
 
 import asyncio
 from collections import OrderedDict
@@ -20,19 +20,19 @@ if TYPE_CHECKING:
     import httpx
 
 
-_MOST_QUERIES, _MOST_REQUESTS = 64, 32  # in one request, and in flight
+_MOST_QUERIES, _MOST_REQUESTS = 64, 32  # queries in one request, and requests in flight
 
 
 class RetrievalError(ToolFailure):
-    """The retrieval server cannot be reached, is too slow, or answers something else than passages. Raised in an
-    environment's own code it is a tool's failure, which the run's failure policy answers."""
+    """The retrieval server cannot be reached, is too slow, or does not answer with passages. In an environment's own
+    code, this error is a tool's failure, which the run's failure policy handles."""
 
     usual_kind = "tool_retrieval"
 
 
 @dataclass(eq=False)
 class _Batch:
-    """Questions that leave in one request."""
+    """Queries of one request."""
 
     k: int
     queries: dict[str, None] = field(default_factory=dict)
@@ -40,14 +40,14 @@ class _Batch:
 
 
 class RetrievalClient:
-    """An async context manager.
+    """Client of a retrieval server, an async context manager.
 
     async with RetrievalClient("http://127.0.0.1:8000/retrieve") as client:
         [hits] = await client.search(["who wrote Emma?"], k=3)"""
 
     def __init__(self, url: str, *, timeout: float = 30.0, cache_size: int = 10_000) -> None:
-        """Use the endpoint `url`; a bare address gets the path `/retrieve`. `timeout`: seconds of one question, waiting
-        included. `cache_size`: answers kept, the newest used; 0 keeps none. Raises PluginError: `url` is not http."""
+        """Use the endpoint `url`; a bare address gets the path `/retrieve`. `timeout`: seconds for one query, waiting
+        included. `cache_size`: maximum number of answers in the LRU cache. Raises PluginError: `url` is not http."""
         scheme, _, rest = url.partition("://")
         if scheme not in ("http", "https") or not rest:
             raise PluginError(f"retrieval server: expected an address like http://127.0.0.1:8000/retrieve, got {url!r}")
@@ -72,7 +72,7 @@ class RetrievalClient:
             await http.aclose()
 
     async def search(self, queries: Sequence[str], k: int = 3) -> list[list[Hit]]:
-        """At most `k` hits for each query, best first. Raises RetrievalError: see there."""
+        """Return at most `k` hits for each query, best first. Raises RetrievalError: the server failed or timed out."""
         found: dict[str, list[Hit]] = {}
         try:
             with anyio.fail_after(self.timeout):
@@ -85,7 +85,7 @@ class RetrievalClient:
         return [found[query] for query in queries]
 
     def _ask(self, query: str, k: int, found: dict[str, list[Hit]]) -> _Batch | None:
-        """Answer from the cache into `found`, or put the query into the batch that leaves next."""
+        """Put the cached answer into `found`; without one, add the query to the next batch and return the batch."""
         if (query, k) in self._cache:
             self._cache.move_to_end((query, k))
             found[query] = self._cache[query, k]

@@ -1,9 +1,9 @@
 """Dense retrieval: passages and queries as vectors of a sentence-embedding model, by exact inner product (faiss).
 
 1. `Encoder.load(folder)` is a Hugging Face encoder with mean pooling and normalised vectors (Reimers and Gurevych
-   2019), such as all-MiniLM-L6-v2; a model that wants prefixes ("query: ", "passage: ") is given them.
+   2019), such as all-MiniLM-L6-v2. Some models need prefixes ("query: ", "passage: "), which `load` accepts.
 2. `DenseIndex` searches by vectors; it has the same `build`, `save`, `load` and `search` as `BM25Index`.
-3. It needs the `dense` extra. torch is used through transformers only, and only once an encoder is loaded."""
+3. It needs the `dense` extra. torch is used only through transformers, after an encoder is loaded."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _HEADER, _VECTORS = "agentrl-dense-index.json", "vectors.faiss"
 
 @dataclass(frozen=True, slots=True)
 class Encoder:
-    """Texts to vectors of length 1."""
+    """Encoder of texts to vectors of length 1."""
 
     folder: str
     tokenizer: Any
@@ -44,7 +44,7 @@ class Encoder:
         return cls(path, tokenizer, model, query_prefix, passage_prefix, **options)
 
     def encode(self, texts: Sequence[str]) -> Any:
-        """Vectors [texts, width] float32, each of length 1."""
+        """Return vectors [texts, width] float32, each of length 1."""
         parts = [self._batch(texts[at : at + self.batch_size]) for at in range(0, len(texts), self.batch_size)]
         return np.concatenate(parts) if parts else np.zeros((0, self.model.config.hidden_size), np.float32)
 
@@ -78,7 +78,7 @@ class DenseIndex:
 
     def save(self, folder: str | Path) -> None:
         """Write vectors and passages to a folder, which appears complete or not at all. Raises DataError: the folder
-        exists and holds something else, or cannot be written."""
+        exists and has other content, or cannot be written."""
         import faiss
 
         with written_index(folder, _HEADER, self.passages) as made:
@@ -87,7 +87,7 @@ class DenseIndex:
     @classmethod
     def load(cls, folder: str | Path, encoder: Encoder) -> DenseIndex:
         """Map an index that `save` wrote; `encoder` must be the one it was built with. Raises DataError: there is no
-        index, it is of another version, or of vectors of another width."""
+        index, or its version or the width of its vectors differs."""
         import faiss
 
         source = find_index(folder, _HEADER, "no dense index here; build one with DenseIndex.build(...).save(...)")
@@ -98,7 +98,7 @@ class DenseIndex:
         return cls(StoredPassages(source), vectors, encoder)
 
     def search(self, queries: Sequence[str], k: int = 3) -> list[list[Hit]]:
-        """At most `k` hits a query, best first; the score is the cosine. Raises ValueError: `k` is not positive."""
+        """Return at most `k` hits per query, best first, scored by cosine. Raises ValueError: `k` is not positive."""
         if k < 1:
             raise ValueError(f"k must be at least 1, got {k}")
         if not queries:

@@ -1,5 +1,5 @@
-"""BM25 over passages, in memory or mapped from a folder, whose pages processes share. Words are lower-cased without
-English stop words; a title counts as text. A passage without a query word is no hit. Equal scores keep the order."""
+"""BM25 over passages, in memory or mapped from a folder, whose pages processes share. Words are lower-cased, without
+English stop words. A title counts as text. A passage without a query word is no hit. Ties keep the passages' order."""
 
 from __future__ import annotations
 
@@ -34,13 +34,13 @@ class BM25Index:
 
     def save(self, folder: str | Path) -> None:
         """Write the index and its passages to a folder, which appears complete or not at all. Raises DataError: the
-        folder exists and holds something else, or cannot be written."""
+        folder exists and has other content, or cannot be written."""
         with written_index(folder, _HEADER, self.passages) as made:
             self._retriever.save(made, show_progress=False)
 
     @classmethod
     def load(cls, folder: str | Path) -> BM25Index:
-        """Map an index that `save` wrote. Raises DataError: none is there, or it is of another version or damaged."""
+        """Map an index that `save` wrote. Raises DataError: there is none, or its version differs, or it is damaged."""
         import bm25s
 
         build = f"BM25Index.build(...).save({str(folder)!r}), or with agentrl retrieval --corpus FILE --index DIR"
@@ -51,7 +51,7 @@ class BM25Index:
         return cls(StoredPassages(source), retriever)
 
     def search(self, queries: Sequence[str], k: int = 3) -> list[list[Hit]]:
-        """At most `k` hits for each query, best first. Raises ValueError: `k` is not positive."""
+        """Return at most `k` hits for each query, best first. Raises ValueError: `k` is not positive."""
         if k < 1:
             raise ValueError(f"k must be at least 1, got {k}")
         words = _words(list(queries), return_ids=False)
@@ -63,7 +63,7 @@ class BM25Index:
 
 
 def _top(scores: Any, k: int) -> list[tuple[int, float]]:
-    """Indices and scores of the `k` best above 0, best first, equal ones in order; `scores` is [passages] float."""
+    """Return index and value of the `k` best scores above 0, best first, ties in order. `scores`: [passages] float."""
     import numpy as np
 
     if len(scores) > k:

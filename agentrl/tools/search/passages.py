@@ -1,4 +1,4 @@
-"""Passages: reading them from a corpus file, and keeping many on disk, mapped into memory."""
+"""Passages, read from a corpus file, or stored on disk and mapped into memory."""
 
 from __future__ import annotations
 
@@ -47,11 +47,11 @@ class Hit:
 
 
 def load_corpus(path: str | Path) -> Iterator[Passage]:
-    """The passages of a JSONL or Parquet file, one row each, read as they are asked for.
+    """Yield the passages of a JSONL or Parquet file, one per row, read on demand.
 
-    A row has `text` (or `contents`), and may have `id` (else its number) and `title`. In the form that Search-R1's
-    corpora have, the first line of `contents` is the title in quotation marks. Raises DataError: the file is missing,
-    empty or malformed, or a row has no text; names file, line and field."""
+    A row has `text` (or `contents`), and may have `id` (else its number) and `title`. In Search-R1's
+    form, the first line of `contents` is the title in quotation marks. Raises DataError: the file is missing, empty or
+    malformed, or a row has no text. The error names file, line and field."""
     rows = open_rows(str(path), what="corpus")
     for index in range(len(rows)):
         yield _passage(rows.read(index), index, rows.where(index))
@@ -70,20 +70,20 @@ def _passage(row: Mapping[str, Any], index: int, where: str) -> Passage:
 
 
 def split_title(contents: str) -> tuple[str, str]:
-    """Title and text of `contents` in Search-R1's form; without a first line in quotation marks the title is ""."""
+    """Return title and text of `contents` in Search-R1's form; the title is "" if no quoted first line exists."""
     first, newline, rest = contents.partition("\n")
     return (first.strip().strip('"'), rest) if newline and contents.startswith('"') else ("", contents)
 
 
 def numbered(passages: Iterable[Passage | str]) -> list[Passage]:
-    """The passages; plain strings get their position as id."""
+    """Return the passages; plain strings get their position as id."""
     return [Passage(str(at), entry) if isinstance(entry, str) else entry for at, entry in enumerate(passages)]
 
 
 @contextmanager
 def written_index(folder: str | Path, header: str, passages: Sequence[Passage]) -> Iterator[Path]:
-    """A folder to write an index to, which becomes `folder` at the end, with its passages, or leaves no trace. `header`:
-    file that tells this kind of index. Raises DataError: the folder holds something else, or cannot be written."""
+    """Yield a folder to write an index to. At the end it gets the passages and becomes `folder`; an error removes it.
+    `header`: file that marks this kind of index. Raises DataError: `folder` has other content or cannot be written."""
     target = Path(folder).expanduser().absolute()
     try:
         if target.exists() and not (target / header).is_file() and any(target.iterdir()):
@@ -108,7 +108,7 @@ def written_index(folder: str | Path, header: str, passages: Sequence[Passage]) 
 
 
 def find_index(folder: str | Path, header: str, missing: str) -> Path:
-    """The folder that `written_index` made. Raises DataError: there is none (`missing`), or it is of another version."""
+    """Return the folder of an index. Raises DataError: there is none (message `missing`), or its version differs."""
     source = Path(folder).expanduser()
     if not (source / header).is_file():
         raise DataError(f"{source}: {missing}")
@@ -121,10 +121,10 @@ def find_index(folder: str | Path, header: str, missing: str) -> Path:
 
 
 class StoredPassages(Sequence[Passage]):
-    """Passages in a folder: a JSONL file and the offsets of its lines, both mapped, parsed when asked for."""
+    """Passages in a folder: a JSONL file and the offsets of its lines, both memory-mapped, parsed on access."""
 
     def __init__(self, folder: Path) -> None:
-        """Raises `DataError` where the files are missing, or do not belong together."""
+        """Map the files. Raises DataError: the files are missing, or do not belong together."""
         what, remedy = f"{folder}: the index's passages cannot be read", "build the index again"
         with raised_as(DataError, what, OSError, ValueError, remedy=remedy), (folder / _ROWS).open("rb") as file:
             self._offsets: Any = np.load(folder / _OFFSETS, mmap_mode="r", allow_pickle=False)

@@ -1,7 +1,7 @@
 """A retrieval server with Search-R1's HTTP form over an index; `agentrl retrieval` runs it.
 
-1. `POST /retrieve` with `{"queries": [...], "topk": 3, "return_scores": false}`; `GET /health` says how many passages
-   there are. A request that cannot be used gets 422 and one sentence.
+1. `POST /retrieve` with `{"queries": [...], "topk": 3, "return_scores": false}`; `GET /health` has the number of
+   passages. An invalid request gets 422 and one sentence.
 2. Searches run in threads, at most `concurrency` at once; the event loop only reads and writes."""
 
 from typing import Any
@@ -22,7 +22,7 @@ MAX_QUERIES, MAX_TOPK, MAX_QUERY_CHARS = 4_096, 1_000, 20_000
 
 
 def application(index: BM25Index | DenseIndex, *, topk: int = 3, concurrency: int = 4) -> Starlette:
-    """The server as an ASGI application. `topk`: passages a query by default. `concurrency`: requests searched at once."""
+    """Return the server as an ASGI application. `topk`: default passages per query. `concurrency`: searches at once."""
     limiter = anyio.CapacityLimiter(concurrency)
 
     async def retrieve(request: Request) -> Response:

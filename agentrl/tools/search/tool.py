@@ -25,9 +25,9 @@ def search_tool(
     max_passage_chars: int = 2_000,
     **options: Unpack[CallOptions],
 ) -> Tool:
-    """A tool with one argument, `query`, that shows the `k` best passages, each cut to `max_passage_chars`. A blocking
-    `searcher` is searched in a thread. `options`: `timeout` and the like, as of `Tool`; `on_failure="fail"` keeps a search
-    server that is down out of what the model learns from."""
+    """Return a tool with one argument, `query`, that shows the `k` best passages, each cut to `max_passage_chars`. A
+    blocking `searcher` runs in a thread. `options`: options of `Tool`, such as `timeout`. With `on_failure="fail"`, a
+    failed search server ends the trajectory, and the model does not see the failure."""
 
     def asked(query: str) -> Any:
         if not query.strip():
@@ -51,10 +51,10 @@ def search_tool(
 
 
 class RemoteSearch(ToolSource):
-    """The tool `search` over a retrieval server, as an entry of `Environment.tools`; the client is opened with it."""
+    """The tool `search` over a retrieval server, as an entry of `Environment.tools`, which also opens the client."""
 
     def __init__(self, client: RetrievalClient | str, **options: Any) -> None:
-        """Search by a client, or at a server's address. `options`: as of `search_tool`."""
+        """Search by a client, or at a server's address. `options`: those of `search_tool`."""
         self._client = RetrievalClient(client) if isinstance(client, str) else client
         self._tool = search_tool(self._client, **options)
 
@@ -71,7 +71,7 @@ class RemoteSearch(ToolSource):
 
 
 def format_hits(hits: Sequence[Hit], max_passage_chars: int = 2_000) -> str:
-    """Passages as a model reads them: `Doc 1 (Title: ...) text`, one a line, as in Search-R1 (arXiv:2503.09516)."""
+    """Return passages for the model: `Doc 1 (Title: ...) text`, one per line, as in Search-R1 (arXiv:2503.09516)."""
     return "\n".join(f"Doc {rank} {_shown(hit, max_passage_chars)}" for rank, hit in enumerate(hits, 1))
 
 
