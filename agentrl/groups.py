@@ -57,9 +57,9 @@ class GroupStore(Protocol):
     def kept(self, step: int) -> Kept:
         """Return the groups that wait for batch `step` or later ones."""
 
-    def expire(self, oldest: int, reason: str, again: bool) -> int:
+    def expire(self, oldest: int, reason: str, again: bool) -> Kept:
         """Completed groups of versions before `oldest` are not trained on: made `again`, or dropped. Groups that are fixed
-        for a batch stay. Returns the number of their tokens."""
+        for a batch stay. Returns these groups and their tokens."""
 
     def next_batch(self, n: int, step: int) -> list[Group]:
         """The `n` groups of batch `step`, oldest first, the same at every call; fewer when there are no more."""

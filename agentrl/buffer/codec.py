@@ -124,7 +124,7 @@ def read_texts(data: bytes, what: str = "stored group") -> list[str]:
 
 
 def _dump(header: dict[str, Any]) -> bytes:
-    """JSON; with a mark where an integer has more than 64 bits, which orjson would read as a float."""
+    """Return JSON; with a mark if an integer has more than 64 bits, which orjson would read as a float."""
     return dump_json(header, {**header, "exact": True})
 
 

@@ -18,6 +18,7 @@ from agentrl.data.source import (
     DataSource,
     RolloutDataSource,
     RolloutDataSourceWithBuffer,
+    drawn_by_position,
     load_buffer_filter,
     take_from_buffer,
 )
@@ -34,7 +35,7 @@ def load_source(settings: DataSettings, args: Any) -> DataSource:
     if inspect.isclass(source := _find(path)):
         with user_code(f"--data-source-path {path!r}: {source.__name__}()"):
             source = _construct(source, settings, args)
-    return source if isinstance(source, RolloutDataSource) else SourceAdapter(source, settings, args)
+    return source if drawn_by_position(source) else SourceAdapter(source, settings, args)
 
 
 def check_source(settings: DataSettings, look: Look = lambda row: None) -> PromptRow | None:
@@ -83,6 +84,8 @@ class SourceAdapter:
         self.n_samples_per_prompt: int = args.n_samples_per_prompt
         chosen = load_buffer_filter(settings.buffer_filter_path)
         self.choice: Choice | None = None if chosen is None else partial(take_from_buffer, chosen, args)
+        if isinstance(source, RolloutDataSource):
+            self.choice = source.choice
         self._name = type(source).__name__
         _check_methods(source, self._name)
 
