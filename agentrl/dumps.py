@@ -12,7 +12,7 @@ from typing import Any
 
 import orjson
 
-from agentrl.errors import DataError, SampleError
+from agentrl.errors import DataError, MediaError, SampleError
 from agentrl.files import write_atomic
 from agentrl.groups import Group
 from agentrl.rowfiles import dump_json
@@ -41,7 +41,7 @@ def read_groups(path: Path) -> list[Group]:
         try:
             found = json.loads(line) if _LONG_NUMBER.search(line) else orjson.loads(line)
             groups.append([Sample.from_dict(data) for data in (found if isinstance(found, list) else [found])])
-        except (ValueError, SampleError) as error:
+        except (ValueError, SampleError, MediaError) as error:
             raise DataError(f"{path} line {number}: expected a sample or a list of samples: {error}") from error
     return groups
 

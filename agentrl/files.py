@@ -22,9 +22,19 @@ def replacing(path: Path) -> Iterator[Path]:
             with draft.open("rb") as file:
                 os.fsync(file.fileno())
             os.replace(draft, path)
+            sync_folder(path.parent)
     finally:
         if draft.is_file():
             draft.unlink()
+
+
+def sync_folder(folder: Path) -> None:
+    """Make renames in a folder durable."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def write_atomic(path: Path, data: bytes | str) -> None:

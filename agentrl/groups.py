@@ -57,9 +57,9 @@ class GroupStore(Protocol):
     def kept(self, step: int) -> Kept:
         """Return the groups that wait for batch `step` or a later batch."""
 
-    def expire(self, oldest: int, reason: str, again: bool) -> int:
+    def expire(self, oldest: int, reason: str, again: bool) -> Kept:
         """Expire the completed groups of versions before `oldest`: generate them again (`again`), or drop them. Groups
-        that are assigned to a batch stay. Returns the number of tokens of the expired groups."""
+        that are assigned to a batch stay. Returns the expired groups and their tokens."""
 
     def next_batch(self, n: int, step: int) -> list[Group]:
         """Return the `n` groups of batch `step`, oldest first, the same at every call; fewer if no more exist."""

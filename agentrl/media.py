@@ -8,6 +8,7 @@ import base64
 import binascii
 import hashlib
 import io
+import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -30,6 +31,9 @@ class ImageLimits:
     file_bytes: int = 20 << 20  # maximum size of an image's file in bytes
     count: int = 64  # maximum number of images of a trajectory
     root: str | None = None  # folder that contains all image paths; None: paths are refused
+
+
+UNLIMITED = ImageLimits(sys.maxsize, sys.maxsize, sys.maxsize)  # for images that a run has checked
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,9 +95,10 @@ class ImageSpan:
         return replace(self, start=self.start + by, end=self.end + by)
 
 
-def image_from_url(url: str) -> Image:
-    """Read an image from a data URL. Raises MediaError: the URL has no image within the default limits."""
-    return Image.from_bytes(_from_text(url, ImageLimits()))
+def image_from_url(url: str, limits: ImageLimits | None = None) -> Image:
+    """Read an image from a data URL. Raises MediaError: the URL has no image within the limits."""
+    limits = limits or ImageLimits()
+    return Image.from_bytes(_from_text(url, limits), limits)
 
 
 def reference_hash(part: Any) -> str | None:

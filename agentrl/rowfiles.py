@@ -193,13 +193,16 @@ def dump_json(value: Any, fallback: Any = None) -> bytes:
     try:
         return orjson.dumps(value, option=orjson.OPT_SERIALIZE_NUMPY)
     except TypeError as error:
-        if "64-bit" not in str(error):
+        if "64-bit" not in str(error) or not _has_text_keys(value):
             raise
-        fallback = value if fallback is None else fallback
-        text = json.dumps(fallback)
-        if json.loads(text) != fallback:
-            raise  # there is also a tuple, or a key that is not text
-        return text.encode()
+        plain = lambda v: orjson.loads(orjson.dumps(v, option=orjson.OPT_SERIALIZE_NUMPY))  # noqa: E731
+        return json.dumps(value if fallback is None else fallback, default=plain).encode()
+
+
+def _has_text_keys(value: Any) -> bool:
+    if isinstance(value, dict):
+        return all(isinstance(key, str) and _has_text_keys(inner) for key, inner in value.items())
+    return not isinstance(value, (list, tuple)) or all(map(_has_text_keys, value))
 
 
 def read_json(text: bytes | str) -> Any:

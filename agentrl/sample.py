@@ -31,7 +31,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Self, cast
 
 from agentrl.errors import SampleError
-from agentrl.media import Image, ImageSpan, image_from_url
+from agentrl.media import UNLIMITED, Image, ImageSpan, image_from_url
 
 if TYPE_CHECKING:
     import numpy as np
@@ -547,7 +547,7 @@ _READ: Mapping[str, Callable[[Any], Any]] = {
     "status": Status,
     "spec_info": lambda counts: SpecInfo(**counts),
     "segments": lambda rows: [Segment(Origin(origin), *rest) for origin, *rest in rows],
-    "images": lambda urls: {name: image_from_url(url) for name, url in urls.items()},
+    "images": lambda urls: {name: image_from_url(url, UNLIMITED) for name, url in urls.items()},
     "image_spans": lambda rows: [ImageSpan(*row) for row in rows],
     _PIXELS: lambda arrays: None if arrays == {} else arrays,
     **dict.fromkeys(_KEPT, lambda numbers: numbers if numbers is None else array("i", numbers)),

@@ -202,12 +202,13 @@ class Ledger(LedgerFile):
         with self._write() as db:
             self._move(db, group_id, State.WAITING, reason=reason, only=State.LEASED)
 
-    def expire(self, oldest: int, reason: str, *, again: bool) -> dict[int, int]:
+    def expire(self, oldest: int, reason: str, *, again: bool) -> dict[int, tuple[int, int]]:
         """Move groups: completed -> waiting (with `again`) or dropped. Moves only groups that were leased under a
-        version below `oldest` and are assigned to no step. Returns: group -> number of its tokens with mask 1."""
+        version below `oldest` and are assigned to no step. Returns: group -> its version and number of tokens with mask 1."""
         with self._write() as db:
-            query = "SELECT group_id, tokens FROM groups WHERE state='completed' AND train_step IS NULL AND version < ?"
-            found = dict(db.execute(query, (oldest,)).fetchall())
+            which = "state='completed' AND train_step IS NULL AND version < ?"
+            rows = db.execute(f"SELECT group_id, version, tokens FROM groups WHERE {which}", (oldest,)).fetchall()
+            found = {group_id: (version, tokens) for group_id, version, tokens in rows}
             for group_id in found:
                 self._move(db, group_id, State.WAITING if again else State.DROPPED, reason=reason)
             forget(db, found, starts=not again)
@@ -284,9 +285,10 @@ class Ledger(LedgerFile):
                 ids = select_ids(db, "SELECT group_id FROM groups WHERE state='trained' AND train_step<=?", step)
                 forget(db, ids, starts=False)
 
-    def recover(self, checkpoint_step: int | None) -> None:
+    def recover(self, checkpoint_step: int | None, batch: int | None = None) -> None:
         """Reset the rows to a checkpoint (see the module). Call it once after opening the ledger of an earlier process.
-        `checkpoint_step`: last step that the loaded checkpoint covers; None if training starts without a checkpoint. Raises
+        `checkpoint_step`: last step that the loaded checkpoint covers; None if training starts without a checkpoint.
+        `batch`: groups of a step; if it changed, no later step keeps the groups that were assigned to it. Raises
         LedgerError: the checkpoint is newer than every step of this ledger, so it is another run's."""
         covered = -1 if checkpoint_step is None else checkpoint_step
         with self.transaction() as db:
@@ -311,6 +313,13 @@ class Ledger(LedgerFile):
                 forget(db, remade, starts=False)
             self._each(db, "state='leased'", (), State.WAITING, "the run stopped")
             db.executemany("UPDATE groups SET train_step=NULL WHERE group_id=?", [(i,) for i in remade])
+            if batch is not None:
+                (before,) = db.execute(
+                    "SELECT coalesce(max(value), ?) FROM meta WHERE key='batch'", (batch,)
+                ).fetchone()
+                if int(before) != batch:
+                    db.execute("UPDATE groups SET train_step=NULL WHERE state='completed' AND train_step>?", (covered,))
+                db.execute("INSERT OR REPLACE INTO meta VALUES ('batch', ?)", (batch,))
             write_checkpoint(db, covered)
         self._recovered = True
 

@@ -20,6 +20,14 @@ SOURCE = ".source"  # suffix of the file beside a ledger in which a user's data 
 _log = logging.getLogger(__name__)
 
 
+def find_ledger(file: Path, ledger_dir: str | None) -> Path:
+    """Return the ledger of the run whose folder has `file`: the one below `ledger_dir` if this machine has it, else
+    `file`."""
+    home = read_meta(file).get("home") if ledger_dir else None
+    found = Path(ledger_dir or "").expanduser().resolve() / (home or "") / file.name
+    return found if home and found.is_file() else file
+
+
 def place_ledger(file: Path, ledger_dir: str | None) -> Path:
     """Return the ledger to open for the run whose folder has `file`: `file` itself, or a ledger below `ledger_dir`,
     made from `file` if this machine has none. Raises LedgerError: the ledger cannot be read or made."""
@@ -30,10 +38,10 @@ def place_ledger(file: Path, ledger_dir: str | None) -> Path:
                 _log.warning("the ledger of the run was in --ledger-dir; it goes on with the copy in %s", file)
                 _set_home(file, None)
             return file
-        folder = Path(ledger_dir).expanduser().resolve()
-        if home is not None and (found := folder / home / file.name).is_file():
+        if (found := find_ledger(file, ledger_dir)) != file:
             _log.info("the run goes on with its ledger %s", found)
             return found
+        folder = Path(ledger_dir).expanduser().resolve()
         made = folder / (home := uuid.uuid4().hex) / file.name
         made.parent.mkdir(0o700, parents=True)
         if file.is_file():

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import sqlite3
 import threading
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from contextlib import nullcontext
 from functools import partial
@@ -24,7 +25,7 @@ from agentrl.buffer.difficulty import DifficultyOrder
 from agentrl.buffer.ledger import Ledger, LedgerLease
 from agentrl.buffer.local import SOURCE, copy_ledger
 from agentrl.buffer.store import TrajectoryStore
-from agentrl.data.source import DataSource, RolloutDataSource, RolloutDataSourceWithBuffer, number_group
+from agentrl.data.source import DataSource, RolloutDataSource, drawn_by_position, number_group
 from agentrl.errors import LedgerError, PluginError, raised_as
 from agentrl.files import replacing
 from agentrl.groups import Group, GroupStore, Kept
@@ -35,8 +36,8 @@ class GroupQueue(GroupStore):
     """Joins a source (the built-in one or a user's), its filter and a ledger, which is open for writing. The ledger is
     recovered at once to `checkpoint_step`, the last step that the loaded checkpoint covers; None without a checkpoint.
     `trajectories`: store of the samples of dropped groups, for the viewer. `copy`: file that gets a copy of the ledger
-    with each checkpoint, if the ledger is another file. Raises LedgerError: the ledger was made with other data, or
-    belongs to another run."""
+    with each checkpoint, if the ledger is another file. `batch`: groups of a step, for `Ledger.recover`. Raises
+    LedgerError: the ledger was made with other data, or belongs to another run."""
 
     def __init__(
         self,
@@ -45,16 +46,13 @@ class GroupQueue(GroupStore):
         checkpoint_step: int | None = None,
         trajectories: TrajectoryStore | None = None,
         copy: Path | None = None,
+        batch: int | None = None,
     ) -> None:
         self.source, self.ledger, self.trajectories = source, ledger, trajectories
-        # A source that overrides the draw is asked for samples; the built-in draw is a function of the position.
-        kind, bases = type(source), (RolloutDataSource, RolloutDataSourceWithBuffer)
-        alike = [base for base in bases if issubclass(kind, base)]
-        built_in = any(kind.get_samples is b.get_samples and kind.add_samples is b.add_samples for b in alike)
-        self._placed = source if isinstance(source, RolloutDataSource) and built_in else None
+        self._placed = source if isinstance(source, RolloutDataSource) and drawn_by_position(source) else None
         if self._placed is not None:
             ledger.bind(self._placed.identity())
-        ledger.recover(checkpoint_step)
+        ledger.recover(checkpoint_step, batch)
         self._difficulty: DifficultyOrder | None = None
         if self._placed is not None and self._placed.order and self._placed.prompt_order == "difficulty":
             self._difficulty = DifficultyOrder(self._placed.order, ledger)
@@ -146,11 +144,11 @@ class GroupQueue(GroupStore):
     def kept(self, step: int) -> Kept:
         return self.ledger.kept(step)
 
-    def expire(self, oldest: int, reason: str, again: bool) -> int:
+    def expire(self, oldest: int, reason: str, again: bool) -> Kept:
         expired = self.ledger.expire(oldest, reason, again=again)
         for group_id in expired:
             self._completed.pop(group_id, None)
-        return sum(expired.values())
+        return Kept(Counter(version for version, _ in expired.values()), sum(tokens for _, tokens in expired.values()))
 
     def next_batch(self, n: int, step: int) -> list[Group]:
         """Return a batch (see `GroupStore`, `Ledger.assign_batch`). Later calls read a full batch from the ledger."""

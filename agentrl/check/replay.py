@@ -17,6 +17,7 @@ from agentrl.check.policy import Recorded
 from agentrl.config import RunSettings
 from agentrl.errors import AgentRLError, SettingsError
 from agentrl.groups import Group
+from agentrl.rollout.group import GIVEN
 from agentrl.rollout.stats import trajectories
 from agentrl.sample import RECORDED, Origin, Sample, Status
 
@@ -58,7 +59,7 @@ def replay(
 
 async def _group(stage: Harness, group: Group, key: str | None, evaluation: bool) -> list[ReplayedTrajectory]:
     paths = trajectories(group)
-    fresh = [_fresh(path[0], at) for at, path in enumerate(paths)]
+    fresh = [fresh_sample(path[0], at) for at, path in enumerate(paths)]
     pairs = zip(fresh, paths, strict=True)
     told = {sample.index or 0: (recorded_turns(path), _ended(stage.chat, path[-1])) for sample, path in pairs}
     try:
@@ -76,11 +77,11 @@ async def _group(stage: Harness, group: Group, key: str | None, evaluation: bool
     return found
 
 
-def _fresh(stored: Sample, at: int) -> Sample:
+def fresh_sample(stored: Sample, at: int) -> Sample:
+    """Return a sample with what the data source gave, `at` the place in its group."""
     metadata = {name: value for name, value in stored.metadata.items() if name not in RECORDED}
-    index = at if stored.index is None else stored.index
-    prompt, group = deepcopy(stored.prompt), stored.group_index
-    return Sample(group_index=group, index=index, prompt=prompt, label=stored.label, metadata=deepcopy(metadata))
+    given = {name: getattr(stored, name) for name in GIVEN} | {"index": at if stored.index is None else stored.index}
+    return deepcopy(Sample(**given, metadata=metadata))
 
 
 def _ended(chat: Chat, stored: Sample) -> bool:

@@ -46,6 +46,9 @@ def command(folder: str, kind: str | None, limit: int) -> int:
         presets["custom_rm_path"] = "agentrl.rm_hub:async_rm"
         for sample in (sample for group in groups for sample in group):
             sample.metadata.pop("rm_type", None)
+    if not given.isdisjoint(("rm_type", "custom_rm_path")):  # before a grader that the data source named
+        for sample in (sample for group in groups for sample in group):
+            sample.custom_rm_path = None
     settings = given_settings(None, presets=presets)
     if evaluations and settings.rollout.eval_config and given.isdisjoint(("rm_type", "custom_rm_path", "env")):
         own = f"the sets of {settings.rollout.eval_config} may have graders and environments of their own"

@@ -12,6 +12,7 @@ from agentrl.algorithms.registry import algorithm_of, built_in
 from agentrl.config.fields import Sections, all_fields
 from agentrl.config.model_info import ModelInfo, read_model_info
 from agentrl.errors import TrainError
+from agentrl.media import ImageLimits
 from agentrl.settings import Settings, flag_of
 from agentrl.train.settings import PATTERNS, TrainSettings
 
@@ -137,6 +138,11 @@ def engines(s: Sections, _: ModelInfo | None) -> Iterator[str]:
         yield f"{said}; use --rollout-num-gpus {_multiples(total, each)}"
     if each > 1 and s.engine.engine == "embedded":
         yield f"--rollout-num-gpus-per-engine {each}: the built-in engine uses one device; use 1, or --engine sglang"
+    limits, flat = ImageLimits(), s.flat()
+    mosts = {"image_max_pixels": limits.pixels, "image_max_bytes": limits.file_bytes, "image_max_count": limits.count}
+    for name, most in mosts.items():
+        if s.engine.engine == "embedded" and flat[name] > most:
+            yield f"{flag_of(name)} {flat[name]}: the built-in engine takes at most {most}; lower it, or use --engine sglang"
     if (nodes := s.cluster.nodes_per_engine) > 1 and each % nodes:
         yield (
             f"--rollout-num-gpus-per-engine {each}: {nodes} machines of --num-gpus-per-node {s.cluster.num_gpus_per_node} "

@@ -2,12 +2,11 @@
 end of the data. `add_samples(groups)` takes groups back. `save` and `load` keep a position; a ledger keeps its own."""
 
 import copy
+import json
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, Protocol, cast, runtime_checkable
-
-import orjson
 
 from agentrl.data.order import DataPosition, PromptOrder
 from agentrl.data.prompts import PromptRow, open_prompts
@@ -16,6 +15,7 @@ from agentrl.errors import DataError, PluginError, raised_as
 from agentrl.files import write_atomic
 from agentrl.groups import Group
 from agentrl.plugins import load_object
+from agentrl.rowfiles import dump_json
 from agentrl.sample import Sample
 
 BufferFilter = Callable[[Any, list[Group], int], Sequence[Group]]
@@ -115,12 +115,12 @@ class RolloutDataSource:
 
     def save(self, path: str | Path) -> None:
         """Write the position to a file; a kill leaves the old file or the new one."""
-        write_atomic(Path(path), orjson.dumps(self.state()))
+        write_atomic(Path(path), dump_json(self.state()))
 
     def load(self, path: str | Path) -> None:
         """Restore the state that `save` wrote. Raises DataError: the file is missing, malformed, or of other data."""
-        with raised_as(DataError, f"data source state {path} cannot be read", OSError, orjson.JSONDecodeError):
-            state = orjson.loads(Path(path).read_bytes())
+        with raised_as(DataError, f"data source state {path} cannot be read", OSError, ValueError):
+            state = json.loads(Path(path).read_bytes())
         if not isinstance(state, dict) or not isinstance(state.get("position"), int):
             raise DataError(f"{path} is not a data source's state: it has no whole-numbered 'position'")
         self.set_state(state)
@@ -165,6 +165,14 @@ class RolloutDataSourceWithBuffer(RolloutDataSource):
     def set_state(self, state: dict[str, Any]) -> None:
         super().set_state(state)
         self.buffer = [[Sample.from_dict(sample) for sample in group] for group in state.get("buffer", [])]
+
+
+def drawn_by_position(source: object) -> bool:
+    """Return true for a built-in source, also a subclass that overrides neither `get_samples` nor `add_samples`. The prompt
+    of a group follows from its position."""
+    kind, bases = type(source), (RolloutDataSource, RolloutDataSourceWithBuffer)
+    alike = [base for base in bases if issubclass(kind, base)]
+    return any(kind.get_samples is b.get_samples and kind.add_samples is b.add_samples for b in alike)
 
 
 def pop_first(args: Any, buffer: list[Group], num_samples: int) -> list[Group]:

@@ -6,7 +6,9 @@
 
 import copy
 import inspect
+import threading
 from collections.abc import Iterable, Sequence
+from concurrent.futures import Future, wait
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -18,6 +20,7 @@ from agentrl.data.source import (
     DataSource,
     RolloutDataSource,
     RolloutDataSourceWithBuffer,
+    drawn_by_position,
     load_buffer_filter,
     take_from_buffer,
 )
@@ -34,7 +37,7 @@ def load_source(settings: DataSettings, args: Any) -> DataSource:
     if inspect.isclass(source := _find(path)):
         with user_code(f"--data-source-path {path!r}: {source.__name__}()"):
             source = _construct(source, settings, args)
-    return source if isinstance(source, RolloutDataSource) else SourceAdapter(source, settings, args)
+    return source if drawn_by_position(source) else SourceAdapter(source, settings, args)
 
 
 def check_source(settings: DataSettings, look: Look = lambda row: None) -> PromptRow | None:
@@ -83,14 +86,15 @@ class SourceAdapter:
         self.n_samples_per_prompt: int = args.n_samples_per_prompt
         chosen = load_buffer_filter(settings.buffer_filter_path)
         self.choice: Choice | None = None if chosen is None else partial(take_from_buffer, chosen, args)
-        self._name = type(source).__name__
+        if isinstance(source, RolloutDataSource):
+            self.choice = source.choice
+        self._name, self._seconds = type(source).__name__, float(args.env_timeout)
         _check_methods(source, self._name)
 
     def get_samples(self, num_groups: int) -> list[Group]:
         """Return the user's next groups. Raises PluginError: the result is not a list of groups or samples, or has an
         empty group or too many groups. SampleError: a sample's fields have wrong types or disagree."""
-        with user_code(f"{self._name}.get_samples"):
-            given = self.source.get_samples(num_groups)
+        given = self._call("get_samples", num_groups)
         if not isinstance(given, (list, tuple)):
             got = type(given).__name__ + "; it must be a plain function, not async" * inspect.isawaitable(given)
             raise PluginError(f"{self._name}.get_samples must return a list of groups, got {got}")
@@ -110,8 +114,7 @@ class SourceAdapter:
         raise PluginError(f"{self._name}.get_samples must return {expected}, got {item!r:.120}")
 
     def add_samples(self, groups: Sequence[Group]) -> None:
-        with user_code(f"{self._name}.add_samples"):
-            self.source.add_samples(list(groups))
+        self._call("add_samples", list(groups))
 
     def save(self, path: str | Path) -> None:
         self._optional("save", path)
@@ -123,9 +126,25 @@ class SourceAdapter:
         self._optional("commit", list(group_ids), step)
 
     def _optional(self, method: str, *values: Any) -> None:
-        if callable(found := getattr(self.source, method, None)):
-            with user_code(f"{self._name}.{method}"):
-                found(*values)
+        if callable(getattr(self.source, method, None)):
+            self._call(method, *values)
+
+    def _call(self, method: str, *values: Any) -> Any:
+        """Call a method in a daemon thread, so that a call that hangs does not keep the run from ending. Raises PluginError:
+        the method raised, or took longer than `env_timeout`."""
+        done, what = Future[Any](), f"{self._name}.{method}"
+
+        def work() -> None:
+            try:
+                done.set_result(getattr(self.source, method)(*values))
+            except BaseException as error:  # noqa: BLE001 - raised again by the caller
+                done.set_exception(error)
+
+        threading.Thread(target=work, name="agentrl-data-source", daemon=True).start()
+        if not wait((done,), self._seconds).done:
+            raise PluginError(f"{what} did not return within --env-timeout, {self._seconds:g} s")
+        with user_code(what):
+            return done.result()
 
     def __len__(self) -> int:
         return len(self.source) if hasattr(self.source, "__len__") else 0

@@ -145,8 +145,10 @@ class RolloutCoordinator:
         async with self._recording:
             self._admission.begin(step)
             regenerate = self._settings.stale_groups == "regenerate"
-            tokens = await self._write(self._store.expire, self._admission.oldest, STALE, regenerate)
-            self._ended = self._ended.lose(STALE, tokens)
+            expired = await self._write(self._store.expire, self._admission.oldest, STALE, regenerate)
+            self._ended = self._ended.lose(STALE, expired.tokens)
+            if not regenerate:
+                self._stats += RolloutStats(dropped=+Counter({STALE: expired.groups.total()}))
             self._admission.wait((await self._write(self._store.kept, step)).groups)
         if not self._admission.between:
             self._since = time.monotonic()
@@ -261,7 +263,7 @@ class RolloutCoordinator:
             why = STALE if self._admission.stale(lease.version) else LOST if flight.lost else INTERRUPTED
             drop = suspect or (why == STALE and self._settings.stale_groups == "drop")
             write = self._write(self._store.drop if drop else self._store.release, number, why)
-            stats = (stats + RolloutStats(dropped=Counter([why] if suspect else []))).lose(why)
+            stats = (stats + RolloutStats(dropped=Counter([why] if drop else []))).lose(why)
         elif keep:
             write = self._write(self._store.complete, number, played.group, played.data, rewards)
             stats = replace(stats, tokens=stats.tokens.keep(played.trained))

@@ -32,8 +32,8 @@ from agentrl.rollout.stats import RolloutStats, Tally, describe
 from agentrl.sample import RECORDED, Sample, Status
 
 T = TypeVar("T")
-_GIVEN = {"group_index", "index", "prompt", "label", "images", "multimodal_inputs", "train_metadata"}
-_GIVEN |= {"generate_function_path", "custom_rm_path"}  # fields that a data source sets, besides `metadata`
+GIVEN = {"group_index", "index", "prompt", "label", "images", "multimodal_inputs", "train_metadata"}
+GIVEN |= {"generate_function_path", "custom_rm_path"}  # fields that a data source sets, besides `metadata`
 
 
 class GroupPlayer:
@@ -258,7 +258,7 @@ def _fresh(sample: Sample, attempt: int) -> Sample:
     if sample.status is Status.FAILED:  # a data source gives it again: clear the results of its old trajectory
         metadata = {name: value for name, value in copy.metadata.items() if name not in RECORDED}
         blank = Sample(metadata=metadata)
-        for name in {own.name for own in fields(Sample)} - _GIVEN:
+        for name in {own.name for own in fields(Sample)} - GIVEN:
             setattr(copy, name, getattr(blank, name))
     if attempt:
         copy.metadata["attempt"] = attempt

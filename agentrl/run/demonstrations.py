@@ -56,7 +56,8 @@ class Demonstrations(WithoutEngines):
         place = place_ledger(folder.ledger, settings.buffer.ledger_dir)
         with Ledger(place, keep=settings.buffer.ledger_retention) as ledger:
             source = RolloutDataSource(settings.args)
-            queue = GroupQueue(source, ledger, resume_step, copy=folder.ledger)
+            batch = settings.rollout.rollout_batch_size
+            queue = GroupQueue(source, ledger, resume_step, copy=folder.ledger, batch=batch)
             yield cls(settings, load_chat(settings), source, queue)
 
     async def next_batch(self, step: int) -> Batch | None:

@@ -8,6 +8,7 @@ import anyio
 import orjson
 from anyio import to_thread
 
+from agentrl.buffer.local import find_ledger
 from agentrl.buffer.sqlite import read_meta
 from agentrl.config import RunSettings
 from agentrl.files import write_atomic
@@ -54,7 +55,8 @@ def rollout(settings: RunSettings, workers: OpenWorkers | None = None) -> int:
     existing rollouts. Raises SettingsError: the existing rollouts were made with other settings."""
     settings, notes = prepared(settings, "rollout")
     folder = Path(settings.observability.output_dir).expanduser() / BELOW["rollout"]
-    first = int(read_meta(folder / LEDGER).get("checkpoint", -1)) + 1
+    ledger = find_ledger(folder / LEDGER, settings.buffer.ledger_dir)
+    first = int(read_meta(ledger).get("checkpoint", -1)) + 1
     return anyio.run(_rollout, settings, first, notes, workers, backend_options={"use_uvloop": True})
 
 

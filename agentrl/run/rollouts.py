@@ -238,7 +238,8 @@ class LedgerRollouts(Rollouts):
             place = place_ledger(folder.ledger, settings.buffer.ledger_dir)
             ledger = stack.enter_context(Ledger(place, keep=settings.buffer.ledger_retention))
             source = load_source(settings.data, settings.args)
-            queue = GroupQueue(source, ledger, resume_step, generation.store, folder.ledger)
+            batch = settings.rollout.rollout_batch_size
+            queue = GroupQueue(source, ledger, resume_step, generation.store, folder.ledger, batch)
             name = named_filter(chosen) if (chosen := generation.plugins.group_filter) else ""
             carried = ledger.kept(0).tokens
             running = RolloutCoordinator.running(generation.player, queue, settings.rollout, name, carried)

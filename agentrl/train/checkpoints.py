@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from agentrl.errors import CheckpointError
+from agentrl.files import sync_folder
 from agentrl.runfolder import CRITIC, MANIFEST
 from agentrl.train.learning_rate import learning_rate
 from agentrl.train.settings import TrainSettings
@@ -149,6 +150,7 @@ def replace_folder(made: Path, target: Path) -> None:
     if target.exists():
         target.rename(old)
     made.rename(target)
+    sync_folder(target.parent)
     shutil.rmtree(old, ignore_errors=True)
 
 

@@ -22,7 +22,7 @@ from agentrl.sample import Sample, Status
 def make_args(prompt_data: Path | str | None = None, **changes: Any) -> SimpleNamespace:
     """The flat settings as user code and sources see them."""
     flat = DataSettings(prompt_data=None if prompt_data is None else str(prompt_data)).model_dump()
-    return SimpleNamespace(**{**flat, "n_samples_per_prompt": 2, "rollout_seed": 7, **changes})
+    return SimpleNamespace(**{**flat, "n_samples_per_prompt": 2, "rollout_seed": 7, "env_timeout": 60.0, **changes})
 
 
 def source_of(args: SimpleNamespace) -> DataSource:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from agentrl.buffer.ledger import Ledger, State
-from agentrl.buffer.local import copy_ledger, place_ledger
+from agentrl.buffer.local import copy_ledger, find_ledger, place_ledger
 from agentrl.errors import LedgerError
 from tests.buffer.make import complete
 from tests.support.audit import audit_ledger
@@ -45,6 +45,8 @@ def test_a_resume_takes_the_local_file_else_the_copy(
     assert audit_ledger(file).ok
     assert place_ledger(file, local) == first
     assert completed(first) == 3
+    assert find_ledger(file, local) == first
+    assert find_ledger(file, None) == find_ledger(file, str(tmp_path / "other")) == file
     assert f"the run goes on with its ledger {first}" in caplog.text
     elsewhere = place_ledger(file, str(tmp_path / "other"))
     assert completed(elsewhere) == 2

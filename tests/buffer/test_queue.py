@@ -20,9 +20,16 @@ from tests.buffer.make import finished, make_args, prompts, source_of
 
 
 def queue_of(
-    tmp_path: Path, ledger: Ledger, *, rows: int = 6, checkpoint: int | None = None, **changes: object
+    tmp_path: Path,
+    ledger: Ledger,
+    *,
+    rows: int = 6,
+    checkpoint: int | None = None,
+    batch: int | None = None,
+    **changes: object,
 ) -> GroupQueue:
-    return GroupQueue(source_of(make_args(prompts(tmp_path / "p.jsonl", rows), **changes)), ledger, checkpoint)
+    source = source_of(make_args(prompts(tmp_path / "p.jsonl", rows), **changes))
+    return GroupQueue(source, ledger, checkpoint, batch=batch)
 
 
 def numbers(groups: list[list[Sample]]) -> list[int | None]:
@@ -61,13 +68,30 @@ def test_groups_that_are_too_old_are_made_again_or_dropped_with_their_tokens_cou
         assert queue.kept(0) == (Counter({0: 1, 1: 1, 2: 2}), 4 * 6)
         assert [group[0].group_index for group in queue.next_batch(1, 0)] == [0]
         assert queue.kept(1) == (Counter({1: 1, 2: 2}), 3 * 6)
-        assert queue.expire(2, "too old", True) == 6
+        assert queue.expire(2, "too old", True) == (Counter({1: 1}), 6)
         assert queue.kept(1) == (Counter({2: 2}), 2 * 6)
         assert [group[0].group_index for group in queue.lease(1, 2)] == [1]
-        assert queue.expire(3, "too old", False) == 12
+        assert queue.expire(3, "too old", False) == (Counter({2: 2}), 12)
         assert queue.kept(1) == (Counter(), 0)
         assert [group[0].group_index for group in queue.lease(1, 3)] == [4]
         assert [group[0].group_index for group in queue.next_batch(1, 0)] == [0], "what is fixed for a batch stays"
+
+
+@pytest.mark.parametrize(("batch", "first", "second"), [(2, [0, 1], [2, 3]), (3, [0, 1, 2], [3]), (1, [0], [1])])
+def test_a_resume_with_another_batch_size_assigns_the_groups_anew(
+    tmp_path: Path, batch: int, first: list[int], second: list[int]
+) -> None:
+    with Ledger(tmp_path / "l.sqlite") as ledger:
+        queue = queue_of(tmp_path, ledger, batch=2)
+        for group in queue.lease(4, 0):
+            number = group[0].group_index or 0
+            queue.complete(number, finished(number))
+        for step in range(2):
+            queue.trained([group[0].group_index or 0 for group in queue.next_batch(2, step)], step)
+    with Ledger(tmp_path / "l.sqlite") as ledger:
+        queue = queue_of(tmp_path, ledger, batch=batch)
+        for step, expected in enumerate((first, second)):
+            assert [group[0].group_index for group in queue.next_batch(batch, step)] == expected
 
 
 def test_changed_data_is_refused_on_resume(tmp_path: Path) -> None:

@@ -84,6 +84,12 @@ def test_what_would_not_come_back_is_refused(value: Any, message: str) -> None:
         encode_group([Sample(metadata={"k": value})])
 
 
+def test_a_long_integer_beside_a_tuple_and_a_numpy_value_is_stored() -> None:
+    sample = Sample(label=2**70, metadata={"move": (1, 2), "score": np.float32(0.5)})  # type: ignore[arg-type]
+    (stored,) = decode_group(encode_group([sample]))
+    assert (stored.label, stored.metadata) == (2**70, {"move": [1, 2], "score": 0.5})
+
+
 def test_every_depth_is_stored_or_refused() -> None:
     value: Any = 1
     for _ in range(300):

@@ -9,10 +9,11 @@ import pytest
 from agentrl.buffer.reader import StoreReader
 from agentrl.buffer.store import Kind, TrajectoryStore
 from agentrl.chat import Chat
-from agentrl.check.replay import recorded_turns
+from agentrl.check.replay import fresh_sample, recorded_turns
 from agentrl.cli.main import run
 from agentrl.config import RunSettings
 from agentrl.groups import Group
+from agentrl.media import Image
 from agentrl.runfolder import TRAJECTORIES
 from agentrl.sample import Sample
 from tests.check.test_play import checked
@@ -178,6 +179,15 @@ def test_what_cannot_be_replayed_is_refused(folder: Path, capsys: pytest.Capture
         assert "no trajectories" in capsys.readouterr().err
     assert run(["replay", str(folder), "--kind", "eval"]) == 2
     assert "no trajectories of kind eval" in capsys.readouterr().err
+
+
+def test_a_replayed_sample_has_what_the_data_source_gave() -> None:
+    image = Image("hash", b"data", 2, 3, "PNG")
+    given = {"group_index": 3, "index": 7, "label": "a", "images": {image.hash: image}, "custom_rm_path": "mine:grade"}
+    stored = Sample(**given, metadata={"own": 1, "failure": {"message": "x"}}, reward=1.0, train_metadata={"weight": 2})  # type: ignore[arg-type]
+    stored.set_prompt_tokens([1])
+    again = fresh_sample(stored, 0)
+    assert again == Sample(**given, metadata={"own": 1}, train_metadata={"weight": 2})  # type: ignore[arg-type]
 
 
 def test_a_turn_that_a_weight_update_interrupted_is_replayed_whole() -> None:

@@ -4,6 +4,7 @@ import itertools
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from agentrl.data.prompts import PromptData
@@ -129,6 +130,17 @@ def too_many(args: Any, buffer: list[list[Sample]], num_samples: int) -> list[li
 
 def copies(args: Any, buffer: list[list[Sample]], num_samples: int) -> list[list[Sample]]:
     return [list(buffer[0])]
+
+
+def test_a_saved_buffer_keeps_numpy_values_and_long_integers(tmp_path: Path) -> None:
+    source = buffered(tmp_path)
+    (group,) = source.get_samples(1)
+    group[0].metadata = {"long": 2**70, "number": np.float32(0.5)}
+    source.add_samples([group])
+    source.save(tmp_path / "state")
+    again = buffered(tmp_path)
+    again.load(tmp_path / "state")
+    assert again.buffer[0][0].metadata == {"long": 2**70, "number": 0.5}
 
 
 def test_a_filter_by_path(tmp_path: Path) -> None:

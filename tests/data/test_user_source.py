@@ -1,5 +1,6 @@
 """Users' data sources by path: every constructor form, every shape of answer, every mistake."""
 
+import threading
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -101,6 +102,24 @@ class Bad(FromNothing):
         return type(self).answer
 
 
+class Hangs(FromNothing):
+    def get_samples(self, num_samples: int) -> Any:
+        threading.Event().wait()
+
+
+class TooMany(RolloutDataSource):
+    def get_samples(self, num_groups: int) -> Any:
+        return super().get_samples(num_groups + 1)
+
+
+class Singles(RolloutDataSource):
+    def get_samples(self, num_groups: int) -> Any:
+        return [group[0] for group in super().get_samples(num_groups)]
+
+    def add_samples(self, groups: Any) -> None:
+        raise KeyError("lost")
+
+
 READY = FromNothing()
 
 
@@ -175,6 +194,19 @@ def test_a_source_that_raises_is_named_with_the_line(data: Path) -> None:
         named(data, "Raising").get_samples(1)
     with pytest.raises(PluginError, match=r"RaisingInit\(\) raised ValueError: no index at .*test_user_source.py:\d+"):
         named(data, "RaisingInit")
+
+
+def test_a_source_that_hangs_is_named(data: Path) -> None:
+    with pytest.raises(PluginError, match=r"Hangs.get_samples did not return within --env-timeout, 0\.05 s"):
+        named(data, "Hangs", env_timeout=0.05).get_samples(1)
+
+
+def test_a_subclass_with_its_own_draw_is_checked_like_any_other(data: Path) -> None:
+    with pytest.raises(PluginError, match=r"TooMany.get_samples\(1\) returned 2 groups"):
+        named(data, "TooMany").get_samples(1)
+    assert [len(group) for group in named(data, "Singles").get_samples(2)] == [2, 2]
+    with pytest.raises(PluginError, match=r"Singles.add_samples raised KeyError: 'lost' at .*test_user_source.py:\d+"):
+        named(data, "Singles").add_samples([])
 
 
 def test_checking_a_source_builds_nothing(data: Path) -> None:

@@ -155,12 +155,12 @@ class Store:
         tokens = sum(sample.trained_tokens for at in free for sample in self.completed[at])
         return Kept(Counter(self.versions[at] for at in free), tokens)
 
-    def expire(self, oldest: int, reason: str, again: bool) -> int:
-        tokens = 0
-        for at in [at for at in self._free() if self.versions[at] < oldest]:
+    def expire(self, oldest: int, reason: str, again: bool) -> Kept:
+        expired, tokens = [at for at in self._free() if self.versions[at] < oldest], 0
+        for at in expired:
             tokens += sum(sample.trained_tokens for sample in self.completed.pop(at))
             self.fate[at] = "released" if again else f"dropped:{reason}"
-        return tokens
+        return Kept(Counter(self.versions[at] for at in expired), tokens)
 
     def next_batch(self, n: int, step: int) -> list[list[Sample]]:
         if step not in self.batches:

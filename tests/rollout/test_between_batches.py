@@ -127,6 +127,7 @@ async def test_what_over_sampling_leaves_behind_is_made_again_or_dropped(chat: C
         _, stats, _ = await runner.batch(1)
         assert store.fate[0] == fate
         assert set(store.released.values()) <= {"too old"}
+        assert stats.dropped["too old"] == sum(end == "dropped:too old" for end in store.fate.values())
         assert engine.cancelled == 2
         assert adds_up(stats.account)
 
