@@ -50,11 +50,11 @@ def library(file: str) -> bool:
 
 
 def _warn(seconds: float, who: str, where: str) -> None:
-    said = f"the event loop has stood still for {seconds:.1f} s"
+    said = f"the event loop was blocked for {seconds:.1f} s"
     if who in get_args(Cause):
         _log.warning(f"{said}: {where}; no trajectory is charged for it")
         return
-    remedy = "await what is slow, or run it in a thread (anyio.to_thread.run_sync)"
+    remedy = "await slow calls, or run them in a thread (anyio.to_thread.run_sync)"
     _log.warning(f"{said} in {who}, at {where}; all other trajectories wait: {remedy}")
 
 

@@ -119,7 +119,7 @@ def stored_tensors(folder: Path) -> Stored:
         raise CheckpointError(f"{folder}: expected {SINGLE} or {INDEX}; only safetensors weights can be read")
     names = sorted(set(weight_map.values())) or [SINGLE]
     if missing := [name for name in names if not (folder / name).is_file()]:
-        said = f"{folder}: {INDEX} names {missing[0]} and {len(missing) - 1} more that are not there"
+        said = f"{folder}: {INDEX} names {missing[0]} and {len(missing) - 1} more files that do not exist"
         raise CheckpointError(f"{said}; fetch them")
     found: Stored = {}
     for name in names:

@@ -143,7 +143,7 @@ async def test_the_watchdog_says_whose_code_it_is(caplog: pytest.LogCaptureFixtu
     assert record.levelno == logging.WARNING
     assert "in tool stuck (group 3, sample 24, turn 2), at " in record.message
     assert "test_clock.py" in record.message
-    assert "the event loop has stood still for " in record.message
+    assert "the event loop was blocked for " in record.message
 
 
 async def test_code_outside_any_trajectory_is_named_by_its_line(caplog: pytest.LogCaptureFixture) -> None:

@@ -89,7 +89,7 @@ FOUND = [
     (only_a_bin, "only safetensors weights can be read"),
     (shards({"weight_map": ["a"]}), "weight_map: expected"),
     (shards({"weight_map": {"a": 1}}), "weight_map: expected"),
-    (shards({"weight_map": {"a": "no.safetensors"}}), "names no.safetensors and 0 more that are not there"),
+    (shards({"weight_map": {"a": "no.safetensors"}}), "names no.safetensors and 0 more files that do not exist"),
     (shards({"weight_map": {"a": SINGLE}}), "names a and 0 more tensors that are in no file"),
 ]
 

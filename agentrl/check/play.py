@@ -144,7 +144,7 @@ class _Director:
         """Yield findings on code that blocks the event loop; a short block that occurs once may be a busy machine."""
         for where, times in self._blocked.items():
             if len(times) > 1 or max(times) > 2 * STALL:
-                what = f"{where} blocks the event loop, and with it all other trajectories: await what is slow, or run it in a thread"
+                what = f"{where} blocks the event loop, and with it all other trajectories: await slow calls, or run them in a thread"
                 yield Finding(f"{what} (anyio.to_thread.run_sync)", f"for {max(times):.1f} s")
 
     async def _script(self, script: Script, row: int = 0, size: int = 1, cancelled: str = "") -> Episode:

@@ -117,7 +117,9 @@ class Recorded(Policy):
     async def write(self, session: str, turn: int, given: Sequence[int], most: int | None) -> tuple[list[int], bool]:
         turns, ended = self._turns[session.split("-")[1]]
         if turn > len(turns):
-            raise ModelFailure(f"it ended with turn {len(turns)} then, and would go on now", kind="no_turn")
+            raise ModelFailure(
+                f"the stored trajectory ended with turn {len(turns)}; the replay asks for one more", kind="no_turn"
+            )
         return turns[turn - 1], ended or turn < len(turns)
 
 

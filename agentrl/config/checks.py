@@ -300,7 +300,7 @@ def teacher(s: Sections, _: ModelInfo | None) -> Iterator[str]:
     flags = " and ".join(_TEACHERS[kind] for kind in given)
     if algorithm and given and not algorithm.distills:
         remedy = "set --use-opd too, or leave it out" if "use_opd" in algorithm.takes else "leave it out"
-        yield f"{flags}: {algorithm.name} listens to no teacher; {remedy}"
+        yield f"{flags}: {algorithm.name} uses no teacher; {remedy}"
     elif len(given) > 1:
         yield f"{flags}: a run has one teacher; leave one of them out"
     elif asked and given and given != [asked]:

@@ -129,7 +129,7 @@ class EngineClient(EngineState):
             return
         info = await self.server_info()
         if info.get("enable_memory_saver") is not True:
-            said = f"{self.url} cannot give its memory back while the trainer trains"
+            said = f"{self.url} cannot free its memory for the trainer"
             remedy = "start it with --enable-memory-saver, or set --no-offload-rollout"
             raise EngineRejected(f"{said}; {remedy}", kind="no_memory_saver")
         if self._started != info.get("startup_time"):

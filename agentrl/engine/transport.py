@@ -144,4 +144,4 @@ async def beside(work: Coroutine[Any, Any, None]) -> AsyncIterator[None]:
 
 def _report(task: asyncio.Task[None]) -> None:
     if not task.cancelled() and (error := task.exception()):
-        _log.error("nobody looks after the engines any more", exc_info=error)
+        _log.error("the health checks of the engines have stopped", exc_info=error)

@@ -121,7 +121,7 @@ class Combined:
         self._gates = (gate,) if isinstance(gate, Verifier) else tuple(gate)
         self._labels = ["score", "trajectory", *(part.label for part in parts), *(gate.label for gate in self._gates)]
         if double := sorted(label for label, times in Counter([*self._labels, "steps"]).items() if times > 1):
-            raise SettingsError(f"combine: {', '.join(double)} is there twice; give one of them another name=")
+            raise SettingsError(f"combine: {', '.join(double)} occurs twice; set name= of one of them")
         if not parts and steps is None:
             raise SettingsError("combine: nothing to combine; give it Weighted graders or steps=StepRewards()")
 

@@ -149,7 +149,9 @@ class JudgeCache:
             self._db = await run_in_daemon_thread(self._open)
         except (sqlite3.Error, OSError) as error:
             remedy = "name a file of its own in a folder that you may write to"
-            raise SettingsError(f"--judge-cache-path {self.path} is no cache: {error}; {remedy}") from error
+            raise SettingsError(
+                f"--judge-cache-path {self.path} cannot be used as the judge's cache: {error}; {remedy}"
+            ) from error
         return self
 
     async def __aexit__(self, *exc: object) -> None:

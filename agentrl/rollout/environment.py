@@ -133,7 +133,7 @@ class LiveEnvironment:
         for at, (old, new) in enumerate(zip_longest(before, now)):
             if old != new:
                 raise EnvFailure(
-                    f"{self._name}.{what} answered otherwise when it was replayed: message {at} was {old!r:.200}, now it "
+                    f"{self._name}.{what} gave a different answer in the replay: message {at} was {old!r:.200}, now it "
                     f"is {new!r:.200}; what cannot be replayed says when_interrupted = 'keep' or 'restart'",
                     kind="replay_differs",
                 )

@@ -138,7 +138,9 @@ class RolloutSettings(Settings):
 
     rollout_max_concurrency: PositiveInt = Field(1024, description="Trajectories in flight at once.")
     trajectory_timeout: PositiveFloat = Field(600.0, description="Seconds one trajectory may take in all.")
-    env_timeout: PositiveFloat = Field(120.0, description="Seconds that one call of the environment, or of a data source of your own, may take.")
+    env_timeout: PositiveFloat = Field(
+        120.0, description="Seconds that one call of the environment, or of a data source of your own, may take."
+    )
     reward_timeout: PositiveFloat = Field(60.0, description="Seconds one call of the reward function may take.")
     event_loop_block_warning: PositiveFloat = 1.0
     """Seconds that code may block the event loop before a warning names this code."""

@@ -109,7 +109,7 @@ def _patch(base: Path, delta: Path, made: Path) -> None:
                         block = _xor(block, zlib.decompress(os.pread(stored.fileno(), length, place)))
                     out.write(block)
             if _hash(made / name) != file["hash"]:
-                raise CheckpointError(f"{name} has another hash than the index says")
+                raise CheckpointError(f"{name} does not have the hash that the index names")
 
 
 def _opened(file: Path) -> BinaryIO:

@@ -366,7 +366,7 @@ class FirstRows:
         if len(first) < _LABELLED and row not in first:  # the first row is passed twice
             first.append(row)
             if row.has_unread_label:
-                said = "the rows have a field 'label' that nobody reads, so that Sample.label is None"
+                said = "the rows have a field 'label' that no setting reads, so Sample.label is None"
                 self.notes.append(f"{said}; --label-key label reads it")
         return None
 

@@ -64,7 +64,7 @@ def refuse_others(settings: RunSettings) -> None:
     """Check that the folder's rollouts were generated and graded alike. Raises SettingsError: a setting differs."""
     folder = Path(settings.observability.output_dir).expanduser() / BELOW["rollout"]
     if not (folder / SETTINGS).is_file() and (others := next(folder.glob("*.jsonl"), None)) is not None:
-        raise SettingsError(f"{others} is there, and {SETTINGS} of its run is not; choose another --output-dir")
+        raise SettingsError(f"{others} exists, and {SETTINGS} of its run is missing; choose another --output-dir")
     played = {name for name, field in all_fields().items() if field.section in _PLAYED}
     if differ := changed(settings, "rollout", played | {"hf_checkpoint", "hosted_model"}):
         raise SettingsError(

@@ -102,7 +102,7 @@ async def _body(request: Request) -> bytes:
                 elif size > 2 * MAX_BODY:
                     break
     except TimeoutError:
-        raise HTTPException(408, f"the body was not here within {READ_TIMEOUT} s; send it at once", _CLOSE) from None
+        raise HTTPException(408, f"the body did not arrive within {READ_TIMEOUT} s; send it faster", _CLOSE) from None
     except ClientDisconnect:
         raise HTTPException(CLIENT_GONE, "the client has gone") from None
     if size > MAX_BODY:

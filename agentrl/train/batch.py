@@ -304,7 +304,7 @@ def _check(sample: Sample, supervised: bool) -> None:
     sample.validate()
     if sample.hosted:
         raise SampleError(
-            f"{where}: the hosted model {sample.hosted} played it (--engine openai), so that it has no token ids to train on; "
+            f"{where}: the hosted model {sample.hosted} generated it (--engine openai), so it has no token ids to train on; "
             "learn from its conversation with `agentrl sft --prompt-data demonstrations.jsonl`"
         )
     if not sample.tokens:

@@ -19,7 +19,7 @@ def convert(source: Path, target: Path, form: Form, beside: Path | None, shown: 
     """Write the model at `source` atomically to the new folder `target`. Returns the names of tensors that `form`
     cannot store. Raises CheckpointError: `target` exists already, or `source` cannot be read."""
     if target.exists():
-        raise CheckpointError(f"{target} is there already; give a new folder")
+        raise CheckpointError(f"{target} exists already; give a new folder")
     folder = opened(source, beside)
     if form == "hf":
         tensors = ((name, folder.tensor(name)) for name in folder.files)

@@ -380,7 +380,7 @@ class TrainBackend(ABC):
             self._offloaded = OffloadedTensors(kept, anew)
         except OSError as error:
             raise TrainError(
-                f"the trainer's state could not be put aside (TMPDIR, --no-offload-train): {error}"
+                f"the trainer's state could not be offloaded (TMPDIR, --no-offload-train): {error}"
             ) from error
 
     def onload(self) -> None:

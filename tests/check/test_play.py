@@ -33,7 +33,7 @@ MISTAKES = {
     "LeavesTasks": ("LeavesTasks.reset leaves a task running that it started at", "plays.py:145"),
     "LeavesFiles": ("LeavesFiles.close leaves open files behind",),
     "Moves": ("Moves.reset changes $CHECK_ROW",),
-    "Replays": ("Replays.step of turn 1 answered otherwise when it was replayed",),
+    "Replays": ("Replays.step of turn 1 gave a different answer in the replay",),
 }
 
 

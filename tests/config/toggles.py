@@ -381,7 +381,7 @@ SAID: dict[str, tuple[str, str]] = {
     "data_parallel_replicate_degree": ("2", "does not divide the 1 trainer processes"),
     "sequence_parallel": ("", "needs tensor_model_parallel_size above 1"),
     "opd_type": ("sglang", "opd_type sglang has no effect without use_opd"),
-    "opd_teacher_url": ("x:1", "grpo listens to no teacher"),
+    "opd_teacher_url": ("x:1", "grpo uses no teacher"),
     "recompute_method": ("uniform", "needs recompute_granularity full"),
     "recompute_num_layers": ("1", "needs recompute_granularity full"),
     "rollout_external_engine_addrs": ("x:1 --engine embedded", "with an --engine that is not external"),

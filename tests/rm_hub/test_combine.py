@@ -221,8 +221,8 @@ async def test_failures_of_graders_come_out_as_they_are() -> None:
     [
         (lambda: combine(), "nothing to combine"),
         (lambda: combine(Weighted("exact_matsh")), "did you mean 'exact_match'"),
-        (lambda: combine(Weighted("f1"), Weighted("f1", 2.0)), "f1 is there twice"),
-        (lambda: combine(Weighted("f1", name="score")), "score is there twice"),
+        (lambda: combine(Weighted("f1"), Weighted("f1", 2.0)), "f1 occurs twice"),
+        (lambda: combine(Weighted("f1", name="score")), "score occurs twice"),
         (lambda: Weighted("f1", math.nan), "finite"),
         (lambda: Verifier("f2"), "no such grader"),
         (lambda: Verifier(never, "halve"), "one of zero, multiply, subtract"),  # type: ignore[arg-type]

@@ -192,7 +192,7 @@ def refused(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> str:
         ({"use_kl_loss": True, "ref_load": "nowhere"}, ["--ref-load nowhere: expected a Hugging Face model folder"]),
         ({"use_kl_loss": True, "ref_load": "no_weights"}, ["--ref-load no_weights: expected model.safetensors"]),
         ({"use_opd": True}, ["needs a teacher", "--opd-teacher-url or --opd-teacher-load"]),
-        ({"opd_teacher_load": "model"}, ["--opd-teacher-load: grpo listens to no teacher; set --use-opd too"]),
+        ({"opd_teacher_load": "model"}, ["--opd-teacher-load: grpo uses no teacher; set --use-opd too"]),
         ({"use_opd": True, "opd_teacher_load": "nowhere"}, ["--opd-teacher-load nowhere: expected a Hugging Face"]),
         ({"use_opd": True, "opd_teacher_load": "stranger"}, ["--opd-teacher-load stranger has another vocabulary"]),
         (
@@ -268,7 +268,7 @@ def test_a_grader_beside_a_reward_of_the_environments_own_is_noted(here: RunKit)
 
 def test_a_label_that_nobody_reads_is_noted_once(here: RunKit) -> None:
     (note,) = preflight(RunSettings.from_cli(here.arguments(label_key=None)), "train")
-    assert "field 'label' that nobody reads" in note
+    assert "field 'label' that no setting reads" in note
     assert "--label-key label" in note
 
 

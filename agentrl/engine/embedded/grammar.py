@@ -51,7 +51,7 @@ class Grammar:
             self._allowed[:] = False
             self._allowed[self._tokens.tokenize_bytes(forced[:1])[0]] = True
         if self._matcher.is_error():
-            return aborted(f"the grammar cannot go on: {_first_line(self._matcher)}", 400, "BadRequestError")
+            return aborted(f"the grammar failed: {_first_line(self._matcher)}", 400, "BadRequestError")
         if time.monotonic() - start > MOST_SECONDS:
             return aborted(f"the grammar took over {MOST_SECONDS} s for a token", 400, "BadRequestError")
         return None

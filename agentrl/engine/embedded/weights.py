@@ -215,7 +215,7 @@ class WeightUpdater:
             try:
                 self._offloaded = OffloadedTensors(self._model.state_dict().values())
             except OSError as error:
-                raise refused(f"release_memory_occupation: the weights could not be put aside: {error}.") from error
+                raise refused(f"release_memory_occupation: the weights could not be offloaded: {error}.") from error
         engine.released |= {tag for tag in tags if tag in WHOLE}
 
     def resume(self, engine: Engine, tags: Collection[Tag]) -> None:

@@ -131,7 +131,7 @@ def choose(text: str, found: list[Candidate]) -> ResponseAnswer:
     claims = [candidate for candidate in found if candidate.standing in ("claimed", "open")]
     claims = claims or [candidate for candidate in found if candidate.standing == "conditional"]
     if not claims:
-        return ResponseAnswer((), "no final answer found: all that is said is denied, asked, supposed or quoted")
+        return ResponseAnswer((), "no final answer found: every candidate is denied, asked, supposed or quoted")
     if (last := claims[-1]).standing == "open":
         return ResponseAnswer((), "the answer is left open")
     said = squeeze(clean(last.text))

@@ -231,7 +231,11 @@ def _ratios(gold: str, got: str, number: numbers.Number | None, found: numbers.N
         same = len(ratio) == 2 and ratio[1] != 0 and found.value * ratio[1] == ratio[0]
         return _verdict(same, "equal ratios", "different ratios")
     if other and number is not None and (number.decimals is not None or number.value.denominator == 1):
-        return _verdict(other[1:] == (1,) and other[0] == number.value, "the ratio to one", "a ratio for a number")
+        return _verdict(
+            other[1:] == (1,) and other[0] == number.value,
+            "the ratio to one",
+            "the answer is a ratio, the label a number",
+        )
     return None
 
 

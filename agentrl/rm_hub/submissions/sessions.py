@@ -54,7 +54,7 @@ class _Side:
     async def say(self, method: str, message: Any, deadline: float) -> tuple[Any, str]:
         """Call the harness; return its answer and "". If there is none, end the process; return None and the reason."""
         if self.session is None:
-            return None, "the answer's process is gone"
+            return None, "the process of the answer has ended"
         code = f"__agentrl__.{method}({json.dumps(message)!r})"
         result = await self.session.run(code, timeout=max(0.01, deadline - time.monotonic()))
         lines = [line for line in result.stdout.splitlines() if line.startswith(self.token)]

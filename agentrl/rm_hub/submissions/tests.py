@@ -58,7 +58,7 @@ def read_tests(label: Any, metadata: Mapping[str, Any]) -> Programs | Checks:
     if not isinstance(preamble, str):
         raise _bad(f"preamble is {preamble!r:.60}, expected text")
     if not any(not isinstance(test, str) or test.strip() for test in cases.tests):
-        raise _bad("there is no test in it")
+        raise _bad("it contains no test")
     return replace(cases, preamble=preamble)
 
 

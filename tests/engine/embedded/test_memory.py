@@ -59,7 +59,7 @@ def test_nothing_is_taken_away_while_requests_run_or_where_it_does_not_fit(
         weights.release(engine, ["kv_cache"])
     run(engine)
     monkeypatch.setattr(tempfile, "TemporaryFile", lambda **_: Path("/dev/full").open("wb"))  # noqa: SIM115 - closed with what holds it
-    with pytest.raises(RequestError, match="could not be put aside: .*No space left"):
+    with pytest.raises(RequestError, match="could not be offloaded: .*No space left"):
         weights.release(engine, ["weights"])
     again = make_job(prompt(20))
     run(engine, again)

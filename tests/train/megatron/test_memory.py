@@ -65,6 +65,6 @@ def test_models_gradients_and_optimizer_leave_the_process(tmp_path: Path, monkey
         assert given_back > 0.95 * STATE * weights > 250e6
         with monkeypatch.context() as patched:
             patched.setattr(tempfile, "TemporaryFile", lambda **_: Path("/dev/full").open("wb"))  # noqa: SIM115 - closed with what holds it
-            with pytest.raises(TrainError, match="could not be put aside .*No space left"):
+            with pytest.raises(TrainError, match="could not be offloaded .*No space left"):
                 made.offload()
         made.train(make_batch(groups=1), 1)

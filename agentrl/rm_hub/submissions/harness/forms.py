@@ -44,7 +44,7 @@ def parse(text: str) -> ast.Module:
         tree = ast.parse(text)
     except (SyntaxError, ValueError, RecursionError) as error:
         if ">>>" not in text:
-            raise BadTests(f"the test is no Python: {error}") from error
+            raise BadTests(f"the test is not valid Python: {error}") from error
         tree = ast.parse(repr(text))
     names = {name for node in ast.walk(tree) for name in _names_in(node)}
     if found := next(filter(_OWN.fullmatch, sorted(names)), None):
@@ -91,7 +91,7 @@ def _compared(compare: Callable[..., Any]) -> Callable[..., Any]:
     def checked(got: Any, want: Any, *args: Any, **named: Any) -> Any:
         got, want = (numpy.asarray(side) if is_remote(side) else side for side in (got, want))
         if (numpy.size(got) == 0) != (numpy.size(want) == 0):
-            raise AssertionError("an empty array is close to nothing")
+            raise AssertionError("one array is empty and the other is not")
         return compare(got, want, *args, **named)
 
     return checked
